@@ -25,7 +25,7 @@ DVC = [sys.executable, "-m", "dvc"]
 
 def make_checkout(folder: Path) -> None:
     """Make a checkout with code, params and graph under git and DVC, every output present and recorded."""
-    for name in ("stages", "params", "data/evidence", "data/models"):
+    for name in ("stages", "params", "data/evidence", "data/models", "data/registrations"):
         shutil.copytree(name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("params.yaml", "dvc.yaml", ".dvcignore", ".gitignore", "data/claims.csv"):
         shutil.copy(name, folder / name)

@@ -39,7 +39,7 @@ ADDRESSES = ("/", "/claims", "/leaderboard", "/papers/dac", "/experiments/dac-sg
 
 def enlarge(folder: Path, times: int) -> None:
     """Write a checkout of this clone below `folder`, every experiment in it `times` times."""
-    for name in ("stages", "params", "data/models"):
+    for name in ("stages", "params", "data/models", "data/registrations"):
         shutil.copytree(name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in (".dvcignore", ".gitignore", "dvc.yaml", "data/claims-history.jsonl"):
         shutil.copy(name, folder / name)

@@ -9,7 +9,19 @@ from pathlib import Path
 
 from stages.checkpoint.contract import CheckpointError
 from stages.claims import ClaimsError
-from stages.commands import claims, completion, disk, evidence, proposal, repro, status, training, trainings, why
+from stages.commands import (
+    claims,
+    completion,
+    disk,
+    evidence,
+    proposal,
+    registering,
+    repro,
+    status,
+    training,
+    trainings,
+    why,
+)
 from stages.commands.command import USAGE, Command, Parser, UsageError
 from stages.commands.completion import names
 from stages.commands.exposition import MetricsError
@@ -88,6 +100,16 @@ def add_papers(parser: argparse.ArgumentParser) -> None:
     names(parser.add_argument("papers", nargs="*", metavar="paper", help="only these"), "papers")
     parser.add_argument("--watch", action="store_true", help="the trainings, live until Ctrl-C on a terminal")
     parser.add_argument("--prometheus", type=Path, metavar="FILE", help="write metrics for node_exporter's textfiles")
+
+
+def add_register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", help="of the new file in data/registrations/")
+    names(parser.add_argument("claims", nargs="*", metavar="claim", help="a claim, or a pattern of ids"), "claims")
+    parser.add_argument("--why", help="the reason, as a sentence")
+    parser.add_argument(
+        "--runs", nargs="+", metavar="PATTERN", help="of <experiment>.<arm>.<replicate> (default: all that they need)"
+    )
+    parser.add_argument("--check", action="store_true", help="instead: do the registrations still fit?")
 
 
 def add_history(parser: argparse.ArgumentParser) -> None:
@@ -183,6 +205,13 @@ COMMANDS = {
         example="claimcheck history 'dac.sgemm.*'",
         add_to=add_history,
         run=claims.history,
+    ),
+    "register": Command(
+        does="Write down claims, rules, margins and planned runs before the runs are trained.",
+        example='claimcheck register sgemm dac.sgemm.gain --why "Three more depths"',
+        add_to=add_register,
+        run=registering.register,
+        codes={1: "nothing was written, or with --check a registration no longer fits"},
     ),
     "why": Command(
         does="Say why a run was trained or would be: what its key holds, what changed, which claims want it.",

@@ -17,7 +17,7 @@ MAX_SCANS = 100
 """Of a JPEG: each makes the decoder walk over the whole image again.  Encoders write 10, the most thorough about 20."""
 MAX_SEGMENTS = 10_000
 
-_JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")  # what isn't stuffed and restarts no interval
+_JPEG_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")  # what isn't stuffed and restarts no interval
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_ALONE, _JPEG_END, _JPEG_SCAN = frozenset({*range(0xC0), 0xD8}), 0xD9, 0xDA
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from stages.datasets.packed import PackedDataError
+from stages.evaluation.flops import FlopCounts
 from stages.faults import in_one_line
 from stages.interruption import stop_on_signals
 from stages.params.experiment import ParamsError, load_params
@@ -18,6 +19,7 @@ from stages.scheduling.engine.groups import TrainingsKilled
 from stages.scheduling.engine.orphan import OrphanedStage, dvc_and_shells, end_with
 from stages.scheduling.progress import ProgressDisplay
 from stages.scheduling.runner import slot_devices, train_experiment
+from stages.scheduling.together import longest_first
 
 KILLED = 3
 """Exit code where something killed the processes that trained."""
@@ -47,18 +49,21 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
     try:
         end_with(dvc_and_shells())
-        params = load_params()
+        params, counts = load_params(), FlopCounts()
         with stop_on_signals() as stop, ProgressDisplay() as display:
             complete = train_experiment(
                 options.experiment,
                 params,
                 data=Path("data"),
-                devices=slot_devices(options.device, params),
+                devices=slot_devices(options.device, params, options.engine),
                 report=display.report,
                 stop=stop,
                 only=options.runs,
                 engine=options.engine,
+                # Placeholder data train for seconds: counting FLOPs first would take longer than it saves.
+                order=longest_first(params, options.device, counts.count) if params.profile.data == "real" else None,
             )
+            counts.save()
     except TrainingsKilled as error:
         print(f"train@{options.experiment}: {error}", file=sys.stderr)
         return KILLED

@@ -42,7 +42,7 @@ def make_checkout(folder: Path, *, epochs: int = 1) -> Path:
     shutil.copytree(REPOSITORY / "stages", folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
         shutil.copy(REPOSITORY / name, folder / name)
-    for name in ("evidence", "models"):
+    for name in ("evidence", "models", "registrations"):
         (folder / "data" / name).mkdir(parents=True)
         (folder / "data" / name / ".gitkeep").touch()
     for name in ("claims.csv", "claims-history.jsonl"):

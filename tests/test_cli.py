@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def test_help_of_a_command_has_one_sentence_an_example_and_its_exit_codes(name: 
 def test_the_example_of_each_help_is_understood(name: str) -> None:
     from stages.cli import parse
 
-    words = [word.strip("'") for word in COMMANDS[name].example.split()]
+    words = shlex.split(COMMANDS[name].example)
     assert words[:2] == ["claimcheck", name] and parse(words[1:]).command == name
 
 

@@ -115,13 +115,13 @@ def test_a_kernel_in_another_language_belongs_to_the_paper_that_runs_it(verb: st
 
 
 def test_what_looks_inside_trained_networks_belongs_to_evaluation_and_to_no_run_key() -> None:
-    for name, paper in (("hyperbf-cifar10", "hyperbf"), ("brownian-cifar10", "brownian")):
+    for name, paper in (("hyperbf-cifar10", "hyperbf"), ("brownian-cifar10", "brownian"), ("nmn-mnist", "nmn")):
         module = f"stages.papers.{paper}.observations"
         assert module in code_digests(INPUTS[f"evaluate@{name}"].roots, ())
         assert module not in code_digests(INPUTS[f"train@{name}"].roots, ())
         models = code_fingerprint([f"stages.papers.{paper}"])  # of all architectures together
         assert len(models) > 1 and module not in models
-    assert not any("observations" in module for module in code_digests(INPUTS["evaluate@nmn-gpt"].roots, ()))
+    assert not any("observations" in module for module in code_digests(INPUTS["evaluate@ninformer-mnist"].roots, ()))
 
 
 def test_a_paper_is_no_other_papers_business() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import struct
 import subprocess
 import sys
+import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from stages.images import MAX_PIXELS, ImageError, ImageTooLarge, decode_image
+from stages.images import MAX_PIXELS, ImageError, ImageTooLarge, decode_image, outline
 
 RGB = (3, 32, 32)
 
@@ -156,3 +159,16 @@ def test_what_is_no_image_is_refused_with_its_reason(name: str) -> None:
     content, reason = BAD[name]
     with pytest.raises(ImageError, match=reason):
         decode_image(content, RGB)
+
+
+def test_reading_an_outline_takes_linear_time() -> None:
+    """A run of one byte, or of two in turn, must not make the search for markers start again at each of them."""
+    markers = (0x00, 0x01, 0xC0, 0xC4, 0xD0, 0xD8, 0xD9, 0xDA, 0xE1, 0xFE, 0xFF)
+    periods = [bytes([byte]) for byte in range(256)] + [bytes(pair) for pair in itertools.product(markers, repeat=2)]
+    starts = (b"\xff\xd8", b"\xff\xd8\xff\xda\x00\x02", b"\x89PNG\r\n\x1a\n", b"RIFF\x00\x00\x00\x00WEBP")
+    for start, period in itertools.product(starts, periods):
+        content = start + period * (40_000 // len(period))
+        began = time.thread_time()
+        with suppress(ImageError):
+            outline(content)
+        assert time.thread_time() - began < 0.2, (start, period)  # quadratic time is 10 s

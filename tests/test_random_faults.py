@@ -47,7 +47,7 @@ PLACES = {
     "cache": (".dvc/cache/**/*",),
     "results": ("data/results/*", "data/metrics/*", "data/plots/*", "data/findings.jsonl", "data/report/**/*"),
     "evidence": ("data/evidence/*.jsonl",),
-    "claims": ("data/claims.csv", "data/claims-history.jsonl"),
+    "claims": ("data/claims.csv", "data/claims-history.jsonl", "data/registrations/*.json"),
     "database": ("data/results.db",),
 }
 ASKED = ("code", "params", "graph", "claims")

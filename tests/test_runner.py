@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
+import math
 import shutil
 import threading
 from collections.abc import Callable
@@ -14,13 +16,15 @@ from typing import Any
 import pytest
 import torch
 
+from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import ParamsError, load_params
 from stages.runs.outcome import outcome_digest, seal
 from stages.runs.runlist import read_run_list
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import Event
-from stages.scheduling.runner import train_experiment
-from tests.project import EXPERIMENT, edit, make_project
+from stages.scheduling.runner import assignments, slot_devices, train_experiment
+from stages.scheduling.together import longest_first
+from tests.project import EXPERIMENT, REPOSITORY, edit, make_project
 
 
 @pytest.fixture
@@ -318,3 +322,78 @@ def test_published_files_are_read_only(project: Path) -> None:
     assert run()
     modes = {path.stat().st_mode & 0o777 for path in Path("data/store/runs").glob("*/*")}
     assert modes == {0o444}
+
+
+def test_longest_run_begins_first_and_one_that_cannot_be_built_stops_no_other(project: Path) -> None:
+    edit_experiment(lambda content: content["arms"]["vit"]["model"].update(dim=256, depth=2))
+    params, events = load_params(), list[Event]()
+    order = longest_first(params, "auto", FlopCounts().count)
+    train_experiment(
+        EXPERIMENT,
+        params,
+        data=Path("data"),
+        devices=["cpu"],
+        report=events.append,
+        stop=threading.Event(),
+        order=order,
+    )
+    assert [event.label.split()[1] for event in events if event.kind == "started"] == ["vit.0", "ninformer.0"]
+    edit_experiment(lambda content: content["arms"]["vit"]["model"].update(num_heads=3))
+    unbuilt = next(
+        run
+        for run in assignments(load_params().experiments[EXPERIMENT], load_params(), "0" * 64)
+        if run.label == "vit.0"
+    )
+    assert order(EXPERIMENT, [unbuilt], 1) == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("named", "slots", "engine", "devices"),
+    [
+        ("cpu", None, "local", ["cpu"] * 6),
+        ("cpu", 2, "local", ["cpu"] * 2),
+        ("cpu", None, "ray", ["cpu"]),
+        ("cuda", None, "local", ["cuda"]),
+        ("cuda:0,cuda:1", None, "local", ["cuda:0", "cuda:1"]),
+        ("cpu+cpu", None, "local", ["cpu+cpu"]),
+    ],
+)
+def test_cpu_has_a_slot_per_core_unless_the_profile_says(
+    monkeypatch: pytest.MonkeyPatch, named: str, slots: int | None, engine: str, devices: list[str]
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    params = load_params(REPOSITORY)
+    profile = dataclasses.replace(params.profiles["paper"], slots=slots)
+    params = dataclasses.replace(params, profiles={"paper": profile}, profile_name="paper")
+    assert slot_devices(named, params, engine) == devices
+    assert params.profiles["paper"].slots == slots
+
+
+def test_run_that_trains_again_alone_has_the_threads_of_its_slot(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose outcome was damaged is the only one missing; with other threads it would have other weights."""
+    monkeypatch.setattr("os.cpu_count", lambda: 6)  # three threads each: neither one nor all
+
+    def weights_and_threads(key: str) -> tuple[str, int]:
+        result = json.loads((Path("data/store/runs") / key / "result.json").read_text())
+        return result["weights_sha256"], result["environment"]["threads"]
+
+    def train() -> bool:
+        return train_experiment(
+            EXPERIMENT,
+            load_params(),
+            data=Path("data"),
+            devices=["cpu", "cpu"],
+            report=lambda event: None,
+            stop=threading.Event(),
+        )
+
+    assert train()
+    key = listed("vit")
+    before = weights_and_threads(key)
+    assert before[1] == 3
+    shutil.rmtree(Path("data/store/runs") / key)
+    shutil.rmtree("data/runs")
+    assert train()
+    assert weights_and_threads(key) == before

@@ -108,12 +108,26 @@ class ScopeOut(Out):
     ran: list[Any] = Field(examples=[[5, 8]], description="its levels that ran")
     missing: list[Any] = Field(examples=[[6, 11, 16]], description="its levels that did not")
     whole_low: float | None = Field(
-        description="interval of the whole grid's gain at the verdict's `confidence`, as if the levels that ran were "
-        "drawn from it"
+        description="interval of the whole grid's gain at `whole_confidence`, as if the levels that ran were drawn "
+        "from it"
     )
     whole_high: float | None
+    whole_confidence: float | None
     models: int | None = Field(description="of the grid that ran, where results tell which models are pairs")
     planned_models: int | None
+
+
+class RegistrationOut(Out):
+    """The mark of a verdict by training: were claim, rules and runs registered before the runs were trained?"""
+
+    mark: str = Field(
+        examples=["exploratory"],
+        description="confirmatory, exploratory, or unknown where git would have to say and can't",
+    )
+    why: str
+    registrations: list[str] = Field(description="files of data/registrations that cover the claim as it is now")
+    after: int = Field(description="runs behind the verdict that were trained after one of them was committed")
+    runs: int = Field(description="of these")
 
 
 class ClaimCostOut(Out):
@@ -194,6 +208,7 @@ class VerdictOut(Out):
         description="how many of the claim's own results (pairs, where it is of pairs) had been seen when the rule "
         "that judges it was written; null: none had"
     )
+    registration: RegistrationOut | None = Field(description="null where no trained model was judged")
     holds_adjusted: bool | None = Field(description="after Holm's adjustment over the claim's family")
     rules: str = Field(description="sha256 of the numbers of the rules in params.yaml")
     digest: str = Field(description="sha256 of rules, the claim's row with its metric, judging code, and finding")

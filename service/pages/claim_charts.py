@@ -32,7 +32,7 @@ def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, 
             continue
         numbers = {name: getattr(verdict, name) / verdict.margin for name in ("estimate", "low", "high")}
         lines = textwrap.wrap(names[row.claim.id], NAME_CHARACTERS)
-        rows.append({"claim": "\n".join(lines), "lines": len(lines), "verdict": verdict.status, **numbers})
+        rows.append({"claim": "\n".join(lines), "lines": len(lines), "verdict": verdict.marked_status, **numbers})
     if len(rows) < 2:
         return None
     x = {"type": "quantitative", "title": ["ours − paper, in margins", SHADED_IS_THE_SAME], "scale": {"zero": True}}

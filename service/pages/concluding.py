@@ -114,7 +114,7 @@ def _rest_of_grid(record: ClaimRecord) -> list[str]:
     write = as_precise_as(low, high)
     ends = [in_terms_of(end, claim, write).removeprefix("+") for end in (low, high)]
     zero = ", so there no gain at all is still possible" if low <= 0 <= high else ""
-    interval = f"the {confidence(verdict)} interval is {from_to(*ends)}"
+    interval = f"the {as_confidence(scope['whole_confidence'])} interval is {from_to(*ends)}"
     return [f"{missing}: for the whole grid {interval}{zero}."]
 
 

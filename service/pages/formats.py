@@ -17,9 +17,12 @@ def percent(fraction: float | None, digits: int = 2) -> str:
     return NONE if fraction is None else f"{100 * fraction:.{digits}f} %"
 
 
-def as_confidence(level: float) -> str:
-    """95 %, 96.7 %"""
-    return percent(level, 1).replace(".0 %", " %")
+def as_confidence(level: float | None) -> str:
+    """As many digits as keep it from 100: 95 %, 96.7 %, 99.98 %."""
+    if level is None:
+        return NONE
+    digits = max(1, -math.floor(math.log10(100 * (1 - level))))
+    return percent(level, digits).replace(".0 %", " %")
 
 
 def points(fraction: float | None) -> str:
@@ -179,6 +182,7 @@ def install(environment: Environment) -> None:
     """Register all of the above as filters."""
     for function in (
         percent,
+        as_confidence,
         points,
         count,
         flops,

@@ -109,7 +109,7 @@ def _trained(counts: Counts, decided: Sequence[JudgedClaim], datasets: Mapping[s
 
 
 def _limits(decided: Sequence[JudgedClaim]) -> str:
-    """How many of the decided claims rest on part of a grid, and on a rule written after results had been seen."""
+    """How many of the decided claims rest on part of a grid, and how many are exploratory."""
     models = {
         (scope["models"], scope["planned_models"])
         for row in decided
@@ -121,8 +121,8 @@ def _limits(decided: Sequence[JudgedClaim]) -> str:
         of = f" ({ran} of its {planned} models)"
     limits: dict[str, int] = {
         f"on part of a grid{of}": sum(is_part(row.verdict) for row in decided),
-        "on a rule written after results had been seen": sum(
-            row.verdict.seen_before_rule is not None for row in decided
+        "on rules not known to be registered before training (exploratory)": sum(
+            row.verdict.mark not in ("", "confirmatory") for row in decided
         ),
     }
     by_number: dict[int, list[str]] = {}

@@ -9,8 +9,8 @@ from service.pages.formats import listed
 from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER, JudgedClaim, VerdictRow
 
 A_PART = (
-    "a part of a grid can refute what is said of all of it, since one exception is enough, "
-    "and can confirm only what is said of that part"
+    "a part of a grid speaks for itself alone, and what compares means over the whole grid is judged once, "
+    "when all of it has run"
 )
 _LEVELS = {"depth": "layers", "width": "units"}
 """What the levels of a grid's factor count."""
@@ -58,8 +58,6 @@ def tell_part(judged: JudgedClaim) -> str:
     part, status = part_of(judged), judged.verdict.status
     if not part:
         return ""
-    if status in FOR_THE_PAPER:
+    if status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER):
         return f"So “{status}” is said {part} alone: {A_PART}."
-    if status in AGAINST_THE_PAPER:
-        return f"That is enough for “{status}”: {A_PART}."
     return f"That is not enough for a verdict on all: {A_PART}."

@@ -263,10 +263,10 @@ def ours_is(verdict: VerdictRow, claim: Claim) -> str:
 
 
 def verdict_in_words(judged: JudgedClaim) -> str:
-    """The verdict where it travels without its page: an order apart from the size of its difference, and its part."""
+    """The verdict where it travels without its page: an order apart from its size, its part, and its mark."""
     verdict = judged.verdict
     told = f"order {verdict.status}, {size_of(verdict.size)}" if verdict.size else word_of(judged)
-    return ", ".join(filter(None, (told, part_of(judged))))
+    return ", ".join(filter(None, (told, part_of(judged), verdict.mark)))
 
 
 def name_reading(judged: JudgedClaim) -> str | None:

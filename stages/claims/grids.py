@@ -26,7 +26,7 @@ def judge_levels(claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: Par
     """Judge a gain that is claimed to be the same at every level of a factor of the grid.
 
     Raises:
-        NotMeasured: the pairs that ran don't form whole slices, so levels can't be compared.
+        NotMeasured: the pairs that ran don't form whole slices, or the levels have different pairs.
     """
     assert claim.value is not None and claim.factor is not None, f"{claim.id} has no gain by a factor"
     factor, planned = claim.factor, factors_of(pairs.grid)
@@ -35,14 +35,18 @@ def judge_levels(claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: Par
     sides = gather_samples(claim, pairs, group, params.verdicts)
     if sides.part is not None and not sides.part.is_sliced:
         raise NotMeasured(f"of no {' or '.join(planned)} has every pair run")
-    levels: dict[Any, list[tuple[Sample, Sample]]] = defaultdict(list)
+    levels: dict[Any, dict[tuple[Any, ...], tuple[Sample, Sample]]] = defaultdict(dict)
     for cell, *arms in zip(pairs.cells, pairs.proposed, pairs.baseline, strict=True):
         proposed, baseline = (measure(claim.metric, group.arms[arm], group.looks(params.verdicts)) for arm in arms)
-        levels[cell[factor]].append((proposed, baseline))
+        levels[cell[factor]][tuple(cell[name] for name in planned if name != factor)] = proposed, baseline
+    others = list(next(iter(levels.values())))
+    if any(row.keys() != set(others) for row in levels.values()):
+        raise NotMeasured(f"not every {factor} has the same pairs")
     asked = UniformClaim(
         factor=factor, is_whole=sides.part is None, gain=claim.value, margin=margin, better=better_of(claim)
     )
-    verdict = judge_uniform(asked, levels, rules=params.verdicts, replicates=group.experiment.replicates)
+    rows = {at: [row[other] for other in others] for at, row in levels.items()}
+    verdict = judge_uniform(asked, rows, rules=params.verdicts, replicates=group.experiment.replicates)
     if sides.part is not None:
         said = f"{verdict.explanation} {sides.part.tell()}{sides.note}"
         verdict = dataclasses.replace(verdict, explanation=said, scope=sides.part.scope())
@@ -83,6 +87,7 @@ def judge_crossover(claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: 
         rules=params.verdicts,
         pairing="none",
         planned=group.experiment.replicates,
+        pairs=(len(group.arms), len(group.experiment.arms)),  # each model that arrives may make another pair
     )
     counted = sorted(sizes[arm] for arm in there)
     said = f"The mean over the {len(there)} of {len(couples)} pairs of one depth and size that ran with"

@@ -90,3 +90,8 @@ class Judgement:
     cost: ClaimCost | None = None
     variants: tuple[Variant, ...] = ()
     power: Power | None = None
+
+    @property
+    def is_by_training(self) -> bool:
+        """True if trained models were judged, decided or not; False of what is only shown."""
+        return self.basis == "results" and self.verdict.status not in (Status.NOT_TESTED, Status.SHOWN)

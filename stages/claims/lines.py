@@ -20,6 +20,7 @@ Kind = Literal[
     "ratio",
     "range",
     "observed",
+    "noise",
     "order",
     "difference",
     "gap",
@@ -60,7 +61,8 @@ class ClaimLine:
     `[0-9]` for a digit; each of several arms is compared with the one that its file sets against it.  A row with a
     `family` alone counts that family's orders, in its own metric.  Any other is computed by the paper's `findings`, or
     has the `reason` why it can't be tested.  `high` is the end of a range, `trials` the total of a count, `factor`
-    names the levels over which a gain is uniform, `statement` is the claim where it has no number.
+    names the levels over which a gain is uniform, `statement` is the claim where it has no number.  A `noise` says that
+    `trials` numbers, whose largest − smallest is its `value`, differ by chance alone.
 
     Of two arms, an `order` or `difference` claims that one is better (the sign and the size of a gain), a `gap` is a
     printed difference that claims no order (its size alone), and an `equivalence` says that they are comparable: its

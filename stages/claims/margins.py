@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stages.claims.lines import ClaimLine
+from stages.claims.lines import ORDERS, ClaimLine
 from stages.rules import Margins
 
 
@@ -26,3 +26,23 @@ def margin_of_gain(claim: ClaimLine, margins: Margins) -> float:
 def margin_of_ratio(claim: ClaimLine, margins: Margins) -> float:
     """The margin of a difference, but at least the printed rounding."""
     return max(margins.difference(claim.value or 0.0), claim.precision or 0.0)
+
+
+def margin_of(claim: ClaimLine, margins: Margins) -> float | None:
+    """The margin by which trained models decide the claim, or the size of its gain; None where the test has none."""
+    value = claim.value or 0.0
+    if claim.kind == "value":
+        return margin_of_value(claim, margins)
+    if claim.kind in (*ORDERS, "gap", "uniform"):
+        return margin_of_gain(claim, margins)
+    if claim.kind == "ratio":
+        return margin_of_ratio(claim, margins)
+    if claim.kind == "equivalence":
+        return margins.comparable()
+    if claim.kind == "range":
+        return claim.precision
+    if claim.kind == "observed" and claim.better is None:
+        return margins.difference(value)
+    if claim.kind == "failures" and claim.baseline_arm is None and claim.trials:
+        return margins.error(value / claim.trials, 1 / claim.trials)
+    return None

@@ -1,20 +1,25 @@
 """From results to samples: the value of each replicate of an arm in a claim's metric.
 
-Most metrics are in a result line or in its cost.  Some belong to an arm as a whole and choose an epoch from the curves
-of all its folds; their sample is each fold's share of the metric (`pseudo_values`).
+Most metrics are in a result line or in its cost; `epoch_2_test_loss` is read from its curves.  Some belong to an arm as
+a whole and choose an epoch from the curves of all its folds; their sample is each fold's share of the metric
+(`pseudo_values`).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from statistics import median
 
+from stages.runs.curves import as_curves
 from stages.runs.trial import Trial
 from stages.verdicts import ARM_METRICS, ArmMetric, NoCurves, Observation, Sample, arm_metric
 from stages.verdicts.looks import Looks, complete_look
 
 COSTS = ("train_seconds", "samples_per_second", "train_tokens_per_second", "peak_memory_bytes")
+_AT_EPOCH = re.compile(r"epoch_([1-9]\d*)_(train_loss|test_loss|test_accuracy)")
+"""A metric that a paper prints for a given epoch, counted from 1."""
 FAILED_FACTOR = 10.0
 """A training failed when it diverged or its error is this many times the median of its size; DAC gives no level."""
 _FAILED_METRIC = "selected_mse"
@@ -67,6 +72,9 @@ def _read(metric: str, trial: Trial) -> float | None:
         return math.log(min(errors)) if "log_mse" in {row.metric for row in trial.result.metrics} and errors else None
     if metric == "validation_loss" and trial.result.curves:
         return trial.result.curves[-1].val_loss
+    at_epoch = _AT_EPOCH.fullmatch(metric)
+    if at_epoch and len(trial.result.curves) >= int(at_epoch[1]):
+        return as_curves(trial.result.curves).column(at_epoch[2])[int(at_epoch[1]) - 1]
     return None
 
 

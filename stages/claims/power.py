@@ -12,26 +12,29 @@ paper's printed standard error times √n.  Otherwise it is assumed, by the metr
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean
 from typing import Literal
 
-from stages.claims.lines import CROSSOVERS, ClaimLine
+from stages.claims.lines import CROSSOVERS, ORDERS, ClaimLine
 from stages.claims.margins import margin_of_gain, margin_of_ratio, margin_of_value
+from stages.claims.ratios import limits_of
 from stages.claims.sides import Pairs, arms_of, better_of
 from stages.params.experiment import Experiment, Params
 from stages.rules import Rules
 from stages.verdicts import ComparableClaim, Design, Power, Verdict, power_of_comparable, power_of_gain, power_of_value
 from stages.verdicts.grid_part import factors_of
-from stages.verdicts.power import Source
+from stages.verdicts.looks import OF_WHOLE_GRID
+from stages.verdicts.noise import power_of_noise
+from stages.verdicts.power import Source, judged_replicates
 from stages.verdicts.power_of_others import (
     power_of_nearness,
     power_of_proportion,
     power_of_proportions,
-    power_of_range,
     power_of_sign,
     power_of_uniform,
 )
@@ -39,6 +42,7 @@ from stages.verdicts.power_of_others import (
 CHANCE_SHARE = 0.8
 LOG_SPREAD = 0.05
 LOSS_SHARE = 0.005
+LOSS_UNITS = ("nats per token", "nats")
 Combination = Mapping[str, float]
 """`{arm: factor}` of a sum over arms."""
 
@@ -57,9 +61,12 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
     experiment = params.experiments[name]
     pairs = arms_of(claim, experiment)
-    if claim.kind in ("failures", "range"):
+    if claim.kind == "noise":
+        assert claim.trials is not None, f"{claim.id} is a range of nothing"
+        return power_of_noise(experiment.replicates, claim.value, claim.trials, params.verdicts)
+    if claim.kind == "failures":
         return _of_one_look(claim, params.verdicts, pairs, experiment.replicates, claims)
-    if claim.kind in ("uniform", *CROSSOVERS, "observed"):
+    if claim.kind in ("uniform", *CROSSOVERS, "observed", "range"):
         return _of_no_printed_size(claim, params.verdicts, pairs, experiment, verdict)
     assert claim.kind in ("value", "ratio", *GAINS), f"{claim.id}: no power of a {claim.kind}"
     found = _spread(claim, params, experiment, pairs, verdict, claims)
@@ -79,9 +86,9 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
         source=source,
         because=because,
         pairing=pairing,
-        peers=len(experiment.arms) - 1 if claim.kind == "value" else 0,
         stderr=claim.stderr if claim.kind != "ratio" else None,
         paper_n=claim.n,
+        share=OF_WHOLE_GRID if pairs.planned > 1 and claim.kind in ORDERS else 1.0,
     )
     rules = params.verdicts
     if claim.kind == "equivalence":
@@ -99,11 +106,8 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
 
 
 def _of_one_look(claim: ClaimLine, rules: Rules, pairs: Pairs, replicates: int, claims: Iterable[ClaimLine]) -> Power:
-    """The power for a share of failed trainings, and for a range, which the mean alone decides."""
+    """The power for a share of failed trainings."""
     assert claim.value is not None, f"{claim.id} has no number"
-    if claim.kind == "range":
-        assert claim.high is not None and claim.precision, f"{claim.id} has no end or no precision"
-        return power_of_range(replicates, claim.high - claim.value, claim.precision, rules)
     assert claim.trials is not None, f"{claim.id} counts of nothing"
     printed, planned = (int(claim.value), claim.trials), pairs.planned * replicates
     if not pairs.baseline:
@@ -119,7 +123,7 @@ def _of_one_look(claim: ClaimLine, rules: Rules, pairs: Pairs, replicates: int, 
 def _of_no_printed_size(
     claim: ClaimLine, rules: Rules, pairs: Pairs, experiment: Experiment, verdict: Verdict
 ) -> Power:
-    """The power for equal gains over a grid, for who is ahead from a size on, and for observed trained networks."""
+    """The power for equal gains over a grid, who is ahead from a size on, observed trained networks, and ranges."""
     assert claim.value is not None, f"{claim.id} has no number"
     is_measured = bool(verdict.spread)
     is_log = claim.metric.endswith("log_mse")
@@ -128,17 +132,25 @@ def _of_no_printed_size(
         spread=verdict.spread or LOG_SPREAD * math.sqrt(2),
         source="measured" if is_measured else "assumed",
         because=f"measured on our first {verdict.n}" if is_measured else f"assumed: {LOG_SPREAD} of each logarithm",
-        pairing="value" if claim.kind == "observed" else "none",
-        stderr=0.0 if claim.kind == "observed" else None,
+        pairing="value" if claim.kind in ("observed", "range") else "none",
+        stderr=0.0 if claim.kind in ("observed", "range") else None,
+        share=OF_WHOLE_GRID if claim.kind in CROSSOVERS else 1.0,
     )
     if claim.kind == "uniform":
         assert claim.factor is not None, f"{claim.id} names no factor"
+        if not is_measured:
+            because = f"{design.because} in each replicate, and no interaction"
+            of_mean = design.spread / math.sqrt(judged_replicates(design, rules))
+            design = dataclasses.replace(design, spread=of_mean, because=because)
         levels = len(factors_of(pairs.grid)[claim.factor])
         return power_of_uniform(design, levels, pairs.planned // levels, margin_of_gain(claim, rules.margins), rules)
-    if claim.kind in CROSSOVERS or claim.better is not None:
+    if claim.kind in CROSSOVERS or (claim.kind == "observed" and claim.better is not None):
         return power_of_sign(design, rules, is_known=is_measured or is_log)
-    margin = rules.margins.difference(claim.value)
-    return power_of_value(design, margin, rules) if is_measured else power_of_nearness(design, margin, rules)
+    margin, right = rules.margins.difference(claim.value), "the statement is right"
+    if claim.kind == "range":
+        low, high = limits_of(claim, rules)
+        margin, right = (high - low) / 2, "the truth is in the middle of the range"
+    return power_of_value(design, margin, rules) if is_measured else power_of_nearness(design, margin, rules, right)
 
 
 def _spread(
@@ -154,13 +166,15 @@ def _spread(
         return verdict.spread, "measured", f"measured on our first {verdict.n}"
     if claim.stderr and claim.n and claim.kind != "ratio":
         return claim.stderr * math.sqrt(claim.n), "printed", f"the paper's standard error times √{claim.n}"
-    top, bottom = _combination(claim, experiment, pairs)
+    top, bottom = _combination(claim, experiment, pairs, params.verdicts)
     if claim.metric.endswith("log_mse"):
         return LOG_SPREAD * math.hypot(*top.values()), "assumed", f"assumed: {LOG_SPREAD} of the logarithm of an error"
     is_loss = claim.metric.endswith("loss")
-    if not is_loss and not claim.metric.endswith(("accuracy", "error")):
+    if not is_loss and not any(word in claim.metric for word in ("accuracy", "error")):
         return None
-    levels = _levels("nats per token" if is_loss else "fraction", experiment, claims)
+    levels = _levels(LOSS_UNITS if is_loss else ("fraction",), experiment, claims)
+    if claim.kind == "value" and claim.arm in levels:
+        levels[claim.arm] = claim.value or 0.0
     if not levels:
         return None
     usual = fmean(levels.values())
@@ -175,27 +189,32 @@ def _spread(
     return math.sqrt(variance) / scale, "assumed", f"assumed: {because}"
 
 
-def _combination(claim: ClaimLine, experiment: Experiment, pairs: Pairs) -> tuple[Combination, Combination]:
-    """A replicate's value, as N − v D of its arms, and D for a ratio N/D = v (`ratios.relative`)."""
+def _combination(
+    claim: ClaimLine, experiment: Experiment, pairs: Pairs, rules: Rules
+) -> tuple[Combination, Combination]:
+    """A replicate's value, as N − b D of its arms, and D for a ratio N/D (`ratios.relative`)."""
     if claim.kind != "ratio":
         top: dict[str, float] = defaultdict(float)
         for sign, arms in ((1, pairs.proposed), (-1, pairs.baseline)):
             for arm in arms:
                 top[arm] += sign / len(arms)
         return top, {}
-    v, (ours,), (theirs,) = claim.value or 0.0, pairs.proposed, pairs.baseline
+    (ours,), (theirs,) = pairs.proposed, pairs.baseline
+    sign = -1 if claim.unit == "relative reduction" else 1
+    options: list[Combination] = [{ours: 1, theirs: -(1 + sign * b)} for b in limits_of(claim, rules)]
+    bottom: Combination = {theirs: 1}
     if claim.unit == "of the gain of DAC":
         base = str(experiment.arms[ours].against)
-        return {ours: 1, base: v - 1, theirs: -v}, {theirs: 1, base: -1}
-    sign = -1 if claim.unit == "relative reduction" else 1
-    return {ours: 1, theirs: -(1 + sign * v)}, {theirs: 1}
+        options = [{ours: 1, base: b - 1, theirs: -b} for b in limits_of(claim, rules)]
+        bottom = {theirs: 1, base: -1}
+    return max(options, key=lambda top: math.hypot(*top.values())), bottom
 
 
-def _levels(unit: str, experiment: Experiment, claims: Iterable[ClaimLine]) -> dict[str, float]:
-    """The values that the paper prints for the arms of an experiment in this unit; of several metrics, the first."""
+def _levels(units: Collection[str], experiment: Experiment, claims: Iterable[ClaimLine]) -> dict[str, float]:
+    """The values that the paper prints for the arms of an experiment in these units; of several metrics, the first."""
     found: dict[str, float] = {}
     for claim in claims:
-        is_level = claim.kind == "value" and claim.experiment == experiment.name and claim.unit == unit
+        is_level = claim.kind == "value" and claim.experiment == experiment.name and claim.unit in units
         if is_level and claim.arm is not None and claim.value is not None:
             found.setdefault(claim.arm, claim.value)
     return found

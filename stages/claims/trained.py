@@ -16,7 +16,7 @@ from stages.claims.grids import judge_crossover, judge_levels
 from stages.claims.judgement import Judgement
 from stages.claims.lines import ORDERS, ClaimLine, Kind
 from stages.claims.margins import margin_of_gain, margin_of_value
-from stages.claims.measures import NotMeasured, measure
+from stages.claims.measures import NotMeasured
 from stages.claims.ratios import judge_relative, relative
 from stages.claims.sides import ClaimSamples, Pairs, better_of, find_group, gather_samples, mean_of
 from stages.claims.trials import ResultGroup, price
@@ -35,6 +35,7 @@ from stages.verdicts import (
     judge_comparable,
     judge_gain,
     judge_gap,
+    judge_noise,
     judge_side,
     judge_value,
     not_tested,
@@ -115,13 +116,6 @@ def _judge_value(
 ) -> VerdictAndOurs:
     rules = params.verdicts
     assert claim.value is not None, f"{claim.id} has no value"
-    peers = []
-    for arm, trials in group.arms.items():
-        if arm not in pairs.arms:
-            try:
-                peers.append(measure(claim.metric, trials, group.looks(rules)))
-            except NotMeasured:
-                continue
     level = fmean(sides.proposed.values or [0.0])
     error = 1 - level if claim.better == "higher" else level
     wide = _excluded_share(sides.trials)
@@ -130,7 +124,6 @@ def _judge_value(
         sides.proposed,
         rules=rules,
         planned=group.experiment.replicates,
-        peers=peers,
         widening=wide * error if claim.unit == "fraction" else 0.0,
         test_sets=_of_test_sets(claim, error * (1 - error), sides, group, params),
     )
@@ -161,6 +154,15 @@ def _judge_observed(
     stated = ValueClaim(value=claim.value, margin=margin, stderr=0.0)
     verdict = judge_value(stated, sides.proposed, rules=rules, planned=planned)
     return dataclasses.replace(verdict, prediction=None), ours  # no paper ran it
+
+
+def _judge_noise(
+    claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, params: Params
+) -> VerdictAndOurs:
+    assert claim.value is not None and claim.trials is not None, f"{claim.id} prints no spread of several numbers"
+    rules, planned = params.verdicts, group.experiment.replicates
+    verdict = judge_noise(claim.value, claim.trials, sides.proposed, rules=rules, planned=planned)
+    return verdict, None if verdict.estimate is None else claim.value + verdict.estimate
 
 
 def _has_own_test_set(claim: ClaimLine, group: ResultGroup, params: Params) -> bool:
@@ -209,6 +211,7 @@ def _judge_order(
         widening=_widening_of_pair(sides),
         test_sets=_of_test_sets_of_pair(claim, sides, group, params),
         part=sides.part,
+        pairs=(len(pairs.proposed), pairs.planned),
     )
     return _with_gain(verdict)
 
@@ -281,6 +284,7 @@ JUDGES: Mapping[Kind, Judge] = {
     "ratio": partial(_judge_samples, _judge_ratio),
     "range": partial(_judge_samples, _judge_ratio),
     "observed": partial(_judge_samples, _judge_observed),
+    "noise": partial(_judge_samples, _judge_noise),
     "order": partial(_judge_samples, _judge_order),
     "difference": partial(_judge_samples, _judge_order),
     "gap": partial(_judge_samples, _judge_gap),

@@ -57,7 +57,7 @@ def _claim(name: str) -> dict[str, Any]:
     with open_results(_DATABASE)() as session:
         row = find_judged(session, name)
         claim, verdict = row.claim, row.verdict
-        said = ("status", "explanation", "basis", "ours", "low", "high", "confidence", "n", "size")
+        said = ("status", "explanation", "basis", "ours", "low", "high", "confidence", "n", "size", "registration")
         return {
             "claim": claim.id,
             **{part: getattr(claim, part) for part in _ASKED},
@@ -89,6 +89,8 @@ def _show_claim(claim: Mapping[str, Any]) -> Iterator[str]:
             interval = f", {100 * verdict['confidence']:.3g} % interval {low} to {high}"
         yield f"ours      {in_unit(verdict['ours'], unit)}{interval}"
     yield f"verdict   {verdict['status']}: {verdict['explanation']}"
+    if verdict["registration"]:
+        yield f"marked    {verdict['registration']['mark']}: {verdict['registration']['why']}"
     if verdict["size"]:
         yield f"its size  {verdict['size']['status']}: {verdict['size']['explanation']}"
     if runs:

@@ -88,7 +88,7 @@ def _train(proposal: Proposal, params: Params, options: argparse.Namespace) -> b
             chosen,
             params,
             data=Path("data"),
-            devices=slot_devices(os.environ.get("CLAIMCHECK_DEVICE", "auto"), params),
+            devices=slot_devices(os.environ.get("CLAIMCHECK_DEVICE", "auto"), params, options.engine),
             report=display.report,
             stop=stop,
             engine=options.engine,

@@ -49,11 +49,11 @@ def run(options: argparse.Namespace) -> Answer:
             dict.fromkeys(names),
             params,
             data=Path("data"),
-            devices=slot_devices(options.device, params),
+            devices=slot_devices(options.device, params, options.engine),
             report=display.report,
             stop=stop,
             engine=options.engine,
-            order=longest_first(params, "cuda" if options.device.startswith("cuda") else "cpu", counts.count),
+            order=longest_first(params, options.device, counts.count),
         )
     counts.save()
     shown = f"{missing - left} of {missing} missing runs trained"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,8 @@ from stages.training.kinds import RowSet
 from stages.training.loop import seeded_model
 
 IMAGES = 8
-"""Test images that are looked at, the first of the set: transition matrices are diagonalised, one an image and head."""
+"""Number of test images that are observed, the first ones, unless the paper's module has its own `IMAGES`: transition
+matrices are diagonalised, one an image and head."""
 DIGITS = 7
 """Significant ones: as many as weights in single precision give."""
 
@@ -36,7 +38,7 @@ class Observer:
     """Observes the networks of one test set; networks with the same initial weights share one look before training."""
 
     def __init__(self, test_set: RowSet) -> None:
-        self.images = torch.from_numpy(test_set.images[:IMAGES]) if isinstance(test_set, ImageSet) else None
+        self.test_set = test_set if isinstance(test_set, ImageSet) else None
         self.untrained: dict[str, Observed] = {}
 
     def observe(self, predictor: Predictor, replicate: Replicate) -> Inside:
@@ -46,12 +48,13 @@ class Observer:
             TypeError: the paper's module refuses a model that it claims to cover.
         """
         model = predictor.contract.model
-        observations = None if self.images is None else find_observations(model)
-        if observations is None or self.images is None:
+        observations = None if self.test_set is None else find_observations(model)
+        if observations is None or self.test_set is None:
             return Inside()
-        images = predictor.inputs(self.images)
-        trained = _look(observations, predictor.network, images)
-        start = self._untrained(observations, model, replicate, images)
+        number = getattr(observations, "IMAGES", IMAGES)
+        images = predictor.inputs(torch.from_numpy(self.test_set.images[:number]))
+        labels = torch.from_numpy(self.test_set.labels[:number]).long().to(images.device)
+        trained = _look(observations, predictor.network, images, labels)
         split, n = ("test", trained.images) if trained.images else ("none", None)
         numbers = {name: _rounded(value) for name, value in trained.numbers.items()}
         return Inside(
@@ -60,22 +63,29 @@ class Observer:
                 for name, value in numbers.items()
                 if value is not None
             ),
-            layers={"start": _layers(start), "trained": _layers(trained)},
+            layers={
+                "start": _layers(self._untrained(observations, model, replicate, images, labels)),
+                "trained": _layers(trained),
+            }
+            if trained.layers
+            else None,
         )
 
     def _untrained(
-        self, observations: Observations, model: ModelSpec, replicate: Replicate, images: Tensor
+        self, observations: Observations, model: ModelSpec, replicate: Replicate, images: Tensor, labels: Tensor
     ) -> Observed:
         key = canonical_json([model.path, dict(model.arguments), replicate.seed, replicate.fold])
         if key not in self.untrained:
             network = seeded_model(lambda: build_model(model), replicate)
-            self.untrained[key] = _look(observations, network.eval().to(images.device), images)
+            self.untrained[key] = _look(observations, network.eval().to(images.device), images, labels)
         return self.untrained[key]
 
 
-def _look(observations: Observations, network: nn.Module, images: Tensor) -> Observed:
+def _look(observations: Observations, network: nn.Module, images: Tensor, labels: Tensor) -> Observed:
+    observe: Callable[..., Observed] = observations.observe
+    wanted = {"labels": labels} if "labels" in inspect.signature(observe).parameters else {}
     with torch.no_grad():
-        return observations.observe(network, images)
+        return observe(network, images, **wanted)
 
 
 def _layers(observed: Observed) -> Layers:

@@ -88,10 +88,10 @@ class LatencySpec:
 class Profile:
     """A budget.  `overrides` replace protocol fields; `replicates` keeps the first n seeds (None: all).
 
-    `roles` are those of the arms that it trains (None: all).  `slots`: how many train at once if one device is named;
-    on a CPU they share its threads.  `test_rows`: how many `evaluate` scores, for a text in windows (None: all); with
-    fewer than all there are no test curves, since these use all rows.  `float32_as`: the precision of trainings that
-    are printed in float32; those of another precision keep it (None: all do).
+    `roles` are those of the arms that it trains (None: all).  `slots`: how many train at once if one device is named
+    (None: one per core of a CPU, one on a GPU); on a CPU they share its threads.  `test_rows`: how many `evaluate`
+    scores, for a text in windows (None: all); with fewer than all there are no test curves, since these use all rows.
+    `float32_as`: the precision of trainings that are printed in float32; those of another keep it (None: all do).
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -100,7 +100,7 @@ class Profile:
     overrides: Mapping[str, Any]
     latency: LatencySpec
     roles: tuple[Role, ...] | None = None
-    slots: Annotated[int, Field(ge=1)] = 1
+    slots: Annotated[int, Field(ge=1)] | None = None
     test_rows: Annotated[int, Field(ge=1)] | None = None
     float32_as: Precision | None = None
 

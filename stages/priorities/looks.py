@@ -106,7 +106,7 @@ def _next_look(
     if len(names) != 1:
         return None
     experiment = params.experiments[names[0]]
-    arms, looks = _arms(claim, experiment), looks_of(claim, experiment, params)
+    arms, looks = arms_behind(claim, experiment), looks_of(claim, experiment, params)
     for at in looks:
         runs = frozenset(RunName(experiment.name, arm, replicate) for arm in arms for replicate in range(at))
         if not runs <= set(judged):
@@ -127,7 +127,8 @@ def is_settled(verdict: Verdict) -> bool:
     return all(status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER) for status in parts)
 
 
-def _arms(claim: ClaimLine, experiment: Experiment) -> tuple[str, ...]:
+def arms_behind(claim: ClaimLine, experiment: Experiment) -> tuple[str, ...]:
+    """The arms of an experiment that a claim of trained models needs."""
     if claim.kind not in CROSSOVERS:
         return arms_of(claim, experiment).arms
     patterns = [pattern for pattern in (claim.arm, claim.baseline_arm) if pattern]  # pairs are of equal size
@@ -142,7 +143,9 @@ def looks_of(claim: ClaimLine, experiment: Experiment, params: Params) -> Looks:
     rules, planned = params.verdicts, experiment.replicates
     if claim.kind == "failures":
         return {planned: 1.0}
-    is_number = claim.kind in ("value", "ratio", "gap", "uniform") or (claim.kind == "observed" and not claim.better)
+    is_number = claim.kind in ("value", "ratio", "gap", "uniform", "noise") or (
+        claim.kind == "observed" and not claim.better
+    )
     if not is_number:
         return looks_of_plan(rules.looks, planned)
     has_error = claim.kind == "observed" or (claim.kind in ("value", "gap") and claim.stderr is not None)
@@ -159,6 +162,6 @@ def judgements_about(run: RunName, judgements: Iterable[Judgement], params: Para
             continue
         experiment = params.experiments[run.experiment]
         is_looked_at = run.replicate < max(looks_of(one.claim, experiment, params), default=0)
-        if is_looked_at and run.arm in _arms(one.claim, experiment):
+        if is_looked_at and run.arm in arms_behind(one.claim, experiment):
             found.append(one)
     return found

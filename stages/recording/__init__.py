@@ -17,6 +17,7 @@ from sqlalchemy.engine import make_url
 
 from stages.claims import ClaimsError, read_history
 from stages.claims.history import PATH as HISTORY
+from stages.claims.registration import Registered
 from stages.params.experiment import load_params
 from stages.recording.judged import read_paper_deviations, read_placed_claims
 from stages.recording.rows import Rows
@@ -75,7 +76,8 @@ def _record(root: Path, database: str, *, evidence_only: bool) -> Summary:
     weights, notes = find_weights(root, found)
     deviations = read_paper_deviations(params)
     history = read_history(root / HISTORY)
-    rows = Rows(params, found, weights, claims, findings, deviations, history)
+    registered = Registered(root, params.verdicts, history)
+    rows = Rows(params, found, weights, claims, findings, deviations, history, registered)
     url = make_url(database_url(database))
     if url.get_backend_name() != "sqlite":
         create_results(url.render_as_string(hide_password=False), rows.fill)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stages.claims import Change, ClaimLine, Judgement, PaperDeviations, Table, touched
 from stages.claims.history import digest_code, digest_findings, digest_verdict, seen_before_rule
+from stages.claims.registration import RegistrationMark
 from stages.params.experiment import Params
 from stages.results import Base, ClaimChange, ClaimDeviation, ClaimExperiment, Deviation, Family, VerdictArm, VerdictRow
 from stages.rules import Rules
 
 
 def verdict_rows(
-    judgements: Sequence[Judgement], sentences: Sequence[Table], rules: Rules, history: Sequence[Change]
+    judgements: Sequence[Judgement],
+    sentences: Sequence[Table],
+    rules: Rules,
+    history: Sequence[Change],
+    marks: Mapping[str, RegistrationMark],
 ) -> list[Base]:
     """One verdict per judgement, with the digest of its claim, rules and code, and what was seen before its rule."""
     code, numbers = digest_code(), rules.digest()
@@ -29,6 +34,7 @@ def verdict_rows(
         judging = digest_findings(claim.paper) if judgement.basis == "finding" else code
         row.rules, row.digest = numbers, digest_verdict(claim, rules, judging)
         row.seen_before_rule = seen_before_rule(claim.id, history) if judgement.basis == "results" else None
+        row.registration = dataclasses.asdict(marks[claim.id]) if claim.id in marks else None
         rows.append(row)
     return rows
 

@@ -153,7 +153,7 @@ def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[
             said = said.replace("|", "\\|")
             ours = in_unit(verdict.ours, claim.unit)
             printed = f"{in_unit(claim.value, claim.unit)} {claim.qualifier}".rstrip()
-            lines.append(f"| `{claim.id}` | {printed} | {ours} | {verdict.status} | {said} |")
+            lines.append(f"| `{claim.id}` | {printed} | {ours} | {verdict.marked_status} | {said} |")
     return "\n".join(lines) + "\n"
 
 

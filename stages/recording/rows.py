@@ -14,7 +14,8 @@ from pydantic import TypeAdapter
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from stages.claims import Change, ClaimLine, PaperDeviations
+from stages.claims import Change, ClaimLine, Judgement, PaperDeviations
+from stages.claims.registration import Registered
 from stages.params.experiment import Params
 from stages.recording.arm_metrics import arm_metric_rows
 from stages.recording.claim_rows import (
@@ -70,17 +71,27 @@ class Rows:
         findings: Mapping[str, FindingLine],
         deviations: Sequence[PaperDeviations],
         history: Sequence[Change],
+        registered: Registered,
     ) -> None:
         self.params, self.weights, self.claims, self.findings = params, weights, claims, findings
         self.found = [dataclasses.replace(item, row=number) for number, item in enumerate(found, start=1)]
         self.deviations, self.history = deviations, history
         judged = judge(claims, params, self.found, findings=findings, deviations=deviations)
         self.speaking, self.judgements, self.sentences = judged.speaking, judged.judgements, judged.sentences
+        self.marks = {
+            judgement.claim.id: registered.mark(judgement.claim, self._behind(judgement))
+            for judgement in self.judgements
+            if judgement.is_by_training
+        }
         self.group_positions = {
             (name, group.profile, group.conditions): position
             for name, of_it in judged.groups.items()
             for position, group in enumerate(of_it)
         }
+
+    def _behind(self, judgement: Judgement) -> list[Trial]:
+        """The results behind a judgement, each once."""
+        return [self.found[row - 1] for row in dict.fromkeys(entry.result for entry in judgement.entries)]
 
     def fill(self, session: Session) -> None:
         """Fill the tables in the order of their foreign keys."""
@@ -100,7 +111,7 @@ class Rows:
             arm_metric_rows(self.speaking),
             self.checkpoints(),
             [self.claim(number, claim) for number, claim in enumerate(self.claims)],
-            verdict_rows(self.judgements, self.sentences, self.params.verdicts, self.history),
+            verdict_rows(self.judgements, self.sentences, self.params.verdicts, self.history, self.marks),
             change_rows(self.history, self.judgements),
             deviation_rows(self.deviations),
             deviation_links(self.deviations, self.claims),
@@ -137,6 +148,7 @@ class Rows:
             [deviations.dump_python(paper, mode="json") for paper in self.deviations],
             plain(self.judgements),
             [vars(change) for change in self.history],
+            {claim: vars(mark) for claim, mark in self.marks.items()},
         ]
         return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import ForeignKey
@@ -23,7 +24,8 @@ class VerdictRow(Base):
     replicates, in the claim's unit; `is_predicted`: its number does.  `power`: that of the plan before anything runs
     (`stages.verdicts.Power`).  `scope`: the part of a grid that it is of (`stages.verdicts.Scope`).
     `seen_before_rule`: how many of the claim's own results (pairs, where it is of pairs) had been seen when the rule
-    was written; None: none had.  The cost is that of all runs behind it, each counted once.
+    was written; None: none had.  `registration`: of a verdict by training, its mark and why
+    (`stages.claims.registration.RegistrationMark`).  The cost is that of all runs behind it, each counted once.
     """
 
     __tablename__ = "verdicts"
@@ -50,6 +52,7 @@ class VerdictRow(Base):
     power: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
     scope: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
     seen_before_rule: Mapped[int | None]
+    registration: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
     holds_adjusted: Mapped[bool | None]
     rules: Mapped[str]
     digest: Mapped[str]
@@ -61,6 +64,21 @@ class VerdictRow(Base):
     usd: Mapped[float | None]
     runs: Mapped[list[VerdictRun]] = relationship(order_by="VerdictRun.position")
     arms: Mapped[list[VerdictArm]] = relationship(order_by="VerdictArm.position")
+
+    @property
+    def mark(self) -> str:
+        """`confirmatory`, `exploratory` or `unknown`; empty where no trained model was judged."""
+        return mark_of(self.registration)
+
+    @property
+    def marked_status(self) -> str:
+        """As "supported (exploratory)"."""
+        return f"{self.status} ({self.mark})" if self.mark else self.status
+
+
+def mark_of(registration: Mapping[str, Any] | None) -> str:
+    mark = registration["mark"] if registration else ""
+    return "registration unknown" if mark == "unknown" else mark
 
 
 class VerdictRun(Base):

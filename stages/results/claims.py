@@ -274,7 +274,7 @@ def _same_error(session: Session, claim: Claim, verdict: VerdictRow) -> tuple[st
 def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str, str], tuple[ArmVerdict, ...]]:
     """`{(experiment, arm): verdicts}` of the claims that name one arm, in the claims' order."""
     query = (
-        select(ClaimExperiment.experiment, Claim, VerdictRow.status, VerdictRow.explanation, VerdictRow.is_decidable)
+        select(ClaimExperiment.experiment, Claim, VerdictRow)
         .join(Claim, Claim.id == ClaimExperiment.claim)
         .join(VerdictRow, VerdictRow.claim == Claim.id)
         .where(ClaimExperiment.experiment.in_(experiments), Claim.arm.is_not(None))
@@ -287,9 +287,10 @@ def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str
             claim=claim.id,
             kind=claim.kind,
             metric=claim.metric,
-            status=row.status,
-            is_decidable=row.is_decidable,
-            explanation=row.explanation,
+            status=row.VerdictRow.status,
+            mark=row.VerdictRow.mark,
+            is_decidable=row.VerdictRow.is_decidable,
+            explanation=row.VerdictRow.explanation,
         )
         found.setdefault((row.experiment, claim.arm), []).append(verdict)
     return {place: tuple(verdicts) for place, verdicts in found.items()}

@@ -137,6 +137,7 @@ class ArmVerdict:
     kind: str
     metric: Annotated[str, Field(description="the one that the paper prints")]
     status: Annotated[str, Field(examples=["reproduced"])]
+    mark: Annotated[str, Field(examples=["exploratory"], description="as in `registration` of the claim's verdict")]
     is_decidable: Annotated[bool, Field(description="something here can decide the claim, now or later")]
     explanation: str
 

@@ -28,9 +28,9 @@ _OTHER_CLASS = 0.005
 """Share of test images whose class may be another one in those two passes, at least one image."""
 _SECONDS = 6e-5
 """An epoch's seconds are stored with four decimals."""
-_OF_ALL_IMAGES = ("accuracy", "loss", "calibration_error", "best_epoch_accuracy")
+_OF_ALL_IMAGES = ("accuracy", "loss", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion")
 _OF_ALL_ROWS = ("mse", "log_mse", "selected_mse", "selected_log_mse")
-_SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy")
+_SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion")
 
 
 def find_contradictions(line: ResultLine) -> list[str]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -33,6 +34,9 @@ from stages.scheduling.grouping import form_groups
 from stages.scheduling.journal import Journal
 from stages.scheduling.run_folder import adopt, link_outcomes, previous_specs, remove_damaged, remove_others
 
+_GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
+"""Devices of which one exists if `auto` may be a GPU; asking torch would load it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
@@ -44,6 +48,10 @@ class Assignment:
     @property
     def label(self) -> str:
         return f"{self.planned.arm}.{self.planned.replicate_index}"
+
+
+Order = Callable[[str, Sequence[Assignment], int], float]
+"""Sort key of a group: takes an experiment, its runs that train together and how many are stacked."""
 
 
 def assignments(
@@ -75,11 +83,12 @@ def train_experiment(
     stop: threading.Event,
     only: Sequence[str] | None = None,
     engine: str = DEFAULT,
+    order: Order | None = None,
 ) -> bool:
     """Bring `data/runs/<name>/` up to date; returns True if every run has an outcome.
 
     `only`: patterns of `<arm>.<replicate>`, also of arms whose role the profile leaves out; the folder then holds these
-    runs alone.
+    runs alone.  `order`: the group with the smallest number begins first (None: in file order).
 
     Raises:
         EngineError: no such engine, or its package is missing.
@@ -90,6 +99,8 @@ def train_experiment(
     run_groups, experiment = find_engine(engine), find_experiment(params, name)
     store, folder = open_store(), data / "runs" / name
     found = compare(experiment, params, data, store, only)
+    if order is not None and len(found.groups) > len(devices):
+        found.groups.sort(key=lambda group: order(name, found.missing_of(group), group.stacked))
     wanted, missing, taken = found.wanted, found.missing, found.taken
     keys_missing = [assignment.spec.run_key for assignment in missing]
     counter = RunCounter(
@@ -136,6 +147,9 @@ class Compared:
     missing: list[Assignment]
     groups: list[Group]
     taken: Mapping[str, str]
+
+    def missing_of(self, group: Group) -> list[Assignment]:
+        return [assignment for assignment in self.missing if assignment.spec.run_key in group.run_keys]
 
 
 def compare(
@@ -240,10 +254,18 @@ def _chosen(wanted: Sequence[Assignment], patterns: Sequence[str], experiment: s
     return [run for run in wanted if any(fnmatchcase(run.label, pattern) for pattern in patterns)]
 
 
-def slot_devices(named: str, params: Params) -> list[str]:
-    """The device of each slot: those that are named, by commas, or the one that is, as often as the profile says."""
+def slot_devices(named: str, params: Params, engine: str = DEFAULT) -> list[str]:
+    """Return the device of each slot: those named, by commas, or the one named, as often as the profile says.
+
+    Without `slots` in the profile, this machine's CPU has a slot per core: two runs with one thread each are faster
+    than one run with two (docs/decisions/0015).
+    """
     devices = named.split(",")
-    return devices if len(devices) > 1 else devices * params.profile.slots
+    if len(devices) > 1:
+        return devices
+    is_cpu = named == "cpu" or (named == "auto" and not any(Path(name).exists() for name in _GPU_DRIVERS))
+    cores = (os.cpu_count() or 1) if is_cpu and engine == DEFAULT else 1
+    return devices * (params.profile.slots or cores)
 
 
 def find_experiment(params: Params, name: str) -> Experiment:

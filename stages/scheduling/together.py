@@ -4,8 +4,9 @@ none for DVC, which runs its stages one after the other.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,10 +22,7 @@ from stages.scheduling.engine.choice import find_engine
 from stages.scheduling.engine.groups import Event, Group, Report
 from stages.scheduling.journal import Journal
 from stages.scheduling.planning import cost_of_run
-from stages.scheduling.runner import Assignment, compare, find_experiment, read_packed
-
-Order = Callable[[str, Sequence[Assignment], int], float]
-"""Of an experiment, its runs that train together and how many are stacked: the smallest number begins first."""
+from stages.scheduling.runner import Order, compare, find_experiment, read_packed
 
 
 @dataclass(frozen=True)
@@ -97,12 +95,11 @@ def line_up(
         only = None if labels is None else sorted(labels)
         found = compare(find_experiment(params, name), params, data, store, only)
         queue.held[name] = len(found.wanted) - len(found.missing)
-        missing = {assignment.spec.run_key: assignment for assignment in found.missing}
         for group in found.groups:
-            runs = [missing[key] for key in group.run_keys if key in missing and key not in queue.names]
+            runs = [run for run in found.missing_of(group) if run.spec.run_key not in queue.names]
             queue.names.update({run.spec.run_key: f"{name}.{run.label}" for run in runs})
             if runs:
-                ranked.append((order(name, runs, len(group.specs) if group.is_stack else 1), group))
+                ranked.append((order(name, runs, group.stacked), group))
     queue.groups.extend(group for _, group in sorted(ranked, key=lambda one: one[0]))
     return queue
 
@@ -129,7 +126,8 @@ def refuse_unpacked(experiments: Iterable[Experiment], params: Params, data: Pat
 
 
 def longest_first(params: Params, device: str, count: CountFlops) -> Order:
-    """By the time on `device` (`cpu` or `cuda`) as the plan has it."""
+    """Sort by planned time on the named `device`; a network that can't be built comes first, since it fails at once."""
+    kind = "cuda" if device.startswith("cuda") else "cpu"
 
     @cache
     def cost_in(name: str) -> Callable[[PlannedRun, int], float]:
@@ -139,7 +137,10 @@ def longest_first(params: Params, device: str, count: CountFlops) -> Order:
         scored = params.profile.test_rows or rows.test
 
         def cost(run: PlannedRun, together: int) -> float:
-            return cost_of_run(run, rows, source, params.rates, count, scored, together=together).seconds[device]
+            try:
+                return cost_of_run(run, rows, source, params.rates, count, scored, together=together).seconds[kind]
+            except Exception:  # noqa: BLE001  (its training reports the error and stops no other run)
+                return math.inf
 
         return cost
 

@@ -34,13 +34,14 @@ _VERSION = "1.1"
 _FILES = (
     *("CITATION.cff", "LICENSE", "NOTICE", "dvc.yaml", "params.yaml", "params/*.yaml", "pyproject.toml"),
     *("requirements/*.lock", "data/claims.csv", "data/claims-history.jsonl", "data/evidence/*.jsonl"),
-    *("data/results/*.jsonl", "data/findings.jsonl"),
+    *("data/registrations/*.json", "data/results/*.jsonl", "data/findings.jsonl"),
 )
 _CODE = "stages"
 _HERE = "#claimcheck"
 _FORMATS = {
     ".cff": "application/yaml",
     ".csv": "text/csv",
+    ".json": "application/json",
     ".jsonl": "application/jsonl",
     ".toml": "application/toml",
     ".yaml": "application/yaml",
@@ -254,7 +255,7 @@ def _verdict(one: JudgedClaim) -> Iterator[Entity]:
         "description": claim.place,
     }
     rating = f"#verdict-{claim.id}/rating"
-    yield {"@id": rating, "@type": "Rating", "name": str(verdict.status), "ratingExplanation": verdict.explanation}
+    yield {"@id": rating, "@type": "Rating", "name": verdict.marked_status, "ratingExplanation": verdict.explanation}
     yield {
         "@id": _verdict_id(one),
         "@type": ["CreativeWork", "ClaimReview"],

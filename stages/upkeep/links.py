@@ -24,7 +24,8 @@ from stages.runs.curves import EpochRow
 from stages.runs.equivalence import PATH
 from stages.runs.evidence import DataUsed, Divergence, Measurement, ResultLine
 from stages.runs.outcome import find_fault
-from stages.upkeep.publishing import digest_at, has_revision, is_full_clone
+from stages.runs.revisions import has_revision, is_full_clone
+from stages.upkeep.publishing import digest_at
 
 LinkStatus = Literal["holds", "broken", "not here"]
 RELEASED = "data/models/"

@@ -14,6 +14,7 @@ from stages.runs.consistency import find_contradictions, find_cost_contradiction
 from stages.runs.equivalence import PATH, Equivalences, read_equivalences
 from stages.runs.evidence import CostLine, EvidenceLine, Origin, ResultLine, read_lines, write_lines
 from stages.runs.fingerprint import changed_modules, module_digest, source_digest, source_path
+from stages.runs.revisions import has_revision, is_full_clone
 from stages.runs.store import write_atomically
 
 # Changes in these don't touch what a run computes, so they don't make its evidence dirty.
@@ -143,26 +144,6 @@ def line_faults(root: Path) -> list[str]:
             if wrong:
                 found.append(f"{PATH}, line {number}: revision {revision[:12]} has another {', '.join(wrong)}")
     return found
-
-
-@cache
-def has_revision(root: Path, revision: str) -> bool:
-    return _asked(root, "cat-file", "-t", revision) == "commit"
-
-
-@cache
-def is_full_clone(root: Path) -> bool:
-    """True if a revision that is missing here is missing everywhere."""
-    return _asked(root, "rev-parse", "--is-shallow-repository") == "false"
-
-
-def _asked(root: Path, *arguments: str) -> str | None:
-    """The output of git, or None if it fails or isn't installed."""
-    try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 @cache

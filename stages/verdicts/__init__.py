@@ -2,8 +2,9 @@
 
 One family per file: `value` (two one-sided tests), `difference` (sign and size of a gain), `comparable` (no worse
 than by a margin), `grid_part` (a gain over part of a grid), `uniform` (the same gain at every level), `families` (the
-sentence of a table, by `synthesis`, and a paper's own counts), `side` (which side of a bound), `others` (counts,
-ranges, proportions, …), `indicative` (what short runs may show), `power` (what a plan can show in advance).
+sentence of a table, by `synthesis`, and a paper's own counts), `side` (which side of a bound), `noise`
+(whether seeds explain a spread), `others` (counts, ranges, proportions, …), `indicative` (what short runs may show),
+`power` (what a plan can show in advance).
 Rules, margins and looks are fixed before running (`stages.rules`); `curves` turns the curves of folds into an arm's
 metric.  Needs NumPy and SciPy only.
 """
@@ -23,13 +24,13 @@ from stages.verdicts.difference import GainClaim, judge_gain, judge_gap
 from stages.verdicts.families import Order, TableSentence, judge_table, judge_tally, judge_wins
 from stages.verdicts.grid_part import GridPart
 from stages.verdicts.indicative import EvidenceLevel, evidence_level_of, indicate_order
+from stages.verdicts.noise import judge_noise
 from stages.verdicts.others import (
     fisher_p,
     judge_count,
     judge_hardware,
     judge_proportion,
     judge_proportions,
-    judge_range,
     judge_shown,
     not_tested,
 )
@@ -71,9 +72,9 @@ __all__ = [
     "judge_gain",
     "judge_gap",
     "judge_hardware",
+    "judge_noise",
     "judge_proportion",
     "judge_proportions",
-    "judge_range",
     "judge_shown",
     "judge_side",
     "judge_table",

@@ -24,7 +24,7 @@ from stages.rules import Rules
 from stages.verdicts.expected import expected_replicates, say_expected
 from stages.verdicts.grid_part import GridPart
 from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
-from stages.verdicts.looks import Looks, complete_look, level, looks_from, looks_of_plan
+from stages.verdicts.looks import Looks, complete_look, level, looks_from, looks_of_part, looks_of_plan
 from stages.verdicts.numerals import signed, with_interval
 from stages.verdicts.value import Spread, judge_equivalence, tell, too_few, too_many_diverged, with_prediction
 from stages.verdicts.verdict import Sample, Status, Verdict
@@ -90,13 +90,15 @@ def judge_gain(
     widening: float = 0.0,
     test_sets: float = 0.0,
     part: GridPart | None = None,
+    pairs: tuple[int, int] = (1, 1),
 ) -> Verdict:
     """The verdict on the sign, containing the one on the size; not adjusted for other claims (`families`).
 
     The size of a printed gain that is no larger than the margin is never `reproduced`.  Of a grid that isn't whole, the
-    arms are means over the pairs of `part`, and the verdict is on these alone.  Looks end with the `planned`
-    replicates; `widening` is what left-out test rows could change; `test_sets` the variance of two draws of the test
-    set, where ours isn't the paper's, in the size alone.
+    arms are means over the pairs of `part`, and the verdict is on these alone.  `pairs`: how many of a grid ran, and
+    how many are planned; its parts share the α of the sign, and the size is left to the whole grid.  Looks end with the
+    `planned` replicates; `widening` is what left-out test rows could change; `test_sets` the variance of two draws of
+    the test set, where ours isn't the paper's, in the size alone.
     """
     looks = looks_of_plan(rules.looks, planned)
     arms = at_last_look(proposed, baseline, looks, pairing, first=min(rules.looks), planned=planned)
@@ -112,11 +114,12 @@ def judge_gain(
         )
         size = size if part is None else _leave_open(size)
     stderr = math.sqrt(gain.at(gain.n)[0])
-    sign = _judge_sign(claim, gain, arms, rules=rules, looks=looks, widening=widening)
+    of_part = looks_of_part(looks, *pairs)
+    sign = _judge_sign(claim, gain, arms, rules=rules, looks=of_part, widening=widening)
     design = "shared folds" if pairing == "fold" else "independent replicates"
     sign = tell(sign, f"Gain of the proposed model (n = {n} {design})", proposed, baseline)
     if part is not None:
-        sign = _of_part(part, gain, sign)
+        sign = _of_part(part, gain, sign, level(looks, n, rules.alpha_outside / 2))
     return dataclasses.replace(sign, size=size, stderr=stderr)
 
 
@@ -131,15 +134,17 @@ def _leave_open(size: Verdict) -> Verdict:
     return dataclasses.replace(size, status=status, explanation=needed, replicates_expected=None, prediction=None)
 
 
-def _of_part(part: GridPart, gain: Gain, sign: Verdict) -> Verdict:
-    """The verdict with its scope: the pairs that it is of, and the interval for the whole grid."""
-    assert sign.confidence is not None, "a sign has an interval"
-    half = part.half_width_of_whole(gain.at(gain.n), sign.n, (1 - sign.confidence) / 2)
+def _of_part(part: GridPart, gain: Gain, sign: Verdict, alpha: float) -> Verdict:
+    """The verdict with its scope: the pairs that it is of, and the interval for the whole grid, which decides nothing.
+
+    That interval errs with probability `alpha` on each side: parts needn't share what they don't spend.
+    """
+    half = part.half_width_of_whole(gain.at(gain.n), sign.n, alpha)
     scope, of_whole = part.scope(), "They may differ by any amount, so nothing is said of the whole grid."
     if math.isfinite(half):
         low, high = gain.mean - half, gain.mean + half
-        scope = dataclasses.replace(scope, whole_low=low, whole_high=high)
-        whole = with_interval(gain.mean, low, high, sign.confidence)
+        scope = dataclasses.replace(scope, whole_low=low, whole_high=high, whole_confidence=1 - 2 * alpha)
+        whole = with_interval(gain.mean, low, high, 1 - 2 * alpha)
         of_whole = f"Of the whole grid, as if these were drawn from it: {whole}."
     return dataclasses.replace(sign, scope=scope, explanation=f"{sign.explanation} {part.tell()} {of_whole}")
 

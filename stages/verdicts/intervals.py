@@ -46,18 +46,6 @@ def variance_of(draws: Numbers) -> Numbers:
     return np.where(np.sqrt(variance) <= 1e-12 * np.max(np.abs(draws), axis=-1), 0.0, variance)
 
 
-def pool(values: Numbers, peers: Sequence[Numbers]) -> tuple[Numbers, int]:
-    """Variance of one draw and its df: pooled over the arms, but never below this arm's own.  Draws on the last axis.
-
-    Pooling makes few replicates suffice.  An arm that is noisier than its peers would look better than it is, so it
-    keeps its own variance.
-    """
-    arms = [arm for arm in map(np.asarray, (values, *peers)) if arm.shape[-1] > 1]
-    df = sum(arm.shape[-1] - 1 for arm in arms)
-    pooled = sum((arm.shape[-1] - 1) * variance_of(arm) for arm in arms) / max(df, 1)
-    return np.maximum(pooled, variance_of(values)) if np.shape(values)[-1] > 1 else pooled, df
-
-
 def is_within(difference: Numbers, half: Numbers, margin: Numbers) -> Numbers:
     """Two one-sided tests: True where the whole interval lies within ± margin."""
     return np.abs(difference) + half <= margin

@@ -5,6 +5,11 @@ planned number of replicates is complete, in the planned order, and the looks sh
 of all looks together is at most the sum of their shares, whatever the distribution.
 
 A look that the plan never reaches would spend its share on nothing, so the plan's end is the last one (decision 0029).
+
+A grid whose pairs arrive one after another is judged again with each arrival, which multiplies the error as well.  So
+the parts of a grid share α, too: the whole grid has most of it, and the rest is split evenly over all parts that there
+may be on the way.  Each arrival adds a pair, so a grid of p pairs has at most p − 1 parts before it is whole, whatever
+the order of arrival.
 """
 
 from __future__ import annotations
@@ -13,6 +18,10 @@ from collections.abc import Iterable, Mapping
 
 # number of replicates -> share of α, rising numbers, shares that sum to 1
 Looks = Mapping[int, float]
+
+
+OF_WHOLE_GRID = 0.8
+"""Share of α that is left for the whole grid."""
 
 
 class UnplannedLook(ValueError):
@@ -40,6 +49,14 @@ def looks_of_plan(looks: Looks, planned: int | None) -> dict[int, float]:
     if reached:
         reached.setdefault(planned, next(share for n, share in looks.items() if n > planned))
     return {n: share / sum(reached.values()) for n, share in reached.items()}
+
+
+def looks_of_part(looks: Looks, ran: int, planned: int) -> dict[int, float]:
+    """The looks at a part of a grid, in which `ran` of the `planned` pairs ran: their shares of this part's α."""
+    part = 1.0
+    if planned > 1:
+        part = OF_WHOLE_GRID if ran >= planned else (1 - OF_WHOLE_GRID) / (planned - 1)
+    return {n: share * part for n, share in looks.items()}
 
 
 def level(looks: Looks, n: int, alpha: float) -> float:

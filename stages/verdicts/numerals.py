@@ -13,6 +13,12 @@ def signed(number: float) -> str:
     return _minus(f"{number:+.3g}")
 
 
+def in_percent(confidence: float) -> str:
+    """As many digits as keep it from 100: 95 %, 96.7 %, 99.98 %."""
+    digits = max(1, -math.floor(math.log10(100 * (1 - confidence))))
+    return f"{100 * confidence:.{digits}f}".removesuffix(".0") + " %"
+
+
 def with_interval(estimate: float, low: float, high: float, confidence: float, margin: float | None = None) -> str:
     """Format to two digits of the interval's half-width, or to three digits of the numbers where it has none.
 
@@ -28,7 +34,7 @@ def with_interval(estimate: float, low: float, high: float, confidence: float, m
         limits = (0.0,) if margin is None else (-margin, margin)
         decimals = next((more for more in range(fewest, fewest + _MORE) if _are_apart(limits, low, high, more)), fewest)
     middle, below, above = (signed(number) if decimals is None else _fixed(number, decimals) for number in numbers)
-    sentence = f"{middle}, {100 * confidence:.3g} % interval {below} to {above}"
+    sentence = f"{middle}, {in_percent(confidence)} interval {below} to {above}"
     return sentence if margin is None else f"{sentence}, margin ±{_margin(margin, decimals or 0)}"
 
 

@@ -39,17 +39,6 @@ def _rounded_as_printed(claimed: float, counted: float) -> int:
     return 0
 
 
-def judge_range(low: float, high: float, measured: float, margin: float = 0.0) -> Verdict:
-    """Compare `measured` with a printed range, widened by `margin` at both ends."""
-    inside = low - margin <= measured <= high + margin
-    return Verdict(
-        status=_holds(inside),
-        explanation=f"Measured {measured:.4g}; claimed {low:.4g} to {high:.4g}, margin ±{margin:.3g}.",
-        estimate=measured - min(max(measured, low), high),
-        margin=margin,
-    )
-
-
 def judge_shown(where: str) -> Verdict:
     """A figure without numbers, or a quality: ours is shown beside it and nothing is counted."""
     return Verdict(status=Status.SHOWN, explanation=f"No number to test; ours is shown: {where}.")

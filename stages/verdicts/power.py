@@ -42,8 +42,8 @@ Source = Literal["measured", "printed", "assumed"]
 class Design:
     """The plan.  `spread`: standard deviation of one replicate, or of one difference for a gain; `because`: its source.
 
-    `pairing`: a value, or a gain by shared folds or of independent arms.  `peers`: other arms whose spread is pooled
-    with that of a value.  `stderr` and `paper_n` are the paper's.
+    `pairing`: a value, or a gain by shared folds or of independent arms.  `stderr` and `paper_n` are the paper's.
+    `share`: the part of a sign's α that the whole grid has, if there is one.
     """
 
     planned: int
@@ -51,9 +51,9 @@ class Design:
     source: Source
     because: str
     pairing: Literal["value", "fold", "none"]
-    peers: int = 0
     stderr: float | None = None
     paper_n: int | None = None
+    share: float = 1.0
 
     @property
     def paper_error(self) -> float:
@@ -236,7 +236,7 @@ def _size_chances(design: Design, margin: float, n: int, rules: Rules) -> tuple[
     share = _share(n, _minimum(design, rules), rules)
     if not share:
         return 0.0, 0.0
-    ratio, df = _sample_variances(design.pairing, n, design.peers)
+    ratio, df = _sample_variances(design.pairing, n)
     s2 = design.spread**2
     variance, df = Spread(s2=s2 * ratio, df=df, n=n, stderr=design.stderr, paper_n=design.paper_n).at(n)
     inner = half_width(variance, df, rules.alpha_within * share)
@@ -253,26 +253,23 @@ def _sign_chance(design: Design, gain: float, n: int, rules: Rules) -> float:
 
 def one_sided(design: Design, distance: float, n: int, alpha: float, rules: Rules) -> float:
     """Chance that the interval of a gain lies wholly on the true side of a limit at this distance from the truth."""
-    share = _share(n, min(rules.looks), rules)
+    share = _share(n, min(rules.looks), rules) * design.share
     if not share:
         return 0.0
-    ratio, df = _sample_variances(design.pairing, n, 0)
+    ratio, df = _sample_variances(design.pairing, n)
     half = half_width(design.spread**2 * ratio / n, df, alpha * share)
     return float(np.mean(scipy.special.ndtr((distance - half) * math.sqrt(n) / design.spread)))
 
 
 @cache
-def _sample_variances(pairing: str, n: int, peers: int) -> tuple[Numbers, Numbers]:
-    """(sample variance over its expectation, df) at equally probable points, as `pool` and `measure_gain` take it."""
+def _sample_variances(pairing: str, n: int) -> tuple[Numbers, Numbers]:
+    """(sample variance over its expectation, df) at equally probable points, as the judges take it."""
     if n == NEVER:
         return np.ones(1), np.full(1, float(NEVER))
-    if pairing == "fold" or (pairing == "value" and not peers):
+    if pairing != "none":
         alone = relative_variances(n - 1, _POINTS**2)
         return alone, np.full(alone.shape, n - 1.0)
     own = relative_variances(n - 1)
-    if pairing == "value":
-        one, others = (grid.ravel() for grid in np.meshgrid(own, relative_variances(peers * (n - 1))))
-        return np.maximum((one + peers * others) / (1 + peers), one), np.full(one.shape, (1.0 + peers) * (n - 1))
     one, other = (grid.ravel() / 2 for grid in np.meshgrid(own, own))
     return combine([(one, n - 1.0), (other, n - 1.0)])
 

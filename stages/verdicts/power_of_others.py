@@ -60,8 +60,11 @@ def power_of_sign(design: Design, rules: Rules, *, is_known: bool) -> Power:
     )
 
 
-def power_of_nearness(design: Design, margin: float, rules: Rules) -> Power:
-    """Power for a number said to equal another, with unknown spread: the largest spread at which it decides."""
+def power_of_nearness(design: Design, margin: float, rules: Rules, right: str = "the statement is right") -> Power:
+    """Power for a number said to equal another, with unknown spread: the largest spread at which it decides.
+
+    `right`: the case in which it should be reproduced, for the sentence.
+    """
 
     def chance(spread: float) -> float:
         return power_of_value(dataclasses.replace(design, spread=spread), margin, rules).reproduced or 0.0
@@ -75,7 +78,7 @@ def power_of_nearness(design: Design, margin: float, rules: Rules) -> Power:
         planned=design.planned,
         spread=None,
         source=None,
-        explanation=f"{start} Where the statement is right, it is reproduced with probability {in_percent(WANTED)} or "
+        explanation=f"{start} Where {right}, it is reproduced with probability {in_percent(WANTED)} or "
         f"more while that is at most {largest:.2g}; the margin is {margin:.2g}.",
     )
 
@@ -83,18 +86,19 @@ def power_of_nearness(design: Design, margin: float, rules: Rules) -> Power:
 def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rules: Rules) -> Power:
     """Power for equal gains at every level: `reproduced` where exactly equal, `not_reproduced` where two differ.
 
-    The two are two margins apart and the others halfway between, the hardest case to detect.  `design.spread` is that
-    of one pair's gain; `levels` with `pairs` each make up the whole grid.
+    The two are two margins apart and the others halfway between, the hardest case to detect.  `design.spread` is the
+    interaction's: how much the mean gain of one pair differs from those of its level beyond what all levels share.
+    `levels` with `pairs` each make up the whole grid.
     """
     looks = looks_of_plan(looks_from(rules.looks, rules.minimum), design.planned)
     n = judged_replicates(design, rules)
-    start = f"Planned are {design.planned} replicates of {levels} × {pairs} pairs, their gains with a spread of "
-    start += f"{design.spread:.2g} ({design.because})."
+    start = f"Planned are {design.planned} replicates of {levels} × {pairs} pairs, whose mean gains differ by "
+    start += f"{design.spread:.2g} beyond level and slice ({design.because})."
     if n not in looks:
         first = min(looks_from(rules.looks, rules.minimum))
         text = f"{start} Nothing is judged before {first} replicates: the plan is too short."
         return Power(planned=design.planned, spread=design.spread, source=design.source, explanation=text)
-    variance, df = max(design.spread**2 / n / pairs, margin**2 / _AMPLE), 2 * (n - 1) * levels * pairs
+    variance, df = max(design.spread**2 / pairs, margin**2 / _AMPLE), (levels - 1) * (pairs - 1)
     within, outside = rules.alpha_within * looks[n], rules.alpha_outside / 2 * looks[n]
     same, off = [], []
     for estimate in variance * relative_variances(df, _POINTS):
@@ -121,19 +125,6 @@ def _limits(levels: int, df: int, ratio: float, within: float, outside: float) -
     alike = scipy.optimize.brentq(lambda f: float(p_alike(f, levels, df, ratio)) - within, 0.0, end)
     apart = scipy.optimize.brentq(lambda f: outside - float(p_apart(f, levels, df, ratio)), 0.0, end)
     return float(alike), float(apart)
-
-
-def power_of_range(planned: int, width: float, margin: float, rules: Rules) -> Power:
-    """Power for a printed range of this width: the spread up to which a truth at its ends holds, two margins off fails.
-
-    Both chances are Φ(margin √n / s), since the mean alone decides.
-    """
-    n = min(planned, max(rules.looks))
-    largest = margin * n**0.5 / float(scipy.special.ndtri(WANTED))
-    text = f"Planned are {planned} replicates; how far they spread isn't known. A truth at an end of the range holds, "
-    text += f"and one two margins outside fails, with probability {in_percent(WANTED)} or more while replicates spread "
-    text += f"by at most {largest:.2g}; in the middle, by at most {largest * (1 + width / 2 / margin):.2g}."
-    return Power(planned=planned, spread=None, source=None, explanation=text)
 
 
 def power_of_proportion(planned: int, replicates: int, claimed: tuple[int, int], margin: float, rules: Rules) -> Power:

@@ -3,16 +3,16 @@
     D = mean(ours) − paper,    Var D = s²/n + (paper's standard error)²    where it is printed,
                                Var D = s²/n + s²/m    where the paper ran m times; m = 1 where it doesn't say
 
-s is pooled over the experiment's arms (`intervals.pool`).  `reproduced`: the interval of D at 1 − 2α lies within the
-margin.  `not reproduced`: the wider interval at 1 − α lies wholly outside.  The verdict also gives the interval of the
-paper's own rerun (`prediction`).
+s is the spread of this arm's replicates alone, with n − 1 degrees of freedom: no other arm changes a verdict.
+`reproduced`: the interval of D at 1 − 2α lies within the margin.  `not reproduced`: the wider interval at 1 − α lies
+wholly outside.  The verdict also gives the interval of the paper's own rerun (`prediction`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from stages.rules import Rules
 from stages.verdicts.expected import can_decide, expected_replicates, say_expected
-from stages.verdicts.intervals import Numbers, combine, half_width, is_outside, is_within, pool
+from stages.verdicts.intervals import Numbers, combine, half_width, is_outside, is_within, variance_of
 from stages.verdicts.looks import Looks, complete_look, level, looks_from, looks_of_plan
 from stages.verdicts.numerals import with_interval
 from stages.verdicts.prediction import predict
@@ -37,6 +37,7 @@ class ValueClaim:
     margin: float
     stderr: float | None = None
     n: int | None = None
+    wording: str = "the paper's"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +71,15 @@ def judge_value(
     *,
     rules: Rules,
     planned: int | None = None,
-    peers: Sequence[Sample] = (),
     widening: float = 0.0,
     can_reproduce: bool = True,
     test_sets: float = 0.0,
+    may_be_exact: bool = False,
 ) -> Verdict:
     """Judge a printed value by `planned` replicates, where the looks end (None: the plan goes on after the last).
 
-    `peers` are the experiment's other arms, `widening` what left-out test rows could change; `can_reproduce` as in
-    `judge_equivalence`.  `test_sets` is the variance of two draws of the test set, where ours isn't the paper's.
+    `widening`: what left-out test rows could change; `can_reproduce` and `may_be_exact` as in `judge_equivalence`;
+    `test_sets`: the variance of two draws of the test set, where ours isn't the paper's.
     """
     from_minimum = looks_from(rules.looks, rules.minimum if claim.stderr is None else rules.minimum_with_error)
     looks = looks_of_plan(from_minimum, planned)
@@ -88,8 +89,9 @@ def judge_value(
     used = sample.among(range(n))
     if len(used.values) < 2:
         return too_many_diverged(n, used.n_diverged, Status.INCONCLUSIVE)
-    s2, df = pool(used.values, [peer.among(range(n)).values for peer in peers])
-    spread = Spread(s2=s2, df=df, n=len(used.values), stderr=claim.stderr, paper_n=claim.n, test_sets=test_sets)
+    ran = len(used.values)
+    s2 = float(variance_of(np.array(used.values)))
+    spread = Spread(s2=s2, df=ran - 1, n=ran, stderr=claim.stderr, paper_n=claim.n, test_sets=test_sets)
     difference = fmean(used.values) - claim.value
     verdict = judge_equivalence(
         difference,
@@ -101,9 +103,10 @@ def judge_value(
         looks=looks,
         widening=widening,
         can_reproduce=can_reproduce,
+        may_be_exact=may_be_exact,
     )
     verdict = with_prediction(verdict, fmean(used.values), claim.value, spread, rules, widening)
-    ours = f"Ours {fmean(used.values):.4g} (n = {n}, s = {s2**0.5:.2g}) − the paper's {claim.value:.4g}"
+    ours = f"Ours {fmean(used.values):.4g} (n = {n}, s = {s2**0.5:.2g}) − {claim.wording} {claim.value:.4g}"
     return tell(verdict, ours, sample)
 
 
@@ -118,11 +121,13 @@ def judge_equivalence(
     looks: Looks,
     widening: float = 0.0,
     can_reproduce: bool = True,
+    may_be_exact: bool = False,
 ) -> Verdict:
     """Test whether `difference` is zero within a margin.  The explanation is the part after the numbers compared.
 
     With `can_reproduce` False, lying within the margin is no agreement: no gain at all would count as equal to
-    the printed one, too.  The verdict is then `not reproduced` or `undecidable`.
+    the printed one, too.  The verdict is then `not reproduced` or `undecidable`.  With `may_be_exact`, replicates that
+    don't differ at all are a number without error, as bytes of memory are; else their spread is unknown.
     """
 
     def halves(replicates: Numbers, within: Numbers, outside: Numbers) -> tuple[Numbers, Numbers]:
@@ -137,7 +142,7 @@ def judge_equivalence(
     outer_level = level(looks, n, rules.alpha_outside / 2)
     inner, outer = halves(spread.n, inner_level, outer_level)
     expected = None
-    if not spread.s2:
+    if not spread.s2 and not may_be_exact:
         status, reason = Status.INCONCLUSIVE, "the replicates don't differ at all, so their spread is unknown"
     elif is_outside(difference, outer, margin):
         status, reason = Status.NOT_REPRODUCED, "wholly outside"

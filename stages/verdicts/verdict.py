@@ -125,8 +125,9 @@ class Scope:
     """What a verdict on part of a grid is of: `pairs` of the `planned_pairs`, whose number some claims leave open.
 
     Where they are whole slices, `factor` names what was varied, with its levels that `ran` and those `missing`.
-    `whole_low` to `whole_high` is the interval of the whole grid's gain, as if these levels were drawn from it, at the
-    verdict's confidence.  `models` of the `planned_models` of the grid ran, where results tell which are pairs.
+    `whole_low` to `whole_high` is the interval of the whole grid's gain at `whole_confidence`, as if these levels were
+    drawn from it; it decides nothing.  `models` of the `planned_models` of the grid ran, where results tell which are
+    pairs.
     """
 
     pairs: int
@@ -136,6 +137,7 @@ class Scope:
     missing: tuple[Any, ...] = ()
     whole_low: float | None = None
     whole_high: float | None = None
+    whole_confidence: float | None = None
     models: int | None = None
     planned_models: int | None = None
 

@@ -25,7 +25,7 @@ from tests.claims.lines import claims, copy_project, judge, loaded, params, publ
 
 OBSERVED = (
     *("kernel_width_gap", "metric_distance_from_identity", "norm_error", "gaussian_distance"),
-    "displacement_over_steps",
+    *("displacement_over_steps", "accuracy_after_inversion"),
 )
 """Numbers from inside a network that claims are about."""
 METRICS = {

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
+import numpy as np
 import pytest
 
 from stages.claims.measures import NotMeasured, count_failed
-from stages.runs.evidence import Measurement, ResultLine
+from stages.runs.evidence import EvidenceLine, Measurement, ResultLine, read_lines
 from stages.verdicts import Status
-from tests.claims.lines import claims, judge, params, results, trials
+from stages.verdicts.uniform import p_apart
+from tests.claims.lines import ROOT, claims, judge, params, results, trials
 
 GAIN = "dac.sgemm.gain"
 STEPS = (0.0, 0.01, -0.01, 0.005, -0.005)
@@ -143,45 +146,61 @@ def test_what_has_no_interval_says_nothing_of_one() -> None:
 
 
 def uneven(low: float, high: float, depths: Sequence[int] = (5, 8)) -> dict[str, list[float | None]]:
-    """A gain that rises from `low` at the smallest width to `high` at the largest, in each of these depths."""
+    """A gain that rises from `low` at the smallest width to `high` at the largest, with a little noise of each pair."""
     values: dict[str, list[float | None]] = {}
     for number, width in enumerate(WIDTHS):
         gain = low + (high - low) * number / (len(WIDTHS) - 1)
-        values |= grid(gain, tuple(f"{width}x{depth}" for depth in depths))
+        for place, depth in enumerate(depths):
+            values |= grid(gain + 0.004 * ((-1) ** (number + place)), (f"{width}x{depth}",))
     return values
 
 
 @pytest.mark.parametrize(
     ("low", "high", "status"),
-    [(0.25, 0.25, Status.INCONCLUSIVE), (0.13, 0.31, Status.NOT_REPRODUCED), (0.23, 0.29, Status.INCONCLUSIVE)],
+    [(0.25, 0.25, Status.REPRODUCED), (0.13, 0.31, Status.NOT_REPRODUCED), (0.23, 0.29, Status.INCONCLUSIVE)],
 )
-def test_a_uniform_gain_is_alike_at_every_width(low: float, high: float, status: Status) -> None:
-    lines = results("dac-sgemm", uneven(low, high), metric="selected_log_mse")
-    uniform, gain = judge(*(claims()[i] for i in ("dac.sgemm.uniform", GAIN)), entered=trials(lines))
-    assert (uniform.verdict.status, uniform.basis, gain.verdict.status) == (status, "results", Status.SUPPORTED)
-    assert "Over 14 of 35 pairs" in uniform.verdict.explanation and len(uniform.entries) == len(gain.entries) == 140
-    assert uniform.verdict.estimate == pytest.approx(high - low)
+def test_a_uniform_gain_is_judged_once_by_the_whole_grid(low: float, high: float, status: Status) -> None:
+    for depths, judged in (((5, 8), Status.INCONCLUSIVE), ((5, 6, 8, 11, 16), status)):
+        lines = results("dac-sgemm", uneven(low, high, depths), metric="selected_log_mse")
+        uniform, gain = judge(*(claims()[i] for i in ("dac.sgemm.uniform", GAIN)), entered=trials(lines))
+        assert (uniform.verdict.status, uniform.basis, gain.verdict.status) == (judged, "results", Status.SUPPORTED)
+        assert len(uniform.entries) == len(gain.entries) == 70 * len(depths)
+        assert uniform.verdict.estimate == pytest.approx(high - low, abs=0.01)
+    assert "of 35 pairs" not in uniform.verdict.explanation
 
 
-def test_a_uniform_gain_is_confirmed_by_the_whole_grid() -> None:
-    for depths, status in (((5, 6, 8, 11), Status.INCONCLUSIVE), ((5, 6, 8, 11, 16), Status.REPRODUCED)):
-        lines = results("dac-sgemm", uneven(0.25, 0.25, depths), metric="selected_log_mse")
-        verdicts = judge(*(claims()[i] for i in ("dac.sgemm.uniform", "dac.sgemm.depth")), entered=trials(lines))
-        assert [one.verdict.status for one in verdicts] == [status, status]
+def test_a_gain_by_depth_has_the_widths_as_its_error() -> None:
+    for high, status in ((0.2, Status.REPRODUCED), (0.4, Status.NOT_REPRODUCED)):
+        values = uneven(0.2, 0.2, (5, 6, 8, 11, 16)) | uneven(high, high, (8,))
+        (depth,) = judge(
+            claims()["dac.sgemm.depth"], entered=trials(results("dac-sgemm", values, metric="selected_log_mse"))
+        )
+        assert depth.verdict.status is status
+        assert "F(4, 24) = " in depth.verdict.explanation
 
 
-def test_two_depths_cannot_show_that_depth_does_nothing() -> None:
-    """Alike at the depths that ran; three didn't.  Unlike, two are enough."""
-    (depth,) = judge(
-        claims()["dac.sgemm.depth"], entered=trials(results("dac-sgemm", uneven(0.2, 0.2), metric="selected_log_mse"))
-    )
-    assert depth.verdict.status is Status.INCONCLUSIVE
-    assert "within, but it is said of every pair, and only some ran" in depth.verdict.explanation
-    values = grid(0.1) | grid(0.4, tuple(f"{width}x8" for width in WIDTHS))
-    (depth,) = judge(
-        claims()["dac.sgemm.depth"], entered=trials(results("dac-sgemm", values, metric="selected_log_mse"))
-    )
-    assert depth.verdict.status is Status.NOT_REPRODUCED
+def test_our_two_depths_leave_a_uniform_gain_open_and_show_it_at_every_width() -> None:
+    """With seeds alone as the error the same 14 pairs gave F(6, 112) = 13.8 and p = 4e-5 at the margin."""
+    published = read_lines(ROOT / "data" / "evidence" / "dac-sgemm.jsonl", EvidenceLine)
+    lines = [
+        line.result for line in published if line.result.arm.endswith(("x5", "x8")) and "pyramid" not in line.result.arm
+    ]
+    uniform, depth = judge(*(claims()[i] for i in ("dac.sgemm.uniform", "dac.sgemm.depth")), entered=trials(lines))
+    assert (uniform.verdict.status, depth.verdict.status) == (Status.INCONCLUSIVE, Status.INCONCLUSIVE)
+    assert "Exactly alike: F(6, 6) = 6.5, p = 0.019." in uniform.verdict.explanation
+    assert "Better at every width, on the part that ran." in uniform.verdict.explanation
+    assert uniform.verdict.spread is not None
+    gains, variance = [], uniform.verdict.spread**2 / 2
+    for width in WIDTHS:
+        means = {
+            side: fmean(
+                entry.value or 0.0 for entry in uniform.entries if entry.side == side and f"-{width}x" in entry.arm
+            )
+            for side in ("proposed", "baseline")
+        }
+        gains.append(means["baseline"] - means["proposed"])
+    f = float(np.var(gains, ddof=1)) / variance
+    assert p_apart(f, 7, 6, 0.0625**2 / variance) == pytest.approx(0.11, abs=0.005)
 
 
 def test_levels_need_whole_slices() -> None:

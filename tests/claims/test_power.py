@@ -43,7 +43,7 @@ def test_every_claim_of_trained_models_that_can_be_decided_has_its_power(judged:
 def test_the_spread_is_printed_or_assumed_before_anything_runs(judged: dict[str, Judgement]) -> None:
     sources = Counter(judgement.power.source for judgement in judged.values() if judgement.power)
     assert sources.keys() == {"printed", "assumed", None}
-    assert sources[None] == 8, "four observations of σ, one of motion, a range of memory, two shares of failures"
+    assert sources[None] == 9, "four observations of σ, one of motion, a range of memory, noise, two shares of failures"
     printed = judged["dac.table1.c10.v1.r20.base"].power
     assert printed is not None and printed.source == "printed" and printed.spread == pytest.approx(0.0012 * 5**0.5)
     assert "the paper's standard error times √5" in printed.explanation

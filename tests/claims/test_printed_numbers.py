@@ -13,6 +13,7 @@ import pytest
 from stages.claims import ClaimLine
 from stages.params.experiment import Experiment
 from stages.results import JudgedClaim
+from stages.runs.curves import EpochRow
 from stages.runs.evidence import ResultLine
 from stages.verdicts import Status
 from tests.claims.lines import claims, params, results
@@ -69,7 +70,10 @@ def as_printed(experiment: Experiment) -> list[ResultLine]:
         accuracy = own.get("accuracy", own.get("best_epoch_accuracy", 1 - errors[0] if errors else 0.5 + 0.003 * place))
         lowest, around = (own.get(name, own.get(other, 1 - accuracy)) for name, other in (ERRORS, ERRORS[::-1]))
         values[arm] = [accuracy + share for share in shares[arm]]
-        curves[arm] = [[0.99, lowest - draw, *[0.99] * 4, *[around - draw] * 6] for draw in draws]
+        ends = [around - draw for draw in draws]
+        curves[arm] = [[0.99, lowest + end - around, *[0.99] * 4, *[end] * 6] for end in ends]
+        if experiment.printed.epochs < len(curves[arm][0]):
+            curves[arm] = [[end] * experiment.printed.epochs for end in ends]
     kind = params().datasets[experiment.dataset].kind
 
     def hit(line: ResultLine) -> ResultLine:
@@ -82,10 +86,19 @@ def as_printed(experiment: Experiment) -> list[ResultLine]:
         return dataclasses.replace(
             line,
             metrics=tuple(dataclasses.replace(one, value=wanted.get(one.metric, one.value)) for one in metrics),
-            curves=tuple(dataclasses.replace(row, val_loss=loss) for row in line.curves),
+            curves=tuple(
+                dataclasses.replace(row, **{"val_loss": loss} | {n: v + draw for n, v in of_epoch(own, row).items()})
+                for row in line.curves
+            ),
         )
 
     return [hit(line) for line in results(experiment.name, values, curves=curves)]
+
+
+def of_epoch(own: dict[str, float], row: EpochRow) -> dict[str, float]:
+    """What is printed for this epoch of the curves, by its column."""
+    start = f"epoch_{row.epoch}_"
+    return {name.removeprefix(start): value for name, value in own.items() if name.startswith(start)}
 
 
 @pytest.fixture(scope="module")

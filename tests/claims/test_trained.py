@@ -36,6 +36,16 @@ def test_a_value_that_agrees_is_reproduced_and_one_that_does_not_is_not() -> Non
     assert far.verdict.high is not None and far.verdict.high < -(far.verdict.margin or 0)
 
 
+@pytest.mark.parametrize("other", [[0.1135] * 5, [0.30, 0.97, 0.60, 0.11, 0.85]], ids=["at-chance", "unstable"])
+def test_other_arms_never_change_the_verdict_on_a_value(other: list[float]) -> None:
+    alone, with_peer = (
+        judge(claims()[VIT], entered=trials(results("ninformer-mnist", {"vit": MNIST["vit"]} | arms)))[0].verdict
+        for arms in ({}, {"mlp-mixer": other})
+    )
+    assert alone == with_peer
+    assert with_peer.spread == pytest.approx(np.std(MNIST["vit"], ddof=1)), "the s shown is the arm's own"
+
+
 def test_the_runs_behind_a_verdict_are_named_and_priced_once() -> None:
     (lead,) = judge(claims()[LEAD], entered=trials(results("ninformer-mnist", MNIST)))
     assert [(entry.side, entry.arm, entry.replicate) for entry in lead.entries] == [

@@ -24,7 +24,7 @@ from tests.service.browsing import chromium, open_page, watched
 from tests.service.results_factory import REPOSITORY, make_root
 from tests.service.running import Running, running
 
-IN_GIT = ("claims-history.jsonl", "claims.csv", "evidence", "models", "samples")
+IN_GIT = ("claims-history.jsonl", "claims.csv", "evidence", "models", "registrations", "samples")
 
 
 @pytest.fixture(scope="session")

@@ -99,13 +99,13 @@ def test_what_the_plans_can_not_confirm_is_said() -> None:
 def test_what_limits_the_decided_ones_is_said_with_them() -> None:
     part, later = (by_training(name, "supported", "log_mse") for name in "ab")
     part.verdict.scope = vars(Scope(pairs=2, models=29, planned_models=111))
-    part.verdict.seen_before_rule = later.verdict.seen_before_rule = 2
+    part.verdict.registration = later.verdict.registration = {"mark": "exploratory"}
     whole = tally(counts(in_favour=2))
     first = open_with([whole], [part, later], {"sgemm": "SGEMM"}).first
     assert " 1 of these rests on part of a grid (29 of its 111 models)." in first
-    assert " All 2 rest on a rule written after results had been seen." in first
+    assert " All 2 rest on rules not known to be registered before training (exploratory)." in first
     alone = open_with([tally(counts(in_favour=1))], [part], {"sgemm": "SGEMM"}).first
-    assert " It rests on part of a grid (29 of its 111 models) and on a rule written after results had" in alone
+    assert " It rests on part of a grid (29 of its 111 models) and on rules not known to be registered" in alone
     free = open_with([tally(counts(in_favour=1))], [by_training("c", "supported", "log_mse")], {"sgemm": "S"}).first
     assert "rest" not in free
 
@@ -130,9 +130,9 @@ def test_the_front_page_s_sentences_are_the_verdicts_of_the_database(client: Tes
     assert lead.startswith(f"Of the {needed} claims that need trained models, {favour + against} are decided")
     named = re.findall(r'href="/claims/([^"]+)"', html[: html.index('id="papers-title"')])
     by_id = {claim["id"]: claim["verdict"] for claim in claims}
-    later = [name for name in named if by_id[name]["seen_before_rule"] is not None]
-    if len(later) == len(named) > 1:
-        assert re.search(rf"All {len(named)} rest [^.]*on a rule written after results had been seen", lead)
+    exploratory = [name for name in named if by_id[name]["registration"]["mark"] == "exploratory"]
+    if len(exploratory) == len(named) > 1:
+        assert re.search(rf"All {len(named)} rest [^.]*on rules not known to be registered", lead)
     for name in named:
         scope, (badge,) = by_id[name]["scope"], re.findall(rf'<li>(.*?)<a href="/claims/{re.escape(name)}"', html)[:1]
         assert scope is None or 'class="size part">at ' in badge, f"{name} is of a part and doesn't say which"

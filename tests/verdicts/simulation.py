@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.verdicts import Margins, Rules
-from stages.verdicts.intervals import half_width, is_outside, is_within, pool
+from stages.verdicts.intervals import half_width, is_outside, is_within, variance_of
 from stages.verdicts.looks import Looks, level, looks_from, looks_of_plan
 from stages.verdicts.value import Spread
 
@@ -37,15 +37,13 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Arms with spread 1; ours is `ratio` times as noisy and its mean is `shift` from the procedure of the paper.
+    """An arm with spread 1 whose mean is `shift` from the procedure of the paper.
 
     Of `planned` replicates, by which the looks end (None: they go on to the last).
     """
 
     shift: float
     margin: float
-    peers: int = 3
-    ratio: float = 1.0
     paper_n: int = 1
     prints_error: bool = False
     planned: int | None = None
@@ -53,10 +51,9 @@ class World:
 
 @dataclass(frozen=True)
 class Draws:
-    """[trials, replicates] of our arm and of each peer; [trials] of what the paper prints."""
+    """[trials, replicates] of our arm; [trials] of what the paper prints."""
 
     ours: NDArray[np.float64]
-    peers: list[NDArray[np.float64]]
     printed: NDArray[np.float64]
     stderr: NDArray[np.float64] | None
 
@@ -64,11 +61,10 @@ class Draws:
 def draw(world: World, trials: int, seed: int) -> Draws:
     rng = np.random.default_rng(seed)
     last = max(RULES.looks)
-    ours = rng.normal(world.shift, world.ratio, (trials, last))
-    peers = [rng.normal(0, 1, (trials, last)) for _ in range(world.peers)]
-    runs = rng.normal(0, world.ratio, (trials, world.paper_n))
+    ours = rng.normal(world.shift, 1, (trials, last))
+    runs = rng.normal(0, 1, (trials, world.paper_n))
     stderr = runs.std(axis=1, ddof=1) / np.sqrt(world.paper_n) if world.prints_error else None
-    return Draws(ours, peers, runs.mean(axis=1), stderr)
+    return Draws(ours, runs.mean(axis=1), stderr)
 
 
 def planned_looks(world: World) -> Looks:
@@ -81,8 +77,8 @@ def judge_all(world: World, draws: Draws) -> dict[int, tuple[Booleans, Booleans]
     looks = planned_looks(world)
     verdicts = {}
     for n in looks:
-        s2, df = pool(draws.ours[:, :n], [peer[:, :n] for peer in draws.peers])
-        spread = Spread(s2=s2, df=df, n=n, stderr=draws.stderr, paper_n=world.paper_n)
+        s2 = variance_of(draws.ours[:, :n])
+        spread = Spread(s2=s2, df=n - 1, n=n, stderr=draws.stderr, paper_n=world.paper_n)
         variance, df = spread.at(n)
         difference = draws.ours[:, :n].mean(axis=1) - draws.printed
         verdicts[n] = (

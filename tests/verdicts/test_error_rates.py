@@ -17,16 +17,14 @@ PAPERS = pytest.mark.parametrize("paper", [SINGLE_RUN, WITH_ERROR], ids=["single
 
 
 @PAPERS
-@pytest.mark.parametrize("peers", [0, 3, 15])
-def test_a_shift_of_the_margin_is_reproduced_with_at_most_alpha_over_all_looks(paper: dict, peers: int) -> None:
-    false, _ = rates(World(shift=6.0, margin=6.0, peers=peers, **paper))
+def test_a_shift_of_the_margin_is_reproduced_with_at_most_alpha_over_all_looks(paper: dict) -> None:
+    false, _ = rates(World(shift=6.0, margin=6.0, **paper))
     assert false <= above(RULES.alpha_within)
 
 
 @PAPERS
-@pytest.mark.parametrize("peers", [0, 3, 15])
-def test_a_shift_of_the_margin_is_not_reproduced_with_at_most_alpha_over_all_looks(paper: dict, peers: int) -> None:
-    _, false = rates(World(shift=6.0, margin=6.0, peers=peers, **paper))
+def test_a_shift_of_the_margin_is_not_reproduced_with_at_most_alpha_over_all_looks(paper: dict) -> None:
+    _, false = rates(World(shift=6.0, margin=6.0, **paper))
     assert false <= above(RULES.alpha_outside / 2)
 
 
@@ -38,9 +36,9 @@ def test_the_papers_own_procedure_is_hardly_ever_called_not_reproduced(paper: di
 
 
 def test_the_papers_own_procedure_is_reproduced_once_the_margin_leaves_room_for_its_single_run() -> None:
-    """With 4 arms: hardly ever at 2 standard deviations, about half the time at 3, nearly always at 5."""
+    """Hardly ever at 2 standard deviations, about half the time at 3, nearly always at 5."""
     power = {margin: rates(World(shift=0.0, margin=margin, **SINGLE_RUN))[0] for margin in (1, 2, 3, 4, 5)}
-    assert power[1] == 0 and power[2] < 0.1 and 0.5 < power[3] < 0.6 and power[4] > 0.88 and power[5] > 0.98
+    assert power[1] < 0.01 and power[2] < 0.13 and 0.5 < power[3] < 0.6 and power[4] > 0.85 and power[5] > 0.97
     assert list(power.values()) == sorted(power.values())
 
 
@@ -57,12 +55,6 @@ def test_more_replicates_give_more_power() -> None:
     looks = judge_all(world, draw(world, 20_000, seed=1))
     shares = [float(reproduced.mean()) for reproduced, _ in looks.values()]
     assert shares == sorted(shares) and shares[0] < 0.5 < 0.75 < shares[-1]
-
-
-def test_pooling_does_not_flatter_an_arm_twice_as_noisy_as_its_peers() -> None:
-    """Plain pooling would call 12 % of such shifts reproduced; never going below the arm's own spread leaves 6 %."""
-    false, _ = rates(World(shift=6.0, margin=6.0, ratio=2.0, **SINGLE_RUN))
-    assert false < 0.08
 
 
 def test_looking_whenever_one_likes_is_wrong_three_times_as_often() -> None:
@@ -100,8 +92,7 @@ def test_the_array_pass_says_what_judge_value_says(paper: dict) -> None:
                 claim = ValueClaim(
                     value=float(draws.printed[trial]), margin=world.margin, stderr=error, n=world.paper_n
                 )
-                peers = [Sample.of(peer[trial, :n].tolist()) for peer in draws.peers]
-                verdict = judge_value(claim, Sample.of(draws.ours[trial, :n].tolist()), rules=RULES, peers=peers)
+                verdict = judge_value(claim, Sample.of(draws.ours[trial, :n].tolist()), rules=RULES)
                 assert (verdict.status is Status.REPRODUCED) == bool(reproduced[trial])
                 assert (verdict.status is Status.NOT_REPRODUCED) == bool(refuted[trial])
 
@@ -128,11 +119,10 @@ def test_an_order_of_equal_arms_is_decided_with_at_most_alpha_over_all_looks() -
 
 @pytest.mark.slow
 @PAPERS
-@pytest.mark.parametrize("peers", [0, 1, 3, 7, 15])
 @pytest.mark.parametrize("margin", [1.0, 3.0, 10.0])
-def test_size_holds_over_many_margins_and_numbers_of_arms(paper: dict, peers: int, margin: float) -> None:
+def test_size_holds_over_many_margins(paper: dict, margin: float) -> None:
     trials = 200_000
-    reproduced, refuted = rates(World(shift=margin, margin=margin, peers=peers, **paper), trials, seed=6)
+    reproduced, refuted = rates(World(shift=margin, margin=margin, **paper), trials, seed=6)
     assert reproduced <= above(RULES.alpha_within, trials)
     assert refuted <= above(RULES.alpha_outside / 2, trials)
 

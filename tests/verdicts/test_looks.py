@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.verdicts.looks import UnplannedLook, complete_look, level, looks_from, looks_of_plan
+from stages.verdicts.looks import UnplannedLook, complete_look, level, looks_from, looks_of_part, looks_of_plan
 from tests.verdicts.simulation import RULES
 
 
@@ -13,6 +13,15 @@ def test_the_shares_of_all_looks_spend_alpha_and_no_more() -> None:
     later = looks_from(RULES.looks, RULES.minimum)
     assert later == {5: pytest.approx(0.5), 10: pytest.approx(0.5)}
     assert sum(level(later, n, 0.05) for n in later) == pytest.approx(0.05)
+
+
+@given(st.integers(2, 100))
+def test_all_parts_of_a_grid_spend_alpha_and_no_more_whatever_the_order_of_arrival(planned: int) -> None:
+    """Each arrival adds one pair at least, so the most analyses are one after every pair."""
+    parts = [looks_of_part(RULES.looks, ran, planned) for ran in range(1, planned + 1)]
+    assert sum(level(part, n, 0.05) for part in parts for n in part) == pytest.approx(0.05)
+    assert looks_of_part(RULES.looks, planned, planned)[5] == pytest.approx(0.8 * RULES.looks[5])
+    assert looks_of_part(RULES.looks, 1, 1) == RULES.looks
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 4, 6, 9, 11, 100])

@@ -12,7 +12,6 @@ from stages.verdicts import (
     judge_hardware,
     judge_proportion,
     judge_proportions,
-    judge_range,
     judge_shown,
     not_tested,
 )
@@ -84,15 +83,6 @@ def test_a_count_whose_printed_zeros_may_be_rounding_is_no_error(printed: int, c
 @pytest.mark.parametrize(("printed", "counted"), [(25_330, 25_336), (1_200, 1_251), (7, 8)])
 def test_a_count_beyond_the_rounding_of_its_zeros_fails(printed: int, counted: int) -> None:
     assert judge_count(printed, counted).status is Status.FAILS
-
-
-@pytest.mark.parametrize(
-    ("measured", "status", "outside"),
-    [(0.15, "holds", 0), (0.2, "holds", 0), (0.1, "fails", -0.05), (-1, "fails", -1.15)],
-)
-def test_ranges_include_their_ends(measured: float, status: str, outside: float) -> None:
-    verdict = judge_range(0.15, 0.25, measured)
-    assert (verdict.status, verdict.estimate) == (status, pytest.approx(outside))
 
 
 def test_figures_and_setup_are_not_counted() -> None:

@@ -25,7 +25,7 @@ from stages.verdicts import (
 from stages.verdicts.power import WANTED
 from tests.verdicts.simulation import RULES, World, draw, judge_all
 
-VALUE = Design(planned=5, spread=1.0, source="assumed", because="assumed: 1", pairing="value", peers=3)
+VALUE = Design(planned=5, spread=1.0, source="assumed", because="assumed: 1", pairing="value")
 
 
 def simulated(world: World, seed: int) -> tuple[float, float]:
@@ -36,17 +36,17 @@ def simulated(world: World, seed: int) -> tuple[float, float]:
 
 
 def test_the_power_at_three_spreads_is_that_of_the_simulation_of_the_plan() -> None:
-    """.57 with the looks ending at five (`test_plan`)."""
-    assert power_of_value(VALUE, 3.0, RULES).reproduced == pytest.approx(0.57, abs=0.01)
+    """.50 with the looks ending at five (`test_plan`)."""
+    assert power_of_value(VALUE, 3.0, RULES).reproduced == pytest.approx(0.50, abs=0.01)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("margin", [2.0, 3.0, 4.5])
-@pytest.mark.parametrize(("peers", "paper_n"), [(0, 1), (3, 1), (11, 5)])
-def test_the_power_of_a_value_is_the_share_of_simulated_experiments(margin: float, peers: int, paper_n: int) -> None:
-    design = dataclasses.replace(VALUE, peers=peers, paper_n=paper_n)
+@pytest.mark.parametrize("paper_n", [1, 5])
+def test_the_power_of_a_value_is_the_share_of_simulated_experiments(margin: float, paper_n: int) -> None:
+    design = dataclasses.replace(VALUE, paper_n=paper_n)
     power = power_of_value(design, margin, RULES)
-    world = World(shift=0.0, margin=margin, peers=peers, paper_n=paper_n, planned=5)
+    world = World(shift=0.0, margin=margin, paper_n=paper_n, planned=5)
     assert power.reproduced == pytest.approx(simulated(world, seed=1)[0], abs=0.012)
     off = dataclasses.replace(world, shift=2 * margin)
     assert power.not_reproduced == pytest.approx(simulated(off, seed=2)[1], abs=0.012)
@@ -90,7 +90,7 @@ def test_more_replicates_are_named_where_they_would_do() -> None:
 def test_a_claim_that_no_plan_can_decide_is_said_so_with_what_it_would_need() -> None:
     """One run within one spread: 16 runs of the paper's would do, and then a plan of ours does."""
     power = power_of_value(VALUE, 1.0, RULES)
-    assert (power.reproduced, power.needed, power.can_reproduce) == (0.0, None, False)
+    assert (power.needed, power.can_reproduce) == (None, False) and power.reproduced < 0.01
     assert "No plan can reproduce it: the paper's own error, 1, would have to be below 0.31, as of 11 runs" in (
         power.explanation
     )
@@ -100,7 +100,7 @@ def test_a_claim_that_no_plan_can_decide_is_said_so_with_what_it_would_need() ->
 
 
 def test_a_gain_no_larger_than_its_margin_has_no_size_to_reproduce() -> None:
-    power = power_of_gain(dataclasses.replace(VALUE, pairing="fold", peers=0), 0.5, 0.6, RULES)
+    power = power_of_gain(dataclasses.replace(VALUE, pairing="fold"), 0.5, 0.6, RULES)
     assert (power.reproduced, power.needed_for_size, power.can_reproduce) == (None, None, False)
     assert "No gain at all would be within the margin, so its size is never reproduced" in power.explanation
     assert power.needed is not None, "its sign can be"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from stages.verdicts import DuplicateObservation, Observation, Sample, Status, ValueClaim, judge_value
-from stages.verdicts.intervals import combine, half_width, pool, t_quantile
+from stages.verdicts.intervals import combine, half_width, t_quantile
 from tests.verdicts.simulation import RULES
 
 FIVE = [0.812, 0.815, 0.811, 0.816, 0.813]
@@ -48,14 +48,6 @@ def test_with_a_single_run_the_interval_is_that_of_a_prediction() -> None:
     half = stats.t.ppf((1 + verdict.confidence) / 2, 4) * np.std(FIVE, ddof=1) * np.sqrt(1 + 1 / 5)
     assert (verdict.high - verdict.low) / 2 == pytest.approx(half, rel=1e-12)
     assert verdict.confidence == pytest.approx(1 - 2 * 0.05 * 0.5), "half of α: the look at 3 is none for a single run"
-
-
-def test_pooled_variance_is_the_residual_variance_of_a_one_way_layout() -> None:
-    arms = [FIVE, [0.70, 0.71, 0.69, 0.72, 0.70], [0.5, 0.52, 0.51]]
-    residuals = np.concatenate([np.array(arm) - np.mean(arm) for arm in arms])
-    s2, df = pool(arms[0], arms[1:])
-    assert (s2, df) == (pytest.approx(np.square(residuals).sum() / 10), 10)
-    assert pool(arms[1], [[0.5, 0.5, 0.5]])[0] == pytest.approx(np.var(arms[1], ddof=1)), "never below the arm's own"
 
 
 def test_degrees_of_freedom_are_welchs() -> None:
@@ -177,12 +169,12 @@ def test_ties_within_a_sample_are_fine() -> None:
     assert judge(ValueClaim(value=0.81, margin=0.01), [0.81, 0.81, 0.811, 0.811, 0.81]).status is Status.REPRODUCED
 
 
-def test_peers_steady_a_small_sample() -> None:
-    """Pooling widens the degrees of freedom: the same spread, a shorter interval."""
-    peers = [Sample.of([value - shift for value in FIVE]) for shift in (0.1, 0.2, 0.3)]
-    claim = ValueClaim(value=0.8159, margin=0.01)
-    alone, pooled = judge(claim, FIVE), judge(claim, FIVE, peers=peers)
-    assert pooled.high - pooled.low < alone.high - alone.low
+def test_five_replicates_count_as_five_and_no_other_arm_adds_to_them() -> None:
+    """With the degrees of freedom of a second arm, one at chance, this verdict was `not reproduced`."""
+    verdict = judge(ValueClaim(value=0.889, margin=0.005, n=1), [0.900, 0.908, 0.904, 0.912, 0.906], planned=5)
+    assert verdict.status is Status.INCONCLUSIVE
+    half = stats.t.ppf(0.95, 4) * verdict.spread * np.sqrt(1 + 1 / 5)
+    assert (verdict.low, verdict.high) == (pytest.approx(0.017 - half), pytest.approx(0.017 + half))
 
 
 def test_mixed_environments_are_mentioned() -> None:

@@ -13,7 +13,20 @@ from stages.papers.nmn.aether_gpt import AetherGPT
 from stages.papers.nmn.aether_resnet import AetherResNet18
 from stages.papers.nmn.gpt2 import GPT2
 from stages.papers.nmn.printed_aether_resnet import PrintedAetherResNet18
+from stages.papers.nmn.prototypes import DotPrototypes, YatPrototypes
 from stages.papers.nmn.resnet import ResNet18
 from stages.papers.nmn.yat_gpt import PostNormGPT, YatGPT
+from stages.papers.nmn.yat_mlp import YatMLP
 
-__all__ = ["GPT2", "AetherGPT", "AetherResNet18", "PostNormGPT", "PrintedAetherResNet18", "ResNet18", "YatGPT"]
+__all__ = [
+    "GPT2",
+    "AetherGPT",
+    "AetherResNet18",
+    "DotPrototypes",
+    "PostNormGPT",
+    "PrintedAetherResNet18",
+    "ResNet18",
+    "YatGPT",
+    "YatMLP",
+    "YatPrototypes",
+]

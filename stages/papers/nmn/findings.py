@@ -12,16 +12,27 @@ from stages.ops.yat_conv import YatConv2d
 from stages.papers.finding import Finding, judged, prints_as
 from stages.papers.nmn.findings_theory import theory
 from stages.papers.nmn.findings_work import work
+from stages.papers.nmn.yat_mlp import YatMLP
 from stages.rules import Margins
 
 PRINTED_LOSSES = {"aether": 2.69, "gpt2": 3.03}
 """Of the section AetherGPT; inputs of the relative improvement that it prints beside them."""
 PRINTED_IMPROVEMENT = 0.112, 0.001
+PRINTED_PARAMETERS = 235_148
+"""Of the perceptron on the authors' page on frameworks."""
 
 
 def findings(margins: Margins) -> list[Finding]:
     """One finding per claim; the same numbers on every call."""
-    return [*work(margins), distance_identity(), *theory(), dense_shape(), conv_shape(), relative_improvement()]
+    return [
+        *work(margins),
+        distance_identity(),
+        *theory(),
+        dense_shape(),
+        conv_shape(),
+        relative_improvement(),
+        size_of_perceptron(),
+    ]
 
 
 def distance_identity() -> Finding:
@@ -76,4 +87,20 @@ def relative_improvement() -> Finding:
         computed={"relative_improvement_percent": 100 * improvement},
         explanation="From the two validation losses printed beside it; whether they can be had is another claim.",
         ours=improvement,
+    )
+
+
+def size_of_perceptron() -> Finding:
+    """784 pixels -> 256 -> 128 -> 10 classes; each Yat layer has a bias and one α."""
+    with torch.device("meta"):
+        model = YatMLP(
+            image_size=28, in_channels=1, num_classes=10, hidden1=256, hidden2=128, scale="multiplier", epsilon=1e-5
+        )
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    return Finding(
+        claim="nmn.ext.mnist.parameters",
+        status=judged(counted == PRINTED_PARAMETERS),
+        computed={"parameters": counted},
+        explanation="Weights, biases and one learned scale for each of the two Yat layers, counted.",
+        ours=counted,
     )

@@ -28,6 +28,11 @@ class Group:
     def run_keys(self) -> tuple[str, ...]:
         return tuple(spec.run_key for spec in self.specs)
 
+    @property
+    def stacked(self) -> int:
+        """Number of runs that share a step."""
+        return len(self.specs) if self.is_stack else 1
+
     def is_published(self, store: Store) -> bool:
         return all(store.has(run_key) for run_key in self.run_keys)
 

@@ -44,12 +44,12 @@ def run_groups(
     Raises:
         TrainingsKilled: an outcome is missing because something killed the processes that trained.
     """
-    devices = devices[: max(1, len(groups))]
     if len(devices) == 1:
         _slot(groups, store, devices[0], report, stop.is_set, bytearray(len(groups)), is_alone=True)
         return all(group.is_published(store) for group in groups)
     threads = max(1, (os.cpu_count() or 1) // max(1, sum(device in ("cpu", "auto") for device in devices)))
-    killed, short = _fork_slots(groups, store, devices, threads, report, stop)
+    devices = devices[: len(groups)]  # after the threads: a run that trains again alone needs the same number
+    killed, short = _fork_slots(groups, store, devices, threads, report, stop, is_alone=len(devices) == 1)
     again = [group for group in groups if group.label in short and not group.is_published(store)]
     if again and not stop.is_set():
         alone = list(dict.fromkeys(devices))

@@ -10,9 +10,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stages.papers.nmn import GPT2, AetherGPT, AetherResNet18, PostNormGPT, PrintedAetherResNet18, ResNet18, YatGPT
+from stages.papers.nmn import (
+    GPT2,
+    AetherGPT,
+    AetherResNet18,
+    DotPrototypes,
+    PostNormGPT,
+    PrintedAetherResNet18,
+    ResNet18,
+    YatGPT,
+    YatMLP,
+    YatPrototypes,
+)
 
 IMAGE = {"image_size": 16, "in_channels": 3, "num_classes": 5, "width": 4}
+PIXELS = {"image_size": 16, "in_channels": 3, "num_classes": 5}
 TEXT = {"vocabulary_size": 13, "context": 8, "width": 12, "depth": 2, "num_heads": 3, "dropout": 0.0}
 YAT = {"scale": "guide", "epsilon": 0.01}
 
@@ -49,6 +61,9 @@ SMALL = {
     "aether-resnet": SmallModel(AetherResNet18, IMAGE | YAT | {"features": 16}),
     "aether-resnet-package-scale": SmallModel(AetherResNet18, IMAGE | YAT | {"features": 16, "scale": "multiplier"}),
     "aether-resnet-printed": SmallModel(PrintedAetherResNet18, IMAGE | {"features": 16, "epsilon": 0.01}),
+    "yat-mlp": SmallModel(YatMLP, PIXELS | YAT | {"hidden1": 24, "hidden2": 12, "scale": "multiplier"}),
+    "yat-prototypes": SmallModel(YatPrototypes, PIXELS | YAT | {"scale": "multiplier"}),
+    "dot-prototypes": SmallModel(DotPrototypes, PIXELS),
     "gpt2": SmallModel(GPT2, TEXT),
     "aether-gpt": SmallModel(AetherGPT, TEXT | YAT | {"attention": "yat"}),
     "aether-gpt-dot": SmallModel(AetherGPT, TEXT | YAT | {"attention": "dot"}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from torch.nn import functional as F
 
 import stages.papers.nmn
 from stages.evaluation.cost import count_parameters, flops_per_sample
-from stages.papers.nmn import GPT2, AetherGPT, AetherResNet18, PostNormGPT, ResNet18, YatGPT
+from stages.papers.nmn import GPT2, AetherGPT, AetherResNet18, PostNormGPT, ResNet18, YatGPT, YatMLP
+from stages.params.experiment import load_params
 from tests.papers.nmn.conftest import SMALL, SmallModel
 from tests.papers.properties import without_gradient
 
+ROOT = Path(__file__).resolve().parents[3]
 SMALL_CORPUS = {"vocabulary_size": 4096, "context": 256, "width": 256, "depth": 6, "num_heads": 8, "dropout": 0.2}
 GPT2_SMALL = {
     "vocabulary_size": 50257,
@@ -70,6 +73,14 @@ def test_language_models_have_the_counted_parameters(build: Callable[[], nn.Modu
         assert count_parameters(build()) == expected
 
 
+def test_mnist_perceptron_has_the_printed_parameters() -> None:
+    arm = load_params(ROOT).experiments["nmn-mnist"].arms["yat-mlp"]
+    keywords = {name: value for name, value in arm.model.items() if name != "name"}
+    with torch.device("meta"):
+        model = YatMLP(image_size=28, in_channels=1, num_classes=10, **keywords)
+    assert count_parameters(model) == 235_148
+
+
 def conv_flops(image_size: int, classes: int, head: int) -> int:
     """2 x multiply-accumulates of the convolutions that both image networks share, plus a head of `head` products."""
     side, flops = image_size, 2 * 9 * 3 * 64 * image_size**2
@@ -113,8 +124,8 @@ def test_loss_at_init_is_that_of_guessing(small_model: SmallModel) -> None:
 
 
 def test_one_batch_is_overfitted(small_model: SmallModel) -> None:
-    changes = {"width": 24} if small_model.reads_text else {"width": 8}
-    model = small_model.build(**changes)
+    wider = {"width": 24} if small_model.reads_text else {"width": 8}
+    model = small_model.build(**{name: size for name, size in wider.items() if name in small_model.keywords})
     inputs, targets = small_model.inputs(3), small_model.targets(3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []

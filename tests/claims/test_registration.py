@@ -1,0 +1,274 @@
+"""A verdict is confirmatory only if its runs were trained after a committed registration that still fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from stages.claims import ClaimLine, ClaimsError, Trial, read_claims, read_history
+from stages.claims.history import PATH as HISTORY
+from stages.claims.history import Change, digest_code
+from stages.claims.lines import TALLIES
+from stages.claims.margins import margin_of
+from stages.claims.registration import (
+    FOLDER,
+    TESTS,
+    Registered,
+    Registration,
+    RegistrationMark,
+    read_registration,
+    seal,
+    write_text,
+)
+from stages.claims.trained import JUDGES
+from stages.recording import record
+from stages.results import ClaimFilter, list_judged, open_results
+from stages.rules import Rules
+from stages.runs.evidence import EvidenceLine, write_lines
+from stages.runs.revisions import ask_git
+from tests.claims.lines import ORIGIN, as_evaluated, claims, copy_project, cost, params, results, trials
+from tests.commands.waiting import claimcheck
+from tests.test_publishing import git
+
+EXPERIMENT, CLAIM, ARM, N = "ninformer-mnist", "ninformer.table2.mnist.ninformer", "ninformer", 5
+FILE = FOLDER / "early.json"
+REGISTER = ("register", "early", CLAIM, "--why", "Before anything is trained")
+Values = Mapping[str, Sequence[float]]
+VALUES: Values = {ARM: [0.981, 0.982, 0.983, 0.984, 0.985], "vit": [0.97] * N}
+
+
+def commit(root: Path, subject: str) -> str:
+    """Commit everything, also where nothing has changed; returns the revision."""
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "--allow-empty", "-m", subject)
+    revision = ask_git(root, "rev-parse", "HEAD")
+    assert revision is not None
+    return revision
+
+
+@dataclasses.dataclass(frozen=True)
+class Story:
+    """A clone with the commits `before` a registration, of it (`registered`), and `after` it."""
+
+    root: Path
+    before: str
+    registered: str
+    after: str
+
+    def mark(self, *revisions: str | None, root: Path | None = None, **changed: object) -> RegistrationMark:
+        """The mark of a claim on replicates published by these revisions (None: not published)."""
+        found = trials(results(EXPERIMENT, {ARM: VALUES[ARM][: len(revisions)]}))
+        origins = [None if one is None else dataclasses.replace(ORIGIN, revision=one) for one in revisions]
+        made = [dataclasses.replace(trial, origin=origin) for trial, origin in zip(found, origins, strict=True)]
+        return mark(root or self.root, made, **changed)
+
+
+def mark(
+    root: Path, made: Sequence[Trial], *, claim: ClaimLine | None = None, rules: Rules | None = None,
+    history: Sequence[Change] | None = None,
+) -> RegistrationMark:  # fmt: skip
+    known = read_history(root / HISTORY) if history is None else history
+    return Registered(root, rules or params().verdicts, known).mark(claim or claims()[CLAIM], made)
+
+
+def make_clone(root: Path) -> Path:
+    """A project under git whose history of claims is complete."""
+    copy_project(root)
+    done = claimcheck(root, "history", "--why", "the code of today", "--alters-nothing")
+    assert done.returncode == 0, done.stderr
+    git(root, "init", "-q", "-b", "main")
+    return root
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    root = make_clone(tmp_path_factory.mktemp("story"))
+    before = commit(root, "claims")
+    done = claimcheck(root, *REGISTER)
+    assert done.returncode == 0, done.stderr
+    return Story(root, before, commit(root, "register"), commit(root, "code"))
+
+
+@pytest.fixture
+def copy(story: Story, tmp_path: Path) -> Path:
+    """A copy of the clone that a test may change."""
+    return Path(shutil.copytree(story.root, tmp_path / "copy"))
+
+
+def test_runs_published_after_the_registration_are_confirmatory(story: Story) -> None:
+    found = story.mark(*[story.after] * 4, story.registered)
+    assert (found.mark, found.after, found.runs, found.registrations) == ("confirmatory", 5, 5, ("early",))
+
+
+def test_runs_published_before_the_registration_are_exploratory(story: Story) -> None:
+    found = story.mark(*[story.before] * N)
+    assert (found.mark, found.why) == ("exploratory", "0 of 5 runs were trained after registration")
+
+
+def test_runs_partly_before_are_exploratory_and_counted(story: Story) -> None:
+    found = story.mark(story.before, story.before, *[story.after] * 3)
+    assert (found.mark, found.why) == ("exploratory", "3 of 5 runs were trained after registration")
+
+
+def test_a_claim_without_registration_is_exploratory(story: Story) -> None:
+    other = claims()["ninformer.table2.mnist.vit"]
+    found = story.mark(*[story.after] * N, claim=other)
+    assert (found.mark, found.why) == ("exploratory", "no registration covers the claim")
+
+
+def test_without_git_nothing_is_confirmatory(copy: Path, story: Story) -> None:
+    shutil.rmtree(copy / ".git")
+    found = story.mark(*[story.after] * N, root=copy)
+    assert (found.mark, found.why) == ("unknown", "git can't say when 5 of 5 runs were trained")
+
+
+def test_unpublished_runs_and_revisions_of_another_clone_are_unknown(story: Story) -> None:
+    assert story.mark(None, *[story.after] * 4).mark == "unknown"
+    assert story.mark("1" * 40, *[story.after] * 4).mark == "unknown"
+    assert story.mark(None, story.before, *[story.after] * 3).mark == "exploratory", "one is known to be too early"
+
+
+def test_a_registration_that_is_not_committed_confirms_nothing(copy: Path, story: Story) -> None:
+    git(copy, "rm", "-q", "--cached", str(FILE))
+    git(copy, "commit", "-qm", "forget it")
+    assert story.mark(*[story.after] * N, root=copy).mark == "unknown"
+
+
+def test_a_changed_row_margin_or_rule_is_exploratory_and_named(story: Story) -> None:
+    claim, rules = claims()[CLAIM], params().verdicts
+    moved = story.mark(*[story.after] * N, claim=dataclasses.replace(claim, value=0.97))
+    assert moved.mark == "exploratory" and f"row: value {claim.value} -> 0.97" in moved.why
+    wider = dataclasses.replace(rules, margins=dataclasses.replace(rules.margins, error_share=1.0))
+    assert margin_of(claim, wider.margins) != margin_of(claim, rules.margins)
+    widened = story.mark(*[story.after] * N, rules=wider)
+    assert widened.mark == "exploratory" and "early this changed: margin: " in widened.why
+    levels = dataclasses.replace(rules, alpha_outside=0.1)
+    found = story.mark(*[story.after] * N, rules=levels)
+    assert found.mark == "exploratory" and "rules: changed" in found.why
+
+
+@pytest.mark.parametrize(
+    ("alters", "of", "wanted"),
+    [(True, "*", "exploratory"), (False, "*", "confirmatory"), (True, "dac.*", "confirmatory")],
+)
+def test_changed_judging_code_is_exploratory_if_it_alters_the_claim(
+    copy: Path, story: Story, alters: bool, of: str, wanted: str
+) -> None:
+    """The registration is of older code, from which lines of the history lead to today's."""
+    older = dataclasses.replace(read_registration(copy / FILE), code="0" * 16)
+    rewrite(copy, older)
+    last = Change(
+        date="2026-01-01",
+        subject="code",
+        claims="*",
+        before=None,
+        after="0" * 16,
+        changed={},
+        after_evidence=True,
+        why="x",
+    )
+    later = dataclasses.replace(last, claims=of, after=digest_code(), why="Another test.", alters=alters)
+    revision = commit(copy, "later")
+    found = story.mark(*[revision] * N, root=copy, history=[last, later])
+    assert found.mark == wanted and ("code: Another test." in found.why) == (wanted == "exploratory")
+    assert story.mark(*[revision] * N, root=copy, history=[last]).mark == "exploratory", "no line tells of the change"
+
+
+def rewrite(root: Path, registration: Registration) -> None:
+    """Write a changed registration with a digest that fits."""
+    (root / FILE).write_text(write_text(seal(registration)))
+
+
+def test_a_registration_edited_after_its_commit_is_noticed(copy: Path, story: Story) -> None:
+    text = (copy / FILE).read_text()
+    (copy / FILE).write_text(text.replace("Before anything", "After everything"))
+    with pytest.raises(ClaimsError, match="not as it was written"):
+        story.mark(story.after, root=copy)
+    done = claimcheck(copy, "register", "--check")
+    assert done.returncode == 1 and "not as it was written" in done.stdout and "not committed as it is" in done.stdout
+    rewrite(copy, dataclasses.replace(read_registration(story.root / FILE), why="After everything"))
+    assert story.mark(*[story.after] * N, root=copy).mark == "unknown", (
+        "the digest fits, but it isn't the committed file"
+    )
+    again = commit(copy, "edit the registration")
+    assert story.mark(*[story.after] * N, root=copy).mark == "exploratory", "its commit is the last that changed it"
+    assert story.mark(*[again] * N, root=copy).mark == "confirmatory"
+
+
+def test_a_run_trained_before_and_published_after_is_exploratory(tmp_path: Path) -> None:
+    """Publishing names the revision of that moment, so the registration itself has to know what was there."""
+    root = make_clone(tmp_path)
+    (root / "data" / "evidence").mkdir()
+    publish(root, "1" * 40, {ARM: VALUES[ARM][:2]})
+    done = claimcheck(root, *REGISTER)
+    assert "5 planned runs, 2 of them trained already" in done.stdout, done.stderr
+    commit(root, "register")
+    later = commit(root, "later")
+    found = Story(root, later, later, later).mark(*[later] * N)
+    assert (found.mark, found.why) == ("exploratory", "3 of 5 runs were trained after registration")
+
+
+def publish(root: Path, revision: str, values: Values) -> None:
+    lines = [
+        EvidenceLine(result=line, cost=cost(line), origin=dataclasses.replace(ORIGIN, revision=revision))
+        for line in map(as_evaluated, results(EXPERIMENT, values))
+    ]
+    (root / "data" / "evidence" / f"{EXPERIMENT}.jsonl").write_bytes(write_lines(lines))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("register", "other", "ninformer.table2.mnist.ninfomer", "--why", "x"), f"did you mean {CLAIM}?"),
+        (("register", "other", "dac.thm.c1.2", "--why", "x"), "dac.thm.c1.2 is not decided by training"),
+        (("register", "early", CLAIM, "--why", "x"), "early.json exists; a registration is never changed"),
+        (("register", "other", CLAIM, "--why", "x"), f"{CLAIM} is registered already, unchanged and with these runs"),
+        (
+            ("register", "other", CLAIM, "--runs", "*.vit.0", "--why", "x"),
+            "no planned run of these claims fits *.vit.0",
+        ),
+        (("register", "../x", CLAIM, "--why", "x"), "the name '../x' has other characters"),
+        (("register", "other", CLAIM), 'expected a name, claims and --why "…", or --check'),
+    ],
+)
+def test_what_is_refused_is_said_in_a_line_and_writes_nothing(story: Story, words: Sequence[str], said: str) -> None:
+    done = claimcheck(story.root, *words)
+    assert done.returncode != 0 and said in done.stderr and done.stderr.count("\n") == 1
+    assert [path.name for path in (story.root / FOLDER).iterdir()] == ["early.json"]
+
+
+def test_a_change_that_no_line_of_the_history_tells_is_refused_and_checked(copy: Path) -> None:
+    listed = copy / "data" / "claims.csv"
+    row = next(line for line in listed.read_text().splitlines() if line.startswith(f"{CLAIM},"))
+    listed.write_text(listed.read_text().replace(row, row.replace(f"{claims()[CLAIM].value}", "0.9", 1)))
+    done = claimcheck(copy, "register", "other", CLAIM, "--why", "x")
+    assert f"has no line yet for claim {CLAIM}; first: claimcheck history" in done.stderr
+    checked = claimcheck(copy, "register", "--check")
+    assert checked.returncode == 1 and "judged by another rule than the registered; row: value" in checked.stdout
+
+
+def test_every_kind_that_training_decides_has_its_test_in_words() -> None:
+    assert TESTS.keys() == {*JUDGES, *TALLIES}
+
+
+def test_the_margin_of_a_registration_is_that_of_the_verdict(published: str) -> None:
+    listed = {claim.id: claim for claim in read_claims(Path("data/claims.csv"))}
+    with open_results(published)() as session:
+        rows = [row.verdict for row in list_judged(session, ClaimFilter()) if row.verdict.registration]
+    for row in rows:
+        margin = (row.size or {}).get("margin") if row.size else row.margin
+        assert margin == margin_of(listed[row.claim], params().verdicts.margins)
+    assert len(rows) >= 5
+
+
+def test_a_confirmatory_verdict_says_so_in_the_database(copy: Path, story: Story) -> None:
+    (copy / "data" / "evidence").mkdir()
+    publish(copy, story.after, VALUES)
+    record(copy, "results.db")
+    with open_results(str(copy / "results.db"))() as session:
+        marks = {row.claim.id: row.verdict.mark for row in list_judged(session, ClaimFilter()) if row.verdict.mark}
+    assert marks[CLAIM] == "confirmatory" and marks["ninformer.table2.mnist.vit"] == "exploratory"

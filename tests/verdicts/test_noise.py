@@ -1,0 +1,90 @@
+"""A printed range of several numbers against the spread between seeds: hand-worked cases, and error rates simulated."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from stages.verdicts import Observation, Sample, Status, judge_noise
+from stages.verdicts.noise import decisive_spreads, power_of_noise
+from tests.verdicts.simulation import RULES
+
+WINDOW, K = 0.0131, 4
+
+
+def sample(values: np.ndarray | list[float | None]) -> Sample:
+    return Sample(tuple(Observation(index=i, value=None if v is None else float(v)) for i, v in enumerate(values)))
+
+
+def spread_by(s: float, n: int = 10) -> np.ndarray:
+    """Numbers around 0.95 whose standard deviation is s."""
+    draws = np.linspace(-1, 1, n)
+    return 0.95 + s * draws / draws.std(ddof=1)
+
+
+@pytest.mark.parametrize(
+    ("s", "status"),
+    [(0.0010, Status.REVERSED), (0.0035, Status.UNRESOLVED), (0.0080, Status.SUPPORTED), (0.0, Status.UNRESOLVED)],
+)
+def test_a_range_is_noise_if_seeds_spread_as_far(s: float, status: Status) -> None:
+    verdict = judge_noise(WINDOW, K, sample(spread_by(s)), rules=RULES, planned=10)
+    assert (verdict.status, verdict.n) == (status, 10), verdict.explanation
+    assert verdict.spread == pytest.approx(s)
+
+
+def test_limits_are_those_of_the_published_tables() -> None:
+    """q(4, 9) = 4.415 and q(4, ∞) = 3.633 at 5 % (Harter 1960); χ²(9) at 5 % is 16.919."""
+    most, least = decisive_spreads(1.0, 4, 9, 0.05)
+    assert most == pytest.approx(1 / 4.415, rel=1e-3)
+    assert least == pytest.approx((16.919 / 9) ** 0.5 / 3.633, rel=1e-3)
+
+
+def test_the_interval_of_the_usual_range_excludes_the_printed_one_exactly_if_it_is_decided() -> None:
+    for s in np.linspace(0.0005, 0.01, 40):
+        verdict = judge_noise(WINDOW, K, sample(spread_by(s)), rules=RULES, planned=10)
+        assert verdict.low is not None and verdict.high is not None and verdict.low < verdict.high
+        assert (verdict.status == Status.REVERSED) == (verdict.high < 0)
+        assert (verdict.status == Status.SUPPORTED) == (verdict.low >= 0)
+
+
+def test_too_few_or_diverged_replicates_decide_nothing() -> None:
+    four = judge_noise(WINDOW, K, sample(spread_by(0.001, 4)), rules=RULES, planned=10)
+    assert (four.status, four.n) == (Status.UNRESOLVED, 4)
+    lost = judge_noise(WINDOW, K, sample([*spread_by(0.001, 9), None]), rules=RULES, planned=10)
+    assert (lost.status, lost.n_diverged) == (Status.UNRESOLVED, 1)
+    assert "diverged" in lost.explanation
+
+
+def test_noise_is_refuted_no_more_often_than_alpha_allows() -> None:
+    """Four printed numbers and ten replicates are draws of one normal; both looks share half of the outside level."""
+    random, times = np.random.default_rng(0), 20_000
+    draws = random.standard_normal((times, 14))
+    windows = np.ptp(draws[:, :4], axis=1)
+    alpha = RULES.alpha_outside / 2
+    refuted = np.zeros(times, dtype=bool)
+    for n in (5, 10):
+        most = decisive_spreads(1.0, 4, n - 1, alpha / 2)[0]
+        refuted |= draws[:, 4 : 4 + n].std(axis=1, ddof=1) < windows * most
+    assert refuted.mean() <= alpha + 3 * (alpha / times) ** 0.5
+
+
+def test_an_unusual_range_is_called_noise_no_more_often_than_alpha_allows() -> None:
+    """The printed range is that of 5 % of the ranges of four draws: the least that isn't usual."""
+    random, times, alpha = np.random.default_rng(1), 20_000, RULES.alpha_outside / 2
+    draws = random.standard_normal((times, 10))
+    called = np.zeros(times, dtype=bool)
+    for n in (5, 10):
+        called |= draws[:, :n].std(axis=1, ddof=1) >= decisive_spreads(3.6332, 4, n - 1, alpha / 2)[1]
+    assert called.mean() <= alpha + 3 * (alpha / times) ** 0.5
+
+
+def test_power_is_what_a_simulation_gives() -> None:
+    text = power_of_noise(10, WINDOW, K, RULES).explanation
+    most, least = decisive_spreads(WINDOW, K, 9, RULES.alpha_outside / 4)
+    small, large = map(float, re.findall(r"at (?:most|least) ([\d.]+\d)", text))
+    s = np.random.default_rng(2).standard_normal((20_000, 10)).std(axis=1, ddof=1)
+    assert (small * s < most).mean() == pytest.approx(0.8, abs=0.03)
+    assert (large * s >= least).mean() == pytest.approx(0.8, abs=0.03)
+    assert "too short" in power_of_noise(3, WINDOW, K, RULES).explanation
