@@ -24,7 +24,7 @@ from tests.project import MARGINS
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "data" / "claims.csv"
 COMPARED = ("order", "difference", "gap", "equivalence")
-FIVE = {"hyperbf": 42, "ninformer": 55, "nmn": 63, "brownian": 17, "dac": 186}
+FIVE = {"hyperbf": 47, "ninformer": 57, "nmn": 68, "brownian": 22, "dac": 186}
 # Experiments that claims wait for; one that params.yaml has is taken off this list.
 TO_BE_BUILT: set[str] = set()
 
@@ -162,7 +162,7 @@ def test_a_loss_is_a_size_and_never_a_claimed_order(claims: dict[str, ClaimLine]
 
 def test_what_a_paper_calls_comparable_covers_its_own_losses(claims: dict[str, ClaimLine]) -> None:
     for claim in claims.values():
-        if claim.kind == "equivalence" and claim.value is not None:
+        if claim.kind == "equivalence" and claim.family and claim.value is not None:
             gap = claims[claim.id.replace(".comparable.", ".text.") + ".gap"]
             places = [(one.experiment, one.arm, one.baseline_arm, one.metric, one.better) for one in (claim, gap)]
             assert places[0] == places[1] and claim.value >= -gap.value > 0, claim.id
