@@ -64,13 +64,14 @@ def foresee(
     experiment = params.experiments[name]
     pairs = arms_of(claim, experiment)
     if claim.kind == "noise":
-        assert claim.trials is not None, f"{claim.id} is a range of nothing"
+        assert claim.value is not None and claim.trials is not None, f"{claim.id} is a range of nothing"
         return power_of_noise(experiment.replicates, claim.value, claim.trials, params.verdicts)
     if claim.kind == "failures":
         return _of_one_look(claim, params.verdicts, pairs, experiment.replicates, claims)
     if claim.kind in ("uniform", *CROSSOVERS, "observed", "range"):
         return _of_no_printed_size(claim, params.verdicts, pairs, experiment, verdict, at)
     assert claim.kind in ("value", "ratio", *GAINS), f"{claim.id}: no power of a {claim.kind}"
+    printed = claim.value or 0.0  # only "comparable" may have no number
     found = _spread(claim, params, experiment, pairs, verdict, claims)
     if found is None:
         return None
@@ -100,12 +101,12 @@ def foresee(
         return power_of_comparable(design, asked.margin, asked.widest, rules)
     if claim.kind == "gap":
         margin = margin_of_gain(claim, rules.margins)
-        return power_of_value(design, margin, rules, can_reproduce=abs(claim.value) > margin)
+        return power_of_value(design, margin, rules, can_reproduce=abs(printed) > margin)
     if is_gain:
-        return power_of_gain(design, claim.value, margin_of_gain(claim, rules.margins), rules)
+        return power_of_gain(design, printed, margin_of_gain(claim, rules.margins), rules)
     if claim.kind == "ratio":
         margin = margin_of_ratio(claim, rules.margins)
-        return power_of_value(design, margin, rules, can_reproduce=abs(claim.value) > margin)
+        return power_of_value(design, margin, rules, can_reproduce=abs(printed) > margin)
     return power_of_value(design, margin_of_value(claim, rules.margins), rules)
 
 
