@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from service.database.observed import ObservedPoint
-from service.database.schemas import Out
+from service.database.schemas import Out, RegistrationOut
 from stages.results import ClaimRecord, Family, JudgedClaim, PairGain, Standing, Status, VerdictRun
 
 
@@ -117,19 +117,6 @@ class ScopeOut(Out):
     planned_models: int | None
 
 
-class RegistrationOut(Out):
-    """The mark of a verdict by training: were claim, rules and runs registered before the runs were trained?"""
-
-    mark: str = Field(
-        examples=["exploratory"],
-        description="confirmatory, exploratory, or unknown where git would have to say and can't",
-    )
-    why: str
-    registrations: list[str] = Field(description="files of data/registrations that cover the claim as it is now")
-    after: int = Field(description="runs behind the verdict that were trained after one of them was committed")
-    runs: int = Field(description="of these")
-
-
 class ClaimCostOut(Out):
     """Of all runs behind a verdict, each counted once."""
 
@@ -205,8 +192,7 @@ class VerdictOut(Out):
     power: PowerOut | None
     scope: ScopeOut | None = Field(description="null of a whole grid, and where there is none")
     seen_before_rule: int | None = Field(
-        description="how many of the claim's own results (pairs, where it is of pairs) had been seen when the rule "
-        "that judges it was written; null: none had"
+        description="the claim's own results (or pairs) that had been seen when its rule was written; null: none"
     )
     registration: RegistrationOut | None = Field(description="null where no trained model was judged")
     holds_adjusted: bool | None = Field(description="after Holm's adjustment over the claim's family")
@@ -321,15 +307,15 @@ class ObservedPointOut(Out):
 
 
 class FamilyOut(Out):
-    """The sentence of a table: the gain over its orders, by random effects."""
+    """The sentence of a table: the mean gain of its orders, which says nothing of others."""
 
     name: str = Field(examples=["ninformer.table2"])
     paper: str
     text: str
     status: str = Field(description="supported: the interval of the gain is on the printed side of 0")
     ours: MeasuredOut | None = Field(
-        description="mean gain over the orders, better positive, its interval at `confidence`; "
-        "orders that share an arm are averaged"
+        description="mean gain of these orders, better positive, its interval at `confidence`; "
+        "replicates, and not orders, are what it is uncertain by"
     )
     confidence: float | None
     tau: float | None = Field(description="standard deviation between orders beyond their own chance")

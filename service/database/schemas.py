@@ -11,6 +11,19 @@ class Out(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
+class RegistrationOut(Out):
+    """The mark of a verdict by training: were claim, rules and runs registered before the runs were trained?"""
+
+    mark: str = Field(
+        examples=["exploratory"],
+        description="confirmatory, exploratory, or unknown where git would have to say and can't",
+    )
+    why: str
+    registrations: list[str] = Field(description="files of data/registrations that cover the claim as it is now")
+    after: int = Field(description="runs behind the verdict that were trained after one of them was committed")
+    runs: int = Field(description="of these")
+
+
 class PaperOut(Out):
     name: str = Field(examples=["ninformer"])
     title: str

@@ -1,4 +1,4 @@
-"""What to train next within a budget: the trainings that bring most claims to their next planned look per second."""
+"""What to train next within a budget: the trainings that let us expect most decided claims per second."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from stages.commands.terminal import Column, Rows, Terminal, in_words
 from stages.interruption import stop_on_signals
 from stages.params.experiment import Params, ParamsError, load_params
 from stages.priorities.choice import Step
-from stages.priorities.looks import PROFILE, NextLook, RunName
-from stages.priorities.proposal import Proposal, propose
+from stages.priorities.looks import PROFILE, RunName
+from stages.priorities.proposal import Proposal, Prospect, propose
 from stages.scheduling.planning import two_digits
 from stages.scheduling.progress import ProgressDisplay
 from stages.scheduling.runner import Assignment, find_experiment, slot_devices
@@ -50,15 +50,17 @@ def next_trainings(options: argparse.Namespace) -> Answer:
     if options.run and params.profile_name != PROFILE:
         raise ParamsError(f"params.yaml has the profile {params.profile_name}; first: claimcheck profile {PROFILE}")
     found = propose(Path(), params, options.device, budget=options.budget, experiments=names)
-    steps, looks, lacking, seconds = found.steps, found.looks, found.lacking, found.seconds
-    reached = {name for step in steps for name in step.completed}
-    costs = [sum(seconds[run] for run in runs) for name, runs in lacking.items() if runs and name not in reached]
+    steps, prospects, lacking, seconds = found.steps, found.prospects, found.lacking, found.seconds
+    reached = {prospects[name].look.claim.id for step in steps for name in step.completed}
+    waiting = {name for name, runs in lacking.items() if not runs}
+    first = {one.look.claim.id: name for name, one in reversed(list(prospects.items())) if name not in waiting}
+    costs = [sum(seconds[run] for run in lacking[name]) for claim, name in first.items() if claim not in reached]
     document = {
         "device": options.device,
         "budget_seconds": options.budget,
         **_told(steps, params, options.device),
-        "steps": [_step(step, looks) for step in steps],
-        "trained": [name for name, runs in lacking.items() if not runs],
+        "steps": [_step(step, prospects) for step in steps],
+        "trained": list(dict.fromkeys(prospects[name].look.claim.id for name in prospects if name in waiting)),
         "left": {"claims": len(costs), "cheapest_seconds": min(costs, default=None)},
     }
     if not options.run or not steps:
@@ -102,17 +104,20 @@ def _told(steps: Sequence[Step[RunName]], params: Params, device: str) -> dict[s
     return {"seconds": seconds, "usd": seconds / 3600 * params.rates[device].usd_per_hour}
 
 
-def _step(step: Step[RunName], looks: Mapping[str, NextLook]) -> dict[str, Any]:
+def _step(step: Step[RunName], prospects: Mapping[str, Prospect]) -> dict[str, Any]:
+    """The step with the last look that it completes of each claim."""
+    last = {prospects[name].look.claim.id: prospects[name] for name in step.completed}
     return {
         "seconds": step.seconds,
         "runs": [run.label for run in step.items],
-        "claims": [_claim(looks[name]) for name in step.completed],
+        "claims": [_claim(one) for one in last.values()],
     }
 
 
-def _claim(look: NextLook) -> dict[str, Any]:
-    power = {name: getattr(look.power, name) for name in _CHANCES} if look.power else None
-    return {"claim": look.claim.id, "look": look.at, "planned": look.planned, "power": power}
+def _claim(one: Prospect) -> dict[str, Any]:
+    power = {name: getattr(one.power, name) for name in _CHANCES} if one.power else None
+    look = {"claim": one.look.claim.id, "look": one.look.at, "planned": one.look.planned}
+    return {**look, "power": power, "chance": one.chance, "weight": one.weight}
 
 
 def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableType]:
@@ -124,15 +129,17 @@ def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableTyp
     if not steps:
         cheapest = left["cheapest_seconds"]
         yield (
-            f"nothing fits in {budget}: the cheapest look takes {two_digits(cheapest / 3600)} h"
+            f"nothing fits in {budget}: the cheapest interim analysis takes {two_digits(cheapest / 3600)} h"
             if cheapest is not None
             else "no claim waits for a training"
         )
         return
     runs, claims = ([one for step in steps for one in step[part]] for part in ("runs", "claims"))
+    claims = list({one["claim"]: one for one in claims}.values())
+    expected = sum(one["chance"] for one in claims)
     yield (
-        f"{budget}: {len(runs)} trainings bring {_claims(len(claims))} to their next look; planned are "
-        f"{in_words(document['seconds'])} and {document['usd']:.2f} USD"
+        f"{budget}: {len(runs)} trainings bring {_claims(len(claims))} to an interim analysis, which is expected to "
+        f"decide {expected:.1f}; planned are {in_words(document['seconds'])} and {document['usd']:.2f} USD"
     )
     yield ""
     rows = [
@@ -143,9 +150,14 @@ def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableTyp
     yield Rows([Column("experiment", left=True), Column("runs", left=True), Column("hours"), Column("claims")], rows)
     yield ""
     columns = [Column("claim", left=True), Column("look", left=True)]
-    columns += [Column("supported"), Column("reproduced", 1), Column("not\nreproduced", 2)]
-    yield Rows(columns, [[one["claim"], _look(one), *_chances(one["power"])] for one in claims])
-    yield "Chances are those at the plan's end where the paper is right; not reproduced: where it is two margins off."
+    columns += [Column("decided"), Column("weight", 1), Column("supported", 2), Column("reproduced", 3)]
+    columns += [Column("not\nreproduced", 4)]
+    rows = [
+        [one["claim"], _look(one), in_percent(one["chance"]), two_digits(one["weight"]), *_chances(one["power"])]
+        for one in claims
+    ]
+    yield Rows(columns, rows)
+    yield "Chances are those at this interim analysis if the paper is right; not reproduced: if it is two margins off."
     if left["claims"]:
         yield ""
         yield f"{_claims(left['claims'])} would take longer"

@@ -1,1 +1,1 @@
-"""Which missing trainings bring most claims to their next planned look, and what each look can show."""
+"""Missing trainings from which most decided claims can be expected, and what each interim analysis can show."""

@@ -7,7 +7,7 @@ real, complete data trained as printed decide, so only the profile `paper` count
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from stages.claims.trials import ResultGroup
 from stages.params.experiment import Experiment, Params
 from stages.recording.judged import judge_today
 from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER
-from stages.verdicts import EvidenceLevel, Power, Verdict
+from stages.verdicts import EvidenceLevel, Status, Verdict
 from stages.verdicts.looks import Looks, looks_from, looks_of_plan
 
 PROFILE = "paper"
@@ -41,7 +41,7 @@ class RunName(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class NextLook:
-    """The look at `at` replicates of a plan that ends at `planned`; `power` is that of the plan's end.
+    """The look at `at` replicates of a plan that ends at `planned`.
 
     `runs`: all that it needs, of which `lacking` have neither a result that decides nor an outcome in the store; where
     none lacks, the look is complete and waits for `record`.
@@ -52,7 +52,6 @@ class NextLook:
     planned: int
     runs: frozenset[RunName]
     lacking: frozenset[RunName]
-    power: Power | None
 
     @property
     def is_last(self) -> bool:
@@ -91,40 +90,51 @@ def _deciding(groups: Mapping[str, Sequence[ResultGroup]]) -> frozenset[RunName]
 
 def next_looks(standing: Standing, params: Params, trained: Collection[RunName]) -> list[NextLook]:
     """The next look of each claim that isn't decided yet, in the order of the claims; `trained` have an outcome."""
+    first: dict[str, NextLook] = {}
+    for look in looks_left(standing, params, trained):
+        first.setdefault(look.claim.id, look)
+    return list(first.values())
+
+
+def looks_left(standing: Standing, params: Params, trained: Collection[RunName]) -> list[NextLook]:
+    """All looks still to come of the same claims."""
     there = standing.decided_by | frozenset(trained)
-    looks = (_next_look(judgement, params, standing.decided_by, there) for judgement in standing.judgements)
-    return [look for look in looks if look is not None]
+    return [
+        look for judgement in standing.judgements for look in _looks_left(judgement, params, standing.decided_by, there)
+    ]
 
 
-def _next_look(
+def _looks_left(
     judgement: Judgement, params: Params, judged: Collection[RunName], there: Collection[RunName]
-) -> NextLook | None:
+) -> Iterator[NextLook]:
     claim = judgement.claim
     if not judgement.is_decidable or claim.kind not in JUDGES or is_settled(judgement.verdict):
-        return None
+        return
     names = fnmatch.filter(params.experiments, claim.experiment or "")
     if len(names) != 1:
-        return None
+        return
     experiment = params.experiments[names[0]]
     arms, looks = arms_behind(claim, experiment), looks_of(claim, experiment, params)
     for at in looks:
         runs = frozenset(RunName(experiment.name, arm, replicate) for arm in arms for replicate in range(at))
         if not runs <= set(judged):
-            return NextLook(
+            yield NextLook(
                 claim=claim,
                 at=at,
                 planned=max(looks),
                 runs=runs,
                 lacking=runs - set(there),
-                power=judgement.power,
             )
-    return None
 
 
 def is_settled(verdict: Verdict) -> bool:
     """True if the verdict, and that of the size where there is one, is for or against the paper."""
     parts = [verdict.status, *([verdict.size.status] if verdict.size else [])]
-    return all(status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER) for status in parts)
+    return all(is_decided(status) for status in parts)
+
+
+def is_decided(status: Status) -> bool:
+    return status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)
 
 
 def arms_behind(claim: ClaimLine, experiment: Experiment) -> tuple[str, ...]:

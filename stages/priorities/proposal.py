@@ -1,25 +1,51 @@
-"""The trainings that bring most claims to their next look per second of a device, within a budget."""
+"""The trainings that let us expect most decided claims per second of a device, within a budget.
+
+A look is worth the probability that it decides its claim, beyond that of the look before it, times the claim's weight.
+Each pattern of a paper's `argument` is one part of it, and so is all that matches none; the claims of a part share it
+equally.  So one order that a paper rests on weighs as much as all cells of a table together.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from stages.claims import ClaimLine, PaperDeviations
+from stages.claims.lines import ORDERS
+from stages.claims.power import foresee
+from stages.claims.trained import JUDGES
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import Params
 from stages.priorities.choice import Step, choose
-from stages.priorities.looks import NextLook, RunName, next_looks, standing_today
+from stages.priorities.looks import NextLook, RunName, is_decided, looks_left, standing_today
 from stages.priorities.trainings import Trainings, all_trainings, as_printed, seconds_each, trained_runs
+from stages.recording.judged import read_paper_deviations
+from stages.verdicts import Power, Verdict
+
+NOBODY_KNOWS = 0.5
+"""Chance of a decision where neither the paper nor the metric suggests how far replicates spread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prospect:
+    """A look, its power, the probability that it decides the claim, and the claim's weight."""
+
+    look: NextLook
+    power: Power | None
+    chance: float
+    weight: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """`looks` by claim, what each lacks as one run a training, `seconds` of each of these, and the `steps` in order."""
+    """`prospects` by look, the trainings that each lacks, the `seconds` of each training, and the `steps` in order."""
 
     trainings: Trainings
-    looks: Mapping[str, NextLook]
+    prospects: Mapping[str, Prospect]
     lacking: Mapping[str, frozenset[RunName]]
     seconds: Mapping[RunName, float]
     steps: Sequence[Step[RunName]]
@@ -45,14 +71,47 @@ def propose(
     printed = as_printed(params)
     trainings, standing, counts = all_trainings(printed), standing_today(root, printed), FlopCounts()
     trained = trainings.with_same(standing.decided_by | trained_runs(printed, root))
-    looks = {
-        look.claim.id: look
-        for look in next_looks(standing, printed, trained)
-        if not experiments or look.claim.experiment in experiments
-    }
-    lacking = {name: trainings.of(look.lacking) for name, look in looks.items()}
+    claims = [judgement.claim for judgement in standing.judgements]
+    verdicts = {judgement.claim.id: judgement.verdict for judgement in standing.judgements}
+    weights = weigh(claims, read_paper_deviations(printed))
+    prospects, worth, before = dict[str, Prospect](), dict[str, float](), dict[str, float]()
+    for look in looks_left(standing, printed, trained):
+        claim, verdict = look.claim, verdicts[look.claim.id]
+        if experiments and claim.experiment not in experiments:
+            continue
+        power = foresee(claim, printed, verdict, claims, at=look.at)
+        name, chance = f"{claim.id} {look.at}", chance_of_decision(claim, power, verdict)
+        prospects[name] = Prospect(look=look, power=power, chance=chance, weight=weights[claim.id])
+        worth[name] = max(chance - before.get(claim.id, 0.0), 0.0) * weights[claim.id]
+        before[claim.id] = max(chance, before.get(claim.id, 0.0))
+    lacking = {name: trainings.of(one.look.lacking) for name, one in prospects.items()}
     seconds = seconds_each(trainings, frozenset().union(*lacking.values()), printed, device, counts.count)
     counts.save()
-    return Proposal(
-        trainings=trainings, looks=looks, lacking=lacking, seconds=seconds, steps=choose(lacking, seconds, budget)
-    )
+    steps = choose(lacking, seconds, worth, budget)
+    return Proposal(trainings=trainings, prospects=prospects, lacking=lacking, seconds=seconds, steps=steps)
+
+
+def weigh(claims: Sequence[ClaimLine], papers: Sequence[PaperDeviations]) -> dict[str, float]:
+    """The share of a part of its paper's argument that each claim of trained models carries."""
+    arguments = {paper.paper: paper.argument for paper in papers}
+    parts = {}
+    for claim in claims:
+        if claim.kind in JUDGES:
+            patterns = arguments.get(claim.paper, ())
+            found = (place for place, pattern in enumerate(patterns) if fnmatchcase(claim.id, pattern))
+            parts[claim.id] = claim.paper, next(found, len(patterns))
+    sizes = Counter(parts.values())
+    return {name: 1 / sizes[part] for name, part in parts.items()}
+
+
+def chance_of_decision(claim: ClaimLine, power: Power | None, verdict: Verdict) -> float:
+    """The probability that the look decides what is open of the claim: the sign of a gain, or else a number.
+
+    A number is as printed or two margins off, each with probability 1/2; a gain is as large as printed.
+    """
+    if power is None or (power.supported, power.reproduced, power.not_reproduced) == (None, None, None):
+        return NOBODY_KNOWS
+    if claim.kind in ORDERS and not is_decided(verdict.status):
+        return power.supported or 0.0
+    right = power.reproduced if claim.kind in ORDERS or power.supported is None else power.supported
+    return ((right or 0.0) + (power.not_reproduced or 0.0)) / 2

@@ -29,7 +29,7 @@ from stages.rules import Rules
 from stages.verdicts.expected import MOST, NEVER
 from stages.verdicts.intervals import Numbers, combine, half_width, t_quantile
 from stages.verdicts.looks import looks_from, looks_of_plan
-from stages.verdicts.value import Spread
+from stages.verdicts.value import Spread, df_of_printed
 
 WANTED = 0.8
 """The power that a plan should have (Cohen 1988)."""
@@ -43,7 +43,8 @@ class Design:
     """The plan.  `spread`: standard deviation of one replicate, or of one difference for a gain; `because`: its source.
 
     `pairing`: a value, or a gain by shared folds or of independent arms.  `stderr` and `paper_n` are the paper's.
-    `share`: the part of a sign's α that the whole grid has, if there is one.
+    `share`: the part of a sign's α that the whole grid has, if there is one.  `at`: the replicates of the interim
+    analysis whose chances are asked; None: the end of the plan.
     """
 
     planned: int
@@ -54,6 +55,7 @@ class Design:
     stderr: float | None = None
     paper_n: int | None = None
     share: float = 1.0
+    at: int | None = None
 
     @property
     def paper_error(self) -> float:
@@ -196,7 +198,7 @@ def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Ru
     Without any error of ours, D has the standard error e of the paper, and 2 Φ(Δ/e − t) − 1 is the power.
     """
     ran = design.paper_n or 1
-    df = ran - 1 if design.stderr is not None and ran > 1 else math.inf
+    df = df_of_printed(design.paper_n) if design.stderr else math.inf
     level = rules.alpha_within * _share(NEVER, _minimum(design, rules), rules)
     error = margin / float(t_quantile(df, level) + scipy.special.ndtri((1 + WANTED) / 2))
     start = f"No number of replicates gives {in_percent(WANTED)}, at most {in_percent(most)}"
@@ -218,22 +220,27 @@ def in_percent(chance: float) -> str:
 
 
 def judged_replicates(design: Design, rules: Rules) -> int:
-    """Planned replicates up to the last look: those beyond it are never judged."""
-    return min(design.planned, max(rules.looks))
+    """Replicates of the analysis asked for, up to the last look: those beyond it are never judged."""
+    return min(design.at or design.planned, max(rules.looks))
 
 
 def _minimum(design: Design, rules: Rules) -> int:
     return rules.minimum if design.stderr is None else rules.minimum_with_error
 
 
-def _share(n: int, minimum: int, rules: Rules) -> float:
-    """The share of α of the last look of a plan of n replicates; 0 where it has none."""
+def _share(n: int, minimum: int, rules: Rules, design: Design | None = None) -> float:
+    """The share of α of the last look of a plan of n replicates, or of the look at n of the design's own plan.
+
+    0 where there is none.
+    """
+    if design is not None and n == design.at:
+        return looks_of_plan(looks_from(rules.looks, minimum), design.planned).get(n, 0.0)
     looks = looks_of_plan(looks_from(rules.looks, minimum), n)
     return looks[max(looks)] if looks else 0.0
 
 
 def _size_chances(design: Design, margin: float, n: int, rules: Rules) -> tuple[float, float]:
-    share = _share(n, _minimum(design, rules), rules)
+    share = _share(n, _minimum(design, rules), rules, design)
     if not share:
         return 0.0, 0.0
     ratio, df = _sample_variances(design.pairing, n)
@@ -253,7 +260,7 @@ def _sign_chance(design: Design, gain: float, n: int, rules: Rules) -> float:
 
 def one_sided(design: Design, distance: float, n: int, alpha: float, rules: Rules) -> float:
     """Chance that the interval of a gain lies wholly on the true side of a limit at this distance from the truth."""
-    share = _share(n, min(rules.looks), rules) * design.share
+    share = _share(n, min(rules.looks), rules, design) * design.share
     if not share:
         return 0.0
     ratio, df = _sample_variances(design.pairing, n)

@@ -68,7 +68,8 @@ def test_a_look_lacks_what_neither_results_nor_the_store_have() -> None:
 
 
 def test_no_claim_that_is_settled_or_at_its_plans_end_wants_more() -> None:
-    assert next_looks(standing(5), params(), ()) == []
+    most = max(experiment.replicates for experiment in params().experiments.values())
+    assert next_looks(standing(most), params(), ()) == []
     wanted = {one.claim.id for one in next_looks(standing(3), params(), ())}
     settled = {
         one.claim.id

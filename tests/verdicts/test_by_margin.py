@@ -25,6 +25,7 @@ from stages.verdicts import (
     judge_uniform,
     judge_value,
 )
+from stages.verdicts.others import Failures
 from tests.verdicts.simulation import RULES
 
 MARGINS = st.floats(0.05, 3.0)
@@ -107,9 +108,10 @@ def test_a_uniform_gain(seed: int, gains: list[float], margin: float) -> None:
 
 
 @SOMETIMES
-@given(st.integers(0, 290), st.integers(0, 58), st.floats(0.001, 0.5))
-def test_a_share_of_failures(ours: int, printed: int, margin: float) -> None:
-    assert_says_what_it_would_say(lambda by: judge_proportion((printed, 58), (ours, 290), by, rules=RULES), margin)
+@given(st.lists(st.integers(0, 5), min_size=8, max_size=8), st.integers(0, 40), st.floats(0.001, 0.5))
+def test_a_share_of_failures(ours: list[int], printed: int, margin: float) -> None:
+    failed = Failures(counts=tuple(ours), each=5)
+    assert_says_what_it_would_say(lambda by: judge_proportion((printed, 40), failed, by, rules=RULES), margin)
 
 
 def test_a_value_flips_where_its_interval_ends() -> None:

@@ -55,22 +55,37 @@ def test_the_power_of_a_value_is_the_share_of_simulated_experiments(margin: floa
 @pytest.mark.long
 @pytest.mark.parametrize("pairing", ["fold", "none"])
 @pytest.mark.parametrize("stderr", [None, 0.4])
-def test_the_power_of_a_gain_is_the_share_of_simulated_experiments(pairing: str, stderr: float | None) -> None:
-    trials, gain, margin, n = 1500, 1.5, 1.4, 5
+@pytest.mark.parametrize("at", [None, 3])
+def test_the_power_of_a_gain_is_the_share_of_simulated_experiments(
+    pairing: str, stderr: float | None, at: int | None
+) -> None:
+    """At the end of a plan of five, or at its interim analysis of three."""
+    trials, gain, margin, planned = 1500, 1.5, 1.4, 5
+    n = at or planned
     rng = np.random.default_rng(3)
     design = Design(
-        planned=n, spread=1.0, source="assumed", because="", pairing=pairing, stderr=stderr, paper_n=5 if stderr else 1
+        planned=planned,
+        spread=1.0,
+        source="assumed",
+        because="",
+        pairing=pairing,
+        stderr=stderr,
+        paper_n=5 if stderr else 1,
+        at=at,
     )
     arms = [rng.normal(mean, math.sqrt(0.5), (trials, n)) for mean in (gain, 0.0)]
     printed = gain + rng.normal(0, design.paper_error, trials)
     found = []
     for ours, base, value in zip(*arms, printed, strict=True):
         claim = GainClaim(gain=value, margin=margin, better="higher", stderr=stderr, n=design.paper_n)
-        found.append(judge_gain(claim, Sample.of(ours), Sample.of(base), rules=RULES, pairing=pairing, planned=n))
+        found.append(judge_gain(claim, Sample.of(ours), Sample.of(base), rules=RULES, pairing=pairing, planned=planned))
     power = power_of_gain(design, gain, margin, RULES)
     supported = np.mean([v.estimate > 0 and v.status is not Status.UNRESOLVED for v in found])
     close = 4 * 0.5 / math.sqrt(trials)
     assert power.supported == pytest.approx(supported, abs=close)
+    if at is not None and stderr is None:
+        assert power.reproduced == 0, "a size needs five replicates where the paper prints no error"
+        return
     within = [
         v.size.low >= -margin and v.size.high <= margin for v in found if v.size.status is not Status.NOT_REPRODUCED
     ]
