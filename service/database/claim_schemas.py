@@ -58,6 +58,13 @@ class FindingOut(Out):
     error: str | None = Field(description="findings with one error are one mistake at several places, counted once")
 
 
+class StretchOut(Out):
+    """The status by every margin from `start` on, up to the next stretch."""
+
+    start: float = Field(examples=[0.0134], description="in the unit of the margin")
+    status: Status
+
+
 class SizeOut(Out):
     """The size of a difference, judged apart from its sign: our gain − the paper's."""
 
@@ -70,6 +77,8 @@ class SizeOut(Out):
     margin: float | None
     n: int
     replicates_expected: int | None
+    by_margin: list[StretchOut] = Field(description="what it would be by any other margin; empty: the same")
+    posterior: float | None = Field(description="chance, with a flat prior, that the true difference is in the margin")
 
 
 class PowerOut(Out):
@@ -88,6 +97,7 @@ class PowerOut(Out):
         "is worse by twice what the paper calls comparable"
     )
     supported: float | None = Field(description="where the gain is as printed, or comparable arms are alike")
+    supported_at_half: float | None = Field(description="where the gain is half the printed one")
     needed: int | None = Field(
         description="replicates, the planned or more, that give 80 % of supported for a gain, else of reproduced"
     )
@@ -172,7 +182,9 @@ class VerdictOut(Out):
     standing: Standing = Field(
         description="decided, open (evidence, and no decision), waiting, untestable here, or a training's setting"
     )
-    unit: str | None = Field(description="of `estimate`, its interval and `margin`; null: a number without a unit")
+    unit: str | None = Field(
+        description="of `estimate`, its interval, `margin` and `by_margin`; null: a number without a unit"
+    )
     is_decidable: bool = Field(description="something here can decide the claim, now or later; a badge counts these")
     ours: MeasuredOut | None = Field(description="our number, in the claim's unit")
     estimate: float | None = Field(description="ours − paper, or proposed − baseline with better positive")
@@ -195,7 +207,15 @@ class VerdictOut(Out):
         description="the claim's own results (or pairs) that had been seen when its rule was written; null: none"
     )
     registration: RegistrationOut | None = Field(description="null where no trained model was judged")
-    holds_adjusted: bool | None = Field(description="after Holm's adjustment over the claim's family")
+    false_discovery_rate: float | None = Field(
+        description="q-value: of the paper's claims that training judged on a sign with a p-value no larger, the "
+        "share that is expected to be wrong (Benjamini, Hochberg 1995); null without a p-value on a sign"
+    )
+    by_margin: list[StretchOut] = Field(description="what the verdict would be by any other margin; empty: the same")
+    posterior: float | None = Field(
+        description="chance, with a flat prior, that the truth is in the margin or, of an order, that the gain has the "
+        "claimed sign; it decides nothing"
+    )
     rules: str = Field(description="sha256 of the numbers of the rules in params.yaml")
     digest: str = Field(description="sha256 of rules, the claim's row with its metric, judging code, and finding")
     variants: list[VariantOut] = Field(description="what other defensible metrics would say")
@@ -322,7 +342,6 @@ class FamilyOut(Out):
     p_heterogeneity: float | None = Field(description="of orders that don't differ")
     i2: float | None = Field(description="share of tau² in what orders differ by")
     ahead: int = Field(description="of those tested, orders with a gain above 0")
-    holding: int = Field(validation_alias="holds", description="orders that hold after Holm's adjustment")
     tested: int
     orders: int
 

@@ -31,6 +31,15 @@ class OutlookOut(Out):
     assumed: int = Field(description="of all but the unknown: the spread of a run is neither measured nor printed")
 
 
+class DiscoveriesOut(Out):
+    """Decided claims of a paper that survive a false discovery rate of 5 % (Benjamini, Hochberg 1995)."""
+
+    tested: int = Field(description="claims judged by training with a p-value on a sign, open ones as well")
+    decided: int = Field(description="of these")
+    survive: int = Field(description="of the decided, with a false discovery rate of at most 5 %")
+    without: int = Field(description="decided by training without a p-value on a sign, counted apart")
+
+
 class TallyOut(CountsOut):
     """Verdicts of a paper's claims; the badge is in_favour of decidable.  An error at several places counts once."""
 
@@ -40,6 +49,7 @@ class TallyOut(CountsOut):
     computed: CountsOut = Field(description="those that are computed without training")
     data: CountsOut = Field(description="sizes and ranges of data sets")
     outlook: OutlookOut = Field(description="of the claims that wait for training")
+    discoveries: DiscoveriesOut
     settings: int = Field(description="settings of trainings, which can't hold or fail")
     untestable: int = Field(description="other claims that nothing planned here can decide")
     by_verdict: dict[str, int]

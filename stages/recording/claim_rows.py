@@ -13,24 +13,28 @@ from stages.claims.registration import RegistrationMark
 from stages.params.experiment import Params
 from stages.results import Base, ClaimChange, ClaimDeviation, ClaimExperiment, Deviation, Family, VerdictArm, VerdictRow
 from stages.rules import Rules
+from stages.verdicts import Verdict, false_discovery_rates
 
 
 def verdict_rows(
     judgements: Sequence[Judgement],
-    sentences: Sequence[Table],
     rules: Rules,
     history: Sequence[Change],
     marks: Mapping[str, RegistrationMark],
 ) -> list[Base]:
     """One verdict per judgement, with the digest of its claim, rules and code, and what was seen before its rule."""
     code, numbers = digest_code(), rules.digest()
-    adjusted = {
-        claim: holds for table in sentences for claim, holds in zip(table.claims, table.sentence.holds, strict=True)
-    }
+    trained: dict[str, dict[str, Verdict]] = {}
+    for judgement in judgements:
+        if judgement.is_by_training and judgement.claim.kind != "noise":  # which small p-values speak against
+            trained.setdefault(judgement.claim.paper, {})[judgement.claim.id] = judgement.verdict
+    rates: dict[str, float | None] = {}
+    for verdicts in trained.values():
+        rates |= dict(zip(verdicts, false_discovery_rates(list(verdicts.values())), strict=True))
     rows: list[Base] = []
     for judgement in judgements:
         claim = judgement.claim
-        row = _verdict(judgement, adjusted.get(claim.id))
+        row = _verdict(judgement, rates.get(claim.id))
         judging = digest_findings(claim.paper) if judgement.basis == "finding" else code
         row.rules, row.digest = numbers, digest_verdict(claim, rules, judging)
         row.seen_before_rule = seen_before_rule(claim.id, history) if judgement.basis == "results" else None
@@ -71,10 +75,21 @@ def change_rows(history: Sequence[Change], judgements: Sequence[Judgement]) -> l
     return rows
 
 
-def _verdict(judgement: Judgement, holds_adjusted: bool | None) -> VerdictRow:
+def _verdict(judgement: Judgement, false_discovery_rate: float | None) -> VerdictRow:
     verdict, cost = judgement.verdict, judgement.cost
     prediction = (verdict.size or verdict).prediction
-    names = ("explanation", "estimate", "low", "high", "confidence", "margin", "n", "n_diverged", "p_value")
+    names = (
+        "explanation",
+        "estimate",
+        "low",
+        "high",
+        "confidence",
+        "margin",
+        "n",
+        "n_diverged",
+        "p_value",
+        "posterior",
+    )
     return VerdictRow(
         claim=judgement.claim.id,
         status=str(verdict.status),
@@ -89,7 +104,8 @@ def _verdict(judgement: Judgement, holds_adjusted: bool | None) -> VerdictRow:
         prediction_high=prediction.high if prediction else None,
         prediction_confidence=prediction.confidence if prediction else None,
         is_predicted=prediction.holds if prediction else None,
-        holds_adjusted=holds_adjusted,
+        false_discovery_rate=false_discovery_rate,
+        by_margin=_stretches(verdict),
         variants=[dataclasses.asdict(variant) for variant in judgement.variants],
         device_seconds=cost.device_seconds if cost else None,
         flops=cost.flops if cost else None,
@@ -106,8 +122,13 @@ def _size(judgement: Judgement) -> dict[str, Any] | None:
     size = judgement.verdict.size
     if size is None:
         return None
-    names = ("explanation", "estimate", "low", "high", "confidence", "margin", "n", "replicates_expected")
-    return {"status": str(size.status)} | {name: getattr(size, name) for name in names}
+    names = ("explanation", "estimate", "low", "high", "confidence", "margin", "n", "replicates_expected", "posterior")
+    own = {"status": str(size.status), "by_margin": _stretches(size)}
+    return own | {name: getattr(size, name) for name in names}
+
+
+def _stretches(verdict: Verdict) -> list[dict[str, Any]]:
+    return [{"start": stretch.start, "status": str(stretch.status)} for stretch in verdict.by_margin]
 
 
 def deviation_rows(found: Sequence[PaperDeviations]) -> list[Base]:
@@ -166,7 +187,6 @@ def family_rows(sentences: Sequence[Table], judgements: Sequence[Judgement]) -> 
             position=position,
             paper=papers[table.family],
             status=str(table.sentence.status),
-            holds=sum(table.sentence.holds),
             orders=len(table.claims),
             **{name: getattr(table.sentence, name) for name in _SYNTHESIS},
         )

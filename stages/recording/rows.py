@@ -111,7 +111,7 @@ class Rows:
             arm_metric_rows(self.speaking),
             self.checkpoints(),
             [self.claim(number, claim) for number, claim in enumerate(self.claims)],
-            verdict_rows(self.judgements, self.sentences, self.params.verdicts, self.history, self.marks),
+            verdict_rows(self.judgements, self.params.verdicts, self.history, self.marks),
             change_rows(self.history, self.judgements),
             deviation_rows(self.deviations),
             deviation_links(self.deviations, self.claims),

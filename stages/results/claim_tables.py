@@ -18,7 +18,8 @@ class VerdictRow(Base):
     `ours` is our number in the claim's unit, `estimate` with its interval what is compared to `margin`: ours − paper,
     or proposed − baseline with better positive.  `basis`: results, finding, params, or none.  `is_decidable`: something
     here can decide the claim, now or later.  `size` judges how large a difference is, apart from its sign.
-    `holds_adjusted`: after Holm's adjustment over the claim's family, where it has one.  `rules` digests the numbers of
+    `false_discovery_rate`: among the paper's claims that training judged, of a verdict on a sign.  `by_margin`: the
+    status by every other margin, `posterior` the chance of the margin or of the sign.  `rules` digests the numbers of
     the rules; `digest` those, the claim's row with its metric, and the code that judged it.  `variants`: what other
     defensible metrics would say.  `prediction_…`: the interval in which the paper's own rerun would lie, by our
     replicates, in the claim's unit; `is_predicted`: its number does.  `power`: that of the plan before anything runs
@@ -53,7 +54,9 @@ class VerdictRow(Base):
     scope: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
     seen_before_rule: Mapped[int | None]
     registration: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
-    holds_adjusted: Mapped[bool | None]
+    false_discovery_rate: Mapped[float | None]
+    by_margin: Mapped[list[Any]]
+    posterior: Mapped[float | None]
     rules: Mapped[str]
     digest: Mapped[str]
     variants: Mapped[list[Any]]
@@ -185,7 +188,7 @@ class Family(Base):
     """The sentence of a table: the mean gain of its orders, with its interval at `confidence`.
 
     `ahead` of the `tested` of all `orders` have a gain above 0.  `tau`: standard deviation between orders beyond
-    chance, `p_heterogeneity` of there being none, `i2` its share.  `holds`: orders that hold after Holm's adjustment.
+    chance, `p_heterogeneity` of there being none, `i2` its share.
     """
 
     __tablename__ = "families"
@@ -202,6 +205,5 @@ class Family(Base):
     p_heterogeneity: Mapped[float | None]
     i2: Mapped[float | None]
     ahead: Mapped[int]
-    holds: Mapped[int]
     tested: Mapped[int]
     orders: Mapped[int]

@@ -18,6 +18,8 @@ from stages.verdicts import Status
 NO_BETTER_THAN_CHANCE = 0.05
 """A plan that confirms a right number no more often than its test may confirm a wrong one shows nothing."""
 EVEN = 0.5
+FALSE_DISCOVERIES = 0.05
+"""The share of a paper's decided signs that may be wrong."""
 Ground = Literal["trained", "computed", "data"]
 
 
@@ -64,6 +66,19 @@ class Outlook:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Discoveries:
+    """Claims of a paper that training `decided` by a p-value, and those that `survive` a false discovery rate of 5 %.
+
+    `tested` are the open ones as well; `without`: decided by training, but not by a p-value on a sign.
+    """
+
+    tested: int
+    decided: int
+    survive: int
+    without: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tally(Counts):
     """Verdict counts of a paper's claims: a badge.  Training, computing and facts of data are counted separately.
 
@@ -78,6 +93,7 @@ class Tally(Counts):
     computed: Counts
     data: Counts
     outlook: Outlook
+    discoveries: Discoveries
     settings: int
     untestable: int
     by_verdict: dict[str, int] = field(default_factory=dict)
@@ -115,6 +131,7 @@ def _tally(paper: str, rows: Sequence[tuple[Claim, VerdictRow]]) -> Tally:
         computed=_count(grounds["computed"]),
         data=_count(grounds["data"]),
         outlook=_foresee([verdict.power for _, verdict in grounds["trained"] if _waits(verdict)]),
+        discoveries=_discover([verdict for _, verdict in once if verdict.basis == "results"]),
         settings=sum(claim.kind == "setup" for claim, _ in once),
         untestable=sum(claim.kind != "setup" and not verdict.is_decidable for claim, verdict in once),
         by_verdict=dict(sorted(Counter(verdict.status for _, verdict in rows).items())),
@@ -145,6 +162,17 @@ def _count(rows: Sequence[tuple[Claim, VerdictRow]]) -> Counts:
         against=against,
         open=len(decidable) - favour - against - waiting,
         waiting=waiting,
+    )
+
+
+def _discover(verdicts: Sequence[VerdictRow]) -> Discoveries:
+    decided = [verdict for verdict in verdicts if verdict.status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)]
+    rates = [verdict.false_discovery_rate for verdict in decided if verdict.false_discovery_rate is not None]
+    return Discoveries(
+        tested=sum(verdict.false_discovery_rate is not None for verdict in verdicts),
+        decided=len(rates),
+        survive=sum(rate <= FALSE_DISCOVERIES for rate in rates),
+        without=len(decided) - len(rates),
     )
 
 

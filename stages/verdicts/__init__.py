@@ -21,7 +21,15 @@ from stages.verdicts.curves import (
     window_error,
 )
 from stages.verdicts.difference import GainClaim, judge_gain, judge_gap
-from stages.verdicts.families import Order, TableSentence, judge_table, judge_tally, judge_wins, tally_tests
+from stages.verdicts.families import (
+    Order,
+    TableSentence,
+    false_discovery_rates,
+    judge_table,
+    judge_tally,
+    judge_wins,
+    tally_tests,
+)
 from stages.verdicts.grid_part import GridPart
 from stages.verdicts.indicative import EvidenceLevel, evidence_level_of, indicate_order
 from stages.verdicts.noise import judge_noise
@@ -77,6 +85,7 @@ __all__ = [
     "Verdict",
     "arm_metric",
     "evidence_level_of",
+    "false_discovery_rates",
     "fisher_p",
     "indicate_order",
     "judge_comparable",

@@ -1,8 +1,7 @@
 """Sentences about a table of orders: its gain over all of them, and a paper's own counts of them.
 
-A table's sentence is the mean gain of its orders (`synthesis`).  In addition, Holm (1979) says which orders hold when
-all are tested at once: with r orders left, those significant at α/r hold; repeat with the rest.  Each order is tested
-at its own look's share of that level.
+A table's sentence is the mean gain of its orders (`synthesis`).  Beside each verdict stands the false discovery rate of
+its paper: of the signs whose p-value is no larger, the share that is expected to be wrong (Benjamini, Hochberg 1995).
 """
 
 from __future__ import annotations
@@ -13,12 +12,16 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
+import scipy
 
 from stages.rules import Rules
 from stages.verdicts.numerals import signed, with_interval
 from stages.verdicts.others import fisher_p, newcombe, not_tested
 from stages.verdicts.synthesis import Differences, Effect, differences, mean_gain
 from stages.verdicts.verdict import Status, Verdict
+
+SIGNS = (Status.SUPPORTED, Status.REVERSED, Status.UNRESOLVED)
+"""Verdicts that a p-value decides: that of a size or of equal gains tests something else than the verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSentence:
-    """`holds` has one entry per order, in their order; `tested` counts those with evidence, `ahead` those with a gain.
+    """`tested` counts the orders with evidence, `ahead` those with a gain.
 
     `low` to `high` is the interval of the gain at `confidence`; `tau`, `p_heterogeneity` and `i2` say how orders
     differ.
@@ -48,7 +51,6 @@ class TableSentence:
 
     status: Status
     text: str
-    holds: tuple[bool, ...]
     tested: int
     ahead: int
     gain: float | None = None
@@ -62,11 +64,10 @@ class TableSentence:
 
 def judge_table(orders: Sequence[Order], rules: Rules) -> TableSentence:
     """The mean gain of the orders with evidence: `supported` on the printed side of 0, `reversed` on the other."""
-    holds = holm([order.verdict for order in orders], rules)
     measured = [order for order in orders if order.is_measured]
     ahead = sum((order.verdict.estimate or 0.0) > 0 for order in measured)
     none = f"None of {len(orders)} orders has enough replicates yet."
-    nothing = TableSentence(status=Status.NOT_TESTED, text=none, holds=holds, tested=len(measured), ahead=ahead)
+    nothing = TableSentence(status=Status.NOT_TESTED, text=none, tested=len(measured), ahead=ahead)
     if not measured:
         return nothing
     of = f"{len(measured)} of {len(orders)} orders" if len(measured) < len(orders) else f"these {len(orders)} orders"
@@ -125,22 +126,22 @@ def _tell(apart: Differences | None) -> str:
     )
 
 
-def holm(orders: Sequence[Verdict], rules: Rules) -> tuple[bool, ...]:
-    """For each order of the table, whether it holds; one without evidence counts as not holding."""
-    open_orders = dict(enumerate(orders))
-    held: set[int] = set()
-    while open_orders:
-        alpha = rules.alpha_outside / 2 / len(open_orders)
-        now = {number for number, order in open_orders.items() if _is_significant(order, alpha)}
-        if not now:
-            break
-        held |= now
-        open_orders = {number: order for number, order in open_orders.items() if number not in now}
-    return tuple(number in held and order.status is Status.SUPPORTED for number, order in enumerate(orders))
+def false_discovery_rates(verdicts: Sequence[Verdict]) -> list[float | None]:
+    """The false discovery rate of each verdict on a sign among those given; None of others.
 
-
-def _is_significant(order: Verdict, alpha: float) -> bool:
-    return order.p_value is not None and order.share is not None and order.p_value / 2 <= alpha * order.share
+    Open verdicts are in the family, too: to leave them out would choose it by its outcome.  As a look spends a share of
+    α, its p-value is divided by that share.
+    """
+    found: list[float | None] = [None] * len(verdicts)
+    tested = {
+        number: min(1.0, verdict.p_value / (verdict.share or 1.0))
+        for number, verdict in enumerate(verdicts)
+        if verdict.p_value is not None and verdict.status in SIGNS
+    }
+    if tested:
+        for number, rate in zip(tested, scipy.stats.false_discovery_control(list(tested.values())), strict=True):
+            found[number] = float(rate)
+    return found
 
 
 def tally_tests(claimed: int, of: int) -> tuple[int, int]:

@@ -74,7 +74,7 @@ class Power:
     `can_reproduce`: whether any number of replicates gives `reproduced` more often if the paper is right than its
     level allows if it is wrong.  If no spread is known, the explanation is in spreads.  `margin`, `paper_error` (the
     standard error of the paper's number) and `most` (the chance of `reproduced` with any number of replicates): of a
-    printed number or a gain's size.
+    printed number or a gain's size.  `supported_at_half`: `supported` if the gain is half the printed one.
     """
 
     planned: int
@@ -90,6 +90,7 @@ class Power:
     margin: float | None = None
     paper_error: float | None = None
     most: float | None = None
+    supported_at_half: float | None = None
 
 
 def power_of_value(design: Design, margin: float, rules: Rules, *, can_reproduce: bool = True) -> Power:
@@ -140,6 +141,7 @@ def power_of_gain(design: Design, gain: float, margin: float, rules: Rules) -> P
     return dataclasses.replace(
         size,
         supported=supported,
+        supported_at_half=_sign_chance(design, gain / 2, judged_replicates(design, rules), rules),
         needed=needed,
         needed_for_size=size.needed,
         explanation=size.explanation.replace(_plan(design), f"{_plan(design)} {said}", 1),

@@ -68,6 +68,7 @@ def judge_side(
         n_diverged=used.n_diverged,
         replicates_expected=expected,
         spread=float(s2) ** 0.5,
+        share=looks[n],
         p_value=None if below is None else 2 * below,
         posterior=None if below is None else 1 - below if mean > 0 else below,
     )
