@@ -26,6 +26,7 @@ from stages.verdicts import (
     Status,
     TableSentence,
     Verdict,
+    demand_gap,
     judge_hardware,
     judge_shown,
     judge_table,
@@ -174,7 +175,8 @@ def _judge_measured(claim: ClaimLine, facts: Facts) -> Judgement:
     if not judgement.is_decidable:
         return judgement
     power = foresee(claim, facts.params, judgement.verdict, facts.claims)
-    return dataclasses.replace(judgement, power=power)
+    verdict = demand_gap(judgement.verdict, power.spread if power else None)
+    return dataclasses.replace(judgement, verdict=verdict, power=power)
 
 
 def _sentence(text: str) -> str:

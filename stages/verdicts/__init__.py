@@ -31,7 +31,7 @@ from stages.verdicts.families import (
     tally_tests,
 )
 from stages.verdicts.grid_part import GridPart
-from stages.verdicts.indicative import EvidenceLevel, evidence_level_of, indicate_order
+from stages.verdicts.indicative import EvidenceLevel, demand_gap, evidence_level_of, indicate_order
 from stages.verdicts.noise import judge_noise
 from stages.verdicts.others import (
     Failures,
@@ -84,6 +84,7 @@ __all__ = [
     "ValueClaim",
     "Verdict",
     "arm_metric",
+    "demand_gap",
     "evidence_level_of",
     "false_discovery_rates",
     "fisher_p",

@@ -2,7 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from stages.verdicts import EvidenceLevel, GainClaim, Sample, Status, evidence_level_of, indicate_order
+from stages.verdicts import (
+    EvidenceLevel,
+    GainClaim,
+    Sample,
+    Status,
+    Verdict,
+    demand_gap,
+    evidence_level_of,
+    indicate_order,
+)
+from stages.verdicts.indicative import HELD
 from tests.verdicts.simulation import RULES
 
 CLAIM = GainClaim(gain=0.02, margin=0.01, better="higher")
@@ -49,3 +59,32 @@ def test_the_direction_is_the_claims_and_the_metrics() -> None:
     assert "At 30% of the printed epochs the gain is −0.1 (n = 1)" in (
         indicate_order(worse, *arms, epochs_share=0.3).explanation
     )
+
+
+def indicated(gap: float, spread: float | None = 0.01) -> Verdict:
+    verdict = indicate_order(CLAIM, Sample.of([0.5 + gap]), Sample.of([0.5]), epochs_share=0.3)
+    return demand_gap(verdict, spread)
+
+
+@pytest.mark.parametrize(
+    ("gap", "status", "said"),
+    [
+        (0.025, Status.AGREES, "The gap is 2.5 SD of a difference of two replicates (0.01); an order seen at 30% of"),
+        (
+            -0.025,
+            Status.DISAGREES,
+            f"2 to 3 SD held in {HELD[3][0] / HELD[3][1]:.0%} of cases among 406 pairs of SGEMM",
+        ),
+        (0.045, Status.AGREES, f"with a gap of 3 or more SD held in {HELD[4][0] / HELD[4][1]:.0%} of cases"),
+        (0.015, Status.NOT_TESTED, f"1 to 2 SD held in {HELD[2][0] / HELD[2][1]:.0%} of cases among 406 pairs"),
+        (0.0004, Status.NOT_TESTED, "0 to 0.5 SD held in 52% of cases among 406 pairs of SGEMM networks. Below 2 SD"),
+    ],
+)
+def test_an_order_is_indicated_by_two_spreads_or_more(gap: float, status: Status, said: str) -> None:
+    verdict = indicated(gap)
+    assert verdict.status is status and said in verdict.explanation, verdict.explanation
+
+
+def test_without_a_spread_no_order_is_indicated() -> None:
+    verdict = indicated(0.5, spread=None)
+    assert verdict.status is Status.NOT_TESTED and "Nothing says how far replicates spread" in verdict.explanation

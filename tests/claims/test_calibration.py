@@ -1,0 +1,72 @@
+"""How often an order seen early in training holds: computed again from the published curves, and left out in turn."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stages.claims.power import LOG_SPREAD
+from stages.runs.evidence import EvidenceLine, ResultLine, read_lines
+from stages.verdicts.indicative import CALIBRATED_AT, CALIBRATED_PAIRS, DEMANDED, GAPS, HELD, calibrate
+
+SPREAD = LOG_SPREAD * math.sqrt(2)
+"""What the plan assumes of the difference of two logarithms, and so the unit of a gap."""
+
+
+@cache
+def networks() -> dict[str, list[ResultLine]]:
+    """The published full runs of the SGEMM networks with 5 and 8 layers, by arm."""
+    found: dict[str, list[ResultLine]] = defaultdict(list)
+    for line in (row.result for row in read_lines(Path("data/evidence/dac-sgemm.jsonl"), EvidenceLine)):
+        if line.profile == "paper" and line.spec["model"]["arguments"]["depth"] in (5, 8):
+            found[line.arm].append(line)
+    return found
+
+
+def at(line: ResultLine, share: float) -> float:
+    """Logarithm of the test error at the best validation epoch among the first `share` of all epochs."""
+    curve = line.curves[: max(1, round(share * len(line.curves)))]
+    return math.log(min(curve, key=lambda epoch: epoch.val_loss or math.inf).test_loss or math.nan)
+
+
+def rates(arms: Collection[str], share: float) -> tuple[tuple[int, int], ...]:
+    early = {arm: [at(line, share) for line in networks()[arm]] for arm in arms}
+    final = {arm: float(np.mean([at(line, 1.0) for line in networks()[arm]])) for arm in arms}
+    return calibrate(early, final, SPREAD)
+
+
+def test_the_recorded_rates_are_those_of_the_published_curves() -> None:
+    assert {len(lines) for lines in networks().values()} == {5}
+    assert math.comb(len(networks()), 2) == CALIBRATED_PAIRS
+    assert rates(networks(), CALIBRATED_AT) == HELD
+
+
+@pytest.mark.parametrize("left_out", ["x5", "x8"])
+def test_orders_with_the_demanded_gap_hold_as_often_in_networks_left_out(left_out: str) -> None:
+    """One experiment has full runs, so networks of one depth are left out instead of an experiment."""
+    ours, others = ([arm for arm in networks() if arm.endswith(left_out) == is_out] for is_out in (True, False))
+    own, learnt = (np.array(rates(arms, CALIBRATED_AT))[GAPS.index(DEMANDED) :].sum(axis=0) for arms in (ours, others))
+    assert own[0] / own[1] == pytest.approx(learnt[0] / learnt[1], abs=0.03)
+
+
+def test_at_three_percent_of_training_a_pair_says_the_opposite() -> None:
+    """Why nothing is indicated below 30 %: DAC trains more slowly at first, and better in the end."""
+    pairs = [arm for arm in networks() if arm.startswith("dac-")]
+    bases = [arm.removeprefix("dac-") for arm in pairs]
+    early, late = (
+        [
+            np.mean([at(line, share) for line in networks()[base]])
+            - np.mean([at(line, share) for line in networks()[arm]])
+            for arm, base in zip(pairs, bases, strict=True)
+            if base in networks()
+        ]
+        for share in (0.03, 1.0)
+    )
+    agree = sum(one * other > 0 for one, other in zip(early, late, strict=True))
+    assert (agree, len(late)) == (2, 14)
