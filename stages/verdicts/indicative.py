@@ -104,8 +104,10 @@ def demand_gap(verdict: Verdict, spread: float | None) -> Verdict:
     held, seen = HELD[number]
     ends = f"{GAPS[number]:g} to {GAPS[number + 1]:g}" if number + 1 < len(GAPS) else f"{GAPS[number]:g} or more"
     said = f"{verdict.explanation} The gap is {gap:.1f} SD of a difference of two replicates ({spread:.2g}); "
-    said += f"an order seen at {CALIBRATED_AT:.0%} of training with a gap of {ends} SD held in {held / seen:.0%} of cases among "
-    said += f"{CALIBRATED_PAIRS} pairs of SGEMM networks."
+    said += (
+        f"an order seen at {CALIBRATED_AT:.0%} of training with a gap of {ends} SD held in {held / seen:.0%} of cases "
+    )
+    said += f"among {CALIBRATED_PAIRS} pairs of SGEMM networks."
     if gap >= DEMANDED:
         return dataclasses.replace(verdict, explanation=said)
     close = f"{said} Below {DEMANDED:g} SD that is too close to say."

@@ -301,8 +301,6 @@ def test_a_tables_sentence_and_the_papers_own_count() -> None:
     lines = results("ninformer-mnist", MNIST)
     judged, (table,) = judge_all(ranks, trials(lines))
     assert table.family == "ninformer.table2" and len(table.claims) == 9
-    held = [claim for claim, holds in zip(table.claims, table.sentence.holds, strict=True) if holds]
-    assert held == ["ninformer.rank.mnist.ninformer", "ninformer.rank.mnist.localvit"]
     assert (table.sentence.tested, table.sentence.ahead) == (3, 2)
     # They are three steps from the first arm to the last, so their mean is a third of that distance.
     assert table.sentence.gain == pytest.approx((0.9861 - 0.9712 + 0.9779 - 0.9779) / 3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stages.verdicts import Status, Verdict, families, judge_tally, judge_wins, tally_tests
+from stages.verdicts import Status, Verdict, false_discovery_rates, judge_tally, judge_wins, tally_tests
 from tests.verdicts.simulation import RULES, above
 
 RNG = np.random.default_rng(0)
@@ -19,51 +19,31 @@ def order(p: float | None, *, n: int = 5, status: Status = Status.SUPPORTED) -> 
     return Verdict(status=status, explanation="", p_value=p, n=n, share=RULES.looks[n])
 
 
-def holm(p_values: list[float], alpha: float) -> list[bool]:
-    """Holm (1979) as published: ascending, p_(j) against α/(m − j + 1), stop at the first that fails."""
-    held = [False] * len(p_values)
-    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        if p_values[place] > alpha / (len(p_values) - rank):
-            break
-        held[place] = True
-    return held
+def test_the_rates_are_benjamini_and_hochbergs() -> None:
+    """Ascending p-values times m / rank, made to rise: 0.01 · 3 / 1, 0.04 · 3 / 2 and 0.05 · 3 / 3, at a look's share."""
+    share = RULES.looks[5]
+    rates = false_discovery_rates([order(0.05 * share), order(0.01 * share), order(0.04 * share)])
+    assert rates == pytest.approx([0.05, 0.03, 0.05])
 
 
-def test_it_is_holms_procedure_at_the_level_of_the_look() -> None:
-    for _ in range(200):
-        p_values = list(RNG.uniform(0, 0.03, RNG.integers(1, 9)))
-        held = families.holm([order(p) for p in p_values], RULES)
-        assert list(held) == holm(p_values, 0.05 * RULES.looks[5])
+def test_open_orders_count_and_verdicts_on_a_size_do_not() -> None:
+    size, untested = order(1e-6, status=Status.NOT_REPRODUCED), order(None, status=Status.NOT_TESTED)
+    unsure = order(0.9, status=Status.UNRESOLVED)
+    assert false_discovery_rates([order(0.004), size, untested]) == [pytest.approx(0.01), None, None]
+    assert false_discovery_rates([order(0.004), unsure]) == pytest.approx([0.02, 1.0])
+    assert false_discovery_rates([size]) == [None]
 
 
-def test_a_hand_worked_table() -> None:
-    """Level 0.02 at five replicates: 0.006 against 0.02/3, 0.009 against 0.02/2, then 0.021 against 0.02."""
-    assert families.holm([order(0.009), order(0.006), order(0.021)], RULES) == (True, True, False)
-
-
-def test_adjusting_only_ever_takes_away() -> None:
-    p_values = [0.015, 0.016, 0.017]
-    assert families.holm([order(p) for p in p_values], RULES) == (False,) * 3
-    assert all(families.holm([order(p)], RULES) == (True,) for p in p_values)
-
-
-def test_untested_and_reversed_orders_do_not_hold() -> None:
-    orders = [order(1e-6), order(1e-6, status=Status.REVERSED), order(None, status=Status.NOT_TESTED)]
-    assert families.holm(orders, RULES) == (True, False, False)
-
-
-def test_each_order_is_held_to_its_own_look() -> None:
-    """0.008 is below the share of five replicates and above that of three in a table of two."""
-    assert families.holm([order(0.008), order(0.008)], RULES) == (True, True)
-    assert families.holm([order(0.008, n=3), order(0.008, n=3)], RULES) == (False, False)
-
-
-def test_the_family_errs_with_at_most_alpha() -> None:
-    """Eight equal pairs of arms: any order that holds, in either direction, is an error."""
-    trials = 4000
-    p_values = RNG.uniform(0, 1, (trials, 8))
-    wrong = sum(any(families.holm([order(p) for p in row], RULES)) for row in p_values.tolist())
-    assert wrong / trials <= 0.05 * RULES.looks[5] + 3 * (0.02 * 0.98 / trials) ** 0.5
+def test_of_the_signs_that_survive_no_more_than_five_percent_are_wrong() -> None:
+    """Sixteen orders, eight without any gain, whose p-values are uniform: the mean share of these among survivors."""
+    trials, share = 400, RULES.looks[5]
+    null = RNG.uniform(0, share, (trials, 8))
+    true = 2 * stats.norm.sf(np.abs(RNG.normal(3, 1, (trials, 8)))) * share
+    wrong = []
+    for row in np.hstack([null, true]).tolist():
+        survive = np.array(false_discovery_rates([order(p) for p in row]), dtype=float) <= 0.05
+        wrong.append(survive[:8].sum() / max(survive.sum(), 1))
+    assert 0.005 < np.mean(wrong) <= 0.05
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 from scipy import stats
 
 from stages.verdicts import Order, Status, TableSentence, Verdict, judge_table
-from stages.verdicts.families import holm
 from stages.verdicts.synthesis import Effect, differences, mean_gain
 from tests.verdicts.simulation import RULES, above
 
@@ -90,7 +89,7 @@ def test_sentences_say_which_way_and_how_many() -> None:
 def test_orders_without_evidence_are_left_out_and_said() -> None:
     found = table(0.010, None, 0.012, 0.009)
     assert found.text.startswith("Mean gain of 3 of 4 orders on 1 data set +0.0103")
-    assert (found.tested, found.holds) == (3, (False,) * 4)
+    assert found.tested == 3
     nothing = table(None, None)
     assert (nothing.status, nothing.text) == (Status.NOT_TESTED, "None of 2 orders has enough replicates yet.")
     alone = table(0.01, None)
@@ -129,20 +128,11 @@ def simulate(gains: np.ndarray, errors: np.ndarray, shared: float = 0.0) -> tupl
 
 
 def test_where_the_paper_is_right_the_sentence_says_so() -> None:
-    """With Table 1's gains and errors as the truth; by Holm's adjustment 1 or 2 of 16 hold."""
+    """With Table 1's gains and errors as the truth."""
     gains, errors = table_1()
     for shared, power in ((0.0, 0.99), (0.3, 0.75)):
         mean, half, _ = simulate(gains, errors, shared)
         assert np.mean(mean > half) > power
-    rng, counts = np.random.default_rng(0), []
-    for _ in range(300):
-        p = stats.ttest_1samp(gains + FOLDS**0.5 * errors * rng.standard_normal((FOLDS, 16)), 0).pvalue
-        found = [
-            Verdict(status=Status.SUPPORTED, explanation="", p_value=one, n=FOLDS, share=RULES.looks[FOLDS])
-            for one in p.tolist()
-        ]
-        counts.append(sum(holm(found, RULES)))
-    assert 1.0 < np.mean(counts) < 1.9
 
 
 @pytest.mark.parametrize(("shared", "random_effects"), [(0.0, 0.015), (0.3, 0.11), (0.6, 0.23)])
