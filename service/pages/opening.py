@@ -222,6 +222,21 @@ def add(counts: Sequence[Counts]) -> Counts:
     return Counts(**{field.name: sum(getattr(item, field.name) for item in counts) for field in fields(Counts)})
 
 
+def tell_discoveries(tally: Tally) -> str:
+    """How many of the signs that training decided survive a false discovery rate of 5 %; "" where none was tested."""
+    found = tally.discoveries
+    if not found.tested:
+        return ""
+    apart = ""
+    if found.without:
+        apart = f" {_count(found.without, 'other claim is', 'other claims are')} decided without such a test."
+    return (
+        f"Training tested the sign of a gain in {_count(found.tested, 'claim', 'claims')} and decided {found.decided}; "
+        f"{found.survive} of these survive{'s' if found.survive == 1 else ''} a false discovery rate of 5 %, over all "
+        f"that were tested.{apart}"
+    )
+
+
 def tell_open(tally: Tally) -> str:
     """How many of the claims that need trained models are decided; "" where none needs any."""
     trained = tally.trained

@@ -31,6 +31,9 @@ def plan_in_words(claim: Claim, verdict: VerdictRow) -> tuple[str, list[str]] | 
     what = "confirm which model " + ("fails less often" if claim.kind == "failures" else "is better")
     conclusion = _sentence(chance, runs, what, power["supported"], is_assumed=is_assumed)
     more = _needed(power["supported"], power["needed"]) if claim.kind != "failures" else []
+    if power["supported_at_half"] is not None:
+        at_half = _chance(power["supported_at_half"], is_assumed=is_assumed)
+        more.insert(0, f"If the gain is half as large, that chance is {at_half}.")
     if power["reproduced"] is None and power["can_reproduce"]:
         return conclusion, more
     _, of_size = _of_number(claim, power, runs)
@@ -51,8 +54,8 @@ def _of_number(claim: Claim, power: Mapping[str, Any], runs: str) -> tuple[str, 
     if is_lost:
         conclusion = "However many runs are made, this number can’t be confirmed."
     more = []
-    margin = None if power["margin"] is None else _distance(power["margin"], claim)
-    error = None if power["paper_error"] is None else _distance(power["paper_error"], claim)
+    margin = None if power["margin"] is None else distance(power["margin"], claim)
+    error = None if power["paper_error"] is None else distance(power["paper_error"], claim)
     of_runs = f"of {claim.n} runs" if (claim.n or 1) > 1 else "taken as of one run"  # few papers say how many
     if is_lost and power["reproduced"] is None:
         more.append(f"It is no larger than the margin of {margin}, so no gain at all would count as this gain, too.")
@@ -109,7 +112,7 @@ def _share_of(claim: Claim, margin: float) -> str:
     return f", {name_share(share)} of the paper’s number: ours may be {least} to {most} of it"
 
 
-def _distance(value: float, claim: Claim) -> str:
+def distance(value: float, claim: Claim) -> str:
     """A difference in the claim's unit: of fractions in percentage points."""
     if unit_of(claim) == "fraction":
         digits = 2 if value >= 0.001 else 3

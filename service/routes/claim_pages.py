@@ -14,6 +14,7 @@ from service.database.comparing import Question, first_of_each_dataset
 from service.database.observed import list_behind
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
+from service.pages.by_margin import strip_of, tell_chance_of_truth
 from service.pages.changes import sort_changes
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.claim_charts import arms_charts, difference_chart, forest_chart, gain_chart, pairs_chart, trend_chart
@@ -24,7 +25,7 @@ from service.pages.first_looks import describe_looks, first_looks, timed_here, t
 from service.pages.legend import MEANINGS, SIDES, has_word, known_word, word_of
 from service.pages.names import name_claims, titles_of
 from service.pages.observed_charts import blocks_chart
-from service.pages.opening import by_ground, open_with, prospects, tell_open
+from service.pages.opening import by_ground, open_with, prospects, tell_discoveries, tell_open
 from service.pages.places import take_apart
 from service.pages.planning import plan_in_words
 from service.pages.printed import count_errors, lay_out
@@ -115,6 +116,7 @@ def show_paper(
             "words": Counter(word_of(row) for row in every),
             "sides": SIDES,
             "prospects": prospects(counts.outlook) if counts else "",
+            "discoveries": tell_discoveries(counts) if counts else "",
             "grounds": by_ground([counts]) if counts else [],
             "highlights": highlights(decided, paper.argument or ["*"]) if verdict is None else {},
             "families": list_families(session, paper=name),
@@ -259,6 +261,8 @@ def show_claim(
             "bibtex": bibtex(record, names[claim_id], paper, address),
             "json_ld": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),
             "chart": gain_chart(names[claim_id], record) or difference_chart(names[claim_id], record),
+            "strip": strip_of(record),
+            "posterior": tell_chance_of_truth(record),
             "pairs_chart": pairs_chart(names[claim_id], record.pairs, titles, record.claim),
             "observed_chart": blocks_chart(names[claim_id], observed, titles),
             "observed": observed,

@@ -28,7 +28,7 @@ from stages.results.claims import (
     rule_after,
 )
 from stages.results.comparison import compare
-from stages.results.counts import Counts, Outlook, Tally, ground_of, tally
+from stages.results.counts import Counts, Discoveries, Outlook, Tally, ground_of, tally
 from stages.results.damage import JSONOf, ResultsUnavailable, damaged
 from stages.results.database import (
     Sessions,
@@ -101,6 +101,7 @@ __all__ = [
     "Counts",
     "Dataset",
     "Deviation",
+    "Discoveries",
     "Epoch",
     "Experiment",
     "ExperimentComparison",

@@ -10,10 +10,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.pages.opening import open_with, outcome, prospects
-from stages.results import Claim, Counts, JudgedClaim, Outlook, Tally, VerdictRow
+from stages.results import Claim, Counts, Discoveries, JudgedClaim, Outlook, Tally, VerdictRow
 from stages.verdicts import Scope
 
 NOTHING = Counts(decidable=0, in_favour=0, under_reading=0, against=0, open=0, waiting=0)
+UNTESTED = Discoveries(tested=0, decided=0, survive=0, without=0)
 ALL_CLEAR = Outlook(waiting=0, hopeless=0, order_only=0, unlikely=0, unknown=0, assumed=0)
 
 
@@ -24,7 +25,14 @@ def counts(**numbers: int) -> Counts:
 
 def tally(trained: Counts = NOTHING, computed: Counts = NOTHING, data: Counts = NOTHING, **others: Any) -> Tally:
     whole = {name: sum(getattr(part, name) for part in (trained, computed, data)) for name in vars(NOTHING)}
-    rest = {"claims": whole["decidable"], "settings": 0, "untestable": 0, "outlook": ALL_CLEAR, **others}
+    rest = {
+        "claims": whole["decidable"],
+        "settings": 0,
+        "untestable": 0,
+        "outlook": ALL_CLEAR,
+        "discoveries": UNTESTED,
+        **others,
+    }
     return Tally(paper="p", **whole, trained=trained, computed=computed, data=data, **rest)
 
 

@@ -18,6 +18,7 @@ GAIN = {**VALUE, "kind": "order", "baseline_arm": "b"}
 
 def tell(claim: dict[str, Any], **power: Any) -> str | None:
     names = ("supported", "reproduced", "not_reproduced", "needed", "needed_for_size", "margin", "paper_error", "most")
+    names += ("supported_at_half",)
     whole = {**dict.fromkeys(names), "planned": 5, "can_reproduce": True, "source": "printed", **power}
     told = plan_in_words(Claim(id="x", **claim), VerdictRow(power=whole))
     return None if told is None else " ".join([told[0], *told[1]])

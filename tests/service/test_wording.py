@@ -30,7 +30,7 @@ from service.pages.wording import (
     verdict_in_words,
 )
 from stages.claims.sensitivity import DEFENSIBLE
-from stages.results import Claim, Counts, JudgedClaim, Outlook, Tally, VerdictRow
+from stages.results import Claim, Counts, Discoveries, JudgedClaim, Outlook, Tally, VerdictRow
 from stages.verdicts import Scope
 from tests.service.results_factory import REPOSITORY
 
@@ -90,6 +90,7 @@ def test_an_error_at_several_places_is_named_once_a_place_of_the_paper() -> None
     none = Counts(decidable=0, in_favour=0, under_reading=0, against=0, open=0, waiting=0)
     outlook = Outlook(waiting=0, hopeless=0, order_only=0, unlikely=0, unknown=0, assumed=0)
     parts = {"trained": none, "computed": none, "data": none, "outlook": outlook, "settings": 0, "untestable": 0}
+    parts["discoveries"] = Discoveries(tested=0, decided=0, survive=0, without=0)
     tally = Tally(paper="p", claims=3, **vars(none), **parts, errors={"unit": 2})
     assert shared_errors([first, other, alone], tally) == {"unit": first}
     assert shared_errors([alone], tally) == {}
