@@ -158,8 +158,15 @@ def _leave_open(size: Verdict) -> Verdict:
     decided = (Status.REPRODUCED, Status.NOT_REPRODUCED)
     status = Status.INCONCLUSIVE if size.status in decided else size.status
     needed = f"{size.explanation} The printed number is of every pair: more pairs are needed."
-    unknown = {"replicates_expected": None, "prediction": None, "by_margin": (), "posterior": None}
-    return dataclasses.replace(size, status=status, explanation=needed, **unknown)
+    return dataclasses.replace(
+        size,
+        status=status,
+        explanation=needed,
+        replicates_expected=None,
+        prediction=None,
+        by_margin=(),
+        posterior=None,
+    )
 
 
 def _of_part(part: GridPart, gain: Gain, sign: Verdict, alpha: float) -> Verdict:

@@ -14,6 +14,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 import numpy as np
@@ -169,16 +170,16 @@ def judge_equivalence(
             return Status.UNDECIDABLE, AS_LARGE
         return Status.UNDECIDABLE, "no number of our replicates decides beside the paper's own error"
 
+    def beyond(sign: int, replicates: float, alpha: float, by: float) -> float:
+        return float(by - abs(difference) - sign * half(by, replicates, alpha))
+
     def flips() -> Iterator[float]:
         last = looks[max(looks)]
         for sign, alpha in ((1, rules.alpha_within), (-1, rules.alpha_outside / 2)):
             is_certain = half(margin, NEVER, alpha) - widening < 1e-5 * half(margin, spread.n, alpha)
             for replicates, share in ((spread.n, looks[n]), (NEVER, last))[: 1 if is_certain else 2]:
-
-                def beyond(by: float, sign=sign, replicates=replicates, at=alpha * share) -> float:
-                    return float(by - abs(difference) - sign * half(by, float(replicates), at))
-
-                yield -beyond(margin) + margin if spread_at is None else root(beyond, margin)
+                rising = partial(beyond, sign, float(replicates), alpha * share)
+                yield margin - rising(margin) if spread_at is None else root(rising, margin)
         yield size
 
     status, reason = judge(margin)

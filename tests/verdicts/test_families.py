@@ -20,7 +20,7 @@ def order(p: float | None, *, n: int = 5, status: Status = Status.SUPPORTED) -> 
 
 
 def test_the_rates_are_benjamini_and_hochbergs() -> None:
-    """Ascending p-values times m / rank, made to rise: 0.01 · 3 / 1, 0.04 · 3 / 2 and 0.05 · 3 / 3, at a look's share."""
+    """Ascending p-values times m / rank, made to rise: 0.01 · 3, 0.04 · 3 / 2 and 0.05 · 3 / 3, at a look's share."""
     share = RULES.looks[5]
     rates = false_discovery_rates([order(0.05 * share), order(0.01 * share), order(0.04 * share)])
     assert rates == pytest.approx([0.05, 0.03, 0.05])
