@@ -37,7 +37,7 @@ def root(rising: Callable[[float], float], step: float) -> float:
         return 0.0
     for _ in range(_DOUBLINGS):
         if rising(step) >= 0:
-            return float(scipy.optimize.brentq(rising, 0.0, step, xtol=1e-12))
+            return float(scipy.optimize.brentq(rising, 0.0, step, xtol=1e-9))
         step *= 2
     return math.inf
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 from service.pages.by_margin import WIDTH, strip_of, tell_chance_of_truth
 from service.pages.opening import tell_discoveries
@@ -82,3 +84,18 @@ def test_the_power_at_half_the_gain_follows_that_at_the_printed_one() -> None:
     claim = Claim(id="x", kind="order", metric="accuracy", unit="fraction", value=0.02, arm="a", baseline_arm="b")
     told = plan_in_words(claim, VerdictRow(power={**power, "supported": 0.9, "supported_at_half": 0.34}))
     assert told is not None and told[1][0] == "If the gain is half as large, that chance is 34 %."
+
+
+def test_the_page_and_the_api_say_the_same_flips(client: TestClient) -> None:
+    """Of every claim of the database whose verdict, or whose gain's size, another margin would change."""
+    flips = {}
+    for claim in client.get("/api/v1/claims?limit=1000").json():
+        verdict = claim["verdict"]
+        if stretches := verdict["by_margin"] or (verdict["size"] or {}).get("by_margin"):
+            flips[claim["id"]] = stretches
+    assert flips
+    for name, stretches in flips.items():
+        html = client.get(f"/claims/{name}").text
+        (sentence,) = re.findall(r'<p class="note">((?:Its size, by|By) margin: [^<]*)</p>', html)
+        assert sentence.partition(": ")[2].count(", ") == len(stretches) - 1, name
+        assert html.count('<rect class="in-use"') == 1, name
