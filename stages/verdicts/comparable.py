@@ -98,7 +98,7 @@ def judge_comparable(
         n=n,
         n_diverged=sum(diverged),
         replicates_expected=expected,
-        by_margin=by_margin([*flips, claim.accepted or 0.0], status_at),
+        by_margin=by_margin(flips, status_at),
         posterior=chance_below((gain.mean - widening + claim.margin) / math.sqrt(variance), df) if gain.s2 else None,
     )
     verdict = tell(verdict, f"Gain of the proposed model (n = {n})", proposed, baseline)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import scipy
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stages.verdicts import (
@@ -64,6 +64,7 @@ def test_a_value(ours: list[float], printed: float, margin: float, stderr: float
 
 @SOMETIMES
 @given(DRAWS, DRAWS, st.floats(0.1, 3), MARGINS)
+@example([2.0, 1.98, 2.01, 2.02, 1.99], [0.0, 0.01, -0.01, 0.02, 0.0], 1.9, 0.5)
 def test_a_gain_s_size(ours: list[float], theirs: list[float], gain: float, margin: float) -> None:
     """A margin as large as the gain reproduces nothing, so that is where the last stretch begins."""
 

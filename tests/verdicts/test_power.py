@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -119,6 +120,14 @@ def test_a_gain_no_larger_than_its_margin_has_no_size_to_reproduce() -> None:
     assert (power.reproduced, power.needed_for_size, power.can_reproduce) == (None, None, False)
     assert "No gain at all would be within the margin, so its size is never reproduced" in power.explanation
     assert power.needed is not None, "its sign can be"
+
+
+@pytest.mark.parametrize("pairing", ["fold", "none"])
+def test_the_power_at_half_the_printed_gain_is_that_of_a_gain_half_as_large(pairing: Literal["fold", "none"]) -> None:
+    design = dataclasses.replace(VALUE, pairing=pairing)
+    power, half = (power_of_gain(design, gain, 0.1, RULES) for gain in (2.0, 1.0))
+    assert power.supported is not None and half.supported is not None
+    assert power.supported_at_half == half.supported < power.supported
 
 
 @pytest.mark.long
