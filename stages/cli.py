@@ -72,6 +72,11 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     training.add_run(parser)
 
 
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    add_experiments(parser)
+    trainings.add_plan(parser)
+
+
 def add_next(parser: argparse.ArgumentParser) -> None:
     add_experiments(parser)
     parser.add_argument("--budget", type=proposal.seconds_of, required=True, help="device time: 90min, 2h, 1.5d")
@@ -173,7 +178,7 @@ COMMANDS = {
     "plan": Command(
         does="Say what the trainings will cost, on each device and under each profile, and which are done.",
         example="claimcheck plan ninformer-mnist",
-        add_to=add_experiments,
+        add_to=add_plan,
         run=trainings.plan,
     ),
     "next": Command(

@@ -68,6 +68,11 @@ def device_name(device: torch.device) -> str:
         import torch
 
         return torch.cuda.get_device_name(device)
+    return processor_name()
+
+
+def processor_name() -> str:
+    """The name that the processor gives itself."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():

@@ -1,9 +1,10 @@
 """Observations of the inside of a trained network, as a paper's own `observations` module makes them.
 
 A paper with claims about trained networks has a module `stages.papers.<paper>.observations` with `MODELS`, the
-classes that it is about, and `observe(model, images)`, images normalised [B, C, S, S], the model in evaluation mode; a
-third parameter `labels` is given the classes, int64 [B].  `IMAGES`, if the module has it, is how many of the first test images it needs (None: all).
-`evaluate` runs it on every trained network of these classes.  These modules are found by their folder, not by a list.
+classes that it is about, and `observe(model, images)`, images normalised [B, C, S, S], the model in evaluation mode;
+a third parameter `labels` is given the classes, int64 [B]. `IMAGES`, if the module has it, is how many of the first
+test images it needs (None: all). `evaluate` runs it on every trained network of these classes. These modules are
+found by their folder, not by a list.
 """
 
 from __future__ import annotations

@@ -49,9 +49,9 @@ class Margins:
         """Margin of a difference between arms, of an error or accuracy."""
         return max(self.difference_share * abs(gain), self.difference_points)
 
-    def comparable(self) -> float:
-        """Margin of two arms that a paper calls comparable."""
-        return self.comparable_points
+    def comparable(self, precision: float) -> float:
+        """Margin of two arms that a paper calls comparable, at least the row's `precision`."""
+        return max(self.comparable_points, precision)
 
     def loss(self, loss: float, precision: float) -> float:
         return max(self.loss_share * loss, precision)

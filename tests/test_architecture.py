@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": {
         *("run", "device", "observation", "runs", "params", "datasets", "training", "papers", "checkpoint"),
     },
-    "scheduling": {"run", "faults", "interruption", "runs", "params", "datasets", "evaluation"},
+    "scheduling": {"run", "faults", "interruption", "device", "runs", "params", "datasets", "evaluation"},
     "results": {"faults", "rules", "runs", "verdicts"},
     "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts"},
     "recording": {"run", "rules", "runs", "params", "papers", "claims", "results", "verdicts"},

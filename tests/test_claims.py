@@ -24,7 +24,7 @@ from tests.project import MARGINS
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "data" / "claims.csv"
 COMPARED = ("order", "difference", "gap", "equivalence")
-FIVE = {"hyperbf": 42, "ninformer": 55, "nmn": 63, "brownian": 17, "dac": 176}
+FIVE = {"hyperbf": 47, "ninformer": 57, "nmn": 68, "brownian": 22, "dac": 186}
 # Experiments that claims wait for; one that params.yaml has is taken off this list.
 TO_BE_BUILT: set[str] = set()
 
@@ -112,7 +112,7 @@ def test_every_claim_is_placed_at_an_arm_of_its_paper(claims: dict[str, ClaimLin
 
 def test_a_comparison_stands_where_the_params_file_puts_the_arm(claims: dict[str, ClaimLine], params: Params) -> None:
     """The proposed arm against the one that its file names, unless the paper compares it with several."""
-    across = ("ninformer.", "dac.shallower.", "dac.v1_worse.")
+    across = ("ninformer.", "dac.shallower.", "dac.v1_worse.", "dac.sgemm.", "dac.fig3.")
     for claim in claims.values():
         for experiment in experiments_of(claim, params) if claim.kind in COMPARED else []:
             assert claim.arm is not None and claim.baseline_arm is not None and claim.arm != claim.baseline_arm
@@ -162,7 +162,7 @@ def test_a_loss_is_a_size_and_never_a_claimed_order(claims: dict[str, ClaimLine]
 
 def test_what_a_paper_calls_comparable_covers_its_own_losses(claims: dict[str, ClaimLine]) -> None:
     for claim in claims.values():
-        if claim.kind == "equivalence":
+        if claim.kind == "equivalence" and claim.family and claim.value is not None:
             gap = claims[claim.id.replace(".comparable.", ".text.") + ".gap"]
             places = [(one.experiment, one.arm, one.baseline_arm, one.metric, one.better) for one in (claim, gap)]
             assert places[0] == places[1] and claim.value >= -gap.value > 0, claim.id

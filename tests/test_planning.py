@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -18,9 +19,12 @@ from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import Params, load_params
 from stages.run import ModelSpec, Replicate, SplitSpec, training_counts
 from stages.runs.evidence import EvidenceLine, read_lines
+from stages.runs.store import RunStore
+from stages.scheduling.measuring import makespan
 from stages.scheduling.planning import Cost, add_up, expected_epochs, plan_costs, what_counts
 from stages.scheduling.runner import assignments
 from stages.training.split import training_rows
+from tests.project import EXPERIMENT, edit, make_project
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -147,8 +151,8 @@ def test_plan_says_what_it_counts(params: Params) -> None:
     said = list(what_counts(cost, params.rates))
     hours = f"{cost.hours('cuda'):.2g}"
     assert said[0].startswith("As printed it takes ") and said[1].endswith("are counted as if each trained alone")
-    assert said[4].startswith(f"As printed it takes {hours} hours on cuda: ") and f", {hours} to start" in said[4]
-    assert said[5] == (
+    assert said[2].startswith(f"As printed it takes {hours} hours on cuda: ") and f", {hours} to start" in said[2]
+    assert said[3] == (
         f"  {cost.runs:,} trainings of stacks share the steps of their stack; if each trained alone, all would take "
         f"{cost.alone_seconds['cuda'] / 3600:.0f} hours"
     )
@@ -244,3 +248,34 @@ def test_an_unknown_experiment_is_refused(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.chdir(ROOT)
     assert main(["plan", "ninformer"]) == 1
     assert "no experiment 'ninformer'; did you mean ninformer-mnist?" in capsys.readouterr().err
+
+
+def test_makespan_is_that_of_slots_that_take_the_longest_first() -> None:
+    assert makespan([2, 3, 4, 5], 2) == 7
+    assert makespan([10, 1, 1], 2) == 10
+    assert makespan([], 3) == 0
+
+
+def test_measured_plan_counts_real_steps_of_this_machine_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The small networks of the test need no second for a step, and 20 epochs take more steps than one."""
+
+    def measured(epochs: int) -> tuple[float, str]:
+        edit(project / "params.yaml", lambda index: index["profiles"]["smoke"]["overrides"].update(epochs=epochs))
+        assert main(["plan", EXPERIMENT, "--measure", "--device", "cpu", "--json"]) == 0
+        out, err = capsys.readouterr()
+        plan = json.loads(out)["measured"]
+        assert plan["experiments"][EXPERIMENT]["missing"] == 2
+        return plan["seconds"], err
+
+    project = make_project(tmp_path / "project", epochs=1)
+    monkeypatch.chdir(project)
+    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
+    one, said = measured(1)
+    assert "measuring 2 networks, 1 at a time" in said
+    twenty, again = measured(20)
+    assert "measuring" not in again, "the paces are kept: they don't depend on the number of epochs"
+    assert 0 < one < twenty
+    trained = RunStore(project / "data" / "store").root / "runs"
+    assert not trained.exists(), "what is measured is no outcome"

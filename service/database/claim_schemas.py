@@ -307,15 +307,15 @@ class ObservedPointOut(Out):
 
 
 class FamilyOut(Out):
-    """The sentence of a table: the gain over its orders, by random effects."""
+    """The sentence of a table: the mean gain of its orders, which says nothing of others."""
 
     name: str = Field(examples=["ninformer.table2"])
     paper: str
     text: str
     status: str = Field(description="supported: the interval of the gain is on the printed side of 0")
     ours: MeasuredOut | None = Field(
-        description="mean gain over the orders, better positive, its interval at `confidence`; "
-        "orders that share an arm are averaged"
+        description="mean gain of these orders, better positive, its interval at `confidence`; "
+        "replicates, and not orders, are what it is uncertain by"
     )
     confidence: float | None
     tau: float | None = Field(description="standard deviation between orders beyond their own chance")

@@ -1,4 +1,4 @@
-"""Numbers of shortened runs, or of another device, beside claims that nothing has decided yet: they don't either."""
+"""Numbers of shortened runs next to claims that nothing has decided yet: they don't either."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from service.database.comparing import Question
-from service.pages.amounts import in_its_way
 from service.pages.chance import at_chance, tell_chance
 from service.pages.formats import listed, percent, value_in
 from stages.results import METRICS, Claim, Dataset, ExperimentComparison, JudgedClaim, Status
 
-GAINS_OF_TWO = ("order", "difference", "gap")
-UNDECIDED = (Status.NOT_TESTED, Status.AGREES, Status.DISAGREES, Status.OTHER_HARDWARE, Status.SHOWN)
+UNDECIDED = (Status.NOT_TESTED, Status.AGREES, Status.DISAGREES, Status.SHOWN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstLook:
     """The number that a shortened run gives where a claim has its own, in the claim's unit; `cut` says how short.
 
-    Of a time, which no length of training changes, `device` is ours and `sentence` has both ratios.  Of a quality
-    without a number `sentence` is what all models of its experiment reach.  `text`: the number as written.  `chance`:
-    that a model of the claim is at chance, in a sentence; a difference with it is not told.
+    There is none of a difference between two models, and none of a time: neither a shortened run nor another device
+    answers those.  Of a quality without a number `sentence` is what all models of its experiment reach.  `text`: the
+    number as written.  `chance`: that the claim's model is at chance, in a sentence.
     """
 
     value: float
     n: int
-    cut: str | None = None
-    device: str | None = None
+    cut: str
     text: str | None = None
     sentence: str | None = None
     chance: str | None = None
@@ -56,29 +53,20 @@ def first_looks(
     found = {}
     for row in waiting:
         comparison = compared.get((row.claim.metric, row.experiments[0]))
-        look = _finder(row)(row.claim, comparison) if comparison is not None else None
+        find = _look_at_all if row.claim.kind == "qualitative" else _look
+        look = find(row.claim, comparison) if comparison is not None else None
         if comparison is not None and look is not None:
             found[row.claim.id] = _beside_chance(look, row.claim, comparison, known[comparison.dataset])
     return found
 
 
 def _beside_chance(look: FirstLook, claim: Claim, comparison: ExperimentComparison, dataset: Dataset) -> FirstLook:
-    """The first look with what is at chance: of a difference, in place of its number."""
-    lost = at_chance(comparison, dataset)
-    named = [lost[name].title for name in (claim.arm, claim.baseline_arm) if name in lost]
-    if not named or look.device:
+    """The first look, said to be at chance if it is."""
+    if claim.arm not in at_chance(comparison, dataset):
         return look
-    told = " ".join(tell_chance(comparison, dataset, (claim.arm, claim.baseline_arm)))
-    if claim.kind in GAINS_OF_TWO:
-        return replace(look, text=f"no difference told: {listed(named)} learnt nothing", chance=told)
+    told = " ".join(tell_chance(comparison, dataset, (claim.arm,)))
     guessed = percent(look.value) if look.text is None else look.text
     return replace(look, text=f"{guessed}, no better than guessing,", chance=told)
-
-
-def _finder(row: JudgedClaim) -> Callable[[Claim, ExperimentComparison], FirstLook | None]:
-    if row.verdict.status == Status.OTHER_HARDWARE:
-        return _look_at_times
-    return _look_at_all if row.claim.kind == "qualitative" else _look
 
 
 def describe_looks(
@@ -88,7 +76,7 @@ def describe_looks(
     found: dict[str, dict[str, None]] = {}
     for row in judged:
         look = looks.get(row.claim.id)
-        if look is not None and look.cut:
+        if look is not None:
             found.setdefault(look.cut, {}).update(dict.fromkeys(datasets[name] for name in row.datasets))
     return [f"{listed(list(titles))}: {cut}" for cut, titles in found.items()]
 
@@ -134,42 +122,18 @@ def timed_here(
 
 
 def _look(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
-    """The model's own number, or its gain over the other one with better positive; None of full-length runs."""
-    if not (comparison.is_real and comparison.cut) or claim.unit != comparison.metric.unit:
+    """The model's own number; None of full-length runs."""
+    mine = next((arm.ours for arm in comparison.arms if arm.arm == claim.arm), None)
+    if not (comparison.is_real and comparison.cut) or claim.unit != comparison.metric.unit or mine is None:
         return None
-    ours = {arm.arm: arm.ours for arm in comparison.arms}
-    mine, theirs = ours.get(claim.arm or ""), ours.get(claim.baseline_arm or "")
-    if mine is None:
-        return None
-    if claim.kind == "value":
-        return FirstLook(value=mine.value, n=mine.n, cut=comparison.cut)
-    if claim.kind not in GAINS_OF_TWO or theirs is None:
-        return None
-    gain = mine.value - theirs.value if comparison.metric.better == "higher" else theirs.value - mine.value
-    return FirstLook(value=gain, n=min(mine.n, theirs.n), cut=comparison.cut)
-
-
-def _look_at_times(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
-    """The relative gain in time over another model on our device, where both were timed alike."""
-    arms = {arm.arm: arm for arm in comparison.arms}
-    mine, theirs = (arms.get(name or "") for name in (claim.arm, claim.baseline_arm))
-    if claim.unit != "relative gain" or claim.better != "lower" or mine is None or theirs is None:
-        return None
-    ours = _over(mine.ratio.of_ours if mine.ratio else None, theirs.ratio.of_ours if theirs.ratio else None)
-    if ours is None or mine.ours is None or not comparison.is_real:
-        return None
-    printed = _over(*(arm.printed.value if arm.printed else None for arm in (mine, theirs)))
-    threads = f"{mine.cost.latency_threads} thread{'s' if mine.cost.latency_threads != 1 else ''}"
-    how = listed([part for part in (threads, precision_of(comparison)) if part])
-    sentence = f"On our {mine.cost.latency_device} ({how}) {mine.title} takes about {ours:.2g} times as long as "
-    sentence += theirs.title
-    sentence += f"; by the paper’s own times {printed:.2f} times." if printed is not None else "."
-    text = f"about {in_its_way(1 / ours - 1, claim, _in_one_digit)}"
-    return FirstLook(value=1 / ours - 1, n=mine.ours.n, device=mine.cost.latency_device, text=text, sentence=sentence)
+    return FirstLook(value=mine.value, n=mine.n, cut=comparison.cut) if claim.kind == "value" else None
 
 
 def _look_at_all(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
-    """What every model of the experiment reaches, the best first; None of full-length runs."""
+    """What every model of the experiment reaches, the best first; None of full-length runs.
+
+    The claim's model is never told without the best one.
+    """
     known = {arm.arm: (arm.title, arm.ours) for arm in comparison.arms if arm.ours is not None}
     if not (comparison.is_real and comparison.cut) or claim.arm not in known:
         return None
@@ -178,18 +142,12 @@ def _look_at_all(claim: Claim, comparison: ExperimentComparison) -> FirstLook | 
     ordered = sorted(known.values(), key=lambda item: item[1].value, reverse=not is_lower)
     said = "; ".join(f"{title} {write(ours.value)}" for title, ours in ordered)
     sentence = f"{comparison.metric.title} in shortened runs ({comparison.cut}), the best first: {said}."
-    return FirstLook(value=mine.value, n=mine.n, cut=comparison.cut, text=write(mine.value), sentence=sentence)
-
-
-def _in_one_digit(number: float) -> str:
-    return f"{float(f'{number:.1g}'):.0f}"
+    title, best = ordered[0]
+    text = write(mine.value) + ("" if best is mine else f" ({title} {write(best.value)})")
+    return FirstLook(value=mine.value, n=mine.n, cut=comparison.cut, text=text, sentence=sentence)
 
 
 def precision_of(comparison: ExperimentComparison) -> str | None:
     """The numbers that shortened runs take instead of the printed ones, as bfloat16; None of the printed ones."""
     found = re.search(r"(\w+) instead of \w+", comparison.cut or "")
     return found[1] if found else None
-
-
-def _over(one: float | None, other: float | None) -> float | None:
-    return one / other if one and other else None

@@ -219,7 +219,7 @@ def ours_in_words(judged: JudgedClaim) -> str:
         write = as_precise_as(verdict.low, verdict.high)
         size = in_terms_of(abs(verdict.estimate), claim, write).removeprefix("+")
         if claim.kind == "uniform":
-            return f"{size} apart by {claim.factor}"
+            return f"gains differ by {size} over {claim.factor}"
         if claim.kind in amounts.SIDES_OF_A_SIZE:
             return f"{size} {'better' if verdict.estimate >= 0 else 'worse'}"
     return ""

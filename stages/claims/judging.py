@@ -32,6 +32,7 @@ from stages.verdicts import (
     judge_tally,
     judge_wins,
     not_tested,
+    tally_tests,
 )
 from stages.verdicts.looks import Looks
 
@@ -68,6 +69,10 @@ class Facts:
     devices: Mapping[str, str]
 
     def groups_of(self, claim: ClaimLine) -> list[ResultGroup]:
+        """The groups of results that say something of the claim: runs on placeholder data never reach a judge."""
+        return [group for group in self.all_groups_of(claim) if group.evidence_level is not EvidenceLevel.SILENT]
+
+    def all_groups_of(self, claim: ClaimLine) -> list[ResultGroup]:
         names = fnmatch.filter(self.params.experiments, claim.experiment or "")
         return [group for name in names for group in self.groups.get(name, ())]
 
@@ -87,7 +92,7 @@ def judge_claims(
     for family in params.verdicts.families:
         orders = [judged[claim.id] for claim in claims if claim.family == family and claim.kind in IN_TABLES]
         if orders:
-            sentence = judge_table([_order(order) for order in orders], params.verdicts)
+            sentence = judge_table([_order(order, params) for order in orders], params.verdicts)
             tables.append(Table(family=family, sentence=sentence, claims=tuple(order.claim.id for order in orders)))
     for claim in claims:
         if _is_tally(claim):
@@ -101,11 +106,19 @@ def _judge_each_way(claim: ClaimLine, facts: Facts) -> Judgement:
     return dataclasses.replace(judgement, variants=variants)
 
 
-def _order(judged: Judgement) -> Order:
-    """The judgement as an order in a table; its arms are those of its experiment."""
-    claim = judged.claim
-    arms = frozenset(f"{claim.experiment} {arm}" for arm in (claim.arm, claim.baseline_arm))
-    return Order(verdict=judged.verdict, printed=claim.value or 0.0, arms=arms)
+def _order(judged: Judgement, params: Params) -> Order:
+    """The judgement as an order in a table, with its gain in each replicate that both arms finished."""
+    claim, sign = judged.claim, 1.0 if judged.claim.better == "higher" else -1.0
+    ours, theirs = (
+        {entry.replicate: entry.value for entry in judged.entries if entry.side == side and entry.value is not None}
+        for side in ("proposed", "baseline")
+    )
+    return Order(
+        verdict=judged.verdict,
+        printed=claim.value or 0.0,
+        dataset=params.experiments[claim.experiment].dataset if claim.experiment else "",
+        gains={index: sign * (value - theirs[index]) for index, value in ours.items() if index in theirs},
+    )
 
 
 def _is_tally(claim: ClaimLine) -> bool:
@@ -157,7 +170,7 @@ def _judge_measured(claim: ClaimLine, facts: Facts) -> Judgement:
         elsewhere = _judge_device(claim, facts)
         if elsewhere is not None:
             return Judgement(claim=claim, verdict=elsewhere, basis="none", is_decidable=False)
-    judgement = judge_trained(claim, facts.params, facts.groups_of(claim))
+    judgement = judge_trained(claim, facts.params, facts.all_groups_of(claim))
     if not judgement.is_decidable:
         return judgement
     power = foresee(claim, facts.params, judgement.verdict, facts.claims)
@@ -186,9 +199,9 @@ def _judge_setup(claim: ClaimLine, facts: Facts) -> Verdict:
 
 def _judge_no_number(claim: ClaimLine, facts: Facts) -> Judgement:
     """Judgement of a claim without a number: shown if there are results on real data to show."""
-    groups = [group for group in facts.groups_of(claim) if group.evidence_level is not EvidenceLevel.SILENT]
+    groups = facts.groups_of(claim)
     if not groups:
-        silent = SILENT if facts.groups_of(claim) else NOT_RUN
+        silent = SILENT if facts.all_groups_of(claim) else NOT_RUN
         verdict = not_tested(silent if claim.experiment else "No experiment of ours shows it.")
         return Judgement(claim=claim, verdict=verdict, basis="none", is_decidable=False)
     many = len(groups) > 1
@@ -226,13 +239,20 @@ def _means(claim: ClaimLine, arms: Sequence[tuple[str, Sequence[Trial], Looks]])
 
 def _judge_device(claim: ClaimLine, facts: Facts) -> Verdict | None:
     """The verdict where times weren't measured on the paper's own device; None where they may be compared."""
-    devices = [trial.device for group in facts.groups_of(claim) for arm in group.arms.values() for trial in arm]
+    counting, devices = (
+        [trial.device for group in groups for arm in group.arms.values() for trial in arm]
+        for groups in (facts.groups_of(claim), facts.all_groups_of(claim))
+    )
     printed = facts.devices.get(claim.paper)
     if printed is None:
         return not_tested("The paper doesn't name the device that it timed on.")
-    if not devices:
-        return Verdict(status=Status.OTHER_HARDWARE, explanation=f"Printed for {printed}; nothing has run on one here.")
-    return judge_hardware(printed, next((printed for device in devices if printed in device), devices[0]))
+    if any(printed in device for device in counting):
+        return None
+    elsewhere = next((device for device in devices if printed not in device), None)
+    if elsewhere is None:
+        said = f"Printed for {printed}; nothing that counts has run on one here."
+        return Verdict(status=Status.OTHER_HARDWARE, explanation=said)
+    return judge_hardware(printed, elsewhere)
 
 
 def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) -> Judgement:
@@ -245,16 +265,17 @@ def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) ->
         for order in judged
         if order.claim.family == claim.family and order.claim.kind in COUNTED
     ]
-    verdicts = [order.verdict for order in orders]
+    verdicts, rules = [order.verdict for order in orders], facts.params.verdicts
     if claim.kind != "tally":
-        rules, marked = facts.params.verdicts, claim.kind == "significant_wins"
+        marked = claim.kind == "significant_wins"
         n = claim.n or min(rules.looks)
         verdict = judge_wins(int(claim.value), verdicts, rules, n=n, must_be_significant=marked)
         ours = None if verdict.estimate is None else claim.value + verdict.estimate
     else:
-        verdict = judge_tally(int(claim.value), verdicts)
-        supported = sum(order.status is Status.SUPPORTED for order in verdicts)
-        ours = None if verdict.status is Status.NOT_TESTED else float(supported)
+        verdict = judge_tally(
+            int(claim.value), *(_judge_at(orders, facts, parts) for parts in tally_tests(int(claim.value), len(orders)))
+        )
+        ours = None if verdict.estimate is None else verdict.estimate * len(orders)
     return Judgement(
         claim=claim,
         verdict=verdict,
@@ -263,3 +284,13 @@ def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) ->
         ours=ours,
         entries=tuple(dict.fromkeys(entry for order in orders for entry in order.entries)),
     )
+
+
+def _judge_at(orders: Sequence[Judgement], facts: Facts, parts: int) -> list[Verdict]:
+    """The verdicts of the orders with α divided by `parts`."""
+    rules = facts.params.verdicts
+    strict = dataclasses.replace(
+        rules, alpha_within=rules.alpha_within / parts, alpha_outside=rules.alpha_outside / parts
+    )
+    facts = dataclasses.replace(facts, params=dataclasses.replace(facts.params, verdicts=strict))
+    return [order.verdict if parts == 1 else _judge(order.claim, facts).verdict for order in orders]

@@ -66,7 +66,7 @@ class ClaimLine:
 
     Of two arms, an `order` or `difference` claims that one is better (the sign and the size of a gain), a `gap` is a
     printed difference that claims no order (its size alone), and an `equivalence` says that they are comparable: its
-    `value` is the largest loss that the paper calls so.
+    `value` is the largest loss that the paper calls so, its `precision` the least margin.
     """
 
     __pydantic_config__: ClassVar = STRICT

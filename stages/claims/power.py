@@ -58,19 +58,20 @@ def foresee(
     `verdict` has the spread if replicates were judged; `claims` print what the arms reach.  None if neither the paper
     nor the metric suggests the spread of a number.
     """
-    if claim.value is None:
+    if claim.value is None and claim.kind != "equivalence":
         return None
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
     experiment = params.experiments[name]
     pairs = arms_of(claim, experiment)
     if claim.kind == "noise":
-        assert claim.trials is not None, f"{claim.id} is a range of nothing"
+        assert claim.value is not None and claim.trials is not None, f"{claim.id} is a range of nothing"
         return power_of_noise(experiment.replicates, claim.value, claim.trials, params.verdicts)
     if claim.kind == "failures":
         return _of_one_look(claim, params.verdicts, pairs, experiment.replicates, claims)
     if claim.kind in ("uniform", *CROSSOVERS, "observed", "range"):
         return _of_no_printed_size(claim, params.verdicts, pairs, experiment, verdict, at)
     assert claim.kind in ("value", "ratio", *GAINS), f"{claim.id}: no power of a {claim.kind}"
+    printed = claim.value or 0.0  # only "comparable" may have no number
     found = _spread(claim, params, experiment, pairs, verdict, claims)
     if found is None:
         return None
@@ -95,16 +96,17 @@ def foresee(
     )
     rules = params.verdicts
     if claim.kind == "equivalence":
-        asked = ComparableClaim(margin=rules.margins.comparable(), better=better_of(claim), accepted=claim.value)
+        margin = rules.margins.comparable(claim.precision or 0.0)
+        asked = ComparableClaim(margin=margin, better=better_of(claim), accepted=claim.value)
         return power_of_comparable(design, asked.margin, asked.widest, rules)
     if claim.kind == "gap":
         margin = margin_of_gain(claim, rules.margins)
-        return power_of_value(design, margin, rules, can_reproduce=abs(claim.value) > margin)
+        return power_of_value(design, margin, rules, can_reproduce=abs(printed) > margin)
     if is_gain:
-        return power_of_gain(design, claim.value, margin_of_gain(claim, rules.margins), rules)
+        return power_of_gain(design, printed, margin_of_gain(claim, rules.margins), rules)
     if claim.kind == "ratio":
         margin = margin_of_ratio(claim, rules.margins)
-        return power_of_value(design, margin, rules, can_reproduce=abs(claim.value) > margin)
+        return power_of_value(design, margin, rules, can_reproduce=abs(printed) > margin)
     return power_of_value(design, margin_of_value(claim, rules.margins), rules)
 
 
@@ -112,14 +114,14 @@ def _of_one_look(claim: ClaimLine, rules: Rules, pairs: Pairs, replicates: int, 
     """The power for a share of failed trainings."""
     assert claim.value is not None, f"{claim.id} has no number"
     assert claim.trials is not None, f"{claim.id} counts of nothing"
-    printed, planned = (int(claim.value), claim.trials), pairs.planned * replicates
+    printed = int(claim.value), claim.trials
     if not pairs.baseline:
         margin = rules.margins.error(printed[0] / printed[1], 1 / printed[1])
-        return power_of_proportion(planned, replicates, printed, margin, rules)
+        return power_of_proportion(pairs.planned, replicates, printed, margin, rules)
     named = (claim.experiment, claim.metric, claim.baseline_arm)
     (other,) = (one for one in claims if (one.experiment, one.metric, one.arm) == named)
     assert other.value is not None and other.trials is not None, f"{other.id} has no count"
-    both = planned, len(set(pairs.baseline)) * replicates
+    both = pairs.planned, len(set(pairs.baseline))
     return power_of_proportions(both, replicates, (printed, (int(other.value), other.trials)), rules)
 
 

@@ -60,11 +60,11 @@ def judge_trained(claim: ClaimLine, params: Params, groups: Sequence[ResultGroup
     experiment = params.experiments[name]
     if claim.unit == "nats per token" and params.datasets[experiment.dataset].classes == BYTES:
         return Judgement(claim=claim, verdict=not_tested(PER_BYTE), basis="none", is_decidable=False)
-    pairs, group = find_group(claim, experiment, groups)
+    speaking = [group for group in groups if group.evidence_level is not EvidenceLevel.SILENT]
+    pairs, group = find_group(claim, experiment, speaking)
     if group is None:
-        return Judgement(claim=claim, verdict=not_tested(NOT_RUN), basis="none", is_decidable=True)
-    if group.evidence_level is EvidenceLevel.SILENT:
-        return Judgement(claim=claim, verdict=not_tested(SILENT), basis="none", is_decidable=True)
+        said = NOT_RUN if find_group(claim, experiment, groups)[1] is None else SILENT
+        return Judgement(claim=claim, verdict=not_tested(said), basis="none", is_decidable=True)
     try:
         return JUDGES[claim.kind](claim, pairs, group, params)
     except NotMeasured as error:
@@ -208,6 +208,7 @@ def _judge_order(
         rules=params.verdicts,
         planned=group.experiment.replicates,
         pairing=group.pairing,
+        folds=group.folds,
         widening=_widening_of_pair(sides),
         test_sets=_of_test_sets_of_pair(claim, sides, group, params),
         part=sides.part,
@@ -226,6 +227,7 @@ def _judge_gap(
         rules=params.verdicts,
         planned=group.experiment.replicates,
         pairing=group.pairing,
+        folds=group.folds,
         widening=_widening_of_pair(sides),
         test_sets=_of_test_sets_of_pair(claim, sides, group, params),
     )
@@ -236,13 +238,15 @@ def _judge_equivalence(
     claim: ClaimLine, sides: ClaimSamples, pairs: Pairs, group: ResultGroup, params: Params
 ) -> VerdictAndOurs:
     rules = params.verdicts
+    margin = rules.margins.comparable(claim.precision or 0.0)
     verdict = judge_comparable(
-        ComparableClaim(margin=rules.margins.comparable(), better=better_of(claim), accepted=claim.value),
+        ComparableClaim(margin=margin, better=better_of(claim), accepted=claim.value),
         sides.proposed,
         _baseline(claim, sides),
         rules=rules,
         planned=group.experiment.replicates,
         pairing=group.pairing,
+        folds=group.folds,
         widening=_widening_of_pair(sides),
     )
     return _with_gain(verdict)

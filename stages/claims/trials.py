@@ -45,6 +45,11 @@ class ResultGroup:
         return "fold" if self.experiment.printed.split.kind == "folds" else "none"
 
     @property
+    def folds(self) -> int | None:
+        """Parts of the training images, one held out by each replicate; None if replicates aren't folds."""
+        return self.experiment.printed.split.folds if self.pairing == "fold" else None
+
+    @property
     def is_of_part_of_the_data(self) -> bool:
         return any(trial.result.data.provenance == "subset" for trials in self.arms.values() for trial in trials)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,11 +25,27 @@ from stages.params.nearest import nearest
 from stages.runs.equivalence import read_equivalences
 from stages.runs.store import write_atomically
 from stages.runs.stores import open_store
+from stages.scheduling.engine.groups import Group
+from stages.scheduling.grouping import form_groups
+from stages.scheduling.measuring import Planned, makespan, measured_seconds
 from stages.scheduling.planning import Cost, add_up, in_other_profile, plan_costs, two_digits, what_counts
-from stages.scheduling.runner import assignments, find_experiment, find_outcome, ways_to
+from stages.scheduling.runner import assignments, find_experiment, find_outcome, read_packed, slot_devices, ways_to
 
 PREFIXES = {1e21: "Z", 1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
 PRINTED, IN_TF32 = "paper", "paper-tf32"
+
+
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="train a few steps of the missing networks, seconds for each kind, and say how long all will take here",
+    )
+    parser.add_argument(
+        "--device",
+        default=os.environ.get("CLAIMCHECK_DEVICE", "auto"),
+        help="that --measure trains on, as for `run` (default: CLAIMCHECK_DEVICE, else auto)",
+    )
 
 
 def plan(options: argparse.Namespace) -> Answer:
@@ -40,6 +59,7 @@ def plan(options: argparse.Namespace) -> Answer:
         {"experiment": name, "paper": papers[name], **_told(cost, params.rates), **_in_store(name, params)}
         for name, cost in costs.items()
     ]
+    measured = _measure(names, params, options.device, counts) if options.measure else None
     profiles, totals = [], {}
     for profile_name, profile in params.profiles.items():
         costs = plan_costs(params, profile, names, counts.count)
@@ -70,9 +90,77 @@ def plan(options: argparse.Namespace) -> Answer:
             for kind, rate in params.rates.items()
         },
         "goals": goals,
+        "measured": measured,
         "as_printed": list(_say_what_counts(totals, params.rates)),
     }
     return Answer(document=document, shown=list(_show_plan(document)))
+
+
+def _measure(names: Iterable[str], params: Params, device: str, counts: FlopCounts) -> dict[str, Any]:
+    """Measure this machine: seconds until the missing trainings of each experiment, and of all together, are done."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `run` trains
+    devices, store, equivalences = slot_devices(device, params), open_store(), read_equivalences(Path())
+    planned: list[tuple[str, Planned]] = []
+    seen, left_out = set[str](), list[str]()
+    for name in names:
+        experiment = params.experiments[name]
+        try:
+            info = read_packed(experiment, params, Path("data"))
+        except (PackedDataError, ParamsError):
+            left_out.append(name)
+            continue
+        runs = {run.spec.run_key: run.spec for run in assignments(experiment, params, info.digest)}
+        missing = [
+            spec
+            for key, spec in runs.items()
+            if key not in seen and find_outcome(store, ways_to(spec, equivalences)) is None
+        ]
+        seen |= runs.keys()
+        for specs, is_stack in form_groups(missing, info.train_images, store):
+            data = Path("data/processed") / experiment.dataset
+            group = Group(label=f"{name} {specs[0].model.path}", specs=specs, data=data, is_stack=is_stack)
+            flops = counts.count(specs[0].model, info.shape, info.vocabulary)
+            planned.append((name, Planned(group, info.train_images, info.test_images, flops)))
+    started = time.monotonic()
+    rate = params.rates["cuda" if devices[0].startswith("cuda") else "cpu"]
+    seconds, start = measured_seconds(
+        [one for _, one in planned], devices, rate, lambda text: print(text, file=sys.stderr)
+    )
+    each = [
+        (name, len(one.group.specs), second)
+        for (name, one), second in zip(planned, seconds, strict=True)
+        if second is not None
+    ]
+    return {
+        "devices": devices,
+        "measuring_seconds": time.monotonic() - started,
+        "experiments": {
+            name: {
+                "missing": sum(runs for other, runs, _ in each if other == name),
+                "seconds": start + makespan([second for other, _, second in each if other == name], len(devices)),
+            }
+            for name in dict.fromkeys(name for name, _, _ in each)
+        },
+        "seconds": (start if each else 0) + makespan([second for _, _, second in each], len(devices)),
+        "not_packed": left_out,
+        "not_trained": sum(second is None for second in seconds),
+    }
+
+
+def _show_measured(measured: Mapping[str, Any]) -> Iterable[RenderableType]:
+    yield ""
+    yield Rows(
+        [Column(f"measured, {len(measured['devices'])} at a time", left=True), Column("missing"), Column("time here")],
+        [
+            [name, f"{line['missing']:,}", _time(line["seconds"] / 3600)]
+            for name, line in measured["experiments"].items()
+        ]
+        + [["all together", "", _time(measured["seconds"] / 3600)]],
+    )
+    if measured["not_packed"]:
+        yield Text(f"Not packed, so not measured: {', '.join(measured['not_packed'])}", style="dim")
+    if measured["not_trained"]:
+        yield Text(f"{measured['not_trained']} networks can't be trained here and aren't counted", style="dim")
 
 
 def _say_what_counts(totals: Mapping[str, Cost], rates: Mapping[str, Rate]) -> Iterator[str]:
@@ -130,6 +218,8 @@ def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:
         yield ""
         yield Text(cut)
         yield Padding(Text(", ".join(names)), (0, 0, 0, 2), expand=False)
+    if plan["measured"]:
+        yield from _show_measured(plan["measured"])
     yield ""
     yield Rows(
         [Column("profile, paper", left=True), *numbers, *(Column(f"{kind}\nlimit", 6) for kind in devices)],

@@ -182,7 +182,7 @@ class ClaimExperiment(Base):
 
 
 class Family(Base):
-    """The sentence of a table: the gain over its orders by random effects, with its interval at `confidence`.
+    """The sentence of a table: the mean gain of its orders, with its interval at `confidence`.
 
     `ahead` of the `tested` of all `orders` have a gain above 0.  `tau`: standard deviation between orders beyond
     chance, `p_heterogeneity` of there being none, `i2` its share.  `holds`: orders that hold after Holm's adjustment.

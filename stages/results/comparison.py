@@ -2,7 +2,8 @@
 
 Only results under equal conditions (same protocol, same data) share a table, so that a pair differs only in its arms.
 The best conditions are shown: real data before stand-ins, then the stronger profile, then more arms and replicates.
-A stand-in's number says nothing about the claim and isn't used as ours: no mean, no difference, no gain, no rank.
+Placeholder data's number says nothing about the claim and isn't used as ours: no mean, no difference, no gain, no rank.
+A shortened run's number is ours, but has no difference and no gain (`fidelity.why_no_difference`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from stages.results.estimates import (
     Ratio,
     describe_stopwatch,
 )
-from stages.results.fidelity import cut_of_all, describe_fidelity
+from stages.results.fidelity import cut_of_all, describe_fidelity, why_no_difference
 from stages.results.metrics import FIRST_METRICS, METRICS, MetricInfo
 from stages.results.pairs import gain_between
 from stages.results.sampling import estimate, values_of, why_none
@@ -188,6 +189,7 @@ def _compare_arm(
     mine, theirs = by_arm.get(arm.name, ()), by_arm.get(arm.against or "", ())
     is_cost = metric.split is None
     real = _real(mine)
+    no_difference = why_no_difference(mine[0].provenance, mine[0].cut) if mine else None
     ours = estimate(real, metric, facts)
     printed = _printed(facts.claims.get((metric.name, experiment.name, arm.name)))
     cost_ratio, time_ratio = (
@@ -201,8 +203,9 @@ def _compare_arm(
         ours=ours,
         reason=why_none(by_arm, arm.name, metric, asked) if ours is None else None,
         printed=printed,
-        difference=None if is_cost else _difference(ours, printed, metric),
-        gain=_gain(experiment, arm, by_arm, facts, metric),
+        difference=None if is_cost or no_difference else _difference(ours, printed, metric),
+        no_difference=no_difference,
+        gain=_gain(experiment, arm, by_arm, facts, metric, is_told=no_difference is None),
         ratio=cost_ratio if is_cost else None,
         rank_ours=None,
         rank_printed=None,
@@ -255,8 +258,10 @@ def _gain(
     by_arm: Mapping[str, Sequence[ComparedRun]],
     facts: ComparisonRows,
     metric: MetricInfo,
+    *,
+    is_told: bool,
 ) -> Gain | None:
-    """The printed gain of the arm over another one, and ours; None where the paper prints none."""
+    """The printed gain of the arm over another one, and ours if it `is_told`; None where the paper prints none."""
     claim = facts.gains.get((metric.name, experiment.name, arm.name))
     printed = _printed(claim)
     if claim is None or claim.baseline_arm is None or printed is None:
@@ -266,7 +271,7 @@ def _gain(
     better: Literal["higher", "lower"] = "higher" if metric.better == "higher" else "lower"
     is_folded = experiment.protocol["split"]["kind"] == "folds"
     found = gain_between(ours, theirs, better, is_folded=is_folded)
-    measured = Measured(value=found.gain, low=found.low, high=found.high, n=found.n) if found else None
+    measured = Measured(value=found.gain, low=found.low, high=found.high, n=found.n) if found and is_told else None
     return Gain(against=claim.baseline_arm, printed=printed, ours=measured)
 
 

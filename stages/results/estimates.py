@@ -84,12 +84,14 @@ class Gain:
     """How much better an arm is than `against`, where the paper itself prints that; positive is better.
 
     The interval of `ours` has folds paired, and its `n` is of the arm that has fewer replicates, or of the folds that
-    both have; `ours` is None if either arm has no number of ours.
+    both have; `ours` is None if either arm has no number of ours, or one of a shortened run.
     """
 
     against: str
     printed: Printed
-    ours: Annotated[Measured | None, Field(description="null where either arm has no number of ours; folds are paired")]
+    ours: Annotated[
+        Measured | None, Field(description="null without a full-length number of either arm; folds are paired")
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +162,16 @@ class ArmComparison:
         ),
     ]
     printed: Printed | None
-    difference: Annotated[Difference | None, Field(description="null without ours, and for costs")]
+    difference: Annotated[
+        Difference | None, Field(description="null without ours, for costs, and of shortened runs: see `no_difference`")
+    ]
+    no_difference: Annotated[
+        str | None,
+        Field(
+            description="why ours is subtracted from no other number; null where it may be",
+            examples=["a shortened run (3 of 100 epochs): how far it is from a full one is not known"],
+        ),
+    ]
     gain: Annotated[
         Gain | None, Field(description="null where the paper prints no difference of this arm in this metric")
     ]

@@ -47,6 +47,16 @@ def kind_of_run(cut: str) -> str:
     return "run in another precision" if re.fullmatch(r"\w+ instead of (float32|bfloat16)", cut) else "shortened run"
 
 
+def why_no_difference(provenance: str | None, cut: str) -> str | None:
+    """Why a result's number is not to be subtracted from another's or a printed one; None if it may be."""
+    if provenance == "embedded":
+        return "placeholder data: its number says nothing about the claim"
+    each = cut_of_each(cut)
+    if each and kind_of_run(each) == "shortened run":
+        return f"a shortened run ({each}): how far it is from a full one is not known"
+    return None
+
+
 class Scored(Protocol):
     """The fields of a result that its label is made of."""
 

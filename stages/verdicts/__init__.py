@@ -21,11 +21,12 @@ from stages.verdicts.curves import (
     window_error,
 )
 from stages.verdicts.difference import GainClaim, judge_gain, judge_gap
-from stages.verdicts.families import Order, TableSentence, judge_table, judge_tally, judge_wins
+from stages.verdicts.families import Order, TableSentence, judge_table, judge_tally, judge_wins, tally_tests
 from stages.verdicts.grid_part import GridPart
 from stages.verdicts.indicative import EvidenceLevel, evidence_level_of, indicate_order
 from stages.verdicts.noise import judge_noise
 from stages.verdicts.others import (
+    Failures,
     fisher_p,
     judge_count,
     judge_hardware,
@@ -47,6 +48,7 @@ __all__ = [
     "Design",
     "DuplicateObservation",
     "EvidenceLevel",
+    "Failures",
     "GainClaim",
     "GridPart",
     "Margins",
@@ -88,5 +90,6 @@ __all__ = [
     "power_of_gain",
     "power_of_value",
     "pseudo_values",
+    "tally_tests",
     "window_error",
 ]

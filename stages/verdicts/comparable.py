@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from stages.rules import Rules
-from stages.verdicts.difference import Gain, Pairing, at_last_look, measure_gain
+from stages.verdicts.difference import Gain, Pairing, at_last_look, measure_gain, with_assumptions
 from stages.verdicts.expected import expected_replicates
 from stages.verdicts.intervals import Numbers, half_width
 from stages.verdicts.looks import level, looks_of_plan
@@ -54,9 +54,10 @@ def judge_comparable(
     pairing: Pairing,
     planned: int | None = None,
     widening: float = 0.0,
+    folds: int | None = None,
 ) -> Verdict:
     """Judge whether `proposed` is no worse than `baseline`.  Looks end with the `planned` replicates; `widening`: what
-    left-out test rows could change.
+    left-out test rows could change; `folds` as in `judge_gain`.
     """
     looks = looks_of_plan(rules.looks, planned)
     arms = at_last_look(proposed, baseline, looks, pairing, first=min(rules.looks), planned=planned)
@@ -86,7 +87,9 @@ def judge_comparable(
         n_diverged=sum(diverged),
         replicates_expected=expected,
     )
-    return tell(verdict, f"Gain of the proposed model (n = {n})", proposed, baseline)
+    verdict = tell(verdict, f"Gain of the proposed model (n = {n})", proposed, baseline)
+    limit = -claim.margin if status is Status.SUPPORTED else -claim.widest
+    return with_assumptions(verdict, gain, folds, widening, limit)
 
 
 def _decide(claim: ComparableClaim, gain: Gain, within: float, outside: float, widening: float) -> tuple[Status, str]:

@@ -1,31 +1,37 @@
 """Sentences about a table of orders: its gain over all of them, and a paper's own counts of them.
 
-A table's sentence is a synthesis (`synthesis`).  Orders that share an arm share its random error, so they are averaged
-first.  In addition, Holm (1979) says which orders hold when all are tested at once: with r orders left, those
-significant at α/r hold; repeat with the rest.  Each order is tested at its own look's share of that level.
+A table's sentence is the mean gain of its orders (`synthesis`).  In addition, Holm (1979) says which orders hold when
+all are tested at once: with r orders left, those significant at α/r hold; repeat with the rest.  Each order is tested
+at its own look's share of that level.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+
+import numpy as np
 
 from stages.rules import Rules
 from stages.verdicts.numerals import signed, with_interval
 from stages.verdicts.others import fisher_p, newcombe, not_tested
-from stages.verdicts.synthesis import Effect, Synthesis, synthesise
+from stages.verdicts.synthesis import Differences, Effect, differences, mean_gain
 from stages.verdicts.verdict import Status, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """An order of a table: its verdict, the printed gain, better positive, and the arms that it compares."""
+    """An order of a table: its verdict and the printed gain, better positive.
+
+    `gains`: ours by replicate, on this data set.
+    """
 
     verdict: Verdict
     printed: float
-    arms: frozenset[str]
+    dataset: str
+    gains: Mapping[int, float]
 
     @property
     def is_measured(self) -> bool:
@@ -55,7 +61,7 @@ class TableSentence:
 
 
 def judge_table(orders: Sequence[Order], rules: Rules) -> TableSentence:
-    """The gain over the orders with evidence: `supported` on the printed side of 0, `reversed` on the other."""
+    """The mean gain of the orders with evidence: `supported` on the printed side of 0, `reversed` on the other."""
     holds = holm([order.verdict for order in orders], rules)
     measured = [order for order in orders if order.is_measured]
     ahead = sum((order.verdict.estimate or 0.0) > 0 for order in measured)
@@ -63,61 +69,60 @@ def judge_table(orders: Sequence[Order], rules: Rules) -> TableSentence:
     nothing = TableSentence(status=Status.NOT_TESTED, text=none, holds=holds, tested=len(measured), ahead=ahead)
     if not measured:
         return nothing
-    of = f"{len(measured)} of {len(orders)} orders" if len(measured) < len(orders) else f"{len(orders)} orders"
+    of = f"{len(measured)} of {len(orders)} orders" if len(measured) < len(orders) else f"these {len(orders)} orders"
     won = f"{ahead} of {len(measured)} ahead."
-    groups = _apart(measured)
-    alpha = min(order.verdict.share or 0.0 for order in measured) * rules.alpha_outside / 2
-    found = synthesise([_effect(group) for group in groups], alpha)
-    if found is None:
-        why = "They share an arm, so they are one comparison" if len(measured) > 1 else "It is one comparison"
+    datasets = [_gains([order for order in measured if order.dataset == name]) for name in _datasets(measured)]
+    if min(gains.shape[1] for gains in datasets) < 2:
         mean = fmean(order.verdict.estimate or 0.0 for order in measured)
-        text = f"Mean gain over {of} {signed(mean)}; {won} {why}, which has no interval over orders."
+        text = f"Mean gain of {of} {signed(mean)}; {won} They have fewer than two replicates in common: no interval."
         return dataclasses.replace(nothing, status=Status.UNRESOLVED, text=text)
-    printed = fmean(fmean(order.printed for order in group) for group in groups)
+    alpha = min(order.verdict.share or 0.0 for order in measured) * rules.alpha_outside / 2
+    gain, half = (float(number) for number in mean_gain(datasets, alpha))
+    printed = fmean(order.printed for order in measured)
     status = Status.UNRESOLVED
-    if abs(found.gain) > found.half and printed:
-        status = Status.SUPPORTED if found.gain * printed > 0 else Status.REVERSED
-    low, high, confidence = found.gain - found.half, found.gain + found.half, 1 - 2 * alpha
-    where = f"{of} in {len(groups)} groups without a common arm" if len(groups) < len(measured) else of
+    if abs(gain) > half > 0 and printed:
+        status = Status.SUPPORTED if gain * printed > 0 else Status.REVERSED
+    apart = differences([_effect(order.verdict) for order in measured])
+    low, high, confidence = gain - half, gain + half, 1 - 2 * alpha
+    where = f"{of} on {len(datasets)} data set{'s' if len(datasets) > 1 else ''}"
     return dataclasses.replace(
         nothing,
         status=status,
-        text=f"Mean gain over {where} {with_interval(found.gain, low, high, confidence)}, the paper's "
-        f"{signed(printed)}: {status}. {won} {_differences(found)}",
-        gain=found.gain,
+        text=f"Mean gain of {where} {with_interval(gain, low, high, confidence)}, the paper's "
+        f"{signed(printed)}: {status}. {won} {_tell(apart)}".rstrip(),
+        gain=gain,
         low=low,
         high=high,
         confidence=confidence,
-        tau=found.tau,
-        p_heterogeneity=found.p_value,
-        i2=found.share,
+        tau=apart.tau if apart else None,
+        p_heterogeneity=apart.p_value if apart else None,
+        i2=apart.share if apart else None,
     )
 
 
-def _differences(found: Synthesis) -> str:
-    if not found.tau:
+def _datasets(orders: Sequence[Order]) -> list[str]:
+    return list(dict.fromkeys(order.dataset for order in orders))
+
+
+def _gains(orders: Sequence[Order]) -> np.ndarray:
+    """Gains [orders, replicates] of one data set, in the replicates that all of its orders have."""
+    n = min(order.verdict.n for order in orders)
+    shared = [index for index in range(n) if all(index in order.gains for order in orders)]
+    return np.array([[order.gains[index] for index in shared] for order in orders])
+
+
+def _effect(verdict: Verdict) -> Effect:
+    return Effect(gain=verdict.estimate or 0.0, stderr=verdict.stderr or 0.0, df=verdict.n - 1.0)
+
+
+def _tell(apart: Differences | None) -> str:
+    if apart is None:
+        return ""
+    if not apart.tau:
         return "They differ by no more than chance."
     return (
-        f"They differ by τ = {found.tau:.2g} beyond chance (p = {found.p_value:.2g}, I² = {100 * found.share:.0f} %)."
+        f"They differ by τ = {apart.tau:.2g} beyond chance (p = {apart.p_value:.2g}, I² = {100 * apart.share:.0f} %)."
     )
-
-
-def _apart(orders: Sequence[Order]) -> list[list[Order]]:
-    """Split the orders into groups that share no arm."""
-    groups: list[tuple[frozenset[str], list[Order]]] = []
-    for order in orders:
-        mine = [group for group in groups if group[0] & order.arms]
-        arms = order.arms.union(*(arms for arms, _ in mine))
-        joined = (arms, [*(one for _, group in mine for one in group), order])
-        groups = [*(group for group in groups if group not in mine), joined]
-    return [group for _, group in groups]
-
-
-def _effect(group: Sequence[Order]) -> Effect:
-    """The mean of a group.  Its standard error is at most the mean of theirs, whichever arms they share."""
-    errors = [order.verdict.stderr or 0.0 for order in group]
-    df = min(order.verdict.n for order in group) - 1.0
-    return Effect(gain=fmean(order.verdict.estimate or 0.0 for order in group), stderr=fmean(errors), df=df)
 
 
 def holm(orders: Sequence[Verdict], rules: Rules) -> tuple[bool, ...]:
@@ -138,16 +143,27 @@ def _is_significant(order: Verdict, alpha: float) -> bool:
     return order.p_value is not None and order.share is not None and order.p_value / 2 <= alpha * order.share
 
 
-def judge_tally(claimed: int, orders: Sequence[Verdict]) -> Verdict:
+def tally_tests(claimed: int, of: int) -> tuple[int, int]:
+    """Numbers by which α is divided so that "at least `claimed` of them hold", or its opposite, errs with at most α.
+
+    At least r of m hold if r of them do at α/(m − r + 1) each, whatever their dependence: were fewer true, r − 1 of
+    them at most, one of the other m − r + 1 would err (Benjamini, Heller 2008).  The opposite of `claimed` is that
+    r = m − claimed + 1 are reversed.
+    """
+    return of - claimed + 1, claimed
+
+
+def judge_tally(claimed: int, at_support: Sequence[Verdict], at_reversal: Sequence[Verdict]) -> Verdict:
     """Judge a statement that a paper says holds in `claimed` cases, "9 of 9", each of which has its own verdict.
 
-    Where some of them hold under only one of two readings, so does the statement.
+    The cases are judged twice, with α divided by each of `tally_tests`.  If some of them hold under only one of two
+    readings, so does the statement.
     """
-    m = len(orders)
-    supported = sum(order.status is Status.SUPPORTED for order in orders)
-    reversed_ = sum(order.status is Status.REVERSED for order in orders)
-    read = sum(order.status is Status.HOLDS_UNDER_READING for order in orders)
-    if all(order.p_value is None and order.low is None for order in orders):
+    m = len(at_support)
+    supported = sum(order.status is Status.SUPPORTED for order in at_support)
+    read = sum(order.status is Status.HOLDS_UNDER_READING for order in at_support)
+    reversed_ = sum(order.status is Status.REVERSED for order in at_reversal)
+    if all(order.p_value is None and order.low is None for order in at_support):
         status = Status.NOT_TESTED
     elif supported >= claimed:
         status = Status.SUPPORTED
@@ -157,11 +173,12 @@ def judge_tally(claimed: int, orders: Sequence[Verdict]) -> Verdict:
         status = Status.REVERSED
     else:
         status = Status.UNRESOLVED
-    under_reading = f"{read} under a reading, " if read else ""
+    under_reading = f", {read} under a reading" if read else ""
+    parts = [f"at α/{parts}" if parts > 1 else "at α" for parts in tally_tests(claimed, m)]
     return Verdict(
         status=status,
-        explanation=f"Claimed: {claimed} of {m}. Ours: {supported} supported, {under_reading}{reversed_} reversed, "
-        f"{m - supported - read - reversed_} open; not adjusted for their number.",
+        explanation=f"Claimed: {claimed} of {m}. Ours: {supported} supported{under_reading}, each {parts[0]}; "
+        f"{reversed_} reversed, each {parts[1]}.",
         estimate=None if status is Status.NOT_TESTED else supported / m,
     )
 

@@ -24,7 +24,7 @@ def half_width(variance: Numbers, df: Numbers, alpha: Numbers) -> Numbers:
     return t_quantile(df, alpha) * np.sqrt(variance)
 
 
-def wilson(fraction: float, n: int, alpha: float) -> tuple[float, float]:
+def wilson(fraction: float, n: float, alpha: float) -> tuple[float, float]:
     """Wilson's score interval of a fraction seen in n draws; errs with probability alpha on each side (Wilson 1927)."""
     z = float(scipy.special.ndtri(1 - alpha))
     centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)

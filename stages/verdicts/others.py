@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import scipy
 
 from stages.rules import Rules
@@ -65,35 +68,84 @@ def fisher_p(first: tuple[int, int], second: tuple[int, int]) -> float:
     return float(scipy.stats.fisher_exact(table).pvalue)
 
 
-def judge_proportions(proposed: tuple[int, int], baseline: tuple[int, int], *, rules: Rules) -> Verdict:
-    """Test by Fisher's exact test whether failures (count, trials) are rarer in the proposed arm.
+@dataclass(frozen=True, kw_only=True)
+class Failures:
+    """Failed trainings of each network, of `each` trainings.  Trainings of one network may fail together."""
+
+    counts: tuple[int, ...]
+    each: int
+
+    @classmethod
+    def spread(cls, count: int, networks: int, each: int) -> Failures:
+        """The failures as evenly over the networks as whole numbers allow."""
+        return cls(counts=tuple(count // networks + (at < count % networks) for at in range(networks)), each=each)
+
+    @property
+    def total(self) -> tuple[int, int]:
+        return sum(self.counts), self.each * len(self.counts)
+
+
+def design_effect(*sides: Failures) -> float:
+    """Variance of the networks' failures over that of independent trainings; at least 1 (Rao, Scott 1992)."""
+    seen = expected = 0.0
+    for side in sides:
+        rate = side.total[0] / side.total[1]
+        seen += float(np.square(np.array(side.counts) - rate * side.each).sum())
+        expected += (len(side.counts) - 1) * side.each * rate * (1 - rate)
+    return max(1.0, seen / expected) if expected else 1.0
+
+
+def exchange_p(first: Sequence[int], second: Sequence[int]) -> float:
+    """Exact permutation test of two sums: twice the chance of one so extreme if networks were exchanged at random.
+
+    With one training of each network, its tails are those of Fisher's exact test.
+    """
+    pool, seen = [*first, *second], sum(first)
+    ways = np.zeros((len(first) + 1, sum(pool) + 1))
+    ways[0, 0] = 1.0
+    for count in pool:
+        more = ways.copy()
+        more[1:, count:] += ways[:-1, : ways.shape[1] - count]
+        ways = more
+    chances = ways[-1] / ways[-1].sum()
+    return min(1.0, 2 * float(min(chances[: seen + 1].sum(), chances[seen:].sum())))
+
+
+def judge_proportions(proposed: Failures, baseline: Failures, *, rules: Rules) -> Verdict:
+    """Test whether failures are rarer in the proposed networks, by exchanging networks.
 
     One look only, at the whole planned grid: α isn't shared among looks.
     """
-    rates = [count / trials for count, trials in (proposed, baseline)]
-    gain, p = rates[1] - rates[0], fisher_p(proposed, baseline)
+    (ours, of), (theirs, of_theirs) = proposed.total, baseline.total
+    gain, p = theirs / of_theirs - ours / of, exchange_p(proposed.counts, baseline.counts)
     direction = Status.SUPPORTED if gain > 0 else Status.REVERSED
     status = direction if p <= rules.alpha_outside else Status.UNRESOLVED
-    low, high = newcombe(baseline, proposed, 1 - rules.alpha_outside)
+    effect = design_effect(proposed, baseline)
+    low, high = newcombe(baseline.total, proposed.total, 1 - rules.alpha_outside, effect)
     return Verdict(
         status=status,
-        explanation=f"{proposed[0]} of {proposed[1]} against {baseline[0]} of {baseline[1]}: Fisher's exact test, "
-        f"two-sided p = {p:.4f}.",
+        explanation=f"{ours} of {of} against {theirs} of {of_theirs}: permutation of the {len(proposed.counts)} and "
+        f"{len(baseline.counts)} networks, two-sided p = {p:.4f}.",
         estimate=gain,
         low=low,
         high=high,
         confidence=1 - rules.alpha_outside,
-        n=min(proposed[1], baseline[1]),
+        n=min(of, of_theirs),
         p_value=p,
     )
 
 
-def judge_proportion(claimed: tuple[int, int], ours: tuple[int, int], margin: float, *, rules: Rules) -> Verdict:
-    """Judge a printed proportion against ours, both as (count, trials), by the interval of their difference."""
+def judge_proportion(claimed: tuple[int, int], failures: Failures, margin: float, *, rules: Rules) -> Verdict:
+    """Judge a printed proportion (count, trials) against ours by the interval of their difference.
+
+    If our networks differ by more than independent trainings would, all trainings of a network count as one, the
+    paper's too: with so few failures, an estimate of how much less they count errs too often.
+    """
+    ours, effect = failures.total, failures.each if design_effect(failures) > 1 else 1
     difference = ours[0] / ours[1] - claimed[0] / claimed[1]
-    inner = newcombe(ours, claimed, 1 - 2 * rules.alpha_within)
-    outer = newcombe(ours, claimed, 1 - rules.alpha_outside)
-    paper_alone = newcombe(claimed, claimed, 1 - 2 * rules.alpha_within)
+    inner = newcombe(ours, claimed, 1 - 2 * rules.alpha_within, effect)
+    outer = newcombe(ours, claimed, 1 - rules.alpha_outside, effect)
+    paper_alone = newcombe(claimed, claimed, 1 - 2 * rules.alpha_within, effect)
     if outer[0] > margin or outer[1] < -margin:
         status, shown = Status.NOT_REPRODUCED, outer
     elif -margin <= inner[0] and inner[1] <= margin:
@@ -116,11 +168,16 @@ def judge_proportion(claimed: tuple[int, int], ours: tuple[int, int], margin: fl
     )
 
 
-def newcombe(first: tuple[int, int], second: tuple[int, int], confidence: float) -> tuple[float, float]:
-    """Interval of the difference of two proportions from their Wilson intervals (Newcombe 1998, method 10)."""
+def newcombe(
+    first: tuple[int, int], second: tuple[int, int], confidence: float, effect: float = 1.0
+) -> tuple[float, float]:
+    """Interval of the difference of two proportions from their Wilson intervals (Newcombe 1998, method 10).
+
+    A design `effect` makes so many trials worth one.
+    """
     alpha = (1 - confidence) / 2
     p1, p2 = first[0] / first[1], second[0] / second[1]
-    (l1, u1), (l2, u2) = wilson(p1, first[1], alpha), wilson(p2, second[1], alpha)
+    (l1, u1), (l2, u2) = wilson(p1, first[1] / effect, alpha), wilson(p2, second[1] / effect, alpha)
     low = p1 - p2 - math.hypot(p1 - l1, u2 - p2)
     high = p1 - p2 + math.hypot(u1 - p1, p2 - l2)
     return low, high

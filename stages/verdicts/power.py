@@ -29,7 +29,7 @@ from stages.rules import Rules
 from stages.verdicts.expected import MOST, NEVER
 from stages.verdicts.intervals import Numbers, combine, half_width, t_quantile
 from stages.verdicts.looks import looks_from, looks_of_plan
-from stages.verdicts.value import Spread
+from stages.verdicts.value import Spread, df_of_printed
 
 WANTED = 0.8
 """The power that a plan should have (Cohen 1988)."""
@@ -198,7 +198,7 @@ def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Ru
     Without any error of ours, D has the standard error e of the paper, and 2 Φ(Δ/e − t) − 1 is the power.
     """
     ran = design.paper_n or 1
-    df = ran - 1 if design.stderr is not None and ran > 1 else math.inf
+    df = df_of_printed(design.paper_n) if design.stderr else math.inf
     level = rules.alpha_within * _share(NEVER, _minimum(design, rules), rules)
     error = margin / float(t_quantile(df, level) + scipy.special.ndtri((1 + WANTED) / 2))
     start = f"No number of replicates gives {in_percent(WANTED)}, at most {in_percent(most)}"

@@ -13,7 +13,7 @@ import scipy
 
 from stages.rules import Rules
 from stages.verdicts.looks import looks_from, looks_of_plan
-from stages.verdicts.others import fisher_p, judge_proportion
+from stages.verdicts.others import Failures, exchange_p, judge_proportion
 from stages.verdicts.power import (
     WANTED,
     Design,
@@ -30,8 +30,10 @@ from stages.verdicts.verdict import Status
 _AMPLE = 1e6
 """Square of a margin in standard errors: a thousand of them decide as surely as more."""
 _POINTS = 16
+_DRAWS = 1000
 _RARE = 1e-6
 """Counts of failed trainings less probable than this are left out."""
+_TOGETHER = "Less, if trainings of one network fail together."
 
 
 def power_of_sign(design: Design, rules: Rules, *, is_known: bool) -> Power:
@@ -127,14 +129,15 @@ def _limits(levels: int, df: int, ratio: float, within: float, outside: float) -
     return float(alike), float(apart)
 
 
-def power_of_proportion(planned: int, replicates: int, claimed: tuple[int, int], margin: float, rules: Rules) -> Power:
-    """Power for a printed proportion (count, of) by one look at `planned` trainings, `replicates` of each network."""
-    rate = claimed[0] / claimed[1]
-    chances = {Status.REPRODUCED: 0.0, Status.NOT_REPRODUCED: 0.0}
+def power_of_proportion(networks: int, replicates: int, claimed: tuple[int, int], margin: float, rules: Rules) -> Power:
+    """Power for a printed proportion (count, of) by one look at `replicates` trainings of each of the `networks`."""
+    rate, planned = claimed[0] / claimed[1], networks * replicates
+    chances, rng = {}, np.random.default_rng(0)
     for truth, status in ((rate, Status.REPRODUCED), (rate + 2 * margin, Status.NOT_REPRODUCED)):
-        for count, chance in _counts(planned, truth):
-            verdict = judge_proportion(claimed, (count, planned), margin, rules=rules)
-            chances[status] += chance * (verdict.status is status)
+        draws = rng.binomial(replicates, min(truth, 1.0), (_DRAWS, networks)).tolist()
+        drawn = (Failures(counts=tuple(counts), each=replicates) for counts in draws)
+        found = [judge_proportion(claimed, failures, margin, rules=rules).status for failures in drawn]
+        chances[status] = found.count(status) / _DRAWS
     same, off = chances[Status.REPRODUCED], chances[Status.NOT_REPRODUCED]
     return Power(
         planned=replicates,
@@ -142,40 +145,36 @@ def power_of_proportion(planned: int, replicates: int, claimed: tuple[int, int],
         source=None,
         explanation=f"Planned are {planned} trainings, {replicates} of each network, judged once. Where as large a "
         f"share fails as printed, it is reproduced with probability {in_percent(same)}; where the share is larger by "
-        f"{2 * margin:.2g}, twice the margin, not reproduced with {in_percent(off)}.",
+        f"{2 * margin:.2g}, twice the margin, not reproduced with {in_percent(off)}. {_TOGETHER}",
         reproduced=same,
         not_reproduced=off,
     )
 
 
 def power_of_proportions(
-    planned: tuple[int, int], replicates: int, claimed: tuple[tuple[int, int], tuple[int, int]], rules: Rules
+    networks: tuple[int, int], replicates: int, claimed: tuple[tuple[int, int], tuple[int, int]], rules: Rules
 ) -> Power:
-    """Power for fewer failures in proposed arms, both as (proposed, baseline), by Fisher's test of all trainings."""
+    """Power for fewer failures in proposed arms, both as (proposed, baseline), by exchanging networks."""
     ours, theirs = (count / total for count, total in claimed)
+    planned = networks[0] * replicates, networks[1] * replicates
     supported = 0.0
     for baseline, chance in _counts(planned[1], theirs):
-        most = _most_significant(planned, baseline, rules)
-        supported += chance * float(scipy.stats.binom.cdf(most, planned[0], ours))
+        against = Failures.spread(baseline, networks[1], replicates).counts
+        low, high = -1, int(baseline * planned[0] / planned[1])
+        while low < high:  # the largest count that is significantly smaller
+            middle = (low + high + 1) // 2
+            p = exchange_p(Failures.spread(middle, networks[0], replicates).counts, against)
+            low, high = (middle, high) if p <= rules.alpha_outside else (low, middle - 1)
+        supported += chance * float(scipy.stats.binom.cdf(low, planned[0], ours))
     return Power(
         planned=replicates,
         spread=None,
         source=None,
         explanation=f"Planned are {planned[0]} and {planned[1]} trainings, {replicates} of each network, judged once. "
-        f"Where the shares that fail are as printed, it is supported with probability {in_percent(supported)}.",
+        f"Where the shares that fail are as printed, it is supported with probability {in_percent(supported)}. "
+        f"{_TOGETHER}",
         supported=supported,
     )
-
-
-def _most_significant(planned: tuple[int, int], baseline: int, rules: Rules) -> int:
-    """The largest count of the proposed arms that is significantly smaller than the `baseline` count; −1 if none is."""
-    low, high = -1, int(baseline * planned[0] / planned[1])
-    while low < high:
-        middle = (low + high + 1) // 2
-        is_fewer = middle / planned[0] < baseline / planned[1]
-        is_significant = is_fewer and fisher_p((middle, planned[0]), (baseline, planned[1])) <= rules.alpha_outside
-        low, high = (middle, high) if is_significant else (low, middle - 1)
-    return low
 
 
 def _counts(trials: int, rate: float) -> list[tuple[int, float]]:

@@ -1,10 +1,14 @@
-"""The gain over the orders of a table by random effects, with how much the orders differ.
+"""The mean gain of the orders of a table, with how much the orders differ.
 
-    gain = mean(g_i),    τ² = max(0, s²(g) − mean(v_i)),    Var gain = (τ² + mean(v_i))/k,    Student's t with k − 1 df
+    gain = Σ_d k_d m̄_d / k,    Var = Σ_d (k_d/k)² s²(m_d)/n_d,    df by Welch–Satterthwaite
 
-g_i and v_i are the gain of an order and its variance.  Orders weigh equally (Hedges, Olkin 1985, ch. 9): with five
-folds each, weights by v_i would be mostly noise.  s²(g)/mean(v_i) follows F(k − 1, df of the mean) where orders don't
-differ.
+m_d holds the mean gain of the k_d orders on data set d in each of n_d replicates.  Orders on one data set share folds,
+test images and arms, so their errors depend on each other; the replicates' means contain that, whatever it is.  The
+statement is about these orders: the 16 of a table are of two data sets or fewer than would stand for others.
+
+    τ² = max(0, s²(g_i) − mean(v_i)),    s²(g)/mean(v_i) follows F(k − 1, df of the mean) if orders don't differ
+
+g_i and v_i are the gain of an order and its variance.  Errors that have something in common make τ too small.
 """
 
 from __future__ import annotations
@@ -29,42 +33,40 @@ class Effect:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synthesis:
+class Differences:
     """`tau`: standard deviation between orders beyond their own random error; `p_value`: of there being none.
 
     `share`: the part of the variance between orders that is τ², I².
     """
 
-    gain: float
-    half: float
     tau: float
     p_value: float
     share: float
-    k: int
 
 
-def synthesise(effects: Sequence[Effect], alpha: float) -> Synthesis | None:
-    """The mean gain, with an interval that errs with probability alpha on each side; None below two effects."""
+def mean_gain(datasets: Sequence[Numbers], alpha: Numbers) -> tuple[Numbers, Numbers]:
+    """(gain, half-width) from each data set's gains [..., orders, replicates]; alpha is the error on each side."""
+    orders = sum(gains.shape[-2] for gains in datasets)
+    total, parts = 0.0, []
+    for gains in datasets:
+        weight, means = gains.shape[-2] / orders, gains.mean(axis=-2)
+        total = total + weight * means.mean(axis=-1)
+        n = means.shape[-1]
+        parts.append((weight**2 * variance_of(means) / n, n - 1.0))
+    return total, half_width(*combine(parts), alpha)
+
+
+def differences(effects: Sequence[Effect]) -> Differences | None:
+    """How much orders differ; None below two."""
     k = len(effects)
     if k < 2:
         return None
-    within, df = combine([(effect.stderr**2 / k, effect.df) for effect in effects])
+    within, df = (float(number) for number in combine([(effect.stderr**2 / k, effect.df) for effect in effects]))
     between = float(variance_of(np.array([effect.gain for effect in effects])))
-    half, tau2, p_value = pool_effects(between, float(within), float(df), k, alpha)
-    return Synthesis(
-        gain=math.fsum(effect.gain for effect in effects) / k,
-        half=float(half),
+    tau2 = max(between - within, 0.0)
+    ratio = between / within if within else math.inf
+    return Differences(
         tau=math.sqrt(tau2),
-        p_value=float(p_value),
-        share=float(tau2 / (tau2 + within)) if within or tau2 else 0.0,
-        k=k,
+        p_value=float(scipy.special.fdtrc(k - 1, df, ratio)),
+        share=tau2 / (tau2 + within) if within or tau2 else 0.0,
     )
-
-
-def pool_effects(
-    between: Numbers, within: Numbers, df: Numbers, k: int, alpha: float
-) -> tuple[Numbers, Numbers, Numbers]:
-    """(half-width, τ², p of no difference) from s²(g), the mean of v_i with its df, and the number of orders."""
-    tau2 = np.maximum(between - within, 0.0)
-    ratio = np.divide(between, within, out=np.full(np.shape(between), np.inf), where=np.asarray(within) > 0)
-    return half_width((tau2 + within) / k, k - 1.0, alpha), tau2, scipy.special.fdtrc(k - 1, df, ratio)

@@ -40,6 +40,11 @@ class ValueClaim:
     wording: str = "the paper's"
 
 
+def df_of_printed(n: int | None) -> float:
+    """Degrees of freedom of a printed standard error: those of two runs, the fewest that have one, if n isn't said."""
+    return max((n or 2) - 1.0, 1.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spread:
     """Variance of D as a function of our n: `s2` of one draw with `df`, measured from `n` replicates of ours.
@@ -60,8 +65,7 @@ class Spread:
         if self.stderr is None:
             parts = [(self.s2 * (1 / n + 1 / (self.paper_n or 1)), df)]
         else:
-            paper_df = self.paper_n - 1 if self.paper_n is not None and self.paper_n > 1 else np.inf
-            parts = [(self.s2 / n, df), (self.stderr**2, paper_df)]
+            parts = [(self.s2 / n, df), (self.stderr**2, df_of_printed(self.paper_n))]
         return combine([*parts, (self.test_sets, np.inf)])
 
 

@@ -61,6 +61,21 @@ def test_every_number_that_training_decides_is_touched(found: dict[str, PaperDev
     assert rest == {"nmn.ext.gpt.thr.linear", "nmn.ext.gpt.thr.aether"}, rest
 
 
+def test_the_address_of_public_code_names_its_version(found: dict[str, PaperDeviations]) -> None:
+    """What `code` says is of one commit: public code changes, and another version may do otherwise."""
+    addresses = [paper.repository for paper in found.values() if paper.repository]
+    assert len(addresses) >= 4
+    assert all(re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/tree/[0-9a-f]{7,40}", one) for one in addresses)
+
+
+def test_what_a_paper_is_praised_for_is_in_its_text(found: dict[str, PaperDeviations]) -> None:
+    """Its highlights: no claim of a web page, which the paper doesn't print."""
+    elsewhere = {claim.id for claim in CLAIMS if claim.place == "authors' web pages"}
+    assert elsewhere
+    for paper in found.values():
+        assert not [name for one in paper.argument for name in fnmatch.filter(elsewhere, one)], paper.paper
+
+
 def test_a_pattern_touches_whole_ids_only() -> None:
     claims = [dataclasses.replace(CLAIMS[0], id=name) for name in ("p.a", "p.ab")]
     record = Deviation(subject="s", claims=("p.a",), paper="", ours="", why="")

@@ -130,7 +130,7 @@ def test_a_verdict_by_a_rule_written_after_its_results_says_after_how_many(publi
     assert touched & by_results.keys() and touched & by_results.keys() <= lines <= by_results.keys()
     for name in lines:
         seen = by_results[name].seen_before_rule
-        assert seen == seen_before_rule(name, history) and seen <= by_results[name].scope["pairs"]
+        assert seen == seen_before_rule(name, history) and seen <= (by_results[name].scope or {"pairs": 1})["pairs"]
 
 
 def test_a_rule_s_line_changes_no_state_and_has_what_was_seen() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from stages.claims import ClaimsError, gather, judge_claims, place_claims, read_claims
 from stages.claims.settings import agree, judge_setting
 from stages.papers.finding import Finding
+from stages.runs.evidence import Measurement, ResultLine
 from stages.verdicts import Status
-from tests.claims.lines import ROOT, claims, judge, params, results, trials
+from tests.claims.lines import ROOT, claims, judge, judge_all, params, results, trials
 
 CLAIMS = ROOT / "data" / "claims.csv"
 
@@ -150,3 +153,32 @@ def test_a_claim_of_another_papers_experiment_is_refused() -> None:
     claim = dataclasses.replace(claims()["ninformer.setup.dim"], experiment="dac-vgg-cifar10")
     with pytest.raises(ClaimsError, match="is of ninformer; dac-vgg-cifar10 is of dac"):
         place_claims(CLAIMS, [claim], params())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_placeholder_runs_change_no_verdict(seed: int) -> None:
+    """Whichever experiments and arms ran on placeholder data, and on which device: only real data may decide."""
+    chance = random.Random(seed)
+    networks = [f"{kind}-{width}x5" for width in (50, 71) for kind in ("mlp", "dac-mlp")]
+    errors = {arm: [chance.gauss(-5, 0.05) for _ in range(5)] for arm in networks}
+    real = trials(results("dac-sgemm", errors, metric="selected_log_mse"))
+    real += trials(results("ninformer-mnist", {"vit": [0.97, 0.971, 0.972], "ninformer": [0.98, 0.981, 0.982]}))
+    placed = place_claims(CLAIMS, read_claims(CLAIMS), params())
+    placeholders: list[ResultLine] = []
+    for name, experiment in params().experiments.items():
+        arms = [arm for arm in experiment.arms if seed == 0 or chance.random() < seed / 4]
+        metric = "selected_log_mse" if name == "dac-sgemm" else "accuracy"
+        lines = results(
+            name, {arm: [0.5] for arm in arms}, metric=metric, profile="smoke", provenance="embedded", epochs=1
+        )
+        counted = Measurement(metric="parameters", split="none", value=chance.randrange(10**6), n=1)
+        device = {"device": "cuda:0", "device_name": "RTX 2080 Ti", "machine": "a laptop"}
+        placeholders += [replace(line, metrics=(*line.metrics, counted), environment=device) for line in lines]
+    without, with_them = (
+        [
+            (judged.claim.id, judged.verdict.status, judged.ours, judged.verdict.estimate)
+            for judged in judge_all(placed, entered)[0]
+        ]
+        for entered in (real, [*real, *trials(placeholders)])
+    )
+    assert without == with_them

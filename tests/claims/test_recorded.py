@@ -104,7 +104,7 @@ def test_a_verdict_has_its_size_its_table_and_its_deviations(session: Session) -
     claim = find_judged(session, LEAD)
     assert claim.verdict.size is not None and claim.verdict.size["status"] == "reproduced"
     assert claim.verdict.holds_adjusted is True
-    assert claim.family is not None and claim.family.text.startswith("Mean gain over 3 of 9 orders")
+    assert claim.family is not None and claim.family.text.startswith("Mean gain of 3 of 9 orders on 1 data set")
     assert (claim.family.status, claim.family.holds, claim.family.ahead) == ("unresolved", 2, 2)
     assert "ninformer.dropout" in {deviation.id for deviation in claim.deviations}
     assert [family.name for family in list_families(session)] == list(params().verdicts.families)

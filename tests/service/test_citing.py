@@ -62,7 +62,7 @@ def test_a_claim_is_named_with_its_number_unless_its_words_hold_it(client: TestC
         gain["claimReviewed"] == gain["itemReviewed"]["name"] == "At equal width the log of the test MSE falls by 0.25"
     )
     steps = linked_data(client, "/claims/dac.image.setup.steps_imagenette")
-    assert steps["name"] == "A training on Imagenette takes 64k steps"
+    assert steps["name"] == "Batches of 128, 64k steps and 259 epochs are of one training on Imagenette"
 
 
 def test_what_nothing_decided_is_no_review(client: TestClient) -> None:

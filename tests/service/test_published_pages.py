@@ -150,14 +150,11 @@ def test_the_reference_prints_code_and_no_backticks(client: TestClient) -> None:
 
 def test_a_claim_that_is_only_shown_shows_its_results(client: TestClient) -> None:
     shown = client.get("/api/v1/claims?verdict=shown").json()
-    assert {"dac.fig3", "dac.sgemm.best"} <= {claim["id"] for claim in shown}
+    assert {"dac.fig3", "dac.sgemm.depth_weak"} <= {claim["id"] for claim in shown}
     for claim in shown:
         html = client.get(f"/claims/{claim['id']}").text
         assert charts_of(html), claim["id"]
         assert "The best of" in html and "<dd>–</dd>" not in html, claim["id"]
-    (saturate,) = charts_of(client.get("/claims/dac.sgemm.weights_saturate").text)
-    models = {row["model"] for row in saturate["data"]["values"]}  # type: ignore[index]
-    assert len(models) == 15 and not [model for model in models if "DAC" in model], "only the arms that it names"
 
 
 def test_a_run_is_called_diverged_only_where_it_did(client: TestClient) -> None:
@@ -179,11 +176,10 @@ def test_a_verdict_on_part_of_a_grid_and_by_rules_of_afterwards_says_so_in_its_b
     assert "mean of 4 pairs of equal size" in worse and "4 of 13 pairs" in worse
 
 
-def test_a_waiting_claim_shows_its_first_look_and_a_time_its_ratio(client: TestClient) -> None:
-    rank = text_of(client.get("/claims/ninformer.rank.c10.ninformer").text)
-    assert re.search(
-        r"4\.74 pp higher in a shortened run\s*: 3 of 100 epochs, .*a first look and decides nothing", rank
-    )
+def test_a_waiting_value_shows_its_first_look_a_difference_none_and_a_time_its_ratio(client: TestClient) -> None:
+    value = text_of(client.get("/claims/ninformer.table2.c10.ninformer").text)
+    assert re.search(r"% in a shortened run\s*: 3 of 100 epochs, .*a first look and decides nothing", value)
+    assert "in a shortened run" not in text_of(client.get("/claims/ninformer.rank.c10.ninformer").text)
     time = text_of(client.get("/claims/ninformer.text.c10.time_vs_vit").text)
     assert re.search(r"NiNformer takes about 2\.\d times as long as ViT; by the paper’s own times 0\.73 times\.", time)
 
@@ -297,9 +293,7 @@ def test_a_ratio_of_times_stands_beside_the_printed_one_and_is_said_to_decide_no
     of_claim = text_of(claim_pages["/claims/ninformer.text.c10.time_vs_vit"])
     assert said in of_claim and "can’t be tested here (hardware)" in of_claim
     assert "a ratio of times may stand beside another one but decides nothing" in of_claim
-    of_paper = text_of(client.get("/papers/ninformer").text)
-    share = float(f"{1 - 1 / ratio['of_ours']:.1g}")
-    assert said in of_paper and f"about {100 * share:.0f} % shorter on another device" in of_paper
+    assert said not in text_of(client.get("/papers/ninformer").text), "no CPU's time in the column of the paper's GPU"
     of_times = text_of(client.get("/?dataset=cifar10&metric=inference_time").text)
     assert "they depend on the machine, too, and decide nothing" in of_times
 

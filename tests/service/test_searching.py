@@ -28,7 +28,7 @@ def find(client: TestClient, asked: str) -> list[str]:
         ("LocalViT CIFAR-100", "ninformer.table2.c100.localvit"),
         ("mlp mixer vs vit cifar10", "ninformer.rank.c10.mlpmixer"),
         ("is DAC better than its baseline on CIFAR-100?", "dac.table1.c100.v1.r20.order"),
-        ("DAC 0.25 nats", "dac.sgemm.gain"),
+        ("0.25 nats at equal width", "dac.sgemm.gain"),
         ("GPT memory", "nmn.gpt.memory"),
         ("Brownian motion", "brownian.motion"),
         ("Theorem C.1(1)", "dac.thm.c1.1"),

@@ -39,6 +39,35 @@ def test_shared_folds_have_scipys_paired_interval_and_p() -> None:
     assert verdict.p_value == pytest.approx(test.pvalue, rel=1e-9)
 
 
+def test_folds_show_the_corrected_interval_of_nadeau_and_bengio() -> None:
+    """For 5 folds, s² (1/5 + 1/4) instead of s²/5: the interval is 1.5 times as wide."""
+    plain = judge(CLAIM, DAC, BASE, "fold", planned=5)
+    shown = judge(CLAIM, DAC, BASE, "fold", planned=5, folds=5)
+    half = stats.t.ppf(1 - 0.05 / 3, 4) * np.std(GAINS, ddof=1) * np.sqrt(1 / 5 + 1 / 4)
+    assert dataclasses.replace(shown, explanation=plain.explanation) == plain, "it decides nothing"
+    assert half / (plain.high - plain.estimate) == pytest.approx(1.5)
+    wider = f"+{plain.estimate - half:.4f} to +{plain.estimate + half:.4f}"
+    assert shown.explanation.endswith(
+        " This holds for these training images, which the folds share; allowing for others: +0.0212, "
+        f"96.7 % interval {wider}."
+    )
+    gap = judge_gap(CLAIM, Sample.of(DAC), Sample.of(BASE), rules=RULES, pairing="fold", planned=5, folds=5)
+    assert gap.explanation.endswith(f"interval {wider}.")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_decided_order_of_arms_that_spread_unequally_says_what_skew_would_do(order: int) -> None:
+    still, far = ([mean + step for step in (0.0, 0.0002, 0.0001, -0.0001, -0.0002)] for mean in (0.71, 0.5))
+    decided, clear = (judge(CLAIM, *(DAC, other)[::order]) for other in (still, far))
+    assert decided.status is clear.status is (Status.SUPPORTED if order == 1 else Status.REVERSED)
+    ratio = np.std(DAC, ddof=1) / np.std(still, ddof=1)
+    assert f" differ by a factor of {ratio:.2g}: if the noise is skewed" in decided.explanation
+    assert "skewed" not in clear.explanation, "so far apart that skew can't be the reason"
+    assert "skewed" not in judge(CLAIM, DAC, BASE).explanation, "about equal spreads"
+    open_still = judge(CLAIM, [value - 0.016 for value in DAC], still)
+    assert open_still.status is Status.UNRESOLVED and "skewed" not in open_still.explanation
+
+
 def test_pairing_sees_what_folds_hide() -> None:
     hard = [0.70, 0.80, 0.60, 0.75, 0.65]  # the folds differ by far more than the arms
     better = [value + gain for value, gain in zip(hard, GAINS, strict=True)]

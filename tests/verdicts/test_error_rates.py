@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from stages.verdicts import Sample, Status, ValueClaim, judge_value
-from stages.verdicts.intervals import combine, half_width, is_within
-from stages.verdicts.looks import level
+from stages.verdicts.difference import SKEWED, UNEQUAL
+from stages.verdicts.intervals import combine, half_width, is_outside, is_within, variance_of
+from stages.verdicts.looks import level, looks_of_plan
+from stages.verdicts.value import Spread
 from tests.verdicts.simulation import RULES, World, above, draw, judge_all, planned_looks, rates
 
 SINGLE_RUN = {"paper_n": 1, "prints_error": False}
 WITH_ERROR = {"paper_n": 5, "prints_error": True}
 PAPERS = pytest.mark.parametrize("paper", [SINGLE_RUN, WITH_ERROR], ids=["single-run", "with-error"])
-
-
-@PAPERS
-def test_a_shift_of_the_margin_is_reproduced_with_at_most_alpha_over_all_looks(paper: dict) -> None:
-    false, _ = rates(World(shift=6.0, margin=6.0, **paper))
-    assert false <= above(RULES.alpha_within)
-
-
-@PAPERS
-def test_a_shift_of_the_margin_is_not_reproduced_with_at_most_alpha_over_all_looks(paper: dict) -> None:
-    _, false = rates(World(shift=6.0, margin=6.0, **paper))
-    assert false <= above(RULES.alpha_outside / 2)
 
 
 @PAPERS
@@ -97,44 +89,111 @@ def test_the_array_pass_says_what_judge_value_says(paper: dict) -> None:
                 assert (verdict.status is Status.NOT_REPRODUCED) == bool(refuted[trial])
 
 
-def test_an_order_of_equal_arms_is_decided_with_at_most_alpha_over_all_looks() -> None:
-    """Independent arms by Welch, and shared folds whose folds differ more than the arms do."""
-    trials, rng = 20_000, np.random.default_rng(5)
-    folds = rng.normal(0, 3, (trials, 10))
-    arms = [folds + rng.normal(0, 1, (trials, 10)) for _ in range(2)]
-    alone = [rng.normal(0, spread, (trials, 10)) for spread in (1, 2)]
-    false = {"fold": np.zeros(trials, bool), "none": np.zeros(trials, bool)}
-    for n in RULES.looks:
-        alpha = level(RULES.looks, n, RULES.alpha_outside / 2)
-        pairs = (arms[0] - arms[1])[:, :n]
-        false["fold"] |= np.abs(pairs.mean(axis=1)) > half_width(pairs.var(axis=1, ddof=1) / n, n - 1.0, alpha)
-        variance, df = combine([(arm[:, :n].var(axis=1, ddof=1) / n, n - 1.0) for arm in alone])
-        gain = alone[0][:, :n].mean(axis=1) - alone[1][:, :n].mean(axis=1)
-        false["none"] |= np.abs(gain) > half_width(variance, df, alpha)
-    assert {pairing: wrong.mean() <= above(RULES.alpha_outside) for pairing, wrong in false.items()} == {
-        "fold": True,
-        "none": True,
-    }
+NOISE = {
+    "normal": lambda rng, size: rng.normal(size=size),
+    "Student's t, 5 df": lambda rng, size: rng.standard_t(5, size) / (5 / 3) ** 0.5,
+    "exponential": lambda rng, size: rng.exponential(size=size) - 1,
+    "log-normal": lambda rng, size: (np.exp(rng.normal(size=size)) - np.e**0.5) / ((np.e - 1) * np.e) ** 0.5,
+}
+LOOKS = looks_of_plan(RULES.looks, 5)
+
+
+def errors(noise: str, ratio: float, trials: int = 40_000) -> tuple[float, float]:
+    """Share of decided orders among arms of equal means, one `ratio` times as noisy, and of those with a warning."""
+    rng = np.random.default_rng(8)
+    arms = [spread * NOISE[noise](rng, (trials, 5)) for spread in (ratio, 1.0)]
+    false, warned = np.zeros(trials, bool), np.zeros(trials, bool)
+    for n in LOOKS:
+        s2 = [variance_of(arm[:, :n]) for arm in arms]
+        variance, df = combine([(own / n, n - 1.0) for own in s2])
+        gain = arms[0][:, :n].mean(axis=1) - arms[1][:, :n].mean(axis=1)
+        half = half_width(variance, df, level(LOOKS, n, RULES.alpha_outside / 2))
+        wrong = np.abs(gain) > half
+        is_unequal = np.sqrt(np.maximum(s2[0] / s2[1], s2[1] / s2[0])) >= UNEQUAL
+        false |= wrong
+        warned |= wrong & is_unequal & (np.abs(gain) <= SKEWED * half)
+    return float(false.mean()), float(warned.mean())
+
+
+def documented(row: str) -> list[float]:
+    """The numbers of a row of `docs/verdicts.md`."""
+    text = (Path(__file__).parents[2] / "docs" / "verdicts.md").read_text()
+    (line,) = (line for line in text.splitlines() if line.startswith(f"| {row} |"))
+    return [float(cell) for cell in line.strip("| ").split("|")[1:]]
 
 
 @pytest.mark.slow
-@PAPERS
-@pytest.mark.parametrize("margin", [1.0, 3.0, 10.0])
-def test_size_holds_over_many_margins(paper: dict, margin: float) -> None:
-    trials = 200_000
-    reproduced, refuted = rates(World(shift=margin, margin=margin, **paper), trials, seed=6)
-    assert reproduced <= above(RULES.alpha_within, trials)
-    assert refuted <= above(RULES.alpha_outside / 2, trials)
+@pytest.mark.parametrize("noise", NOISE)
+def test_an_order_errs_as_often_as_the_documents_say(noise: str) -> None:
+    found = [100 * errors(noise, ratio)[0] for ratio in (1, 3, 10)]
+    assert found == pytest.approx(documented(noise), abs=0.5)
 
 
 @pytest.mark.slow
-def test_size_holds_for_long_tailed_replicates() -> None:
-    """Student's t with 5 df instead of normal draws: what a rare bad seed looks like."""
-    trials, rng = 100_000, np.random.default_rng(7)
-    ours = stats.t.rvs(5, size=(trials, 10), random_state=rng)
-    false = np.zeros(trials, bool)
-    for n in RULES.looks:
-        alpha = level(RULES.looks, n, RULES.alpha_within)
-        half = half_width(ours[:, :n].var(axis=1, ddof=1) / n, n - 1.0, alpha)
-        false |= is_within(ours[:, :n].mean(axis=1) + 4.0, half, 4.0)
-    assert false.mean() <= above(RULES.alpha_within, trials)
+@pytest.mark.parametrize(("ratio", "share"), [(3, 0.1), (10, 0.5)])
+def test_at_most_half_of_the_wrong_orders_carry_the_warning(ratio: float, share: float) -> None:
+    """In the others the noisy arm happens to look still, so the warning is no remedy."""
+    false, warned = errors("exponential", ratio)
+    assert warned / false == pytest.approx(share, abs=0.06)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("noise", "reproduced", "refuted"), [("exponential", 0.104, 0.076), ("log-normal", 0.113, 0.089)]
+)
+def test_a_value_with_skewed_noise_is_decided_more_often_than_its_levels(
+    noise: str, reproduced: float, refuted: float
+) -> None:
+    trials, rng, margin = 100_000, np.random.default_rng(13), 6.0
+    ours, paper = margin + NOISE[noise](rng, (trials, 5)), NOISE[noise](rng, trials)
+    found = []
+    for sign in (1, -1):
+        variance, df = Spread(s2=variance_of(ours), df=4, n=5, stderr=None, paper_n=1).at(5)
+        difference = sign * (ours.mean(axis=1) - margin - paper) + margin
+        found.append(
+            (
+                is_within(difference, half_width(variance, df, RULES.alpha_within), margin).mean(),
+                is_outside(difference, half_width(variance, df, RULES.alpha_outside / 2), margin).mean(),
+            )
+        )
+    assert max(one for one, _ in found) == pytest.approx(reproduced, abs=0.005)
+    assert max(other for _, other in found) == pytest.approx(refuted, abs=0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ran", [3, 5])
+def test_a_printed_error_of_unknown_n_errs_no_more_often_than_the_levels(ran: int) -> None:
+    """Taken as exact, the error of three runs was reproduced in 6.9 % (5) and refuted in 4.3 % (2.5)."""
+    trials, margin, rng = 100_000, 6.0, np.random.default_rng(14)
+    ours, paper = rng.normal(margin, 1, (trials, 5)), rng.normal(0, 1, (trials, ran))
+    error = paper.std(axis=1, ddof=1) / ran**0.5
+    variance, df = Spread(s2=variance_of(ours), df=4, n=5, stderr=error, paper_n=None).at(5)
+    difference = ours.mean(axis=1) - paper.mean(axis=1)
+    reproduced = is_within(difference, half_width(variance, df, RULES.alpha_within), margin)
+    refuted = is_outside(difference, half_width(variance, df, RULES.alpha_outside / 2), margin)
+    assert reproduced.mean() <= above(RULES.alpha_within, trials)
+    assert refuted.mean() <= above(RULES.alpha_outside / 2, trials)
+
+
+@pytest.mark.slow
+def test_holding_the_level_for_skewed_noise_would_take_twice_the_gain() -> None:
+    draws = NOISE["exponential"](np.random.default_rng(9), (200_000, 5))
+    t = draws.mean(axis=1) / np.sqrt(variance_of(draws) / 5)
+    alpha = level(LOOKS, 5, RULES.alpha_outside / 2)
+    assert np.quantile(t, alpha) == pytest.approx(-7.7, abs=0.2)
+    assert stats.t.isf(alpha, 4) == pytest.approx(3.2, abs=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("row", "replicates"), [("one training a fold", 5), ("two trainings a fold", 10)])
+def test_folds_err_as_often_as_the_documents_say(row: str, replicates: int) -> None:
+    """With a correlation of 0.2 between folds, 1/5, as Nadeau and Bengio assume for five: plain, and corrected."""
+    trials, rng, looks = 40_000, np.random.default_rng(10), looks_of_plan(RULES.looks, replicates)
+    gains = 0.2**0.5 * rng.normal(size=(trials, 1)) + 0.8**0.5 * rng.normal(size=(trials, replicates))
+    false = np.zeros((2, trials), bool)
+    for n in looks:
+        s2, mean = variance_of(gains[:, :n]), np.abs(gains[:, :n].mean(axis=1))
+        alpha = level(looks, n, RULES.alpha_outside / 2)
+        for kind, share in enumerate((1 / n, 1 / n + 1 / 4)):
+            false[kind] |= mean > half_width(s2 * share, n - 1.0, alpha)
+    assert [100 * wrong.mean() for wrong in false] == pytest.approx(documented(row), abs=0.5)

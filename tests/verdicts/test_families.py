@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stages.verdicts import Status, Verdict, families, judge_tally, judge_wins
-from tests.verdicts.simulation import RULES
+from stages.verdicts import Status, Verdict, families, judge_tally, judge_wins, tally_tests
+from tests.verdicts.simulation import RULES, above
 
 RNG = np.random.default_rng(0)
 
@@ -76,9 +76,11 @@ def test_a_ranking_of_nine_orders_needs_each_of_them(supported: int, reversed_: 
         *[order(0.01, status=Status.REVERSED)] * reversed_,
         *[order(0.5, status=Status.UNRESOLVED)] * (9 - supported - reversed_),
     ]
-    verdict = judge_tally(9, orders)
+    verdict = judge_tally(9, orders, orders)
     assert verdict.status is status
-    assert verdict.explanation.startswith(f"Claimed: 9 of 9. Ours: {supported} supported, {reversed_} reversed")
+    assert verdict.explanation == (
+        f"Claimed: 9 of 9. Ours: {supported} supported, each at α; {reversed_} reversed, each at α/9."
+    )
 
 
 def test_a_statement_of_several_cases_is_no_clearer_than_its_weakest() -> None:
@@ -87,16 +89,36 @@ def test_a_statement_of_several_cases_is_no_clearer_than_its_weakest() -> None:
         Verdict(status=status, explanation="", low=-0.01, n=5)
         for status in (Status.SUPPORTED, Status.HOLDS_UNDER_READING, Status.REVERSED)
     )
-    assert judge_tally(3, [holds] * 3).status is Status.SUPPORTED
-    under = judge_tally(3, [holds, holds, read])
+    assert judge_tally(3, [holds] * 3, [holds] * 3).status is Status.SUPPORTED
+    under = judge_tally(3, [holds, holds, read], [holds, holds, read])
     assert under.status is Status.HOLDS_UNDER_READING
-    assert "Ours: 2 supported, 1 under a reading, 0 reversed, 0 open" in under.explanation
-    assert judge_tally(3, [holds, read, behind]).status is Status.REVERSED
+    assert "Ours: 2 supported, 1 under a reading, each at α; 0 reversed, each at α/3." in under.explanation
+    assert judge_tally(3, [holds, read, behind], [holds, read, behind]).status is Status.REVERSED
+    unsure = Verdict(status=Status.UNRESOLVED, explanation="", low=-0.01, n=5)
+    assert judge_tally(3, [holds, read, behind], [holds, read, unsure]).status is Status.UNRESOLVED, "one at α alone"
 
 
 def test_a_tally_without_evidence_is_not_tested() -> None:
-    verdict = judge_tally(15, [order(None, status=Status.NOT_TESTED)] * 16)
+    verdict = judge_tally(15, *[[order(None, status=Status.NOT_TESTED)] * 16] * 2)
     assert (verdict.status, verdict.estimate) == (Status.NOT_TESTED, None)
+
+
+@pytest.mark.parametrize(("claimed", "of", "full"), [(9, 9, 0.205), (3, 3, 0.073), (1, 3, 0.073)])
+def test_a_tally_errs_with_at_most_alpha_where_each_case_at_alpha_errs_more_often(
+    claimed: int, of: int, full: float
+) -> None:
+    """Equal arms, five seeds: the statement is supported, or reversed, by chance alone."""
+    trials, one_sided = 12_000, RULES.alpha_outside / 2
+    draws = np.random.default_rng(0).standard_normal((2, trials, of, 5))
+    better = stats.ttest_1samp(draws[0] - draws[1], 0, axis=2, alternative="greater").pvalue
+    support, reversal = tally_tests(claimed, of)
+
+    def wrong(*parts: int) -> float:
+        supported = (better <= one_sided / parts[0]).sum(axis=1) >= claimed
+        return float(np.mean(supported | ((1 - better <= one_sided / parts[1]).sum(axis=1) > of - claimed)))
+
+    assert wrong(support, reversal) <= above(RULES.alpha_outside / 2, trials)
+    assert wrong(1, 1) == pytest.approx(full, abs=0.012)
 
 
 def gain(p: float | None, sign: int = 1, *, n: int = 5, n_diverged: int = 0) -> Verdict:
@@ -114,7 +136,9 @@ def test_the_papers_own_outcome_reproduces_both_of_its_counts() -> None:
     marked = judge_wins(9, FIGURE_6, RULES, n=5, must_be_significant=True)
     assert (wins.status, wins.estimate, wins.p_value) == (Status.REPRODUCED, 0, 1)
     assert (marked.status, marked.estimate, marked.n) == (Status.REPRODUCED, 0, 5)
-    assert judge_tally(15, FIGURE_6).status is Status.UNRESOLVED, "each order by itself asks for more than was claimed"
+    assert judge_tally(15, FIGURE_6, FIGURE_6).status is Status.UNRESOLVED, (
+        "each order by itself asks for more than was claimed"
+    )
     assert wins.explanation == (
         "Comparisons that the proposed model wins: ours 15 of 16, the paper's 15 of 16; "
         "Fisher's exact test, two-sided p = 1."

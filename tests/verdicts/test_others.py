@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from stages.verdicts import (
+    Failures,
     Status,
     fisher_p,
     judge_count,
@@ -16,15 +18,20 @@ from stages.verdicts import (
     not_tested,
 )
 from stages.verdicts.others import newcombe
-from tests.verdicts.simulation import RULES
+from tests.verdicts.simulation import RULES, above
 
 
 def test_the_papers_fisher_test() -> None:
     """DAC, section 5: 15 of 576 failed against 2 of 449, p = 0.0063."""
     assert round(fisher_p((15, 576), (2, 449)), 4) == 0.0063
-    verdict = judge_proportions((2, 449), (15, 576), rules=RULES)
+    ours, theirs = Failures.spread(2, 449, 1), Failures.spread(15, 576, 1)
+    verdict = judge_proportions(ours, theirs, rules=RULES)
     assert verdict.status is Status.SUPPORTED
-    assert verdict.explanation == "2 of 449 against 15 of 576: Fisher's exact test, two-sided p = 0.0063."
+    one_sided = stats.fisher_exact([[2, 447], [15, 561]], alternative="less").pvalue
+    assert verdict.p_value == pytest.approx(2 * one_sided), "a permutation of trainings is Fisher's test"
+    assert verdict.explanation == (
+        "2 of 449 against 15 of 576: permutation of the 449 and 576 networks, two-sided p = 0.0102."
+    )
 
 
 def test_fisher_is_the_sum_of_tables_no_likelier_than_the_seen_one() -> None:
@@ -34,10 +41,48 @@ def test_fisher_is_the_sum_of_tables_no_likelier_than_the_seen_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("proposed", "status"), [((2, 449), Status.SUPPORTED), ((40, 449), Status.REVERSED), ((10, 449), Status.UNRESOLVED)]
+    ("proposed", "status"), [(1, Status.SUPPORTED), (30, Status.REVERSED), (10, Status.UNRESOLVED)]
 )
-def test_order_of_two_failure_rates(proposed: tuple, status: Status) -> None:
-    assert judge_proportions(proposed, (15, 576), rules=RULES).status is status
+def test_order_of_two_failure_rates(proposed: int, status: Status) -> None:
+    verdict = judge_proportions(Failures.spread(proposed, 90, 5), Failures.spread(15, 115, 5), rules=RULES)
+    assert verdict.status is status and verdict.low <= verdict.estimate <= verdict.high
+
+
+def test_failures_of_one_network_count_as_little_as_that_network() -> None:
+    """Ten failed trainings of ten networks, or of two: with two, one exchange in four has both on one side."""
+    none = Failures.spread(0, 10, 5)
+    apart, together = Failures.spread(10, 10, 5), Failures(counts=(5, 5, *[0] * 8), each=5)
+    assert judge_proportions(none, apart, rules=RULES).status is Status.SUPPORTED
+    verdict = judge_proportions(none, together, rules=RULES)
+    assert verdict.status is Status.UNRESOLVED and verdict.p_value == pytest.approx(2 * 9 / 38)
+    assert fisher_p((0, 50), (10, 50)) < 0.01
+
+
+def draw_failures(rng: np.random.Generator, networks: int, rate: float, correlation: float) -> Failures:
+    rates = np.full(networks, rate)
+    if correlation:
+        rates = rng.beta(*(np.array([rate, 1 - rate]) * (1 - correlation) / correlation), networks)
+    return Failures(counts=tuple(rng.binomial(5, rates).tolist()), each=5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("correlation", "fisher"), [(0.0, 0.038), (0.1, 0.079), (0.5, 0.23)])
+def test_trainings_of_one_network_that_fail_together_make_no_error_more_frequent(
+    correlation: float, fisher: float
+) -> None:
+    rng, trials = np.random.default_rng(0), 2000
+    wrong = np.zeros(3)
+    for _ in range(trials):
+        one, other = (draw_failures(rng, 53, 0.1, correlation) for _ in range(2))
+        paper = draw_failures(rng, 115, 0.1, correlation).total
+        wrong += (
+            judge_proportions(one, other, rules=RULES).p_value <= RULES.alpha_outside,
+            fisher_p(one.total, other.total) <= RULES.alpha_outside,
+            judge_proportion(paper, one, 0.01, rules=RULES).status is Status.NOT_REPRODUCED,
+        )
+    assert wrong[0] / trials <= above(RULES.alpha_outside, trials)
+    assert wrong[1] / trials == pytest.approx(fisher, abs=0.025), "the reason for exchanging networks"
+    assert wrong[2] / trials <= above(RULES.alpha_outside, trials)
 
 
 def test_newcombe_interval_is_the_published_example() -> None:
@@ -48,19 +93,20 @@ def test_newcombe_interval_is_the_published_example() -> None:
 @pytest.mark.parametrize(
     ("ours", "margin", "status"),
     [
-        ((2600, 100_000), 0.02, Status.REPRODUCED),
-        ((60, 200), 0.01, Status.NOT_REPRODUCED),
-        ((3, 90), 0.05, Status.INCONCLUSIVE),
-        ((3, 90), 0.0026, Status.UNDECIDABLE),
+        (Failures.spread(2600, 100_000, 1), 0.02, Status.REPRODUCED),
+        (Failures.spread(60, 40, 5), 0.01, Status.NOT_REPRODUCED),
+        (Failures.spread(3, 18, 5), 0.05, Status.INCONCLUSIVE),
+        (Failures.spread(3, 18, 5), 0.0026, Status.UNDECIDABLE),
     ],
 )
-def test_a_printed_proportion(ours: tuple, margin: float, status: Status) -> None:
+def test_a_printed_proportion(ours: Failures, margin: float, status: Status) -> None:
     assert judge_proportion((15, 576), ours, margin, rules=RULES).status is status
 
 
 @given(st.integers(0, 50), st.integers(0, 50))
 def test_swapping_proportions_turns_the_order_around(a: int, b: int) -> None:
-    there, back = judge_proportions((a, 50), (b, 50), rules=RULES), judge_proportions((b, 50), (a, 50), rules=RULES)
+    one, other = (Failures.spread(count, 10, 5) for count in (a, b))
+    there, back = (judge_proportions(*sides, rules=RULES) for sides in ((one, other), (other, one)))
     opposite = {Status.SUPPORTED: Status.REVERSED, Status.REVERSED: Status.SUPPORTED}
     assert back.status is opposite.get(there.status, there.status)
     assert there.low <= there.estimate <= there.high

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from stages.verdicts import Observation, Sample, Status, judge_side
-from tests.verdicts.simulation import RULES, above
+from tests.verdicts.simulation import RULES
 
 
 def of(*values: float | None) -> Sample:
@@ -38,14 +37,3 @@ def test_the_sentence_says_how_far_and_from_what() -> None:
     assert verdict.explanation.startswith("How far below 1 (mean of n = 5 networks) = +0.500, 98 % interval")
     assert verdict.explanation.endswith(": below, as claimed.")
     assert verdict.p_value is not None and verdict.p_value < 0.001
-
-
-@pytest.mark.long
-def test_where_nothing_is_on_either_side_it_errs_no_more_often_than_its_level() -> None:
-    """All looks together: supported or reversed in at most alpha_outside of the cases."""
-    trials, wrong = 1000, 0
-    rng = np.random.default_rng(0)
-    for draws in rng.normal(0.0, 1.0, (trials, max(RULES.looks))):
-        looks = (judge_side(0.0, "higher", of(*draws[:n]), rules=RULES).status for n in RULES.looks)
-        wrong += any(status in (Status.SUPPORTED, Status.REVERSED) for status in looks)
-    assert 0.5 * RULES.alpha_outside < wrong / trials <= above(RULES.alpha_outside, trials), "and spends it"

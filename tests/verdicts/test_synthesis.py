@@ -11,84 +11,94 @@ from scipy import stats
 
 from stages.verdicts import Order, Status, TableSentence, Verdict, judge_table
 from stages.verdicts.families import holm
-from stages.verdicts.synthesis import Effect, pool_effects, synthesise
+from stages.verdicts.synthesis import Effect, differences, mean_gain
 from tests.verdicts.simulation import RULES, above
 
 SHARE = RULES.alpha_outside * RULES.looks[5]
 FOLDS, TRIALS = 5, 20_000
+STEPS = np.array([0.001, -0.002, 0.0, 0.003, -0.002])
 
 
-def order(gain: float | None, *, arms: str, stderr: float = 0.002, n: int = FOLDS, printed: float = 0.004) -> Order:
-    status = Status.NOT_TESTED if gain is None else Status.UNRESOLVED
+def order(gain: float | None, *, dataset: str = "one", printed: float = 0.004, turn: int = 0) -> Order:
+    """Five folds with this mean gain; `turn` says which fold has which of the steps."""
+    steps = np.roll(STEPS, turn)
+    gains = {} if gain is None else {fold: gain + float(step) for fold, step in enumerate(steps)}
     verdict = Verdict(
-        status=status,
+        status=Status.NOT_TESTED if gain is None else Status.UNRESOLVED,
         explanation="",
         estimate=gain,
-        stderr=None if gain is None else stderr,
-        n=0 if gain is None else n,
+        stderr=None if gain is None else float(stats.sem(STEPS)),
+        n=0 if gain is None else FOLDS,
         p_value=None if gain is None else 0.5,
-        share=RULES.looks[n],
+        share=RULES.looks[FOLDS],
     )
-    return Order(verdict=verdict, printed=printed, arms=frozenset(arms.split()))
+    return Order(verdict=verdict, printed=printed, dataset=dataset, gains=gains)
 
 
 def table(*gains: float | None, printed: float = 0.004) -> TableSentence:
-    orders = [order(gain, arms=f"dac{i} base{i}", printed=printed) for i, gain in enumerate(gains)]
-    return judge_table(orders, RULES)
+    return judge_table([order(gain, printed=printed, turn=at) for at, gain in enumerate(gains)], RULES)
 
 
-def test_it_is_students_t_over_the_orders_where_they_differ() -> None:
+def test_the_mean_of_one_data_set_is_students_t_over_its_replicates() -> None:
     gains = [0.010, 0.004, 0.016, 0.007]
     found = table(*gains)
-    expected = stats.t.interval(1 - SHARE, 3, np.mean(gains), stats.sem(gains))
+    folds = np.mean([gain + np.roll(STEPS, at) for at, gain in enumerate(gains)], axis=0)
+    expected = stats.t.interval(1 - SHARE, FOLDS - 1, folds.mean(), stats.sem(folds))
     assert (found.low, found.high) == pytest.approx(expected)
-    assert found.tau == pytest.approx((np.var(gains, ddof=1) - 0.002**2) ** 0.5)
-    assert found.i2 == pytest.approx(found.tau**2 / (found.tau**2 + 0.002**2))
-    assert found.p_heterogeneity == pytest.approx(stats.f.sf(np.var(gains, ddof=1) / 0.002**2, 3, 16))
+    own = stats.sem(STEPS) ** 2
+    assert found.tau == pytest.approx((np.var(gains, ddof=1) - own) ** 0.5)
+    assert found.i2 == pytest.approx(found.tau**2 / (found.tau**2 + own))
+    assert found.p_heterogeneity == pytest.approx(stats.f.sf(np.var(gains, ddof=1) / own, 3, 16))
 
 
-def test_orders_that_happen_to_agree_keep_their_own_errors() -> None:
-    found = synthesise([Effect(gain=0.01, stderr=0.002, df=4), Effect(gain=0.01, stderr=0.002, df=4)], 0.01)
+def test_two_data_sets_are_independent_and_weigh_by_their_orders() -> None:
+    orders = [order(0.01), order(0.02, turn=1), order(0.06, dataset="other")]
+    found = judge_table(orders, RULES)
+    one = np.mean([0.01 + STEPS, 0.02 + np.roll(STEPS, 1)], axis=0)
+    parts = np.array([(2 / 3) ** 2 * one.var(ddof=1) / FOLDS, (1 / 3) ** 2 * STEPS.var(ddof=1) / FOLDS])
+    df = parts.sum() ** 2 / (parts**2 / (FOLDS - 1)).sum()
+    assert found.gain == pytest.approx(0.03)
+    assert found.high - found.gain == pytest.approx(stats.t.isf(SHARE / 2, df) * parts.sum() ** 0.5)
+    assert "of these 3 orders on 2 data sets" in found.text
+
+
+def test_orders_that_repeat_each_other_count_once() -> None:
+    once, thrice = (judge_table([order(0.01)] * times, RULES) for times in (1, 3))
+    assert once.high - once.low == pytest.approx(thrice.high - thrice.low)
+
+
+def test_orders_that_happen_to_agree_do_not_differ() -> None:
+    found = differences([Effect(gain=0.01, stderr=0.002, df=4), Effect(gain=0.01, stderr=0.002, df=4)])
     assert found.tau == 0 and found.share == 0
-    assert found.half == pytest.approx(stats.t.ppf(0.99, 1) * 0.002 / 2**0.5)
-    assert synthesise([Effect(gain=0.01, stderr=0.002, df=4)], 0.01) is None
+    assert differences([Effect(gain=0.01, stderr=0.002, df=4)]) is None
 
 
 def test_sentences_say_which_way_and_how_many() -> None:
     for sign, status in ((1, Status.SUPPORTED), (-1, Status.REVERSED)):
-        found = table(*(sign * gain for gain in (0.010, 0.008, 0.012, 0.009)))
+        found = table(*(sign * gain for gain in (0.010, 0.009, 0.011, 0.010)))
         assert found.status is status
         assert (
             f"the paper's +0.004: {status}. {4 if sign > 0 else 0} of 4 ahead. They differ by no more than"
             in found.text
         )
     assert table(-0.010, -0.008, -0.012, -0.009, printed=-0.01).status is Status.SUPPORTED, "said to be worse"
-    open_still = table(0.010, -0.008, 0.012, -0.009)
-    assert open_still.status is Status.UNRESOLVED and "They differ by τ = 0.011 beyond chance (p = " in open_still.text
+    open_still = table(0.010, -0.010, 0.012, -0.011)
+    assert open_still.status is Status.UNRESOLVED and "They differ by τ = 0.012 beyond chance (p = " in open_still.text
     assert (open_still.ahead, open_still.tested) == (2, 4)
 
 
 def test_orders_without_evidence_are_left_out_and_said() -> None:
     found = table(0.010, None, 0.012, 0.009)
-    assert found.text.startswith("Mean gain over 3 of 4 orders +0.0103")
+    assert found.text.startswith("Mean gain of 3 of 4 orders on 1 data set +0.0103")
     assert (found.tested, found.holds) == (3, (False,) * 4)
     nothing = table(None, None)
     assert (nothing.status, nothing.text) == (Status.NOT_TESTED, "None of 2 orders has enough replicates yet.")
-    assert "It is one comparison, which has no interval over orders." in table(0.01, None).text
-
-
-def test_orders_that_share_an_arm_count_once() -> None:
-    """A ranking on two data sets: each order's better arm is the next one's worse."""
-    chain = [("a b", 0.01), ("b c", 0.03), ("c d", 0.02)]
-    orders = [order(gain + 0.01 * at, arms=f"{arms[0]}{at} {arms[-1]}{at}") for at in (0, 1) for arms, gain in chain]
-    found = judge_table(orders, RULES)
-    assert found.gain == pytest.approx(0.025)
-    assert found.high - found.gain == pytest.approx(stats.t.ppf(1 - SHARE / 2, 1) * 0.005)
-    assert "over 6 orders in 2 groups without a common arm" in found.text
-    assert judge_table(orders[:3], RULES).gain is None
-    # An order that is judged last may join two groups.
-    joined = [order(0.01, arms="a b"), order(0.02, arms="c d"), order(0.03, arms="b c")]
-    assert judge_table(joined, RULES).gain is None
+    alone = table(0.01, None)
+    assert (alone.status, alone.tau) == (Status.SUPPORTED, None) and alone.text.endswith("1 of 1 ahead.")
+    apart = [order(0.01), order(0.01, turn=1)]
+    apart[1].gains.clear()  # type: ignore[attr-defined]
+    nothing = judge_table(apart, RULES)
+    assert nothing.status is Status.UNRESOLVED and "fewer than two replicates in common: no interval" in nothing.text
 
 
 def table_1() -> tuple[np.ndarray, np.ndarray]:
@@ -101,22 +111,29 @@ def table_1() -> tuple[np.ndarray, np.ndarray]:
     return gains, errors
 
 
-def simulate(gains: np.ndarray, errors: np.ndarray, tau: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean, half-width, p of heterogeneity) of tables whose orders have these gains and errors over five folds."""
+def simulate(gains: np.ndarray, errors: np.ndarray, shared: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(mean, half-width, half-width of random effects) of tables of two data sets with five folds each.
+
+    `shared` is the part of an order's variance that it has in common with the others on its data set.
+    """
     rng, k = np.random.default_rng(0), gains.size
-    true = gains + tau * rng.standard_normal((TRIALS, k))
-    folds = true[:, :, None] + FOLDS**0.5 * errors[:, None] * rng.standard_normal((TRIALS, k, FOLDS))
-    seen, own = folds.mean(axis=2), folds.var(axis=2, ddof=1) / FOLDS
-    df = own.sum(axis=1) ** 2 / (own**2 / (FOLDS - 1)).sum(axis=1)
-    half, _, p = pool_effects(seen.var(axis=1, ddof=1), own.mean(axis=1), df, k, SHARE / 2)
-    return seen.mean(axis=1), half, p
+    own = rng.standard_normal((TRIALS, 2, k // 2, FOLDS))
+    common = rng.standard_normal((TRIALS, 2, 1, FOLDS))
+    noise = (1 - shared) ** 0.5 * own + shared**0.5 * common
+    folds = (gains[:, None] + FOLDS**0.5 * errors[:, None] * noise.reshape(TRIALS, k, FOLDS)).reshape(noise.shape)
+    mean, half = mean_gain([folds[:, 0], folds[:, 1]], SHARE / 2)
+    seen = folds.mean(axis=-1).reshape(TRIALS, k)
+    within = folds.var(axis=-1, ddof=1).mean(axis=(1, 2)) / FOLDS
+    old = stats.t.isf(SHARE / 2, k - 1) * (np.maximum(seen.var(axis=1, ddof=1), within) / k) ** 0.5
+    return mean, half, old
 
 
 def test_where_the_paper_is_right_the_sentence_says_so() -> None:
     """With Table 1's gains and errors as the truth; by Holm's adjustment 1 or 2 of 16 hold."""
     gains, errors = table_1()
-    mean, half, _ = simulate(gains, errors)
-    assert np.mean(mean > half) > 0.99
+    for shared, power in ((0.0, 0.99), (0.3, 0.75)):
+        mean, half, _ = simulate(gains, errors, shared)
+        assert np.mean(mean > half) > power
     rng, counts = np.random.default_rng(0), []
     for _ in range(300):
         p = stats.ttest_1samp(gains + FOLDS**0.5 * errors * rng.standard_normal((FOLDS, 16)), 0).pvalue
@@ -128,13 +145,15 @@ def test_where_the_paper_is_right_the_sentence_says_so() -> None:
     assert 1.0 < np.mean(counts) < 1.9
 
 
-@pytest.mark.parametrize("tau", [0.0, 0.001, 0.003])
-@pytest.mark.parametrize("k", [2, 4, 16])
-def test_without_a_gain_it_errs_no_more_often_than_it_says(k: int, tau: float) -> None:
-    errors = table_1()[1][:k]
-    mean, half, p = simulate(np.zeros(k), errors, tau)
+@pytest.mark.parametrize(("shared", "random_effects"), [(0.0, 0.015), (0.3, 0.11), (0.6, 0.23)])
+@pytest.mark.parametrize("between", [0.0, 0.003])
+def test_without_a_gain_it_errs_no_more_often_than_it_says(
+    shared: float, random_effects: float, between: float
+) -> None:
+    """Orders on one data set share folds; orders that differ, with a mean of 0, are these orders still."""
+    errors = table_1()[1]
+    gains = between * np.resize([1.0, -1.0], errors.size)
+    mean, half, old = simulate(gains, errors, shared)
     assert np.mean(np.abs(mean) > half) <= above(SHARE, TRIALS)
-    if not tau:
-        assert np.mean(p < 0.05) == pytest.approx(0.05, abs=0.02), (
-            "errors of single orders differ, F takes them as equal"
-        )
+    if not between:
+        assert np.mean(np.abs(mean) > old) == pytest.approx(random_effects, abs=0.03), "16 orders as independent ones"

@@ -17,7 +17,7 @@ from stages.optim.fisher import (
     kronecker_product_reference,
     per_sample_product,
 )
-from stages.papers.finding import Finding
+from stages.papers.finding import Finding, Reading, judge_readings
 
 ROUNDING = 1e-10
 EXACT = 1e-6
@@ -34,7 +34,7 @@ Linear = Callable[[Tensor], Tensor]
 
 def fisher_findings() -> list[Finding]:
     """One finding per claim of section 3.3."""
-    return [fisher_is_hessian_of_divergence(), conjugate_gradients_reach_the_solution(), no_matrix_is_formed()]
+    return [*fisher_and_its_step(), conjugate_gradients_reach_the_solution(), no_matrix_is_formed()]
 
 
 def _draw(*shape: int, seed: int = 0) -> Tensor:
@@ -52,7 +52,8 @@ def _log_probabilities(parameters: Tensor, inputs: Tensor) -> Tensor:
     return (hidden @ second.reshape(CLASSES, WIDTH).T).log_softmax(dim=1)
 
 
-def fisher_is_hessian_of_divergence() -> Finding:
+def fisher_and_its_step() -> tuple[Finding, Finding]:
+    """Section 3.3's sentence on KL, and equation 18 with the matrix that follows from it."""
     parameters, inputs = _draw(WIDTH * WIDTH + CLASSES * WIDTH), _draw(SAMPLES, WIDTH, seed=1)
     at_rest = _log_probabilities(parameters, inputs)
 
@@ -76,21 +77,39 @@ def fisher_is_hessian_of_divergence() -> Finding:
     damped = fisher + DAMPING * torch.eye(len(fisher), dtype=fisher.dtype)
     gradient = torch.autograd.functional.jacobian(loss, parameters)
     step = 0.1 * torch.linalg.solve(damped, gradient)
-    return Finding(
+    plus, minus = ((loss(parameters + sign * step) - loss(parameters)).item() for sign in (1, -1))
+    readings = (
+        Reading(
+            name="with a positive η",
+            text='"we would update the parameters θ by F", θ + ηF⁻¹∇L, η being a learning rate as elsewhere',
+            holds=plus < 0,
+        ),
+        Reading(
+            name="with a negative η",
+            text="the text gives η no sign, and its public code subtracts the step",
+            holds=minus < 0,
+        ),
+    )
+    hessian_is_fisher = Finding(
         claim="brownian.fisher",
         status="holds" if error < ROUNDING else "fails",
         computed={
             "relative_error": error,
             "relative_difference_away_from_the_optimum": _relative(elsewhere - fisher, fisher),
             "relative_difference_of_the_empirical_fisher": _relative(empirical - fisher, fisher),
-            "loss_change_with_plus_sign": (loss(parameters + step) - loss(parameters)).item(),
-            "loss_change_with_minus_sign": (loss(parameters - step) - loss(parameters)).item(),
         },
         explanation="Hessian of KL(p_θ ‖ p_θ') at θ' = θ by automatic differentiation, against the mean of the scores' "
         "outer products for the model's own labels. Away from θ it differs; so does the matrix of gradients for the "
-        "data's labels, the empirical Fisher. Equation 18 lowers the loss where its η is negative; the text gives "
-        "η no sign.",
+        "data's labels, the empirical Fisher.",
     )
+    step_descends = Finding(
+        claim="brownian.fisher.step",
+        status=judge_readings(readings),
+        computed={"loss_change_with_plus_sign": plus, "loss_change_with_minus_sign": minus},
+        readings=readings,
+        explanation="Change of a small network's loss by equation 18 with |η| = 0.1 and damping.",
+    )
+    return hessian_is_fisher, step_descends
 
 
 def _system(product: Callable[[LayerBatch, Tensor], Tensor]) -> tuple[Linear, Tensor, Tensor]:

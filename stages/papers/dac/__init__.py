@@ -5,9 +5,8 @@ MLPs, VGGs and ResNets on SGEMM, CIFAR, Imagenette, Imagewoof and ISIC 2019 (Fig
 more parameters and 5.5 % more operations, by more than pre-activation alone (Table 3) or multi-bias activation.
 
 The connections are in `stages.ops.dac` and `stages.ops.mba`; each file here holds a baseline and its conversions,
-`toys` the constructions of Theorem C.1 and Figure 7, `findings` all that needs no training.  The authors' code could
-not be had, so the text is the only source; for what it leaves open and what can't be right in it see
-docs/papers/dac.md.
+`toys` the constructions of Theorem C.1 and Figure 7, `findings` all that needs no training.  The paper names
+its code, of which we had no copy, so the text is our only source; docs/papers/dac.md says what it leaves open.
 """
 
 from stages.papers.dac.mlp import DACMLP, MLP

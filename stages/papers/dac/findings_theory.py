@@ -20,7 +20,7 @@ def theory() -> list[Finding]:
     """Section 4's special cases, section 6, appendix B and appendix C."""
     return [
         *(reduction(), remark_2_1(), backpropagation(), approximation(), error_estimate()),
-        *(theorem_1(), theorem_2(), theorem_3()),
+        *(theorem_1(), theorem_2(), theorem_3(), remark_c2()),
         *(figure_7a(), figure_7b(), figure_7b_two_units(), figure_7b_units()),
     ]
 
@@ -175,7 +175,7 @@ def theorem_1() -> Finding:
         right = torch.linspace(function.zero, k + 5, 500, dtype=torch.float64)
         error = max(error, _largest(toys.dac_unit(right, w, b) - function(right)))
         unit_left = max(unit_left, _largest(toys.dac_unit(left, w, b)))
-    nearest = _nearest_to_a_line()
+    nearest, with_one_more = _nearest_to_a_line(), _error_with_one_copy_more()
     readings = (
         Reading(
             name="for every input",
@@ -187,7 +187,7 @@ def theorem_1() -> Finding:
             name="for inputs of a bounded interval",
             text='Section 6 speaks of "a universal approximator of a large class of functions", so take functions on '
             "[0, 2] only, and approximations. One copy, w φ(b + x), has the sign of w everywhere, and f(x) = x - 1, k "
-            f"= 1, changes it: the best of a grid of w and b is {nearest:.2f} off. Copies beyond k would do.",
+            f"= 1, changes it: the best of a grid of w and b is {nearest:.2f} off. One copy more would do.",
             holds=nearest < EXACT,
         ),
     )
@@ -199,9 +199,11 @@ def theorem_1() -> Finding:
             "error_right_of_the_zero": error,
             "unit_at_minus_1000": unit_left,
             "least_error_of_one_copy_for_a_line_with_a_zero_inside": nearest,
+            "error_with_one_copy_more_on_a_bounded_interval": with_one_more,
         },
         explanation="With 2k numbers the unit represents every function whose first piece has a zero, from that zero "
-        "on. Left of all its kinks it is 0, so the others of PLₖ, among them the line f(x) = x, are left out.",
+        "on. Left of all its kinks it is 0, so the others of PLₖ, among them the line f(x) = x, are left out. On a "
+        "bounded interval k + 1 copies do, with 2k + 2 numbers: for k > 1 fewer than the 3k + 1 of standard units.",
         readings=readings,
     )
 
@@ -214,19 +216,64 @@ def _nearest_to_a_line() -> float:
     return error.amax(-1).min().item()
 
 
+def _error_with_one_copy_more() -> float:
+    """Largest error on [-5, k + 5] of k + 1 copies, two of them with kinks left of it, for functions of PL_k."""
+    generator, error = _generator(), 0.0
+    for k in PIECES:
+        function = toys.random_piecewise_linear(k, generator)
+        x = torch.linspace(-5, k + 5, 500, dtype=torch.float64)
+        starts = torch.tensor([6.0, 7.0], dtype=torch.float64)
+        line = torch.stack([function.slopes[0], -function.slopes[0] * function.zero])
+        first = torch.linalg.solve(torch.stack([torch.ones_like(starts), starts]), line)
+        unit = toys.dac_unit(x, torch.cat([first, function.slopes.diff()]), torch.cat([starts, -function.kinks]))
+        error = max(error, _largest(unit - function(x)))
+    return error
+
+
 def theorem_2() -> Finding:
     x = torch.linspace(-3, 3, 601, dtype=torch.float64)
     w, b = _draw((200, 5), (200, 1))
     replicated = ((w[:, None] * x[:, None]).sum(2) + b).relu()
     single = (w.sum(1, keepdim=True) * x + b).relu()
     difference, least = _largest(replicated - single), single.min().item()
+    bend = _bend_of_the_best_line()
+    readings = (
+        Reading(
+            name="with the last activation",
+            text="The proof writes the layer as φ(wx + b). It is never negative, and PL_k has functions that are.",
+            holds=difference < EXACT and least >= 0,
+        ),
+        Reading(
+            name="without the last activation, two pieces or more",
+            text='Section 6: "one usually has to remove that last activation", as point 3 does. The layer is then '
+            f"wx + b, which has no kink: |x| stays {bend:.2g} away on [-1, 1].",
+            holds=difference < EXACT and bend > 0.1,
+        ),
+        Reading(
+            name="without the last activation, every k",
+            text='k is "a positive integer": for k = 1, PL_1 is the set of all lines, and wx + b is every line.',
+            holds=False,
+        ),
+    )
     return Finding(
         claim="dac.thm.c1.2",
-        status=judged(difference < EXACT and least >= 0),
-        computed={"difference_by_replication": difference, "least_output": least},
-        explanation="Replicated inputs only add up to another weight, and φ(wx + b) is never negative, while every "
-        "PL_k has functions that are.",
+        status=judge_readings(readings),
+        computed={
+            "difference_by_replication": difference,
+            "least_output": least,
+            "least_error_of_a_line_for_abs_x": bend,
+        },
+        explanation="Replicated inputs only add up to another weight. With its last activation, φ(wx + b) is never "
+        "negative; without it, wx + b has no kink, and represents PL_k for k = 1 alone.",
+        readings=readings,
     )
+
+
+def _bend_of_the_best_line() -> float:
+    """Minimum over lines of the largest error for |x| on [-1, 1]."""
+    x = torch.linspace(-1, 1, 41, dtype=torch.float64)
+    w, b = (torch.linspace(-2, 2, 81, dtype=torch.float64) for _ in range(2))
+    return (w[:, None, None] * x + b[:, None] - x.abs()).abs().amax(-1).min().item()
 
 
 def theorem_3() -> Finding:
@@ -236,13 +283,79 @@ def theorem_3() -> Finding:
         x = torch.linspace(-5, k + 5, 500, dtype=torch.float64)
         parameters = toys.standard_parameters(function)
         error = max(error, _largest(toys.standard_network(x, *parameters) - function(x)))
+    one, line = torch.ones(1, dtype=torch.float64), torch.linspace(-5, 5, 101, dtype=torch.float64)
+    a, none = torch.cat([one, -one]), torch.zeros(2, dtype=torch.float64)
+    two_units = _largest(toys.standard_network(line, a, none, a, torch.zeros(1, dtype=torch.float64)) - line)
+    readings = (
+        Reading(
+            name="without the last activation, two pieces or more",
+            text="k hidden units with 3k + 1 numbers represent random functions of 2 to 8 pieces everywhere. k - 1 "
+            "units give 2k - 1 kinks, changes of slope and constants, one less than the numbers of PL_k.",
+            holds=error < EXACT,
+        ),
+        Reading(
+            name="without the last activation, every k",
+            text='k is "a positive integer": for k = 1 a line takes one layer, wx + b, and 2 numbers; with two '
+            "layers it takes two units, 7 numbers, φ(x) - φ(-x) for x, since one is constant on one side. 3k + 1 is 4.",
+            holds=False,
+        ),
+        Reading(
+            name="with the last activation",
+            text="The proof of point 2 and section 6's two-layer network end with φ. Nothing below 0 comes out of it, "
+            "so no number of units represents PL_k.",
+            holds=False,
+        ),
+    )
     return Finding(
         claim="dac.thm.c1.3",
-        status=judged(error < EXACT),
-        computed={"parameters_k8": float(sum(p.numel() for p in parameters)), "largest_error": error},
-        explanation="k hidden units with 3k + 1 numbers represent random functions of 2 to 8 pieces everywhere; k - 1 "
-        "kinks and a free first slope need k units, as the text counts them.  A line, k = 1, takes two, 7 numbers: the "
-        'proof\'s "at least" covers it.',
+        status=judge_readings(readings),
+        computed={
+            "parameters_k8": float(sum(p.numel() for p in parameters)),
+            "largest_error": error,
+            "error_of_two_units_for_a_line": two_units,
+        },
+        explanation="Without the last activation and for two pieces or more, k units with 3k + 1 numbers represent "
+        "PL_k, and fewer don't. Point 2 is proved with that activation, with which this point is false; for k = 1, a "
+        "line, it is false as well.",
+        readings=readings,
+    )
+
+
+def remark_c2() -> Finding:
+    """Number of independent ways in which functions of PL_k change with slopes and intercepts, and the unit's reach."""
+    missing, left = 0, 0.0
+    for k in PIECES:
+        slopes = torch.randn(k, generator=_generator(), dtype=torch.float64)
+        kinks = torch.arange(k - 1, dtype=torch.float64)
+        x = torch.linspace(-2, k, 20 * k, dtype=torch.float64)
+
+        def values(slopes: Tensor, first: Tensor, kinks: Tensor, x: Tensor = x) -> Tensor:
+            return first + slopes[0] * x + ((x[:, None] - kinks).clamp(min=0) * slopes.diff()).sum(1)
+
+        changes = torch.autograd.functional.jacobian(values, (slopes, torch.zeros(1).double(), kinks))
+        missing += 2 * k - int(torch.linalg.matrix_rank(torch.cat(changes, 1)))
+        w, b = toys.dac_parameters(toys.PiecewiseLinear(kinks=kinks, slopes=slopes, zero=-1.0))
+        left = max(left, _largest(toys.dac_unit(torch.tensor([-1000.0]).double(), w, b)))
+    readings = (
+        Reading(
+            name="from the zero of the first piece on",
+            text='PL_k "depends on exactly" 2k parameters, slopes and intercepts of its pieces: random functions of 2 '
+            "to 8 pieces change in 2k independent ways with them, and there the unit gives them with 2k numbers.",
+            holds=missing == 0,
+        ),
+        Reading(
+            name="on the whole line",
+            text='"so that DAC units realize" PL_k rests on Theorem C.1 (1): left of all its kinks the unit is 0.',
+            holds=left != 0,
+        ),
+    )
+    return Finding(
+        claim="dac.thm.c2",
+        status=judge_readings(readings),
+        computed={"ways_missing_of_2k": float(missing), "unit_at_minus_1000": left},
+        explanation="PL_k has 2k parameters, as the remark says. That DAC units realize it with so many is Theorem C.1 "
+        "(1), which holds from the zero of the first piece on.",
+        readings=readings,
     )
 
 

@@ -12,6 +12,7 @@ public code, both readings are here, and docs/papers/nmn.md has each deviation w
 from stages.papers.nmn.aether_gpt import AetherGPT
 from stages.papers.nmn.aether_resnet import AetherResNet18
 from stages.papers.nmn.gpt2 import GPT2
+from stages.papers.nmn.printed_aether_resnet import PrintedAetherResNet18
 from stages.papers.nmn.prototypes import DotPrototypes, YatPrototypes
 from stages.papers.nmn.resnet import ResNet18
 from stages.papers.nmn.yat_gpt import PostNormGPT, YatGPT
@@ -23,6 +24,7 @@ __all__ = [
     "AetherResNet18",
     "DotPrototypes",
     "PostNormGPT",
+    "PrintedAetherResNet18",
     "ResNet18",
     "YatGPT",
     "YatMLP",

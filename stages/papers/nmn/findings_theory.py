@@ -20,7 +20,7 @@ HIDDEN = (8, 32, 128)
 
 def theory() -> list[Finding]:
     """One finding per claim."""
-    return [far_response(), universal_approximation(), exclusive_or()]
+    return [far_response(), opposite_response(), universal_approximation(), exclusive_or()]
 
 
 def _respond(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -83,6 +83,44 @@ def far_response() -> Finding:
         explanation="Response of a kernel of 3 x 3 pixels in three planes to patches along 1,000 random directions u "
         "and along its own, 10 and a million times as long as it, as a share of (w·u)²; epsilon 1e-5. It peaks at the "
         "kernel, falls from there and levels off, where a Gaussian goes to 0.",
+    )
+
+
+def opposite_response() -> Finding:
+    """ⵟ(w, −w) = ‖w‖⁴ / (4‖w‖² + ε), about ‖w‖² / 4: the numerator's square forgets the sign."""
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(1, 64, generator=generator, dtype=torch.float64)  # a head of GPT-2 small
+    across = torch.randn(1, 64, generator=generator, dtype=torch.float64)
+    across = w.norm() * F.normalize(across - (across @ w.T) / w.square().sum() * w)
+    no_bias = torch.zeros(1, dtype=torch.float64)
+    same, opposite, orthogonal = (_respond(x, w, no_bias).item() for x in (w, -w, across))
+    quarter = w.square().sum().item() / 4
+    readings = (
+        Reading(
+            name="of an opposite key",
+            text='"only if they are BOTH aligned (pointing same direction) AND close": −w points the other way and is '
+            f"twice w's norm away. Its score is ‖w‖² / 4 = {quarter:.1f}, and that of an orthogonal key of equal norm, "
+            "which is nearer, 0",
+            holds=opposite <= orthogonal + ROUNDING,
+        ),
+        Reading(
+            name="beside the key itself",
+            text=f'"strongly": the score of −w is {opposite / same:.1g} of the score of w',
+            holds=opposite < VANISHED * same,
+        ),
+    )
+    return Finding(
+        claim="nmn.theory.aligned",
+        status=judge_readings(readings),
+        computed={
+            "response_to_the_opposite": opposite,
+            "quarter_of_the_squared_norm": quarter,
+            "response_to_an_orthogonal": orthogonal,
+            "opposite_over_response_to_the_kernel": opposite / same,
+        },
+        readings=readings,
+        explanation="Scores of a query w of 64 numbers with the keys w, −w and one at a right angle, all of one norm; "
+        "epsilon 1e-5. An opposite key is far below an equal one, and above an orthogonal one.",
     )
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from stages.ops.yat import yat_linear, yat_linear_reference
 from stages.papers.finding import Finding, Reading, judge_readings, prints_as
@@ -48,7 +49,16 @@ NORMALISED = {"gpt2": ("x", "y"), "aether": ()}
 
 def work(margins: Margins) -> list[Finding]:
     """One finding per claim."""
-    return [linear_work(), yat_work(margins), work_ratio(margins), complexity(), model_memory(margins)]
+    return [
+        linear_work(),
+        yat_work(margins),
+        work_ratio(margins),
+        complexity(),
+        cached_norms(),
+        kept_activations(),
+        layer_memory(margins),
+        model_memory(margins),
+    ]
 
 
 def linear_relu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -163,6 +173,122 @@ def complexity() -> Finding:
         status="holds" if all(1.99 < ratio < 2.01 for ratio in growth.values()) else "fails",
         computed={f"growth_with_doubled_{name}": ratio for name, ratio in growth.items()},
         explanation="Counted FLOPs of a Yat layer when one of B, d, n doubles: linear in each, so Theta(Bnd).",
+    )
+
+
+def cached_norms() -> Finding:
+    """The norms' share of the work, and how far a hidden layer's ‖x‖² differ between two batches."""
+    B, d, n = SIZES.values()
+    share = (2 * n * d + 2 * B * d) / _work(plain_yat, **SIZES)
+    generator = torch.Generator().manual_seed(0)
+    w, *batches = torch.randn(3, 16, 16, generator=generator, dtype=torch.float64)
+    first, second = (plain_yat(x, w, torch.zeros(16, dtype=torch.float64)).square().sum(-1) for x in batches)
+    change = ((second - first).abs().mean() / first.mean()).item()
+    readings = (
+        Reading(
+            name="as ahead of the pass",
+            text='"The squared norms ‖w‖² and ‖x‖² can be precomputed": w is known before a pass, and the input x of a '
+            "hidden layer is what the layer before it gives",
+            holds=change < 1e-12,
+        ),
+        Reading(
+            name="as once for all pairs",
+            text='"and cached": each ‖x‖² serves all n units and each ‖w‖² all B samples, so that together they are '
+            f"{100 * share:.2g} % of the layer's operations; ‖w‖² of a trained network is worked out once for good",
+            holds=share < 0.01,
+        ),
+    )
+    return Finding(
+        claim="nmn.precomputed",
+        status=judge_readings(readings),
+        computed={"share_of_squared_norms": share, "change_of_hidden_norms_between_batches": change},
+        readings=readings,
+        explanation=f"Operations of both norms over those of the layer at B, d, n = {B}, {d}, {n}.",
+    )
+
+
+def linear_gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+def recomputed_yat(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    kept: Tensor = checkpoint(plain_yat, x, w, b, use_reentrant=False)
+    return kept
+
+
+def kept_activations() -> Finding:
+    """Maps of B × n that autograd keeps for one layer; its output is the next layer's input, which is kept anyway."""
+    (B, d, n), layers = SIZES.values(), (linear_relu, linear_gelu, plain_yat, recomputed_yat)
+    relu, gelu, yat, again = (saved_bytes(form, *_operands(B, d, n)) / (B * n * FLOAT32) for form in layers)
+    readings = (
+        Reading(
+            name="as the layer runs",
+            text='"No activation values to store for backprop — the gradient flows through the geometric computation '
+            f'directly": that computation is differentiated from its dot product and distance. Plain PyTorch keeps '
+            f"{yat:.0f} maps of the layer's output size, ReLU {relu:.0f} and GELU {gelu:.0f}",
+            holds=yat == 0,
+        ),
+        Reading(
+            name="with all worked out again",
+            text=f"from x and w in the backward pass, at the price of one more product: then {again:.0f} maps are "
+            "kept. The same can be done of Linear and ReLU",
+            holds=again == 0,
+        ),
+    )
+    return Finding(
+        claim="nmn.memory.activations",
+        status=judge_readings(readings),
+        computed={
+            "linear_relu_saved_maps_of_Bn": relu,
+            "linear_gelu_saved_maps_of_Bn": gelu,
+            "yat_saved_maps_of_Bn": yat,
+            "recomputed_yat_saved_maps_of_Bn": again,
+        },
+        readings=readings,
+        explanation="Maps that autograd keeps for one layer, without its input and weights. A fused kernel keeps one, "
+        "the dot product.",
+    )
+
+
+def layer_memory(margins: Margins) -> Finding:
+    """Section Efficiency's row "15-25% less memory" of one layer, by maps that ideal kernels keep."""
+    (least, most), half = PRINTED_SAVING, SAVING_UNIT / 2
+    low, high = least - margins.memory(least, half), most + margins.memory(most, half)
+    yat = {"x": 1, "dot product": 1, "response": 1}
+    said = {
+        "over Linear and ReLU": (
+            {"x": 1, "after ReLU": 1},
+            'the column\'s title, "Linear + ReLU". ReLU keeps its output alone, which the next layer reads',
+        ),
+        "over Linear, LayerNorm and ReLU": (
+            {"x": 1, "before LayerNorm": 1, "after ReLU": 1},
+            'the row "Often needs BatchNorm/LayerNorm" of the same column',
+        ),
+        "over Linear, LayerNorm and GELU": (
+            {"x": 1, "before LayerNorm": 1, "before GELU": 1, "after GELU": 1},
+            'the same with the activation that the guide\'s language model replaces, "MLP + GELU"',
+        ),
+    }
+    readings = tuple(
+        Reading(
+            name=name,
+            text=f"{text}. Saved: {100 * (saving := 1 - len(yat) / len(maps)):.0f} %",
+            holds=low <= saving <= high,
+            ours=saving,
+        )
+        for name, (maps, text) in said.items()
+    )
+    return Finding(
+        claim="nmn.layer.memory",
+        status=judge_readings(readings),
+        computed={
+            f"layer_reduction_{name.replace(',', '').replace(' ', '_')}": one.ours or 0.0
+            for name, one in zip(said, readings, strict=True)
+        },
+        readings=readings,
+        explanation="Maps that a layer of equal input and output width must keep for its backward pass if every step "
+        "had an ideal kernel, its input and output among them. Nothing is saved where nothing but ReLU is replaced.",
+        ours=next((reading.ours for reading in readings if reading.holds), readings[0].ours),
     )
 
 

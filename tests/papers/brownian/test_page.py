@@ -14,7 +14,7 @@ from stages.papers.brownian import ViT
 from stages.papers.brownian.findings import token_motion
 from stages.papers.brownian.findings_fisher import (
     conjugate_gradients_reach_the_solution,
-    fisher_is_hessian_of_divergence,
+    fisher_and_its_step,
     no_matrix_is_formed,
 )
 from stages.papers.brownian.walk import attention_transition, on_sphere
@@ -74,7 +74,7 @@ def test_table_of_staying_is_what_the_walk_gives() -> None:
 
 
 def test_numbers_in_the_text_are_the_findings() -> None:
-    motion, fisher = token_motion().computed, fisher_is_hessian_of_divergence().computed
+    motion, fisher = token_motion().computed, fisher_and_its_step()[0].computed
     solver, price = conjugate_gradients_reach_the_solution().computed, no_matrix_is_formed().computed
     assert f"with probability {motion['mean_probability_of_staying']:.3f}" in PAGE
     growth = motion["mean_squared_displacement_of_long_walk_over_linear_growth"]

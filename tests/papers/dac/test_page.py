@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from stages.claims import read_claims
+from stages.claims.settings import param_values
 from stages.evaluation.cost import count_parameters
 from stages.papers.dac import DACMLP, DACVGG, MLP, VGG, DACResNetV1, DACResNetV2, MBAResNetV1, ResNetV1, ResNetV2
 from stages.papers.dac.counting import count_operations
 from stages.params.experiment import load_params
-from stages.scheduling.planning import plan_costs
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "papers" / "dac.md").read_text()
@@ -69,8 +71,9 @@ def test_sizes_in_the_text_are_what_the_code_gives() -> None:
 def test_epochs_and_steps_of_the_larger_images_are_those_of_the_params() -> None:
     params = load_params(DOCS.parent)
     names = ["dac-imagenette", "dac-imagewoof", "dac-isic2019"]
-    costs = plan_costs(params, params.profiles["paper"], names, lambda model, shape, vocabulary: 1)
-    epochs, steps = ([getattr(cost, name) // cost.runs for cost in costs.values()] for name in ("epochs", "steps"))
+    epochs = [params.experiments[name].printed.epochs for name in names]
+    claim = next(claim for claim in read_claims(DOCS.parent / "data" / "claims.csv") if claim.metric == "steps")
+    (steps,) = zip(*(param_values(replace(claim, experiment=name), params) for name in names), strict=True)
     assert f"{epochs[0]} epochs, which are {steps[0]:,} and {steps[1]:,} steps, " in PAGE
     assert epochs[2] == epochs[0] and "five folds, the epochs of Imagenette" in PAGE
 

@@ -166,7 +166,7 @@ def test_by_the_last_epoch_nothing_is_decided(published: str) -> None:
     by_last = variants["log_mse"]
     assert by_last["status"] == Status.UNRESOLVED and variants["min_log_mse"]["status"] == Status.SUPPORTED
     low, high = (minus(f"{by_last[bound]:.3f}") for bound in ("low", "high"))
-    assert f"the gain is {by_last['ours']:.3f} nats, {100 * confidence:.1f} % interval {low} to {high}" in PAGE
+    assert f"the gain is {by_last['ours']:.3f} nats, {100 * confidence:.4g} % interval {low} to {high}" in PAGE
 
 
 def test_the_pages_say_what_the_verdict_says(published: str) -> None:
@@ -182,6 +182,23 @@ def test_the_pages_say_what_the_verdict_says(published: str) -> None:
     assert size is not None and f"of the size the verdict says `{size['status']}`" in PAGE
     assert f"Its size: {size['status']}. {size['explanation']}" in results
     assert f"Its size: {size['status']}." in page
+
+
+def test_the_page_says_what_weights_and_biases_gain_from_141_units(errors: Errors, published: str) -> None:
+    """Of the best base network so far, by doubling its parameters in either way."""
+    best = {arm: [at_selected for _, at_selected in found] for arm, found in errors.items()}
+    start = best["mlp-141x5"]
+    assert (
+        min((arm for arm in best if arm.startswith("mlp-")), key=lambda arm: statistics.mean(best[arm])) == "mlp-141x5"
+    )
+    said = []
+    for arm in ("mlp-200x5", "dac-mlp-141x5"):
+        error = math.hypot(*(statistics.stdev(side) / math.sqrt(len(side)) for side in (start, best[arm])))
+        said.append(minus(f"{statistics.mean(start) - statistics.mean(best[arm]):.3f} ± {error:.3f}"))
+    assert f"changes the error by {said[0]} nats" in PAGE and f"by biases it falls by {said[1]}." in PAGE
+    with open_results(published)() as session:
+        verdict = session.get_one(claim_tables.VerdictRow, "dac.sgemm.more_efficient")
+    assert f"gain {verdict.estimate:.3f} nats more, {verdict.low:.3f} to {verdict.high:.3f}: `{verdict.status}`" in PAGE
 
 
 def test_times_of_two_machines_are_told_apart(published: str) -> None:

@@ -62,10 +62,24 @@ def test_no_printed_time_is_possible_on_the_papers_gpu(found: dict[str, Finding]
         assert finding.computed["times_peak"] == pytest.approx(8 * finding.computed["times_half_precision_peak"])
         assert finding.computed["times_half_precision_peak"] > 14
         assert 0 < finding.computed["share_of_peak_if_microseconds"] < 1
+        assert "the unit or the measurement is off" in finding.explanation
     # 437,785,600 FLOPs / 104.64 ns = 4,183.7 TFLOP/s, and the RTX 2080 Ti's float32 peak is 13.45.
     needed = found["ninformer.table3.c10.ninformer"].computed
     assert needed["tflops_per_second_needed"] == pytest.approx(4183.7, abs=0.1)
     assert needed["times_peak"] == pytest.approx(4183.7 / 13.45, rel=1e-3)
+
+
+def test_a_launch_that_is_not_waited_for_could_take_the_printed_time(found: dict[str, Finding]) -> None:
+    computed = found["ninformer.table3.c10.ninformer"].computed
+    assert computed["milliseconds_for_all_test_images"] == pytest.approx(1.0464)
+
+
+def test_the_cards_memory_is_the_printed_one_in_billions_of_bytes_alone(
+    found: dict[str, Finding], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [reading.holds for reading in found["ninformer.setup.vram"].readings] == [False, True]
+    monkeypatch.setattr(module, "CARD_GIBIBYTES", 10)
+    assert module.memory_finding().status == "fails"
 
 
 def test_a_time_in_microseconds_would_not_be_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +137,8 @@ def test_cost_is_linear_but_weights_grow_with_the_tokens(found: dict[str, Findin
     assert finding.status == "holds"
     assert finding.computed["flops_ratio_when_tokens_double"] == 2
     assert finding.computed["flops_ratio_when_tokens_double_vit"] > 2.1
-    assert finding.computed["share_of_elementwise_products"] < 0.001
+    elementwise = found["ninformer.elementwise"]
+    assert [reading.holds for reading in elementwise.readings] == [False, True]
+    assert elementwise.computed["share_of_elementwise_products"] == pytest.approx(64 * 256 / 109.05e6, rel=1e-2)
     # 64 tokens instead of 49 in four blocks: the counts of test_models for MNIST at 32 and at 28 pixels.
     assert finding.computed["weights_per_token_and_block"] * 4 * (64 - 49) == 2_646_026 - 2_584_526

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from stages.evaluation.cost import count_parameters, flops_per_sample
-from stages.papers.ninformer.findings import complexity_finding, compute_finding
+from stages.papers.ninformer.findings import compute_finding, elementwise_finding
 from stages.params.experiment import Params
 
 ROOT = Path(__file__).parents[3]
@@ -110,8 +110,8 @@ def test_arithmetic_in_the_notes_is_right(claims: list[dict[str, str]]) -> None:
 
 
 def test_page_states_the_share_of_elementwise_products_correctly() -> None:
-    share = complexity_finding().computed["share_of_elementwise_products"]
-    assert f"elementwise products, is {share * 100:.3f} % of" in PAGE
+    share = elementwise_finding().computed["share_of_elementwise_products"]
+    assert f"Elementwise products are {share * 100:.3f} % of" in PAGE
 
 
 def test_page_states_the_work_of_the_gate_correctly() -> None:

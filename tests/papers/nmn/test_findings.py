@@ -25,8 +25,12 @@ STATUS = {
     "nmn.flops.nmn": "holds under a reading",
     "nmn.flops.ratio": "holds under a reading",
     "nmn.complexity": "holds",
+    "nmn.precomputed": "holds under a reading",
+    "nmn.memory.activations": "holds under a reading",
+    "nmn.layer.memory": "holds under a reading",
     "nmn.identity.distance": "holds",
     "nmn.theory.decay": "holds under a reading",
+    "nmn.theory.aligned": "holds under a reading",
     "nmn.gpt.memory": "holds under a reading",
     "nmn.usage.dense": "holds",
     "nmn.usage.conv": "holds",
@@ -48,6 +52,25 @@ def test_findings_say_what_was_found(found: dict[str, Finding]) -> None:
 
 def test_findings_are_the_same_on_every_call(found: dict[str, Finding]) -> None:
     assert {finding.claim: finding for finding in findings(MARGINS)} == found
+
+
+def test_a_layer_keeps_more_than_relu_unless_all_is_worked_out_again(found: dict[str, Finding]) -> None:
+    kept = found["nmn.memory.activations"].computed
+    assert kept["yat_saved_maps_of_Bn"] > kept["linear_relu_saved_maps_of_Bn"] == 1
+    assert kept["recomputed_yat_saved_maps_of_Bn"] == 0
+    saved = [reading.ours for reading in found["nmn.layer.memory"].readings]
+    assert saved == [1 - 3 / 2, 1 - 3 / 3, 1 - 3 / 4]
+
+
+def test_the_opposite_of_a_key_scores_a_quarter_of_its_squared_norm(found: dict[str, Finding]) -> None:
+    computed = found["nmn.theory.aligned"].computed
+    assert computed["response_to_the_opposite"] == pytest.approx(computed["quarter_of_the_squared_norm"], rel=1e-6)
+    assert computed["response_to_an_orthogonal"] < 1e-12
+
+
+def test_squared_norms_of_hidden_layers_are_not_known_ahead(found: dict[str, Finding]) -> None:
+    computed = found["nmn.precomputed"].computed
+    assert computed["change_of_hidden_norms_between_batches"] > 0.01 > computed["share_of_squared_norms"]
 
 
 def test_work_with_reuse_is_one_product_and_lower_terms(found: dict[str, Finding]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.ops.yat_conv import yat_conv2d_reference
-from stages.papers.nmn import AetherResNet18, ResNet18
+from stages.papers.nmn import AetherResNet18, PrintedAetherResNet18, ResNet18
 from stages.papers.nmn.aether_resnet import AetherBlock
 from tests.ops.yat_evidence import load_case
 
@@ -67,6 +67,21 @@ def test_block_is_conv_of_yat_conv_plus_skip(stride: int) -> None:
     )
     expected = torch.nn.functional.conv2d(yat, block.linear.weight, padding=1) + skip
     torch.testing.assert_close(block(x), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_printed_network_is_the_guides_with_the_convolutions_scale_taken_away() -> None:
+    """Equation 5 alone in the convolutions, equation 1 in the last layer: no α but the last layer's."""
+    keywords = {"image_size": 16, "in_channels": 3, "num_classes": 5, "width": 8, "features": 16, "epsilon": 0.01}
+    torch.manual_seed(0)
+    guide, printed = AetherResNet18(**keywords, scale="guide"), PrintedAetherResNet18(**keywords)
+    weights = guide.state_dict()
+    alphas = {name for name in weights if name.endswith("scale.alpha")}
+    assert alphas - printed.state_dict().keys() == alphas - {"head.scale.alpha"} != set()
+    printed.load_state_dict({name: weights[name] for name in printed.state_dict()})
+    for block in guide.blocks:
+        block.yat.scale.reading, block.yat.scale.alpha = None, None
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.equal(printed(images), guide(images))
 
 
 def test_aether_logits_are_never_negative() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stages.evaluation.cost import count_parameters, flops_per_sample
-from stages.papers.nmn import GPT2, AetherGPT, AetherResNet18, PostNormGPT, ResNet18, YatGPT
+from stages.papers.nmn import GPT2, AetherGPT, AetherResNet18, PostNormGPT, PrintedAetherResNet18, ResNet18, YatGPT
 from stages.params.experiment import load_params
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -35,7 +35,11 @@ def test_table_of_image_models_is_what_the_code_gives() -> None:
         size, classes = params.datasets[dataset].shape[1], params.datasets[dataset].classes
         shape = {"image_size": size, "in_channels": 3, "num_classes": classes, "width": 64}
         with torch.device("meta"):
-            models = [ResNet18(**shape), AetherResNet18(**shape, features=256, scale="guide", epsilon=0.007)]
+            models = [
+                ResNet18(**shape),
+                PrintedAetherResNet18(**shape, features=256, epsilon=0.007),
+                AetherResNet18(**shape, features=256, scale="guide", epsilon=0.007),
+            ]
             for model in models:
                 cost = (size, count_parameters(model), flops_per_sample(model, (3, size, size)))
                 computed[dataset, type(model).__name__] = cost

@@ -1,0 +1,129 @@
+"""Every judge is drawn through the wind tunnel, and every status is held to its level (`tests.verdicts.tunnel`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stages import verdicts
+from stages.claims.lines import TALLIES
+from stages.claims.trained import JUDGES
+from stages.verdicts import Sample, Status, Verdict
+from tests.project import REPOSITORY
+from tests.soak import write_soak_report
+from tests.verdicts.tunnel import (
+    GENERATORS,
+    WORLDS,
+    Drawn,
+    Worst,
+    called_by,
+    judging_functions,
+    printed_table,
+    reached_from,
+    statuses_of,
+    too_high,
+    worst_rates,
+)
+
+PAGE = REPOSITORY / "docs" / "verdicts.md"
+REPORT = REPOSITORY / "docs" / "soak" / "wind-tunnel.json"
+SCREENED, CONFIRMED = map(int, os.environ.get("CLAIMCHECK_TUNNEL", "2000 12000").split())
+
+
+def without_generator() -> dict[str, set[Status]]:
+    """The judges that no generator calls, and those that say a status that is at risk nowhere.
+
+    A judge that hands on the status of another is covered by the generators of that one, too.
+    """
+    judges = judging_functions()
+    called = {statement: called_by(generator) for statement, generator in GENERATORS.items()}
+    lacking = {}
+    for name, judge in judges.items():
+        codes = {judge.__code__, *(judges[inner].__code__ for inner in reached_from(judge).keys() & judges.keys())}
+        at_risk = {
+            status
+            for statement, generator in GENERATORS.items()
+            if called[statement] & codes
+            for status in generator.levels
+        }
+        is_called = any(judge.__code__ in ran for ran in called.values())
+        if not is_called or not statuses_of(judge) <= at_risk:
+            lacking[name] = statuses_of(judge) - at_risk
+    return lacking
+
+
+def test_every_judge_and_each_of_its_statuses_has_a_generator() -> None:
+    assert without_generator() == {}
+
+
+def test_a_judge_without_a_generator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge_anew(sample: Sample) -> Verdict:
+        return Verdict(status=Status.REVERSED, explanation="")
+
+    monkeypatch.setattr(verdicts, "judge_anew", judge_anew, raising=False)
+    monkeypatch.setattr(verdicts, "__all__", [*verdicts.__all__, "judge_anew"])
+    monkeypatch.delitem(GENERATORS, "Trainings of both arms fail alike")
+    assert without_generator() == {
+        "judge_anew": {Status.REVERSED},
+        "judge_proportions": {Status.SUPPORTED, Status.REVERSED},
+    }
+
+
+def test_every_kind_of_claim_comes_to_a_judge_with_a_generator() -> None:
+    known = judging_functions().keys()
+    assert all(reached_from(judge).keys() & known for judge in JUDGES.values())
+    assert {"judge_tally", "judge_wins", "judge_table"} <= known, f"they judge {TALLIES} and families"
+
+
+def test_every_world_is_drawn_and_every_limit_has_a_ceiling() -> None:
+    drawn = {world.name for generator in GENERATORS.values() for world in generator.worlds}
+    assert drawn == {world.name for world in WORLDS}
+    for generator in GENERATORS.values():
+        limits = {generator.limit_in(world) for world in generator.worlds} - {""}
+        assert limits == generator.ceilings.keys(), generator.statement
+
+
+def test_drawn_samples_are_samples() -> None:
+    values = np.random.default_rng(0).normal(size=5).tolist()
+    for drawn, sample in ((Drawn(values), Sample.of(values)), (Drawn(values).among(range(3)), Sample.of(values[:3]))):
+        for name in ("values", "finished", "n", "n_diverged", "environments", "replicates"):
+            assert getattr(drawn, name) == getattr(sample, name), name
+        assert tuple(drawn.indices) == sample.indices
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("statement", GENERATORS)
+def test_no_status_errs_more_often_than_its_level(statement: str) -> None:
+    assert too_high(worst_rates(statement, 200)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(10_800)
+def test_no_status_errs_more_often_than_its_level_in_many_experiments() -> None:
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        by_statement = pool.map(partial(worst_rates, screened=SCREENED, confirmed=CONFIRMED), GENERATORS)
+        worst = [one for found in by_statement for one in found]
+    write_soak_report("wind-tunnel", {"worst": [dataclasses.asdict(one) for one in worst]})
+    assert too_high(worst) == []
+
+
+def last_report(path: Path = REPORT) -> list[Worst]:
+    return [Worst(**one) for one in json.loads(path.read_text())["worst"]]
+
+
+def test_the_page_has_the_table_of_the_last_report() -> None:
+    page = PAGE.read_text()
+    printed = page.partition("<!-- wind tunnel: make soak -->\n")[2].partition("\n<!-- end -->")[0]
+    assert printed == printed_table(last_report())
+    assert [name for name in judging_functions() if f"`{name}`" not in printed] == []
+    assert too_high(last_report()) == []
+    at_risk = {(generator.statement, str(status)) for generator in GENERATORS.values() for status in generator.levels}
+    assert {(one.statement, one.status) for one in last_report()} == at_risk
