@@ -191,9 +191,7 @@ class VerdictOut(Out):
     is_predicted: bool | None = Field(description="whether the paper's number lies there")
     power: PowerOut | None
     scope: ScopeOut | None = Field(description="null of a whole grid, and where there is none")
-    seen_before_rule: int | None = Field(
-        description="the claim's own results (or pairs) that had been seen when its rule was written; null: none"
-    )
+    seen_before_rule: int | None = Field(description="results (or pairs) seen before its rule; null: none")
     registration: RegistrationOut | None = Field(description="null where no trained model was judged")
     holds_adjusted: bool | None = Field(description="after Holm's adjustment over the claim's family")
     rules: str = Field(description="sha256 of the numbers of the rules in params.yaml")
