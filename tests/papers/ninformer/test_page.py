@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from stages.evaluation.cost import count_parameters, flops_per_sample
-from stages.papers.ninformer.findings import elementwise_finding, compute_finding
+from stages.papers.ninformer.findings import compute_finding, elementwise_finding
 from stages.params.experiment import Params
 
 ROOT = Path(__file__).parents[3]
