@@ -38,7 +38,7 @@ def margin_of(claim: ClaimLine, margins: Margins) -> float | None:
     if claim.kind == "ratio":
         return margin_of_ratio(claim, margins)
     if claim.kind == "equivalence":
-        return margins.comparable()
+        return margins.comparable(claim.precision or 0.0)
     if claim.kind == "range":
         return claim.precision
     if claim.kind == "observed" and claim.better is None:

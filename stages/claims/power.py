@@ -58,12 +58,13 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
     """
     if claim.value is None and claim.kind != "equivalence":
         return None
+    printed = claim.value or 0.0  # a row of `equivalence` may print no loss
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
     experiment = params.experiments[name]
     pairs = arms_of(claim, experiment)
     if claim.kind == "noise":
         assert claim.trials is not None, f"{claim.id} is a range of nothing"
-        return power_of_noise(experiment.replicates, claim.value, claim.trials, params.verdicts)
+        return power_of_noise(experiment.replicates, printed, claim.trials, params.verdicts)
     if claim.kind == "failures":
         return _of_one_look(claim, params.verdicts, pairs, experiment.replicates, claims)
     if claim.kind in ("uniform", *CROSSOVERS, "observed", "range"):
@@ -97,12 +98,12 @@ def foresee(claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable
         return power_of_comparable(design, asked.margin, asked.widest, rules)
     if claim.kind == "gap":
         margin = margin_of_gain(claim, rules.margins)
-        return power_of_value(design, margin, rules, can_reproduce=abs(claim.value) > margin)
+        return power_of_value(design, margin, rules, can_reproduce=abs(printed) > margin)
     if is_gain:
-        return power_of_gain(design, claim.value, margin_of_gain(claim, rules.margins), rules)
+        return power_of_gain(design, printed, margin_of_gain(claim, rules.margins), rules)
     if claim.kind == "ratio":
         margin = margin_of_ratio(claim, rules.margins)
-        return power_of_value(design, margin, rules, can_reproduce=abs(claim.value) > margin)
+        return power_of_value(design, margin, rules, can_reproduce=abs(printed) > margin)
     return power_of_value(design, margin_of_value(claim, rules.margins), rules)
 
 
