@@ -711,13 +711,8 @@ def reached_from(judge: Any) -> dict[str, Callable]:
 def statuses_of(function: Callable) -> set[Status]:
     """The decided statuses that the code of a judge, and what it calls, can say."""
     functions = [function, *reached_from(function).values()]
-    names = {
-        name
-        for one in functions
-        if one.__name__ not in LEFT_OUT
-        for code in _codes(one.__code__)
-        for name in code.co_names
-    }
+    codes = [code for one in functions if one.__name__ not in LEFT_OUT for code in _codes(one.__code__)]
+    names = {name for code in codes for name in code.co_names}
     return {status for status in DECIDED if status.name in names}
 
 
@@ -761,8 +756,12 @@ class Worst:
     limit: str
     world: str
     rate: float
-    highest: float
     experiments: int
+
+    @property
+    def highest(self) -> float:
+        (world,) = (world for world in WORLDS if world.name == self.world)
+        return GENERATORS[self.statement].highest(Status(self.status), world)
 
 
 def worst_rates(statement: str, screened: int, confirmed: int = 0) -> list[Worst]:
@@ -788,7 +787,6 @@ def worst_rates(statement: str, screened: int, confirmed: int = 0) -> list[Worst
                     limit=limit,
                     world=world.name,
                     rate=rate,
-                    highest=judged.highest(status, world),
                     experiments=confirmed or screened,
                 )
             )
