@@ -274,11 +274,17 @@ LEFT_OUT: Mapping[str, Callable] = {
 }
 
 
+CACHED_ISF = cache(scipy.stats.studentized_range.isf)
+
+
 @contextmanager
 def statuses_only() -> Iterator[None]:
     """Leave out what no status depends on and most of the time goes to: forecasts, and sentences with intervals."""
     with mock.patch.multiple(verdicts.uniform.Gains, range_interval=lambda *_: (0.0, 0.0)):
-        patched: list[Any] = [mock.patch.object(scipy.stats.studentized_range, "sf", lambda *_: 1.0)]
+        patched: list[Any] = [
+            mock.patch.object(scipy.stats.studentized_range, "sf", return_value=1.0),
+            mock.patch.object(scipy.stats.studentized_range, "isf", CACHED_ISF),
+        ]
         for name, module in list(sys.modules.items()):
             for function, instead in LEFT_OUT.items():
                 if name.startswith("stages.verdicts.") and function in vars(module):
