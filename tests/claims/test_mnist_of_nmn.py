@@ -13,7 +13,6 @@ from stages.claims import Trial
 from stages.verdicts import Status
 from tests.claims.lines import claims, judge, results, trials
 
-
 FAIR = (Status.HOLDS_UNDER_READING, Status.INCONCLUSIVE, Status.UNRESOLVED, Status.UNDECIDABLE)
 
 
