@@ -203,9 +203,7 @@ class VerdictOut(Out):
     is_predicted: bool | None = Field(description="whether the paper's number lies there")
     power: PowerOut | None
     scope: ScopeOut | None = Field(description="null of a whole grid, and where there is none")
-    seen_before_rule: int | None = Field(
-        description="the claim's own results (or pairs) that had been seen when its rule was written; null: none"
-    )
+    seen_before_rule: int | None = Field(description="results (or pairs) seen before its rule; null: none")
     registration: RegistrationOut | None = Field(description="null where no trained model was judged")
     false_discovery_rate: float | None = Field(
         description="q-value: of the paper's claims that training judged on a sign with a p-value no larger, the "
@@ -249,6 +247,7 @@ class ClaimOut(Out):
     family: str | None = Field(description="the claims that are judged together with this one")
     statement: str | None = Field(description="what is stated where there is no number")
     reason: str | None = Field(description="why nothing here can test it")
+    reading: str | None = Field(description="our reading of an experiment that the text leaves open: no refutation")
     finding: FindingOut | None
     verdict: VerdictOut
 

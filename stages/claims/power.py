@@ -60,18 +60,18 @@ def foresee(
     """
     if claim.value is None and claim.kind != "equivalence":
         return None
+    printed = claim.value or 0.0  # a row of `equivalence` may print no loss
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
     experiment = params.experiments[name]
     pairs = arms_of(claim, experiment)
     if claim.kind == "noise":
-        assert claim.value is not None and claim.trials is not None, f"{claim.id} is a range of nothing"
-        return power_of_noise(experiment.replicates, claim.value, claim.trials, params.verdicts)
+        assert claim.trials is not None, f"{claim.id} is a range of nothing"
+        return power_of_noise(experiment.replicates, printed, claim.trials, params.verdicts)
     if claim.kind == "failures":
         return _of_one_look(claim, params.verdicts, pairs, experiment.replicates, claims)
     if claim.kind in ("uniform", *CROSSOVERS, "observed", "range"):
         return _of_no_printed_size(claim, params.verdicts, pairs, experiment, verdict, at)
     assert claim.kind in ("value", "ratio", *GAINS), f"{claim.id}: no power of a {claim.kind}"
-    printed = claim.value or 0.0  # only "comparable" may have no number
     found = _spread(claim, params, experiment, pairs, verdict, claims)
     if found is None:
         return None

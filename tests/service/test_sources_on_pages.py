@@ -41,7 +41,10 @@ def test_each_paper_leads_to_its_text_and_code_or_says_that_it_can_t(published_c
         (head,) = re.findall(r'(?s)</h1>\s*(<p class="note">.*?</p>)', html)
         links[paper["name"]] = re.findall(r'href="([^"]+)"', head)
         assert ("arXiv" in paper["title"]) == ("Read the paper" in head) == ("No public link" not in head)
-    assert links["ninformer"] == ["https://arxiv.org/abs/2403.02411", "https://github.com/Abdullah-88/NiNformer"]
+    assert links["ninformer"] == [
+        "https://arxiv.org/abs/2403.02411",
+        "https://github.com/Abdullah-88/NiNformer/tree/5f877fc",
+    ]
     assert links["dac"] == ["https://arxiv.org/abs/2301.00924v3"] and len(links["nmn"]) == len(links["hyperbf"]) == 1
 
 

@@ -26,7 +26,7 @@ def test_a_difference_has_half_of_it_and_a_tenth_of_a_point_at_least(gain: float
 
 
 def test_the_other_margins_are_shares_of_the_printed_number() -> None:
-    assert MARGINS.comparable() == 0.005
+    assert MARGINS.comparable(0.001) == 0.005 and MARGINS.comparable(0.0625) == 0.0625
     assert MARGINS.loss(3.03, 0.01) == pytest.approx(0.0606)
     assert MARGINS.loss(0.2, 0.01) == pytest.approx(0.01)
     assert MARGINS.log_mse(-0.25) == pytest.approx(0.0625)

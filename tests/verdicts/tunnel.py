@@ -18,6 +18,7 @@ from unittest import mock
 from zlib import crc32
 
 import numpy as np
+import scipy
 
 from stages import verdicts
 from stages.claims.ratios import judge_relative, relative
@@ -273,11 +274,17 @@ LEFT_OUT: Mapping[str, Callable] = {
 }
 
 
+CACHED_ISF = cache(scipy.stats.studentized_range.isf)
+
+
 @contextmanager
 def statuses_only() -> Iterator[None]:
     """Leave out what no status depends on and most of the time goes to: forecasts, and sentences with intervals."""
     with mock.patch.multiple(verdicts.uniform.Gains, range_interval=lambda *_: (0.0, 0.0)):
-        patched = []
+        patched: list[Any] = [
+            mock.patch.object(scipy.stats.studentized_range, "sf", return_value=1.0),
+            mock.patch.object(scipy.stats.studentized_range, "isf", CACHED_ISF),
+        ]
         for name, module in list(sys.modules.items()):
             for function, instead in LEFT_OUT.items():
                 if name.startswith("stages.verdicts.") and function in vars(module):
@@ -711,13 +718,8 @@ def reached_from(judge: Any) -> dict[str, Callable]:
 def statuses_of(function: Callable) -> set[Status]:
     """The decided statuses that the code of a judge, and what it calls, can say."""
     functions = [function, *reached_from(function).values()]
-    names = {
-        name
-        for one in functions
-        if one.__name__ not in LEFT_OUT
-        for code in _codes(one.__code__)
-        for name in code.co_names
-    }
+    codes = [code for one in functions if one.__name__ not in LEFT_OUT for code in _codes(one.__code__)]
+    names = {name for code in codes for name in code.co_names}
     return {status for status in DECIDED if status.name in names}
 
 
@@ -761,8 +763,12 @@ class Worst:
     limit: str
     world: str
     rate: float
-    highest: float
     experiments: int
+
+    @property
+    def highest(self) -> float:
+        (world,) = (world for world in WORLDS if world.name == self.world)
+        return GENERATORS[self.statement].highest(Status(self.status), world)
 
 
 def worst_rates(statement: str, screened: int, confirmed: int = 0) -> list[Worst]:
@@ -788,7 +794,6 @@ def worst_rates(statement: str, screened: int, confirmed: int = 0) -> list[Worst
                     limit=limit,
                     world=world.name,
                     rate=rate,
-                    highest=judged.highest(status, world),
                     experiments=confirmed or screened,
                 )
             )

@@ -139,7 +139,7 @@ def time_finding(dataset: str, arm: str) -> Finding:
         "of one image from section 4's shapes, over the printed time, against that peak, here in half precision. "
         f"Microseconds would be possible. So would be a launch that isn't waited for: over the {TEST_IMAGES:,} test "
         f"images the printed time is {seconds * TEST_IMAGES * 1e3:.2f} ms in all. Ratios between models don't depend "
-        "on the unit.",
+        'on the unit, and the text calls its times "relative performance measures".',
     )
 
 
