@@ -176,7 +176,7 @@ def judge_equivalence(
     def flips() -> Iterator[float]:
         last = looks[max(looks)]
         for sign, alpha in ((1, rules.alpha_within), (-1, rules.alpha_outside / 2)):
-            is_certain = half(margin, NEVER, alpha) - widening < 1e-5 * half(margin, spread.n, alpha)
+            is_certain = half(margin, NEVER, alpha) < 1e-5 * half(margin, spread.n, alpha)
             for replicates, share in ((spread.n, looks[n]), (NEVER, last))[: 1 if is_certain else 2]:
                 rising = partial(beyond, sign, float(replicates), alpha * share)
                 yield margin - rising(margin) if spread_at is None else root(rising, margin)

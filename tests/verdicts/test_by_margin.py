@@ -53,6 +53,7 @@ def assert_says_what_it_would_say(judge: Callable[[float], Verdict], margin: flo
 
 
 @SOMETIMES
+@example([0.0, 0.0, 1.0, 0.0, 1.0], 1.0, 0.5, 0.0, 0.05)
 @given(DRAWS, st.floats(-2, 2), MARGINS, st.sampled_from([None, 0.0, 0.1]), st.sampled_from([0.0, 0.05]))
 def test_a_value(ours: list[float], printed: float, margin: float, stderr: float | None, widening: float) -> None:
     def judge(by: float) -> Verdict:
