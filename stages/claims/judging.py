@@ -26,7 +26,6 @@ from stages.verdicts import (
     Status,
     TableSentence,
     Verdict,
-    demand_gap,
     judge_hardware,
     judge_shown,
     judge_table,
@@ -34,6 +33,7 @@ from stages.verdicts import (
     judge_wins,
     not_tested,
     tally_tests,
+    weigh_gap,
 )
 from stages.verdicts.looks import Looks
 
@@ -200,7 +200,11 @@ def _judge_measured(claim: ClaimLine, facts: Facts) -> Judgement:
     if not judgement.is_decidable:
         return judgement
     power = foresee(claim, facts.params, judgement.verdict, facts.claims)
-    verdict = demand_gap(judgement.verdict, power.spread if power else None)
+    verdict = judgement.verdict
+    if verdict.status in (Status.AGREES, Status.DISAGREES):
+        indicates, said = weigh_gap(verdict.estimate or 0.0, power.spread if power else None)
+        status = verdict.status if indicates else Status.NOT_TESTED
+        verdict = dataclasses.replace(verdict, status=status, explanation=f"{verdict.explanation} {said}")
     return dataclasses.replace(judgement, verdict=verdict, power=power)
 
 

@@ -31,7 +31,7 @@ from stages.verdicts.families import (
     tally_tests,
 )
 from stages.verdicts.grid_part import GridPart
-from stages.verdicts.indicative import EvidenceLevel, demand_gap, evidence_level_of, indicate_order
+from stages.verdicts.indicative import EvidenceLevel, evidence_level_of, indicate_order, weigh_gap
 from stages.verdicts.noise import judge_noise
 from stages.verdicts.others import (
     Failures,
@@ -84,7 +84,6 @@ __all__ = [
     "ValueClaim",
     "Verdict",
     "arm_metric",
-    "demand_gap",
     "evidence_level_of",
     "false_discovery_rates",
     "fisher_p",
@@ -111,5 +110,6 @@ __all__ = [
     "power_of_value",
     "pseudo_values",
     "tally_tests",
+    "weigh_gap",
     "window_error",
 ]

@@ -8,7 +8,6 @@ other experiment has full runs on real data, so nothing says how far the rates h
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from bisect import bisect
 from collections.abc import Mapping, Sequence
@@ -89,29 +88,21 @@ def indicate_order(
     )
 
 
-def demand_gap(verdict: Verdict, spread: float | None) -> Verdict:
-    """The indicated order with the rate at which such orders hold; `not tested` if its gap is below two spreads.
+def weigh_gap(gain: float, spread: float | None) -> tuple[bool, str]:
+    """(True if a gain this large may indicate an order, how often such orders held in a sentence).
 
     `spread`: standard deviation of the difference of two replicates; None if nobody says it.
     """
-    if verdict.status not in (Status.AGREES, Status.DISAGREES) or verdict.estimate is None:
-        return verdict
     if not spread:
-        said = f"{verdict.explanation} Nothing says how far replicates spread, so no order is indicated."
-        return dataclasses.replace(verdict, status=Status.NOT_TESTED, explanation=said)
-    gap = abs(verdict.estimate) / spread
+        return False, "Nothing says how far replicates spread, so no order is indicated."
+    gap = abs(gain) / spread
     number = bisect(GAPS, gap) - 1
     held, seen = HELD[number]
     ends = f"{GAPS[number]:g} to {GAPS[number + 1]:g}" if number + 1 < len(GAPS) else f"{GAPS[number]:g} or more"
-    said = f"{verdict.explanation} The gap is {gap:.1f} SD of a difference of two replicates ({spread:.2g}); "
-    said += (
-        f"an order seen at {CALIBRATED_AT:.0%} of training with a gap of {ends} SD held in {held / seen:.0%} of cases "
-    )
-    said += f"among {CALIBRATED_PAIRS} pairs of SGEMM networks."
-    if gap >= DEMANDED:
-        return dataclasses.replace(verdict, explanation=said)
-    close = f"{said} Below {DEMANDED:g} SD that is too close to say."
-    return dataclasses.replace(verdict, status=Status.NOT_TESTED, explanation=close)
+    said = f"The gap is {gap:.1f} SD of a difference of two replicates ({spread:.2g}); an order seen at "
+    said += f"{CALIBRATED_AT:.0%} of training with a gap of {ends} SD held in {held / seen:.0%} of cases among "
+    said += f"{CALIBRATED_PAIRS} pairs of SGEMM networks."
+    return gap >= DEMANDED, said if gap >= DEMANDED else f"{said} Below {DEMANDED:g} SD that is too close to say."
 
 
 def calibrate(
