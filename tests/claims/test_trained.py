@@ -149,7 +149,7 @@ def test_a_good_part_of_the_epochs_indicates_orders_and_no_number(profile: str, 
 def test_a_short_run_whose_gap_is_too_close_indicates_nothing() -> None:
     close = {arm: [0.97 + 0.0002 * (arm == "ninformer")] * 5 for arm in MNIST}
     lines = results("ninformer-mnist", close, profile="paper", provenance="subset")
-    (lead,) = judge(claims()[LEAD], entered=trials(lines))
+    _, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(lines))
     assert lead.verdict.status is Status.NOT_TESTED and lead.ours == pytest.approx(0.0002)
     assert lead.verdict.explanation.endswith("Below 2 SD that is too close to say.")
 
