@@ -139,7 +139,7 @@ def test_a_mistyped_arm_or_checkpoint_too(published: str, tmp_path: Path) -> Non
 
 SHAPES = {
     "profile smoke": {"profile"},
-    "plan ninformer-mnist": {"profile", "experiments", "profiles", "devices", "goals", "as_printed"},
+    "plan ninformer-mnist": {"profile", "experiments", "profiles", "devices", "goals", "as_printed", "measured"},
     "show ninformer-mnist": {"experiment", "like", "params"},
     "show dac.sgemm.gain": {
         *("claim", "paper", "place", "arm", "baseline_arm", "metric", "statement", "value", "unit", "qualifier"),

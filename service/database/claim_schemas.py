@@ -227,6 +227,7 @@ class ClaimOut(Out):
     family: str | None = Field(description="the claims that are judged together with this one")
     statement: str | None = Field(description="what is stated where there is no number")
     reason: str | None = Field(description="why nothing here can test it")
+    reading: str | None = Field(description="our reading of an experiment that the text leaves open: no refutation")
     finding: FindingOut | None
     verdict: VerdictOut
 

@@ -46,6 +46,13 @@ MOST_SHOWN = 4
 """Arms whose means a sentence holds."""
 AGREE = (Status.HOLDS, Status.HOLDS_UNDER_READING)
 """What a finding says of numbers that may be true."""
+BY_A_READING = {
+    Status.REPRODUCED: Status.HOLDS_UNDER_READING,
+    Status.SUPPORTED: Status.HOLDS_UNDER_READING,
+    Status.NOT_REPRODUCED: Status.INCONCLUSIVE,
+    Status.REVERSED: Status.UNRESOLVED,
+}
+"""Verdicts by trainings of an experiment that is a reading of ours: they can support a claim, and never refute it."""
 TIMES = ("inference_time", "train_tokens_per_second", "train_seconds")
 
 
@@ -101,9 +108,27 @@ def judge_claims(
 
 
 def _judge_each_way(claim: ClaimLine, facts: Facts) -> Judgement:
-    judgement = _judge(claim, facts)
-    variants = under_other_metrics(judgement, lambda other: _judge(other, facts))
+    judgement = _under_reading(_judge(claim, facts))
+    variants = under_other_metrics(judgement, lambda other: _under_reading(_judge(other, facts)))
     return dataclasses.replace(judgement, variants=variants)
+
+
+def _under_reading(judgement: Judgement) -> Judgement:
+    """The judgement with the weaker verdict that trainings allow if the experiment itself is our reading."""
+    reading = judgement.claim.reading
+    if reading is None:
+        return judgement
+
+    def weaken(verdict: Verdict) -> Verdict:
+        status = BY_A_READING.get(verdict.status)
+        if status is None:
+            return verdict
+        said = f"{verdict.explanation.rstrip('.')}. This is a reading: {reading}."
+        return dataclasses.replace(verdict, status=status, explanation=said, replicates_expected=None)
+
+    verdict = weaken(judgement.verdict)
+    size = verdict.size and weaken(verdict.size)
+    return dataclasses.replace(judgement, verdict=dataclasses.replace(verdict, size=size))
 
 
 def _order(judged: Judgement, params: Params) -> Order:

@@ -67,6 +67,8 @@ class ClaimLine:
     Of two arms, an `order` or `difference` claims that one is better (the sign and the size of a gain), a `gap` is a
     printed difference that claims no order (its size alone), and an `equivalence` says that they are comparable: its
     `value` is the largest loss that the paper calls so, its `precision` the least margin.
+
+    `reading` says how we read an experiment that the text leaves so open that trainings can't refute the claim.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -91,6 +93,7 @@ class ClaimLine:
     family: str | None = None
     statement: str | None = None
     reason: str | None = None
+    reading: str | None = None
 
 
 def read_claims(path: Path) -> list[ClaimLine]:

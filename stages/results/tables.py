@@ -312,6 +312,7 @@ class Claim(Base):
     family: Mapped[str | None]
     statement: Mapped[str | None]
     reason: Mapped[str | None]
+    reading: Mapped[str | None]
     finding: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
 
     @property

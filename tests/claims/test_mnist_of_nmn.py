@@ -13,6 +13,8 @@ from stages.claims import Trial
 from stages.verdicts import Status
 from tests.claims.lines import claims, judge, results, trials
 
+FAIR = (Status.HOLDS_UNDER_READING, Status.INCONCLUSIVE, Status.UNRESOLVED, Status.UNDECIDABLE)
+
 
 def of_epochs(values: Sequence[float], at: int) -> list[Trial]:
     """NMN's perceptron on MNIST, three epochs: `values` of the replicates in epoch `at`, as accuracy and as loss."""
@@ -60,3 +62,19 @@ def test_the_window_between_frameworks_is_noise_if_seeds_spread_as_far(s: float,
     )
     assert (judgement.verdict.status, judgement.is_decidable) == (status, True), judgement.verdict.explanation
     assert judgement.ours == pytest.approx(3.633 * s, rel=1e-3), "95 of 100 ranges of four draws"
+
+
+@pytest.mark.parametrize(
+    ("at", "status", "by_a_reading"),
+    [(0.9497, Status.REPRODUCED, Status.HOLDS_UNDER_READING), (0.90, Status.NOT_REPRODUCED, Status.INCONCLUSIVE)],
+)
+def test_trainings_of_an_experiment_that_is_our_reading_refute_nothing(
+    at: float, status: Status, by_a_reading: Status
+) -> None:
+    claim = claims()["nmn.ext.mnist.accuracy.epoch3"]
+    entered = trials(results("nmn-mnist", {"yat-mlp": [at + 1e-4 * math.sin(seed) for seed in range(10)]}))
+    (printed,) = judge(claim, entered=entered)
+    (read,) = judge(dataclasses.replace(claim, reading="one layer is ours"), entered=entered)
+    assert (printed.verdict.status, read.verdict.status) == (status, by_a_reading)
+    assert read.verdict.explanation.endswith(". This is a reading: one layer is ours.")
+    assert all(variant.status in (*FAIR, Status.NOT_TESTED) for variant in read.variants)

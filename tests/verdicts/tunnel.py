@@ -18,6 +18,7 @@ from unittest import mock
 from zlib import crc32
 
 import numpy as np
+import scipy
 
 from stages import verdicts
 from stages.claims.ratios import judge_relative, relative
@@ -273,11 +274,17 @@ LEFT_OUT: Mapping[str, Callable] = {
 }
 
 
+CACHED_ISF = cache(scipy.stats.studentized_range.isf)
+
+
 @contextmanager
 def statuses_only() -> Iterator[None]:
     """Leave out what no status depends on and most of the time goes to: forecasts, and sentences with intervals."""
     with mock.patch.multiple(verdicts.uniform.Gains, range_interval=lambda *_: (0.0, 0.0)):
-        patched = []
+        patched: list[Any] = [
+            mock.patch.object(scipy.stats.studentized_range, "sf", return_value=1.0),
+            mock.patch.object(scipy.stats.studentized_range, "isf", CACHED_ISF),
+        ]
         for name, module in list(sys.modules.items()):
             for function, instead in LEFT_OUT.items():
                 if name.startswith("stages.verdicts.") and function in vars(module):
