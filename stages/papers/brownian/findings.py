@@ -80,16 +80,31 @@ def layer_norm_radius() -> Finding:
     affine = F.layer_norm(
         tokens[width], (width,), weight=1 + 0.2 * _draw(width, seed=1), bias=0.2 * _draw(width, seed=2)
     )
+    after_affine = radius_error(affine, math.sqrt(width))
+    readings = (
+        Reading(
+            name="with γ = 1 and β = 0",
+            text='LN "is to normalize each token so that it\'s mean is zero and standard deviation is one"',
+            holds=plain < ROUNDING,
+        ),
+        Reading(
+            name="with the γ and β of equation 11",
+            text='they are "learnable parameters": once they deviate from 1 and 0 by 20 %, a radius is up to '
+            f"{100 * after_affine:.0f} % off",
+            holds=after_affine < ROUNDING,
+        ),
+    )
     return Finding(
         claim="brownian.identity.lnnorm",
-        status=_holds(plain),
+        status=judge_readings(readings),
+        readings=readings,
         computed={
             "largest_relative_error": plain,
             "relative_error_with_epsilon": radius_error(with_epsilon, math.sqrt(width)),
             "relative_error_of_formula_with_epsilon": radius_error(
                 with_epsilon, (width * variance / (variance + epsilon)).sqrt()
             ),
-            "relative_error_after_affine": radius_error(affine, math.sqrt(width)),
+            "relative_error_after_affine": after_affine,
         },
         explanation="LayerNorm without affine and ε at three widths. With ε the radius is √(d var/(var+ε)), and a "
         "trained affine leaves the sphere: the two numbers beside it are for variances near ε and an affine of "

@@ -81,7 +81,7 @@ def fisher_and_its_step() -> tuple[Finding, Finding]:
     readings = (
         Reading(
             name="with a positive η",
-            text='"we would update the parameters θ by F", θ + ηF⁻¹∇L, η being a learning rate as elsewhere',
+            text='"we would update the parameters θ by F", θ + ηF⁻¹∇L, η being a positive learning rate',
             holds=plus < 0,
         ),
         Reading(
@@ -107,7 +107,8 @@ def fisher_and_its_step() -> tuple[Finding, Finding]:
         status=judge_readings(readings),
         computed={"loss_change_with_plus_sign": plus, "loss_change_with_minus_sign": minus},
         readings=readings,
-        explanation="Change of a small network's loss by equation 18 with |η| = 0.1 and damping.",
+        explanation="Change of a small network's loss by equation 18 with |η| = 0.1 and damping. Equation 16 minimises "
+        "the loss, and equation 18 adds its step; no sentence says that it lowers the loss.",
     )
     return hessian_is_fisher, step_descends
 

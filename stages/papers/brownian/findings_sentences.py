@@ -144,8 +144,9 @@ def heads_cost() -> Finding:
     readings = (
         Reading(
             name="than one head of the full width",
-            text='"The complex structure of multi-head is just to reduce the total computational cost": heads share '
-            "the width, so their products cost what those of one full head do, and their softmaxes more",
+            text='"The complex structure of multi-head is just to reduce the total computational cost and get more '
+            'parallelism": heads share the width, so their products cost what those of one full head do, and their '
+            "softmaxes more",
             holds=split < one,
         ),
         Reading(
@@ -160,5 +161,6 @@ def heads_cost() -> Finding:
         computed={"heads_over_one_full_head": split / one, "heads_over_as_many_full_heads": split / whole},
         readings=readings,
         explanation=f"FLOPs of QKᵀ and PV with {many} heads at {tokens} tokens of width {width}. Whether heads serve "
-        "another purpose is no question of cost; the paper it names in support, [38], removes heads after training.",
+        "another purpose is no question of cost, and parallelism wasn't measured. The text quotes [38] on heads that "
+        '"can be removed at test time", after training.',
     )

@@ -291,6 +291,6 @@ def matched_parameters() -> Finding:
         readings=readings,
         explanation="Parameters of HyperBF over those of the ViT, of which the text prints no number. We took 20 "
         "centres and 20 hidden units because they match: so a public version is consistent, and whether Table 2's "
-        "networks were is not known.",
+        'networks were is not known. The sentence follows "4 heads and 4 blocks" and may mean settings; those agree.',
         ours=those_used,
     )

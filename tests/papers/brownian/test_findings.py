@@ -43,6 +43,7 @@ def test_all_hold_some_of_them_as_read_in_one_way(by_claim: dict[str, Finding]) 
     assert {finding.status for finding in by_claim.values()} == {"holds", "holds under a reading"}
     read = {claim: [one.holds for one in finding.readings] for claim, finding in by_claim.items() if finding.readings}
     assert read == {
+        "brownian.identity.lnnorm": [True, False],
         "brownian.motion": [False, False, True],
         "brownian.markov.printed_sum": [True, False],
         "brownian.motion.independent": [False, True],
