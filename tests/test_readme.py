@@ -43,8 +43,8 @@ def test_the_table_of_papers_is_what_the_verdicts_say(published: str) -> None:
         waiting = counts.waiting - (paper == "ninformer")  # a gain that is contradicted whatever is trained
         read = f" + {held['holds under a reading']}" if held["holds under a reading"] else ""
         computed = f"{held['holds']}{read}, {against}"
-        assert not counts.under_reading, "by training the table has no + so far"
-        cells = f"| {counts.in_favour}, {counts.against}, {counts.open}, {waiting} | {computed} |"
+        by_reading = f" + {counts.under_reading}" if counts.under_reading else ""
+        cells = f"| {counts.in_favour}{by_reading}, {counts.against}, {counts.open}, {waiting} | {computed} |"
         (row,) = re.findall(rf"^\| \[[^]]+\]\(docs/papers/{paper}\.md\) .*$", README, re.MULTILINE)
         assert cells in row, paper
 

@@ -75,8 +75,7 @@ def independent_times() -> Finding:
         ),
         Reading(
             name="of what is added",
-            text='the increments, as the next property has it: "the random variables B_{t+s} − B_s and B_s are '
-            'independent"',
+            text="the increments, as the next property has it, B_{t+s} − B_s and B_s",
             holds=abs(of_increments) < noise,
         ),
     )

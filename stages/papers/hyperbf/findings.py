@@ -125,7 +125,7 @@ def printed_constant() -> Finding:
     readings = (
         Reading(
             name="with all terms over 2",
-            text='"c₁² + c₂² − ‖q − k‖²" over 2, as the law of cosines has it',
+            text="c₁² + c₂² − ‖q − k‖² over 2, as the law of cosines has it",
             holds=errors[0] < ROUNDING,
         ),
         Reading(
@@ -211,7 +211,7 @@ def kernel_regression() -> Finding:
     readings = (
         Reading(
             name="of equation 2",
-            text='"this approximation technique", the normalised form that the section is named after',
+            text="this approximation technique is the normalised form that the section is named after",
             holds=normalised < ROUNDING,
         ),
         Reading(

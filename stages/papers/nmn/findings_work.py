@@ -187,7 +187,7 @@ def cached_norms() -> Finding:
     readings = (
         Reading(
             name="as ahead of the pass",
-            text='"The squared norms ‖w‖² and ‖x‖² can be precomputed": w is known before a pass, and the input x of a '
+            text="the squared norms ‖w‖² and ‖x‖² can be precomputed: w is known before a pass, and the input x of a "
             "hidden layer is what the layer before it gives",
             holds=change < 1e-12,
         ),
