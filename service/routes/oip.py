@@ -77,6 +77,7 @@ async def live() -> ServerLiveOut:
 async def ready(request: Request) -> ServerReadyOut:
     """As `/health/ready`: 503 where requests shouldn't be sent here."""
     require_ready(parts := app_state_of(request))
+    await parts.engine.decoder.check()
     await parts.asking.ask(queries.content_digest)
     return ServerReadyOut(ready=True)
 
