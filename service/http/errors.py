@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnection
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from service.database.queries import AmbiguousCheckpoint, NoRealCheckpoint
 from service.database.samples import NoSample
@@ -244,6 +245,9 @@ def install_error_handlers(app: FastAPI) -> None:
         logger.error("%s %s: %s", request.method, request.url.path, error)
         return problem_response(request, 503, "too many read the results database", {"retry-after": "2"})
 
+    async def cut(request: Request, _error: Exception) -> Response:
+        return problem_response(request, 400, "the body ended before it was complete")
+
     for kind in STATUS:
         app.add_exception_handler(kind, domain)
     app.add_exception_handler(Problem, explicit)  # type: ignore[arg-type]
@@ -252,6 +256,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(CheckpointError, unavailable)
     app.add_exception_handler(DBAPIError, unavailable)
     app.add_exception_handler(NoConnection, no_connection)
+    app.add_exception_handler(ClientDisconnect, cut)
 
 
 def _explain(item: Any) -> str:
