@@ -41,6 +41,7 @@ from service.http.middleware import (
     KeysAndRates,
     Observed,
     OnlyProblems,
+    OwnOrigins,
 )
 from service.http.readiness import Readiness
 from service.inference.batching import Batcher
@@ -205,6 +206,7 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
         BodyLimit, limit=settings.max_body_bytes, together=settings.max_bodies_bytes, seconds=settings.body_seconds
     )
     app.add_middleware(KeysAndRates, gate=Gate(keys, settings.requests_per_minute, counts=Counts(settings.counts_file)))
+    app.add_middleware(OwnOrigins, allowed=settings.cors_origins)
     packed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
     app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=GZIP_LEVEL, exclude_content_types=packed)
     if settings.cors_origins:

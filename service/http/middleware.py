@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 from urllib.parse import unquote
 
+from anyio import CapacityLimiter, to_thread
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,6 +36,8 @@ from service.slots import holder
 
 logger = logging.getLogger("claimcheck.access")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+COUNT_SECONDS = 2.0
+FOR_MACHINES = ("/health/", "/metrics", "/v2/health/")
 ADDRESS = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 
 
@@ -237,14 +240,14 @@ class HeaderLimit:
 
 class AllowedHosts:
     """421 for a host that this service doesn't answer for, so that another site's page can't reach it by that site's
-    name.
+    name.  Probes and Prometheus name a pod by its address, so what only machines read is answered for any host.
     """
 
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
         self.app, self.hosts = app, frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and "*" not in self.hosts:
+        if scope["type"] == "http" and "*" not in self.hosts and not scope["path"].startswith(FOR_MACHINES):
             host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).lower()
             if host not in self.hosts:
                 detail = (
@@ -255,19 +258,49 @@ class AllowedHosts:
         await self.app(scope, receive, send)
 
 
+class OwnOrigins:
+    """403 for what a page of another site sends: any page could have a browser ask a service on this machine."""
+
+    def __init__(self, app: ASGIApp, allowed: tuple[str, ...]) -> None:
+        self.app, self.allowed = app, frozenset(allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and "*" not in self.allowed:
+            headers = Headers(scope=scope)
+            origin, host = headers.get("origin", ""), headers.get("host", "").lower()
+            if origin and origin not in self.allowed and origin.lower() not in (f"http://{host}", f"https://{host}"):
+                detail = f"pages of {origin[:80]!r} may not send this; CLAIMCHECK_CORS_ORIGINS names those that may"
+                await problem_response(Request(scope), 403, detail)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
 class KeysAndRates:
-    """401 and 429 for inference, before a body is received."""
+    """401 and 429 for inference, before a body is received.
+
+    A file of counts may be locked by another process: it is asked in a thread, one request after the other.
+    """
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
-        self.app, self.gate = app, gate
+        self.app, self.gate, self._one = app, gate, CapacityLimiter(1)
+
+    async def _admit(self, authorization: str, client: str) -> str | None:
+        if not self.gate.counts.is_file:
+            return self.gate.admit(authorization, client)
+        try:
+            async with asyncio.timeout(COUNT_SECONDS):
+                return await to_thread.run_sync(self.gate.admit, authorization, client, limiter=self._one)
+        except TimeoutError:
+            raise Refused(503, "requests can't be counted at the moment", {"retry-after": "2"}) from None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
             client = scope.get("client")
             try:
                 authorization = Headers(scope=scope).get("authorization", "")
-                scope["state"]["key"] = self.gate.admit(authorization, client[0] if client else "")
+                scope["state"]["key"] = await self._admit(authorization, client[0] if client else "")
             except Refused as refused:
+                scope["state"]["key"] = refused.key
                 response = problem_response(Request(scope), refused.status, str(refused), refused.headers)
                 await response(scope, receive, send)
                 return
