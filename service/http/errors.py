@@ -227,11 +227,14 @@ def install_error_handlers(app: FastAPI) -> None:
         detail, status = error.detail, error.status_code
         if status == 400 and detail.startswith(FORM_LIMITS):
             status = 413
+        headers = dict(error.headers or {})
         if status == 405:
+            allowed = set(headers.get("Allow", "").split(", "))
+            headers["Allow"] = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
             detail = f"{request.method} is not allowed here"
         elif detail == HTTPStatus(status).phrase:
             detail = HTTP_DETAILS.get(status, detail)
-        return problem_response(request, status, detail, dict(error.headers or {}))
+        return problem_response(request, status, detail, headers)
 
     async def validation(request: Request, error: RequestValidationError) -> Response:
         return problem_response(request, 422, "; ".join(_explain(item) for item in error.errors()))
@@ -261,6 +264,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
 def _explain(item: Any) -> str:
     field = ".".join(str(part) for part in item["loc"])
+    if "UploadFile" in item["msg"]:
+        return f"{field}: this is text; send a file, in a part with a filename"
     message = item["msg"][0].lower() + item["msg"][1:]
     value = item.get("input")
     return f"{field}: {message}" + (f", got {value[:80]!r}" if isinstance(value, str) else "")

@@ -38,6 +38,7 @@ logger = logging.getLogger("claimcheck.access")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 COUNT_SECONDS = 2.0
 FOR_MACHINES = ("/health/", "/metrics", "/v2/health/")
+NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
 ADDRESS = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 
 
@@ -222,7 +223,8 @@ class Framing:
 class HeaderLimit:
     """431 for headers over `limit` bytes; the server's own limit covers a line that hasn't ended yet.
 
-    Cookies are left out: the service has none, and FastAPI reads them for every route, in quadratic time.
+    Cookies are left out: the service has none, and FastAPI reads them for every route, in quadratic time.  So are a
+    range of an unknown unit (RFC 9110, 14.2) and an Accept-Encoding that refuses gzip, which the framework misreads.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -234,8 +236,14 @@ class HeaderLimit:
             await problem_response(Request(scope), 431, detail)(scope, receive, send)
             return
         if scope["type"] == "http":
-            scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"cookie"]
+            scope["headers"] = [pair for pair in scope["headers"] if not _is_ignored(*pair)]
         await self.app(scope, receive, send)
+
+
+def _is_ignored(name: bytes, value: bytes) -> bool:
+    if name == b"range":
+        return not value.lower().startswith(b"bytes=")
+    return name == b"cookie" or (name == b"accept-encoding" and NO_GZIP.search(value) is not None)
 
 
 class AllowedHosts:
@@ -320,7 +328,12 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        declared = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        if (encoding := headers.get("content-encoding", "").lower()) not in ("", "identity"):
+            detail = f"a body encoded as {encoding[:40]!r} isn't read; send it plain"
+            await problem_response(Request(scope), 415, detail)(scope, receive, send)
+            return
+        declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > self.limit:
             await problem_response(Request(scope), 413, BodyTooLarge(self.limit).detail)(scope, receive, send)
             return
