@@ -74,7 +74,7 @@ def _make(session: Session, write: Write) -> Export:
         write(session, file)
         file.flush()
         file.seek(0)
-        etag = f'"{hashlib.file_digest(file, "sha256").hexdigest()[:32]}"'  # type: ignore[arg-type]
+        etag = f'"{hashlib.file_digest(file, "sha256").hexdigest()[:32]}"'
         return Export(os.dup(file.fileno()), etag, content)
 
 
