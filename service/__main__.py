@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import ipaddress
 import json
@@ -10,6 +11,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 from types import FrameType
@@ -52,6 +54,10 @@ class DrainingServer(uvicorn.Server):
         timer = threading.Timer(self.drain_seconds, super().handle_exit, (sig, frame))
         timer.daemon = True
         timer.start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        faulthandler.cancel_dump_traceback_later()  # the loop is no longer watched: requests under way may take longer
+        await super().shutdown(sockets)
 
 
 def make_room(connections: int) -> None:
@@ -136,6 +142,11 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
         slowest_bytes_per_second=settings.slowest_bytes_per_second,
     )
     make_room(settings.max_connections)
+
+    async def watch_loop() -> None:
+        """End the process with every thread's stack in the log if the loop stands still, even with the GIL held."""
+        faulthandler.dump_traceback_later(settings.stall_seconds, exit=True)
+
     config = uvicorn.Config(
         app,
         host=host,
@@ -148,6 +159,8 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
         proxy_headers=False,  # `create_app` believes those that the settings name
         ws="none",
         timeout_graceful_shutdown=30,
+        callback_notify=watch_loop,
+        timeout_notify=0,  # at each tick of a second
     )
     warn_where_open(host, settings)
     DrainingServer(config, app.state.claimcheck.readiness, settings.drain_seconds).run()

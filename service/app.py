@@ -41,6 +41,7 @@ from service.http.middleware import (
     KeysAndRates,
     Observed,
     OnlyProblems,
+    OwnOrigins,
 )
 from service.http.readiness import Readiness
 from service.inference.batching import Batcher
@@ -74,6 +75,7 @@ HERE = Path(__file__).parent
 CPU_BATCH, GPU_BATCH = 8, 32  # larger ones are no faster on a CPU, and workers wait for each other
 ASKERS = 4  # of short questions to the database; each takes milliseconds
 SHOWN = {"repository", "contact", "max_images", "keys"}  # settings that pages tell
+ASK_SECONDS = 5.0
 GZIP_LEVEL = 4  # the usual 9 takes two to three times as long, for a twentieth fewer bytes
 MAX_WORKERS = 4  # each is an interpreter of some 300 MB with its own models
 DESCRIPTION = "Do the numbers of machine-learning papers hold?  Results, comparisons and the trained models themselves."
@@ -127,7 +129,8 @@ def _is_probe(scope: Mapping[str, Any]) -> bool:
 def _app_state(settings: Settings) -> AppState:
     metrics, scripts = Metrics(), ChartScripts()
     sessions = open_results(settings.database_address, connections=settings.readers + ASKERS)
-    reading, asking = (Turns(sessions, _slots(settings, "reading the results", n)) for n in (settings.readers, ASKERS))
+    reading = Turns(sessions, _slots(settings, "reading the results", settings.readers))
+    asking = Turns(sessions, _slots(settings, "reading the results", ASKERS), ASK_SECONDS)
     metrics.watch_turns({"reading": reading.slots, "asking": asking.slots})
     templates = Jinja2Templates(HERE / "templates")
     formats.install(templates.env)
@@ -203,6 +206,7 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
         BodyLimit, limit=settings.max_body_bytes, together=settings.max_bodies_bytes, seconds=settings.body_seconds
     )
     app.add_middleware(KeysAndRates, gate=Gate(keys, settings.requests_per_minute, counts=Counts(settings.counts_file)))
+    app.add_middleware(OwnOrigins, allowed=settings.cors_origins)
     packed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
     app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=GZIP_LEVEL, exclude_content_types=packed)
     if settings.cors_origins:

@@ -96,6 +96,9 @@ class Settings(BaseSettings):
         description="SQLite file, below root, by which server processes on one machine share rates and quotas and keep "
         "them over a restart; unset: each its own",
     )
+    stall_seconds: float = Field(
+        default=30.0, gt=0, description="without a turn of the event loop; then the process ends, to be started again"
+    )
     drain_seconds: float = Field(default=2.0, ge=0, description="answers go on after SIGTERM, while readiness says no")
 
     @property

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
-from anyio import CancelScope
+from anyio import CancelScope, to_thread
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
@@ -121,8 +121,8 @@ class Slots:
 class Turns:
     """Sessions on the results database for those who have a turn, so that no thread ever waits for a connection."""
 
-    def __init__(self, sessions: Sessions, slots: Slots) -> None:
-        self.sessions, self.slots = sessions, slots
+    def __init__(self, sessions: Sessions, slots: Slots, ask_seconds: float | None = None) -> None:
+        self.sessions, self.slots, self._ask_seconds = sessions, slots, ask_seconds
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
@@ -148,7 +148,7 @@ class Turns:
         """What `find`, in a thread, finds in a session.
 
         Raises:
-            Busy: as `Slots.turn`.
+            Busy: as `Slots.turn`, or the database doesn't answer within `ask_seconds`.
         """
 
         def answer() -> Found:
@@ -156,4 +156,8 @@ class Turns:
                 return find(session)
 
         async with self.slots.turn():
-            return await run_in_threadpool(answer)
+            try:
+                async with asyncio.timeout(self._ask_seconds):
+                    return await to_thread.run_sync(answer, abandon_on_cancel=self._ask_seconds is not None)
+            except TimeoutError:
+                raise Busy(f"the results database doesn't answer within {self._ask_seconds:g} s") from None

@@ -30,6 +30,8 @@ class Refused(Exception):
     def __init__(self, status: int, detail: str, headers: dict[str, str]) -> None:
         super().__init__(detail)
         self.status, self.headers = status, headers
+        self.key: str | None = None
+        """Name of the key that was refused; None without a known one."""
 
 
 class KeysError(ValueError):
@@ -140,7 +142,11 @@ class Gate:
                 self._count(client_of(client), self.per_minute, None)
             return None
         name, key = self._find(self.keys(), authorization)
-        self._count(name, key.requests_per_minute or self.per_minute, key.requests_per_day)
+        try:
+            self._count(name, key.requests_per_minute or self.per_minute, key.requests_per_day)
+        except Refused as refused:
+            refused.key = name
+            raise
         return name
 
     def _find(self, named: Named, authorization: str) -> tuple[str, Key]:

@@ -29,6 +29,7 @@ class Counts:
     """
 
     def __init__(self, file: Path | None = None) -> None:
+        self.is_file = file is not None
         try:
             self._database = sqlite3.connect(
                 file or ":memory:", isolation_level=None, timeout=WAIT_SECONDS, check_same_thread=False

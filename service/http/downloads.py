@@ -5,15 +5,15 @@ The files have no name, so nothing of them is left behind; the last one to send 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
-from fastapi import Response
 from sqlalchemy.orm import Session
-from starlette.concurrency import run_in_threadpool
+from starlette.responses import FileResponse
 from starlette.types import Receive, Scope, Send
 
 from service.database import queries
@@ -25,10 +25,10 @@ Write = Callable[[Session, IO[bytes]], None]
 
 @dataclass(frozen=True, eq=False)
 class Export:
-    """An open file without a name, `size` bytes made of the database's `content`."""
+    """An open file without a name, made of the database's `content`; `etag` is that of its bytes."""
 
     descriptor: int
-    size: int
+    etag: str
     content: str
 
     def __del__(self) -> None:
@@ -73,24 +73,26 @@ def _make(session: Session, write: Write) -> Export:
     with tempfile.TemporaryFile(prefix="claimcheck-export-") as file:
         write(session, file)
         file.flush()
-        return Export(os.dup(file.fileno()), os.fstat(file.fileno()).st_size, content)
+        file.seek(0)
+        etag = f'"{hashlib.file_digest(file, "sha256").hexdigest()[:32]}"'
+        return Export(os.dup(file.fileno()), etag, content)
 
 
-class Download(Response):
-    """Sends an export in pieces; raises `Busy` where as many as may are being sent."""
+class Download(FileResponse):
+    """Sends an export or the ranges of it that are asked for; raises `Busy` if as many as may are being sent."""
+
+    chunk_size = CHUNK_BYTES
 
     def __init__(self, export: Export, sending: Slots, *, media_type: str, filename: str) -> None:
-        self._export, self._sending = export, sending
-        self.status_code, self.media_type, self.background = 200, media_type, None
-        self.init_headers(
-            {"content-length": str(export.size), "content-disposition": f'attachment; filename="{filename}"'}
+        self._export, self._sending = export, sending  # its file stays open until it is sent
+        super().__init__(
+            f"/dev/fd/{export.descriptor}",
+            headers={"etag": export.etag},
+            media_type=media_type,
+            filename=filename,
+            stat_result=os.fstat(export.descriptor),
         )
 
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._sending.turn():
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            sent = 0
-            while sent < self._export.size:
-                chunk = await run_in_threadpool(os.pread, self._export.descriptor, CHUNK_BYTES, sent)
-                sent += len(chunk)
-                await send({"type": "http.response.body", "body": chunk, "more_body": sent < self._export.size})
+            await super().__call__(scope, receive, send)

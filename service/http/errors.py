@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnection
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from service.database.queries import AmbiguousCheckpoint, NoRealCheckpoint
 from service.database.samples import NoSample
@@ -226,11 +227,14 @@ def install_error_handlers(app: FastAPI) -> None:
         detail, status = error.detail, error.status_code
         if status == 400 and detail.startswith(FORM_LIMITS):
             status = 413
+        headers = dict(error.headers or {})
         if status == 405:
+            allowed = set(headers.get("Allow", "").split(", "))
+            headers["Allow"] = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
             detail = f"{request.method} is not allowed here"
         elif detail == HTTPStatus(status).phrase:
             detail = HTTP_DETAILS.get(status, detail)
-        return problem_response(request, status, detail, dict(error.headers or {}))
+        return problem_response(request, status, detail, headers)
 
     async def validation(request: Request, error: RequestValidationError) -> Response:
         return problem_response(request, 422, "; ".join(_explain(item) for item in error.errors()))
@@ -244,6 +248,9 @@ def install_error_handlers(app: FastAPI) -> None:
         logger.error("%s %s: %s", request.method, request.url.path, error)
         return problem_response(request, 503, "too many read the results database", {"retry-after": "2"})
 
+    async def cut(request: Request, _error: Exception) -> Response:
+        return problem_response(request, 400, "the body ended before it was complete")
+
     for kind in STATUS:
         app.add_exception_handler(kind, domain)
     app.add_exception_handler(Problem, explicit)  # type: ignore[arg-type]
@@ -252,10 +259,13 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(CheckpointError, unavailable)
     app.add_exception_handler(DBAPIError, unavailable)
     app.add_exception_handler(NoConnection, no_connection)
+    app.add_exception_handler(ClientDisconnect, cut)
 
 
 def _explain(item: Any) -> str:
     field = ".".join(str(part) for part in item["loc"])
+    if "UploadFile" in item["msg"]:
+        return f"{field}: this is text; send a file, in a part with a filename"
     message = item["msg"][0].lower() + item["msg"][1:]
     value = item.get("input")
     return f"{field}: {message}" + (f", got {value[:80]!r}" if isinstance(value, str) else "")

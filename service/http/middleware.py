@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 from urllib.parse import unquote
 
+from anyio import CapacityLimiter, to_thread
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,6 +36,9 @@ from service.slots import holder
 
 logger = logging.getLogger("claimcheck.access")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+COUNT_SECONDS = 2.0
+FOR_MACHINES = ("/health/", "/metrics", "/v2/health/")
+NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
 ADDRESS = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 
 
@@ -217,7 +221,11 @@ class Framing:
 
 
 class HeaderLimit:
-    """431 for headers over `limit` bytes; the server's own limit covers a line that hasn't ended yet."""
+    """431 for headers over `limit` bytes; the server's own limit covers a line that hasn't ended yet.
+
+    Cookies are left out: the service has none, and FastAPI reads them for every route, in quadratic time.  So are a
+    range of an unknown unit (RFC 9110, 14.2) and an Accept-Encoding that refuses gzip, which the framework misreads.
+    """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self.app, self.limit = app, limit
@@ -227,19 +235,27 @@ class HeaderLimit:
             detail = f"the request's headers are larger than {self.limit:,} bytes"
             await problem_response(Request(scope), 431, detail)(scope, receive, send)
             return
+        if scope["type"] == "http":
+            scope["headers"] = [pair for pair in scope["headers"] if not _is_ignored(*pair)]
         await self.app(scope, receive, send)
+
+
+def _is_ignored(name: bytes, value: bytes) -> bool:
+    if name == b"range":
+        return not value.lower().startswith(b"bytes=")
+    return name == b"cookie" or (name == b"accept-encoding" and NO_GZIP.search(value) is not None)
 
 
 class AllowedHosts:
     """421 for a host that this service doesn't answer for, so that another site's page can't reach it by that site's
-    name.
+    name.  Probes and Prometheus name a pod by its address, so what only machines read is answered for any host.
     """
 
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
         self.app, self.hosts = app, frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and "*" not in self.hosts:
+        if scope["type"] == "http" and "*" not in self.hosts and not scope["path"].startswith(FOR_MACHINES):
             host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).lower()
             if host not in self.hosts:
                 detail = (
@@ -250,19 +266,49 @@ class AllowedHosts:
         await self.app(scope, receive, send)
 
 
+class OwnOrigins:
+    """403 for what a page of another site sends: any page could have a browser ask a service on this machine."""
+
+    def __init__(self, app: ASGIApp, allowed: tuple[str, ...]) -> None:
+        self.app, self.allowed = app, frozenset(allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and "*" not in self.allowed:
+            headers = Headers(scope=scope)
+            origin, host = headers.get("origin", ""), headers.get("host", "").lower()
+            if origin and origin not in self.allowed and origin.lower() not in (f"http://{host}", f"https://{host}"):
+                detail = f"pages of {origin[:80]!r} may not send this; CLAIMCHECK_CORS_ORIGINS names those that may"
+                await problem_response(Request(scope), 403, detail)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
 class KeysAndRates:
-    """401 and 429 for inference, before a body is received."""
+    """401 and 429 for inference, before a body is received.
+
+    A file of counts may be locked by another process: it is asked in a thread, one request after the other.
+    """
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
-        self.app, self.gate = app, gate
+        self.app, self.gate, self._one = app, gate, CapacityLimiter(1)
+
+    async def _admit(self, authorization: str, client: str) -> str | None:
+        if not self.gate.counts.is_file:
+            return self.gate.admit(authorization, client)
+        try:
+            async with asyncio.timeout(COUNT_SECONDS):
+                return await to_thread.run_sync(self.gate.admit, authorization, client, limiter=self._one)
+        except TimeoutError:
+            raise Refused(503, "requests can't be counted at the moment", {"retry-after": "2"}) from None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
             client = scope.get("client")
             try:
                 authorization = Headers(scope=scope).get("authorization", "")
-                scope["state"]["key"] = self.gate.admit(authorization, client[0] if client else "")
+                scope["state"]["key"] = await self._admit(authorization, client[0] if client else "")
             except Refused as refused:
+                scope["state"]["key"] = refused.key
                 response = problem_response(Request(scope), refused.status, str(refused), refused.headers)
                 await response(scope, receive, send)
                 return
@@ -282,7 +328,12 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        declared = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        if (encoding := headers.get("content-encoding", "").lower()) not in ("", "identity"):
+            detail = f"a body encoded as {encoding[:40]!r} isn't read; send it plain"
+            await problem_response(Request(scope), 415, detail)(scope, receive, send)
+            return
+        declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > self.limit:
             await problem_response(Request(scope), 413, BodyTooLarge(self.limit).detail)(scope, receive, send)
             return

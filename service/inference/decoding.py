@@ -38,6 +38,11 @@ TINY_BYTES, TINY_WORK = 4 * 1024, 64 * 64
 SMALL_BYTES, SMALL_WORK = 16 * 1024, 128 * 128
 UNPACKED = (b"zTXt", b"iTXt", b"iCCP")
 """Parts of a PNG file that may be a thousand times as long once they are read."""
+GOOD = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
+    "0000000a49444154789c636000000002000148afa4710000000049454e44ae426082"
+)
+"""A PNG of one black pixel: a decoder that can't decode it has a fault of its own."""
 BUSY = 0.25
 """Share of the time that a decoder computes at least, on a machine that isn't too busy for it."""
 MEMORY_BYTES = 512 * 1024 * 1024  # the largest image takes some 250 MB while it is decoded
@@ -136,6 +141,16 @@ class Decoder:
                 del self._waiting[client]
                 self._next.pop(client, None)
         return [np.stack([decoded[number][index] for number in range(len(uploads))]) for index in range(len(shapes))]
+
+    async def check(self) -> None:
+        """Start a process where none is left.
+
+        Raises:
+            InferenceStopped: none can be started, or it decodes nothing.
+            QueueFull: others are before it.
+        """
+        if not any(process.is_alive for process in self.processes):
+            await self._in_process(Upload("", GOOD), [(1, 1, 1)], 1, _Share(self.seconds))
 
     def _begin(self, client: str, work: int) -> int:
         """The turn of a new request, whose first image is at most so much work."""
@@ -236,10 +251,19 @@ class Decoder:
         else:
             if not fault:
                 raise QueueFull("the processes that decode images were killed")
+            self._require_working(process)
             raise ImageError(fault)
         if share.computed < BUSY * self.seconds:
             raise QueueFull("this machine is too busy to decode the image in time")
         raise ImageError(f"decoding takes longer than {self.seconds:g} s, which is for all images of a request")
+
+    def _require_working(self, process: Process) -> None:
+        """Blame no image for the end of a decoder that decodes nothing.  Raises `InferenceStopped`."""
+        try:
+            process.ask((GOOD, [(1, 1, 1)]))
+        except ProcessGone:
+            _replace(process)
+            raise InferenceStopped("images can't be decoded at the moment: decoders end at once") from None
 
 
 def _is_small(upload: Upload, found: Outline) -> bool:
@@ -276,27 +300,36 @@ def _decode_all(content: bytes, shapes: Sequence[Shape]) -> Decoded:
 def _decode_until_closed(connection: Connection, memory_bytes: int) -> None:
     """The whole life of a decoding process."""
     leave_signals_to_the_server()
-    _limit_memory(memory_bytes)
+    has_all = _limit_memory(memory_bytes)
     while True:
         try:
             content, shapes = connection.recv()
-            connection.send(_answer(content, shapes, memory_bytes))
+            connection.send(_answer(content, shapes, memory_bytes, has_all))
         except (EOFError, OSError):
             return
 
 
-def _answer(content: bytes, shapes: Sequence[Shape], memory_bytes: int) -> Decoded | ImageError:
+def _answer(content: bytes, shapes: Sequence[Shape], memory_bytes: int, has_all: bool) -> Decoded | Exception:
     try:
         return _decode_all(content, shapes)
     except ImageError as error:
         return error
     except MemoryError:
+        if not has_all:
+            return InferenceStopped("images can't be decoded at the moment: this machine limits memory (ulimit -v)")
         return ImageTooLarge(f"decoding takes more than {memory_bytes >> 20} MB")
 
 
-def _limit_memory(memory_bytes: int) -> None:
-    """Limit what the process may take from here on; only Linux says what it has."""
+def _limit_memory(memory_bytes: int) -> bool:
+    """Limit what the process may take from here on; only Linux says what it has.
+
+    Returns False if a limit from outside (`ulimit -v`) is lower.
+    """
     statistics = Path("/proc/self/statm")
     if statistics.exists():
         has = int(statistics.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (has + memory_bytes, has + memory_bytes))
+        most, hard = has + memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]
+        has_all = hard == resource.RLIM_INFINITY or most <= hard
+        resource.setrlimit(resource.RLIMIT_AS, (most if has_all else hard, hard))
+        return has_all
+    return True

@@ -178,6 +178,11 @@ def prose(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(said))))
 
 
+def is_web_address(text: str | None) -> bool:
+    """True for what may become a link: `javascript:` in an address would run on a click."""
+    return (text or "").startswith(("https://", "http://"))
+
+
 def install(environment: Environment) -> None:
     """Register all of the above as filters."""
     for function in (
@@ -195,6 +200,7 @@ def install(environment: Environment) -> None:
         prose,
         lower_first,
         upper_first,
+        is_web_address,
     ):
         environment.filters[function.__name__] = function
     environment.filters["zip"] = zip

@@ -15,7 +15,7 @@ from service.database.leaderboard import COSTS, TITLES, Column, has, list_entrie
 from service.database.observed import known_quantities, list_observed
 from service.database.specs import lay_side_by_side
 from service.dependencies import Compare, ResultsSession, app_state_of
-from service.http.errors import declared
+from service.http.errors import Problem, declared
 from service.pages.chance import at_chance, tell_chance
 from service.pages.charts import cost_chart
 from service.pages.citing import bibtex_table
@@ -142,8 +142,10 @@ def show_leaderboard(
     """
     overview = first_of_each_dataset(compare(Question()))
     datasets = [item for item in queries.list_datasets(session) if item.name in overview]
-    first = next((item.name for item in datasets if overview[item.name].is_real), datasets[0].name)
-    chosen = queries.find_dataset(session, dataset or first)
+    first = next((item.name for item in datasets if overview[item.name].is_real), None)
+    if (wanted := dataset or first or next((item.name for item in datasets), None)) is None:
+        raise Problem(404, "no model is listed: the results database is empty")
+    chosen = queries.find_dataset(session, wanted)
     metrics = {name: METRICS[name].title for name in SHOWN_METRICS[chosen.kind] if METRICS[name].split}
     shown = metric or next(iter(metrics))
     found = compare(Question(dataset=chosen.name, profile=profile or None, metric=shown, provenance=provenance))

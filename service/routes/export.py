@@ -9,9 +9,10 @@ from fastapi import APIRouter, Path, Request, Response
 
 from service.database.export import find_table, write_table, write_zip
 from service.dependencies import app_state_of
-from service.http.caching import tag_answer
+from service.http.caching import NotModified
 from service.http.downloads import Download, Write
 from service.http.errors import declared
+from service.http.headers import known_tags
 from service.http.strict import StrictRoute
 
 router = APIRouter(prefix="/api/v1/export", route_class=StrictRoute, tags=["export"])
@@ -55,8 +56,8 @@ async def export_database(request: Request) -> Response:
 
 async def _download(request: Request, filename: str, media_type: str, write: Write) -> Response:
     exports = app_state_of(request).exports
-    content = await exports.content()
-    tag_answer(request, content)
-    export = await exports.get(filename, content, write)
-    tag_answer(request, export.content)
+    export = await exports.get(filename, await exports.content(), write)
+    if export.etag in known_tags(request.headers):
+        raise NotModified(export.etag)
+    request.scope["state"]["etag"] = export.etag
     return Download(export, exports.sending, media_type=media_type, filename=filename)

@@ -26,6 +26,7 @@ async def ready(request: Request) -> HealthOut:
     """Requests may be sent here: the results can be read and models can answer; 503 where not."""
     parts = app_state_of(request)
     require_ready(parts)
+    await parts.engine.decoder.check()
     content = await parts.asking.ask(queries.content_digest)
     detail = [f"results {content[:12]}"]
     if aside := parts.engine.batcher.suspects.set_aside:

@@ -18,7 +18,7 @@ from service.database.schemas import (
 )
 from service.dependencies import ResultsSession, app_state_of
 from service.http.disconnects import unless_gone
-from service.http.errors import Problem, declared
+from service.http.errors import declared
 from service.inference.model_names import find_version, find_versions
 from service.inference.tensors import InferRequest, describe_tensors, read_request, write_answer
 from service.routes.health import require_ready
@@ -77,6 +77,7 @@ async def live() -> ServerLiveOut:
 async def ready(request: Request) -> ServerReadyOut:
     """As `/health/ready`: 503 where requests shouldn't be sent here."""
     require_ready(parts := app_state_of(request))
+    await parts.engine.decoder.check()
     await parts.asking.ask(queries.content_digest)
     return ServerReadyOut(ready=True)
 
@@ -147,9 +148,7 @@ async def version_ready(model: ModelName, served_checkpoint: Named, request: Req
     return ModelReadyOut(name=model, ready=True)
 
 
-async def read_body(request: Request, content_encoding: Annotated[str, Header(include_in_schema=False)] = "") -> bytes:
-    if content_encoding.lower() not in ("", "identity"):
-        raise Problem(415, f"a body encoded as {content_encoding[:40]!r} isn't read; send it plain")
+async def read_body(request: Request) -> bytes:
     return await request.body()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import time
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, insert, text
 from sqlalchemy.engine import ExceptionContext, make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
@@ -23,6 +24,12 @@ from stages.results.tables import SCHEMA_VERSION, Base
 
 Sessions = sessionmaker[Session]
 _ROWS_AT_ONCE = 100_000
+CONNECT_SECONDS, LOCK_SECONDS, STATEMENT_SECONDS = 3, 2, 30
+SILENT_SECONDS = STATEMENT_SECONDS + 5
+"""Without a word of a server that should have ended the statement by then."""
+_BUILT_IN = "claimcheck_new"
+_SWAP_SECONDS, _SWAPS = 0.2, 300
+"""Longest that readers wait for the writer, which then makes way for those under way and tries again."""
 _UNSTORABLE = re.compile("[\\0\\ud800-\\udfff]")
 
 
@@ -96,6 +103,7 @@ def open_results(database: str, *, connections: int = 8) -> Sessions:
         engine = create_engine("sqlite://", creator=creator, poolclass=NullPool, json_deserializer=_parse_json)
     else:
         engine = create_engine(url, pool_pre_ping=True, pool_size=connections, max_overflow=0, pool_timeout=5)
+        event.listen(engine, "do_connect", _connect_with_limits)
         engine = engine.execution_options(postgresql_readonly=True)
     event.listen(engine, "connect", _schema_check(engine))
     event.listen(engine, "handle_error", _refuse_damaged)
@@ -106,11 +114,30 @@ def open_results(database: str, *, connections: int = 8) -> Sessions:
 def _read_only(path: Path) -> Callable[[], sqlite3.Connection]:
     def connect() -> sqlite3.Connection:
         try:
-            return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, check_same_thread=False)
+            address = f"file:{quote(str(path))}?mode=ro"
+            return sqlite3.connect(address, timeout=LOCK_SECONDS, uri=True, check_same_thread=False)
         except sqlite3.Error as error:
             raise _unopened(path) from error
 
     return connect
+
+
+def _connect_with_limits(_dialect: object, _record: object, arguments: Any, options: dict[str, Any]) -> Any:
+    """Connect to PostgreSQL so that nothing waits without end, even for a server that stands still."""
+    import psycopg
+
+    class Limited(psycopg.Connection[Any]):
+        def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+            try:
+                return super().wait(gen, interval, SILENT_SECONDS if timeout is None else timeout)
+            except psycopg.OperationalError:
+                if self.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+                    self.pgconn.finish()  # the answer may still come, to another question
+                raise
+
+    limits = f"-c lock_timeout={LOCK_SECONDS}s -c statement_timeout={STATEMENT_SECONDS}s"
+    given = f"{options.get('options', '')} {limits}".strip()
+    return Limited.connect(*arguments, **{"connect_timeout": CONNECT_SECONDS, **options, "options": given})
 
 
 def _unopened(path: Path) -> ResultsUnavailable:
@@ -181,6 +208,8 @@ def _schema_check(engine: Engine) -> Callable[[Any, Any], None]:
 def create_results(url: str, fill: Callable[[Session], None]) -> None:
     """Build the database at `url` from nothing and `fill` it in one transaction: all of it or the previous state.
 
+    PostgreSQL gets the tables in a schema of their own, which are swapped in at the end, so readers don't wait.
+
     Raises:
         ResultsUnavailable: the database can't be written.
     """
@@ -189,11 +218,19 @@ def create_results(url: str, fill: Callable[[Session], None]) -> None:
         event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = ON"))
     try:
         with engine.begin() as connection:
-            _drop_tables(connection)
+            is_postgresql = connection.dialect.name == "postgresql"
+            target = connection.scalar(text("SELECT current_schema()")) if is_postgresql else None
+            if is_postgresql:  # beside the tables that are read meanwhile
+                connection.execute(text(f"CREATE SCHEMA {_BUILT_IN}"))
+                connection.execute(text(f"SET LOCAL search_path TO {_BUILT_IN}"))
+            else:
+                Base.metadata.drop_all(connection)
             Base.metadata.create_all(connection)
             with Session(connection) as session:
                 fill(session)
                 session.flush()
+                if target is not None:
+                    _swap(connection, target)
     except SQLAlchemyError as error:
         reason = getattr(error, "orig", None) or error  # without the statement and the address of SQLAlchemy's manual
         words = describe_fault(reason) if isinstance(reason, FAULTS) else reason
@@ -214,10 +251,23 @@ def insert_rows(session: Session, table: type[Base], rows: Iterable[tuple[Any, .
             connection.exec_driver_sql(str(statement), [dict(zip(columns, row, strict=True)) for row in part])
 
 
-def _drop_tables(connection: Connection) -> None:
-    """Drop our tables, and whatever in an older version still refers to them."""
-    if connection.dialect.name != "postgresql":
-        Base.metadata.drop_all(connection)
-        return
-    for name in Base.metadata.tables:
-        connection.execute(text(f'DROP TABLE IF EXISTS "{name}" CASCADE'))
+def _swap(connection: Connection, target: str) -> None:
+    """Put the new tables in place of ours in the schema `target`, and of whatever in an older version refers to them.
+
+    Raises:
+        OperationalError: there was no moment without a reader.
+    """
+    names = [f'"{table.name}"' for table in Base.metadata.sorted_tables]
+    connection.execute(text(f"SET LOCAL lock_timeout = '{_SWAP_SECONDS}s'"))
+    for left in reversed(range(_SWAPS)):
+        try:
+            with connection.begin_nested():
+                for name in names:
+                    connection.execute(text(f'DROP TABLE IF EXISTS "{target}".{name} CASCADE'))
+                    connection.execute(text(f'ALTER TABLE {_BUILT_IN}.{name} SET SCHEMA "{target}"'))
+                connection.execute(text(f"DROP SCHEMA {_BUILT_IN}"))
+            return
+        except OperationalError:
+            if not left:
+                raise
+            time.sleep(_SWAP_SECONDS)

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import hmac
 import os
+import sqlite3
 import subprocess
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +15,12 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.testclient import TestClient
+from starlette.types import Message
 
 from service.__main__ import warn_where_open
 from service.http.access import Gate, Key, KeyFile, KeysError, Refused, client_of, digest_of, new_key, read_keys
 from service.http.counts import Counts, CountsError
+from service.http.middleware import KeysAndRates
 from service.settings import Settings
 from tests.service.conftest import keys_file, png, serving
 from tests.service.running import running
@@ -91,6 +97,30 @@ def test_a_body_is_not_received_without_a_key(settings: Settings, tmp_path: Path
         chunks = iter(body, b"")
         headers = {"content-length": str(10**6 - 1), "content-type": "multipart/form-data; boundary=b"}
         assert client.post(VIT, content=(next(chunks) for _ in range(9)), headers=headers).status_code == 401
+
+
+def test_refusals_of_a_key_are_counted_as_its_own(settings: Settings, tmp_path: Path) -> None:
+    keys = keys_file(tmp_path, ann=f'sha256 = ["{digest_of("ann")}"]\nrequests_per_day = 1')
+    with serving(settings.model_copy(update={"keys": keys})) as client:
+        assert [ask(client, "ann"), ask(client, "ann"), ask(client, "bob")] == [200, 429, 401]
+        text = client.get("/metrics").text
+    assert 'claimcheck_key_requests_total{key="ann",status="429"} 1.0' in text
+    assert 'status="401"' not in text.partition("claimcheck_key_requests_total")[2].partition("# HELP")[0]
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://stranger.example", "http://127.0.0.1:3000", "null", "javascript:", "x" * 5000]
+)
+@pytest.mark.parametrize("path", [VIT, OIP])
+def test_pages_of_other_sites_may_not_post(settings: Settings, path: str, origin: str) -> None:
+    friend = "https://friend.example"
+    with serving(settings.model_copy(update={"cors_origins": (friend,)})) as client:
+        refused = client.post(path, files={"file": png()}, headers={"origin": origin})
+        assert refused.status_code == 403 and "may not send this" in refused.json()["detail"]
+        for own in (friend, "http://127.0.0.1", "https://127.0.0.1"):
+            answer = client.post(VIT, files={"file": png()}, headers={"origin": own})
+            assert answer.status_code == 200
+        assert client.get("/compare", headers={"origin": origin}).status_code == 200
 
 
 def test_a_client_that_asks_too_often_is_told_when_to_come_back(settings: Settings) -> None:
@@ -264,6 +294,38 @@ def test_where_nothing_can_be_counted_nobody_is_admitted(tmp_path: Path) -> None
     with pytest.raises(Refused, match="can't be counted at the moment") as refused:
         gate.admit("Bearer a", "")
     assert refused.value.status == 503
+
+
+def test_a_locked_file_of_counts_holds_up_no_other_request(tmp_path: Path) -> None:
+    """The event loop goes on, and each of many requests that can't be counted is refused within seconds."""
+    gate = gate_of(10, "a", counts=Counts(tmp_path / "counts.db"))
+    sent: list[Message] = []
+    gaps: list[float] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def tick() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            gaps.append(time.monotonic() - before)
+
+    async def scene() -> None:
+        ticking = asyncio.create_task(tick())
+        middleware = KeysAndRates(None, gate)  # type: ignore[arg-type]
+        scope = {"type": "http", "method": "POST", "path": "/v2/x", "state": {}}
+        scope["headers"] = [(b"authorization", b"Bearer a")]
+        began = time.monotonic()
+        await asyncio.gather(*(middleware(dict(scope), None, send) for _ in range(8)))  # type: ignore[arg-type]
+        assert time.monotonic() - began < 5
+        ticking.cancel()
+
+    with closing(sqlite3.connect(tmp_path / "counts.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        asyncio.run(scene())
+    assert [message["status"] for message in sent if "status" in message] == [503] * 8
+    assert max(gaps) < 0.5
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from html import unescape
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -12,6 +15,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.pages.citing import badge
+from service.settings import Settings
+from tests.service.conftest import serving
 
 GAIN = "/claims/dac.sgemm.gain"
 
@@ -142,3 +147,13 @@ def test_badges_say_the_verdict_and_are_well_formed(client: TestClient) -> None:
     for address in ("/claims/x/badge.svg", "/papers/x/badge.svg"):
         assert client.get(address).status_code == 404
     ElementTree.fromstring(badge("a<b", 'c&d"', "#000"))
+
+
+@pytest.mark.parametrize("address", ["javascript:alert(1)", "data:text/html,x", " javascript:alert(1)", "JAVASCRIPT:x"])
+def test_an_address_that_runs_is_no_link(own_root: Path, address: str) -> None:
+    with closing(sqlite3.connect(own_root / "data" / "results.db")) as database, database:
+        database.execute("UPDATE papers SET repository = ?", (address,))
+    with serving(Settings(root=own_root)) as client:
+        page = client.get("/papers/ninformer")
+    assert page.status_code == 200 and address not in page.text
+    assert "no public code of its authors" in page.text

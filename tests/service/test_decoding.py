@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from service.inference.batching import QueueFull
-from service.inference.decoding import PROCESSES, TINY_BYTES, Decoder, Upload, _here, _is_tiny
+from service.inference.batching import InferenceStopped, QueueFull
+from service.inference.decoding import GOOD, PROCESSES, TINY_BYTES, Decoder, Upload, _here, _is_tiny
 from service.inference.processes import Process
 from service.slots import holder
 from stages.images import ImageError, ImageTooLarge, decode_image, outline
+from tests.preloaded import python
+from tests.project import REPOSITORY
 from tests.service.conftest import png
 from tests.service.hostile_images import (
     chunk,
@@ -147,8 +149,13 @@ def test_an_image_whose_process_is_killed_is_decoded_by_the_next_one(is_busy: bo
 
 
 def end_at_once(connection: Connection) -> None:
-    """A decoder that an image ends."""
-    connection.recv()
+    """A decoder that any image ends but a good one."""
+    while connection.recv()[0] == GOOD:
+        connection.send([])
+    os._exit(1)
+
+
+def end_at_birth(_connection: Connection) -> None:
     os._exit(1)
 
 
@@ -160,6 +167,55 @@ def test_an_image_that_ends_two_processes_is_refused() -> None:
                 await decoder.decode([large()], [SHAPE])
 
     run(scene)
+
+
+def test_an_image_is_not_called_damaged_where_no_decoder_works() -> None:
+    async def scene() -> None:
+        async with decoding() as decoder:
+            for process in decoder.processes:
+                process._target, process._arguments = end_at_birth, ()
+                process.restart()
+            with pytest.raises(InferenceStopped, match="decoders end at once"):
+                await decoder.decode([large()], [SHAPE])
+            while any(process.is_alive for process in decoder.processes):
+                await asyncio.sleep(0.01)
+            with pytest.raises(InferenceStopped, match="decoders end at once"):
+                await decoder.check()
+
+    run(scene)
+
+
+def test_a_lost_decoder_is_replaced_by_who_asks_for_readiness() -> None:
+    async def scene() -> None:
+        async with decoding() as decoder:
+            for process in decoder.processes:
+                assert process._process is not None
+                process._process.kill()
+                process._process.join()
+            await decoder.check()
+            assert any(process.is_alive for process in decoder.processes)
+
+    run(scene)
+
+
+LIMITED = """
+import resource
+from service.inference.decoding import GOOD, _answer, _limit_memory
+from tests.service.test_decoding import SHAPE, Image, encode
+
+content = encode("PNG", Image.new("1", (4000, 4000)))
+_answer(GOOD, [SHAPE], 512 << 20, True)  # loads what decoding needs
+has = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (has + (8 << 20), has + (8 << 20)))
+has_all = _limit_memory(512 << 20)
+print(has_all, type(_answer(GOOD, [SHAPE], 512 << 20, has_all)).__name__)
+print(type(_answer(content, [SHAPE], 512 << 20, has_all)).__name__)
+"""
+
+
+def test_a_limit_of_memory_from_outside_is_no_fault_of_an_image() -> None:
+    done = python("-c", LIMITED, cwd=REPOSITORY, env=dict(os.environ))
+    assert done.stdout.split() == ["False", "list", "InferenceStopped"], done.stderr
 
 
 def end_killed(connection: Connection) -> None:

@@ -70,6 +70,7 @@ def test_every_route_answers_a_wrong_method_with_a_problem(client: TestClient, k
     for method in ("DELETE", "PUT", "PATCH", "POST"):
         response = client.request(method, path.replace("{key}", key))
         assert_problem(response, 405, f"{method} is not allowed here")
+        assert response.headers["allow"] == "GET, HEAD"
 
 
 def test_predict_answers_a_wrong_method_with_a_problem_and_says_which_is_right(client: TestClient) -> None:

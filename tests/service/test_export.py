@@ -86,6 +86,31 @@ def test_a_large_table_is_written_in_pieces(root: Path, monkeypatch: pytest.Monk
     assert max(groups) == 50 and sum(groups) == len(stored(root, "epochs"))
 
 
+def test_an_export_is_sent_in_ranges(client: TestClient) -> None:
+    """As data-frame libraries read it by its address."""
+    for address in ("/api/v1/export/claims.parquet", "/api/v1/export.zip"):
+        whole = client.get(address)
+        etag, size = whole.headers["etag"], len(whole.content)
+        assert etag.startswith('"') and whole.headers["accept-ranges"] == "bytes"
+        for sent, first, last in (("0-9", 0, 9), ("-8", size - 8, size - 1), (f"{size - 5}-", size - 5, size - 1)):
+            for condition in ({}, {"if-range": etag}):
+                part = client.get(address, headers={"range": f"bytes={sent}", **condition})
+                assert (part.status_code, part.content) == (206, whole.content[first : last + 1])
+                assert part.headers["content-range"] == f"bytes {first}-{last}/{size}" and part.headers["etag"] == etag
+        other = client.get(address, headers={"range": "bytes=0-9", "if-range": '"other"'})
+        assert (other.status_code, other.content) == (200, whole.content)
+        assert_problem(client.get(address, headers={"range": f"bytes={size}-"}), 416)
+        assert client.head(address).headers["content-length"] == str(size)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "is_packed"), [("gzip;q=0", False), ("gzip; q=0.0, br", False), ("gzip;q=0.5", True)]
+)
+def test_gzip_is_not_sent_where_it_is_refused(client: TestClient, accepted: str, is_packed: bool) -> None:
+    answer = client.get("/compare", headers={"accept-encoding": accepted})
+    assert ("content-encoding" in answer.headers) == is_packed
+
+
 def test_an_export_is_not_sent_twice(client: TestClient) -> None:
     for address in ("/api/v1/export/claims.parquet", "/api/v1/export.zip"):
         etag = client.get(address).headers["etag"]

@@ -148,11 +148,13 @@ def forms() -> Iterator[Form]:
     yield Form("another boundary", GOOD + END, 400, "multipart/form-data; boundary=c")
     yield Form("long boundary", GOOD + END, 400, f"multipart/form-data; boundary={'b' * 5000}")
     yield Form("not a form", b"hello", 400)
-    yield Form("compressed", b"\x1f\x8b\x08" + bytes(50), 400, headers={"content-encoding": "gzip"})
+    yield Form(
+        "compressed", b"\x1f\x8b\x08" + bytes(50), 415, words="send it plain", headers={"content-encoding": "gzip"}
+    )
     yield Form("part without a name", part('filename="a.png"', png()) + END, 400)
     yield Form("part without a header", b"--b\r\n\r\n" + png() + b"\r\n" + END, 400)
     yield Form("another name", part('name="image"; filename="a.png"', png()) + END, 422, words="send it as file=")
-    yield Form("text instead of a file", part('name="file"', b"hello") + END, 422, words="body.file")
+    yield Form("text instead of a file", part('name="file"', b"hello") + END, 422, words="this is text; send a file")
     yield Form("traversing file name", part('name="file"; filename="../../a.png"', png()) + END, 200)
     yield Form("file name with a nul", part('name="file"; filename="a\0.png"', png()) + END, 200)
     yield Form("file name of a device", part('name="file"; filename="/dev/null"', png()) + END, 200)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
+from service.settings import Settings
+from tests.service.conftest import serving
 from tests.service.test_pages import Page
 from tests.service.test_published_pages import text_of
 
@@ -57,6 +62,17 @@ def test_placeholders_have_no_place_in_it(client: TestClient) -> None:
     assert len(models(client, "/leaderboard?dataset=cifar100&profile=quick")) == 4
     assert "No model has a result" in client.get("/leaderboard?dataset=cifar100&profile=smoke").text
     assert "MNIST" in client.get("/leaderboard").text, "the first data set with results"
+
+
+def test_an_emptied_database_is_no_fault(own_root: Path) -> None:
+    with closing(sqlite3.connect(own_root / "data" / "results.db")) as database, database:
+        names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for name in names:
+            if name != "meta":
+                database.execute(f'DELETE FROM "{name}"')
+    with serving(Settings(root=own_root)) as client:
+        for path in ("/leaderboard", "/", "/claims", "/compare", "/runs", "/api/v1/runs", "/api/v1/papers"):
+            assert client.get(path).status_code in (200, 404), path
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,24 @@ def exchange(service: Running, content: bytes) -> tuple[int, bytes]:
             return 0, b""
 
 
+def test_a_body_that_is_cut_short_is_no_fault_of_ours(service: Running) -> None:
+    start = b"POST /v2/models/ninformer-cifar100.vit/infer HTTP/1.1\r\nHost: localhost\r\n"
+    for rest in (
+        b"Content-Length: 1000\r\n\r\n{",
+        b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
+        b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\nnonsense\r\n",
+    ):
+        before = service.log.stat().st_size
+        with socket.create_connection((service.host, service.port), timeout=60) as connection:
+            connection.sendall(start + rest)
+            time.sleep(0.3)
+        until = time.monotonic() + 10
+        while b"ninformer-cifar100.vit/infer" not in (lines := service.log.read_bytes()[before:]):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert b"Traceback" not in lines and b'"status": 500' not in lines and b'"status": 400' in lines, lines
+
+
 def answer_on(connection: socket.socket) -> tuple[int, bytes]:
     response = http.client.HTTPResponse(connection)
     try:

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 import torch
 
+from benchmarks.server import free_port
 from service.app import create_app
 from service.settings import Settings
 from tests.preloaded import python
 from tests.project import REPOSITORY
 from tests.service.conftest import serving
+from tests.service.running import Running, wait_until_ready
 
 
 @pytest.mark.parametrize("wanted", ["cuda:99", "gpu"])
@@ -41,3 +48,36 @@ def test_a_fault_in_warming_up_is_logged_and_keeps_no_service_from_being_ready(
     with serving(settings) as client:
         assert client.get("/health/ready").status_code == 200
     assert "a row that nobody expected" in caplog.text
+
+
+HANGING = """
+import re, sys
+from service.__main__ import serve
+from service.app import create_app
+from service.settings import Settings
+
+settings = Settings(stall_seconds=2, drain_seconds=0)
+app = create_app(settings)
+app.add_api_route("/hang", lambda: re.match("(a+)+b", "a" * 60), methods=["GET"])
+serve(app, settings, "127.0.0.1", int(sys.argv[1]))
+"""
+
+
+def test_a_held_gil_ends_the_process_with_its_stack_in_the_log(root: Path, tmp_path: Path) -> None:
+    """A regular expression that takes years holds Python's lock, so that no other thread and no signal gets it."""
+    port, log = free_port(), tmp_path / "service.log"
+    with log.open("wb") as file:
+        environment = {**os.environ, "CLAIMCHECK_ROOT": str(root)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", HANGING, str(port)], cwd=REPOSITORY, env=environment, stderr=file
+        )
+    try:
+        wait_until_ready(Running("127.0.0.1", port, process, log))
+        with pytest.raises((ConnectionError, URLError)):
+            urlopen(f"http://127.0.0.1:{port}/hang", timeout=30).close()
+        assert process.wait(30) == 1
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    text = log.read_text()
+    assert "Timeout (0:00:02)!" in text and "re/__init__.py" in text, text[-2000:]

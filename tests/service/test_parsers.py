@@ -1,0 +1,142 @@
+"""Every parser that a client can reach takes time in proportion to what it reads: none can hold the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pytest
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers, QueryParams
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from service.express import MAX_BYTES, read_query
+from service.http.errors import OWN_PATH
+from service.http.forms import only_file
+from service.http.headers import MAX_REQUEST_HEADER_BYTES, known_tags
+from service.http.middleware import ADDRESS, HeaderLimit
+from service.http.negotiation import weight
+from service.http.strict import _is_read
+from service.inference.decoding import TINY_BYTES
+from service.inference.tensors import TensorError, read_request
+from stages.images import ImageError, decode_image, outline
+
+LONGEST_MESSAGE = 320 * 1024
+"""Bytes of a body that the server hands on at once: a read of the event loop behind what waits already."""
+QUICK_BYTES, QUICK_SECONDS = 20_000, 0.1
+"""A first, short run: quadratic time shows within seconds, and not after days."""
+SECONDS = 0.5
+SHAPE = (3, 32, 32)
+PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+TENSOR = b'{"inputs":[{"name":"image","datatype":"UINT8","shape":[1,3,32,32],"data":'
+
+
+@dataclass(frozen=True)
+class Parser:
+    """`read` gets each of `starts`, continued up to `limit` bytes by one byte, or by two bytes of `grammar` in turn."""
+
+    name: str
+    read: Callable[[bytes], object]
+    limit: int
+    starts: tuple[bytes, ...]
+    grammar: bytes
+    bytes_alone: bytes = bytes(range(256))
+
+
+def read_form(content: bytes) -> None:
+    async def message() -> AsyncIterator[bytes]:
+        yield content
+        yield b""
+
+    headers = Headers({"content-type": "multipart/form-data; boundary=b"})
+    parser = MultiPartParser(headers, message(), max_fields=256, max_part_size=4096)
+    with suppress(MultiPartException):
+        asyncio.run(parser.parse())
+    for file in parser._files_to_close_on_error:
+        file.close()
+
+
+def read_tensors(content: bytes) -> None:
+    for header_length in (None, str(len(content) // 2)):
+        with suppress(TensorError):
+            read_request(content, header_length, SHAPE, 512)
+
+
+def read_outline(content: bytes) -> None:
+    with suppress(ImageError):
+        outline(content)
+
+
+def read_tiny(content: bytes) -> None:
+    with suppress(ImageError):
+        decode_image(content, SHAPE)
+
+
+def read_cookie(content: bytes) -> None:
+    """FastAPI reads the cookies of every request, by a function of the Python library that takes quadratic time."""
+
+    async def read(scope: Scope, _receive: Receive, _send: Send) -> None:
+        Request(scope).cookies  # noqa: B018
+
+    scope = {"type": "http", "headers": [(b"cookie", content)]}
+    asyncio.run(HeaderLimit(read, HEADER)(scope, Request(scope).receive, None))  # type: ignore[arg-type]
+
+
+def in_header(read: Callable[[str], object]) -> Callable[[bytes], object]:
+    return lambda content: read(content.decode("latin-1"))
+
+
+HEADER = MAX_REQUEST_HEADER_BYTES
+FILES = (b"", b"\xff\xd8", b"\xff\xd8\xff\xda\x00\x02", b"\x89PNG\r\n\x1a\n", b"RIFF\x00\x00\x00\x00WEBP")
+MARKERS = b"\x00\x01\x02\xc0\xc4\xd0\xd8\xd9\xda\xe1\xff"
+PARSERS = [
+    Parser("form", read_form, LONGEST_MESSAGE, (b"", b"--b\r\n", PART[:-6], PART, PART + b"\r\n--b--"), b"\r\n-b:;="),
+    Parser(
+        "one file", lambda body: only_file(b"multipart/form-data; boundary=b", body), MAX_BYTES, (b"", PART), b"\r\n-b"
+    ),
+    Parser(
+        "tensors",
+        read_tensors,
+        4 * 1024 * 1024,
+        (b"", b'{"a":', TENSOR, TENSOR + b"["),
+        b'[]{},:"\\ 0',
+        b'[]{},:"\\ 0-.eu\xff',
+    ),
+    Parser("query", in_header(QueryParams), HEADER, (b"", b"a="), b"&=%;+a"),
+    Parser("short query", read_query, HEADER, (b"", b"checkpoint="), b"&=%.a"),
+    Parser(
+        "content type",
+        in_header(parse_options_header),
+        HEADER,
+        (b"", b'multipart/form-data; boundary="'),
+        b"\\\";=*' ,%a",
+    ),
+    Parser("charset", in_header(_is_read), HEADER, (b"",), b"_- a"),
+    Parser("accept", in_header(lambda text: weight(text, "text/html")), HEADER, (b"", b"text/html;q="), b'",;=/*q0. '),
+    Parser("tags", lambda text: known_tags(Headers(raw=[(b"if-none-match", text)])), HEADER, (b"", b'W/"'), b'",W/ *'),
+    Parser("cookie", read_cookie, HEADER - len("cookie"), (b"", b'a="'), b'=;" \\'),
+    Parser("address", ADDRESS.fullmatch, HEADER, (b"", b"http://"), b"/:h"),
+    Parser("referer", in_header(OWN_PATH.fullmatch), HEADER, (b"", b"/"), b"/%a"),
+    Parser("outline", read_outline, 10 * 1024 * 1024, FILES[1:], b"\x00\xff", MARKERS),
+    Parser("tiny image", read_tiny, TINY_BYTES, FILES, MARKERS),
+]
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
+def test_no_parser_takes_long(parser: Parser) -> None:
+    """Thread time, which other processes of a busy machine don't add to."""
+    pairs = [bytes(pair) for pair in itertools.product(parser.grammar, repeat=2) if pair[0] != pair[1]]
+    periods = [bytes([byte]) for byte in parser.bytes_alone] + pairs
+    read_tiny(b"x")  # loads what decoding needs
+    for size, seconds in ((min(QUICK_BYTES, parser.limit), QUICK_SECONDS), (parser.limit, SECONDS)):
+        for start, period in itertools.product(parser.starts, periods):
+            content = (start + period * (size // len(period)))[:size]
+            began = time.thread_time()
+            parser.read(content)
+            assert time.thread_time() - began < seconds, (parser.name, start, period, size)
