@@ -292,7 +292,10 @@ def test_show_prints_the_whole_of_an_experiment(
     assert main(["show", "ninformer-mnist"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("# The sources of these values stand beside them in params/ninformer-mnist.yaml and, for")
-    whole, like = yaml.safe_load(printed), yaml.safe_load(Path("params/ninformer-cifar10.yaml").read_text())
+    whole, like = (
+        yaml.safe_load(printed),
+        yaml.safe_load(Path("params/ninformer-cifar10.yaml").read_text(encoding="utf-8")),
+    )
     assert whole["arms"] == like["arms"] and whole["title"] == "NiNformer, Tables 2 and 3, MNIST"
     assert whole["protocol"] == like["protocol"] | {"augmentation": {"crop_padding": 4}, "mean": [0.5], "std": [0.5]}
 

@@ -93,7 +93,7 @@ def test_a_training_that_cannot_be_kept(project: Path, prepare: Callable[[], Non
 def test_a_write_to_a_full_disk_names_its_file() -> None:
     """The system's own error, which names none."""
     with pytest.raises(OSError, match="No space left") as full, named(Path("data/x.json")):
-        Path("/dev/full").write_text("x")
+        Path("/dev/full").write_text("x", encoding="utf-8")
     assert describe_fault(full.value).startswith(
         "data/x.json: No space left on device; free some space (`claimcheck du`"
     )

@@ -298,5 +298,5 @@ def _limit_memory(memory_bytes: int) -> None:
     """Limit what the process may take from here on; only Linux says what it has."""
     statistics = Path("/proc/self/statm")
     if statistics.exists():
-        has = int(statistics.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        has = int(statistics.read_text(encoding="utf-8").split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (has + memory_bytes, has + memory_bytes))

@@ -172,7 +172,7 @@ def _has_evidence(claim: ClaimLine | None, published: Collection[str]) -> bool:
 def committed_claims(root: Path) -> dict[str, ClaimLine]:
     """The rows of the last commit, for old values; none if this is no clone or the columns were different."""
     command = ["git", "-C", str(root), "show", "HEAD:data/claims.csv"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
     try:
         return {claim.id: claim for claim in parse_claims(shown.stdout, Path("HEAD:data/claims.csv"))}
     except ClaimsError:
@@ -198,7 +198,7 @@ def append(
         else replace(change, date=date, why=why, claims=claims, alters=alters or change.subject != "code")
         for change in changes
     ]
-    with named(path), path.open("a") as file:
+    with named(path), path.open("a", encoding="utf-8") as file:
         file.writelines(canonical_json(_written(line)) + "\n" for line in lines)
 
 

@@ -80,7 +80,7 @@ def alone(path: Path) -> Iterator[None]:
         AnotherRepro: another process holds it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as held:
+    with path.open("a+", encoding="utf-8") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -13,7 +13,9 @@ from pathlib import Path
 def ask_git(root: Path, *arguments: str) -> str | None:
     """The output of git, or None if it fails or isn't installed."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=False, encoding="utf-8"
+        )
     except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -197,9 +197,12 @@ def _compare_with_run(root: Path, line: ResultLine) -> list[str]:
         return []
     if fault := find_fault(folder, line.run_key):
         return [f"{folder.relative_to(root)}: {fault}"]
-    if json.loads((folder / "result.json").read_text())["environment_digest"] != line.environment_digest:
+    if (
+        json.loads((folder / "result.json").read_text(encoding="utf-8"))["environment_digest"]
+        != line.environment_digest
+    ):
         return []
-    rows = [json.loads(text) for text in (folder / "history.jsonl").read_text().splitlines()]
+    rows = [json.loads(text) for text in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
     names = [field.name for field in fields(EpochRow)]
     differing = [
         f"{name} of epoch {row.epoch}"

@@ -156,7 +156,7 @@ def digest_at(root: Path, revision: str | None, module: str) -> str | None:
             shown = subprocess.run(["git", "show", f"{revision}:{path}"], cwd=root, capture_output=True, check=False)
             text = shown.stdout.decode() if shown.returncode == 0 else None
         else:
-            text = file.read_text() if file.is_file() else None
+            text = file.read_text(encoding="utf-8") if file.is_file() else None
         if text is not None:
             return source_digest(text)
     outside = source_path(module) if revision is None else None
@@ -200,7 +200,9 @@ def _only_profile_line(root: Path) -> bool:
 
 def _git(root: Path, *arguments: str) -> str:
     try:
-        return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["git", *arguments], cwd=root, check=True, capture_output=True, text=True, encoding="utf-8"
+        ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise PublishError(
             f"{root.resolve().name}: git {arguments[0]} failed ({error}); evidence needs a git revision"
