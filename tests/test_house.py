@@ -79,6 +79,17 @@ def test_text_is_never_read_or_written_in_the_locales_encoding() -> None:
     assert found == []
 
 
+def test_only_one_module_runs_git() -> None:
+    words = [
+        place
+        for place, node, _ in calls()
+        if not place.startswith(("benchmarks/", "stages/runs/revisions.py"))
+        for word in ast.walk(node)
+        if isinstance(word, ast.Constant) and word.value == "git"
+    ]
+    assert words == []
+
+
 def test_no_file_names_a_package_registry() -> None:
     assert places(REGISTRY_HOST) == []
 

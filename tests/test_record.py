@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +28,7 @@ from stages.runs.evidence import (
 )
 from stages.runs.fingerprint import code_today
 from stages.runs.trial import Trial
-from tests.project import REPOSITORY, whole_file
+from tests.project import whole_file
 from tests.service.results_factory import add_results, as_published, make_root
 
 DATABASE = "data/results.db"
@@ -74,30 +70,6 @@ def test_every_result_line_is_a_row_with_its_metrics_curves_and_cost(root: Path)
                 "correct": line.correct,
                 "confusion": line.confusion,
             }
-
-
-@pytest.mark.parametrize("character_set", ["ANSI_X3.4-1968", "ISO-8859-1"])
-def test_database_is_the_same_in_a_locale_without_utf8(root: Path, character_set: str) -> None:
-    locale = {"LC_ALL": "C"}
-    if character_set != "ANSI_X3.4-1968":
-        made = ["localedef", "-i", "en_US", "-f", character_set, str(root / "locales" / "ours")]
-        (root / "locales").mkdir()
-        if shutil.which(made[0]) is None or subprocess.run(made, check=False, capture_output=True).returncode:
-            pytest.skip("this machine can't make a locale")
-        locale = {"LC_ALL": "ours", "LOCPATH": str(root / "locales")}
-    path = root / "data" / "claims.csv"
-    path.write_text(path.read_text(encoding="utf-8").replace("lower,\n", "lower,naïve – see §3\n"), encoding="utf-8")
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    without = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", **locale}
-    built = []
-    for more in ({"PYTHONUTF8": "1"}, without):
-        done = subprocess.run(
-            [sys.executable, "-m", "stages.record"], cwd=root, env=environment | more, capture_output=True, check=False
-        )
-        assert (done.returncode, done.stderr) == (0, b"")
-        with contextlib.closing(sqlite3.connect(root / DATABASE)) as connection:
-            built.append(sorted(connection.iterdump()))  # the indices of a table are a set
-    assert built[0] == built[1]
 
 
 def test_the_same_inputs_give_the_same_database(root: Path) -> None:

@@ -31,6 +31,7 @@ from stages.params.budget import plan_runs
 from stages.params.experiment import Params, load_params
 from stages.params.stage_inputs import stage_inputs
 from stages.preloaded import ADDRESS
+from stages.runs.revisions import without_git_variables
 from stages.scheduling.counting import COUNT_FILE
 from stages.scheduling.runner import find_experiment
 
@@ -148,7 +149,7 @@ def _runs(stage: str, params: Params) -> float:
 def _environment() -> dict[str, str]:
     """This one, with the `python` of dvc.yaml being ours and every line written at once."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+    return without_git_variables() | {"PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stages.runs.revisions import GitError, ask_git, refusal, run_git
+
 DRIVER = Path("stages/proving/driver.py")
 
 
@@ -82,17 +84,15 @@ def check_out(root: Path, revision: str, folder: Path) -> str:
     Raises:
         EquivalenceError: there is no such revision, or no git.
     """
+    if words := refusal(root):
+        raise EquivalenceError(f"both codes are taken from git, and {words}")
+    name = ask_git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+    if not name:
+        raise EquivalenceError(f"{revision!r} is no revision of this clone; `git log` lists them")
     try:
-        asked = ["git", "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"]
-        found = subprocess.run(asked, cwd=root, capture_output=True, text=True, check=False, encoding="utf-8")
-        if found.returncode:
-            raise EquivalenceError(f"{revision!r} is no revision of this clone; `git log` lists them")
-        name = found.stdout.strip()
-        packed = subprocess.run(
-            ["git", "archive", "--format=tar", name], cwd=root, capture_output=True, check=True
-        ).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise EquivalenceError(f"git archive failed ({error}); both codes are taken from git") from None
+        packed = run_git(root, "archive", "--format=tar", name)
+    except GitError as error:
+        raise EquivalenceError(str(error)) from None
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         archive.extractall(folder, filter="data")
     return name
