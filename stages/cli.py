@@ -28,7 +28,7 @@ from stages.commands.exposition import MetricsError
 from stages.commands.terminal import print_answer
 from stages.datasets.packed import PackedDataError
 from stages.datasets.verified import DatasetError
-from stages.faults import FAULTS, describe_fault
+from stages.faults import FAULTS, INTERRUPTED, STOPPED, describe_fault, mend_streams
 from stages.params.experiment import ParamsError
 from stages.params.nearest import nearest
 from stages.proving.show import STEPS
@@ -322,6 +322,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    mend_streams()
     try:
         options = parse(arguments)
     except UsageError as error:
@@ -336,6 +337,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # `claimcheck plan | head`: whoever read has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print(f"claimcheck {options.command}: {STOPPED}", file=sys.stderr)
+        return INTERRUPTED
     except UsageError as error:
         print(error, file=sys.stderr)
         return USAGE

@@ -307,6 +307,30 @@ def test_show_prints_a_claim_with_its_verdict(project: Path) -> None:
     assert "printed   0.25 nats" in lines and "verdict   not tested: Not run yet." in lines
 
 
+@pytest.mark.parametrize(
+    ("command", "columns"),
+    [("status >&-", "90"), ("status --watch >&- 2>&-", ""), ("status", "abc"), ("history", "-5")],
+)
+def test_closed_output_odd_width_and_ascii_terminal_are_no_error(project: Path, command: str, columns: str) -> None:
+    ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "COLUMNS": columns}
+    line = f'"$0" -m stages.cli {command}'
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable],
+        cwd=project,
+        env=environment() | ascii_only,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_json_is_whole_on_an_ascii_terminal(project: Path) -> None:
+    ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    command = [*COMMAND, "history", "--json"]
+    done = subprocess.run(command, cwd=project, env=environment() | ascii_only, capture_output=True, check=True)
+    assert json.loads(done.stdout) == json.loads(claimcheck(*command[len(COMMAND) :], cwd=project).stdout)
+
+
 @pytest.mark.parametrize("arguments", [["profile", "quick"], ["status"]])
 def test_output_that_nobody_reads_on_is_no_error(project: Path, tmp_path: Path, arguments: list[str]) -> None:
     """As in `claimcheck plan | head`."""

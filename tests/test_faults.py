@@ -166,3 +166,12 @@ def test_claims_without_their_columns_are_refused(tmp_path: Path) -> None:
     for content in ("", "id,paper\nx,y\n"):
         with pytest.raises(ClaimsError, match=r"claims\.csv: lacks the columns "):
             parse_claims(content, tmp_path / "claims.csv")
+
+
+def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    @in_one_line("evaluate@toy")
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    assert interrupted() == 130
+    assert capsys.readouterr().err.startswith("evaluate@toy: stopped by Ctrl-C; what is finished stays")

@@ -57,7 +57,7 @@ def ask_git(root: Path, *arguments: str) -> str | None:
 def refusal(root: Path) -> str | None:
     """Git's words if it answers nothing about `root`: it isn't installed, this is no clone or another user's."""
     try:
-        run_git(root, "rev-parse", "HEAD")
+        run_git(root, "rev-parse", "--git-dir")
     except GitError as error:
         return str(error)
     return None
