@@ -139,6 +139,10 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", action="store_true", help="predict whole test sets with all weights; minutes")
 
 
+def add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--retract", metavar="WHY", help="give this reason for everything that is missing now")
+
+
 def add_release(parser: argparse.ArgumentParser) -> None:
     names(parser.add_argument("experiment", help="a file of params/"), "experiments")
     parser.add_argument("arms", nargs="+", metavar="arm", help="a model of it, with published results")
@@ -230,6 +234,13 @@ COMMANDS = {
         add_to=add_verify,
         run=evidence.verify,
         codes={1: "a link is broken, or it couldn't be checked"},
+    ),
+    "audit": Command(
+        does="Compare the published record with every commit of it, and print one digest for the whole.",
+        example="claimcheck audit",
+        add_to=add_audit,
+        run=evidence.audit,
+        codes={1: "something that was committed is missing, and no retraction says why"},
     ),
     "sample": Command(
         does="Write a test image of a packed data set, to try a model on.",

@@ -10,10 +10,14 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager
 
+from stages.claims import read_claims
+from stages.claims.history import PATH as HISTORY
+from stages.claims.history import pending, read_history
 from stages.params.experiment import Params, load_params
 from stages.recording import ClaimsError, RecordError, record
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
 from stages.runs.evidence import EvidenceError
+from stages.runs.revisions import refusal
 from stages.upkeep.links import (
     Link,
     check_checkpoint,
@@ -93,13 +97,24 @@ def _trail(root: Path, params: Params, checkpoint: Checkpoint, dataset: str, wit
     return Trail(checkpoint.id, links)
 
 
+def row_faults(root: Path) -> list[str]:
+    """Claims and rules that changed without a line in their history."""
+    claims, rules = read_claims(root / "data" / "claims.csv"), load_params(root).verdicts
+    changes = pending(claims, rules, read_history(root / HISTORY), known={}, published=())
+    return [
+        f"{change.claims}: the {change.subject} changed, and {HISTORY} doesn't say why (claimcheck history --why)"
+        for change in changes
+        if change.subject in ("claim", "rules")
+    ]
+
+
 def _check_record(root: Path, session: Session) -> Link:
     """Check that everything in the database is what `record` makes of the files."""
     with tempfile.TemporaryDirectory() as folder:
         database = f"{folder}/results.db"
         try:
             record(root, database)
-            if faults := line_faults(root):
+            if faults := [*line_faults(root), *row_faults(root)]:
                 return Link("record", "broken", "; ".join(faults))
         except (EvidenceError, RecordError, ClaimsError) as error:
             return Link("record", "broken", str(error))
@@ -110,4 +125,6 @@ def _check_record(root: Path, session: Session) -> Link:
                 if pair[0] != pair[1]:
                     what = f"table {table.name} is not what the files give; `python -m stages.record` builds it anew"
                     return Link("record", "broken", what)
-    return Link("record", "holds", "every row is what result lines, evidence, claims and params give")
+    unchecked = refusal(root)
+    compared = f"; not compared with its history: {unchecked}" if unchecked else ", and git's history has no more"
+    return Link("record", "holds", f"every row is what result lines, evidence, claims and params give{compared}")
