@@ -15,6 +15,10 @@ from typing import ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from stages.claims import read_claims
+from stages.claims.history import PATH as HISTORY
+from stages.claims.history import pending, read_history
+from stages.params.experiment import load_params
 from stages.run import STRICT, canonical_json
 from stages.runs.evidence import EvidenceError
 from stages.runs.revisions import GitError, refusal, run_git
@@ -146,6 +150,17 @@ def _name(piece: bytes) -> str:
         )
     except (ValueError, AttributeError):
         return f"a line ({digest_piece(piece)})"
+
+
+def row_faults(root: Path) -> list[str]:
+    """Claims and rules that changed without a line in their history."""
+    claims, rules = read_claims(root / "data" / "claims.csv"), load_params(root).verdicts
+    changes = pending(claims, rules, read_history(root / HISTORY), known={}, published=())
+    return [
+        f"{change.claims}: the {change.subject} changed, and {HISTORY} doesn't say why (claimcheck history --why)"
+        for change in changes
+        if change.subject in ("claim", "rules")
+    ]
 
 
 def describe_lost(lost: list[Lost]) -> str:

@@ -10,11 +10,9 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager
 
-from stages.claims import read_claims
-from stages.claims.history import PATH as HISTORY
-from stages.claims.history import pending, read_history
 from stages.params.experiment import Params, load_params
 from stages.recording import ClaimsError, RecordError, record
+from stages.recording.append_only import row_faults
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
 from stages.runs.evidence import EvidenceError
 from stages.runs.revisions import refusal
@@ -95,17 +93,6 @@ def _trail(root: Path, params: Params, checkpoint: Checkpoint, dataset: str, wit
         check_metrics(root, checkpoint, packed, with_weights=with_weights),
     )
     return Trail(checkpoint.id, links)
-
-
-def row_faults(root: Path) -> list[str]:
-    """Claims and rules that changed without a line in their history."""
-    claims, rules = read_claims(root / "data" / "claims.csv"), load_params(root).verdicts
-    changes = pending(claims, rules, read_history(root / HISTORY), known={}, published=())
-    return [
-        f"{change.claims}: the {change.subject} changed, and {HISTORY} doesn't say why (claimcheck history --why)"
-        for change in changes
-        if change.subject in ("claim", "rules")
-    ]
 
 
 def _check_record(root: Path, session: Session) -> Link:
