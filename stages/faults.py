@@ -12,7 +12,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec
 
@@ -94,7 +94,8 @@ def mend_streams() -> None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             setattr(sys, name, open(nowhere, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            with suppress(OSError):  # a fork's pipe that was a file when the stream was made; the handler is set first
+                stream.reconfigure(errors="replace")
 
 
 def in_one_line(verb: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
