@@ -10,8 +10,10 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-_KEPT = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_")
-_KEPT += ("GIT_CONFIG_VALUE_", "GIT_EXEC_PATH", "GIT_SSL", "GIT_TRACE")
+_KEPT = (
+    *("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_"),
+    *("GIT_CONFIG_VALUE_", "GIT_EXEC_PATH", "GIT_SSL", "GIT_TRACE"),
+)
 
 
 class GitError(OSError):
