@@ -47,7 +47,7 @@ def main(names: list[str]) -> int:
         os.environ.update(ONEDNN_MAX_CPU_ISA="AVX2", MKL_ENABLE_INSTRUCTIONS="AVX2")
     prepare()  # the kind of machine this is for
     kind, versions = machine(torch.device("cpu"))
-    earlier = PAGE.read_text() if PAGE.is_file() else ""
+    earlier = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
     kept = rows_of(earlier, kind, versions) if names else []
     measured: list[Sequence[str]] = []
     for name in names or known:
@@ -56,7 +56,7 @@ def main(names: list[str]) -> int:
             lines: list[Line] = process.submit(import_module(f"benchmarks.bench_{name}").measure).result()
         measured += [(*line.cells(), str(datetime.date.today())) for line in lines]
         # after each, so that an early end keeps the measured ones
-        PAGE.write_text(page(earlier, kind, versions, together(kept, measured)))
+        PAGE.write_text(page(earlier, kind, versions, together(kept, measured)), encoding="utf-8")
     print(f"{kind}, {versions}\n\n{markdown([COLUMNS, *measured])}", end="")
     return 0
 

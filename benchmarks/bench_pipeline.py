@@ -33,8 +33,8 @@ def make_checkout(folder: Path) -> None:
     run(folder, *DVC, "init", "-q")
     shutil.copy(".dvc/config", folder / ".dvc" / "config")
     run(folder, sys.executable, "-m", "stages.inputs")
-    index = yaml.safe_load((folder / "params.yaml").read_text())
-    for stage in yaml.safe_load((folder / "dvc.yaml").read_text())["stages"].values():
+    index = yaml.safe_load((folder / "params.yaml").read_text(encoding="utf-8"))
+    for stage in yaml.safe_load((folder / "dvc.yaml").read_text(encoding="utf-8"))["stages"].values():
         items = index[stage["foreach"].strip("${}")] if "foreach" in stage else {"": {}}
         body = stage.get("do", stage)
         for key, item in items.items():
@@ -65,7 +65,7 @@ def measure() -> list[Line]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_checkout(folder)
-        datasets = yaml.safe_load((folder / "params.yaml").read_text())["datasets"]
+        datasets = yaml.safe_load((folder / "params.yaml").read_text(encoding="utf-8"))["datasets"]
         targets = [f"fetch@{dataset}" for dataset in datasets]
         idle = statistics.median(run(folder, *DVC, "repro", "-q") for _ in range(3))
         # Last, as these write the real outputs of the stages.

@@ -98,7 +98,8 @@ class AloneTogether:
         cores = cores_here()
         command = [sys.executable, "-c", ALONE, model]
         self.processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(cores)
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+            for _ in range(cores)
         ]
         for process in self.processes:
             self._read(process)
@@ -231,7 +232,7 @@ def litserve(model: str, images: Sequence[bytes], folder: Path, name: str) -> It
     port = free_port()
     script = folder / f"{port}.py"
     of_server, of_start, environment = PEERS[name]
-    script.write_text(LITSERVE.replace("SERVER)", f"{of_server})").replace("START)", f"{of_start})"))
+    script.write_text(LITSERVE.replace("SERVER)", f"{of_server})").replace("START)", f"{of_start})"), encoding="utf-8")
     command = [sys.executable, str(script), str(file_of(model).resolve()), str(port)]
     with server(command, port, "/health", PYTHONPATH=str(Path().resolve()), **environment) as pid:
         yield warm(Side(name, pid, port, "/predict", [form("request", image) for image in images], {}))

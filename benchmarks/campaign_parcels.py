@@ -137,4 +137,4 @@ def unpack_back(folder: Path, archives: Sequence[Mapping[str, Any]]) -> Iterator
 
 
 def read_json(path: Path, default: Any) -> Any:
-    return json.loads(path.read_text()) if path.is_file() else default
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else default

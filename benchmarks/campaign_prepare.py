@@ -183,7 +183,7 @@ class Campaign:
                 for one in groups
             ],
         }
-        (carry / "queue.json").write_text(canonical_json(queue))
+        (carry / "queue.json").write_text(canonical_json(queue), encoding="utf-8")
         room = limit - (carry / "queue.json").stat().st_size
         keys = {spec.run_key for one in groups for spec in one.specs}
         for state in sorted((self.folder / "resume").glob("*")) if fresh else ():
@@ -205,7 +205,7 @@ class Campaign:
             write_atomically(
                 index, canonical_json(cut(folder, f"{name}.{digest}", index.parent, self.part_bytes)).encode()
             )
-        found: list[dict[str, Any]] = json.loads(index.read_text())
+        found: list[dict[str, Any]] = json.loads(index.read_text(encoding="utf-8"))
         return found
 
 

@@ -44,7 +44,7 @@ def run(carried: Path, work: Path, out: Path, seconds: float, device: str) -> in
     """Train until the slice is over; status 1 if a training failed."""
     piece = Slice(seconds)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    queue = json.loads((carried / "queue.json").read_text())
+    queue = json.loads((carried / "queue.json").read_text(encoding="utf-8"))
     store = RunStore(work / "data" / "store")
     take_in(carried / "parts", work / "parts", queue["parts"])
     _take_resume_states(carried / "resume", store)
@@ -120,7 +120,7 @@ def _lay_out(
     begun = [path.parent for path in sorted((store.root / "work").glob("*/resume.pt"))]
     archives, waiting, too_large = pack_back([*outcomes, *begun], out)
     for folder in outcomes:
-        rows = (folder / "history.jsonl").read_text().splitlines()
+        rows = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
         result = json.loads((folder / "result.json").read_bytes())
         kept = {name: result[name] for name in ("run_key", "status", "train_seconds", "environment_digest")}
         last = json.loads(rows[-1]) if rows else None
@@ -132,7 +132,7 @@ def _lay_out(
         "held": sorted(path.name for path in (work / "parts").glob("[!.]*")),
         "seconds": time.monotonic() - piece.began,
     }
-    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(
         f"{len(outcomes)} outcomes, {len(begun)} begun, {len(report['failed'])} failed, {len(waiting)} wait for the "
         f"next way back; {report['seconds']:.0f} s",

@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = pick_device(options.device)
     sizes = REHEARSAL if device.type == "cpu" else Sizes()
     failures, count = [], 0
-    with options.out.open("w") as file:
+    with options.out.open("w", encoding="utf-8") as file:
         for name, part in parts(device, sizes, planned.read(options.steps), options.data):
             if not name.startswith(tuple(options.parts)):
                 continue

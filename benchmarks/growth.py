@@ -47,16 +47,18 @@ def enlarge(folder: Path, times: int) -> None:
     shutil.copy(".dvc/config", folder / ".dvc" / "config")
     with contextlib.suppress(FileNotFoundError):
         shutil.copy("data/flops.json", folder / "data" / "flops.json")
-    index = yaml.safe_load(Path("params.yaml").read_text())
+    index = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))
     experiments = index["experiments"]
     index["experiments"] = {_named(name, copy): item for copy in range(times) for name, item in experiments.items()}
-    (folder / "params.yaml").write_text(yaml.safe_dump(index, sort_keys=False))
+    (folder / "params.yaml").write_text(yaml.safe_dump(index, sort_keys=False), encoding="utf-8")
     for copy in range(1, times):
         for name in experiments:
-            content = yaml.safe_load((Path("params") / f"{name}.yaml").read_text())
+            content = yaml.safe_load((Path("params") / f"{name}.yaml").read_text(encoding="utf-8"))
             if "like" in content:
                 content["like"] = _named(content["like"], copy)
-            (folder / "params" / f"{_named(name, copy)}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+            (folder / "params" / f"{_named(name, copy)}.yaml").write_text(
+                yaml.safe_dump(content, sort_keys=False), encoding="utf-8"
+            )
     _enlarge_claims(folder / "data" / "claims.csv", times)
     (folder / "data" / "evidence").mkdir()
     for path in evidence_files(Path("data/evidence")):
@@ -72,7 +74,7 @@ def _named(name: str, copy: int) -> str:
 
 def _enlarge_claims(target: Path, times: int) -> None:
     """Claims that are measured belong to a copy; what is computed of a paper stays once."""
-    with open("data/claims.csv", newline="") as file:
+    with open("data/claims.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     measured = [row for row in rows if row["experiment"] or row["family"]]
     more = [
@@ -80,7 +82,7 @@ def _enlarge_claims(target: Path, times: int) -> None:
         for copy in range(1, times)
         for row in measured
     ]
-    with target.open("w", newline="") as file:
+    with target.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, rows[0].keys())
         writer.writeheader()
         writer.writerows(rows + more)
@@ -108,7 +110,7 @@ def fill_store(folder: Path, runs: int) -> None:
         outcome = folder / "data" / "store" / "runs" / hashlib.sha256(str(number).encode()).hexdigest()
         outcome.mkdir(parents=True)
         for name in ("spec.json", "history.jsonl", "weights.safetensors", "result.json"):
-            (outcome / name).write_text("{}")
+            (outcome / name).write_text("{}", encoding="utf-8")
 
 
 def measure(times: int) -> Iterator[tuple[str, float]]:

@@ -92,7 +92,7 @@ def dump(planned: Iterator[Planned]) -> str:
 def read(path: Path = PATH) -> list[Planned]:
     """The lines of a file that `dump` wrote."""
     found = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         fields = json.loads(line)
         spec = RunSpec.from_dict(fields["spec"])
         found.append(Planned(**fields | {"shape": tuple(fields["shape"]), "spec": spec}))
@@ -100,4 +100,4 @@ def read(path: Path = PATH) -> list[Planned]:
 
 
 if __name__ == "__main__":
-    PATH.write_text(dump(from_params()))
+    PATH.write_text(dump(from_params()), encoding="utf-8")

@@ -303,7 +303,7 @@ def has_bfloat16() -> bool:
     return (
         PLAYED not in LESSER
         and flags.is_file()
-        and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.read_text().split())
+        and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.read_text(encoding="utf-8").split())
     )
 
 

@@ -28,7 +28,7 @@ from stages.commands.exposition import MetricsError
 from stages.commands.terminal import print_answer
 from stages.datasets.packed import PackedDataError
 from stages.datasets.verified import DatasetError
-from stages.faults import FAULTS, describe_fault
+from stages.faults import FAULTS, INTERRUPTED, STOPPED, describe_fault, mend_streams
 from stages.params.experiment import ParamsError
 from stages.params.nearest import nearest
 from stages.proving.show import STEPS
@@ -139,6 +139,10 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", action="store_true", help="predict whole test sets with all weights; minutes")
 
 
+def add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--retract", metavar="WHY", help="give this reason for everything that is missing now")
+
+
 def add_release(parser: argparse.ArgumentParser) -> None:
     names(parser.add_argument("experiment", help="a file of params/"), "experiments")
     parser.add_argument("arms", nargs="+", metavar="arm", help="a model of it, with published results")
@@ -231,6 +235,13 @@ COMMANDS = {
         run=evidence.verify,
         codes={1: "a link is broken, or it couldn't be checked"},
     ),
+    "audit": Command(
+        does="Compare the published record with every commit of it, and print one digest for the whole.",
+        example="claimcheck audit",
+        add_to=add_audit,
+        run=evidence.audit,
+        codes={1: "something that was committed is missing, and no retraction says why"},
+    ),
     "sample": Command(
         does="Write a test image of a packed data set, to try a model on.",
         example="claimcheck sample mnist --index 7",
@@ -322,6 +333,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    mend_streams()
     try:
         options = parse(arguments)
     except UsageError as error:
@@ -336,6 +348,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # `claimcheck plan | head`: whoever read has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print(f"claimcheck {options.command}: {STOPPED}", file=sys.stderr)
+        return INTERRUPTED
     except UsageError as error:
         print(error, file=sys.stderr)
         return USAGE

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import errno
 import functools
+import io
+import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec
 
 FAULTS = (OSError, sqlite3.OperationalError)
 P = ParamSpec("P")
+INTERRUPTED = 130
+STOPPED = "stopped by Ctrl-C; what is finished stays, and running this again does the rest"
 
 _AGAIN = "then run this again"
 _FULL = (
@@ -82,15 +86,31 @@ def named(path: Path) -> Iterator[None]:
         raise
 
 
+def mend_streams() -> None:
+    """Give closed standard streams (`>&-`) somewhere to write to, and let none fail at a character that it lacks."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # the lowest free descriptor is the closed one: no file may take its number
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            setattr(sys, name, open(nowhere, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            with suppress(OSError):  # a fork's pipe that was a file when the stream was made; the handler is set first
+                stream.reconfigure(errors="replace")
+
+
 def in_one_line(verb: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """For a verb's `main`: report a fault, or a module that can't be parsed, as one line on stderr with exit code 1."""
+    """For a verb's `main`: report Ctrl-C, a fault, or a module that can't be parsed, as one line on stderr."""
 
     def decorate(main: Callable[P, int]) -> Callable[P, int]:
         @functools.wraps(main)
         def answer(*args: P.args, **kwargs: P.kwargs) -> int:
+            mend_streams()
             try:
                 code = main(*args, **kwargs)
                 sys.stdout.flush()
+            except KeyboardInterrupt:
+                print(f"{verb}: {STOPPED}", file=sys.stderr)
+                return INTERRUPTED
             except SyntaxError as error:  # in a module that is read, or imported, while the verb runs
                 line = f", line {error.lineno}" if error.lineno else ""
                 put_back = f"mend it, or put it back (`git checkout {error.filename}`), {_AGAIN}"

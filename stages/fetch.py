@@ -32,6 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             mirror = os.environ.get("CLAIMCHECK_MIRROR")
             place = Path(mirror) if mirror else None
+            if place is not None and not place.is_dir():
+                raise DatasetError(f"CLAIMCHECK_MIRROR is {mirror}, which is no folder here; correct or unset it")
             manifest = fetch_dataset(dataset, source, home(), place, accept=options.accept)
     except (DatasetError, ParamsError) as error:
         print(f"fetch: {type(error).__name__}: {error}", file=sys.stderr)

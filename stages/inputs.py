@@ -31,7 +31,7 @@ def main() -> int:
         # Not sorted: the order of arms in a file is the order in which they are trained and shown.
         path = TARGET / f"{name}.json"
         with named(path):
-            path.write_text(json.dumps(content, indent=1) + "\n")
+            path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"inputs: {len(found)} stages")
     return 0
 

@@ -22,9 +22,9 @@ MARGINS = load_params(REPOSITORY).verdicts.margins
 
 def edit(path: Path, change: Callable[[Any], None]) -> None:
     """Change a YAML file in place."""
-    content = yaml.safe_load(path.read_text())
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
     change(content)
-    path.write_text(yaml.safe_dump(content))
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
 
 
 def whole_file(experiment: str, root: Path = REPOSITORY) -> dict[str, Any]:

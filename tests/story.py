@@ -24,8 +24,13 @@ class Block:
 
 def read_story(page: Path) -> list[Block]:
     """The blocks of a page in order."""
-    found = [Block(match["file"], match["language"], match["text"]) for match in BLOCK.finditer(page.read_text())]
-    assert len(found) == page.read_text().count("\n```") / 2, f"{page}: a block that this reader doesn't see"
+    found = [
+        Block(match["file"], match["language"], match["text"])
+        for match in BLOCK.finditer(page.read_text(encoding="utf-8"))
+    ]
+    assert len(found) == page.read_text(encoding="utf-8").count("\n```") / 2, (
+        f"{page}: a block that this reader doesn't see"
+    )
     return found
 
 

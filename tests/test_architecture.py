@@ -116,7 +116,7 @@ def imports(path: Path, *, for_types: bool = True) -> frozenset[str]:
 
     `for_types` includes imports made only by a type checker, below `if TYPE_CHECKING:`.
     """
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     guarded = {
         inner
         for node in ast.walk(tree)

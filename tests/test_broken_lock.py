@@ -39,7 +39,7 @@ def test_the_command_says_it_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(make_project(tmp_path / "project"))
-    Path("dvc.lock").write_text("")
+    Path("dvc.lock").write_text("", encoding="utf-8")
     assert main(["repro"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("claimcheck repro: dvc.lock is empty or cut short; `git checkout dvc.lock` brings back")

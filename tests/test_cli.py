@@ -292,7 +292,10 @@ def test_show_prints_the_whole_of_an_experiment(
     assert main(["show", "ninformer-mnist"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("# The sources of these values stand beside them in params/ninformer-mnist.yaml and, for")
-    whole, like = yaml.safe_load(printed), yaml.safe_load(Path("params/ninformer-cifar10.yaml").read_text())
+    whole, like = (
+        yaml.safe_load(printed),
+        yaml.safe_load(Path("params/ninformer-cifar10.yaml").read_text(encoding="utf-8")),
+    )
     assert whole["arms"] == like["arms"] and whole["title"] == "NiNformer, Tables 2 and 3, MNIST"
     assert whole["protocol"] == like["protocol"] | {"augmentation": {"crop_padding": 4}, "mean": [0.5], "std": [0.5]}
 
@@ -302,6 +305,30 @@ def test_show_prints_a_claim_with_its_verdict(project: Path) -> None:
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and lines[0] == "dac.sgemm.gain (dac, section 5, Figure 4)"
     assert "printed   0.25 nats" in lines and "verdict   not tested: Not run yet." in lines
+
+
+@pytest.mark.parametrize(
+    ("command", "columns"),
+    [("status >&-", "90"), ("status --watch >&- 2>&-", ""), ("status", "abc"), ("history", "-5")],
+)
+def test_closed_output_odd_width_and_ascii_terminal_are_no_error(project: Path, command: str, columns: str) -> None:
+    ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "COLUMNS": columns}
+    line = f'"$0" -m stages.cli {command}'
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable],
+        cwd=project,
+        env=environment() | ascii_only,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_json_is_whole_on_an_ascii_terminal(project: Path) -> None:
+    ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    command = [*COMMAND, "history", "--json"]
+    done = subprocess.run(command, cwd=project, env=environment() | ascii_only, capture_output=True, check=True)
+    assert json.loads(done.stdout) == json.loads(claimcheck(*command[len(COMMAND) :], cwd=project).stdout)
 
 
 @pytest.mark.parametrize("arguments", [["profile", "quick"], ["status"]])

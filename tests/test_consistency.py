@@ -67,11 +67,11 @@ def root(tmp_path: Path, chosen: dict[str, list[EvidenceLine]]) -> Path:
 
 def edit(path: Path, number: int, change: Edit) -> None:
     """Change one line as with an editor."""
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     value = json.loads(lines[number - 1])
     change(value)
     lines[number - 1] = canonical_json(value)
-    path.write_text("".join(f"{line}\n" for line in lines))
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def metric(name: str, value: float) -> Edit:

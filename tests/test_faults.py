@@ -93,7 +93,7 @@ def test_a_training_that_cannot_be_kept(project: Path, prepare: Callable[[], Non
 def test_a_write_to_a_full_disk_names_its_file() -> None:
     """The system's own error, which names none."""
     with pytest.raises(OSError, match="No space left") as full, named(Path("data/x.json")):
-        Path("/dev/full").write_text("x")
+        Path("/dev/full").write_text("x", encoding="utf-8")
     assert describe_fault(full.value).startswith(
         "data/x.json: No space left on device; free some space (`claimcheck du`"
     )
@@ -166,3 +166,12 @@ def test_claims_without_their_columns_are_refused(tmp_path: Path) -> None:
     for content in ("", "id,paper\nx,y\n"):
         with pytest.raises(ClaimsError, match=r"claims\.csv: lacks the columns "):
             parse_claims(content, tmp_path / "claims.csv")
+
+
+def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    @in_one_line("evaluate@toy")
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    assert interrupted() == 130
+    assert capsys.readouterr().err.startswith("evaluate@toy: stopped by Ctrl-C; what is finished stays")

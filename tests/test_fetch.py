@@ -67,6 +67,15 @@ def test_mirror_is_found_by_its_variable(tmp_path: Path, monkeypatch: pytest.Mon
     assert fetch.main(["tiny"]) == 0, "the downloads need no mirror"
 
 
+def test_mirror_that_does_not_exist_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_params(tmp_path, "quick", tiny=tiny_mnist().source)
+    monkeypatch.setenv("CLAIMCHECK_MIRROR", str(tmp_path / "mirro"))
+    assert fetch.main(["tiny"]) == 1
+    assert "which is no folder here; correct or unset it" in capsys.readouterr().err
+
+
 def test_fault_is_one_line_and_leaves_no_manifest(tmp_path: Path, official_host: OfficialHost) -> None:
     """As a user runs it: exit status 1 and one line on stderr."""
     dataset = tiny_mnist()

@@ -67,7 +67,7 @@ def tokens_that_count(source: str) -> str:
 
 @pytest.mark.parametrize("path", sorted((PACKAGE_ROOT / "stages").rglob("*.py")), ids=lambda path: path.stem)
 def test_nothing_but_comments_and_docstrings_is_lost(path: Path) -> None:
-    source = path.read_text()
+    source = path.read_text(encoding="utf-8")
     assert "".join(significant_text(source).split()) == tokens_that_count(source)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from functools import cache
@@ -51,6 +52,42 @@ def places(pattern: re.Pattern[str], exempt: tuple[str, ...] = ()) -> list[str]:
         for number, line in enumerate(text.splitlines(), start=1)
         if pattern.search(line)
     ]
+
+
+def calls() -> list[tuple[str, ast.Call, str]]:
+    """Each call in the code as its place, its node and the called name."""
+    return [
+        (f"{name}:{node.lineno}", node, getattr(node.func, "attr", getattr(node.func, "id", "")))
+        for name, text in tracked_text().items()
+        if name.startswith(("stages/", "service/", "benchmarks/")) and name.endswith(".py")
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call)
+    ]
+
+
+def test_text_is_never_read_or_written_in_the_locales_encoding() -> None:
+    # Ruff's PLW1514 finds only calls of what it knows to be a path.
+    ascii_json_and_code = ("stages/datasets/packed.py", "stages/papers/__init__.py")
+    kernel_files = ("stages/device.py", "stages/ops/fast/cpp.py", "stages/training/environment.py")
+    found = []
+    for place, node, name in calls():
+        given = {keyword.arg for keyword in node.keywords}
+        text = name == "read_text" or (name == "write_text" and isinstance(node.func, ast.Attribute))
+        text |= name in ("run", "Popen", "check_output") and bool(given & {"text", "universal_newlines"})
+        if text and "encoding" not in given and not place.startswith((*ascii_json_and_code, *kernel_files)):
+            found.append(place)
+    assert found == []
+
+
+def test_only_one_module_runs_git() -> None:
+    words = [
+        place
+        for place, node, _ in calls()
+        if not place.startswith(("benchmarks/", "stages/runs/revisions.py"))
+        for word in ast.walk(node)
+        if isinstance(word, ast.Constant) and word.value == "git"
+    ]
+    assert words == []
 
 
 def test_no_file_names_a_package_registry() -> None:

@@ -52,7 +52,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def specs(page: Path) -> list[dict[str, Any]]:
     """What the page draws."""
-    return [json.loads(text) for text in re.findall(r"var spec = (\{.*?\});\n", page.read_text(), re.DOTALL)]
+    return [
+        json.loads(text) for text in re.findall(r"var spec = (\{.*?\});\n", page.read_text(encoding="utf-8"), re.DOTALL)
+    ]
 
 
 def test_the_page_has_a_chart_an_experiment_with_arms_in_colours(specs: list[dict[str, Any]]) -> None:

@@ -46,7 +46,7 @@ def server(
     folder: Path, environment: dict[str, str], libraries: tuple[str, ...] = LITTLE
 ) -> Iterator[subprocess.Popen[bytes]]:
     script = folder / "server.py"
-    text = Path(preloaded.__file__).read_text()
+    text = Path(preloaded.__file__).read_text(encoding="utf-8")
     before, after = text.index("LIBRARIES = ("), text.index("# What the interpreter or a library reads")
     script.write_text(f"{text[:before]}LIBRARIES = {libraries}\n{text[after:]}")
     command = [sys.executable, "-P", str(script), environment[ADDRESS]]
@@ -60,7 +60,9 @@ def server(
 
 
 def catches(number: signal.Signals, process: subprocess.Popen[str]) -> bool:
-    status = dict(line.split(":\t") for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    status = dict(
+        line.split(":\t") for line in Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines()
+    )
     return bool(int(status["SigCgt"], 16) >> (number - 1) & 1)
 
 

@@ -29,6 +29,7 @@ from stages.runs.evidence import (
     write_lines,
 )
 from stages.runs.fingerprint import source_digest, source_path, training_code
+from stages.runs.revisions import has_revision, is_full_clone, refusal, run_git
 from stages.training.environment import environment_digest
 from stages.upkeep.publishing import PublishError, is_dirty, line_faults, publish
 from tests.project import REPOSITORY
@@ -170,6 +171,33 @@ def test_results_of_other_code_are_refused_by_module(checkout: Path) -> None:
 def test_nothing_to_publish_says_what_to_run(checkout: Path) -> None:
     with pytest.raises(PublishError, match="dvc repro evaluate@toy"):
         publish("toy", checkout)
+
+
+def test_variables_of_another_repository_are_ignored(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    git(other, "init")
+    revision = run_git(checkout, "rev-parse", "HEAD").decode().strip()
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))  # as in every hook
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    assert has_revision(checkout, revision)
+    assert not is_dirty(checkout)
+
+
+def test_folder_inside_another_repository_is_no_clone_of_it(checkout: Path) -> None:
+    inner = checkout / "unpacked"
+    inner.mkdir()
+    assert not is_full_clone(inner)
+    assert "not a git repository" in (refusal(inner) or "")
+
+
+def test_publish_shows_why_git_refuses(checkout: Path) -> None:
+    evaluated(checkout, result())
+    (checkout / ".git" / "config").write_text("[broken", encoding="utf-8")
+    with pytest.raises(PublishError, match="bad config line"):
+        publish("toy", checkout)
+    assert not is_full_clone(checkout), "a refusal is no answer"
 
 
 def test_outside_git_nothing_is_published(tmp_path: Path) -> None:

@@ -62,12 +62,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     """The address that uvicorn reports; port 0 lets the system choose."""
     for _ in range(600):
-        assert process.poll() is None, log.read_text()
-        for line in log.read_text().splitlines():
+        assert process.poll() is None, log.read_text(encoding="utf-8")
+        for line in log.read_text(encoding="utf-8").splitlines():
             if "running on http" in line:
                 return next(word for word in line.split() if word.startswith("http"))
         time.sleep(0.1)
-    raise AssertionError(f"the service didn't start: {log.read_text()}")
+    raise AssertionError(f"the service didn't start: {log.read_text(encoding='utf-8')}")
 
 
 def real_mnist() -> ImageSet:

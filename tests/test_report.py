@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -100,6 +102,30 @@ def test_docs_are_the_same_bytes_under_another_locale_zone_and_hash_seed(root: P
     command = [sys.executable, "-m", "stages.report", "--docs"]
     subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True)
     assert (root / "docs" / "results.md").read_bytes() == before
+
+
+@pytest.mark.parametrize("character_set", ["ANSI_X3.4-1968", "ISO-8859-1"])
+def test_database_is_the_same_in_a_locale_without_utf8(root: Path, character_set: str) -> None:
+    locale = {"LC_ALL": "C"}
+    if character_set != "ANSI_X3.4-1968":
+        made = ["localedef", "-i", "en_US", "-f", character_set, str(root / "locales" / "ours")]
+        (root / "locales").mkdir()
+        if shutil.which(made[0]) is None or subprocess.run(made, check=False, capture_output=True).returncode:
+            pytest.skip("this machine can't make a locale")
+        locale = {"LC_ALL": "ours", "LOCPATH": str(root / "locales")}
+    path = root / "data" / "claims.csv"
+    path.write_text(path.read_text(encoding="utf-8").replace("lower,\n", "lower,naïve – see §3\n"), encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    without = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", **locale}
+    built = []
+    for more in ({"PYTHONUTF8": "1"}, without):
+        done = subprocess.run(
+            [sys.executable, "-m", "stages.record"], cwd=root, env=environment | more, capture_output=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        with contextlib.closing(sqlite3.connect(root / "data/results.db")) as connection:
+            built.append(sorted(connection.iterdump()))  # the indices of a table are a set
+    assert built[0] == built[1]
 
 
 def test_a_report_without_a_database_says_how_to_get_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

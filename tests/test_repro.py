@@ -70,6 +70,27 @@ def test_again_it_says_that_nothing_has_changed(checkout: Path) -> None:
     assert (checkout / "dvc.lock").read_bytes() == lock
 
 
+def test_named_experiment_without_changes_records_and_reports_once(checkout: Path) -> None:
+    claims = checkout / "data" / "claims.csv"
+    claims.touch()
+    ran = [re.findall(r"^stage \d+ of 8, ([\w@-]+): ", repro(checkout, EXPERIMENT).stdout, re.MULTILINE) for _ in "ab"]
+    assert ran == [["record", "report"], []]
+
+
+def test_without_git_and_as_a_user_without_a_name_it_runs(checkout: Path) -> None:
+    shutil.rmtree(checkout / ".git")
+    (checkout / "dvc.lock").unlink()
+    nameless = ["unshare", "--user", "--map-user=54321"]
+    if subprocess.run([*nameless, "true"], capture_output=True, check=False).returncode:
+        nameless = []
+    env = {name: value for name, value in pythons().items() if name not in ("HOME", "USER", "LOGNAME")}
+    done = subprocess.run(
+        [*nameless, *REPRO, EXPERIMENT], cwd=checkout, env=env, capture_output=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "not a git repository" in done.stderr and "this runs without git" in done.stderr
+
+
 def test_named_experiments_run_alone(checkout: Path) -> None:
     edit(checkout / "params" / f"{EXPERIMENT}.yaml", lambda p: p["arms"]["vit"]["model"].update(mlp_dim=24))
     edit(checkout / "params" / "other-mnist.yaml", lambda p: p["arms"]["vit"]["model"].update(mlp_dim=24))

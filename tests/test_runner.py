@@ -163,7 +163,7 @@ def test_unknown_experiment_lists_the_known(project: Path) -> None:
 
 def test_stand_ins_are_no_data_for_a_profile_that_wants_real_ones(project: Path) -> None:
     index = Path("params.yaml")
-    index.write_text(index.read_text().replace("profile: smoke", "profile: quick"))
+    index.write_text(index.read_text(encoding="utf-8").replace("profile: smoke", "profile: quick"), encoding="utf-8")
     with pytest.raises(ParamsError, match="holds embedded data, the profile quick wants real data"):
         run()
 

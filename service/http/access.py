@@ -69,7 +69,7 @@ def read_keys(path: Path) -> Named:
         KeysError: it can't be read, or isn't such a file.
     """
     try:
-        found = _NAMED.validate_python(tomllib.loads(path.read_text("utf-8")))
+        found = _NAMED.validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise KeysError(f"{path.name}: {_first_fault(error)}") from None
     if not found:

@@ -327,7 +327,7 @@ def _limit_memory(memory_bytes: int) -> bool:
     """
     statistics = Path("/proc/self/statm")
     if statistics.exists():
-        has = int(statistics.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        has = int(statistics.read_text(encoding="utf-8").split()[0]) * os.sysconf("SC_PAGE_SIZE")
         most, hard = has + memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]
         has_all = hard == resource.RLIM_INFINITY or most <= hard
         resource.setrlimit(resource.RLIMIT_AS, (most if has_all else hard, hard))

@@ -65,7 +65,7 @@ class Caption:
 def captions() -> tuple[Caption, ...]:
     """The file's rows: DATA and NET in a name stand for a data set and a network, `dac:` before it for one paper."""
     sets = {"DATA": "|".join(_DATA), "NET": "|".join(_NETS)}
-    with FILE.open(newline="") as lines:
+    with FILE.open(newline="", encoding="utf-8") as lines:
         rows = [(*row["name"].rpartition(":"), row["unit"], row["caption"]) for row in csv.DictReader(lines)]
     return tuple(
         Caption(paper or None, re.compile(re.sub("DATA|NET", lambda found: sets[found[0]], name)), unit, text)

@@ -206,7 +206,7 @@ def show_file(path: str, request: Request) -> Response:
     """A document of the repository that pages speak of, as it lies beside the service."""
     parts = app_state_of(request)
     try:
-        content = parts.files[path].read_text(errors="replace")
+        content = parts.files[path].read_text(errors="replace", encoding="utf-8")
     except (KeyError, FileNotFoundError):
         raise Problem(404, f"no file {path[:120]!r} is shown here") from None
     tag_answer(request, f"{request.scope['state']['content']}.{hashlib.sha256(content.encode()).hexdigest()}")

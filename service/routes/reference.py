@@ -71,7 +71,7 @@ def describe(document: dict[str, Any], method: str, path: str, operation: dict[s
         "tag": operation["tags"][0],
         "method": method.upper(),
         "path": path,
-        "summary": operation["description"],
+        "summary": operation.get("description", operation["summary"]),  # `python -OO` drops docstrings
         "parameters": [
             {
                 "name": parameter["name"],

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import subprocess
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -26,6 +25,7 @@ from stages.faults import named
 from stages.rules import Rules
 from stages.run import STRICT, canonical_json
 from stages.runs.fingerprint import module_digest, source_path
+from stages.runs.revisions import ask_git
 
 PATH = Path("data/claims-history.jsonl")
 Subject = Literal["claim", "rules", "code", "rule"]
@@ -171,10 +171,9 @@ def _has_evidence(claim: ClaimLine | None, published: Collection[str]) -> bool:
 
 def committed_claims(root: Path) -> dict[str, ClaimLine]:
     """The rows of the last commit, for old values; none if this is no clone or the columns were different."""
-    command = ["git", "-C", str(root), "show", "HEAD:data/claims.csv"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    text = ask_git(root, "show", "HEAD:data/claims.csv") or ""
     try:
-        return {claim.id: claim for claim in parse_claims(shown.stdout, Path("HEAD:data/claims.csv"))}
+        return {claim.id: claim for claim in parse_claims(text, Path("HEAD:data/claims.csv"))}
     except ClaimsError:
         return {}
 
@@ -198,7 +197,7 @@ def append(
         else replace(change, date=date, why=why, claims=claims, alters=alters or change.subject != "code")
         for change in changes
     ]
-    with named(path), path.open("a") as file:
+    with named(path), path.open("a", encoding="utf-8") as file:
         file.writelines(canonical_json(_written(line)) + "\n" for line in lines)
 
 

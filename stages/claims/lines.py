@@ -103,7 +103,7 @@ def read_claims(path: Path) -> list[ClaimLine]:
         ClaimsError: the file is missing, a row can't be read, or an id occurs twice.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ClaimsError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

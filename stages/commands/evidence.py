@@ -7,6 +7,7 @@ import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from stages.commands.terminal import Column, Rows
 from stages.params.experiment import load_params
 from stages.proving.show import show_equivalent
 from stages.runs.equivalence import PATH as EQUIVALENCES
+from stages.runs.revisions import refusal
 from stages.scheduling.runner import find_experiment
 from stages.upkeep.publishing import PublishError
 from stages.upkeep.publishing import publish as publish_results
@@ -95,6 +97,26 @@ def equivalent(options: argparse.Namespace) -> Answer:
         },
         shown=[*(f"  {text}" for text in (*shown.compared, *shown.left_out)), last],
     )
+
+
+def audit(options: argparse.Namespace) -> Answer:
+    """Compare the published record with every commit of it; `--retract` first gives a reason for what is missing.
+
+    The exit code is 1 if something committed is missing without a reason.
+    """
+    from stages.recording import append_only  # brings the database
+
+    if words := refusal(Path()):
+        raise PublishError(f"the published record is what git holds, and {words}")
+    retracted = append_only.retract(Path(), date=f"{date.today()}", why=options.retract) if options.retract else 0
+    versions, lost = append_only.read_versions(Path()), append_only.find_lost(Path())
+    root = append_only.digest_history(versions)
+    commits = len({version.commit for version in versions})
+    shown = [f"{append_only.RETRACTIONS}: {retracted} lines retracted; commit it"] if options.retract else []
+    shown += [f"  {one}" for one in lost]
+    shown.append(f"{commits} commits of {len(versions)} files, {len(lost) or 'nothing'} missing; record {root}")
+    document = {"commits": commits, "files": len(versions), "missing": [str(one) for one in lost], "root": root}
+    return Answer(document=document, shown=shown, code=1 if lost else 0)
 
 
 def verify(options: argparse.Namespace) -> Answer:

@@ -128,7 +128,7 @@ class LogView:
             file.seek(self._stage_from)
             lines = file.read().decode(errors="replace").splitlines()
         if self.is_interrupted:
-            lines = lines[-_LAST_LINES:]
+            lines = [line for line in lines if not line.startswith("ERROR: failed to")][-_LAST_LINES:]  # DVC's words
         what = "stopped" if self.is_interrupted else "failed"
         where = f"{self._position()}, {what}" if self.stage else f"dvc {what}"
         return [*lines, f"{where} (exit code {code}); every line: {self.log}; the next `make repro` goes on from here"]

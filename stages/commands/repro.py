@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import pwd
 import re
 import signal
 import subprocess
@@ -31,6 +32,7 @@ from stages.params.budget import plan_runs
 from stages.params.experiment import Params, load_params
 from stages.params.stage_inputs import stage_inputs
 from stages.preloaded import ADDRESS
+from stages.runs.revisions import refusal, without_git_variables
 from stages.scheduling.counting import COUNT_FILE
 from stages.scheduling.runner import find_experiment
 
@@ -80,7 +82,7 @@ def alone(path: Path) -> Iterator[None]:
         AnotherRepro: another process holds it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as held:
+    with path.open("a+", encoding="utf-8") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -114,20 +116,38 @@ def _repro(options: argparse.Namespace) -> Answer:
     log = LOGS / f"repro-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
     for old in sorted(LOGS.glob("repro-*.log"))[: 1 - _KEPT_LOGS]:
         old.unlink(missing_ok=True)
+    no_git = refusal(Path())
+    if no_git:
+        print(f"repro: {no_git}; this runs without git, and results name no revision", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder, log.open("wb") as written:
         count = Path(folder) / "count.json"
         address = str(Path(folder) / "preloaded")
         view = LogView(log, count, _stages(params, experiments))
-        environment = _environment() | {COUNT_FILE: str(count), ADDRESS: address}
+        own = _environment(Path(folder), has_git=not no_git)
+        environment = own | {COUNT_FILE: str(count), ADDRESS: address}
         loaded = _libraries_loaded(environment, written.fileno(), view)
-        with loaded, Ahead(address, _environment(), params.profile) as ahead:
+        with loaded, Ahead(address, own, params.profile) as ahead:
             for stage, words in commands.items():
+                if stage and not view.ran and _is_recorded():
+                    continue
                 if stage:
                     view.start(stage)
                 code = _run([sys.executable, "-m", *words], environment, written.fileno(), view, ahead)
                 if code:
                     return Answer(document=None, shown=view.failure(code), code=code)
     return Answer(document=None, shown=view.success())
+
+
+def _is_recorded() -> bool:
+    """True if database and report are newer than all that dvc.yaml makes them from, which DVC itself asks by digest."""
+    stages = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
+
+    def newest(*names: str) -> int:
+        found = [path for name in names for path in (Path(name), *Path(name).rglob("*")) if path.exists()]
+        return max((path.stat().st_mtime_ns for path in found), default=0)
+
+    database, report = newest("data/results.db"), newest("data/report")
+    return newest(*stages["record"]["deps"]) < database < report > newest("data/inputs/report.json")
 
 
 def _stages(params: Params, experiments: Sequence[str]) -> dict[str, float]:
@@ -145,10 +165,18 @@ def _runs(stage: str, params: Params) -> float:
     return max(1.0, len(plan_runs(experiment, params.profile, params.datasets[experiment.dataset])))
 
 
-def _environment() -> dict[str, str]:
-    """This one, with the `python` of dvc.yaml being ours and every line written at once."""
+def _environment(folder: Path, *, has_git: bool) -> dict[str, str]:
+    """This one, with the `python` of dvc.yaml being ours, every line written at once, and what DVC can't do without."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+    environment = without_git_variables() | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+    if not has_git:
+        (folder / "config").write_text("[core]\n    no_scm = true\n", encoding="utf-8")
+        environment["DVC_SYSTEM_CONFIG_DIR"] = str(folder)
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:  # a container's user
+        environment = {"USER": str(os.getuid()), "HOME": str(folder)} | environment
+    return environment
 
 
 @contextmanager

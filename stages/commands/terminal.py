@@ -30,7 +30,8 @@ class Terminal(Console):
     """Writes to stdout without markup; a reader that has gone away is the caller's to handle."""
 
     def __init__(self) -> None:
-        width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", PIPED))
+        told = os.environ.get("COLUMNS", "")
+        width = None if sys.stdout.isatty() else (int(told) if told.isdecimal() else 0) or PIPED
         super().__init__(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
 
     def on_broken_pipe(self) -> None:
@@ -41,7 +42,8 @@ class Terminal(Console):
 def print_answer(answer: Answer, *, as_json: bool) -> None:
     """Print tables within the width; sentences wrapped on a terminal, and whole elsewhere, for `grep`."""
     if as_json:
-        print(json.dumps(answer.document, indent=1, ensure_ascii=False, allow_nan=False))
+        is_ascii = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+        print(json.dumps(answer.document, indent=1, ensure_ascii=is_ascii, allow_nan=False))
         return
     terminal = Terminal()
     for part in answer.shown:

@@ -286,6 +286,6 @@ def write_profile(name: str) -> None:
     if name not in params.profiles:
         raise ParamsError(f"no profile {name!r}{nearest(name, params.profiles)}")
     path = Path("params.yaml")
-    text, count = re.subn(r"(?m)^profile:.*$", f"profile: {name}", path.read_text())
+    text, count = re.subn(r"(?m)^profile:.*$", f"profile: {name}", path.read_text(encoding="utf-8"))
     assert count == 1, "load_params has read the line"
     write_atomically(path, text.encode())

@@ -27,7 +27,7 @@ class FlopCounts:
 
     def _read(self) -> dict[str, int]:
         try:
-            known = json.loads(self.path.read_text())
+            known = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):  # nothing kept yet, or not by us: count again
             return {}
         return known if isinstance(known, dict) else {}
@@ -46,7 +46,7 @@ class FlopCounts:
         if not self.added:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_suffix(".lock").open("w") as lock:
+        with self.path.with_suffix(".lock").open("w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.known |= self._read()
             write_atomically(self.path, (json.dumps(self.known, sort_keys=True, indent=0) + "\n").encode())

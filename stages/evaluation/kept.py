@@ -33,7 +33,7 @@ class Kept:
         """Measure what this name stands for alone: others wait, or get False at once where they aren't patient."""
         path = self.folder / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w") as lock:
+        with path.open("w", encoding="utf-8") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if is_patient else fcntl.LOCK_NB))
             except BlockingIOError:

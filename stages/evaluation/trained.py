@@ -46,10 +46,10 @@ class TrainedRun:
             raise EvaluationError(f"{folder}: {fault}; `{train}` trains it anew")
         try:
             self.digest = outcome_digest(folder)
-            self.spec: dict[str, Any] = json.loads((folder / "spec.json").read_text())
-            self.result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+            self.spec: dict[str, Any] = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
+            self.result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
             # Losses are means of single-precision numbers: eight digits are all that they hold.
-            lines = (folder / "history.jsonl").read_text().splitlines()
+            lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
             self.history = [json.loads(line, parse_float=lambda text: float(f"{float(text):.8g}")) for line in lines]
             self.planned = RunSpec.from_dict(self.spec)
         except (ValueError, TypeError, KeyError) as error:  # an outcome of an older version has no digest over all

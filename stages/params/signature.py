@@ -60,7 +60,7 @@ def keyword_types(module: str, class_name: str) -> dict[str, Keyword]:
     path = source_path(module)
     if path is None:
         return {}
-    body = ast.parse(path.read_text()).body
+    body = ast.parse(path.read_text(encoding="utf-8")).body
     for node in body:
         if isinstance(node, ast.ClassDef) and node.name == class_name:
             for item in node.body:

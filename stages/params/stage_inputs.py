@@ -97,7 +97,7 @@ def changed_meanwhile(stage: str | None = None) -> list[str]:
     path = TARGET / f"{stage}.json"
     if stage is None or not path.is_file():
         return []
-    written, content = path.stat().st_mtime_ns, json.loads(path.read_text())
+    written, content = path.stat().st_mtime_ns, json.loads(path.read_text(encoding="utf-8"))
     edited = {
         module: digest
         for module, digest in content["code"].items()

@@ -150,21 +150,21 @@ def describe_outcome(folder: Path) -> dict[str, Any]:
     return {
         "status": result["status"],
         "divergence": result["divergence"],
-        "history": [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()],
+        "history": [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()],
         "weights": tensors,
         "environment": result["environment"],
     }
 
 
 def main(job_file: str) -> int:
-    job = json.loads(Path(job_file).read_text())
+    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     tree = Path(job["tree"]).resolve()
     if not Path(stages.__file__).resolve().is_relative_to(tree):
         print(f"the code comes from {stages.__file__}, not from {tree}", file=sys.stderr)
         return 1
     if "codes" in job:
         answers = [fingerprint(*question) for question in job["codes"]]
-        Path(job["output"]).write_text(json.dumps(answers))
+        Path(job["output"]).write_text(json.dumps(answers), encoding="utf-8")
         return 0
     torch = importlib.import_module("torch")
     for threads in job["threads"]:
@@ -176,7 +176,7 @@ def main(job_file: str) -> int:
                 found = train(training, output / "data" / "store")
             except Exception:  # noqa: BLE001  (any error is reported by name, and the others are compared)
                 found = {"error": traceback.format_exc()}
-            (output / f"{number}.json").write_text(json.dumps(found))
+            (output / f"{number}.json").write_text(json.dumps(found), encoding="utf-8")
     return 0
 
 

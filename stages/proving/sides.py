@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stages.runs.revisions import GitError, ask_git, refusal, run_git
+
 DRIVER = Path("stages/proving/driver.py")
 
 
@@ -36,7 +38,7 @@ class Side:
         """
         output = self.tree.with_name(f"{self.tree.name}-codes.json")
         self._run({"codes": [list(question) for question in questions], "output": str(output)})
-        answers: list[Mapping[str, str] | None] = json.loads(output.read_text())
+        answers: list[Mapping[str, str] | None] = json.loads(output.read_text(encoding="utf-8"))
         return answers
 
     def train(
@@ -50,13 +52,16 @@ class Side:
         output = self.tree.with_name(f"{self.tree.name}-output-{'-'.join(sorted(more_env or {}))}")
         self._run({"trainings": list(trainings), "threads": list(threads), "output": str(output)}, more_env)
         return [
-            [json.loads((output / str(count) / f"{number}.json").read_text()) for number in range(len(trainings))]
+            [
+                json.loads((output / str(count) / f"{number}.json").read_text(encoding="utf-8"))
+                for number in range(len(trainings))
+            ]
             for count in threads
         ]
 
     def _run(self, job: Mapping[str, Any], more_env: Mapping[str, str] | None = None) -> None:
         job_file = self.tree.with_name(f"{self.tree.name}-job.json")
-        job_file.write_text(json.dumps({**job, "tree": str(self.tree)}))
+        job_file.write_text(json.dumps({**job, "tree": str(self.tree)}), encoding="utf-8")
         env = {name: value for name, value in os.environ.items() if name != "CLAIMCHECK_HOME"}
         env |= {
             "PYTHONPATH": os.pathsep.join([str(self.tree), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -65,7 +70,9 @@ class Side:
             **(more_env or {}),
         }
         command = [sys.executable, "-P", str(self.driver), str(job_file)]
-        done = subprocess.run(command, cwd=self.tree, env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=self.tree, env=env, capture_output=True, check=False, encoding="utf-8", errors="replace"
+        )
         if done.returncode:
             said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             raise EquivalenceError(f"the code of {self.revision[:12]} fails: {said[-1]}")
@@ -77,17 +84,15 @@ def check_out(root: Path, revision: str, folder: Path) -> str:
     Raises:
         EquivalenceError: there is no such revision, or no git.
     """
+    if words := refusal(root):
+        raise EquivalenceError(f"both codes are taken from git, and {words}")
+    name = ask_git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+    if not name:
+        raise EquivalenceError(f"{revision!r} is no revision of this clone; `git log` lists them")
     try:
-        asked = ["git", "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"]
-        found = subprocess.run(asked, cwd=root, capture_output=True, text=True, check=False)
-        if found.returncode:
-            raise EquivalenceError(f"{revision!r} is no revision of this clone; `git log` lists them")
-        name = found.stdout.strip()
-        packed = subprocess.run(
-            ["git", "archive", "--format=tar", name], cwd=root, capture_output=True, check=True
-        ).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise EquivalenceError(f"git archive failed ({error}); both codes are taken from git") from None
+        packed = run_git(root, "archive", "--format=tar", name)
+    except GitError as error:
+        raise EquivalenceError(str(error)) from None
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         archive.extractall(folder, filter="data")
     return name

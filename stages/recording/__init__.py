@@ -19,6 +19,7 @@ from stages.claims import ClaimsError, read_history
 from stages.claims.history import PATH as HISTORY
 from stages.claims.registration import Registered
 from stages.params.experiment import load_params
+from stages.recording.append_only import describe_lost, find_lost
 from stages.recording.judged import read_paper_deviations, read_placed_claims
 from stages.recording.rows import Rows
 from stages.recording.sources import RecordError, find_results, find_weights, read_findings
@@ -49,7 +50,7 @@ def record(root: Path, database: str, *, evidence_only: bool = False) -> Summary
         EvidenceError: a result line can't be read.
         ParamsError: a params file is wrong.
         ClaimsError: claims contradict params.
-        RecordError: lines contradict params.
+        RecordError: lines contradict params, or git has published lines or models that are missing here.
         ResultsUnavailable: the database can't be written.
     """
     with _nothing_collected():
@@ -73,6 +74,8 @@ def _record(root: Path, database: str, *, evidence_only: bool) -> Summary:
     claims = read_placed_claims(root, params)
     findings = read_findings(root / "data" / "findings.jsonl", claims) if not evidence_only else {}
     found, left_out = find_results(root, params, evidence_only=evidence_only)
+    if lost := find_lost(root):
+        raise RecordError(describe_lost(lost))
     weights, notes = find_weights(root, found)
     deviations = read_paper_deviations(params)
     history = read_history(root / HISTORY)

@@ -105,7 +105,7 @@ def write_deviations(folder: Path) -> list[Path]:
     pages = {path.stem: path for path in sorted(folder.glob("*.md"))}
     for paper in read_deviations(pages):
         path = pages[paper.paper]
-        write_atomically(path, tell(path.read_text(), paper.deviations.values()).encode())
+        write_atomically(path, tell(path.read_text(encoding="utf-8"), paper.deviations.values()).encode())
     return list(pages.values())
 
 

@@ -312,7 +312,7 @@ class Rows:
 def _cite(paper: str) -> tuple[str, str]:
     """First and second paragraph of the paper's package docstring, each on one line."""
     path = source_path(f"stages.papers.{paper}")
-    docstring = ast.get_docstring(ast.parse(path.read_text())) if path else None
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) if path else None
     paragraphs = [" ".join(part.split()) for part in (docstring or paper).split("\n\n")]
     return paragraphs[0].rstrip("."), paragraphs[1] if len(paragraphs) > 1 else ""
 

@@ -244,6 +244,13 @@ def find_weights(root: Path, found: Sequence[Trial]) -> tuple[dict[str, Weights]
     digests: list[tuple[Path, str | None]] = [
         (path, hashlib.sha256(path.read_bytes()).hexdigest()) for path in committed
     ]
+    held = {digest for _, digest in digests}
+    for item in found:
+        if item.release and item.release.sha256 not in held:
+            raise RecordError(
+                f"{item.file}, line {item.line}: no file in data/models has the released weights "
+                f"(sha256 {item.release.sha256[:12]}…); take data/models from git again"
+            )
     digests += [(path, _trained_digest(path.with_name("result.json"))) for path in local if path.is_file()]
     for path, digest in digests:
         relative = path.relative_to(root).as_posix()

@@ -1,22 +1,68 @@
 """Questions to git about a clone: its revisions, and which of two came first.
 
-Each answer is None if git isn't installed, the folder is no clone, or the clone lacks the revision.
+An answer is None or False if git isn't installed, refuses, or the clone lacks the revision; `refusal` says which.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 from functools import cache
 from pathlib import Path
 
+_KEPT = (
+    *("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_"),
+    *("GIT_CONFIG_VALUE_", "GIT_EXEC_PATH", "GIT_SSL", "GIT_TRACE"),
+)
+
+
+class GitError(OSError):
+    """Git failed or isn't installed; the message is in git's own words."""
+
+
+def without_git_variables() -> dict[str, str]:
+    """This process's environment without what points git at a repository: every hook of git sets that."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith(_KEPT)}
+
+
+def run_git(root: Path, *arguments: str, given: bytes = b"") -> bytes:
+    """The output of git about the repository at `root`, and about no folder above it.
+
+    Raises:
+        GitError: it failed or isn't installed.
+    """
+    environment = without_git_variables() | {
+        "GIT_CEILING_DIRECTORIES": str(root.resolve().parent),
+        "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_OPTIONAL_LOCKS": "0",
+        "LC_ALL": "C",
+    }
+    command = ["git", *arguments]
+    try:
+        done = subprocess.run(command, cwd=root, env=environment, input=given, capture_output=True, check=False)
+    except OSError as error:
+        raise GitError(f"git can't be run: {error.strerror}") from None
+    if done.returncode:
+        said = " ".join(done.stderr.decode(errors="replace").split())
+        raise GitError(f"git {arguments[0]}: {said or f'exit code {done.returncode}'}")
+    return done.stdout
+
 
 def ask_git(root: Path, *arguments: str) -> str | None:
-    """The output of git, or None if it fails or isn't installed."""
+    """The output of git as text, or None if it fails or isn't installed."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
-    except OSError:
+        return run_git(root, *arguments).decode(errors="replace").strip()
+    except GitError:
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def refusal(root: Path) -> str | None:
+    """Git's words if it answers nothing about `root`: it isn't installed, this is no clone or another user's."""
+    try:
+        run_git(root, "rev-parse", "--git-dir")
+    except GitError as error:
+        return str(error)
+    return None
 
 
 @cache
@@ -24,7 +70,6 @@ def has_revision(root: Path, revision: str) -> bool:
     return ask_git(root, "cat-file", "-t", revision) == "commit"
 
 
-@cache
 def is_full_clone(root: Path) -> bool:
     """True if a revision that is missing here is missing everywhere."""
     return ask_git(root, "rev-parse", "--is-shallow-repository") == "false"

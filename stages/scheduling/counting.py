@@ -75,7 +75,7 @@ class RunCounter:
         took = time.monotonic() - self._started
         left = took * (1 - share) / share if _ENOUGH < share <= 1 else None
         count = Count(stage=self._stage, done=self._done, runs=self._runs, left_seconds=left)
-        self._path.write_text(json.dumps(asdict(count)))
+        self._path.write_text(json.dumps(asdict(count)), encoding="utf-8")
 
 
 class StageTimes:

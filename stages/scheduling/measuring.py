@@ -177,7 +177,7 @@ def _pace(cut: Group, store: RunStore, wall: float) -> Pace:
     for run_key in cut.run_keys:
         folder = store.published(run_key)
         assert folder is not None, "its group has finished"
-        result = json.loads((folder / "result.json").read_text())
-        rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        rows = [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
         step += result["epoch_seconds"][-1] / rows[0]["steps"]
     return Pace(step, max(0.0, wall - _EPOCHS * step * rows[0]["steps"]))

@@ -154,7 +154,7 @@ def _program_id(result: Result) -> str:
 
 def _programs(root: Path, results: Iterable[Result]) -> Iterator[Entity]:
     """The program as it is here, and at each revision that published results."""
-    about = yaml.safe_load((root / "CITATION.cff").read_text())
+    about = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
     shared = {
         "@type": "SoftwareApplication",
         "license": _id(_licence_id(about)),
@@ -320,7 +320,7 @@ def _write(root: Path, folder: Path, entities: Iterable[Entity], published: str)
     from rocrate.model.dataset import Dataset as Folder
     from rocrate.rocrate import ROCrate
 
-    about = yaml.safe_load((root / "CITATION.cff").read_text())
+    about = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
     licence = _licence_id(about)
     crate = ROCrate(version=_VERSION)
     crate.metadata.extra_terms.update(_TERMS)

@@ -24,7 +24,7 @@ from stages.runs.curves import EpochRow
 from stages.runs.equivalence import PATH
 from stages.runs.evidence import DataUsed, Divergence, Measurement, ResultLine
 from stages.runs.outcome import find_fault
-from stages.runs.revisions import has_revision, is_full_clone
+from stages.runs.revisions import has_revision, is_full_clone, refusal
 from stages.upkeep.publishing import digest_at
 
 LinkStatus = Literal["holds", "broken", "not here"]
@@ -109,6 +109,8 @@ def check_code(root: Path, result: Result) -> Link:
     """Check that each module of the spec's fingerprint has its digest, at the evidence's revision or in this tree."""
     origin = result.origin
     revision = None if origin is None else str(origin["revision"])
+    if revision is not None and (words := refusal(root)):
+        return Link("code", "not here", words)
     if revision is not None and not has_revision(root, revision):
         if not is_full_clone(root):
             return Link("code", "not here", f"revision {revision[:12]} is not in this clone; a full clone has it")
@@ -197,9 +199,12 @@ def _compare_with_run(root: Path, line: ResultLine) -> list[str]:
         return []
     if fault := find_fault(folder, line.run_key):
         return [f"{folder.relative_to(root)}: {fault}"]
-    if json.loads((folder / "result.json").read_text())["environment_digest"] != line.environment_digest:
+    if (
+        json.loads((folder / "result.json").read_text(encoding="utf-8"))["environment_digest"]
+        != line.environment_digest
+    ):
         return []
-    rows = [json.loads(text) for text in (folder / "history.jsonl").read_text().splitlines()]
+    rows = [json.loads(text) for text in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
     names = [field.name for field in fields(EpochRow)]
     differing = [
         f"{name} of epoch {row.epoch}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import importlib.metadata
-import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +13,7 @@ from stages.runs.consistency import find_contradictions, find_cost_contradiction
 from stages.runs.equivalence import PATH, Equivalences, read_equivalences
 from stages.runs.evidence import CostLine, EvidenceLine, Origin, ResultLine, read_lines, write_lines
 from stages.runs.fingerprint import changed_modules, module_digest, source_digest, source_path
-from stages.runs.revisions import has_revision, is_full_clone
+from stages.runs.revisions import GitError, has_revision, is_full_clone, run_git
 from stages.runs.store import write_atomically
 
 # Changes in these don't touch what a run computes, so they don't make its evidence dirty.
@@ -153,10 +152,12 @@ def digest_at(root: Path, revision: str | None, module: str) -> str | None:
     for path in (f"{base}.py", f"{base}/__init__.py"):
         file = root / path
         if revision is not None:
-            shown = subprocess.run(["git", "show", f"{revision}:{path}"], cwd=root, capture_output=True, check=False)
-            text = shown.stdout.decode() if shown.returncode == 0 else None
+            try:
+                text = run_git(root, "show", f"{revision}:{path}").decode()
+            except GitError:
+                text = None
         else:
-            text = file.read_text() if file.is_file() else None
+            text = file.read_text(encoding="utf-8") if file.is_file() else None
         if text is not None:
             return source_digest(text)
     outside = source_path(module) if revision is None else None
@@ -200,8 +201,6 @@ def _only_profile_line(root: Path) -> bool:
 
 def _git(root: Path, *arguments: str) -> str:
     try:
-        return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise PublishError(
-            f"{root.resolve().name}: git {arguments[0]} failed ({error}); evidence needs a git revision"
-        ) from None
+        return run_git(root, *arguments).decode()
+    except GitError as error:
+        raise PublishError(f"evidence needs a git revision, and {error}") from None

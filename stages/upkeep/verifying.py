@@ -12,8 +12,10 @@ from sqlalchemy.orm import Session, contains_eager
 
 from stages.params.experiment import Params, load_params
 from stages.recording import ClaimsError, RecordError, record
+from stages.recording.append_only import row_faults
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
 from stages.runs.evidence import EvidenceError
+from stages.runs.revisions import refusal
 from stages.upkeep.links import (
     Link,
     check_checkpoint,
@@ -99,7 +101,7 @@ def _check_record(root: Path, session: Session) -> Link:
         database = f"{folder}/results.db"
         try:
             record(root, database)
-            if faults := line_faults(root):
+            if faults := [*line_faults(root), *row_faults(root)]:
                 return Link("record", "broken", "; ".join(faults))
         except (EvidenceError, RecordError, ClaimsError) as error:
             return Link("record", "broken", str(error))
@@ -110,4 +112,6 @@ def _check_record(root: Path, session: Session) -> Link:
                 if pair[0] != pair[1]:
                     what = f"table {table.name} is not what the files give; `python -m stages.record` builds it anew"
                     return Link("record", "broken", what)
-    return Link("record", "holds", "every row is what result lines, evidence, claims and params give")
+    unchecked = refusal(root)
+    compared = f"; not compared with its history: {unchecked}" if unchecked else ", and git's history has no more"
+    return Link("record", "holds", f"every row is what result lines, evidence, claims and params give{compared}")

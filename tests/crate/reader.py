@@ -62,7 +62,7 @@ def find_issues(crate: str, context: Path) -> list[str]:
 def answer(crate: str, context: Path, question: str) -> list[list[str]]:
     """The rows that rdflib finds in the crate's graph."""
     document = json.loads((Path(crate) / "ro-crate-metadata.json").read_text())
-    known = json.loads(context.read_text())["@context"]
+    known = json.loads(context.read_text(encoding="utf-8"))["@context"]
     document["@context"] = [known if part == ADDRESS else part for part in document["@context"]]
     graph = Graph().parse(data=json.dumps(document), format="json-ld", base="https://crate.example/")
     return [[str(value) for value in row] for row in graph.query(question)]

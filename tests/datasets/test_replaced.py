@@ -62,12 +62,12 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def digest_in_manifest() -> str:
-    (file,) = json.loads(Path("data/raw/mine.json").read_text())["files"]
+    (file,) = json.loads(Path("data/raw/mine.json").read_text(encoding="utf-8"))["files"]
     return str(file["sha256"])
 
 
 def packed_digest() -> str:
-    return str(json.loads(Path("data/processed/mine/dataset.json").read_text())["digest"])
+    return str(json.loads(Path("data/processed/mine/dataset.json").read_text(encoding="utf-8"))["digest"])
 
 
 def test_a_replaced_file_is_noticed_and_taken_when_accepted(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,7 @@ def main(address: str, log: Path, seed: int, runs: int) -> None:
     store = open_store(address, log.with_suffix(".cache"))
     leases = open_leases(store, f"machine-{seed}:boot:1:{seed}:1", clock)
     left = keys_of(runs)
-    with log.open("a", buffering=1) as lines:
+    with log.open("a", encoding="utf-8", buffering=1) as lines:
         while left:
             run_key = rng.choice(list(left)[:AT_ONCE])
             lease = None if store.has(run_key) else leases.claim(run_key)

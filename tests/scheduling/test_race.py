@@ -111,7 +111,7 @@ def _claimed(process: subprocess.Popen[bytes]) -> tuple[str, int] | None:
     """The run that it holds, and its token, if the last line of its log is a claim."""
     assert isinstance(process.args, list)
     log = Path(process.args[4])
-    last = log.read_text().rpartition("\n")[0].rpartition("\n")[2].split() if log.exists() else []
+    last = log.read_text(encoding="utf-8").rpartition("\n")[0].rpartition("\n")[2].split() if log.exists() else []
     return (last[1], int(last[2])) if last[:1] == ["claimed"] else None
 
 

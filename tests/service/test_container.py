@@ -77,7 +77,7 @@ def test_compose_gives_the_service_no_more_than_it_needs() -> None:
 def python(tmp_path: Path) -> Iterator[str]:
     """The interpreter of an environment with the packages of serve alone, torch of this environment's kind."""
     packages = tmp_path / "packages"
-    backend = Path(sys.prefix, "torch-backend").read_text().strip()
+    backend = Path(sys.prefix, "torch-backend").read_text(encoding="utf-8").strip()
     environment = {**os.environ, "VENV": str(packages), "PYTHON": sys.executable}
     subprocess.run([REPOSITORY / ".ci/setup", "serving", backend], env=environment, check=True)
     yield str(packages / "bin/python")

@@ -127,5 +127,5 @@ def test_a_claim_on_sizes_is_drawn_over_them_with_a_line_at_the_paper_s(visitor:
     chart.locator("canvas").wait_for()
     with visitor.expect_download() as download:
         visitor.locator("figure:has(#shown-dac-sgemm-parameters)").get_by_role("button", name="SVG").click()
-    drawing = Path(download.value.path()).read_text()
+    drawing = Path(download.value.path()).read_text(encoding="utf-8")
     assert "stroke-dasharray" in drawing and all(f">{tick}<" in drawing for tick in ("3k", "10k", "30k", "100k"))

@@ -3,6 +3,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from service.settings import Settings
 from stages.recording import record
 from stages.run import canonical_json
 from tests.service.conftest import png, serving
+from tests.service.results_factory import REPOSITORY
 from tests.service.test_errors import assert_problem
 
 
@@ -254,3 +257,13 @@ def test_a_claim_says_what_was_found_without_training(client: TestClient) -> Non
     assert claim["finding"]["status"] == "contradicted"
     assert claim["finding"]["computed"] == {"times_peak": 113.3}
     assert client.get("/api/v1/claims/ninformer.table2.mnist.vit").json()["finding"] is None
+
+
+def test_reference_needs_no_docstrings(root: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from fastapi.testclient import TestClient\n"
+        "from service.app import create_app; from service.settings import Settings\n"
+        "print(TestClient(create_app(Settings(root=Path(sys.argv[1]))), 'http://127.0.0.1').get('/docs').status_code)"
+    )
+    command = [sys.executable, "-OO", "-W", "ignore", "-c", code, str(root)]
+    assert subprocess.check_output(command, cwd=REPOSITORY) == b"200\n"

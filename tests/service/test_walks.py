@@ -80,5 +80,5 @@ def test_models_of_two_experiments_are_chosen_and_drawn_over_each_other(walker: 
     walker.locator("#overlay canvas").wait_for()
     with walker.expect_download() as download:
         walker.get_by_role("button", name="CSV").click()
-    rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
+    rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text(encoding="utf-8"))))
     assert {row["model"] for row in rows} == {"NiNformer (ninformer-mnist)", "NiNformer (ninformer-cifar100)"}

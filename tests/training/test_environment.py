@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 def test_peak_memory_is_at_least_what_is_resident_now() -> None:
     held = np.ones(2**24, dtype=np.uint8)
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    resident = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     assert len(held) < 0.99 * resident <= peak_memory_bytes(CPU) < 20 * resident
 
 

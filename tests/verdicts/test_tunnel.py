@@ -117,7 +117,7 @@ def test_no_status_errs_more_often_than_its_level_in_many_experiments() -> None:
 
 
 def last_report(path: Path = REPORT) -> list[Worst]:
-    return [Worst(**one) for one in json.loads(path.read_text())["worst"]]
+    return [Worst(**one) for one in json.loads(path.read_text(encoding="utf-8"))["worst"]]
 
 
 def test_the_page_has_the_table_of_the_last_report() -> None:

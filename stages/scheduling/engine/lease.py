@@ -94,7 +94,7 @@ class LeaseTable:
 
     def _set_aside(self, reason: str) -> None:
         """Set a damaged file aside; whoever is training under it finds its lease gone and continues under a new one."""
-        with self.path.with_name(f"{self.path.name}.lock").open("w") as lock:
+        with self.path.with_name(f"{self.path.name}.lock").open("w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 self._create()  # another process was here first

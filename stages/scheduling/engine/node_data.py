@@ -69,7 +69,7 @@ def _digest_of(folder: Path, stamp: tuple[tuple[str, int, int], ...]) -> str | N
 def _locked(kept: Path) -> Iterator[None]:
     """One process of this machine at a time brings a set."""
     kept.parent.mkdir(parents=True, exist_ok=True)
-    with kept.with_name(f".{kept.name}.lock").open("w") as file:
+    with kept.with_name(f".{kept.name}.lock").open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

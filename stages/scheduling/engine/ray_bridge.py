@@ -108,7 +108,7 @@ def bridge(commands: Connection, address: str | None, working_dir: Path, environ
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # else each worker resolves an environment (ray#50961)
     ray = importlib.import_module("ray")
     # Ray prints a dead node's log to stdout.
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), _muttering() as muttered:
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), _muttering() as muttered:
         try:
             context = ray.init(
                 address=address or "local",

@@ -1,0 +1,195 @@
+"""Compares the published record with git's history: what was once committed stays, or a retraction gives the reason.
+
+The record is every line of `data/evidence/*.jsonl`, `data/claims-history.jsonl` and `data/retractions.jsonl`, every
+registration, and every released model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from stages.claims import read_claims
+from stages.claims.history import PATH as HISTORY
+from stages.claims.history import pending, read_history
+from stages.params.experiment import load_params
+from stages.run import STRICT, canonical_json
+from stages.runs.evidence import EvidenceError
+from stages.runs.revisions import GitError, refusal, run_git
+from stages.runs.store import write_atomically
+
+RETRACTIONS = Path("data/retractions.jsonl")
+_RECORD = ("data/evidence", "data/claims-history.jsonl", "data/registrations", "data/models", str(RETRACTIONS))
+_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retraction:
+    """A reason why committed lines are gone, each named by sixteen digits of its sha256."""
+
+    __pydantic_config__: ClassVar = STRICT
+    date: str
+    why: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Version:
+    """The content that a commit gave a file of the record."""
+
+    commit: str
+    path: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A line, or a whole registration, that was committed and is gone or different; `commit` is the last that had it.
+
+    A line of `RETRACTIONS` can't be retracted.
+    """
+
+    path: str
+    commit: str
+    digest: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: commit {self.commit[:12]} has {self.text}, which is missing or different now"
+
+
+def read_versions(root: Path) -> list[Version]:
+    """All committed contents of the record, oldest first.
+
+    Raises:
+        GitError: git has no history of this folder.
+    """
+    arguments = ("log", "--reverse", "--topo-order", "-m", "--raw", "--no-abbrev", "--no-renames", "-z", "--format=@%H")
+    words = run_git(root, *arguments, "--", *_RECORD).decode().replace("\n", "\0").split("\0")
+    commit, named = "", []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word.startswith("@"):
+            commit = word[1:]
+        elif word.startswith(":") and set(blob := word.split()[3]) != {"0"}:
+            named.append((commit, following, blob))
+    named = list(dict.fromkeys(named))
+    blobs = list(dict.fromkeys(blob for _, _, blob in named))
+    shown, place, contents = run_git(root, "cat-file", "--batch", given="\n".join([*blobs, ""]).encode()), 0, {}
+    for blob in blobs:
+        start = shown.index(b"\n", place) + 1
+        place = start + int(shown[place:start].split()[2]) + 1
+        contents[blob] = shown[start : place - 1]
+    return [Version(commit, path, contents[blob]) for commit, path, blob in named]
+
+
+def _pieces(path: str, content: bytes) -> Iterable[bytes]:
+    """The parts of a file that stay: each line, or the whole of a registration; a model is named by evidence."""
+    if path.endswith(".jsonl"):
+        return content.splitlines()
+    return (content,) if path.startswith("data/registrations/") and path.endswith(".json") else ()
+
+
+def digest_piece(piece: bytes) -> str:
+    return hashlib.sha256(piece).hexdigest()[:16]
+
+
+def read_retractions(root: Path) -> list[Retraction]:
+    """Read all retractions; none if there is no file.
+
+    Raises:
+        EvidenceError: a line can't be read.
+    """
+    path, adapter = root / RETRACTIONS, TypeAdapter(Retraction)
+    try:
+        return [adapter.validate_json(line) for line in (path.read_bytes().splitlines() if path.is_file() else ())]
+    except ValidationError as error:
+        raise EvidenceError(f"{path}: {error.errors()[0]['msg']}") from None
+
+
+def find_lost(root: Path) -> list[Lost]:
+    """Everything that was committed and is neither here nor retracted; nothing if git has no history of this folder.
+
+    Raises:
+        EvidenceError: a retraction can't be read.
+    """
+    if refusal(root):
+        return []
+    try:
+        versions = read_versions(root)
+    except GitError:  # nothing is committed yet
+        return []
+    last: dict[tuple[str, bytes], str] = {
+        (version.path, piece): version.commit
+        for version in versions
+        for piece in _pieces(version.path, version.content)
+    }
+    for name in {path for path, _ in last}:
+        file = root / name
+        for piece in _pieces(name, file.read_bytes()) if file.is_file() else ():
+            last.pop((name, piece), None)
+    retracted = {digest for one in read_retractions(root) for digest in one.lines}
+    lost = [Lost(path, commit, digest_piece(piece), _name(piece)) for (path, piece), commit in last.items()]
+    return [one for one in lost if one.path == str(RETRACTIONS) or one.digest not in retracted]
+
+
+def _name(piece: bytes) -> str:
+    """The piece as a person finds it."""
+    try:
+        content = json.loads(piece)
+        line = content.get("result", content)
+        return (
+            " ".join(str(line[name]) for name in ("experiment", "arm", "replicate"))
+            if "arm" in line
+            else (f"{str(line.get('name') or line.get('claims') or line.get('before'))[:40]} ({digest_piece(piece)})")
+        )
+    except (ValueError, AttributeError):
+        return f"a line ({digest_piece(piece)})"
+
+
+def row_faults(root: Path) -> list[str]:
+    """Claims and rules that changed without a line in their history."""
+    claims, rules = read_claims(root / "data" / "claims.csv"), load_params(root).verdicts
+    changes = pending(claims, rules, read_history(root / HISTORY), known={}, published=())
+    return [
+        f"{change.claims}: the {change.subject} changed, and {HISTORY} doesn't say why (claimcheck history --why)"
+        for change in changes
+        if change.subject in ("claim", "rules")
+    ]
+
+
+def describe_lost(lost: list[Lost]) -> str:
+    more = f"; and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+    remedy = "take the file from git again, or give the reason: claimcheck audit --retract"
+    return f"{'; '.join(map(str, lost[:_NAMED]))}{more}; {remedy}"
+
+
+def retract(root: Path, *, date: str, why: str) -> int:
+    """Append a retraction of everything that is lost; returns how many lines it names."""
+    digests = tuple(sorted({one.digest for one in find_lost(root) if one.path != str(RETRACTIONS)}))
+    if digests:
+        path = root / RETRACTIONS
+        line = canonical_json({"date": date, "why": why, "lines": list(digests)}) + "\n"
+        write_atomically(path, (path.read_bytes() if path.is_file() else b"") + line.encode())
+    return len(digests)
+
+
+def digest_history(versions: Iterable[Version]) -> str:
+    """Merkle root over all committed contents of the record: equal roots mean equal records and equal histories."""
+    level = [
+        hashlib.sha256(f"{one.commit} {one.path} ".encode() + hashlib.sha256(one.content).digest()).digest()
+        for one in versions
+    ]
+    while len(level) > 1:
+        level = list(_parents(level))
+    return level[0].hex() if level else ""
+
+
+def _parents(level: list[bytes]) -> Iterator[bytes]:
+    for number in range(0, len(level), 2):
+        yield hashlib.sha256(b"".join(level[number : number + 2])).digest()

@@ -1,0 +1,104 @@
+"""Published lines stay: `record`, `verify` and `audit` compare the record with git's history."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from stages.recording import RecordError, record
+from stages.recording.append_only import RETRACTIONS, digest_history, find_lost, read_versions, retract, row_faults
+from stages.runs.evidence import EvidenceLine, Release, read_lines, write_lines
+from tests.service.results_factory import REPOSITORY, make_root
+from tests.test_publishing import git
+
+EVIDENCE = "data/evidence/ninformer-mnist.jsonl"
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_root(tmp_path_factory.mktemp("template"))
+    (root / "data" / "registrations").mkdir(exist_ok=True)
+    shutil.copy(REPOSITORY / "data/registrations/sgemm-depths.json", root / "data/registrations")
+    git(root, "init", "-q")
+    git(root, "add", "-f", "data/evidence", "data/registrations", "data/claims.csv")
+    git(root, "commit", "-qm", "publish")
+    return root
+
+
+@pytest.fixture
+def root(template: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(template, tmp_path / "root"))
+
+
+def commit_all(root: Path) -> None:
+    retractions = [str(RETRACTIONS)] if (root / RETRACTIONS).exists() else []
+    git(root, "add", "-f", "data/evidence", "data/registrations", *retractions)
+    git(root, "commit", "-qm", "more")
+
+
+def test_complete_record_has_nothing_lost(root: Path) -> None:
+    assert find_lost(root) == []
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+@pytest.mark.parametrize("is_edited", [False, True])
+def test_deleted_or_resealed_line_is_named_with_its_commit(root: Path, is_edited: bool, is_committed: bool) -> None:
+    commit = read_versions(root)[0].commit
+    first, *rest = read_lines(root / EVIDENCE, EvidenceLine)
+    forged = EvidenceLine(**{**vars(first), "origin": type(first.origin)(**{**vars(first.origin), "dirty": True})})
+    (root / EVIDENCE).write_bytes(write_lines([forged, *rest] if is_edited else rest))
+    if is_committed:
+        commit_all(root)
+    with pytest.raises(RecordError, match=f"{EVIDENCE}: commit {commit[:12]} has ninformer-mnist {first.result.arm} 0"):
+        record(root, "data/results.db")
+    assert retract(root, date="2026-01-01", why="Trained on the wrong split") == 1
+    assert find_lost(root) == []
+    record(root, "data/results.db")
+
+
+def test_deleted_file_and_changed_registration_are_lost(root: Path) -> None:
+    lines = len((root / EVIDENCE).read_bytes().splitlines())
+    (root / EVIDENCE).unlink()
+    (root / "data/registrations/sgemm-depths.json").write_text("{}", encoding="utf-8")
+    assert [one.path for one in find_lost(root)] == [EVIDENCE] * lines + ["data/registrations/sgemm-depths.json"]
+
+
+def test_retraction_cannot_be_withdrawn(root: Path) -> None:
+    (root / EVIDENCE).write_bytes(b"")
+    retract(root, date="2026-01-01", why="Withdrawn")
+    commit_all(root)
+    content = json.loads((root / RETRACTIONS).read_bytes())
+    (root / RETRACTIONS).write_text(json.dumps(content | {"why": "Another reason"}) + "\n", encoding="utf-8")
+    assert [one.path for one in find_lost(root)] == [str(RETRACTIONS)]
+
+
+def test_digest_of_the_record_changes_with_each_commit_to_it_alone(root: Path) -> None:
+    first = digest_history(read_versions(root))
+    git(root, "commit", "-qm", "nothing", "--allow-empty")
+    assert digest_history(read_versions(root)) == first
+    (root / EVIDENCE).write_bytes((root / EVIDENCE).read_bytes().splitlines(keepends=True)[0])
+    commit_all(root)
+    assert digest_history(read_versions(root)) != first
+
+
+def test_released_model_without_a_file_is_refused(root: Path) -> None:
+    first, *rest = read_lines(root / EVIDENCE, EvidenceLine)
+    release = Release(sha256="0" * 64, dtype="float16", accuracy=0.5, same_class=0.0, n=10_000)
+    (root / EVIDENCE).write_bytes(write_lines([EvidenceLine(**{**vars(first), "release": release}), *rest]))
+    retract(root, date="2026-01-01", why="Released")
+    with pytest.raises(RecordError, match="no file in data/models has the released weights"):
+        record(root, "data/results.db")
+
+
+def test_claim_row_without_a_line_in_its_history_is_a_fault(tmp_path: Path) -> None:
+    for name in ("params.yaml", "params", "data/claims.csv", "data/claims-history.jsonl"):
+        source, target = REPOSITORY / name, tmp_path / name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+    assert row_faults(tmp_path) == []
+    path = tmp_path / "data" / "claims.csv"
+    path.write_text(path.read_text(encoding="utf-8").replace(",value,0.9712,", ",value,0.9812,", 1), encoding="utf-8")
+    assert [fault.split(":")[0] for fault in row_faults(tmp_path)] == ["ninformer.table2.mnist.vit"]
