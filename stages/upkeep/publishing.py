@@ -36,7 +36,8 @@ class Published:
 def publish(experiment: str, root: Path) -> Published:
     """Add the experiment's results to `data/evidence/<experiment>.jsonl`.
 
-    A line of the same run, environment, arm and replicate replaces the older one, unless nothing in it has changed.
+    A published line of the same run, environment, arm and replicate stays, with the cost that was measured first; only
+    another result replaces it.
 
     Raises:
         EvidenceError: a line can't be read, or has changed since it was published.
@@ -72,7 +73,7 @@ def publish(experiment: str, root: Path) -> Published:
                 f"`dvc repro -s -f evaluate@{experiment}` writes it anew"
             )
         older = kept.get(_cell(line))
-        if older is None or (older.result, older.cost) != (line, cost):
+        if older is None or older.result != line:
             kept[_cell(line)] = EvidenceLine(
                 result=line, cost=cost, origin=origins[_cell(line)], release=older.release if older else None
             )
