@@ -106,24 +106,38 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> list[JudgedClaim]:
     return judge_all(recorded(tmp_path_factory.mktemp("as-printed"), as_printed))
 
 
+def of_a_reading(row: JudgedClaim, status: Status) -> Status:
+    """What trainings that give the claim this status say of it: less where the experiment is a reading of ours."""
+    return Status.HOLDS_UNDER_READING if claims()[row.claim.id].reading else status
+
+
 def test_a_printed_value_is_reproduced(judged: list[JudgedClaim]) -> None:
-    values = {row.claim.id: row.verdict.status for row in judged if row.claim.kind == "value"}
-    tested = {claim: status for claim, status in values.items() if not status.startswith(Status.NOT_TESTED)}
+    values = {row.claim.id: row for row in judged if row.claim.kind == "value"}
+    tested = {
+        claim: row.verdict.status
+        for claim, row in values.items()
+        if not row.verdict.status.startswith(Status.NOT_TESTED)
+    }
     assert len(tested) > 70
     # Two draws of 4,223 test pictures, ours and the paper's, may differ by more than the margin.
     assert {tested.pop(claim) for claim in list(tested) if claim.startswith("dac.isic.")} == {Status.UNDECIDABLE}
     # Its printed error is as large as the margin.
     assert tested.pop("dac.table2.imagenette.v1.r32.base") == Status.UNDECIDABLE
-    assert {claim: status for claim, status in tested.items() if status != Status.REPRODUCED} == {}
+    wrong = {name: said for name, said in tested.items() if said != of_a_reading(values[name], Status.REPRODUCED)}
+    assert wrong == {}
+    of_readings = {name for name in tested if claims()[name].reading}
+    assert of_readings == {f"nmn.ext.mnist.invert.{end}" for end in ("dot", "dot.before", "yat", "yat.before")}
 
 
 def test_a_printed_gain_is_supported_and_of_its_size(judged: list[JudgedClaim]) -> None:
     gains = [row for row in judged if row.claim.kind in ("order", "difference") and row.verdict.basis == "results"]
     assert len(gains) > 50
     for row in gains:
-        assert row.verdict.status == Status.SUPPORTED, f"{row.claim.id}: {row.verdict.explanation}"
+        said = f"{row.claim.id}: {row.verdict.explanation}"
+        assert row.verdict.status == of_a_reading(row, Status.SUPPORTED), said
         assert row.verdict.size is not None
-        assert row.verdict.size["status"] in (Status.REPRODUCED, Status.UNDECIDABLE), row.claim.id
+        assert row.verdict.size["status"] in (of_a_reading(row, Status.REPRODUCED), Status.UNDECIDABLE), said
+    assert {row.claim.id for row in gains if claims()[row.claim.id].reading} == {"nmn.ext.mnist.invert.robust"}
     tiny = {row.claim.id for row in gains if "as large as the printed" in row.verdict.size["explanation"]}
     assert tiny == {
         "ninformer.rank.mnist.localvit",
@@ -150,13 +164,12 @@ def test_a_printed_loss_is_of_its_size_and_comparable_where_the_paper_says_so(ju
     tiny = ("dac.table1.c100.v1.r44.order", *(f"dac.table3.{name}.abs" for name in ("c10.v2", "c100.v1", "c100.v2")))
     assert {gaps.pop(claim) for claim in tiny} == {Status.UNDECIDABLE}
     assert {claim: status for claim, status in gaps.items() if status != Status.REPRODUCED} == {}
-    comparable = {
-        row.claim.id: row.verdict.status for row in judged if row.claim.kind == "equivalence" and row.claim.family
-    }
+    comparable = {row.claim.id: row.verdict.status for row in judged if row.claim.kind == "equivalence"}
     assert comparable == {
         "hyperbf.comparable.c10": Status.SUPPORTED,
         "hyperbf.comparable.c100": Status.UNRESOLVED,  # its 1.6 points are the limit of what the paper calls so
         "hyperbf.comparable.tin": Status.HOLDS_UNDER_READING,
+        "hyperbf.rbf.acceptable": Status.REVERSED,  # it prints no number; here this arm has half of all images right
         "dac.sgemm.weights_saturate": Status.SUPPORTED,
         "dac.fig3.small": Status.REVERSED,  # it prints no number; here all base networks are alike
     }
