@@ -107,11 +107,13 @@ def weigh(claims: Sequence[ClaimLine], papers: Sequence[PaperDeviations]) -> dic
 def chance_of_decision(claim: ClaimLine, power: Power | None, verdict: Verdict) -> float:
     """The probability that the look decides what is open of the claim: the sign of a gain, or else a number.
 
-    A number is as printed or two margins off, each with probability 1/2; a gain is as large as printed.
+    A number is as printed or two margins off, each with probability 1/2; a gain is as large as printed.  No look
+    refutes a claim whose experiment is a reading of ours.
     """
     if power is None or (power.supported, power.reproduced, power.not_reproduced) == (None, None, None):
         return NOBODY_KNOWS
     if claim.kind in ORDERS and not is_decided(verdict.status):
         return power.supported or 0.0
     right = power.reproduced if claim.kind in ORDERS or power.supported is None else power.supported
-    return ((right or 0.0) + (power.not_reproduced or 0.0)) / 2
+    wrong = power.not_reproduced if claim.reading is None else None
+    return ((right or 0.0) + (wrong or 0.0)) / 2
