@@ -11,7 +11,7 @@ from service.pages.formats import as_confidence, as_precise_as, exact, from_to, 
 from service.pages.scope import is_part, levels, sizes, tell_part
 from service.pages.trend import Trend, tell_trend
 from service.pages.wording import name_metric, print_ours, print_value, side_of, span_of
-from stages.results import Claim, ClaimRecord, JudgedClaim, Status, VerdictRow, rule_after
+from stages.results import Claim, ClaimRecord, JudgedClaim, Status, VerdictRow, count_seen, rule_after
 
 
 def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None = None) -> str | None:
@@ -158,7 +158,7 @@ def _metrics(record: ClaimRecord) -> list[str]:
         rule = next(rules, None)
         seen = "after results had been published" if changed.after_evidence else "before any result"
         if rule is not None:
-            seen = f"after {rule.seen} pairs had been seen"
+            seen = f"after {count_seen(rule.seen or 0, claim)} had been seen"
         why = lower_first(rule.why if rule else changed.why.partition(";")[0]).rstrip(".")
         told.append(f"{said}. The metric was changed on {changed.date}, {seen} ({why}).")
     told += [

@@ -37,7 +37,7 @@ class Ground:
 class Opening:
     """The front page's sentences: `whole` is all in one, `first` of what training decided, `then` of what needed none.
 
-    `named` are claims that training decided, first those that do not hold; `waiting` is of what it didn't, `planned` of
+    `named` are claims that training decided, first those that do not hold, `unnamed` how many more; `waiting` is of what it didn't, `planned` of
     what the planned runs can show of that.
     """
 
@@ -47,6 +47,7 @@ class Opening:
     planned: str
     then: str
     named: tuple[JudgedClaim, ...]
+    unnamed: int
 
 
 def open_with(tallies: Sequence[Tally], decided: Sequence[JudgedClaim], datasets: Mapping[str, str]) -> Opening:
@@ -75,6 +76,7 @@ def open_with(tallies: Sequence[Tally], decided: Sequence[JudgedClaim], datasets
         planned=prospects(sum_outlooks([tally.outlook for tally in tallies])) if trained.waiting else "",
         then=" ".join(filter(None, then)),
         named=tuple(named[:MOST_NAMED]),
+        unnamed=len(named[MOST_NAMED:]),
     )
 
 

@@ -259,8 +259,13 @@ def rule_after(claim: Claim, verdict: VerdictRow) -> str | None:
     seen = verdict.seen_before_rule
     if seen is None:
         return None
-    what = "pair" if claim.baseline_arm and "*" in (claim.arm or "") else "result"
-    return f"Judged by a rule written after {seen} {what}{'s' if seen != 1 else ''} had been seen"
+    return f"Judged by a rule written after {count_seen(seen, claim)} had been seen"
+
+
+def count_seen(seen: int, claim: Claim) -> str:
+    """As "14 pairs" of a claim that compares models, else "1 result"."""
+    what = "pair" if claim.baseline_arm else "result"
+    return f"{seen} {what}{'s' if seen != 1 else ''}"
 
 
 def _same_error(session: Session, claim: Claim, verdict: VerdictRow) -> tuple[str, ...]:

@@ -69,6 +69,13 @@ _INFOS = (
         better="lower",
         split="test",
     ),
+    MetricInfo(
+        name="accuracy_after_inversion",
+        title="Test accuracy after inversion of the prototypes",
+        unit="fraction",
+        better="higher",
+        split="test",
+    ),
     MetricInfo(name="parameters", title="Parameters", unit="count", better="lower", split="none"),
     MetricInfo(name="flops_per_image", title="FLOPs per image", unit="flop", better="lower", split="none"),
     MetricInfo(name="flops_per_row", title="FLOPs per row", unit="flop", better="lower", split="none"),

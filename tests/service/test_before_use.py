@@ -55,7 +55,7 @@ def test_figures_are_those_of_params_claims_and_findings(computed_client: TestCl
         if item["experiment"] == "hyperbf-cifar10"
     ]
     flops = {arm["arm"]: arm["cost"]["flops_per_image"] for arm in comparison["arms"]}
-    assert f"{flops['hyperbf'] / flops['vit']:.2f} times the ViT’s operations" in told["hyperbf"]
+    assert f"Our HyperBF costs {flops['hyperbf'] / flops['vit']:.2f} times our ViT’s operations" in told["hyperbf"]
 
     numbers = computed(computed_client, "ninformer.compute.lower")
     over = {f"{numbers[f'ninformer_over_vit_{name}']:.1f}" for name in ("mnist", "c10", "c100")}

@@ -222,12 +222,12 @@ def test_a_claim_s_page_begins_with_what_came_out_for_the_part_that_ran(client: 
 
 def test_no_page_calls_a_rule_fixed_beforehand_that_was_not(client: TestClient) -> None:
     claims = client.get("/api/v1/claims?limit=1000").json()
-    later = {claim["id"]: claim["verdict"]["seen_before_rule"] for claim in claims}
-    later = {name: seen for name, seen in later.items() if seen is not None}
+    later = {claim["id"]: claim for claim in claims if claim["verdict"]["seen_before_rule"] is not None}
     assert {"dac.sgemm.uniform", "dac.sgemm.crossover_low", "dac.sgemm.crossover_high"} <= set(later)
     method = unescape(client.get("/method").text)
-    for name, seen in later.items():
-        told = f"Judged by a rule written after {seen} pairs had been seen"
+    for name, claim in later.items():
+        seen, what = claim["verdict"]["seen_before_rule"], "pair" if claim["baseline_arm"] else "result"
+        told = f"Judged by a rule written after {seen} {what}{'' if seen == 1 else 's'} had been seen"
         box = unescape(client.get(f"/claims/{name}").text).partition('<dl class="tiles">')[0]
         assert told in box and "beforehand" not in box, name
         assert re.search(rf'{told}: <a href="/claims/{name}">', method), name

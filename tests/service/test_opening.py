@@ -138,9 +138,6 @@ def test_the_front_page_s_sentences_are_the_verdicts_of_the_database(client: Tes
     assert lead.startswith(f"Of the {needed} claims that need trained models, {favour + against} are decided")
     named = re.findall(r'href="/claims/([^"]+)"', html[: html.index('id="papers-title"')])
     by_id = {claim["id"]: claim["verdict"] for claim in claims}
-    exploratory = [name for name in named if by_id[name]["registration"]["mark"] == "exploratory"]
-    if len(exploratory) == len(named) > 1:
-        assert re.search(rf"All {len(named)} rest [^.]*on rules not known to be registered", lead)
     for name in named:
         scope, (badge,) = by_id[name]["scope"], re.findall(rf'<li>(.*?)<a href="/claims/{re.escape(name)}"', html)[:1]
         assert scope is None or 'class="size part">at ' in badge, f"{name} is of a part and doesn't say which"
@@ -150,7 +147,14 @@ def test_the_front_page_s_sentences_are_the_verdicts_of_the_database(client: Tes
         if claim["verdict"]["basis"] == "results" and claim["verdict"]["is_decidable"] and claim["verdict"]["low"]
         if claim["verdict"]["status"] not in ("inconclusive", "unresolved")
     ]
-    assert sorted(named) == sorted(trained) and len(trained) == favour + against
+    assert len(trained) == favour + against and set(named) <= set(trained) and len(named) == min(MOST_NAMED, len(trained))
+    sides = [by_id[name]["status"] in AGAINST_THE_PAPER for name in named]
+    assert sides == sorted(sides, reverse=True) and sum(sides) == min(MOST_NAMED, against), "those against come first"
+    (rest,) = re.findall(r'<li>and <a href="/claims">(\d+) more</a>', html)
+    assert int(rest) == len(trained) - len(named) > 0
+    exploratory = [name for name in trained if by_id[name]["registration"]["mark"] == "exploratory"]
+    assert len(exploratory) == len(trained) > 1, "else the next sentence is another"
+    assert re.search(rf"All {len(trained)} rest [^.]*on rules not known to be registered", lead)
     assert f"{waiting} wait for models trained as long as the paper’s." in html
     is_read = [claim["verdict"]["status"] == "holds under a reading" for claim in claims]
     grounds = ("trained", "computed", "data")
