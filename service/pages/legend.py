@@ -37,6 +37,12 @@ MEANINGS: Mapping[str, str] = {
     NEVER_ON_HARDWARE: "A time or a speed on a device that we don’t have. "
     "Ours, and its ratio between two models, may stand beside it; neither decides.",
 }
+
+_OF_NOISE: Mapping[str, str] = {
+    Status.SUPPORTED: "We trained again with other seeds: they alone explain what the paper prints.",
+    Status.REVERSED: "We trained again with other seeds: they alone don’t explain what the paper prints.",
+    Status.UNRESOLVED: "Trained again as often as planned: other seeds may explain what the paper prints or not.",
+}
 SIDES: Mapping[str, tuple[str, ...]] = {
     "For the paper": tuple(status for status in FOR_THE_PAPER if status is not Status.HOLDS_UNDER_READING),
     "True as read in one way": (Status.HOLDS_UNDER_READING,),
@@ -94,8 +100,9 @@ def data_query(word: str) -> str:
     return urlencode({"verdict": word})
 
 
-def meaning_of(word: str) -> str:
-    return MEANINGS[word]
+def meaning_of(word: str, kind: str | None = None) -> str:
+    """What a verdict's word means, of claims of this kind where that differs."""
+    return (_OF_NOISE if kind == "noise" else MEANINGS).get(word) or MEANINGS[word]
 
 
 def address_of(paper: Paper) -> str | None:
