@@ -221,6 +221,14 @@ def test_a_claim_s_page_begins_with_what_came_out_for_the_part_that_ran(client: 
     assert "We trained both models again" in box and verdict["explanation"] not in box
 
 
+def test_a_reading_that_misses_the_number_is_not_said_to_leave_either_answer(client: TestClient) -> None:
+    """It is inconclusive since a reading of ours refutes nothing, not since its runs are too few."""
+    claim = client.get("/api/v1/claims/nmn.ext.mnist.invert.yat").json()
+    assert claim["verdict"]["status"] == "inconclusive" and claim["verdict"]["high"] < -claim["verdict"]["margin"]
+    page = client.get("/claims/nmn.ext.mnist.invert.yat").text
+    assert "a reading can’t refute it" in page and "either answer possible" not in page
+
+
 def test_a_spread_of_printed_numbers_is_told_in_points_and_compares_no_models(client: TestClient) -> None:
     page = text_of(client.get("/claims/nmn.ext.mnist.frameworks").text)
     assert re.search(
