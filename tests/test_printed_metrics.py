@@ -126,7 +126,7 @@ def test_a_metric_that_only_some_have_says_of_the_others_why_not(session: Sessio
     assert reasons["dac-resnet-cifar100"] == {"ours", "not trained under the conditions that are shown"}
     assert reasons["ninformer-cifar100"] == {"not run yet"}
     lone = of(session, "dac-resnet-cifar100", metric="perplexity")
-    assert lone.arms[0].reason == "its runs have no perplexity" and lone.reason is not None
+    assert lone.arms[0].reason == "its runs have no test perplexity" and lone.reason is not None
 
 
 OURS_AND_PRINTED = ("ours.value", "ours.stderr", "ours.epoch", "printed.stderr", "printed.n")

@@ -25,9 +25,11 @@ def unit_of(claim: Claim) -> str:
 
 
 def in_terms_of(value: float | None, claim: Claim, write: Callable[[float], str] = plain) -> str:
-    """A number in the terms of `claim`: a gain in a fraction becomes points, everything else is in the claim's unit."""
+    """A number in the terms of `claim`: gains and ranges of fractions in points, all else in the claim's unit."""
     unit = unit_of(claim)
     is_gain = claim.kind in GAINS and unit == "fraction"
+    if claim.kind == "noise" and unit == "fraction":
+        return points(value).removeprefix("+")
     return points(value) if is_gain else value_in(unit, write)(value)
 
 
@@ -68,6 +70,8 @@ def print_value(claim: Claim, write: Callable[[float], str]) -> str:
     if claim.kind in SIDES_OF_A_SIZE:
         return SIDES_OF_A_SIZE[claim.kind].format(value_in(claim.unit or "", write)(claim.value))
     value = in_its_way(claim.value, claim, write)
+    if claim.kind == "noise":
+        return f"{value} between the largest and the smallest of {claim.trials:g}"
     if claim.trials is not None:
         return f"{claim.value:g} of {claim.trials:g} {_TALLIED.get(claim.unit or '', claim.unit or '')}".rstrip()
     if claim.high is not None:

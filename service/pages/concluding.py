@@ -40,6 +40,12 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None
         apart = f"{where + ' the' if where else 'The'} largest and the smallest gain by {claim.factor} differ by {size}"
         told = tell_trend(trend, claim) if trend else ""
         return f"{told} {apart} ({interval}{pairs}); up to {alike} would count as alike.".lstrip()
+    if claim.kind == "noise" and claim.value is not None and verdict.ours is not None:
+        ends = [in_terms_of(claim.value + end, claim, write) for end in (verdict.low, verdict.high)]
+        return (
+            f"The {claim.trials:g} printed numbers span {in_terms_of(claim.value, claim)}; as many seeds of ours "
+            f"usually span {print_ours(verdict, claim)} at most ({confidence(verdict)} interval {from_to(*ends)})."
+        )
     if claim.kind in GAINS:
         start = f"{where} {who}" if where else who
         return f"{start} is {is_better} than {against} by {size} ({interval}{pairs})."

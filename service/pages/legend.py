@@ -37,6 +37,14 @@ MEANINGS: Mapping[str, str] = {
     NEVER_ON_HARDWARE: "A time or a speed on a device that we don’t have. "
     "Ours, and its ratio between two models, may stand beside it; neither decides.",
 }
+
+_NOT_CONFIRMED = "Trained again: by our reading of its words the claim is not confirmed, and a reading can’t refute it."
+_OF_A_READING: Mapping[str, str] = {Status.INCONCLUSIVE: _NOT_CONFIRMED, Status.UNRESOLVED: _NOT_CONFIRMED}
+_OF_NOISE: Mapping[str, str] = {
+    Status.SUPPORTED: "We trained again with other seeds: they alone explain what the paper prints.",
+    Status.REVERSED: "We trained again with other seeds: they alone don’t explain what the paper prints.",
+    Status.UNRESOLVED: "Trained again as often as planned: other seeds may explain what the paper prints or not.",
+}
 SIDES: Mapping[str, tuple[str, ...]] = {
     "For the paper": tuple(status for status in FOR_THE_PAPER if status is not Status.HOLDS_UNDER_READING),
     "True as read in one way": (Status.HOLDS_UNDER_READING,),
@@ -94,8 +102,10 @@ def data_query(word: str) -> str:
     return urlencode({"verdict": word})
 
 
-def meaning_of(word: str) -> str:
-    return MEANINGS[word]
+def meaning_of(word: str, kind: str | None = None, reading: str | None = None) -> str:
+    """What a verdict's word means, of claims of this kind, or judged by a reading of ours, where that differs."""
+    own = _OF_NOISE if kind == "noise" else _OF_A_READING if reading else {}
+    return own.get(word) or MEANINGS[word]
 
 
 def address_of(paper: Paper) -> str | None:

@@ -37,8 +37,8 @@ class Ground:
 class Opening:
     """The front page's sentences: `whole` is all in one, `first` of what training decided, `then` of what needed none.
 
-    `named` are claims that training decided, first those that do not hold, `unnamed` how many more; `waiting` is of what it didn't, `planned` of
-    what the planned runs can show of that.
+    `named` are claims that training decided, first those that do not hold, `unnamed` how many more; `waiting` is of
+    what it didn't, `planned` of what the planned runs can show of that.
     """
 
     whole: str

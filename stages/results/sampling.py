@@ -111,5 +111,6 @@ def why_none(by_arm: Mapping[str, Sequence[ComparedRun]], arm: str, metric: Metr
         return "not trained under the conditions that are shown"
     if all(result.status == "diverged" for result in mine):
         return f"diverged: {len(mine)} of {len(mine)} trainings"
-    what = f"{metric.name}, which takes {_TAKES[metric.name]}" if metric.of_arm else metric.name
+    title = metric.title[0].lower() + metric.title[1:]
+    what = f"{title}, which takes {_TAKES[metric.name]}" if metric.of_arm else title
     return f"its runs have no {what}"

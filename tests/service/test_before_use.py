@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
-from math import log
 
 import pytest
 from fastapi.testclient import TestClient
@@ -65,8 +64,10 @@ def test_figures_are_those_of_params_claims_and_findings(computed_client: TestCl
     assert {arm.model.get("dropout") for arm in arms.values() if arm.role in ("baseline", "proposed")} == {0.5}
     assert "dropout of 0.5" in told["ninformer"]
 
-    factors = [round(channels / log(1 + channels)) for channels in (64, 512)]
-    assert f"{factors[0]} to {factors[1]} times" in told["nmn"], "equation 2 of the narrowest and the widest layer"
+    of_nmn = params.experiments["nmn-resnet-cifar10"].arms
+    assert "scale" not in of_nmn["aether-resnet18-printed"].model and "our AetherResNet-18 has none" in told["nmn"]
+    learnt = [name for name, arm in of_nmn.items() if arm.model.get("scale") == "multiplier"]
+    assert learnt == ["aether-resnet18-as-run"] and "learns one, and one more model has it" in told["nmn"]
 
     wide = computed(computed_client, "dac.table2.gflops.r20.dac")["increase_percent_bias_at_output"]
     parameters = computed(computed_client, "dac.wide.params_inc")["increase_percent"]

@@ -93,7 +93,9 @@ def test_no_order_is_told_of_shortened_runs(published_client: TestClient, datase
     assert any(item["cut"] and item["order"]["agrees"] is not None for item in compared)
     html = published_client.get(f"/?dataset={dataset}").text
     for item in compared:
-        section = html[html.index(f'<section class="experiment" id="{item["experiment"]}"') :].partition("</section>")[0]
+        section = html[html.index(f'<section class="experiment" id="{item["experiment"]}"') :].partition("</section>")[
+            0
+        ]
         is_told = item["order"]["agrees"] is not None and not item["cut"]
         assert ("The models finish" in section) == is_told, item["experiment"]
 

@@ -16,6 +16,7 @@ from service.pages.trend import Trend, range_of, tell_other_reading, tell_trend
 from stages.results import Claim, ClaimChange, ClaimRecord, PairGain, VerdictRow
 from stages.verdicts import Scope
 from tests.service.results_factory import REPOSITORY
+from tests.service.test_published_pages import text_of
 
 TITLES = {"a-5": "NiNformer, 5 layers", "a-8": "NiNformer, 8 layers", "b": "ViT"}
 GRID = {"id": "x", "metric": "selected_log_mse", "arm": "a-*", "baseline_arm": "b-*", "unit": "nats", "value": 0.25}
@@ -218,6 +219,27 @@ def test_a_claim_s_page_begins_with_what_came_out_for_the_part_that_ran(client: 
     assert limits[2] == f"So “supported” is said at 5 and 8 layers alone: {A_PART}."
     assert re.search(r"“log of the test mean squared error, last epoch”: by that it is unresolved .*8 pairs", limits[3])
     assert "We trained both models again" in box and verdict["explanation"] not in box
+
+
+def test_a_reading_that_misses_the_number_is_not_said_to_leave_either_answer(client: TestClient) -> None:
+    """It is inconclusive since a reading of ours refutes nothing, not since its runs are too few."""
+    claim = client.get("/api/v1/claims/nmn.ext.mnist.invert.yat").json()
+    assert claim["verdict"]["status"] == "inconclusive" and claim["verdict"]["high"] < -claim["verdict"]["margin"]
+    page = client.get("/claims/nmn.ext.mnist.invert.yat").text
+    assert "a reading can’t refute it" in page and "either answer possible" not in page
+
+
+def test_a_spread_of_printed_numbers_is_told_in_points_and_compares_no_models(client: TestClient) -> None:
+    page = text_of(client.get("/claims/nmn.ext.mnist.frameworks").text)
+    assert re.search(
+        r"The 4 printed numbers span 1\.31 pp; as many seeds of ours usually span 0\.\d\d pp at most "
+        r"\(\S+ % interval 0\.\d\d to 1\.\d\d pp\)\.",
+        page,
+    )
+    assert "1.31 pp between the largest and the smallest of 4" in page
+    assert "both models" not in page and " fraction we find" not in page
+    front = client.get("/").text
+    assert "they alone don’t explain what the paper prints" in front and "the better one is the other one" not in front
 
 
 def test_no_page_calls_a_rule_fixed_beforehand_that_was_not(client: TestClient) -> None:

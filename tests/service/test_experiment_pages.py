@@ -188,4 +188,5 @@ def test_what_is_claimed_of_its_models_stands_with_its_verdict(tmp_path: Path) -
         "n = 3",
         verdict["status"],
         "size open",
+        "exploratory",
     ]

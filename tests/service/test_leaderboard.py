@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from contextlib import closing
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -90,9 +91,9 @@ def test_one_network_with_two_times_says_why_and_times_have_two_digits(published
     assert threads["ResNet-18"] != threads["ResNet-18, a tenth of the rate"], "which is why their times differ"
     assert re.search(r"ResNet-18 are one network: 9\.8 ms with 2 threads and 22 ms with 1 thread\.", page)
     assert not re.search(r"\d\.\d\d ms|\d\d\.\d ms", page)
-    for name in ("mnist", "c10", "c100"):
-        claim = text_of(published_client.get(f"/claims/ninformer.text.{name}.time_vs_vit").text)
-        assert re.search(r"Here NiNformer takes about \d\.\d times as long as ViT; .* 2 threads, in bfloat16\.", claim)
+    for name, other in (("vit", "ViT"), ("mixer", "MLP-Mixer"), ("localvit", "LocalViT")):
+        claim = text_of(published_client.get(f"/claims/ninformer.text.c10.time_vs_{name}").text)
+        assert re.search(rf"takes about \d\.\d times as long as {other}; .* 2 threads, in bfloat16\.", claim), name
 
 
 def test_models_are_filtered_by_their_size(published_client: TestClient) -> None:
@@ -138,6 +139,8 @@ def test_a_model_at_chance_says_so_in_its_row_and_above(published_client: TestCl
     html = published_client.get("/leaderboard?dataset=cifar10").text
     rows = [row for row in html.split("<tr>") if "no better than guessing" in row]
     assert len(rows) == 1 and "10.02 %" in rows[0]
-    assert "AetherResNet-18 is at chance" in html and "With one thing changed it learns" in html
+    scaled = "AetherResNet-18 with the guide's scale in convolutions"
+    assert f"{scaled} is at chance" in unescape(html)
+    assert f"With one thing changed it learns: {scaled}, a tenth of the rate (46.60 %)" in unescape(html)
     small = published_client.get("/leaderboard?dataset=cifar10&parameters=1000000").text
     assert "no better than guessing" not in small and "is at chance" not in small

@@ -45,7 +45,9 @@ def test_each_paper_leads_to_its_text_and_code_or_says_that_it_can_t(published_c
         "https://arxiv.org/abs/2403.02411",
         "https://github.com/Abdullah-88/NiNformer/tree/5f877fc",
     ]
-    assert links["dac"] == ["https://arxiv.org/abs/2301.00924v3"] and len(links["nmn"]) == len(links["hyperbf"]) == 1
+    assert links["dac"] == ["https://arxiv.org/abs/2301.00924v3", "https://github.com/CuriosAI/dac-dev"]
+    assert "we had no copy" in published_client.get("/papers/dac").text
+    assert len(links["nmn"]) == len(links["hyperbf"]) == 1
 
 
 def test_files_are_links_where_the_repository_s_address_is_known(published_client: TestClient, published: str) -> None:
