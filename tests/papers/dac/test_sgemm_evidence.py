@@ -206,7 +206,7 @@ def test_times_of_two_machines_are_told_apart(published: str) -> None:
         page = client.get("/?dataset=sgemm").text
         charts = [client.get(f"/experiments/dac-sgemm?cost={cost}").text for cost in ("train_seconds", "parameters")]
     notes = [line for line in page.splitlines() if "Time per sample of" in line]
-    assert len(notes) == 2 and all("DAC" in note for note in notes)
+    assert len(notes) == 3 and sum("DAC" in note for note in notes) == 2, "6 layers without DAC ran on a third machine"
     assert sum("AMD EPYC" in note for note in notes) == 1
     assert "each model’s own baseline" in page
     shown = re.findall(r'name="arm" value="([^"]+)" checked', charts[0])
