@@ -122,6 +122,7 @@ def _under_reading(judgement: Judgement) -> Judgement:
 
     def weaken(verdict: Verdict) -> Verdict:
         status = BY_A_READING.get(verdict.status)
+        verdict = dataclasses.replace(verdict, by_margin=())  # another margin would refute it no more than this one
         if status is None:
             return verdict
         said = f"{verdict.explanation.rstrip('.')}. This is a reading: {reading}."

@@ -77,4 +77,5 @@ def test_trainings_of_an_experiment_that_is_our_reading_refute_nothing(
     (read,) = judge(dataclasses.replace(claim, reading="one layer is ours"), entered=entered)
     assert (printed.verdict.status, read.verdict.status) == (status, by_a_reading)
     assert read.verdict.explanation.endswith(". This is a reading: one layer is ours.")
+    assert printed.verdict.by_margin and not read.verdict.by_margin
     assert all(variant.status in (*FAIR, Status.NOT_TESTED) for variant in read.variants)
