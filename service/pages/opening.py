@@ -57,7 +57,7 @@ def open_with(tallies: Sequence[Tally], decided: Sequence[JudgedClaim], datasets
     left = []
     if trained.open:
         left.append(
-            f"{_count(trained.open, 'more is', 'more are')} open: the runs so far leave either answer possible."
+            f"{_count(trained.open, 'more is', 'more are')} open: their runs don't decide between the answers."
         )
     if waiting := trained.waiting:
         left.append(f"{_count(waiting, 'waits', 'wait')} for models trained as long as the paper’s.")

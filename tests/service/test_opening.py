@@ -56,7 +56,7 @@ def test_what_needs_training_comes_first_with_how_much_is_decided_and_on_which_d
         "Decided so far: 2 by training the models again and 5 by computing; 4 still need training."
     )
     assert opening.waiting == (
-        "1 more is open: the runs so far leave either answer possible. "
+        "1 more is open: their runs don't decide between the answers. "
         "3 wait for models trained as long as the paper’s."
     )
     assert opening.then == (
