@@ -56,9 +56,7 @@ def open_with(tallies: Sequence[Tally], decided: Sequence[JudgedClaim], datasets
     by_training = [row for row in decided if ground_of(row.claim, row.verdict) == "trained"]
     left = []
     if trained.open:
-        left.append(
-            f"{_count(trained.open, 'more is', 'more are')} open: their runs don't decide between the answers."
-        )
+        left.append(f"{_count(trained.open, 'more is', 'more are')} open: their runs don't decide between the answers.")
     if waiting := trained.waiting:
         left.append(f"{_count(waiting, 'waits', 'wait')} for models trained as long as the paper’s.")
     then = [_decided("Computing, without training, has", computed), _decided("Counting in the data has", data)]
