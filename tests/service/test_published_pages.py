@@ -208,7 +208,7 @@ def test_a_long_grid_begins_with_one_pair_whose_lines_can_be_told_apart(client: 
     chosen = re.findall(r'name="arm" value="([^"]+)" checked', html)
     proposed = [name for name in chosen if name.startswith("dac-")]
     assert len(chosen) == 2 and proposed == [f"dac-{name}" for name in chosen if name not in proposed]
-    assert "2 of 29 models are drawn; choose others" in html
+    assert "2 of 33 models are drawn; choose others" in html
     assert '<option value="15" selected>' in html, "hundreds of epochs scatter"
     assert '<option value="1" selected>' in client.get("/experiments/dac-sgemm?smooth=1").text
 
