@@ -55,7 +55,7 @@ def chosen() -> dict[str, list[EvidenceLine]]:
 def root(tmp_path: Path, chosen: dict[str, list[EvidenceLine]]) -> Path:
     """Everything that `record` needs for the results of MNIST, which are local here."""
     (tmp_path / "data").mkdir()
-    for name in ("params", "params.yaml", "data/claims.csv", "data/claims-history.jsonl"):
+    for name in ("params", "params.yaml", "data/claims.csv", "data/claims-history.jsonl", "data/models"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     (tmp_path / "data" / "results").mkdir()
     for experiment, own in chosen.items():

@@ -132,7 +132,7 @@ def test_an_export_is_made_once_for_all_who_ask(service: Running) -> None:
 
 
 def test_who_gets_no_turn_is_told_to_come_back(service: Running, large: str) -> None:
-    """A table that is locked holds every reader; short questions and liveness don't wait for it."""
+    """A locked table holds a reader until the lock timeout; short questions and liveness don't wait for it."""
     with psycopg.connect(large) as connection, ThreadPoolExecutor(120) as visitors:
         connection.execute("LOCK TABLE papers IN ACCESS EXCLUSIVE MODE")
         asked = [visitors.submit(get, service, "/api/v1/papers") for _ in range(120)]
@@ -150,7 +150,7 @@ def test_who_gets_no_turn_is_told_to_come_back(service: Running, large: str) -> 
         connection.rollback()
         found = [one.result() for one in asked]
     counts = Counter(status for status, _, _ in found)
-    assert set(counts) == {200, 503} and counts[200] == 4, counts
+    assert set(counts) <= {200, 503} and counts[503] > 100, counts
     assert {headers["retry-after"] for status, _, headers in found if status == 503} == {"2"}
     assert max(seconds for _, seconds, _ in found) < 12
     assert get(service, "/api/v1/papers")[0] == 200
