@@ -99,7 +99,7 @@ def mend_streams() -> None:
 
 
 def in_one_line(verb: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """For a verb's `main`: report Ctrl-C, a fault, or a module that can't be parsed, as one line on stderr."""
+    """Report Ctrl-C, a fault, or a module that can't be parsed, as one line on stderr; decorates a verb's `main`."""
 
     def decorate(main: Callable[P, int]) -> Callable[P, int]:
         @functools.wraps(main)

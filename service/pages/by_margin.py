@@ -1,4 +1,4 @@
-"""What a verdict would be by other margins, as a strip and a sentence, and the chance of the margin or the sign."""
+"""Draws how a verdict depends on its margin, as a strip and a sentence, with the chance of the margin or the sign."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.pages.wording import side_of
 from stages.results import JudgedClaim, Status
 
 WIDTH = 360
-"""Of the strip, in the units of its drawing."""
+"""Width of the strip, in the units of its drawing."""
 CLEAR = 44
 """The least distance between two labels."""
 

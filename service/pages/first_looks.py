@@ -130,7 +130,7 @@ def _look(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
 
 
 def _look_at_all(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
-    """What every model of the experiment reaches, the best first; None of full-length runs.
+    """List the results of all models of the experiment, the best first; None if the runs have full length.
 
     The claim's model is never told without the best one.
     """

@@ -103,7 +103,7 @@ def data_query(word: str) -> str:
 
 
 def meaning_of(word: str, kind: str | None = None, reading: str | None = None) -> str:
-    """What a verdict's word means, of claims of this kind, or judged by a reading of ours, where that differs."""
+    """Explain a verdict's word; some words mean something else for claims of some kinds, or by a reading of ours."""
     own = _OF_NOISE if kind == "noise" else _OF_A_READING if reading else {}
     return own.get(word) or MEANINGS[word]
 

@@ -187,7 +187,7 @@ def read_registrations(root: Path) -> list[Registration]:
 def changes_since(
     registration: Registration, claim: ClaimLine | None, known: RegisteredClaim, rules: Rules, history: Sequence[Change]
 ) -> list[str]:
-    """What judges the claim by another rule than the registered: its row, its margin, the rules, the judging code."""
+    """Return the changes since the registration that judge the claim otherwise: row, margin, rules or judging code."""
     if claim is None:
         return [f"{known.id} has no row any more"]
     now, found = register_claim(claim, rules), []

@@ -108,8 +108,10 @@ def audit(options: argparse.Namespace) -> Answer:
 
     if words := refusal(Path()):
         raise PublishError(f"the published record is what git holds, and {words}")
-    retracted = append_only.retract(Path(), date=f"{date.today()}", why=options.retract) if options.retract else 0
-    versions, lost = append_only.read_versions(Path()), append_only.find_lost(Path())
+    versions, retracted = append_only.read_versions(Path()), 0
+    if options.retract:
+        retracted = append_only.retract(Path(), versions, date=f"{date.today()}", why=options.retract)
+    lost = append_only.find_lost(Path(), versions)
     root = append_only.digest_history(versions)
     commits = len({version.commit for version in versions})
     shown = [f"{append_only.RETRACTIONS}: {retracted} lines retracted; commit it"] if options.retract else []

@@ -1,4 +1,4 @@
-"""What to train next within a budget: the trainings that let us expect most decided claims per second."""
+"""Proposes the trainings within a budget that let us expect most decided claims per second."""
 
 from __future__ import annotations
 

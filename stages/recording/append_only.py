@@ -112,18 +112,21 @@ def read_retractions(root: Path) -> list[Retraction]:
         raise EvidenceError(f"{path}: {error.errors()[0]['msg']}") from None
 
 
-def find_lost(root: Path) -> list[Lost]:
+def find_lost(root: Path, versions: Iterable[Version] | None = None) -> list[Lost]:
     """Everything that was committed and is neither here nor retracted; nothing if git has no history of this folder.
+
+    `versions` are those of `read_versions`, if the caller has read them already.
 
     Raises:
         EvidenceError: a retraction can't be read.
     """
-    if refusal(root):
-        return []
-    try:
-        versions = read_versions(root)
-    except GitError:  # nothing is committed yet
-        return []
+    if versions is None:
+        if refusal(root):
+            return []
+        try:
+            versions = read_versions(root)
+        except GitError:  # nothing is committed yet
+            return []
     last: dict[tuple[str, bytes], str] = {
         (version.path, piece): version.commit
         for version in versions
@@ -169,9 +172,9 @@ def describe_lost(lost: list[Lost]) -> str:
     return f"{'; '.join(map(str, lost[:_NAMED]))}{more}; {remedy}"
 
 
-def retract(root: Path, *, date: str, why: str) -> int:
-    """Append a retraction of everything that is lost; returns how many lines it names."""
-    digests = tuple(sorted({one.digest for one in find_lost(root) if one.path != str(RETRACTIONS)}))
+def retract(root: Path, versions: Iterable[Version] | None = None, *, date: str, why: str) -> int:
+    """Append a retraction of everything that `find_lost` finds; returns how many lines it names."""
+    digests = tuple(sorted({one.digest for one in find_lost(root, versions) if one.path != str(RETRACTIONS)}))
     if digests:
         path = root / RETRACTIONS
         line = canonical_json({"date": date, "why": why, "lines": list(digests)}) + "\n"

@@ -19,7 +19,7 @@ PRINTED_LOSSES = {"aether": 2.69, "gpt2": 3.03}
 """Of the section AetherGPT; inputs of the relative improvement that it prints beside them."""
 PRINTED_IMPROVEMENT = 0.112, 0.001
 PRINTED_PARAMETERS = 235_148
-"""Of the perceptron on the authors' page on frameworks."""
+"""Parameters of the perceptron, as the authors' page on frameworks prints them."""
 
 
 def findings(margins: Margins) -> list[Finding]:
