@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from stages.datasets.archive import BadArchive, walk
+from stages.datasets.archive import walk
 from stages.datasets.verified import CHUNK_BYTES, DatasetError, Digests, Pin, store_verified
 
 TIMEOUT_SECONDS = 30.0
@@ -17,22 +17,6 @@ HTML_STARTS = (b"<!doctype html", b"<html")
 
 class Unavailable(DatasetError):
     """A host didn't deliver the file; another one may."""
-
-
-class Unreachable(Unavailable):
-    """No connection, or one that broke off before the first byte."""
-
-
-class Refused(Unavailable):
-    """The host answered with an HTTP error."""
-
-
-class NotTheFile(Unavailable):
-    """The host answered with a web page, as login pages and moved sites do."""
-
-
-class Truncated(Unavailable):
-    """The connection ended before the whole file was there."""
 
 
 def download(url: str, target: Path, pin: Pin) -> Digests:
@@ -47,9 +31,9 @@ def download(url: str, target: Path, pin: Pin) -> Digests:
         response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         with error:
-            raise Refused(f"{url}: HTTP {error.code} {error.reason}") from None
+            raise Unavailable(f"{url}: HTTP {error.code} {error.reason}") from None
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        raise Unreachable(f"{url}: {getattr(error, 'reason', error) or type(error).__name__}") from None
+        raise Unavailable(f"{url}: {getattr(error, 'reason', error) or type(error).__name__}") from None
     with response:
         return store_verified(_body(response, url), target, pin, url)
 
@@ -63,16 +47,16 @@ def _body(response: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
         try:
             chunk = response.read(CHUNK_BYTES)
         except (http.client.HTTPException, OSError) as error:
-            raise Truncated(f"{url}: broke off after {_of(received, expected)} bytes ({error})") from None
+            raise Unavailable(f"{url}: broke off after {_of(received, expected)} bytes ({error})") from None
         if not chunk:
             break
         is_html = response.headers.get_content_type() == "text/html"
         if received == 0 and (is_html or chunk.lstrip().lower().startswith(HTML_STARTS)):
-            raise NotTheFile(f"{url}: a web page came instead of the file")
+            raise Unavailable(f"{url}: a web page came instead of the file")
         received += len(chunk)
         yield chunk
     if expected is not None and received != expected:
-        raise Truncated(f"{url}: ended after {_of(received, expected)} bytes")
+        raise Unavailable(f"{url}: ended after {_of(received, expected)} bytes")
 
 
 def _of(received: int, expected: int | None) -> str:
@@ -83,7 +67,7 @@ def extract(archive: Path, folder: Path, pins: Mapping[str, Pin]) -> dict[str, D
     """Take the files named in `pins` out of an archive, each verified, into `folder`; nothing else is written.
 
     Raises:
-        BadArchive: it can't be read, is a trap, or lacks a file.
+        DatasetError: it can't be read, is a trap, or lacks a file.
         ChecksumMismatch: a file in it is another one.
     """
     missing, digests = dict(pins), {}
@@ -92,5 +76,5 @@ def extract(archive: Path, folder: Path, pins: Mapping[str, Pin]) -> dict[str, D
         if pin is not None:
             digests[member.name] = store_verified(member.chunks(), folder / member.name, pin, member.where)
     if missing:
-        raise BadArchive(f"{archive}: has no {', '.join(missing)}")
+        raise DatasetError(f"{archive}: has no {', '.join(missing)}")
     return digests

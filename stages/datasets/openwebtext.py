@@ -11,7 +11,8 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from stages.datasets.archive import UNREADABLE, ArchiveBomb, BadArchive, Member, walk
+from stages.datasets.archive import UNREADABLE, Member, walk
+from stages.datasets.verified import DatasetError
 
 MAX_PAGE_BYTES = 1 << 24
 BETWEEN_PAGES = b"\n\n"
@@ -21,7 +22,7 @@ def read_sample(archive: Path, size_bytes: int) -> bytes:
     """The first `size_bytes` of the pages in their order, or all of them if there are fewer.
 
     Raises:
-        BadArchive: the file can't be read or is a trap.
+        DatasetError: the file can't be read or is a trap.
     """
     text = bytearray()
     for member in walk(archive):
@@ -38,9 +39,9 @@ def _pages(member: Member) -> Iterator[bytes]:
         with tarfile.open(fileobj=io.BytesIO(member.read()), mode="r:xz") as pages:
             for info in pages:
                 if info.size > MAX_PAGE_BYTES:
-                    raise ArchiveBomb(f"{member.where}, {info.name}: a page of {info.size:,} bytes")
+                    raise DatasetError(f"{member.where}, {info.name}: a page of {info.size:,} bytes")
                 file = pages.extractfile(info) if info.isreg() else None
                 if file is not None:
                     yield file.read()
     except (*UNREADABLE, lzma.LZMAError) as error:
-        raise BadArchive(f"{member.where}: not a readable tar archive ({error})") from None
+        raise DatasetError(f"{member.where}: not a readable tar archive ({error})") from None

@@ -16,7 +16,6 @@ from pathlib import Path, PurePosixPath
 from stages.datasets.download import Unavailable, download, extract
 from stages.datasets.manifest import Manifest, ManifestFile
 from stages.datasets.mirror import (
-    BadMirror,
     MirrorFile,
     MirrorInfo,
     describe_file,
@@ -33,28 +32,14 @@ from stages.params.schema import nearest
 Say = Callable[[str], None]
 
 
-class UnknownDataset(DatasetError):
-    """`params.yaml` has no such data set."""
-
-
-class NothingAvailable(DatasetError):
-    """No source has the files; the message lists every source tried and possible remedies."""
-
-
-class Replaced(DatasetError):
-    """A file without a matching published digest differs from the one fetched before; the message says how to accept
-    it.
-    """
-
-
 def find_source(datasets: Mapping[str, DatasetSource], dataset: str) -> DatasetSource:
     """The declaration of a data set.
 
     Raises:
-        UnknownDataset: there is none.
+        DatasetError: there is none.
     """
     if dataset not in datasets:
-        raise UnknownDataset(f"params.yaml: no data set {dataset!r}{nearest(dataset, sorted(datasets))}")
+        raise DatasetError(f"params.yaml: no data set {dataset!r}{nearest(dataset, sorted(datasets))}")
     return datasets[dataset]
 
 
@@ -68,10 +53,10 @@ def fetch_dataset(
 
     Raises:
         ChecksumMismatch: the mirror or the official host has other bytes.
-        NothingAvailable: no source has the files.
-        Replaced: a file in the downloads without a published digest differs from the one fetched, and is not accepted.
-        BadMirror: a `mirror.json` can't be read or contradicts the data set.
-        BadArchive: an archive can't be read, is a trap, or lacks a file.
+        DatasetError: no source has the files.
+        DatasetError: a file without a published digest differs from the one fetched before, and is not accepted.
+        DatasetError: a `mirror.json` can't be read or contradicts the data set.
+        DatasetError: an archive can't be read, is a trap, or lacks a file.
     """
     folder = source.folder or dataset
     search = _Search(dataset, source, home / "downloads" / folder, say, accept)
@@ -86,7 +71,7 @@ def fetch_dataset(
         if search.missing:
             search.download_from(base)
     if search.missing:
-        raise NothingAvailable(
+        raise DatasetError(
             f"{dataset}: {len(search.missing)} of {len(source.files)} files are nowhere to be had. "
             f"Tried: {'; '.join(search.tried)}. Set CLAIMCHECK_MIRROR to a folder of mirrored data sets "
             "(docs/data.md), or go on-line, or set `profile: smoke` in params.yaml" + search.advice_on_digests()
@@ -137,7 +122,7 @@ class _Search:
                 # Not overwritten from elsewhere, either: it may be the only copy of a file that a person put there.
                 change = _describe_change(path, known, digests)
                 if not self.accept:
-                    raise Replaced(f"{change}. {self._how_to_accept} Else put the old one back") from None
+                    raise DatasetError(f"{change}. {self._how_to_accept} Else put the old one back") from None
                 self.has_accepted = True
                 self.say(f"fetch: accepted: {change}")
             self.found[file.name] = describe_file(digests, file)
@@ -187,7 +172,7 @@ class _Search:
                 self.found.pop(file.name, None)
             return True
         if folder == self.folder:
-            raise Replaced(f"{change}. {self._how_to_accept} Else put the old one back")
+            raise DatasetError(f"{change}. {self._how_to_accept} Else put the old one back")
         self.archive = known
         self.say(f"fetch: not used: {change}. {self._how_to_accept}")
         return False
@@ -274,7 +259,7 @@ class _Search:
         rows = info.inexact_test_rows if info is not None else ()
         outside = [row for row in rows if not 0 <= row < self.source.test]
         if outside:
-            raise BadMirror(
+            raise DatasetError(
                 f"{folder / 'mirror.json'}: inexact_test_rows has {outside[0]}; "
                 f"the test set has rows 0 to {self.source.test - 1}"
             )

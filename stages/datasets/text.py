@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.datasets.checks import UnknownReader, WrongCount, WrongShape
+from stages.datasets.checks import UnknownReader
 from stages.datasets.manifest import Manifest, all_files, judge_provenance
 from stages.datasets.openwebtext import read_sample
 from stages.datasets.packed import PackedInfo, TokenSet, digest_tokens, write_packed
@@ -38,10 +38,6 @@ _OBJECTS = ("seven stones", "a copper bell", "the torn sail", "grey wool", "his 
 _PLACES = ("by the river", "under the bridge", "before dawn", "in the market", "without a word", "for the queen")
 
 
-class BadText(DatasetError):
-    """A file is not a text."""
-
-
 def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target: Path) -> PackedInfo:
     """Write the packed text of the raw file in `folder`, or of the stand-in, into `target`.
 
@@ -50,7 +46,7 @@ def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target
     """
     shape = source.shape
     if len(shape) != 1 or shape[0] < 1:
-        raise WrongShape(f"{manifest.dataset}: a text's shape is [tokens of a window]; params.yaml: {list(shape)}")
+        raise DatasetError(f"{manifest.dataset}: a text's shape is [tokens of a window]; params.yaml: {list(shape)}")
     if manifest.source == "embedded":
         text, shape = compose_stand_in(manifest.dataset), (stand_in_window(source),)
     else:
@@ -59,7 +55,7 @@ def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target
     end, _ = split_lengths(len(tokens))
     train, test = TokenSet(tokens[:end]), TokenSet(tokens[end:])
     if manifest.source != "embedded" and (len(train), len(test)) != (source.train, source.test):
-        raise WrongCount(
+        raise DatasetError(
             f"{manifest.dataset}: {len(train):,} training and {len(test):,} test tokens; "
             f"params.yaml declares {source.train:,} and {source.test:,}"
         )
@@ -100,15 +96,15 @@ def read_text(path: Path, size_bytes: int) -> bytes:
     """The whole file, whatever `size_bytes` are declared: a difference is counted later.
 
     Raises:
-        BadText: it isn't a text.
+        DatasetError: it isn't a text.
     """
     content = path.read_bytes()
     try:
         content.decode()
     except UnicodeDecodeError as error:
-        raise BadText(f"{path}: not UTF-8 text (byte {error.start:,})") from None
+        raise DatasetError(f"{path}: not UTF-8 text (byte {error.start:,})") from None
     if len(content) < TEST_PART or b"\0" in content:
-        raise BadText(f"{path}: {'too short' if len(content) < TEST_PART else 'binary'}, not a text")
+        raise DatasetError(f"{path}: {'too short' if len(content) < TEST_PART else 'binary'}, not a text")
     return content
 
 

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from stages.faults import Mistake
+
 # (bound, whether it is itself allowed, what the number stays below)
 Bounds = tuple[float, str, float]
 _POSITIVE: Bounds = (0, "above", math.inf)
@@ -81,7 +83,7 @@ Schema = TypeVar("Schema")
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
-class ParamsError(ValueError):
+class ParamsError(Mistake, ValueError):
     """A params file has something that can't be run; the message names file, path, value and choices."""
 
 

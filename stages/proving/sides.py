@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stages.faults import Mistake
 from stages.runs.revisions import GitError, ask_git, refusal, run_git
 
 DRIVER = Path("stages/proving/driver.py")
 
 
-class EquivalenceError(ValueError):
+class EquivalenceError(Mistake, ValueError):
     """The two codes can't be compared, or give different numbers; the message says where."""
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from stages.faults import Mistake
 from stages.runs.consistency import find_contradictions, find_cost_contradictions
 from stages.runs.equivalence import PATH, Equivalences, read_equivalences
 from stages.runs.evidence import CostLine, EvidenceLine, Origin, ResultLine, read_lines, write_lines
@@ -20,7 +21,7 @@ from stages.runs.store import write_atomically
 _UNCOUNTED = ("dvc.lock", "docs/", "README.md", "CHANGELOG.md", "data/evidence/", "data/models/")
 
 
-class PublishError(ValueError):
+class PublishError(Mistake, ValueError):
     """Nothing may be published; the message says why."""
 
 
