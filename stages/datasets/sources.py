@@ -9,11 +9,14 @@ would hide them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import http.client
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from stages.datasets.download import Unavailable, download, extract
+from stages.datasets.archive import walk
 from stages.datasets.manifest import Manifest, ManifestFile
 from stages.datasets.mirror import (
     MirrorFile,
@@ -25,9 +28,87 @@ from stages.datasets.mirror import (
     read_mirror,
     write_mirror,
 )
-from stages.datasets.verified import ChecksumMismatch, DatasetError, Digests, digest_file, read_chunks, store_verified
+from stages.datasets.verified import (
+    CHUNK_BYTES,
+    ChecksumMismatch,
+    DatasetError,
+    Digests,
+    Pin,
+    digest_file,
+    read_chunks,
+    store_verified,
+)
 from stages.params.experiment import DatasetSource, SourceFile
 from stages.params.schema import nearest
+
+TIMEOUT_SECONDS = 30.0
+HTML_STARTS = (b"<!doctype html", b"<html")
+
+
+class Unavailable(DatasetError):
+    """A host didn't deliver the file; another one may."""
+
+
+def download(url: str, target: Path, pin: Pin) -> Digests:
+    """Put the file at `url` into `target`, with every byte checked on the way.
+
+    Raises:
+        Unavailable: the host doesn't deliver it, or not completely.
+        ChecksumMismatch: it delivers other bytes.
+    """
+    request = urllib.request.Request(url, headers={"User-Agent": "claimcheck"})
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise Unavailable(f"{url}: HTTP {error.code} {error.reason}") from None
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        raise Unavailable(f"{url}: {getattr(error, 'reason', error) or type(error).__name__}") from None
+    with response:
+        return store_verified(_body(response, url), target, pin, url)
+
+
+def _body(response: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
+    """The chunks of a response that is a file and as long as its header says."""
+    length = response.headers.get("Content-Length")
+    expected = int(length) if length is not None and length.isdigit() else None
+    received = 0
+    while True:
+        try:
+            chunk = response.read(CHUNK_BYTES)
+        except (http.client.HTTPException, OSError) as error:
+            raise Unavailable(f"{url}: broke off after {_of(received, expected)} bytes ({error})") from None
+        if not chunk:
+            break
+        is_html = response.headers.get_content_type() == "text/html"
+        if received == 0 and (is_html or chunk.lstrip().lower().startswith(HTML_STARTS)):
+            raise Unavailable(f"{url}: a web page came instead of the file")
+        received += len(chunk)
+        yield chunk
+    if expected is not None and received != expected:
+        raise Unavailable(f"{url}: ended after {_of(received, expected)} bytes")
+
+
+def _of(received: int, expected: int | None) -> str:
+    return f"{received:,}" if expected is None else f"{received:,} of {expected:,}"
+
+
+def extract(archive: Path, folder: Path, pins: Mapping[str, Pin]) -> dict[str, Digests]:
+    """Take the files named in `pins` out of an archive, each verified, into `folder`; nothing else is written.
+
+    Raises:
+        DatasetError: it can't be read, is a trap, or lacks a file.
+        ChecksumMismatch: a file in it is another one.
+    """
+    missing, digests = dict(pins), {}
+    for member in walk(archive):
+        pin = missing.pop(member.name, None)
+        if pin is not None:
+            digests[member.name] = store_verified(member.chunks(), folder / member.name, pin, member.where)
+    if missing:
+        raise DatasetError(f"{archive}: has no {', '.join(missing)}")
+    return digests
+
 
 Say = Callable[[str], None]
 

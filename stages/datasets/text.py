@@ -7,17 +7,53 @@ of the text, as long as the `shape` of the data set; a stand-in's windows are sh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import io
+import lzma
+import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
+from stages.datasets.archive import UNREADABLE, Member, walk
 from stages.datasets.checks import UnknownReader
 from stages.datasets.manifest import Manifest, all_files, judge_provenance
-from stages.datasets.openwebtext import read_sample
 from stages.datasets.packed import PackedInfo, TokenSet, digest_tokens, write_packed
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
+
+MAX_PAGE_BYTES = 1 << 24
+BETWEEN_PAGES = b"\n\n"
+
+
+def read_sample(archive: Path, size_bytes: int) -> bytes:
+    """The first `size_bytes` of the pages in their order, or all of them if there are fewer.
+
+    Raises:
+        DatasetError: the file can't be read or is a trap.
+    """
+    text = bytearray()
+    for member in walk(archive):
+        if member.name.endswith("_data.xz"):
+            for page in _pages(member):
+                text += page + BETWEEN_PAGES
+                if len(text) >= size_bytes:
+                    return bytes(text[:size_bytes])
+    return bytes(text)
+
+
+def _pages(member: Member) -> Iterator[bytes]:
+    try:
+        with tarfile.open(fileobj=io.BytesIO(member.read()), mode="r:xz") as pages:
+            for info in pages:
+                if info.size > MAX_PAGE_BYTES:
+                    raise DatasetError(f"{member.where}, {info.name}: a page of {info.size:,} bytes")
+                file = pages.extractfile(info) if info.isreg() else None
+                if file is not None:
+                    yield file.read()
+    except (*UNREADABLE, lzma.LZMAError) as error:
+        raise DatasetError(f"{member.where}: not a readable tar archive ({error})") from None
+
 
 VOCABULARY = 256  # a byte each
 TEST_PART = 10

@@ -11,11 +11,10 @@ import pytest
 
 from stages.datasets.checks import UnknownReader
 from stages.datasets.manifest import Manifest
-from stages.datasets.openwebtext import read_sample
 from stages.datasets.packed import TokenSet, digest_tokens, read_tokens
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
-from stages.datasets.text import compose_stand_in
+from stages.datasets.text import compose_stand_in, read_sample
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource, SourceFile, load_params
 
