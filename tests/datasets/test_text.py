@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from stages.datasets.checks import UnknownReader
 from stages.datasets.manifest import Manifest
 from stages.datasets.packed import TokenSet, digest_tokens, read_tokens
 from stages.datasets.prepare import prepare
@@ -171,5 +170,5 @@ def test_damaged_pages_are_named(tmp_path: Path, content: bytes, error: type[Exc
 def test_unknown_reader_lists_the_known(tmp_path: Path, kind: Literal["text", "table"]) -> None:
     source = dataclasses.replace(declare(1, 1), kind=kind, reader="fineweb")
     manifest = Manifest(dataset="mine", source="official")
-    with pytest.raises(UnknownReader, match=r"reader is 'fineweb'; known: (openwebtext, text|sgemm)"):
+    with pytest.raises(DatasetError, match=r"reader is 'fineweb'; known: (openwebtext, text|sgemm)"):
         prepare(source, manifest, tmp_path, tmp_path / "packed")
