@@ -91,6 +91,7 @@ def _result(item: Planned) -> dict[str, object]:
         "id": item.id,
         "run_key": f"{item.id // 2:064x}",
         "environment_digest": f"{item.time:016x}",
+        "machine_digest": f"{item.time:016x}",
         "experiment": item.experiment,
         "arm": item.arm,
         "replicate": item.replicate,

@@ -261,7 +261,7 @@ def test_a_state_of_another_environment_starts_over(project: Path, capsys: pytes
     capsys.readouterr()
     events.clear()
     assert run(events)
-    assert "another device, number of threads or version); starting over" in capsys.readouterr().err
+    assert "other fast paths, or another canary); starting over" in capsys.readouterr().err
     first = next(event.progress for event in events if event.progress is not None)
     assert first["epoch"] == 1
 
