@@ -1,5 +1,5 @@
 """Goal: none of torch.compile, AOTInductor and ONNX Runtime answers one and a half times as fast as plain PyTorch on
-every network, else the service should take it (docs/decisions/0050-a-short-way-through-predict.md).
+every network, else the service should take it (docs/decisions.md#0050).
 
 Four ways to run a network answer the same images in turn, one and eight at a time, each with a free batch size and on
 one thread, as the service's passes on a CPU have.  Networks are what three of the papers propose, with fresh weights,
