@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -9,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from stages.recording import RecordError, record
-from stages.recording.append_only import RETRACTIONS, digest_history, find_lost, read_versions, retract, row_faults
+from stages.recording.append_only import (
+    RETRACTIONS,
+    digest_history,
+    find_lost,
+    read_retractions,
+    read_versions,
+    retract,
+    row_faults,
+)
 from stages.runs.evidence import EvidenceLine, Release, read_lines, write_lines
 from tests.service.results_factory import REPOSITORY, make_root
 from tests.test_publishing import git
@@ -57,6 +66,10 @@ def test_deleted_or_resealed_line_is_named_with_its_commit(root: Path, is_edited
     assert retract(root, date="2026-01-01", why="Trained on the wrong split") == 1
     assert find_lost(root) == []
     record(root, "data/results.db")
+    (retraction,) = read_retractions(root)
+    assert retraction.same_numbers == is_edited, "the edited line has the numbers of the one before"
+    promise = dataclasses.replace(retraction, same_numbers=True)
+    assert [one.digest for one in find_lost(root, None, promise)] == [*promise.lines] * (not is_edited)
 
 
 def test_deleted_file_and_changed_registration_are_lost(root: Path) -> None:

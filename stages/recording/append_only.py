@@ -31,12 +31,16 @@ _NAMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Retraction:
-    """A reason why committed lines are gone, each named by sixteen digits of its sha256."""
+    """A reason why committed lines are gone, each named by sixteen digits of its sha256; the latest for a line counts.
+
+    `same_numbers` promises that another line, here or excused without this promise, has the same run's numbers.
+    """
 
     __pydantic_config__: ClassVar = STRICT
     date: str
     why: str
     lines: tuple[str, ...]
+    same_numbers: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,10 +116,10 @@ def read_retractions(root: Path) -> list[Retraction]:
         raise EvidenceError(f"{path}: {error.errors()[0]['msg']}") from None
 
 
-def find_lost(root: Path, versions: Iterable[Version] | None = None) -> list[Lost]:
-    """Everything that was committed and is neither here nor retracted; nothing if git has no history of this folder.
+def find_lost(root: Path, versions: Iterable[Version] | None = None, *more: Retraction) -> list[Lost]:
+    """Everything that was committed and is neither here nor excused; nothing if git has no history of this folder.
 
-    `versions` are those of `read_versions`, if the caller has read them already.
+    `versions` are those of `read_versions`, if the caller has read them already; `more` retractions follow those here.
 
     Raises:
         EvidenceError: a retraction can't be read.
@@ -132,13 +136,34 @@ def find_lost(root: Path, versions: Iterable[Version] | None = None) -> list[Los
         for version in versions
         for piece in _pieces(version.path, version.content)
     }
+    promises = {digest: one.same_numbers for one in [*read_retractions(root), *more] for digest in one.lines}
+    kept: set[str | None] = set()
     for name in {path for path, _ in last}:
         file = root / name
         for piece in _pieces(name, file.read_bytes()) if file.is_file() else ():
             last.pop((name, piece), None)
-    retracted = {digest for one in read_retractions(root) for digest in one.lines}
-    lost = [Lost(path, commit, digest_piece(piece), _name(piece)) for (path, piece), commit in last.items()]
-    return [one for one in lost if one.path == str(RETRACTIONS) or one.digest not in retracted]
+            kept.add(_numbers(piece))
+    lost = [(piece, Lost(path, commit, digest_piece(piece), _name(piece))) for (path, piece), commit in last.items()]
+    kept |= {_numbers(piece) for piece, one in lost if promises.get(one.digest) is False}
+    kept.discard(None)
+    return [
+        one
+        for piece, one in lost
+        if one.path == str(RETRACTIONS)
+        or one.digest not in promises
+        or (promises[one.digest] and _numbers(piece) not in kept)
+    ]
+
+
+def _numbers(piece: bytes) -> str | None:
+    """The run of a result line with all that was measured of its model; None if the piece is no result line."""
+    try:
+        line = json.loads(piece)["result"]
+        metrics = [[row["metric"], row["split"], row["value"], row.get("n")] for row in line["metrics"]]
+        names = "experiment", "arm", "replicate", "status", "correct", "confusion"
+        return canonical_json([line["spec"]["replicate"], sorted(metrics), *(line.get(name) for name in names)])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _name(piece: bytes) -> str:
@@ -174,11 +199,15 @@ def describe_lost(lost: list[Lost]) -> str:
 
 def retract(root: Path, versions: Iterable[Version] | None = None, *, date: str, why: str) -> int:
     """Append a retraction of everything that `find_lost` finds; returns how many lines it names."""
+    versions = read_versions(root) if versions is None else versions
     digests = tuple(sorted({one.digest for one in find_lost(root, versions) if one.path != str(RETRACTIONS)}))
     if digests:
+        promise = Retraction(date=date, why=why, lines=digests, same_numbers=True)
+        kept = {one.digest for one in find_lost(root, versions, promise)}.isdisjoint(digests)
+        line = {**vars(promise), "same_numbers": kept}
         path = root / RETRACTIONS
-        line = canonical_json({"date": date, "why": why, "lines": list(digests)}) + "\n"
-        write_atomically(path, (path.read_bytes() if path.is_file() else b"") + line.encode())
+        before = path.read_bytes() if path.is_file() else b""
+        write_atomically(path, before + f"{canonical_json(line)}\n".encode())
     return len(digests)
 
 
