@@ -21,7 +21,7 @@ from stages.claims.history import pending, read_history
 from stages.params.experiment import load_params
 from stages.run import STRICT, canonical_json
 from stages.runs.evidence import EvidenceError
-from stages.runs.revisions import GitError, refusal, run_git
+from stages.runs.revisions import GitError, run_git
 from stages.runs.store import write_atomically
 
 RETRACTIONS = Path("data/retractions.jsonl")
@@ -69,13 +69,12 @@ class Lost:
 
 
 def read_versions(root: Path) -> list[Version]:
-    """All committed contents of the record, oldest first.
-
-    Raises:
-        GitError: git has no history of this folder.
-    """
+    """All committed contents of the record, oldest first; none if git has no history of this folder."""
     arguments = ("log", "--reverse", "--topo-order", "-m", "--raw", "--no-abbrev", "--no-renames", "-z", "--format=@%H")
-    words = run_git(root, *arguments, "--", *_RECORD).decode().replace("\n", "\0").split("\0")
+    try:
+        words = run_git(root, *arguments, "--", *_RECORD).decode().replace("\n", "\0").split("\0")
+    except GitError:
+        return []
     commit, named = "", []
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word.startswith("@"):
@@ -116,21 +115,12 @@ def read_retractions(root: Path) -> list[Retraction]:
         raise EvidenceError(f"{path}: {error.errors()[0]['msg']}") from None
 
 
-def find_lost(root: Path, versions: Iterable[Version] | None = None, *more: Retraction) -> list[Lost]:
-    """Everything that was committed and is neither here nor excused; nothing if git has no history of this folder.
-
-    `versions` are those of `read_versions`, if the caller has read them already; `more` retractions follow those here.
+def find_lost(root: Path, versions: Iterable[Version], *more: Retraction) -> list[Lost]:
+    """Everything that was committed (`read_versions`) and is neither here nor excused; `more` retractions come last.
 
     Raises:
         EvidenceError: a retraction can't be read.
     """
-    if versions is None:
-        if refusal(root):
-            return []
-        try:
-            versions = read_versions(root)
-        except GitError:  # nothing is committed yet
-            return []
     last: dict[tuple[str, bytes], str] = {
         (version.path, piece): version.commit
         for version in versions
@@ -197,9 +187,8 @@ def describe_lost(lost: list[Lost]) -> str:
     return f"{'; '.join(map(str, lost[:_NAMED]))}{more}; {remedy}"
 
 
-def retract(root: Path, versions: Iterable[Version] | None = None, *, date: str, why: str) -> int:
+def retract(root: Path, versions: Iterable[Version], *, date: str, why: str) -> int:
     """Append a retraction of everything that `find_lost` finds; returns how many lines it names."""
-    versions = read_versions(root) if versions is None else versions
     digests = tuple(sorted({one.digest for one in find_lost(root, versions) if one.path != str(RETRACTIONS)}))
     if digests:
         promise = Retraction(date=date, why=why, lines=digests, same_numbers=True)
@@ -212,7 +201,10 @@ def retract(root: Path, versions: Iterable[Version] | None = None, *, date: str,
 
 
 def digest_history(versions: Iterable[Version]) -> str:
-    """Merkle root over all committed contents of the record: equal roots mean equal records and equal histories."""
+    """Merkle root over all committed contents of the record: equal roots mean equal records and equal histories.
+
+    It is empty if there are none, and means nothing in a shallow clone, which lacks some.
+    """
     level = [
         hashlib.sha256(f"{one.commit} {one.path} ".encode() + hashlib.sha256(one.content).digest()).digest()
         for one in versions
