@@ -64,10 +64,9 @@ def run_groups(
         EngineError: the cluster wants another token, or a node can't use the store.
         TrainingsKilled: the cluster can't be reached, or not any more.
     """
-    waiting = [group for group in groups if not group.is_published(store)]
-    if waiting:
+    if groups:
         with Cluster() as cluster:
-            _Engine(cluster, store, devices, report, stop, deque(waiting)).run()
+            _Engine(cluster, store, devices, report, stop, deque(groups)).run()
     return all(group.is_published(store) for group in groups)
 
 
