@@ -22,7 +22,7 @@ from fastapi import FastAPI
 
 from service.http import connections, logs
 from service.http.access import KeysError, new_key
-from service.http.connections import Patience
+from service.http.connections import ConnectionLimits
 from service.http.counts import CountsError
 from service.http.readiness import Readiness
 from service.inference.processes import load_ahead
@@ -135,11 +135,12 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # imported objects stay, so the garbage collector need not scan them again and again
-    patience = Patience(
+    limits = ConnectionLimits(
         connections=settings.max_connections,
         head_seconds=settings.head_seconds,
         send_seconds=settings.send_seconds,
         slowest_bytes_per_second=settings.slowest_bytes_per_second,
+        proxies=settings.proxies,
     )
     make_room(settings.max_connections)
 
@@ -155,7 +156,7 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
         access_log=False,
         log_config=logs.configuration(),
         # the other parser accepts headers of any length, trailers as headers and any number of requests
-        http=connections.protocol(patience, app.state.claimcheck.metrics),
+        http=connections.protocol(limits, app.state.claimcheck.metrics),
         proxy_headers=False,  # `create_app` believes those that the settings name
         ws="none",
         timeout_graceful_shutdown=30,
