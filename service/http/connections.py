@@ -76,8 +76,8 @@ class RequestRefused(Exception):
 
 
 class _Parser(h11.Connection):
-    """Raises `RequestRefused` for a request but a probe if there are too many connections (`refusal` says so), and for a
-    body of tiny chunks: each takes as long as a small request, and a thousand fit into one packet.
+    """Raises `RequestRefused` for a request but a probe if there is a `refusal`, and for a body of tiny chunks: each
+    takes as long as a small request, and a thousand fit into one packet.
     """
 
     refusal = ""
