@@ -62,5 +62,5 @@ def test_files_are_links_where_the_repository_s_address_is_known(published_clien
         linked = known.get("/method").text
         assert f'<a href="{home}/blob/HEAD/params.yaml"><code>params.yaml</code></a>' in linked
         assert f'<a href="{home}">Repository</a>' in linked and "no public address" not in linked
-        decision = f"{home}/blob/HEAD/docs/decisions/0008-how-verdicts-are-reached.md"
+        decision = f"{home}/blob/HEAD/docs/decisions.md#0008"
         assert f'<a href="{decision}">decision 0008</a>' in known.get("/papers/dac").text
