@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from stages.results.damage import JSONOf
 
-SCHEMA_VERSION = 18
+SCHEMA_VERSION = 19
 
 
 class Base(DeclarativeBase):
@@ -113,6 +113,7 @@ _CHOICE = ("experiment", "is_selected", "profile", "arm", "provenance", "source"
 class Result(Base):
     """What one run gave in one environment, under one arm.
 
+    `machine_digest`: the environment's digest without what differs between arms.
     `source` is evidence or local.  `conditions` digests protocol and data: only results under equal conditions are
     compared.  Those of one profile and conditions are a group, and `group_position` counts an experiment's groups from
     0, the strongest; None if the run isn't planned any more.  `is_selected` marks the one result of a replicate that
@@ -135,6 +136,7 @@ class Result(Base):
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     run_key: Mapped[str]
     environment_digest: Mapped[str]
+    machine_digest: Mapped[str]
     experiment: Mapped[str]
     arm: Mapped[str]
     replicate: Mapped[int]
