@@ -48,6 +48,9 @@ MEDIA_TYPE = "application/problem+json"
 FOR_PROGRAMS = ("/api/", "/compare", "/health/", "/metrics", "/static/", "/v2")
 """Beginnings of addresses that answer nobody with a page; `/predict` does, and what isn't there may have been one."""
 
+FOR_MACHINES = ("/health/", "/metrics", "/v2/health/")
+"""Beginnings of addresses that probes and Prometheus ask, naming a host by its address."""
+
 OWN_PATH = re.compile(r"/(?!/)[A-Za-z0-9._~%!$&'()*+,;=:@/?-]*")
 """A browser takes `//` and a backslash for the beginning of another host, and leaves out control characters."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM})

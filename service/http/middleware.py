@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.http import logs
 from service.http.access import Gate, Refused, client_of
 from service.http.errors import (
+    FOR_MACHINES,
     MEDIA_TYPE,
     BodiesTooLarge,
     BodyTooLarge,
@@ -37,7 +38,6 @@ from service.slots import holder
 logger = logging.getLogger("claimcheck.access")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 COUNT_SECONDS = 2.0
-FOR_MACHINES = ("/health/", "/metrics", "/v2/health/")
 NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
 ADDRESS = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 

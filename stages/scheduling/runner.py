@@ -267,7 +267,7 @@ def slot_devices(named: str, params: Params, engine: str = DEFAULT) -> list[str]
     """Return the device of each slot: those named, by commas, or the one named, as often as the profile says.
 
     Without `slots` in the profile, this machine's CPU has a slot per core: two runs with one thread each are faster
-    than one run with two (docs/decisions/0015).
+    than one run with two (docs/decisions.md#0015).
     """
     devices = named.split(",")
     if len(devices) > 1:
