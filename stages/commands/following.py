@@ -65,7 +65,7 @@ class LogView:
 
     def _take(self, line: bytes, place: int) -> None:
         if match := _STARTS.fullmatch(line):
-            self.start(match[1].decode(), place)
+            self._start(match[1].decode(), place)
         elif match := _SKIPPED.fullmatch(line):
             self._end()
             self._times.skip(match[1].decode())
@@ -74,10 +74,10 @@ class LogView:
         elif line.startswith(b"Updating lock file"):
             self._end()
 
-    def start(self, stage: str, place: int | None = None) -> None:
-        """A stage begins, whose output begins at `place` of the log (default: where it ends now)."""
+    def _start(self, stage: str, place: int) -> None:
+        """A stage begins, whose output begins at `place` of the log."""
         self._end()
-        self._stage_from = self._read if place is None else place
+        self._stage_from = place
         self.stage, self._stage_started, self._is_open = stage, time.monotonic(), True
         self._times.start(stage)
         self.seen += 1

@@ -110,9 +110,9 @@ def _repro(options: argparse.Namespace) -> Answer:
     params = load_params()
     experiments = [find_experiment(params, name).name for name in options.experiments]
     targets = ["analyse", *(f"evaluate@{name}" for name in experiments)] if experiments else []
-    commands = {"": ["dvc", "repro", *targets]}
-    if experiments:  # as dvc's stages they would want the results of all
-        commands |= {name: ["stages.stage", name] for name in ("record", "report")}
+    commands = [["dvc", "repro", *targets]]
+    if experiments:  # otherwise DVC would make the results of all first
+        commands.append(["dvc", "repro", "--single-item", "record", "report"])
     log = LOGS / f"repro-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
     for old in sorted(LOGS.glob("repro-*.log"))[: 1 - _KEPT_LOGS]:
         old.unlink(missing_ok=True)
@@ -127,27 +127,11 @@ def _repro(options: argparse.Namespace) -> Answer:
         environment = own | {COUNT_FILE: str(count), ADDRESS: address}
         loaded = _libraries_loaded(environment, written.fileno(), view)
         with loaded, Ahead(address, own, params.profile) as ahead:
-            for stage, words in commands.items():
-                if stage and not view.ran and _is_recorded():
-                    continue
-                if stage:
-                    view.start(stage)
+            for words in commands:
                 code = _run([sys.executable, "-m", *words], environment, written.fileno(), view, ahead)
                 if code:
                     return Answer(document=None, shown=view.failure(code), code=code)
     return Answer(document=None, shown=view.success())
-
-
-def _is_recorded() -> bool:
-    """True if database and report are newer than all that dvc.yaml makes them from, which DVC itself asks by digest."""
-    stages = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
-
-    def newest(*names: str) -> int:
-        found = [path for name in names for path in (Path(name), *Path(name).rglob("*")) if path.exists()]
-        return max((path.stat().st_mtime_ns for path in found), default=0)
-
-    database, report = newest("data/results.db"), newest("data/report")
-    return newest(*stages["record"]["deps"]) < database < report > newest("data/inputs/report.json")
 
 
 def _stages(params: Params, experiments: Sequence[str]) -> dict[str, float]:
