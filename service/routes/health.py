@@ -29,7 +29,7 @@ async def ready(request: Request) -> HealthOut:
     await parts.engine.decoder.check()
     content = await parts.asking.ask(queries.content_digest)
     detail = [f"results {content[:12]}"]
-    if aside := parts.engine.batcher.suspects.set_aside:
+    if aside := parts.engine.batcher.set_aside:
         detail.append(f"set aside: runs {', '.join(model.contract.run_key[:12] for model in aside)}")
     return HealthOut(status="ok", detail="; ".join(detail))
 
