@@ -193,8 +193,6 @@ RETRY_AFTER: dict[type[Exception], dict[str, str]] = {
 FORM_LIMITS = ("Too many files", "Too many fields", "Part exceeded")
 """The form parser's first words about a form beyond its limits, which it answers as a 400."""
 
-HTTP_DETAILS = {404: "there is nothing at this address; /docs lists what there is"}
-
 
 def fault_response(request: Request, error: BaseException) -> Response:
     """500 for a fault of ours; 503 where the machine has no room left.  The log says why."""
@@ -236,7 +234,8 @@ def install_error_handlers(app: FastAPI) -> None:
             headers["Allow"] = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
             detail = f"{request.method} is not allowed here"
         elif detail == HTTPStatus(status).phrase:
-            detail = HTTP_DETAILS.get(status, detail)
+            models = "; /api/v1/checkpoints lists the models" if request.scope["path"].startswith("/v2/") else ""
+            detail = f"there is nothing at this address{models}; /docs lists what there is" if status == 404 else detail
         return problem_response(request, status, detail, headers)
 
     async def validation(request: Request, error: RequestValidationError) -> Response:

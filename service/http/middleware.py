@@ -98,8 +98,9 @@ class Observed:
         for name, value in SECURITY_HEADERS.items():
             headers.setdefault(name, value)
         headers["x-request-id"] = identity
-        if status in (200, 304) and (etag := scope["state"].get("etag")):
-            headers["etag"] = etag
+        if status in (200, 206, 304) and (etag := scope["state"].get("etag")):
+            is_exact = headers.get("content-type", "").startswith("text/csv") and "content-encoding" not in headers
+            headers["etag"] = etag.removeprefix("W/") if is_exact else etag
             headers.setdefault("cache-control", "no-cache")
         if self.readiness.is_draining:
             headers["connection"] = "close"
