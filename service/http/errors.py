@@ -19,6 +19,7 @@ from fastapi.templating import Jinja2Templates
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnection
+from starlette._utils import get_route_path
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -127,9 +128,10 @@ def problem_response(
     error: Exception | None = None,
 ) -> Response:
     """Problem details, or a page if a browser asked for one.  Below `/v2` the detail is also given as `error`."""
-    instance = request.scope["path"]
-    problem = problem_of(status, detail, instance)
-    if not instance.startswith(FOR_PROGRAMS):
+    path, root = get_route_path(request.scope), request.scope.get("root_path", "")
+    problem = problem_of(status, detail, request.scope["path"])
+    problem.type = root + problem.type
+    if not path.startswith(FOR_PROGRAMS):
         varies = [headers["vary"]] if headers and "vary" in headers else []
         headers = {**(headers or {}), "vary": ", ".join([*varies, "Accept"])}
         accept = request.headers.get("accept", "*/*")
@@ -139,20 +141,21 @@ def problem_response(
             shown = {"problem": problem, "told": told, "back": _page_before(request)}
             return templates.TemplateResponse(request, "problem.html", shown, status, headers)
     content = problem.model_dump()
-    if instance == "/v2" or instance.startswith("/v2/"):
+    if path == "/v2" or path.startswith("/v2/"):
         content["error"] = detail
     return JSONResponse(content, status, headers, MEDIA_TYPE)
 
 
 def _page_before(request: Request) -> str:
     """The page of ours that linked here, else the first one."""
+    first = f"{request.scope.get('root_path', '')}/"
     try:
         linked = urlsplit(request.headers.get("referer", ""))
     except ValueError:
-        return "/"
+        return first
     path = f"{linked.path}?{linked.query}" if linked.query else linked.path
     is_ours = linked.scheme in ("http", "https") and linked.netloc == request.headers.get("host")
-    return path if is_ours and OWN_PATH.fullmatch(path) else "/"
+    return path if is_ours and OWN_PATH.fullmatch(path) and path.startswith(first) else first
 
 
 STATUS: dict[type[Exception], int] = {
@@ -234,7 +237,9 @@ def install_error_handlers(app: FastAPI) -> None:
             headers["Allow"] = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
             detail = f"{request.method} is not allowed here"
         elif detail == HTTPStatus(status).phrase:
-            models = "; /api/v1/checkpoints lists the models" if request.scope["path"].startswith("/v2/") else ""
+            models = (
+                "; /api/v1/checkpoints lists the models" if get_route_path(request.scope).startswith("/v2/") else ""
+            )
             detail = f"there is nothing at this address{models}; /docs lists what there is" if status == 404 else detail
         return problem_response(request, status, detail, headers)
 

@@ -101,7 +101,7 @@ def test_an_export_is_sent_in_ranges(client: TestClient) -> None:
         other = client.get(address, headers={"range": "bytes=0-9", "if-range": '"other"'})
         assert (other.status_code, other.content) == (200, whole.content)
         assert_problem(client.get(address, headers={"range": f"bytes={size}-"}), 416)
-        assert client.head(address).headers["content-length"] == str(size)
+        assert client.head(address, headers={"accept-encoding": "identity"}).headers["content-length"] == str(size)
 
 
 @pytest.mark.parametrize(
