@@ -106,7 +106,7 @@ data/results.db: | $(READY)
 	@$(BIN)/python -m stages.analyse >/dev/null
 	@$(BIN)/python -m stages.record
 
-bench: $(READY)  ## every benchmark into a table, docs/performance.md (NAMES="dac loop": these lines alone)
+bench: $(READY)  ## every benchmark into a table, docs/performance.md (NAMES="dac yat": these lines alone)
 	$(BIN)/python -m benchmarks $(NAMES)
 
 soak: $(READY)  ## the long tests: resume after kill, long trainings

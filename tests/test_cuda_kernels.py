@@ -49,7 +49,9 @@ def test_cuda_has_every_operator_of_a_step_and_of_measuring(one: Planned, monkey
     names = {call.operator.name() for call in calls}
     assert any("backward" in name for name in names) and any(name.startswith("aten::add") for name in names)
     if one.spec.protocol.precision == "bfloat16":
-        assert any("bfloat16" in call.dtypes for call in calls)
+        # A Yat layer computes in float32 in any precision, and YatPrototypes is nothing else.
+        of_yat_alone = one.spec.model.path.endswith(":YatPrototypes")
+        assert any("bfloat16" in call.dtypes for call in calls) is not of_yat_alone
     assert lacking(calls) == []
 
 

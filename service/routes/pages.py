@@ -12,6 +12,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
+from markupsafe import Markup, escape
 
 from service.database import queries
 from service.database.comparing import Question, first_of_each_dataset, metrics_of, real_first
@@ -212,7 +213,10 @@ def show_file(path: str, request: Request) -> Response:
     tag_answer(request, f"{request.scope['state']['content']}.{hashlib.sha256(content.encode()).hexdigest()}")
     heading = re.match(r"# (.+)", content)
     title = heading[1] if heading and path.endswith(".md") else path
-    return parts.templates.TemplateResponse(request, "file.html", {"path": path, "title": title, "content": content})
+    shown = re.sub(r"^### (\d{4})$", r'<b id="\1">### \1</b>', str(escape(content)), flags=re.MULTILINE)
+    return parts.templates.TemplateResponse(
+        request, "file.html", {"path": path, "title": title, "content": Markup(shown)}
+    )
 
 
 @router.get("/static/vega.js")

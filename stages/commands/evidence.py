@@ -19,7 +19,7 @@ from stages.commands.terminal import Column, Rows
 from stages.params.experiment import load_params
 from stages.proving.show import show_equivalent
 from stages.runs.equivalence import PATH as EQUIVALENCES
-from stages.runs.revisions import refusal
+from stages.runs.revisions import is_full_clone, refusal
 from stages.scheduling.runner import find_experiment
 from stages.upkeep.publishing import PublishError
 from stages.upkeep.publishing import publish as publish_results
@@ -108,6 +108,8 @@ def audit(options: argparse.Namespace) -> Answer:
 
     if words := refusal(Path()):
         raise PublishError(f"the published record is what git holds, and {words}")
+    if not is_full_clone(Path()):
+        raise PublishError("this clone is shallow and lacks part of the record; first: git fetch --unshallow")
     versions, retracted = append_only.read_versions(Path()), 0
     if options.retract:
         retracted = append_only.retract(Path(), versions, date=f"{date.today()}", why=options.retract)

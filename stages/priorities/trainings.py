@@ -71,13 +71,14 @@ def trained_runs(params: Params, root: Path = Path()) -> frozenset[RunName]:
         EvidenceError: a line of equivalent codes isn't as it was written.
     """
     store, equivalences, found = open_store(root), read_equivalences(root), set[RunName]()
+    stored = {*store.run_keys()}
     for name, experiment in params.experiments.items():
         try:
             digest = read_info(root / "data" / "processed" / experiment.dataset).digest
         except PackedDataError:
             continue
         for run in assignments(experiment, params, digest):
-            if find_outcome(store, ways_to(run.spec, equivalences)) is not None:
+            if find_outcome(store, ways_to(run.spec, equivalences), stored) is not None:
                 found.add(RunName(name, run.planned.arm, run.planned.replicate_index))
     return frozenset(found)
 

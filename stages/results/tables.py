@@ -29,7 +29,7 @@ class Base(DeclarativeBase):
 
 class Meta(Base):
     """About the database itself: `schema_version`; `content`, the digest of everything it was built from; `rules`, the
-    numbers of the rules as JSON.
+    numbers of the rules as JSON; `newest_result`, a day; `record`, the digest that `claimcheck audit` prints.
     """
 
     __tablename__ = "meta"

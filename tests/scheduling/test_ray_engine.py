@@ -174,6 +174,13 @@ def test_a_cluster_that_wants_another_token_is_not_asked_again(trainings: Traini
     assert [trainings.ends(number) for number in (0, 1)] == [[lost], [lost]]
 
 
+def test_a_node_that_cant_use_the_store_stops_all_and_is_named(trainings: Trainings) -> None:
+    cluster = Script({trainings.groups[1].label: [[("shut_out", "s3://b: access is refused"), ("ended", "")]]})
+    with pytest.raises(EngineError, match=r"node there can't use the store: s3://b: access is refused; .*`ray start`"):
+        trainings.run(cluster, ["cpu", "cpu"])
+    assert [trainings.ends(number) for number in (0, 1)] == [[("stopped", "asked to")], []]
+
+
 def test_a_run_that_another_process_trains_is_asked_for_as_seldom_as_its_store_says(
     trainings: Trainings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

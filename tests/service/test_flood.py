@@ -149,9 +149,9 @@ def test_who_gets_no_turn_is_told_to_come_back(service: Running, large: str) -> 
         time.sleep(4)
         connection.rollback()
         found = [one.result() for one in asked]
-    counts = Counter(status for status, _, _ in found)
-    assert set(counts) <= {200, 503} and counts[503] > 100, counts
-    assert {headers["retry-after"] for status, _, headers in found if status == 503} <= {"2", "10"}
+    counts = Counter((status, headers.get("retry-after")) for status, _, headers in found)
+    # 10 s: a reader that the lock timeout ended, on a machine that took longer over the questions above.
+    assert set(counts) <= {(200, None), (503, "2"), (503, "10")} and counts[503, "2"] > 90, counts
     assert max(seconds for _, seconds, _ in found) < 12
     assert get(service, "/api/v1/papers")[0] == 200
 

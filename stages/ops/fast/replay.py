@@ -6,7 +6,7 @@ kernels on the same memory.  So batches are copied into the recorded ones' place
 recorded, and the numbers of dropout go on from PyTorch's generator as in eager code, which the graph tells it.  Crops,
 flips, the optimiser and the learning rate stay outside, as does an epoch's last batch if it is smaller.
 
-Off unless `CLAIMCHECK_CUDA_GRAPHS=1`: no GPU has run it yet (docs/decisions/0060).  Before it is used, a recorded pass
+Off unless `CLAIMCHECK_CUDA_GRAPHS=1`: no GPU has run it yet (decision 0060).  Before it is used, a recorded pass
 is replayed beside an eager one and has to give the same bits, or as nearly the same as eager repeats itself.  What
 can't be recorded, or isn't the same, stays eager, and a line says why.
 """
