@@ -166,7 +166,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
     """One run: curves, numbers, spec, environment and provenance; a key's beginning leads to the whole one."""
     results = queries.find_run(session, run_key)
     if results[0].run_key != run_key:
-        return RedirectResponse(f"/runs/{results[0].run_key}", 307)
+        return RedirectResponse(f"{request.scope['root_path']}/runs/{results[0].run_key}", 307)
     checkpoints = queries.checkpoint_ids(session, results)
     experiments = {name: queries.find_experiment(session, name) for name in {result.experiment for result in results}}
     kind = queries.find_dataset(session, experiments[results[0].experiment].dataset).kind  # of all: a run has one
