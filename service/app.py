@@ -53,7 +53,6 @@ from service.routes import (
     catalogue,
     claim_pages,
     comparisons,
-    curve_pages,
     experiment_pages,
     export,
     health,
@@ -110,7 +109,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(inference.router)  # searched in this order, and images are requested most often
     for module in (comparisons, catalogue, runs):
         app.include_router(module.router, dependencies=[Depends(conditional)])
-    for module in (pages, claim_pages, experiment_pages, curve_pages):
+    for module in (pages, claim_pages, experiment_pages):
         app.include_router(module.router, dependencies=[Depends(conditional), Depends(dated)])
     for module in (export, oip, health, reference):
         app.include_router(module.router)

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 from stages import LOADED, is_installed
 from stages.ops.fast.cpp import COMPILED
@@ -59,7 +58,8 @@ def _other_modules() -> dict[str, str]:
     found: dict[str, list[str]] = {}
     strange = {}
     for name, module in sorted(sys.modules.items()):
-        path = vars(module).get("__file__") if isinstance(module, ModuleType) and name not in _MAIN else None
+        has_file = hasattr(module, "__dict__") and name not in _MAIN  # anything may be put into sys.modules
+        path = vars(module).get("__file__") if has_file else None
         if path is None or name == __name__.partition(".")[0]:
             continue
         top = name.partition(".")[0]
