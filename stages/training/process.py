@@ -58,8 +58,8 @@ def _other_modules() -> dict[str, str]:
     found: dict[str, list[str]] = {}
     strange = {}
     for name, module in sorted(sys.modules.items()):
-        path: str | None = getattr(module, "__file__", None)
-        if path is None or name in _NOT_LOADED:
+        path = getattr(module, "__file__", None)  # anything may be put into sys.modules
+        if not isinstance(path, str) or name in _NOT_LOADED:
             continue
         top = name.partition(".")[0]
         if top in _OURS or name in _keyed:
