@@ -103,6 +103,7 @@ class _Connection(H11Protocol):
     metrics: ClassVar[Metrics]
     by_client: ClassVar[Counter[str | None]]
     reserved: ClassVar[dict[_Connection, None]]
+    conn: _Parser
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -14,6 +14,7 @@ from stages.params.experiment import Params, load_params
 from stages.recording import ClaimsError, RecordError, record
 from stages.recording.append_only import row_faults
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
+from stages.runs.consistency import compare_canaries
 from stages.runs.equivalence import read_equivalences
 from stages.runs.evidence import EvidenceError
 from stages.runs.revisions import refusal
@@ -103,7 +104,8 @@ def _check_record(root: Path, session: Session) -> Link:
             record(root, database)
             equivalences = read_equivalences(root)
             lines = [fault for number in range(1, len(equivalences.lines) + 1) for fault in equivalences.faults(number)]
-            if faults := [*lines, *row_faults(root)]:
+            ran = select(Result.experiment, Result.arm, Result.replicate, Result.environment)
+            if faults := [*compare_canaries(session.execute(ran)), *lines, *row_faults(root)]:
                 return Link("record", "broken", "; ".join(faults))
         except (EvidenceError, RecordError, ClaimsError) as error:
             return Link("record", "broken", str(error))
