@@ -78,6 +78,9 @@ class Runner(Protocol):
     @property
     def is_alive(self) -> bool: ...
 
+    @property
+    def is_stopped(self) -> bool: ...
+
     def has_loaded(self, model: Model) -> bool: ...
 
     def probabilities(self, model: Model, images: np.ndarray, client: str) -> np.ndarray: ...
@@ -223,7 +226,7 @@ class Batcher:
         deaths = 0  # in a row: neither an answer nor a while of life in between
         try:
             while (batch := self._next_batch(worker)) is not None:
-                if self._serve(batch, worker) if batch else worker.is_alive:
+                if self._serve(batch, worker) if batch else worker.is_alive and not worker.is_stopped:
                     deaths = 0
                     continue
                 if not self._replaced(worker, deaths):
@@ -308,7 +311,7 @@ class Batcher:
                         if not self._changed.wait(time_left if jobs else LOOK_SECONDS) and not jobs:
                             return []
                         continue
-                    if not worker.is_alive:
+                    if not worker.is_alive or worker.is_stopped:
                         return []
                     batch = self._share(jobs)
                     self._queue.take(*batch)
