@@ -84,7 +84,7 @@ def test_every_claim_is_tested_in_one_place_or_says_why_not(claims: dict[str, Cl
             assert claim.baseline_arm is None, claim.id
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_computed_claims_are_those_that_the_findings_compute(claims: dict[str, ClaimLine]) -> None:
     """A finding may also stand beside a row that is measured (NiNformer's times), never the other way round."""
     found = set()

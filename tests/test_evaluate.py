@@ -24,7 +24,7 @@ from stages.datasets.packed import ImageSet, PackedInfo, TableSet, TokenSet, rea
 from stages.evaluate import INCOMPLETE, main, metrics_document
 from stages.evaluation import trained as trained_runs
 from stages.evaluation.experiment import evaluate_experiment
-from stages.evaluation.part import cut_info, cut_rows
+from stages.evaluation.scores import cut_info, cut_rows
 from stages.params.experiment import load_params
 from stages.recording import record
 from stages.results import open_results

@@ -15,14 +15,25 @@ from stages.params.budget import describe_cut, plan_runs
 from stages.params.experiment import ParamsError, load_params, resolve_protocol
 from tests.project import REPOSITORY, edit
 
+EXPERIMENTS = ("ninformer-mnist", "ninformer-cifar10", "ninformer-cifar100", "nmn-gpt")
 CIFAR10 = "params/ninformer-cifar10.yaml"
 CIFAR100 = "params/ninformer-cifar100.yaml"  # like it
 
 
+@pytest.fixture(scope="module")
+def index() -> str:
+    """The index with one paper's experiments alone, which are read sooner."""
+    content = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    content["experiments"] = {name: content["experiments"][name] for name in EXPERIMENTS}
+    return yaml.safe_dump(content, sort_keys=False)
+
+
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    shutil.copy(REPOSITORY / "params.yaml", tmp_path)
-    shutil.copytree(REPOSITORY / "params", tmp_path / "params")
+def project(index: str, tmp_path: Path) -> Path:
+    (tmp_path / "params.yaml").write_text(index)
+    (tmp_path / "params").mkdir()
+    for name in EXPERIMENTS:
+        shutil.copy(REPOSITORY / "params" / f"{name}.yaml", tmp_path / "params")
     return tmp_path
 
 

@@ -27,10 +27,9 @@ from service.database.queries import AmbiguousCheckpoint, NoRealCheckpoint
 from service.database.samples import NoSample
 from service.http.negotiation import NotAcceptable, weight
 from service.http.problem_pages import explain
-from service.inference.batching import AnswerFailed, InferenceStopped, QueueFull
+from service.inference.batching import AnswerFailed, InferenceStopped, SetAside
 from service.inference.engine import TooManyAnswers
 from service.inference.model_names import UnknownModel
-from service.inference.suspects import SetAside
 from service.inference.tensors import TensorError
 from service.slots import Busy
 from stages.checkpoint.contract import CheckpointError
@@ -143,7 +142,6 @@ STATUS: dict[type[Exception], int] = {
     NoRealCheckpoint: 409,
     ResultsUnavailable: 503,
     TensorError: 400,
-    QueueFull: 503,
     Busy: 503,
     InferenceStopped: 503,
     SetAside: 503,
@@ -163,7 +161,6 @@ LISTED_AT: dict[type[Exception], str] = {
 """Of names too many for a message."""
 
 RETRY_AFTER: dict[type[Exception], dict[str, str]] = {
-    QueueFull: {"retry-after": "1"},
     InferenceStopped: {"retry-after": "1"},
     Busy: {"retry-after": "2"},
 }

@@ -115,7 +115,7 @@ async def create_prediction(
     parts = app_state_of(request)
     wanted = preferred(request.headers.get("accept", "*/*"), {"json": "application/json", "html": "text/html"})
     images = await read_images(file, sample, parts.settings)
-    parts.engine.require_room(len(images), len(served_checkpoints))
+    parts.engine.require_room(len(images), served_checkpoints)
     uploads = [upload for upload, _ in images]
     prediction = await unless_gone(request.receive, predict(uploads, served_checkpoints, parts.engine, top_k=top_k))
     for answered, (_, known) in zip(prediction.images, images, strict=True):

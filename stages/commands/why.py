@@ -19,9 +19,17 @@ from stages.commands.terminal import in_words
 from stages.datasets.packed import PackedDataError, read_info
 from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import Params, ParamsError, load_params
-from stages.params.nearest import nearest
-from stages.priorities.looks import NextLook, RunName, judgements_about, next_looks, standing_today
-from stages.priorities.trainings import all_trainings, as_printed, trained_runs
+from stages.params.schema import nearest
+from stages.priorities.looks import (
+    NextLook,
+    RunName,
+    all_trainings,
+    as_printed,
+    judgements_about,
+    next_looks,
+    standing_today,
+    trained_runs,
+)
 from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, read_equivalences

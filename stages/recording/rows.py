@@ -327,6 +327,7 @@ def _result_row(item: Trial, *, is_selected: bool, group_position: int | None) -
         "id": item.row,
         "run_key": line.run_key,
         "environment_digest": line.environment_digest,
+        "machine_digest": line.machine_digest,
         "experiment": line.experiment,
         "arm": line.arm,
         "replicate": line.replicate,

@@ -19,7 +19,7 @@ from typing import Any
 from stages.datasets.packed import PackedInfo, read_info
 from stages.params.budget import PlannedRun, describe_cut, plan_runs
 from stages.params.experiment import Experiment, Params, ParamsError
-from stages.params.nearest import nearest
+from stages.params.schema import nearest
 from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, is_of_one_cpu, read_equivalences

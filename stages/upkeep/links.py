@@ -143,10 +143,17 @@ def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
 
 
 def check_environment(result: Result) -> Link:
-    """Check that the environment's digest is that of its facts."""
+    """Check that the environment's digest is that of its facts, and that no code ran that nothing vouches for."""
     digest = hashlib.sha256(canonical_json(result.environment).encode()).hexdigest()[:12]
     if digest != result.environment_digest:
         return Link("environment", "broken", f"its facts give {digest}, recorded {result.environment_digest}")
+    process = result.environment.get("process")
+    if process is None:
+        return Link("environment", "holds", f"{digest}; what else ran in the process was not recorded then")
+    if other := process["modules"]:
+        named = ", ".join(f"{name} ({code})" for name, code in other.items())
+        what = f"{named} ran in its process, from no package and not in its run key; remove it and train the run again"
+        return Link("environment", "broken", what)
     return Link("environment", "holds", digest)
 
 

@@ -165,9 +165,17 @@ def test_a_task_that_ray_ended_for_want_of_memory_gets_the_whole_node(trainings:
     assert trainings.ends(0) == [lost, lost, ("stopped", "asked to")]
 
 
-def test_a_cluster_that_wants_another_token_is_not_asked_again(trainings: Trainings) -> None:
+def test_a_cluster_that_wants_another_token_is_not_asked_again(
+    trainings: Trainings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = Script({})
-    threading.Timer(0.2, cluster.refuse).start()
+
+    def report(event: Event) -> None:
+        trainings.seen.append(event)
+        if trainings.kinds(0) == trainings.kinds(1) == ["started"]:
+            cluster.refuse()
+
+    monkeypatch.setattr(trainings, "report", report)
     with pytest.raises(EngineError, match="the Ray cluster of this test wants the token that its nodes were started"):
         trainings.run(cluster, ["cpu", "cpu"])
     lost = ("lost", "the cluster refused the token, process 7 on there")

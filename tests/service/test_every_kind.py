@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.service.browsing import EVERYTHING, IN_A_BROWSER, OF_COLOURS, found_in, open_page
+from tests.service.browsing import EVERYTHING, IN_A_BROWSER, OF_COLOURS, OF_TARGETS, found_in, open_page
 from tests.service.running import Running, running
 
 pytestmark = IN_A_BROWSER
@@ -39,6 +39,7 @@ KINDS = {
     **{f"data {name}": f"/?dataset={name}" for name in ("cifar10", "sgemm", "openwebtext")},
     "an answer": "/?dataset=mnist&sample=3",
     **{f"experiment {name}": f"/experiments/{name}" for name in ("ninformer-mnist", "dac-sgemm", "nmn-gpt")},
+    "no runs": "/curves",
     "runs over each other": "/curves?line=ninformer-mnist.vit&line=dac-sgemm.mlp-18x5",
     **{f"leaderboard {name}": f"/leaderboard?dataset={name}" for name in ("cifar10", "sgemm")},
     "claims": "/claims",
@@ -97,7 +98,7 @@ def test_a_page_of_each_kind_is_whole_on_a_desk_and_on_a_telephone_in_light_and_
     visit(visitor, path)
     assert visitor.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
     assert visitor.evaluate(CUT_OFF) == [] and visitor.evaluate(COVERED) == []
-    assert found_in(visitor, EVERYTHING) == []
+    assert found_in(visitor, OF_TARGETS) == []
 
 
 def run_of(page: Page) -> str:

@@ -91,14 +91,6 @@ class _Flight:
     killed: str = ""
 
 
-@dataclass(frozen=True)
-class _Trained:
-    """As `stages.worker` has it."""
-
-    outcomes: Mapping[str, Mapping[str, bytes]]
-    work: str
-
-
 class _Engine:
     def __init__(
         self,
@@ -294,15 +286,15 @@ class _Engine:
         self.store.scratch.drop(work)
 
     def _on_trained(self, number: int, flight: _Flight, outcomes: Mapping[str, Mapping[str, bytes]], work: str) -> None:
-        label, trained = flight.group.label, _Trained(outcomes, work)
+        label = flight.group.label
         try:
-            publish(trained, flight.lease, self.leases, self.store)
+            publish(outcomes, work, flight.lease, self.leases, self.store)
         except LeaseLost as taken_over:
             self.report(Event(kind="elsewhere", label=label, message=str(taken_over)))
         except Exception as error:  # noqa: BLE001  (one run's fault must not hold up the rest; the report tells it)
-            self._fail(flight, [*trained.outcomes], *describe_failure(error))
+            self._fail(flight, [*outcomes], *describe_failure(error))
         else:
-            self.shares.learn(flight.group, trained.outcomes)
+            self.shares.learn(flight.group, outcomes)
             self.report(Event(kind="finished", label=label))
 
     def _on_stopped(self, number: int, flight: _Flight, keys: list[str], message: str) -> None:
