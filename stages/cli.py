@@ -9,28 +9,15 @@ from pathlib import Path
 
 from stages.checkpoint.contract import CheckpointError
 from stages.claims import ClaimsError
-from stages.commands import (
-    claims,
-    completion,
-    disk,
-    evidence,
-    proposal,
-    registering,
-    repro,
-    status,
-    training,
-    trainings,
-    why,
-)
-from stages.commands.command import USAGE, Command, Parser, UsageError
-from stages.commands.completion import names
-from stages.commands.exposition import MetricsError
+from stages.commands import claims, command, evidence, proposal, registering, repro, status, trainings, why
+from stages.commands.command import USAGE, Command, Parser, UsageError, names
+from stages.commands.status import MetricsError
 from stages.commands.terminal import print_answer
 from stages.datasets.packed import PackedDataError
 from stages.datasets.verified import DatasetError
 from stages.faults import FAULTS, INTERRUPTED, STOPPED, describe_fault, mend_streams
 from stages.params.experiment import ParamsError
-from stages.params.nearest import nearest
+from stages.params.schema import nearest
 from stages.proving.show import STEPS
 from stages.proving.sides import EquivalenceError
 from stages.recording.sources import RecordError
@@ -69,7 +56,7 @@ def add_experiments(parser: argparse.ArgumentParser, nargs: str = "*") -> None:
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     add_experiments(parser)
-    training.add_run(parser)
+    trainings.add_run(parser)
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
@@ -160,7 +147,7 @@ def add_equivalent(parser: argparse.ArgumentParser) -> None:
 
 
 def add_shell(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=completion.SHELLS, metavar="shell", help=" or ".join(completion.SHELLS))
+    parser.add_argument("shell", choices=command.SHELLS, metavar="shell", help=" or ".join(command.SHELLS))
 
 
 COMMANDS = {
@@ -176,7 +163,7 @@ COMMANDS = {
         does="Train what the named experiments lack, all at once and the longest first, here or on a cluster.",
         example="claimcheck run --all --engine ray",
         add_to=add_run,
-        run=training.run,
+        run=trainings.run,
         codes={1: "a training failed or was stopped; the others are in the store"},
     ),
     "plan": Command(
@@ -246,7 +233,7 @@ COMMANDS = {
         does="Write a test image of a packed data set, to try a model on.",
         example="claimcheck sample mnist --index 7",
         add_to=add_sample,
-        run=disk.sample,
+        run=evidence.sample,
     ),
     "publish": Command(
         does="Turn results on real data into evidence to commit.",
@@ -275,18 +262,18 @@ COMMANDS = {
     "du": Command(
         does="Tell what data and trainings take on disk.",
         example="claimcheck du",
-        run=disk.usage,
+        run=evidence.usage,
     ),
     "gc": Command(
         does="Remove what killed trainings left behind; no outcome goes.",
         example="claimcheck gc",
-        run=disk.clean_up,
+        run=evidence.clean_up,
     ),
     "completion": Command(
         does="Print a script by which a shell completes commands, options and names.",
         example='eval "$(claimcheck completion bash)"',
         add_to=add_shell,
-        run=lambda options: completion.script(build_parser()[0], options.shell),
+        run=lambda options: command.script(build_parser()[0], options.shell),
         has_json=False,
     ),
 }
@@ -304,17 +291,17 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         title="commands", dest="command", metavar="command", required=True, parser_class=Parser
     )
     parsers = {}
-    for name, command in COMMANDS.items():
+    for name, one in COMMANDS.items():
         parsers[name] = commands.add_parser(
             name,
             prog=f"claimcheck {name}",
-            help=command.does[0].lower() + command.does[1:].rstrip("."),
-            description=command.does,
-            example=command.example,
-            codes=CODES | command.codes,
+            help=one.does[0].lower() + one.does[1:].rstrip("."),
+            description=one.does,
+            example=one.example,
+            codes=CODES | one.codes,
         )
-        command.add_to(parsers[name])
-        if command.has_json:
+        one.add_to(parsers[name])
+        if one.has_json:
             parsers[name].add_argument("--json", action="store_true", help="print one JSON document")
     return parser, parsers
 

@@ -9,12 +9,14 @@ import errno
 import functools
 import io
 import os
+import signal
 import sqlite3
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 FAULTS = (OSError, sqlite3.OperationalError)
 P = ParamSpec("P")
@@ -126,3 +128,21 @@ def in_one_line(verb: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
         return answer
 
     return decorate
+
+
+@contextmanager
+def on_signal(number: signal.Signals, act: Callable[[], Any]) -> Iterator[None]:
+    """Within, the signal calls `act` in the main thread; only the main thread may enter."""
+    before = signal.signal(number, lambda *_: act())
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set: what runs saves its state and ends by itself."""
+    stop = threading.Event()
+    with on_signal(signal.SIGTERM, stop.set), on_signal(signal.SIGINT, stop.set):
+        yield stop

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from stages.datasets.packed import PackedDataError
 from stages.evaluation.flops import FlopCounts
-from stages.faults import in_one_line
-from stages.interruption import stop_on_signals
+from stages.faults import in_one_line, stop_on_signals
 from stages.params.experiment import ParamsError, load_params
 from stages.params.stage_inputs import refuse_changed
 from stages.runs.evidence import EvidenceError

@@ -19,7 +19,6 @@ VERBS = ("inputs", "fetch", "preprocess", "train", "evaluate", "analyse", "recor
 ALLOWED: dict[str, set[str]] = {
     "run": set(),
     "faults": set(),
-    "interruption": set(),
     "images": set(),
     "device": set(),
     "memory": set(),
@@ -38,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": {
         *("run", "device", "observation", "runs", "params", "datasets", "training", "papers", "checkpoint"),
     },
-    "scheduling": {"run", "faults", "interruption", "device", "runs", "params", "datasets", "evaluation"},
+    "scheduling": {"run", "faults", "device", "runs", "params", "datasets", "evaluation"},
     "results": {"faults", "rules", "runs", "verdicts"},
     "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts"},
     "recording": {"run", "rules", "runs", "params", "papers", "claims", "results", "verdicts"},
@@ -61,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "proving": {"run", "runs", "params", "datasets"},
     "commands": {
-        *("faults", "interruption", "preloaded", "run", "runs", "params", "datasets", "checkpoint", "evaluation"),
+        *("faults", "preloaded", "run", "runs", "params", "datasets", "checkpoint", "evaluation"),
         *("scheduling", "results", "claims", "verdicts", "recording", "upkeep", "proving", "priorities"),
     },
     "worker": {
@@ -90,7 +89,7 @@ SERVICE: dict[str, set[str]] = {
 }
 WITHOUT_TORCH = (
     *("run", "rules", "runs", "params", "verdicts", "claims", "results", "recording", "proving"),
-    *("scheduling.engine", "scheduling.runner", "scheduling.journal", "scheduling.watching", "fetch", "preprocess"),
+    *("scheduling.engine", "scheduling.runner", "scheduling.journal", "fetch", "preprocess"),
 )
 # A worker starts where nothing but these is installed; Triton comes with a torch for GPUs, and only those need it.
 WORKER_PACKAGES = {"torch", "numpy", "safetensors", "triton"}

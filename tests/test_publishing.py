@@ -247,6 +247,16 @@ def test_a_result_that_contradicts_itself_is_not_published(checkout: Path) -> No
         PublishError, match=r"toy vit\.0 contradicts itself: accuracy is 0\.75, its bitmap has 2 correct of 4"
     ):
         publish("toy", checkout)
+    evaluated(checkout, line := result())
+    folder = checkout / "data" / "runs" / "toy" / line.run_key
+    folder.mkdir(parents=True)
+    trained = {"run_key": line.run_key, "environment_digest": line.environment_digest, "weights_sha256": None}
+    trained |= {**vars(cost(line)), "train_seconds": 10.0}
+    files = {"spec.json": line.spec, "history.jsonl": None, "result.json": trained}
+    for name, content in files.items():
+        (folder / name).write_text(canonical_json(content) if content else "", encoding="utf-8")
+    with pytest.raises(PublishError, match=r"its train_seconds not those of data/runs/toy/\w+/result\.json"):
+        publish("toy", checkout)
     assert not (checkout / "data" / "evidence").exists()
 
 

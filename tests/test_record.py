@@ -353,7 +353,6 @@ def test_arms_that_differ_on_purpose_are_compared_and_others_are_not(root: Path)
 def write_finding(root: Path, claim: str) -> None:
     line = {
         "claim": claim,
-        "status": "fails",
         "computed": {"ratio": 2.5},
         "explanation": "Twice.",
         "readings": [{"name": "as printed", "text": "Ten.", "holds": False, "ours": 9.0, "brief": None}],

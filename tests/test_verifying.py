@@ -17,7 +17,7 @@ import pytest
 from stages.cli import main
 from stages.datasets.packed import ImageSet, PackedInfo, TokenSet, digest_images, digest_tokens, write_packed
 from stages.recording import record
-from stages.recording.append_only import retract
+from stages.recording.append_only import read_versions, retract
 from stages.results import UnknownCheckpoint, open_results
 from stages.run import canonical_json
 from stages.runs.evidence import EvidenceLine, ResultLine, pack_correct, read_lines, seal, unpack_correct
@@ -53,7 +53,7 @@ def small(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in (root / EVIDENCE).parent.glob("*.jsonl"):
         if path != root / EVIDENCE:
             path.unlink()
-    retract(root, date="2026-01-01", why="A small record is faster")
+    retract(root, read_versions(root), date="2026-01-01", why="A small record is faster")
     record(root, "data/results.db", evidence_only=True)
     return root
 
@@ -175,7 +175,7 @@ def flip_revision(root: Path) -> None:
         revision = line["origin"]["revision"]
         line["origin"]["revision"] = f"{int(revision[0], 16) ^ 1:x}{revision[1:]}"
     path.write_text("".join(f"{canonical_json(seal(line))}\n" for line in lines))
-    retract(root, date="2026-01-01", why="What a forger would write, too")
+    retract(root, read_versions(root), date="2026-01-01", why="What a forger would write, too")
     record(root, "data/results.db", evidence_only=True)
 
 

@@ -2,22 +2,29 @@
 
 The server's own protocol waits for all of these without end.  What it refuses by itself, before there is a request, is
 problem details here too, in the log and in the metrics.
+
+Half of the connections at most belong to one client, and some more are kept for probes: on these only the addresses for
+machines are answered, and the oldest one ends if another is needed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import socket
 import uuid
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from service.http.errors import MEDIA_TYPE, problem_of
+from service.http.access import client_of
+from service.http.errors import FOR_MACHINES, MEDIA_TYPE, problem_of
 from service.http.headers import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS
 from service.http.metrics import Metrics
 
@@ -26,61 +33,82 @@ FREE_CHUNKS, LEAST_CHUNK_BYTES = 4096, 256
 """A body may come in so many chunks of any size, and in one more for each of so many bytes."""
 CAN_ANSWER = (h11.IDLE, h11.SEND_RESPONSE)
 HAS_ANSWERED = (h11.DONE, h11.MUST_CLOSE)
+RESERVED = 32
+"""Connections beyond the limit, for probes."""
+PROBES = tuple(path.encode() for path in FOR_MACHINES)
 
 logger = logging.getLogger("claimcheck.access")
 
 
 @dataclass(frozen=True)
-class Patience:
-    """Limits: open connections, and the seconds that each has for its headers and for reading an answer; for
-    a long one, it may read this slowly.
+class ConnectionLimits:
+    """Limits: open connections, of which a client has at most half unless it is one of `proxies`, and the seconds that
+    each has for its headers and for reading an answer; for a long one, it may read this slowly.
     """
 
     connections: int
     head_seconds: float
     send_seconds: float
     slowest_bytes_per_second: int
+    proxies: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network] = ()
+
+    def client(self, address: str) -> str | None:
+        """The client whose connections count together; None for a proxy, which has those of many."""
+        try:
+            is_proxy = any(ipaddress.ip_address(address.partition("%")[0]) in network for network in self.proxies)
+        except ValueError:
+            return None
+        return None if is_proxy else client_of(address)
 
 
-def protocol(patience: Patience, metrics: Metrics) -> type[H11Protocol]:
+def protocol(limits: ConnectionLimits, metrics: Metrics) -> type[H11Protocol]:
     """The class of connections for `uvicorn.Config(http=…)`."""
-
-    class Connection(_Connection):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.patience, self.metrics = patience, metrics
-
-    return Connection
+    own = {"limits": limits, "metrics": metrics, "by_client": Counter(), "reserved": {}}
+    return type("Connection", (_Connection,), own)
 
 
-class TinyChunks(Exception):
-    """A body is cut into so many chunks that reading it would hold up everybody."""
+class RequestRefused(Exception):
+    """A request that is refused before it is passed on."""
+
+    def __init__(self, status: int, detail: str, *headers: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.headers = status, detail, headers
 
 
 class _Parser(h11.Connection):
-    """Raises `TinyChunks`: each chunk takes as long as a small request, and a thousand fit into one packet."""
+    """Raises `RequestRefused` for a request but a probe if there is a `refusal`, and for a body of tiny chunks: each
+    takes as long as a small request, and a thousand fit into one packet.
+    """
 
+    refusal = ""
     _chunks = _bytes = 0
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = self._bytes = 0
+            if self.refusal and not event.target.startswith(PROBES):
+                raise RequestRefused(503, self.refusal, "retry-after: 2")
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._bytes += len(event.data)
             if self._chunks > FREE_CHUNKS + self._bytes // LEAST_CHUNK_BYTES:
-                raise TinyChunks
+                most = f"{FREE_CHUNKS:,} chunks and one more for each {LEAST_CHUNK_BYTES} bytes"
+                raise RequestRefused(400, f"the body comes in more than {most}")
         return event
 
 
 class _Connection(H11Protocol):
-    patience: Patience
-    metrics: Metrics
+    limits: ClassVar[ConnectionLimits]
+    metrics: ClassVar[Metrics]
+    by_client: ClassVar[Counter[str | None]]
+    reserved: ClassVar[dict[_Connection, None]]
+    conn: _Parser
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = _Parser(h11.SERVER, max_incomplete_event_size=MAX_REQUEST_HEADER_BYTES)
+        self._client: str | None = None
         self._until_heard: asyncio.TimerHandle | None = None
         self._until_read: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
@@ -91,13 +119,29 @@ class _Connection(H11Protocol):
         own: socket.socket | None = transport.get_extra_info("socket")
         if own is not None:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        if len(self.connections) > self.patience.connections:
-            self._refuse(503, f"{self.patience.connections:,} connections are open already", "retry-after: 2")
-            return
+        self._client, most = self.limits.client(_address(self.client)), self.limits.connections
+        if self._client is not None and self.by_client[self._client] >= -(-most // 2):
+            self.conn.refusal = f"{self.by_client[self._client]:,} connections of one client are open already"
+        elif self.by_client.total() >= most:
+            self.conn.refusal = f"{most:,} connections are open already"
+        if not self.conn.refusal:
+            self.by_client[self._client] += 1
+        else:
+            self.reserved[self] = None
+            if len(self.reserved) > RESERVED:
+                oldest = next((one for one in self.reserved if one.conn.their_state is h11.IDLE), self)
+                del self.reserved[oldest]
+                oldest.transport.abort()
         self._expect_client()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self.conn.refusal:
+            self.reserved.pop(self, None)
+        elif self.by_client[self._client] > 1:
+            self.by_client[self._client] -= 1
+        else:
+            del self.by_client[self._client]
         for timer in (self._until_heard, self._until_read):
             if timer is not None:
                 timer.cancel()
@@ -117,7 +161,7 @@ class _Connection(H11Protocol):
             self._until_heard.cancel()
             self._until_heard = None
         if is_expected and self._until_heard is None and not self.transport.is_closing():
-            self._until_heard = self.loop.call_later(self.patience.head_seconds, self._client_is_late)
+            self._until_heard = self.loop.call_later(self.limits.head_seconds, self._client_is_late)
 
     def _is_rest_expected(self) -> bool:
         return self.conn.their_state is h11.SEND_BODY and self.conn.our_state in HAS_ANSWERED
@@ -127,10 +171,8 @@ class _Connection(H11Protocol):
             super().handle_events()
         except UnicodeDecodeError:  # of an address that isn't ASCII
             self.send_400_response("the address of the request isn't ASCII; encode it with %")
-        except TinyChunks:
-            self.send_400_response(
-                f"the body comes in more than {FREE_CHUNKS:,} chunks and one more for each {LEAST_CHUNK_BYTES} bytes"
-            )
+        except RequestRefused as refused:
+            self._refuse(refused.status, refused.detail, *refused.headers)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this isn't an HTTP request that can be read" if msg.startswith("Invalid HTTP") else msg)
@@ -162,14 +204,14 @@ class _Connection(H11Protocol):
             return
         now = self.loop.time()
         if self._deadline is None:
-            self._deadline = now + self.patience.send_seconds
+            self._deadline = now + self.limits.send_seconds
         if self._until_read is None:
             self._until_read = self.loop.call_later(max(0.0, self._deadline - now), self._look_at_reading)
 
     def _count_read(self) -> None:
         unread = self.transport.get_write_buffer_size()
         if self._deadline is not None:
-            self._deadline += max(0, self._unread - unread) / self.patience.slowest_bytes_per_second
+            self._deadline += max(0, self._unread - unread) / self.limits.slowest_bytes_per_second
         self._unread = unread
 
     def _forget_reading(self) -> None:
@@ -202,7 +244,7 @@ class _Connection(H11Protocol):
             if not self.conn.trailing_data[0]:
                 self.transport.close()
                 return
-            detail = f"the request's headers didn't arrive within {self.patience.head_seconds:g} s"
+            detail = f"the request's headers didn't arrive within {self.limits.head_seconds:g} s"
             self._refuse(408, detail)
 
     def _refuse(self, status: int, detail: str, *more: str) -> None:

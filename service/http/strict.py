@@ -14,6 +14,9 @@ from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import Query
 from fastapi.routing import APIRoute
 from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from service.http.errors import Problem, declared
 
@@ -48,21 +51,41 @@ class StrictRoute(APIRoute):
 
 
 class FormRoute(StrictRoute):
-    """A strict route that takes multipart forms: 415 for anything else, before the body is read."""
+    """A strict route that takes multipart forms: 415 for anything else, before the body is read; 400 for one that ends
+    before its last boundary, which the parser reads as a shorter form.
+    """
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
-
-        async def checked(request: Request) -> Response:
-            kind, parameters = parse_options_header(request.headers.get("content-type", ""))
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind, parameters = parse_options_header(Headers(scope=scope).get("content-type", ""))
+        charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
+        if kind == b"multipart/form-data" and _is_read(charset):
+            await super().handle(scope, _whole(receive, b"--" + parameters.get(b"boundary", b"") + b"--"), send)
+        elif scope["method"] == "POST":
+            what = f"a form is read as UTF-8, not as {charset[:40]!r}"
             if kind != b"multipart/form-data":
-                raise Problem(415, "images come as multipart/form-data, each in a part named file")
-            charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
-            if not _is_read(charset):
-                raise Problem(415, f"a form is read as UTF-8, not as {charset[:40]!r}")
-            return await handler(request)
+                what = "images come as multipart/form-data, each in a part named file"
+            raise Problem(415, what)
+        else:
+            await super().handle(scope, receive, send)
 
-        return checked
+
+def _whole(receive: Receive, end: bytes) -> Receive:
+    """Receives a body, and raises if it lacks `end`; a form parser lets no other error through."""
+    tail, is_there = b"", False
+
+    async def received() -> Message:
+        nonlocal tail, is_there
+        message = await receive()
+        if message["type"] == "http.request":
+            tail += message.get("body", b"")
+            is_there = is_there or end in tail
+            tail = tail[-len(end) :]
+            if not is_there and not message.get("more_body", False):
+                named = end.decode("latin-1")[:80]
+                raise HTTPException(400, f"the form was cut short: it lacks its last line, {named}")
+        return message
+
+    return received
 
 
 def _is_read(charset: str) -> bool:

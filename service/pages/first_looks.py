@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from service.database.comparing import Question
-from service.pages.chance import at_chance, tell_chance
 from service.pages.formats import listed, percent, value_in
+from service.pages.models import at_chance, tell_chance
 from stages.results import METRICS, Claim, Dataset, ExperimentComparison, JudgedClaim, Status
 
 UNDECIDED = (Status.NOT_TESTED, Status.AGREES, Status.DISAGREES, Status.SHOWN)

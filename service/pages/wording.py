@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from math import isclose
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from service.database.observed import name_quantity
+from service.database.queries import list_datasets
 from service.pages import amounts
 from service.pages.amounts import imply, in_its_way, in_terms_of, is_of_the_other, unit_of
-from service.pages.captions import caption_all
-from service.pages.formats import as_precise_as, exact, from_to, lower_first, plain, value_in
-from service.pages.legend import SIDES, address_of, data_query, date_of, meaning_of, word_of
-from service.pages.scope import part_of
-from service.pages.times import threads
+from service.pages.formats import as_precise_as, exact, flops, from_to, lower_first, memory, plain, value_in
+from service.pages.legend import SIDES, address_of, data_query, date_of, meaning_of, part_of, word_of
+from service.pages.models import threads
 from stages.results import (
     AGAINST_THE_PAPER,
     FOR_THE_PAPER,
     METRICS,
+    Arm,
     Claim,
     JudgedClaim,
     Metric,
@@ -32,6 +38,90 @@ from stages.results import (
     error_of,
     kind_of_run,
 )
+
+FILE = Path(__file__).with_name("captions.csv")
+_UNITS: Mapping[str, Callable[[float], str]] = {
+    "": plain,
+    "FLOP": flops,
+    "bytes": memory,
+    "percent": lambda number: f"{plain(number)} %",
+    "share": lambda number: f"{plain(100 * number)} %",
+}
+_DATA = {
+    "c10": "CIFAR-10",
+    "c100": "CIFAR-100",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "mnist": "MNIST",
+    "tiny_imagenet": "Tiny ImageNet, 32 px",
+    "tiny_imagenet_64": "Tiny ImageNet, 64 px",
+}
+_NETS = {"vit": "ViT", "mixer": "MLP-Mixer", "20_16": "VGG 20/16", "14_32": "VGG 14/32"}
+_CAPTION_WORDS = {
+    "aether": "AetherGPT",
+    "gpt2": "GPT-2",
+    "linear_relu": "Linear with ReLU",
+    "yat": "a Yat layer",
+    "differences": "from differences",
+    "one_product": "with one product",
+    "two_products": "with two products",
+    "B": "the batch",
+    "d": "the inputs",
+    "n": "the units",
+    "kronecker": "read as a Kronecker product",
+    "per_sample": "read as one number a sample",
+    "estimate": "the estimate",
+    "variance": "the variance",
+    "sigma": "σ",
+    "tau": "τ",
+}
+
+
+@dataclass(frozen=True)
+class Caption:
+    """`pattern` of a number's whole name, its `unit`, and a `text` with the pattern's groups in words; of one paper, or
+    of all.
+    """
+
+    paper: str | None
+    pattern: re.Pattern[str]
+    unit: str
+    text: str
+
+
+@cache
+def captions() -> tuple[Caption, ...]:
+    """The file's rows: DATA and NET in a name stand for a data set and a network, `dac:` before it for one paper."""
+    sets = {"DATA": "|".join(_DATA), "NET": "|".join(_NETS)}
+    with FILE.open(newline="", encoding="utf-8") as lines:
+        rows = [(*row["name"].rpartition(":"), row["unit"], row["caption"]) for row in csv.DictReader(lines)]
+    return tuple(
+        Caption(paper or None, re.compile(re.sub("DATA|NET", lambda found: sets[found[0]], name)), unit, text)
+        for paper, _, name, unit, text in rows
+    )
+
+
+def find_caption(paper: str, name: str) -> tuple[str, Callable[[float], str]] | None:
+    """The caption of a number that a finding of the paper has under this name, and its writer; None if it has none."""
+    for row in captions():
+        if row.paper in (None, paper) and (found := row.pattern.fullmatch(name)):
+            groups = [(_DATA | _NETS | _CAPTION_WORDS).get(group, group) for group in found.groups()]
+            return row.text.format(*groups, name=name), _writer(row.unit)
+    return None
+
+
+def _writer(unit: str) -> Callable[[float], str]:
+    return _UNITS.get(unit, lambda number: f"{plain(number)} {unit}")
+
+
+def caption_all(computed: Mapping[str, float], paper: str) -> list[tuple[str, str]]:
+    """What a finding computed as rows of a table; a name without a caption stands as it is, without underscores."""
+    rows = []
+    for name, number in computed.items():
+        text, write = find_caption(paper, name) or (name.replace("_", " "), plain)
+        rows.append((text, write(number)))
+    return rows
+
 
 _WORDS = {
     "dataset.classes": "Classes",
@@ -354,3 +444,17 @@ def agreement(answers: Sequence[str], provenances: Sequence[str]) -> str:
     if not others:
         return f"both say {likeliest}" if count == 2 else f"all {count} say {likeliest}"
     return f"{count} of {len(said)} say {likeliest}" if count > others[0][1] else "they differ"
+
+
+def name_claims(session: Session, judged: Iterable[JudgedClaim]) -> dict[str, str]:
+    """`{claim: short phrase}`."""
+    titles, arms = titles_of(session)
+    return {row.claim.id: name_claim(row, titles, arms) for row in judged}
+
+
+def titles_of(session: Session) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
+    """Titles of the data sets, and of each (experiment, arm), as `name_claim` needs them."""
+    return (
+        {item.name: item.title for item in list_datasets(session)},
+        {(row.experiment, row.name): row.title for row in session.execute(select(Arm.experiment, Arm.name, Arm.title))},
+    )

@@ -16,7 +16,7 @@ from stages.claims import ClaimsError, read_claims, read_history
 from stages.claims.history import PATH, append, committed_claims, pending
 from stages.commands.command import Answer
 from stages.params.experiment import load_params, merge, read_files
-from stages.params.nearest import nearest
+from stages.params.schema import nearest
 from stages.runs.evidence import evidence_files
 
 _DATABASE = str(Path("data/results.db"))

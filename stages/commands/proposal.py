@@ -15,11 +15,10 @@ from rich.console import RenderableType
 
 from stages.commands.command import Answer
 from stages.commands.terminal import Column, Rows, Terminal, in_words
-from stages.interruption import stop_on_signals
+from stages.faults import stop_on_signals
 from stages.params.experiment import Params, ParamsError, load_params
-from stages.priorities.choice import Step
 from stages.priorities.looks import PROFILE, RunName
-from stages.priorities.proposal import Proposal, Prospect, propose
+from stages.priorities.proposal import Proposal, Prospect, Step, propose
 from stages.scheduling.planning import two_digits
 from stages.scheduling.progress import ProgressDisplay
 from stages.scheduling.runner import Assignment, find_experiment, slot_devices

@@ -27,9 +27,8 @@ from stages.claims.registration import (
 from stages.commands.command import Answer, UsageError
 from stages.datasets.packed import PackedDataError, read_info
 from stages.params.experiment import Params, load_params
-from stages.params.nearest import nearest
-from stages.priorities.looks import PROFILE, RunName, arms_behind
-from stages.priorities.trainings import all_trainings, as_printed, trained_runs
+from stages.params.schema import nearest
+from stages.priorities.looks import PROFILE, RunName, all_trainings, arms_behind, as_printed, trained_runs
 from stages.recording.sources import find_results
 from stages.runs.revisions import commit_of
 from stages.runs.store import write_atomically

@@ -28,10 +28,9 @@ from stages.datasets.checks import (
     pixel_statistics,
 )
 from stages.datasets.embedded import class_names, compose_stand_in
-from stages.datasets.manifest import BadManifest, Manifest
+from stages.datasets.manifest import BadManifest, Manifest, judge_provenance
 from stages.datasets.packed import ImageSet, PackedInfo, Split, digest_images, write_packed
 from stages.datasets.prepare_table import prepare_table
-from stages.datasets.provenance import judge_provenance
 from stages.datasets.text import prepare_text
 from stages.datasets.verified import ChecksumMismatch, digest_file
 from stages.params.experiment import DatasetSource

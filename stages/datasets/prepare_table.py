@@ -10,9 +10,8 @@ import numpy as np
 
 from stages.datasets import sgemm
 from stages.datasets.checks import UnknownReader, WrongCount, WrongShape, check_response
-from stages.datasets.manifest import Manifest
+from stages.datasets.manifest import Manifest, all_files, judge_provenance
 from stages.datasets.packed import PackedInfo, Split, TableSet, digest_tables, write_packed
-from stages.datasets.provenance import all_files, judge_provenance
 from stages.params.experiment import DatasetSource
 
 STAND_IN_ROWS: dict[Split, int] = {"train": 576, "test": 64}

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from stages.datasets.download import Unavailable, download, extract
-from stages.datasets.loose import pack_loose
 from stages.datasets.manifest import Manifest, ManifestFile
 from stages.datasets.mirror import (
     BadMirror,
@@ -22,13 +21,14 @@ from stages.datasets.mirror import (
     MirrorInfo,
     describe_file,
     official_pin,
+    pack_loose,
     pin_in,
     read_mirror,
     write_mirror,
 )
 from stages.datasets.verified import ChecksumMismatch, DatasetError, Digests, digest_file, read_chunks, store_verified
 from stages.params.experiment import DatasetSource, SourceFile
-from stages.params.nearest import nearest
+from stages.params.schema import nearest
 
 Say = Callable[[str], None]
 

@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from stages.datasets.checks import UnknownReader, WrongCount, WrongShape
-from stages.datasets.manifest import Manifest
+from stages.datasets.manifest import Manifest, all_files, judge_provenance
 from stages.datasets.openwebtext import read_sample
 from stages.datasets.packed import PackedInfo, TokenSet, digest_tokens, write_packed
-from stages.datasets.provenance import all_files, judge_provenance
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
 

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from stages.checkpoint.predictor import Predictor
-from stages.datasets.packed import ImageSet, PackedInfo
+from stages.datasets.packed import ImageSet, PackedInfo, TokenSet
 from stages.evaluation.cost import count_parameters
-from stages.evaluation.metrics import (
-    accuracy,
-    confusion_matrix,
-    correctness,
-    cross_entropy,
-    expected_calibration_error,
-)
+from stages.evaluation.metrics import accuracy, confusion_matrix, correctness, cross_entropy, expected_calibration_error
 from stages.run import Protocol
 from stages.runs.evidence import Measurement, pack_confusion, pack_correct
 from stages.training.kinds import RowSet, make_task
 from stages.training.loop import measure
+
+
+def cut_info(info: PackedInfo, test_rows: int | None) -> PackedInfo:
+    """The packed set's info when `test_rows` of its test rows are scored; a text's rows are windows of tokens."""
+    kept = info.test_images
+    if test_rows is not None:
+        kept = min(kept, test_rows * info.shape[0] + 1 if info.kind == "text" else test_rows)
+    if kept == info.test_images:
+        return info
+    return dataclasses.replace(
+        info,
+        test_images=kept,
+        excluded_test_images=info.excluded_test_images + info.test_images - kept,
+        provenance="subset" if info.provenance == "full" else info.provenance,
+    )
+
+
+def cut_rows(rows: RowSet, kept: int) -> RowSet:
+    """The first `kept` tokens of a text; otherwise rows evenly spread over the set, which may be ordered by class."""
+    if kept >= len(rows):
+        return rows
+    chosen = np.arange(kept) if isinstance(rows, TokenSet) else np.linspace(0, len(rows) - 1, kept).astype(int)
+    return type(rows)(*(getattr(rows, field.name)[chosen] for field in dataclasses.fields(rows)))
+
 
 _LARGEST_EXPONENT = math.log(sys.float_info.max)
 

@@ -16,9 +16,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from stages.params.grid import ArmTemplate, Role, expand_arms
-from stages.params.ranges import out_of_range
 from stages.params.schema import ParamsError as ParamsError
-from stages.params.schema import check_choice, hint, read_yaml, validate
+from stages.params.schema import check_choice, hint, out_of_range, read_yaml, validate
 from stages.params.signature import known_papers, model_path
 from stages.rules import Rules
 from stages.run import STRICT, AugmentationSpec, OptimizerSpec, Precision, Protocol

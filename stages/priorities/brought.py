@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.params.experiment import Params
-from stages.priorities.looks import NextLook, RunName, judgements_about, next_looks, standing_today
-from stages.priorities.trainings import all_trainings, as_printed, trained_runs
+from stages.priorities.looks import (
+    NextLook,
+    RunName,
+    all_trainings,
+    as_printed,
+    judgements_about,
+    next_looks,
+    standing_today,
+    trained_runs,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

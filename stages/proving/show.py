@@ -15,8 +15,7 @@ from typing import Any
 from stages.datasets.packed import PackedDataError
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import Params
-from stages.proving.affected import Affected, find_affected, made_runs
-from stages.proving.cutting import Cut, DataHere, cut_run
+from stages.proving.cutting import Affected, Cut, DataHere, cut_run, find_affected, made_runs
 from stages.proving.sides import DRIVER, EquivalenceError, Side, check_out, first_difference
 from stages.run import canonical_json
 from stages.runs.equivalence import Compared, EquivalenceLine, Proof, append_line, read_equivalences

@@ -28,9 +28,9 @@ from stages.results.claims import (
     list_judged,
     rule_after,
 )
-from stages.results.comparison import compare
+from stages.results.comparison import compare, cut_of_each, describe_fidelity, fidelity_of, kind_of_run
+from stages.results.comparison_rows import t_interval, wilson_interval
 from stages.results.counts import Counts, Discoveries, Outlook, Tally, ground_of, tally
-from stages.results.damage import JSONOf, ResultsUnavailable, damaged
 from stages.results.database import (
     Sessions,
     UnknownArm,
@@ -49,11 +49,9 @@ from stages.results.database import (
     open_results,
 )
 from stages.results.estimates import ArmComparison, ArmVerdict, ExperimentComparison
-from stages.results.fidelity import cut_of_each, describe_fidelity, fidelity_of, kind_of_run
 from stages.results.levels import Levels, levels_of, read_rules
 from stages.results.metrics import METRICS, SHOWN_METRICS
 from stages.results.pairs import PairGain
-from stages.results.sampling import t_interval, wilson_interval
 from stages.results.table import as_csv, no_formula
 from stages.results.tables import (
     SCHEMA_VERSION,
@@ -67,12 +65,15 @@ from stages.results.tables import (
     Dataset,
     Epoch,
     Experiment,
+    JSONOf,
     Meta,
     Metric,
     ObservationRow,
     Paper,
     Profile,
     Result,
+    ResultsUnavailable,
+    damaged,
 )
 from stages.rules import Rules
 from stages.runs.evidence import INEXACT_SHARE

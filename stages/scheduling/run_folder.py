@@ -18,15 +18,16 @@ from stages.runs.store import Store, clone, write_atomically
 DVC_CACHE = Path(".dvc/cache/files/md5")
 
 
-def adopt(folder: Path, store: Store) -> None:
-    """Put outcomes that `dvc pull` brought into the store, each under its own spec's key."""
+def adopt(folder: Path, store: Store, stored: set[str]) -> None:
+    """Put outcomes that `dvc pull` brought into the store, each under its own spec's key, and add it to `stored`."""
     for path in sorted(folder.glob("*/result.json")):
         run_key = path.parent.name
-        if store.has(run_key):
+        if run_key in stored:
             continue
         fault = find_fault(path.parent, run_key)
         if fault is None:
             store.publish(run_key, {file.name: file.read_bytes() for file in path.parent.iterdir()})
+            stored.add(run_key)
         else:
             _refuse(path.parent, fault)
 

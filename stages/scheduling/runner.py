@@ -9,7 +9,8 @@ import dataclasses
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 from stages.datasets.packed import PackedInfo, read_info
 from stages.params.budget import PlannedRun, describe_cut, plan_runs
 from stages.params.experiment import Experiment, Params, ParamsError
-from stages.params.nearest import nearest
+from stages.params.schema import nearest
 from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, is_of_one_cpu, read_equivalences
@@ -102,13 +103,10 @@ def train_experiment(
     if order is not None and len(found.groups) > len(devices):
         found.groups.sort(key=lambda group: order(name, found.missing_of(group), group.stacked))
     wanted, missing, taken = found.wanted, found.missing, found.taken
-    keys_missing = [assignment.spec.run_key for assignment in missing]
+    keys_missing = {assignment.spec.run_key for assignment in missing}
     counter = RunCounter(
-        f"train@{name}",
-        len(wanted),
-        lambda: len(wanted) - sum(not store.has(run_key) for run_key in keys_missing),
+        f"train@{name}", len(wanted), lambda: len(wanted) - len(keys_missing.difference(store.run_keys()))
     )
-
     journal = Journal(
         store,
         found.groups,
@@ -153,9 +151,16 @@ class Compared:
 
 
 def compare(
-    experiment: Experiment, params: Params, data: Path, store: Store, only: Sequence[str] | None = None
+    experiment: Experiment,
+    params: Params,
+    data: Path,
+    store: Store,
+    only: Sequence[str] | None = None,
+    listed: Collection[str] | None = None,
 ) -> Compared:
     """Look which of the experiment's runs (those that fit `only`) the store has, whole, and say why others train.
+
+    `listed`: the keys of all outcomes, if the store was just asked.
 
     Raises:
         EvidenceError, ParamsError: as for `train_experiment`.
@@ -169,10 +174,12 @@ def compare(
     ways = {assignment.spec.run_key: ways_to(assignment.spec, equivalences) for assignment in wanted}
     keys = {way.run_key for options in ways.values() for way in options}
     remove_damaged(folder, keys)
-    for run_key in keys:
-        store.whole(run_key)
-    adopt(folder, store)
-    held = {run_key: way for run_key, options in ways.items() if (way := find_outcome(store, options))}
+    stored = {*(store.run_keys() if listed is None else listed)}
+    here = sorted(keys & stored)
+    with ThreadPoolExecutor() as pool:  # of an object store each is some requests
+        stored -= {run_key for run_key, outcome in zip(here, pool.map(store.whole, here), strict=True) if not outcome}
+    adopt(folder, store, stored)
+    held = {run_key: way for run_key, options in ways.items() if (way := find_outcome(store, options, stored))}
     missing = []
     for assignment in wanted:
         if way := held.get(assignment.spec.run_key):
@@ -218,10 +225,12 @@ def ways_to(spec: RunSpec, equivalences: Equivalences) -> list[Way]:
     ]
 
 
-def find_outcome(store: Store, ways: Sequence[Way]) -> Way | None:
-    """The first way to a published outcome; older code's counts if it was trained as the lines say, on a CPU."""
+def find_outcome(store: Store, ways: Sequence[Way], stored: Container[str]) -> Way | None:
+    """The first way to an outcome of the keys `stored`; older code's counts if it was trained as the lines say, on a
+    CPU.
+    """
     for way in ways:
-        if not store.has(way.run_key):
+        if way.run_key not in stored:
             continue
         if way.is_stacked is None or _was_trained_so(store.published(way.run_key), way.is_stacked):
             return way

@@ -5,19 +5,27 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import importlib.metadata
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cache
+from math import isclose
 from pathlib import Path
+from typing import Any
 
 from stages.runs.consistency import find_contradictions, find_cost_contradictions
+from stages.runs.curves import EpochRow
 from stages.runs.equivalence import PATH, Equivalences, read_equivalences
 from stages.runs.evidence import CostLine, EvidenceLine, Origin, ResultLine, read_lines, write_lines
 from stages.runs.fingerprint import changed_modules, module_digest, source_digest, source_path
+from stages.runs.outcome import find_fault
 from stages.runs.revisions import GitError, has_revision, is_full_clone, run_git
 from stages.runs.store import write_atomically
 
 # Changes in these don't touch what a run computes, so they don't make its evidence dirty.
 _UNCOUNTED = ("dvc.lock", "docs/", "README.md", "CHANGELOG.md", "data/evidence/", "data/models/")
+
+COSTS = "train_seconds", "samples_per_second", "peak_memory_bytes", "energy_joules"
 
 
 class PublishError(ValueError):
@@ -67,7 +75,9 @@ def publish(experiment: str, root: Path) -> Published:
                 f"data/results/{experiment}.cost.jsonl has no line of {line.arm}.{line.replicate}; "
                 f"run `dvc repro evaluate@{experiment}` again"
             )
-        if found := [*find_contradictions(line), *find_cost_contradictions(line, cost)]:
+        spent = {name: getattr(cost, name) for name in COSTS}
+        of_run = compare_with_run(root, line, spent)
+        if found := [*find_contradictions(line), *find_cost_contradictions(line, cost), *of_run]:
             raise PublishError(
                 f"{line.experiment} {line.arm}.{line.replicate} contradicts itself: {'; '.join(found)}; "
                 f"`dvc repro -s -f evaluate@{experiment}` writes it anew"
@@ -144,6 +154,35 @@ def line_faults(root: Path) -> list[str]:
             if wrong:
                 found.append(f"{PATH}, line {number}: revision {revision[:12]} has another {', '.join(wrong)}")
     return found
+
+
+def compare_with_run(root: Path, line: ResultLine, cost: Mapping[str, Any] | None) -> list[str]:
+    """The faults of the outcome that was trained here, and curves and costs (`COSTS`) that are not its own."""
+    folder = root / "data" / "runs" / line.experiment / line.run_key
+    if not (folder / "history.jsonl").is_file():
+        return []
+    if fault := find_fault(folder, line.run_key):
+        return [f"{folder.relative_to(root)}: {fault}"]
+    result = json.loads((folder / "result.json").read_bytes())
+    if result["environment_digest"] != line.environment_digest:
+        return []
+    rows = [json.loads(text) for text in (folder / "history.jsonl").read_bytes().splitlines()]
+    differing = [
+        f"{field.name} of epoch {row.epoch}"
+        for row, trained in zip(line.curves, rows, strict=False)
+        for field in fields(EpochRow)
+        if not _is_near(getattr(row, field.name), trained.get(field.name))
+    ]
+    if len(rows) != len(line.curves):
+        differing.append(f"the number of epochs, {len(line.curves)} and {len(rows)}")
+    history = (folder / "history.jsonl").relative_to(root)
+    found = [f"its curves are not those of {history}: {', '.join(differing[:3])}"] if differing else []
+    other = [name for name, value in (cost or {}).items() if not _is_near(value, result.get(name))]
+    return found + ([f"its {', '.join(other)} not those of {history.with_name('result.json')}"] if other else [])
+
+
+def _is_near(stored: float | None, trained: float | None) -> bool:
+    return stored == trained if stored is None or trained is None else isclose(stored, trained, rel_tol=1e-7)
 
 
 @cache

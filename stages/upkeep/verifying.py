@@ -14,6 +14,7 @@ from stages.params.experiment import Params, load_params
 from stages.recording import ClaimsError, RecordError, record
 from stages.recording.append_only import row_faults
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
+from stages.runs.consistency import compare_canaries
 from stages.runs.evidence import EvidenceError
 from stages.runs.revisions import refusal
 from stages.upkeep.links import (
@@ -101,7 +102,8 @@ def _check_record(root: Path, session: Session) -> Link:
         database = f"{folder}/results.db"
         try:
             record(root, database)
-            if faults := [*line_faults(root), *row_faults(root)]:
+            ran = select(Result.experiment, Result.arm, Result.replicate, Result.environment)
+            if faults := [*compare_canaries(session.execute(ran)), *line_faults(root), *row_faults(root)]:
                 return Link("record", "broken", "; ".join(faults))
         except (EvidenceError, RecordError, ClaimsError) as error:
             return Link("record", "broken", str(error))

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from stages.datasets.checks import MissingClass, UnknownReader, WrongCount, WrongLabel, WrongShape
-from stages.datasets.manifest import BadManifest, Manifest, read_manifest
+from stages.datasets.manifest import BadManifest, Manifest, judge_provenance, read_manifest
 from stages.datasets.packed import PackedInfo, read_images, read_info
 from stages.datasets.prepare import READERS, prepare
-from stages.datasets.provenance import judge_provenance
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import ChecksumMismatch
 from stages.params.experiment import DatasetSource

@@ -142,9 +142,13 @@ GOOD = part('name="file"; filename="a.png"', png())
 
 def forms() -> Iterator[Form]:
     yield Form("plain", GOOD + END, 200)
-    yield Form("no end", GOOD, 422)
-    yield Form("cut within a part", GOOD[:-200], 422)
-    yield Form("no body", b"", 422)
+    short = "the form was cut short: it lacks its last line, --b--"
+    yield Form("no end", GOOD, 400, words=short)
+    yield Form("cut within a part", GOOD[:-200], 400, words=short)
+    yield Form("cut within a second part", GOOD + GOOD[:-200], 400, words=short)
+    yield Form("cut in its last line", GOOD + END[:-3], 400, words=short)
+    yield Form("more behind its end", GOOD + END + b"epilogue" * 9, 200)
+    yield Form("no body", b"", 400, words=short)
     yield Form("only an end", END, 422)
     yield Form("no boundary named", GOOD + END, 400, "multipart/form-data")
     yield Form("another boundary", GOOD + END, 400, "multipart/form-data; boundary=c")
@@ -254,6 +258,8 @@ TENSOR = {"name": "image", "datatype": "UINT8", "shape": [1, 3, 32, 32], "data":
         {"inputs": [TENSOR | {"parameters": {"binary_data_size": 3072}}]},
         {"inputs": [TENSOR | {"parameters": []}], "outputs": 5},
         {"inputs": [TENSOR], "outputs": [{"name": "logits"}]},
+        {"inputs": [TENSOR], "outputs": [{"name": "classes", "parameters": {"classification": 3}}]},
+        {"inputs": [TENSOR], "outputs": [{"name": "classes", "parameters": {"shared_memory_region": "x"}}]},
         {"inputs": [TENSOR], "outputs": [5]},
         {"inputs": [TENSOR], "outputs": {"name": "classes"}},
         {"inputs": [TENSOR], "parameters": [1]},

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from fastapi.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from service.app import create_app
 from service.pages.formats import count, duration, memory, percent, points, ratio, value_in
@@ -381,3 +382,40 @@ def test_a_run_of_older_code_that_gives_the_same_says_which_line_shows_it(publis
         path = "data/evidence/equivalences.jsonl"
         file = f'<a href="/files/{path}"><code>{path}</code></a>'
         assert f"without changing a number, as shown by {file}, line{plural} {said}." in page
+
+
+@pytest.mark.parametrize("is_stripped", [True, False])
+def test_every_link_stays_below_the_root_path(settings: Settings, is_stripped: bool) -> None:
+    """Behind a proxy that serves it below `/claimcheck`, and sends the path on with it or without."""
+    app = create_app(settings.model_copy(update={"root_path": "/claimcheck"}))
+
+    async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            assert f"{scope['path']}/".startswith("/claimcheck/"), "another service's"
+            if is_stripped:
+                scope["path"] = scope["path"].removeprefix("/claimcheck") or "/"
+        await app(scope, receive, send)
+
+    with TestClient(proxy, "http://127.0.0.1") as client:
+        left = {"": "/claimcheck"}  # one address of each kind
+        seen: set[str] = set()
+        while left.keys() - seen:
+            seen.add(kind := min(left.keys() - seen))
+            answer = client.get(left[kind], headers={"accept": "text/html, */*"})
+            assert answer.status_code == 200, answer.url
+            found = Page(answer.text).addresses if "text/html" in answer.headers["content-type"] else []
+            found += re.findall(r"<(/[^>]*)>", answer.headers.get("link", ""))
+            for address in {one.partition("#")[0] for one in found if one.startswith("/") and "/predict" not in one}:
+                assert address.startswith("/claimcheck/"), (answer.url, address)
+                left.setdefault(address.partition("?")[0].split("/")[2], address)
+        assert {"", "papers", "claims", "experiments", "runs", "static", "docs", "api"} <= seen
+        assert str(client.get("/claimcheck/claims/").url) == "http://127.0.0.1/claimcheck/claims"
+        assert client.get("/claimcheck/api/v1/openapi.json").json()["servers"] == [{"url": "/claimcheck"}]
+        problem = client.get("/claimcheck/v2/nothing", headers={"referer": "http://127.0.0.1/claimcheck/claims"})
+        assert (problem.status_code, problem.json()["type"]) == (404, "/claimcheck/docs#problem-404")
+        assert "error" in problem.json()
+        page = client.get("/claimcheck/nothing", headers={"accept": "text/html", "referer": "http://127.0.0.1/claims"})
+        assert '<a href="/claimcheck/">All papers' in page.text
+        asked = "/claimcheck/predict?checkpoint=ninformer-cifar100.vit.0"
+        answer = client.post(asked, files={"file": png()}, headers={"accept": "text/html"})
+        assert 'href="/claimcheck/runs/' in answer.text
