@@ -11,7 +11,7 @@ from stages.datasets.archive import walk
 from stages.datasets.manifest import Manifest
 from stages.datasets.mirror import BadMirror, copy_to_mirror
 from stages.datasets.prepare import prepare
-from stages.datasets.sources import NothingAvailable, Replaced, fetch_dataset
+from stages.datasets.sources import Replaced, fetch_dataset
 from stages.datasets.verified import ChecksumMismatch
 from stages.params.experiment import DatasetSource, SourceFile
 from tests.datasets import test_isic2019
@@ -63,13 +63,6 @@ def test_whole_set_without_digests_is_never_full(tmp_path: Path, official_host: 
     assert [(file.official_md5, file.matches_official) for file in manifest.files] == [("", False)] * 3
     info = prepare(source, manifest, tmp_path, tmp_path / "packed")
     assert (info.provenance, info.train_images, info.test_images) == ("subset", 55, 11)
-
-
-def test_official_host_may_lack_nothing(tmp_path: Path, official_host: OfficialHost) -> None:
-    files = written(tmp_path / "official")
-    official_host.answers = {name: Answer(body=files[name]) for name in (TRUTH, ARCHIVE)}
-    with pytest.raises(NothingAvailable, match=f"Refused: .*{METADATA}: HTTP 404"):
-        fetch(declare(official_host.url), tmp_path)
 
 
 def test_what_came_without_a_digest_is_held_to_its_first_bytes(tmp_path: Path) -> None:
