@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stages.verdicts import Status, Verdict, false_discovery_rates, judge_tally, judge_wins, tally_tests
+from stages.verdicts import (
+    Order,
+    Status,
+    Verdict,
+    design_effect,
+    false_discovery_rates,
+    judge_tally,
+    judge_wins,
+    tally_tests,
+)
 from tests.verdicts.simulation import RULES, above
 
 RNG = np.random.default_rng(0)
@@ -194,6 +204,29 @@ def test_how_often_a_repetition_reproduces_the_papers_counts() -> None:
     assert shares["gain", 9] == pytest.approx([0.26, 0.0001], abs=0.03)
     assert shares["none", 15] == pytest.approx([0.0003, 0.77], abs=0.03)
     assert shares["none", 9] == pytest.approx([0, 0.99], abs=0.03)
+
+
+def test_orders_that_are_won_together_count_as_fewer() -> None:
+    """Eight that share their gains are worth one: then nine of sixteen aren't distinct from fifteen."""
+    rng = np.random.default_rng(5)
+    shared, own = rng.standard_normal((2, 1, 5)).repeat(8, axis=1).reshape(16, 5), rng.standard_normal((16, 5))
+    effects = []
+    for drawn in (own, shared):
+        orders = [
+            Order(
+                verdict=dataclasses.replace(gain(0.3), stderr=1.0),
+                printed=1.0,
+                dataset=str(number // 8),
+                gains=dict(enumerate(row)),
+            )
+            for number, row in enumerate(drawn)
+        ]
+        effects.append(design_effect(orders))
+    assert effects == [pytest.approx(1.2, abs=0.3), pytest.approx(8)]
+    split = [*[gain(0.3)] * 9, *[gain(0.3, -1)] * 7]
+    alone, together = (judge_wins(15, split, RULES, n=5, effect=effect) for effect in (1.0, 8.0))
+    assert (alone.status, together.status) == (Status.NOT_REPRODUCED, Status.INCONCLUSIVE)
+    assert together.low < alone.low and "as if 8 orders were one" in together.explanation
 
 
 @cache
