@@ -95,6 +95,9 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoints", nargs="*", metavar="checkpoint", help="list every link of these")
     parser.add_argument("--all", action="store_true", help="list every link of every checkpoint")
     parser.add_argument("--weights", action="store_true", help="predict whole test sets with all weights; minutes")
+    parser.add_argument(
+        "--equivalences", action="store_true", help="train a path of each equivalence again, with both codes; minutes"
+    )
 
 
 def add_audit(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stages.faults import in_one_line
 from stages.recording import ClaimsError
-from stages.recording.reporting import write_deviations, write_docs, write_report
+from stages.recording.reporting import write_docs, write_report
 
 
 def write_chart_scripts(path: Path) -> Path:
@@ -28,11 +28,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--docs",
         action="store_true",
-        help="write docs/results.md from evidence alone, and each paper's deviations into its page",
+        help="write docs/results.md from evidence alone",
     )
     options = parser.parse_args(arguments)
     if options.docs:
-        written = [write_docs(Path(), Path("docs/results.md")), *write_deviations(Path("docs/papers"))]
+        written = [write_docs(Path(), Path("docs/results.md"))]
     else:
         written = write_report(os.environ.get("CLAIMCHECK_DATABASE", "data/results.db"), Path("data/report"))
         written.append(write_chart_scripts(Path("data/report/vega.js")))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import hashlib
 import json
+import shutil
 import threading
 import weakref
 from collections.abc import Callable
@@ -24,11 +26,15 @@ from stages.evaluation import trained as trained_runs
 from stages.evaluation.experiment import evaluate_experiment
 from stages.evaluation.scores import cut_info, cut_rows
 from stages.params.experiment import load_params
+from stages.recording import record
+from stages.results import open_results
 from stages.runs.consistency import find_contradictions
 from stages.runs.evidence import CostLine, Measurement, ResultLine, read_lines, unpack_confusion, unpack_correct
+from stages.runs.outcome import seal as seal_outcome
 from stages.scheduling.runner import train_experiment
 from stages.upkeep.recomputing import compare, recompute, spot_check
-from tests.project import EXPERIMENT, edit, make_project, pack_stand_in
+from stages.upkeep.verifying import find_trails
+from tests.project import EXPERIMENT, REPOSITORY, edit, make_project, pack_stand_in
 
 RESULTS = Path("data/results") / f"{EXPERIMENT}.jsonl"
 COSTS = Path("data/results") / f"{EXPERIMENT}.cost.jsonl"
@@ -353,6 +359,41 @@ def test_a_profile_may_score_a_part_of_the_test_rows_and_its_results_say_so(trai
         weights = Path("data/runs") / EXPERIMENT / line.run_key / "weights.safetensors"
         assert list(compare(line, recompute(weights, Path("data/processed/mnist"), line))) == []
         assert list(spot_check(weights, Path("data/processed/mnist"), line)) == []
+
+
+def test_verify_finds_other_costs_and_other_weights_than_the_training_gave(trained: Path) -> None:
+    for name in ("claims.csv", "claims-history.jsonl"):
+        shutil.copy(REPOSITORY / "data" / name, trained / "data")
+    assert main([EXPERIMENT]) == 0
+
+    def verified() -> list[str]:
+        record(trained, "data/results.db")
+        with open_results("data/results.db")() as session:
+            return [trail.links[-1].detail for trail in find_trails(trained, session)]
+
+    assert verified() == ["from bitmap and curves, and from the weights on 16 test samples"] * 2
+    honest, costs = COSTS.read_bytes(), [json.loads(text) for text in COSTS.read_bytes().splitlines()]
+    for cost in costs:
+        cost["epoch_seconds"] = [round(seconds / 10, 4) for seconds in cost["epoch_seconds"]]
+        cost["train_seconds"] = sum(cost["epoch_seconds"])
+    COSTS.write_text("".join(f"{json.dumps(cost)}\n" for cost in costs), encoding="utf-8")
+    assert [detail.split(" not those of ")[0] for detail in verified()] == ["its train_seconds"] * 2
+    COSTS.write_bytes(honest)
+    for line in read_lines(RESULTS, ResultLine):  # a forger seals them anew
+        folder = Path("data/runs") / EXPERIMENT / line.run_key
+        files = {file.name: file.read_bytes() for file in folder.iterdir()}
+        weights = files["weights.safetensors"]
+        header = 8 + int.from_bytes(weights[:8], "little")
+        weights = weights[:header] + (-np.frombuffer(weights[header:], np.float32)).tobytes()
+        digest = hashlib.sha256(weights).hexdigest()
+        result = json.loads(files["result.json"]) | {"weights_sha256": digest}
+        files |= {"weights.safetensors": weights, "result.json": json.dumps(result).encode()}
+        for name, content in seal_outcome(files).items():
+            (folder / name).chmod(0o644)
+            (folder / name).write_bytes(content)
+        text = RESULTS.read_text(encoding="utf-8").replace(str(line.weights_sha256), digest)
+        RESULTS.write_text(text, encoding="utf-8")
+    assert all("images are right in the bitmap and wrong by the weights" in detail for detail in verified())
 
 
 @pytest.mark.parametrize("kind", ["images", "table", "text"])

@@ -62,7 +62,7 @@ def check_one_line(done: subprocess.CompletedProcess[str], verb: str, words: str
     assert verb in faults[0]
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ["fetch", "train", "record", "claimcheck profile"])
 def test_a_folder_that_cannot_be_written_to(project: Path, verb: str) -> None:
     folders = [path for path in [project, *project.rglob("*")] if path.is_dir()]
     for folder in folders:

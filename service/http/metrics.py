@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from service.http.logs import QueuedLines
 from service.inference.engine import Engine
 from service.slots import Slots
 
@@ -79,7 +80,7 @@ class Metrics:
         workers = Gauge("claimcheck_workers", "Workers that run", registry=self.registry)
         workers.set_function(lambda: engine.batcher.serving)
         aside = Gauge("claimcheck_models_set_aside", "Models at which workers end", registry=self.registry)
-        aside.set_function(lambda: len(engine.batcher.suspects.set_aside))
+        aside.set_function(lambda: len(engine.batcher.set_aside))
         self.registry.register(_Restarts(engine))
 
     def text(self) -> bytes:
@@ -98,3 +99,4 @@ class _Restarts(Collector):
         for kind, processes in (("inference", self.engine.workers), ("decoding", self.engine.decoder.processes)):
             family.add_metric([kind], sum(process.restarts for process in processes))
         yield family
+        yield CounterMetricFamily("claimcheck_log_lines_dropped", "Lines that nobody read", QueuedLines.dropped)

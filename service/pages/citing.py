@@ -70,7 +70,7 @@ def times_reproduced(record: ClaimRecord) -> str | None:
     results = _results(record)
     if not results:
         return None
-    runs, places = (len({getattr(result, name) for result in results}) for name in ("run_key", "environment_digest"))
+    runs, places = (len({getattr(result, name) for result in results}) for name in ("run_key", "machine_digest"))
     return f"{runs} training{'s' if runs != 1 else ''} in {places} environment{'s' if places != 1 else ''}"
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jinja2 import Environment
+from jinja2 import Environment, Template
 from markupsafe import Markup, escape
 
 from service.database.observed import name_quantity
@@ -187,8 +187,16 @@ def is_web_address(text: str | None) -> bool:
     return (text or "").startswith(("https://", "http://"))
 
 
-def install(environment: Environment) -> None:
-    """Register all of the above as filters."""
+def install(environment: Environment, root_path: str = "") -> None:
+    """Register all of the above as filters; links to the service's own addresses then begin with `root_path`."""
+    own = re.compile(rf'\b(href|src|action|formaction)="(?=/)(?!//|{re.escape(root_path)}["/?#])')
+
+    class RootedTemplate(Template):
+        def render(self, *args: Any, **kwargs: Any) -> str:
+            return own.sub(rf'\1="{root_path}', super().render(*args, **kwargs))
+
+    if root_path:
+        environment.template_class = RootedTemplate
     for function in (
         percent,
         as_confidence,

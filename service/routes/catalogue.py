@@ -87,7 +87,8 @@ def read_dataset(name: str, session: ResultsSession) -> DatasetOut:
 )
 def list_samples(name: str, request: Request, session: ResultsSession, page: Paging) -> Sequence[SampleOut] | Response:
     """Test images to try a model with: a few classes, one image each."""
-    samples = Samples(app_state_of(request).settings.root, queries.find_dataset(session, name).name)
+    settings = app_state_of(request).settings
+    samples = Samples(settings.root, queries.find_dataset(session, name).name, settings.root_path)
     return page.answer_with(SampleOut, samples.chosen())
 
 
@@ -105,7 +106,8 @@ def read_sample(
     session: ResultsSession,
 ) -> Response:
     """One test image."""
-    samples = Samples(app_state_of(request).settings.root, queries.find_dataset(session, name).name)
+    settings = app_state_of(request).settings
+    samples = Samples(settings.root, queries.find_dataset(session, name).name, settings.root_path)
     return Response(samples.png(position), media_type="image/png")
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
+from markupsafe import Markup, escape
 
 from service.database import queries
 from service.database.comparing import COSTS, TITLES, Question, first_of_each_dataset, flatten, metrics_of, real_first
@@ -161,7 +162,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
     """One run: curves, numbers, spec, environment and provenance; a key's beginning leads to the whole one."""
     results = queries.find_run(session, run_key)
     if results[0].run_key != run_key:
-        return RedirectResponse(f"/runs/{results[0].run_key}", 307)
+        return RedirectResponse(f"{request.scope['root_path']}/runs/{results[0].run_key}", 307)
     checkpoints = queries.checkpoint_ids(session, results)
     experiments = {name: queries.find_experiment(session, name) for name in {result.experiment for result in results}}
     kind = queries.find_dataset(session, experiments[results[0].experiment].dataset).kind  # of all: a run has one
@@ -208,7 +209,10 @@ def show_file(path: str, request: Request) -> Response:
     tag_answer(request, f"{request.scope['state']['content']}.{hashlib.sha256(content.encode()).hexdigest()}")
     heading = re.match(r"# (.+)", content)
     title = heading[1] if heading and path.endswith(".md") else path
-    return parts.templates.TemplateResponse(request, "file.html", {"path": path, "title": title, "content": content})
+    shown = re.sub(r"^### (\d{4})$", r'<b id="\1">### \1</b>', str(escape(content)), flags=re.MULTILINE)
+    return parts.templates.TemplateResponse(
+        request, "file.html", {"path": path, "title": title, "content": Markup(shown)}
+    )
 
 
 @router.get("/static/vega.js")

@@ -146,7 +146,7 @@ class LogView:
 
     def _take(self, line: bytes, place: int) -> None:
         if match := _STARTS.fullmatch(line):
-            self.start(match[1].decode(), place)
+            self._start(match[1].decode(), place)
         elif match := _SKIPPED.fullmatch(line):
             self._end()
             self._times.skip(match[1].decode())
@@ -155,10 +155,10 @@ class LogView:
         elif line.startswith(b"Updating lock file"):
             self._end()
 
-    def start(self, stage: str, place: int | None = None) -> None:
-        """A stage begins, whose output begins at `place` of the log (default: where it ends now)."""
+    def _start(self, stage: str, place: int) -> None:
+        """A stage begins, whose output begins at `place` of the log."""
         self._end()
-        self._stage_from = self._read if place is None else place
+        self._stage_from = place
         self.stage, self._stage_started, self._is_open = stage, time.monotonic(), True
         self._times.start(stage)
         self.seen += 1
@@ -289,9 +289,9 @@ def _repro(options: argparse.Namespace) -> Answer:
     params = load_params()
     experiments = [find_experiment(params, name).name for name in options.experiments]
     targets = ["analyse", *(f"evaluate@{name}" for name in experiments)] if experiments else []
-    commands = {"": ["dvc", "repro", *targets]}
-    if experiments:  # as dvc's stages they would want the results of all
-        commands |= {name: ["stages.stage", name] for name in ("record", "report")}
+    commands = [["dvc", "repro", *targets]]
+    if experiments:  # otherwise DVC would make the results of all first
+        commands.append(["dvc", "repro", "--single-item", "record", "report"])
     log = LOGS / f"repro-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
     for old in sorted(LOGS.glob("repro-*.log"))[: 1 - _KEPT_LOGS]:
         old.unlink(missing_ok=True)
@@ -306,27 +306,11 @@ def _repro(options: argparse.Namespace) -> Answer:
         environment = own | {COUNT_FILE: str(count), ADDRESS: address}
         loaded = _libraries_loaded(environment, written.fileno(), view)
         with loaded, Ahead(address, own, params.profile) as ahead:
-            for stage, words in commands.items():
-                if stage and not view.ran and _is_recorded():
-                    continue
-                if stage:
-                    view.start(stage)
+            for words in commands:
                 code = _run([sys.executable, "-m", *words], environment, written.fileno(), view, ahead)
                 if code:
                     return Answer(document=None, shown=view.failure(code), code=code)
     return Answer(document=None, shown=view.success())
-
-
-def _is_recorded() -> bool:
-    """True if database and report are newer than all that dvc.yaml makes them from, which DVC itself asks by digest."""
-    stages = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
-
-    def newest(*names: str) -> int:
-        found = [path for name in names for path in (Path(name), *Path(name).rglob("*")) if path.exists()]
-        return max((path.stat().st_mtime_ns for path in found), default=0)
-
-    database, report = newest("data/results.db"), newest("data/report")
-    return newest(*stages["record"]["deps"]) < database < report > newest("data/inputs/report.json")
 
 
 def _stages(params: Params, experiments: Sequence[str]) -> dict[str, float]:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from stages.params.budget import describe_cut
 from stages.params.experiment import Params, ParamsError, Rate, load_params
 from stages.params.schema import nearest
 from stages.runs.equivalence import read_equivalences
-from stages.runs.store import write_atomically
+from stages.runs.store import Store, write_atomically
 from stages.runs.stores import open_store
 from stages.scheduling.counting import ProgressDisplay
 from stages.scheduling.engine.choice import default_engine
@@ -66,10 +66,15 @@ def plan(options: argparse.Namespace) -> Answer:
     params = load_params()
     names = options.experiments or list(params.experiments)
     papers = {name: find_experiment(params, name).paper for name in names}
-    counts = FlopCounts()
-    costs = plan_costs(params, params.profile, names, counts.count)
+    counts, store = FlopCounts(), open_store()
+    costs, stored = plan_costs(params, params.profile, names, counts.count), {*store.run_keys()}
     experiments = [
-        {"experiment": name, "paper": papers[name], **_told(cost, params.rates), **_in_store(name, params)}
+        {
+            "experiment": name,
+            "paper": papers[name],
+            **_told(cost, params.rates),
+            **_in_store(name, params, store, stored),
+        }
         for name, cost in costs.items()
     ]
     measured = _measure(names, params, options.device, counts) if options.measure else None
@@ -114,7 +119,7 @@ def _measure(names: Iterable[str], params: Params, device: str, counts: FlopCoun
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `run` trains
     devices, store, equivalences = slot_devices(device, params), open_store(), read_equivalences(Path())
     planned: list[tuple[str, Planned]] = []
-    seen, left_out = set[str](), list[str]()
+    seen, left_out, stored = set[str](), list[str](), {*store.run_keys()}
     for name in names:
         experiment = params.experiments[name]
         try:
@@ -126,7 +131,7 @@ def _measure(names: Iterable[str], params: Params, device: str, counts: FlopCoun
         missing = [
             spec
             for key, spec in runs.items()
-            if key not in seen and find_outcome(store, ways_to(spec, equivalences)) is None
+            if key not in seen and find_outcome(store, ways_to(spec, equivalences), stored) is None
         ]
         seen |= runs.keys()
         for specs, is_stack in form_groups(missing, info.train_images, store):
@@ -196,7 +201,7 @@ def _told(cost: Cost, rates: Mapping[str, Rate]) -> dict[str, Any]:
     }
 
 
-def _in_store(name: str, params: Params) -> dict[str, Any]:
+def _in_store(name: str, params: Params, store: Store, stored: Container[str]) -> dict[str, Any]:
     """The number of the experiment's trainings that are done, None if its data aren't packed; the profile's cut."""
     experiment = params.experiments[name]
     cut = {"cut": describe_cut(experiment, params.profile, params.datasets[experiment.dataset]) or None}
@@ -204,9 +209,10 @@ def _in_store(name: str, params: Params) -> dict[str, Any]:
         digest = read_info(Path("data/processed") / experiment.dataset).digest
     except PackedDataError:
         return {"in_store": None, **cut}
-    store = open_store()
     equivalences = read_equivalences(Path())
-    done = (find_outcome(store, ways_to(run.spec, equivalences)) for run in assignments(experiment, params, digest))
+    done = (
+        find_outcome(store, ways_to(run.spec, equivalences), stored) for run in assignments(experiment, params, digest)
+    )
     return {"in_store": sum(way is not None for way in done), **cut}
 
 

@@ -176,7 +176,7 @@ def _explain(
     spec = asked.spec.to_dict() if asked and known is None else known.spec if known else {}
     key = known.run_key if known else asked.spec.run_key if asked and asked.is_packed else None
     ways = ways_to(asked.spec, equivalences) if asked and asked.is_packed else []
-    way = find_outcome(store, ways)
+    way = find_outcome(store, ways, {*store.run_keys()})
     before = _before(asked, root, published) if asked else None
     changed = _changed(asked, before, equivalences) if asked and before else []
     return {

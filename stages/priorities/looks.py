@@ -230,8 +230,11 @@ def trained_runs(params: Params, root: Path = Path()) -> frozenset[RunName]:
         EvidenceError: a line of equivalent codes isn't as it was written.
     """
     store, equivalences = open_store(root), read_equivalences(root)
+    stored = {*store.run_keys()}
     return frozenset(
-        run for run, spec in packed_runs(params, root) if find_outcome(store, ways_to(spec, equivalences)) is not None
+        run
+        for run, spec in packed_runs(params, root)
+        if find_outcome(store, ways_to(spec, equivalences), stored) is not None
     )
 
 

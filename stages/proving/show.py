@@ -22,9 +22,9 @@ from stages.datasets.packed import PackedDataError
 from stages.datasets.verified import DatasetError
 from stages.faults import Mistake
 from stages.params.experiment import Params
-from stages.proving.cutting import Affected, Cut, DataHere, cut_run, find_affected, made_runs
+from stages.proving.cutting import Affected, Cut, DataHere, Made, cut_run, find_affected, made_runs
 from stages.run import canonical_json
-from stages.runs.equivalence import Compared, EquivalenceLine, Proof, append_line, read_equivalences
+from stages.runs.equivalence import PATH, Compared, EquivalenceLine, Proof, append_line, path_of, read_equivalences
 from stages.runs.fingerprint import code_today
 from stages.runs.revisions import GitError, ask_git, refusal, run_git
 
@@ -185,7 +185,7 @@ def show_equivalent(
     made, equivalences = list(made_runs(root)), read_equivalences(root)
     with tempfile.TemporaryDirectory(prefix="claimcheck-equivalent-") as folder:
         scratch = Path(folder)
-        older, newer = _sides(root, revision, scratch)
+        older, newer = _sides(root, revision, "HEAD", scratch)
         affected, left_out = find_affected(made, equivalences, older.fingerprints, newer.fingerprints, again=again)
         _refuse_uncommitted(affected)
         here = DataHere(root, params, scratch)
@@ -211,6 +211,47 @@ def show_equivalent(
     if not again:
         append_line(root, line)
     return Shown(line, tuple(f"{path.item.made.label}: {_describe(path.item)}" for path in paths), tuple(left_out))
+
+
+def compare_again(root: Path, params: Params, *, steps: int = 20) -> Iterator[tuple[bool | None, str]]:
+    """Train the smallest path of each line again, with both of its revisions: are the numbers the same?
+
+    None if none of the line's runs is here with its data.
+
+    Raises:
+        EvidenceError: published lines can't be read.
+    """
+    made, lines = {run.run_key: run for run in made_runs(root)}, read_equivalences(root).lines
+    with tempfile.TemporaryDirectory(prefix="claimcheck-equivalent-") as folder:
+        here = DataHere(root, params, Path(folder))
+        for number, line in enumerate(lines, start=1):
+            try:
+                same, detail = _compare_line(here, line, made, steps, Path(folder) / str(number))
+            except EquivalenceError as error:
+                same, detail = False, str(error).removesuffix("; nothing is written")
+            yield same, f"{PATH.name}, line {number}: {detail}"
+
+
+def _compare_line(
+    here: DataHere, line: EquivalenceLine, made: Mapping[str, Made], steps: int, scratch: Path
+) -> tuple[bool | None, str]:
+    told = [(proof, compared) for proof in line.proofs for compared in proof.compared]
+    for proof, compared in sorted(
+        told, key=lambda pair: (pair[1].is_stacked, pair[1].run)
+    ):  # stacks compile for minutes
+        if (run := made.get(compared.run_key)) is None:
+            continue
+        if compared.path != path_of(run.spec):
+            raise EquivalenceError(f"{compared.run} takes another path than the line says")
+        try:
+            cuts = cut_run(here, run, steps)
+        except (DatasetError, PackedDataError):
+            continue
+        path = _Path(Affected(run, compared.path, proof.code(0), proof.code(1)), cuts)
+        sides = _sides(here.root, line.before, line.after, scratch)
+        _compare([path], *sides, plain=compared.is_plain, say=lambda _: None)
+        return True, f"{run.label} ({_describe(path.item)}) is the same again, bit by bit"
+    return None, "none of its runs is here with its data"
 
 
 def _refuse_uncommitted(affected: Iterable[Affected]) -> None:
@@ -246,7 +287,7 @@ def _compare(
             if not any(after["tensors"]):
                 raise EquivalenceError(f"{path.item.made.label}: no step was taken; nothing is written")
             path.keep(cut, threads, after)
-            machine = after["outcomes"][0]["environment"]
+            machine = {name: fact for name, fact in after["outcomes"][0]["environment"].items() if name != "process"}
         say(f"  {_in_words([threads])}: the same, bit by bit")
     return machine
 
@@ -323,8 +364,8 @@ class _Path:
         )
 
 
-def _sides(root: Path, revision: str, scratch: Path) -> tuple[Side, Side]:
-    names = [check_out(root, name, scratch / folder) for name, folder in ((revision, "before"), ("HEAD", "after"))]
+def _sides(root: Path, before: str, after: str, scratch: Path) -> tuple[Side, Side]:
+    names = [check_out(root, name, scratch / folder) for name, folder in ((before, "before"), (after, "after"))]
     newest = scratch / "after" / DRIVER
     if not newest.is_file():
         newest = Path(__file__).parent / DRIVER.name

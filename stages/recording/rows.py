@@ -111,10 +111,11 @@ class Rows:
         deviations: Sequence[PaperDeviations],
         history: Sequence[Change],
         registered: Registered,
+        history_digest: str,
     ) -> None:
         self.params, self.weights, self.claims, self.findings = params, weights, claims, findings
         self.found = [dataclasses.replace(item, row=number) for number, item in enumerate(found, start=1)]
-        self.deviations, self.history = deviations, history
+        self.deviations, self.history, self.history_digest = deviations, history, history_digest
         judged = judge(claims, params, self.found, findings=findings, deviations=deviations)
         self.speaking, self.judgements, self.sentences = judged.speaking, judged.judgements, judged.sentences
         self.marks = {
@@ -173,6 +174,8 @@ class Rows:
         days = [item.origin.published[:10] for item in self.found if item.origin]
         if days:
             session.add(Meta(name="newest_result", value=max(days)))
+        if self.history_digest:
+            session.add(Meta(name="record", value=self.history_digest))
 
     def digest(self) -> str:
         """sha256 over all inputs of the rows; which profile runs next is not part of it."""
@@ -188,6 +191,7 @@ class Rows:
             plain(self.judgements),
             [vars(change) for change in self.history],
             {claim: vars(mark) for claim, mark in self.marks.items()},
+            self.history_digest,
         ]
         return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 
@@ -362,6 +366,7 @@ def _result_row(item: Trial, *, is_selected: bool, group_position: int | None) -
         "id": item.row,
         "run_key": line.run_key,
         "environment_digest": line.environment_digest,
+        "machine_digest": line.machine_digest,
         "experiment": line.experiment,
         "arm": line.arm,
         "replicate": line.replicate,

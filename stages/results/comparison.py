@@ -392,7 +392,7 @@ def _stopwatch(result: ComparedRun, metric: MetricInfo) -> tuple[object, ...]:
 
     Code that a run key leaves out because it changes no result can still change times.
     """
-    made = result.environment_digest, (result.origin or {}).get("revision")
+    made = result.machine_digest, (result.origin or {}).get("revision")
     if metric.name != "inference_time" or result.cost is None:
         return made
     cost = result.cost

@@ -32,7 +32,7 @@ class ComparedRun:
 
     id: int
     run_key: str
-    environment_digest: str
+    machine_digest: str
     origin: Mapping[str, Any] | None
     experiment: str
     arm: str

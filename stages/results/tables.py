@@ -55,7 +55,7 @@ class JSONOf(TypeDecorator):
         return value
 
 
-SCHEMA_VERSION = 18
+SCHEMA_VERSION = 19
 
 
 class Base(DeclarativeBase):
@@ -70,7 +70,7 @@ class Base(DeclarativeBase):
 
 class Meta(Base):
     """About the database itself: `schema_version`; `content`, the digest of everything it was built from; `rules`, the
-    numbers of the rules as JSON.
+    numbers of the rules as JSON; `newest_result`, a day; `record`, the digest that `claimcheck audit` prints.
     """
 
     __tablename__ = "meta"
@@ -154,6 +154,7 @@ _CHOICE = ("experiment", "is_selected", "profile", "arm", "provenance", "source"
 class Result(Base):
     """What one run gave in one environment, under one arm.
 
+    `machine_digest`: the environment's digest without what differs between arms.
     `source` is evidence or local.  `conditions` digests protocol and data: only results under equal conditions are
     compared.  Those of one profile and conditions are a group, and `group_position` counts an experiment's groups from
     0, the strongest; None if the run isn't planned any more.  `is_selected` marks the one result of a replicate that
@@ -176,6 +177,7 @@ class Result(Base):
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     run_key: Mapped[str]
     environment_digest: Mapped[str]
+    machine_digest: Mapped[str]
     experiment: Mapped[str]
     arm: Mapped[str]
     replicate: Mapped[int]

@@ -106,6 +106,15 @@ class ResultLine:
     divergence: Divergence | None = None
     observed: Mapping[Moment, Layers] | None = None
 
+    @property
+    def machine_digest(self) -> str:
+        """The environment's digest without what differs between arms on one machine: fast paths and the canary."""
+        process = self.environment.get("process")
+        if process is None:
+            return self.environment_digest
+        own = {name: value for name, value in process.items() if name not in ("canary", "fast_paths")}
+        return hashlib.sha256(canonical_json({**self.environment, "process": own}).encode()).hexdigest()[:12]
+
 
 @dataclass(frozen=True, kw_only=True)
 class CostLine:

@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -94,7 +95,7 @@ def train_experiment(
 
     Raises:
         EngineError: no such engine, or its package is missing.
-        EvidenceError: a line of equivalent codes can't be read, or isn't as it was written.
+        EvidenceError: a line of equivalent codes can't be read, isn't as it was written, or names code that git hasn't.
         ParamsError: no such experiment, a pattern that fits no run, or the packed data are stand-ins where the profile
             wants real data.
     """
@@ -104,13 +105,10 @@ def train_experiment(
     if order is not None and len(found.groups) > len(devices):
         found.groups.sort(key=lambda group: order(name, found.missing_of(group), group.stacked))
     wanted, missing, taken = found.wanted, found.missing, found.taken
-    keys_missing = [assignment.spec.run_key for assignment in missing]
+    keys_missing = {assignment.spec.run_key for assignment in missing}
     counter = RunCounter(
-        f"train@{name}",
-        len(wanted),
-        lambda: len(wanted) - sum(not store.has(run_key) for run_key in keys_missing),
+        f"train@{name}", len(wanted), lambda: len(wanted) - len(keys_missing.difference(store.run_keys()))
     )
-
     journal = Journal(
         store,
         found.groups,
@@ -155,9 +153,16 @@ class Compared:
 
 
 def compare(
-    experiment: Experiment, params: Params, data: Path, store: Store, only: Sequence[str] | None = None
+    experiment: Experiment,
+    params: Params,
+    data: Path,
+    store: Store,
+    only: Sequence[str] | None = None,
+    listed: Collection[str] | None = None,
 ) -> Compared:
     """Look which of the experiment's runs (those that fit `only`) the store has, whole, and say why others train.
+
+    `listed`: the keys of all outcomes, if the store was just asked.
 
     Raises:
         EvidenceError, ParamsError: as for `train_experiment`.
@@ -171,10 +176,13 @@ def compare(
     ways = {assignment.spec.run_key: ways_to(assignment.spec, equivalences) for assignment in wanted}
     keys = {way.run_key for options in ways.values() for way in options}
     remove_damaged(folder, keys)
-    for run_key in keys:
-        store.whole(run_key)
-    adopt(folder, store)
-    held = {run_key: way for run_key, options in ways.items() if (way := find_outcome(store, options))}
+    stored = {*(store.run_keys() if listed is None else listed)}
+    here = sorted(keys & stored)
+    with ThreadPoolExecutor() as pool:  # of an object store each is some requests
+        stored -= {run_key for run_key, outcome in zip(here, pool.map(store.whole, here), strict=True) if not outcome}
+    adopt(folder, store, stored)
+    taken = {run_key: find_outcome(store, options, stored) for run_key, options in ways.items()}
+    held = {run_key: way for run_key, way in taken.items() if way and equivalences.hold(way.lines)}
     missing = []
     for assignment in wanted:
         if way := held.get(assignment.spec.run_key):
@@ -192,8 +200,8 @@ def compare(
         )
         for specs, is_stack in form_groups([a.spec for a in missing], packed.train_images, store)
     ]
-    taken = {key: held[key].run_key if key in held else key for key in ways}
-    return Compared(wanted=wanted, missing=missing, groups=groups, taken=taken)
+    keys_taken = {key: held[key].run_key if key in held else key for key in ways}
+    return Compared(wanted=wanted, missing=missing, groups=groups, taken=keys_taken)
 
 
 @dataclass(frozen=True)
@@ -220,10 +228,12 @@ def ways_to(spec: RunSpec, equivalences: Equivalences) -> list[Way]:
     ]
 
 
-def find_outcome(store: Store, ways: Sequence[Way]) -> Way | None:
-    """The first way to a published outcome; older code's counts if it was trained as the lines say, on a CPU."""
+def find_outcome(store: Store, ways: Sequence[Way], stored: Container[str]) -> Way | None:
+    """The first way to an outcome of the keys `stored`; older code's counts if it was trained as the lines say, on a
+    CPU.
+    """
     for way in ways:
-        if not store.has(way.run_key):
+        if way.run_key not in stored:
             continue
         if way.is_stacked is None or _was_trained_so(store.published(way.run_key), way.is_stacked):
             return way
@@ -260,7 +270,7 @@ def slot_devices(named: str, params: Params, engine: str = DEFAULT) -> list[str]
     """Return the device of each slot: those named, by commas, or the one named, as often as the profile says.
 
     Without `slots` in the profile, this machine's CPU has a slot per core: two runs with one thread each are faster
-    than one run with two (docs/decisions/0015).
+    than one run with two (docs/decisions.md#0015).
     """
     devices = named.split(",")
     if len(devices) > 1:
@@ -339,15 +349,16 @@ def _write_folder(
 DVC_CACHE = Path(".dvc/cache/files/md5")
 
 
-def adopt(folder: Path, store: Store) -> None:
-    """Put outcomes that `dvc pull` brought into the store, each under its own spec's key."""
+def adopt(folder: Path, store: Store, stored: set[str]) -> None:
+    """Put outcomes that `dvc pull` brought into the store, each under its own spec's key, and add it to `stored`."""
     for path in sorted(folder.glob("*/result.json")):
         run_key = path.parent.name
-        if store.has(run_key):
+        if run_key in stored:
             continue
         fault = find_fault(path.parent, run_key)
         if fault is None:
             store.publish(run_key, {file.name: file.read_bytes() for file in path.parent.iterdir()})
+            stored.add(run_key)
         else:
             _refuse(path.parent, fault)
 

@@ -42,16 +42,6 @@ def test_folder_is_the_class(tmp_path: Path, reader: ModuleType) -> None:
     assert (test.images.shape, test.labels.tolist()) == ((1, 3, 80, 80), [4])
 
 
-@pytest.mark.parametrize("reader", READERS)
-def test_classes_stand_in_the_order_of_their_ids(reader: ModuleType) -> None:
-    assert len(set(reader.CLASSES)) == len(set(reader.WNIDS)) == 10
-    assert list(reader.WNIDS) == sorted(reader.WNIDS)
-
-
-def test_the_two_sets_have_no_class_in_common() -> None:
-    assert set(imagenette.WNIDS).isdisjoint(imagewoof.WNIDS)
-
-
 FIRST = picture(imagenette, "train", 0)
 FAULTS: dict[str, tuple[Entries, type[Exception], str]] = {
     "other class": (

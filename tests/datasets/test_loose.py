@@ -65,13 +65,6 @@ def test_whole_set_without_digests_is_never_full(tmp_path: Path, official_host: 
     assert (info.provenance, info.train_images, info.test_images) == ("subset", 55, 11)
 
 
-def test_official_host_may_lack_nothing(tmp_path: Path, official_host: OfficialHost) -> None:
-    files = written(tmp_path / "official")
-    official_host.answers = {name: Answer(body=files[name]) for name in (TRUTH, ARCHIVE)}
-    with pytest.raises(DatasetError, match=f"Unavailable: .*{METADATA}: HTTP 404"):
-        fetch(declare(official_host.url), tmp_path)
-
-
 def test_what_came_without_a_digest_is_held_to_its_first_bytes(tmp_path: Path) -> None:
     write_folder(tmp_path / "mirror/tiny", written(tmp_path / "official"))
     manifest = fetch(declare(), tmp_path, tmp_path / "mirror")

@@ -117,15 +117,6 @@ def test_what_is_said_is_what_real_dvc_needs(work: Path) -> None:
     assert digest_in_manifest() == sha256(NEW) and packed_digest() != before
 
 
-def test_the_old_file_put_back_is_as_before(work: Path) -> None:
-    path = put(work / "data/downloads/mine" / NAME, OLD)
-    assert fetch.main(["mine"]) == 0
-    path.write_bytes(NEW)
-    assert fetch.main(["mine"]) == 1
-    path.write_bytes(OLD)
-    assert fetch.main(["mine"]) == 0 and digest_in_manifest() == sha256(OLD)
-
-
 @pytest.mark.parametrize("other", ["mirror", "host"])
 def test_a_replaced_file_is_never_overwritten_from_elsewhere(
     tmp_path: Path, official_host: OfficialHost, other: str
@@ -142,14 +133,6 @@ def test_a_replaced_file_is_never_overwritten_from_elsewhere(
     with pytest.raises(DatasetError):
         fetch_dataset("mine", source, tmp_path, mirror, str)
     assert path.read_bytes() == NEW
-
-
-def test_what_is_accepted_in_the_downloads_is_not_taken_back_from_the_mirror(tmp_path: Path) -> None:
-    put(tmp_path / "mirror/mine" / NAME, OLD)
-    fetch_dataset("mine", declare(), tmp_path, tmp_path / "mirror", str)
-    path = put(tmp_path / "downloads/mine" / NAME, NEW)
-    manifest = fetch_dataset("mine", declare(), tmp_path, tmp_path / "mirror", str, accept=True)
-    assert manifest.files[0].sha256 == sha256(NEW) and path.read_bytes() == NEW
 
 
 def test_a_file_replaced_in_the_mirror_is_said_and_taken_when_accepted(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import re
 import socket
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +21,7 @@ import psutil
 import pytest
 from fastapi.testclient import TestClient
 
+from service.http import logs
 from service.http.logs import JsonLines
 from service.settings import Settings
 from stages.recording import record
@@ -66,6 +69,24 @@ def test_a_fault_of_ours_is_logged_and_counted_as_500_with_its_id(
     trace, line = (item for item in lines if item.get("request_id") == "mine.1")
     assert "AttributeError" in trace["exception"] and trace["level"] == "error"
     assert (line["message"], line["status"], line["route"]) == ("request", 500, "/")
+
+
+def test_lines_that_nobody_reads_are_dropped_and_counted(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MAX_LINES", 20)
+    reader, writer = os.pipe()
+    with open(reader, encoding="ascii") as read, open(writer, "w", encoding="ascii") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        handler = logs.QueuedLines()
+        handler.setFormatter(JsonLines())
+        before = logs.QueuedLines.dropped
+        for number in range(200):  # a pipe holds 64 KiB
+            handler.handle(logging.LogRecord("claimcheck", 20, "", 0, "%d %s", (number, "x" * 4000), None))
+        dropped = logs.QueuedLines.dropped - before
+        assert 100 <= dropped < 200
+        assert f"claimcheck_log_lines_dropped_total {before + dropped:.1f}" in client.get("/metrics").text
+        told = [int(json.loads(read.readline())["message"].partition(" ")[0]) for _ in range(200 - dropped)]
+        assert told == sorted(set(told)) and told[:10] == list(range(10))
+        handler.flush()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from stages.papers.brownian.walk import attention_transition, on_sphere
-from stages.papers.finding import Finding, Reading, judge_readings
+from stages.papers.finding import Finding, Reading
 
 ROUNDING = 1e-10
 WIDTHS = (64, 768)
@@ -49,7 +49,6 @@ def printed_row_sum() -> Finding:
     )
     return Finding(
         claim="brownian.markov.printed_sum",
-        status=judge_readings(readings),
         computed={"largest_row_sum_error": rows, "largest_column_sum_error": columns},
         readings=readings,
         explanation="Sums of P = softmax(QKᵀ/√d) for ten random tokens, over j and over i. The index is a slip of the "
@@ -81,7 +80,6 @@ def independent_times() -> Finding:
     )
     return Finding(
         claim="brownian.motion.independent",
-        status=judge_readings(readings),
         computed={"correlation_of_two_times": correlation, "correlation_of_increments": of_increments},
         readings=readings,
         explanation="Correlations over 20,000 paths: of B at a quarter and at 1, where theory has 0.5, and of the "
@@ -121,7 +119,6 @@ def independent_components() -> Finding:
     )
     return Finding(
         claim="brownian.components.independent",
-        status=judge_readings(readings),
         computed={"mean_correlation_before": before, "mean_correlation_after": after},
         readings=readings,
         explanation=f"Mean correlation of two components over {tokens:,} tokens of width {width} whose components are "
@@ -156,7 +153,6 @@ def heads_cost() -> Finding:
     )
     return Finding(
         claim="brownian.heads.cost",
-        status=judge_readings(readings),
         computed={"heads_over_one_full_head": split / one, "heads_over_as_many_full_heads": split / whole},
         readings=readings,
         explanation=f"FLOPs of QKᵀ and PV with {many} heads at {tokens} tokens of width {width}. Whether heads serve "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.papers.finding import Finding, Reading, judge_readings, prints_as
+from stages.papers.finding import Finding, Reading, prints_as
 from stages.papers.hyperbf.hyperbf import HyperBF
 from stages.papers.hyperbf.vit import ViT
 from stages.rules import Margins
@@ -84,7 +84,7 @@ def unit_norm_identity() -> Finding:
     error = _largest(1 - _squared_distance(q, k) / 2 - q @ k.T)
     return Finding(
         claim="hyperbf.identity.unitnorm",
-        status="holds" if error < ROUNDING else "fails",
+        holds=error < ROUNDING,
         computed={"max_abs_error": error},
         explanation="1 - |q - k|²/2 against q·k for 64 x 64 pairs of unit vectors in float64.",
     )
@@ -108,7 +108,7 @@ def constant_norm_equivalence() -> Finding:
     exact = max(errors["max_abs_error_equal_norms"], errors["max_abs_error_equal_key_norms_only"])
     return Finding(
         claim="hyperbf.identity.constnorm",
-        status="holds" if exact < ROUNDING else "fails",
+        holds=exact < ROUNDING,
         computed=errors,
         explanation="Softmax of dot products against softmax of -|q - k|²/2σ² with σ² = √192, in float64: equal where "
         "the keys have one norm, whatever the queries have, and not otherwise.",
@@ -143,7 +143,6 @@ def printed_constant() -> Finding:
     )
     return Finding(
         claim="hyperbf.identity.printed",
-        status=judge_readings(readings),
         computed={
             "identity_error_all_over_two": errors[0],
             "identity_error_last_term_over_two": errors[1],
@@ -161,7 +160,7 @@ def softmax_shift() -> Finding:
     error = _largest((scores + constants).softmax(dim=-1) - scores.softmax(dim=-1))
     return Finding(
         claim="hyperbf.identity.softmaxshift",
-        status="holds" if error < ROUNDING else "fails",
+        holds=error < ROUNDING,
         computed={"max_abs_error": error},
         explanation="softmax(x + c) against softmax(x), float64.",
     )
@@ -190,7 +189,6 @@ def negative_scores() -> Finding:
     )
     return Finding(
         claim="hyperbf.softmax.negative",
-        status=judge_readings(readings),
         computed={
             "max_abs_error_negative_scores_made_positive": same_weights,
             "differences_of_exponentials_negative_over_positive": flatter,
@@ -222,7 +220,6 @@ def kernel_regression() -> Finding:
     )
     return Finding(
         claim="hyperbf.kernel_regression",
-        status=judge_readings(readings),
         computed={"constant_error_of_equation_2": normalised, "constant_error_of_equation_3": plain},
         readings=readings,
         explanation="Both forms for yᵢ = 1, at 64 points with 32 centres: a weighted mean gives 1 everywhere.",
@@ -283,7 +280,6 @@ def matched_parameters() -> Finding:
     )
     return Finding(
         claim="hyperbf.params.match",
-        status=judge_readings(readings),
         computed=counted
         | used
         | {f"ratio_cifar10_of_{day}": value for day, value in versions.items() if value != last}
