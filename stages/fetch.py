@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
 from stages.datasets.manifest import Manifest
-from stages.datasets.sources import fetch_dataset, find_source
+from stages.datasets.sources import fetch_dataset, find_source, mirror_folder
 from stages.datasets.verified import DatasetError
 from stages.faults import in_one_line
 from stages.params.experiment import ParamsError, load_params
@@ -30,11 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         if params.profile.data == "embedded":
             manifest = Manifest(dataset=dataset, source="embedded")
         else:
-            mirror = os.environ.get("CLAIMCHECK_MIRROR")
-            place = Path(mirror) if mirror else None
-            if place is not None and not place.is_dir():
-                raise DatasetError(f"CLAIMCHECK_MIRROR is {mirror}, which is no folder here; correct or unset it")
-            manifest = fetch_dataset(dataset, source, home(), place, accept=options.accept)
+            manifest = fetch_dataset(dataset, source, home(), mirror_folder(), accept=options.accept)
     except (DatasetError, ParamsError) as error:
         print(f"fetch: {type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -49,9 +50,19 @@ def download(url: str, target: Path, pin: Pin) -> Digests:
         with error:
             raise Refused(f"{url}: HTTP {error.code} {error.reason}") from None
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        raise Unreachable(f"{url}: {getattr(error, 'reason', error) or type(error).__name__}") from None
+        where = f"{url}{_by_proxy(url)}"
+        raise Unreachable(f"{where}: {getattr(error, 'reason', error) or type(error).__name__}") from None
     with response:
         return store_verified(_body(response, url), target, pin, url)
+
+
+def _by_proxy(url: str) -> str:
+    """The proxy that the environment names for `url`, in words, without its password."""
+    scheme, host = urllib.parse.urlsplit(url)[:2]
+    proxy = urllib.request.getproxies().get(scheme)
+    if not proxy or urllib.request.proxy_bypass(host):
+        return ""
+    return f", through the proxy {proxy.rpartition('@')[2].removeprefix(f'{scheme}://')} ({scheme}_proxy)"
 
 
 def _body(response: http.client.HTTPResponse, url: str) -> Iterator[bytes]:

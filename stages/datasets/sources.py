@@ -9,6 +9,7 @@ would hide them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -56,6 +57,18 @@ def find_source(datasets: Mapping[str, DatasetSource], dataset: str) -> DatasetS
     if dataset not in datasets:
         raise UnknownDataset(f"params.yaml: no data set {dataset!r}{nearest(dataset, sorted(datasets))}")
     return datasets[dataset]
+
+
+def mirror_folder() -> Path | None:
+    """The folder that CLAIMCHECK_MIRROR names, or None if it is unset.
+
+    Raises:
+        DatasetError: there is no such folder.
+    """
+    name = os.environ.get("CLAIMCHECK_MIRROR")
+    if name and not Path(name).is_dir():
+        raise DatasetError(f"CLAIMCHECK_MIRROR is {name}, which is no folder here; correct or unset it")
+    return Path(name) if name else None
 
 
 def fetch_dataset(
