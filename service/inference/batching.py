@@ -109,7 +109,8 @@ class Batcher:
         self.max_waiting_seconds = max_waiting_seconds
         self._observer = observer
         self._queue = FairQueue[Job]("asking models", max_waiting_seconds)
-        self._changed = threading.Condition()
+        self._changed = threading.Lock()
+        self._wakers = {worker: threading.Condition(self._changed) for worker in workers}
         self._announced = self._loading = 0
         self._idle: set[Runner] = set()
         self._stopping = threading.Event()
@@ -127,7 +128,8 @@ class Batcher:
         """Answer what is waiting, then end the threads; a pass that takes longer than that is abandoned."""
         with self._changed:
             self._stopping.set()
-            self._changed.notify_all()
+            for waker in self._wakers.values():
+                waker.notify()
         until = time.monotonic() + seconds
         for thread in self._threads:
             if thread.ident is not None:  # started
@@ -172,7 +174,7 @@ class Batcher:
         finally:
             with self._changed:
                 self._announced -= 1
-                self._changed.notify_all()
+                self._wake()
 
     @contextmanager
     def submitted(
@@ -191,7 +193,7 @@ class Batcher:
                 raise InferenceStopped("inference isn't running at the moment")
             jobs = [self._jobs_of(request, model, images, only) for model, images in questions]
             self._queue.put(list(itertools.chain(*jobs)))
-            self._changed.notify_all()
+            self._wake()
         try:
             yield jobs
         finally:
@@ -269,7 +271,7 @@ class Batcher:
         finally:
             with self._changed:
                 self._loading -= is_loading
-                self._changed.notify_all()
+                self._wake()
         return True
 
     def _retry(self, batch: Sequence[Job], *, has_begun: bool) -> None:
@@ -298,7 +300,7 @@ class Batcher:
                         return None
                     jobs = self._same_model(waiting, worker)
                     if not jobs or (time_left := self._worth_waiting(jobs)) > 0:
-                        if not self._changed.wait(time_left if jobs else LOOK_SECONDS) and not jobs:
+                        if not self._wakers[worker].wait(time_left if jobs else LOOK_SECONDS) and not jobs:
                             return []
                         continue
                     if not worker.is_alive or worker.is_stopped:
@@ -311,7 +313,15 @@ class Batcher:
                     return batch
             finally:
                 self._idle.remove(worker)
-                self._changed.notify_all()  # the waiting images may be enough for the remaining workers
+                self._wake()  # the waiting images may be enough for the remaining workers
+
+    def _wake(self) -> None:
+        """Wake one idle worker that may run something, which wakes the next one."""
+        waiting = self._queue.in_order()
+        for worker in self._idle if waiting else ():
+            if self._same_model(waiting, worker):
+                self._wakers[worker].notify()
+                return
 
     def _same_model(self, waiting: Sequence[Job], worker: Runner) -> list[Job]:
         """The next jobs of one model for this worker, which loads none that an idle one has, or while others load."""
