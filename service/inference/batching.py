@@ -28,7 +28,7 @@ import numpy as np
 from service.inference.models import Model
 from service.inference.processes import ProcessGone
 from service.inference.workers import NeverBegan, PassFailed
-from service.slots import FairQueue, Request, Ticket, refuse
+from service.slots import FairQueue, Request, Ticket, holder, refuse
 from stages.checkpoint.contract import CheckpointError
 
 LOOK_SECONDS = 0.5  # between two looks at whether an idle worker is still there
@@ -200,6 +200,11 @@ class Batcher:
             for job in itertools.chain(*jobs):
                 job.future.cancel()
 
+    def require_room(self, images: int, models: Sequence[Model]) -> None:
+        """Raise `Busy` where `submitted` would: before images are decoded in vain."""
+        with self._changed:
+            self._queue.require_room(holder.get(), sum(images * model.seconds for model in models))
+
     def _jobs_of(self, request: Request, model: Model, images: np.ndarray, only: Runner | None) -> list[Job]:
         self.require_fit(model)
         size = max(1, min(self.max_batch, int(PASS_SECONDS / model.seconds)))
@@ -269,9 +274,10 @@ class Batcher:
             logger.exception("a pass of %s failed", model.path)
             refuse(batch, AnswerFailed("the model failed on this image"))
         finally:
-            with self._changed:
-                self._loading -= is_loading
-                self._wake()
+            if is_loading:
+                with self._changed:
+                    self._loading -= 1
+                    self._wake()
         return True
 
     def _retry(self, batch: Sequence[Job], *, has_begun: bool) -> None:
@@ -317,7 +323,7 @@ class Batcher:
 
     def _wake(self) -> None:
         """Wake one idle worker that may run something, which wakes the next one."""
-        waiting = self._queue.in_order()
+        waiting = self._queue.in_order() if self._idle else []
         for worker in self._idle if waiting else ():
             if self._same_model(waiting, worker):
                 self._wakers[worker].notify()
