@@ -9,7 +9,7 @@ import asyncio
 import concurrent.futures
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -116,15 +116,14 @@ class FairQueue(Generic[Waiting]):
             others = {ticket.request for ticket in waiting if ticket.request.client == heaviest} - refused
             refused.add(newest := max(others, key=lambda request: request.number))
             held[heaviest] -= sum(ticket.cost for ticket in waiting if ticket.request is newest)
-        for ticket in waiting:
-            if ticket.request in refused:
-                refuse(ticket, refusal)
+        refuse([ticket for ticket in waiting if ticket.request in refused], refusal)
 
 
-def refuse(ticket: Ticket, error: Exception) -> None:
-    """Let its future raise `error`, unless it is done."""
-    with suppress(asyncio.InvalidStateError, concurrent.futures.InvalidStateError):
-        ticket.future.set_exception(error)
+def refuse(tickets: Iterable[Ticket], error: Exception) -> None:
+    """Let those that aren't done raise `error`."""
+    for ticket in tickets:
+        with suppress(asyncio.InvalidStateError, concurrent.futures.InvalidStateError):
+            ticket.future.set_exception(error)
 
 
 class Slots:

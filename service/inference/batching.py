@@ -17,7 +17,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -78,6 +78,9 @@ class Runner(Protocol):
     @property
     def is_alive(self) -> bool: ...
 
+    @property
+    def is_stopped(self) -> bool: ...
+
     def has_loaded(self, model: Model) -> bool: ...
 
     def probabilities(self, model: Model, images: np.ndarray, client: str) -> np.ndarray: ...
@@ -85,16 +88,11 @@ class Runner(Protocol):
     def restart(self) -> None: ...
 
 
-class Observer(Protocol):
-    """Called after each pass with its number of images, the longest wait and the duration of the pass in seconds."""
-
-    def __call__(self, *, images: int, waited_seconds: float, pass_seconds: float) -> None: ...
-
-
 class Batcher:
     """Safe to use from several threads and event loops.  `start` it before, `stop` it after.
 
-    Every worker has a thread that hands it passes and replaces it where it has ended.
+    Every worker has a thread that hands it passes and replaces it where it has ended.  `observer` is called after each
+    pass with its `images`, the longest wait (`waited_seconds`) and its duration (`pass_seconds`).
     """
 
     def __init__(
@@ -104,7 +102,7 @@ class Batcher:
         max_batch: int,
         max_wait_seconds: float,
         max_waiting_seconds: float,
-        observer: Observer | None = None,
+        observer: Callable[..., None] | None = None,
     ) -> None:
         self.workers = workers
         self.max_batch, self.max_wait_seconds = max_batch, max_wait_seconds
@@ -223,7 +221,7 @@ class Batcher:
         deaths = 0  # in a row: neither an answer nor a while of life in between
         try:
             while (batch := self._next_batch(worker)) is not None:
-                if self._serve(batch, worker) if batch else worker.is_alive:
+                if self._serve(batch, worker) if batch else worker.is_alive and not worker.is_stopped:
                     deaths = 0
                     continue
                 if not self._replaced(worker, deaths):
@@ -254,7 +252,7 @@ class Batcher:
         with self._changed:
             self._given_up.add(worker)
             if len(self._given_up) == len(self.workers):
-                self._refuse_all(self._queue.in_order(), InferenceStopped("inference isn't running at the moment"))
+                refuse(self._queue.in_order(), InferenceStopped("inference isn't running at the moment"))
 
     def _serve(self, batch: Sequence[Job], worker: Runner) -> bool:
         """Answer the batch; False where the worker ended at it."""
@@ -267,17 +265,12 @@ class Batcher:
             return False
         except Exception:  # no memory, for example, which the next pass may have
             logger.exception("a pass of %s failed", model.path)
-            self._refuse_all(batch, AnswerFailed("the model failed on this image"))
+            refuse(batch, AnswerFailed("the model failed on this image"))
         finally:
             with self._changed:
                 self._loading -= is_loading
                 self._changed.notify_all()
         return True
-
-    @staticmethod
-    def _refuse_all(jobs: Sequence[Job], error: Exception) -> None:
-        for job in jobs:
-            refuse(job, error)
 
     def _retry(self, batch: Sequence[Job], *, has_begun: bool) -> None:
         """Queue again what a worker ended at; a model at which a job ends two of them is set aside."""
@@ -287,7 +280,7 @@ class Batcher:
                 logger.error("%s (run %s) is set aside", model.path, model.contract.run_key)
                 self._set_aside[model.sha256] = model, time.monotonic() + ASIDE_SECONDS
                 same = [job for job in self._queue.in_order() if job.model.sha256 == model.sha256]
-                self._refuse_all([*batch, *same], SetAside.at(model))
+                refuse([*batch, *same], SetAside.at(model))
             for job in batch:
                 job.is_retried |= has_begun
             self._queue.put_back(batch)
@@ -308,7 +301,7 @@ class Batcher:
                         if not self._changed.wait(time_left if jobs else LOOK_SECONDS) and not jobs:
                             return []
                         continue
-                    if not worker.is_alive:
+                    if not worker.is_alive or worker.is_stopped:
                         return []
                     batch = self._share(jobs)
                     self._queue.take(*batch)
@@ -355,37 +348,29 @@ class Batcher:
             images = np.concatenate([job.images for job in batch])
             found = worker.probabilities(batch[0].model, images, batch[0].request.client)
         except CheckpointError as error:
-            self._refuse_all(batch, error)
+            refuse(batch, error)
             return
         except PassFailed as error:
-            if len(batch) > 1:
-                for job in batch:
-                    self._answer([job], worker)
-            else:
+            if len(batch) == 1:
                 logger.error("a forward pass failed: %s", error)
-                refuse(batch[0], AnswerFailed("the model failed on this image"))
+                refuse(batch, AnswerFailed("the model failed on this image"))
+            for job in batch if len(batch) > 1 else ():
+                self._answer([job], worker)
             return
         start = 0
         for job in batch:
             rows = found[start : start + len(job.images)]
             start += len(job.images)
             if not np.isfinite(rows).all():
-                refuse(job, AnswerFailed("the model's answer to this image is not a number"))
+                refuse([job], AnswerFailed("the model's answer to this image is not a number"))
             else:
                 with suppress(InvalidStateError):  # cancelled meanwhile
                     job.future.set_result(rows)
         if self._observer is not None:
-            waited = started - min(job.submitted for job in batch)
-            took = time.monotonic() - started
+            waited, took = started - min(job.submitted for job in batch), time.monotonic() - started
             self._observer(images=len(images), waited_seconds=waited, pass_seconds=took)
 
 
 async def answers(jobs: Sequence[Job]) -> np.ndarray:
-    """The probabilities of all jobs of one model, in their order.
-
-    Raises:
-        Busy, InferenceStopped, SetAside, AnswerFailed, CheckpointError: see `Batcher.probabilities`.
-    """
-    if len(jobs) == 1:
-        return await asyncio.wrap_future(jobs[0].future)
+    """The probabilities of all jobs of one model, in their order.  Raises as `Batcher.probabilities`."""
     return np.concatenate(await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs)))

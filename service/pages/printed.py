@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from service.pages.amounts import is_of_the_other
+from service.pages.formats import is_of_the_other
 from service.pages.wording import name_metric
 from stages.results import JudgedClaim, ground_of
 

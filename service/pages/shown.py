@@ -11,9 +11,8 @@ from sqlalchemy.orm import Session
 
 from service.database.comparing import Question
 from service.database.curves import Curve, known_curves, list_curves
-from service.pages.amounts import SIDES_OF_A_SIZE
 from service.pages.charts import band_chart, cost_chart
-from service.pages.formats import exact, value_in
+from service.pages.formats import SIDES_OF_A_SIZE, exact, value_in
 from stages.results import METRICS, Claim, ClaimRecord, Dataset, ExperimentComparison, Status
 
 Answer = Callable[[Question], list[ExperimentComparison]]

@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Literal
 
 from stages.claims.lines import CROSSOVERS, ORDERS, ClaimLine
-from stages.claims.margins import margin_of_gain, margin_of_ratio, margin_of_value
+from stages.claims.margins import margin_of_gain, margin_of_ratio, margin_of_value, slope_of_margin
 from stages.claims.ratios import limits_of
 from stages.claims.sides import Pairs, arms_of, better_of
 from stages.params.experiment import Experiment, Params
@@ -91,6 +91,7 @@ def foresee(
         pairing=pairing,
         stderr=claim.stderr if claim.kind != "ratio" else None,
         paper_n=claim.n,
+        slope=slope_of_margin(claim, params.verdicts.margins),
         share=OF_WHOLE_GRID if pairs.planned > 1 and claim.kind in ORDERS else 1.0,
         at=at,
     )

@@ -15,7 +15,7 @@ from rich.live import Live
 
 from stages.commands.command import Answer
 from stages.commands.terminal import Column, Rows, Terminal, in_words
-from stages.faults import named
+from stages.faults import Mistake, named
 from stages.params.experiment import Params, load_params
 from stages.priorities.brought import Brought, brought_by
 from stages.priorities.looks import PROFILE
@@ -232,7 +232,7 @@ _GAUGES = {
 """Of a row of `stages.scheduling.journal`; a number that nobody knows is left out."""
 
 
-class MetricsError(ValueError):
+class MetricsError(Mistake, ValueError):
     """The metrics can't be written where they are wanted."""
 
 

@@ -20,7 +20,6 @@ from stages.datasets import (
 )
 from stages.datasets.checks import (
     UnknownReader,
-    WrongCount,
     check_classes,
     check_shared,
     check_split,
@@ -28,11 +27,11 @@ from stages.datasets.checks import (
     pixel_statistics,
 )
 from stages.datasets.embedded import class_names, compose_stand_in
-from stages.datasets.manifest import BadManifest, Manifest, judge_provenance
+from stages.datasets.manifest import Manifest, judge_provenance
 from stages.datasets.packed import ImageSet, PackedInfo, Split, digest_images, write_packed
 from stages.datasets.prepare_table import prepare_table
 from stages.datasets.text import prepare_text
-from stages.datasets.verified import ChecksumMismatch, digest_file
+from stages.datasets.verified import ChecksumMismatch, DatasetError, digest_file
 from stages.params.experiment import DatasetSource
 
 # A reader has CLASSES, FILES (the names of the raw files of each split) and read_split(folder, split) -> ImageSet; one
@@ -127,7 +126,7 @@ def _verify_raw(manifest: Manifest, home: Path, folder: str) -> Path:
     for file in manifest.files:
         path = home / file.path
         if not path.is_file():
-            raise BadManifest(f"{path}: no such file, though the manifest lists it; {remedy}")
+            raise DatasetError(f"{path}: no such file, though the manifest lists it; {remedy}")
         digests = digest_file(path)
         if digests.sha256 != file.sha256:
             raise ChecksumMismatch(
@@ -145,7 +144,7 @@ def _read_checked(
 ) -> ImageSet:
     images: ImageSet = reader.read_split(folder, split)
     if len(reader.CLASSES) != source.classes:
-        raise WrongCount(
+        raise DatasetError(
             f"{manifest.dataset}: {len(reader.CLASSES)} class names; params.yaml declares {source.classes}"
         )
     # Only a split that no official digest vouches for may be a part: a mirror's subset declares so by its files.

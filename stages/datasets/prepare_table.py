@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from stages.datasets import sgemm
-from stages.datasets.checks import UnknownReader, WrongCount, WrongShape, check_response
+from stages.datasets.checks import UnknownReader, check_response
 from stages.datasets.manifest import Manifest, all_files, judge_provenance
 from stages.datasets.packed import PackedInfo, Split, TableSet, digest_tables, write_packed
+from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
 
 STAND_IN_ROWS: dict[Split, int] = {"train": 576, "test": 64}
@@ -28,7 +29,7 @@ def prepare_table(source: DatasetSource, manifest: Manifest, folder: Path, targe
     if source.reader != "sgemm":
         raise UnknownReader(manifest.dataset, source.reader, ["sgemm"])
     if source.shape != (len(sgemm.COLUMNS),):
-        raise WrongShape(f"{manifest.dataset}: rows have {len(sgemm.COLUMNS)} columns; params.yaml: {source.shape}")
+        raise DatasetError(f"{manifest.dataset}: rows have {len(sgemm.COLUMNS)} columns; params.yaml: {source.shape}")
     if manifest.source == "embedded":
         counts = STAND_IN_ROWS
         settings, times = sgemm.compose_stand_in(sum(counts.values()))
@@ -37,7 +38,7 @@ def prepare_table(source: DatasetSource, manifest: Manifest, folder: Path, targe
         check_response(runs, source, manifest.dataset)
         times = runs[:, 0]
     if len(settings) != sum(counts.values()):
-        raise WrongCount(f"{manifest.dataset}: {len(settings):,} rows; params.yaml declares {sum(counts.values()):,}")
+        raise DatasetError(f"{manifest.dataset}: {len(settings):,} rows; params.yaml declares {sum(counts.values()):,}")
     splits, mean, std = standardise(settings, times, split_rows(counts))
     info = PackedInfo(
         dataset=manifest.dataset,

@@ -30,35 +30,31 @@ FILE = "sgemm_product.csv"
 _HEADER = ",".join((*COLUMNS, "Run1 (ms)", "Run2 (ms)", "Run3 (ms)", "Run4 (ms)"))
 
 
-class BadTable(DatasetError):
-    """The table has another header, an invalid row, a value that no kernel has, or a duplicate setting."""
-
-
 def read_rows(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Settings int64 [N, 14] and the four run times in ms float64 [N, 4] of every row, in the order of the file.
 
     Raises:
-        BadTable: the file isn't the official table or a part of it.
+        DatasetError: the file isn't the official table or a part of it.
     """
     path = folder / FILE
     with path.open(encoding="utf-8", errors="replace") as file:
         if file.readline().strip() != _HEADER:
-            raise BadTable(f"{path}: its first line isn't {_HEADER}")
+            raise DatasetError(f"{path}: its first line isn't {_HEADER}")
         try:
             values = np.loadtxt(file, delimiter=",", dtype=np.float64, ndmin=2)
         except ValueError as error:
-            raise BadTable(f"{path}: {error}") from None
+            raise DatasetError(f"{path}: {error}") from None
     if values.shape[0] == 0 or values.shape[1] != len(COLUMNS) + 4:
-        raise BadTable(f"{path}: has {values.shape[0]} rows of {values.shape[1]} values")
+        raise DatasetError(f"{path}: has {values.shape[0]} rows of {values.shape[1]} values")
     settings, times = values[:, : len(COLUMNS)].astype(np.int64), values[:, len(COLUMNS) :]
     for index, column in enumerate(COLUMNS):
         wrong = np.flatnonzero(~np.isin(values[:, index], POWERS.get(column, (0, 1))))
         if wrong.size:
-            raise BadTable(f"{path}: row {wrong[0]} has {column} {values[wrong[0], index]:g}, which no kernel has")
+            raise DatasetError(f"{path}: row {wrong[0]} has {column} {values[wrong[0], index]:g}, which no kernel has")
     for row, run in np.argwhere(~((times > 0) & np.isfinite(times)))[:1]:
-        raise BadTable(f"{path}: row {row} has the run time {times[row, run]:g} ms")
+        raise DatasetError(f"{path}: row {row} has the run time {times[row, run]:g} ms")
     if len({row.tobytes() for row in settings}) != len(settings):
-        raise BadTable(f"{path}: a setting comes twice")
+        raise DatasetError(f"{path}: a setting comes twice")
     return settings, times
 
 

@@ -33,6 +33,7 @@ from stages.runs.fingerprint import changed_modules, code_today, unlike_loaded
 from stages.runs.runlist import RunList, read_run_list
 from stages.training.environment import describe_environment
 from stages.training.kinds import RowSet, read_rows
+from stages.training.process import describe_variables
 
 CodeOf = Callable[[ModelSpec], Mapping[str, str]]
 """Digests of the modules that evaluate a model."""
@@ -91,7 +92,7 @@ class _Bench:
         self.code_of, self.counts = code_of, FlopCounts()
         self.kept, self.kept_times = Kept("evaluated"), Kept("timed")
         self.equivalences = read_equivalences(packed.parent.parent.parent)
-        self.environment = describe_environment(torch.device(device))
+        self.environment = describe_environment(torch.device(device)) | describe_variables()
 
     @cached_property
     def test_set(self) -> RowSet:

@@ -93,7 +93,7 @@ def train_experiment(
 
     Raises:
         EngineError: no such engine, or its package is missing.
-        EvidenceError: a line of equivalent codes can't be read, or isn't as it was written.
+        EvidenceError: a line of equivalent codes can't be read, isn't as it was written, or names code that git hasn't.
         ParamsError: no such experiment, a pattern that fits no run, or the packed data are stand-ins where the profile
             wants real data.
     """
@@ -179,7 +179,8 @@ def compare(
     with ThreadPoolExecutor() as pool:  # of an object store each is some requests
         stored -= {run_key for run_key, outcome in zip(here, pool.map(store.whole, here), strict=True) if not outcome}
     adopt(folder, store, stored)
-    held = {run_key: way for run_key, options in ways.items() if (way := find_outcome(store, options, stored))}
+    taken = {run_key: find_outcome(store, options, stored) for run_key, options in ways.items()}
+    held = {run_key: way for run_key, way in taken.items() if way and equivalences.hold(way.lines)}
     missing = []
     for assignment in wanted:
         if way := held.get(assignment.spec.run_key):
@@ -197,8 +198,8 @@ def compare(
         )
         for specs, is_stack in form_groups([a.spec for a in missing], packed.train_images, store)
     ]
-    taken = {key: held[key].run_key if key in held else key for key in ways}
-    return Compared(wanted=wanted, missing=missing, groups=groups, taken=taken)
+    keys_taken = {key: held[key].run_key if key in held else key for key in ways}
+    return Compared(wanted=wanted, missing=missing, groups=groups, taken=keys_taken)
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from stages.datasets import sgemm
-from stages.datasets.checks import WrongCount, WrongResponse, WrongShape
 from stages.datasets.manifest import Manifest
 from stages.datasets.packed import Split, TableSet, digest_tables, read_info, read_table
 from stages.datasets.prepare import prepare
 from stages.datasets.prepare_table import split_rows, standardise
-from stages.datasets.sgemm import BadTable
 from stages.datasets.sources import fetch_dataset
-from stages.datasets.verified import ChecksumMismatch
+from stages.datasets.verified import ChecksumMismatch, DatasetError
 from stages.params.experiment import DatasetSource, SourceFile, load_params
 from tests.datasets.archives import write_zip
 from tests.datasets.official_host import Answer, OfficialHost
@@ -80,7 +78,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_of_the_table_is_named(tmp_path: Path, fault: str) -> None:
     lines, message = FAULTS[fault]
-    with pytest.raises(BadTable, match=message):
+    with pytest.raises(DatasetError, match=message):
         sgemm.read_rows(write(tmp_path, *lines))
 
 
@@ -129,13 +127,13 @@ def test_digest_turns_with_every_part() -> None:
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        (declare(1, 2), WrongCount, "tiny: 2 rows; params.yaml declares 3"),
+        (declare(1, 2), DatasetError, "tiny: 2 rows; params.yaml declares 3"),
         (
             dataclasses.replace(declare(1, 1), response_range=(32.0, 115.26)),
-            WrongResponse,
+            DatasetError,
             "tiny: responses from 32 to 118.55; params.yaml: 32 to 115.26",
         ),
-        (declare(1, 1, columns=13), WrongShape, r"rows have 14 columns; params.yaml: \(13,\)"),
+        (declare(1, 1, columns=13), DatasetError, r"rows have 14 columns; params.yaml: \(13,\)"),
     ],
 )
 def test_difference_from_the_declaration_is_named(

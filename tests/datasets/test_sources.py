@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from stages.datasets.manifest import Manifest
-from stages.datasets.mirror import BadMirror
-from stages.datasets.sources import NothingAvailable, UnknownDataset, fetch_dataset, find_source
-from stages.datasets.verified import ChecksumMismatch
+from stages.datasets.sources import fetch_dataset, find_source
+from stages.datasets.verified import ChecksumMismatch, DatasetError
 from stages.params.experiment import DatasetSource
 from tests.datasets.official_host import Answer, OfficialHost
 from tests.datasets.tiny import (
@@ -111,18 +110,18 @@ def test_manifest_is_the_same_whichever_way_the_bytes_came(tmp_path: Path, offic
 
 
 FAULTS = {
-    "not found": (Answer(status=404), "Refused: .*HTTP 404"),
-    "forbidden": (Answer(status=403), "Refused: .*HTTP 403"),
-    "broken host": (Answer(status=500), "Refused: .*HTTP 500"),
+    "not found": (Answer(status=404), "Unavailable: .*HTTP 404"),
+    "forbidden": (Answer(status=403), "Unavailable: .*HTTP 403"),
+    "broken host": (Answer(status=500), "Unavailable: .*HTTP 500"),
     "truncated": (
         Answer(body=b"\x1f\x8b" + bytes(998), promised_bytes=5000),
-        "Truncated: .*after [0-9,]+ of 5,000 bytes",
+        "Unavailable: .*after [0-9,]+ of 5,000 bytes",
     ),
     "web page": (
         Answer(body=b"<p>Please log in</p>", content_type="text/html; charset=utf-8"),
-        "NotTheFile: .*a web page",
+        "Unavailable: .*a web page",
     ),
-    "web page without saying so": (Answer(body=b"\n<!DOCTYPE html><p>Moved</p>"), "NotTheFile: .*a web page"),
+    "web page without saying so": (Answer(body=b"\n<!DOCTYPE html><p>Moved</p>"), "Unavailable: .*a web page"),
 }
 
 
@@ -131,7 +130,7 @@ def test_host_fault_is_named_and_leaves_nothing(tmp_path: Path, official_host: O
     answer, message = FAULTS[fault]
     source = serve(official_host, tiny_cifar10())
     official_host.answers[ARCHIVE] = answer
-    with pytest.raises(NothingAvailable, match=message):
+    with pytest.raises(DatasetError, match=message):
         fetch(source, tmp_path)
     assert files_below(tmp_path) == set()
 
@@ -140,11 +139,11 @@ def test_unreachable_host_is_named_with_every_remedy(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/"
-        with pytest.raises(NothingAvailable) as caught:
+        with pytest.raises(DatasetError) as caught:
             fetch(tiny_cifar10().at(url), tmp_path)
     message = str(caught.value)
     assert "\n" not in message
-    for part in (f"Unreachable: {url}", "downloads/tiny: lacks", "CLAIMCHECK_MIRROR: not set", "profile: smoke"):
+    for part in (f"Unavailable: {url}", "downloads/tiny: lacks", "CLAIMCHECK_MIRROR: not set", "profile: smoke"):
         assert part in message
     assert files_below(tmp_path) == set()
 
@@ -218,7 +217,7 @@ def test_bad_mirror_description_is_named(tmp_path: Path, document: str, message:
     dataset = tiny_mnist()
     dataset.write(tmp_path / "mirror/tiny")
     (tmp_path / "mirror/tiny/mirror.json").write_text(document)
-    with pytest.raises(BadMirror, match=message):
+    with pytest.raises(DatasetError, match=message):
         fetch(dataset.source, tmp_path, tmp_path / "mirror")
 
 
@@ -258,7 +257,7 @@ def test_remains_of_a_killed_fetch_are_cleared(tmp_path: Path, official_host: Of
 
 def test_unknown_dataset_lists_the_known() -> None:
     source = tiny_mnist().source
-    with pytest.raises(UnknownDataset, match="no data set 'svhn'; known: cifar10, mnist"):
+    with pytest.raises(DatasetError, match="no data set 'svhn'; known: cifar10, mnist"):
         find_source({"mnist": source, "cifar10": source}, "svhn")
-    with pytest.raises(UnknownDataset, match=r"no data set 'mnits'; did you mean mnist\?$"):
+    with pytest.raises(DatasetError, match=r"no data set 'mnits'; did you mean mnist\?$"):
         find_source({"mnist": source, "cifar10": source}, "mnits")

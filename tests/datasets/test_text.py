@@ -8,14 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.datasets.archive import ArchiveBomb, BadArchive
-from stages.datasets.checks import WrongShape
 from stages.datasets.manifest import Manifest
-from stages.datasets.openwebtext import read_sample
 from stages.datasets.packed import TokenSet, digest_tokens, read_tokens
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
-from stages.datasets.text import BadText, compose_stand_in
+from stages.datasets.text import compose_stand_in, read_sample
+from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource, SourceFile, load_params
 
 
@@ -58,7 +56,7 @@ def test_tokens_are_the_bytes_and_the_last_tenth_is_the_test_set(tmp_path: Path)
     [(b"caf\xe9 in Latin-1", r"not UTF-8 text \(byte 3\)"), (b"", "too short"), (b"0123456789\0", "binary")],
 )
 def test_what_is_no_text_is_named(tmp_path: Path, content: bytes, message: str) -> None:
-    with pytest.raises(BadText, match=f"mine.txt: {message}"):
+    with pytest.raises(DatasetError, match=f"mine.txt: {message}"):
         pack(tmp_path, content, 1, 1)
 
 
@@ -94,7 +92,7 @@ def test_rows_of_a_stand_in_are_few_and_short(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (8, 8)])
 def test_a_shape_that_is_no_window_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
     source = dataclasses.replace(declare(1, 1), shape=shape)
-    with pytest.raises(WrongShape, match=r"mine: a text's shape is \[tokens of a window\]; params.yaml: \["):
+    with pytest.raises(DatasetError, match=r"mine: a text's shape is \[tokens of a window\]; params.yaml: \["):
         prepare(source, Manifest(dataset="mine", source="embedded"), tmp_path, tmp_path / "packed")
 
 
@@ -154,7 +152,7 @@ CUT = pages_xz(np.random.RandomState(0).bytes(5000))[:2000]
 
 @pytest.mark.parametrize(
     ("content", "error"),
-    [(b"no xz", BadArchive), (CUT, BadArchive), (pages_xz(bytes(1 << 25)), ArchiveBomb)],
+    [(b"no xz", DatasetError), (CUT, DatasetError), (pages_xz(bytes(1 << 25)), DatasetError)],
     ids=["other", "cut", "bomb"],
 )
 def test_damaged_pages_are_named(tmp_path: Path, content: bytes, error: type[Exception]) -> None:

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from sklearn import metrics as sklearn_metrics
 from sklearn.calibration import calibration_curve
 
-from stages.evaluation.metrics import (
+from stages.evaluation.scores import (
     CALIBRATION_BINS,
     accuracy,
     confusion_matrix,
