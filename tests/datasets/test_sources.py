@@ -148,7 +148,7 @@ def test_unreachable_host_or_proxy_is_named_with_every_remedy(tmp_path: Path, mo
     assert files_below(tmp_path) == set()
     monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
-    with pytest.raises(NothingAvailable, match=r", through the proxy 127\.0\.0\.1:9 \(http_proxy\): ") as proxied:
+    with pytest.raises(DatasetError, match=r", through the proxy 127\.0\.0\.1:9 \(http_proxy\): ") as proxied:
         fetch(tiny_cifar10().at("http://example.org/"), tmp_path)
     assert "secret" not in str(proxied.value)
 
