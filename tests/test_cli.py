@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from stages.cli import COMMANDS, main
-from stages.commands.terminal import wrap
+from stages.commands.command import wrap
 from stages.recording import record
 from tests.claims.lines import copy_project
 from tests.project import REPOSITORY, environment

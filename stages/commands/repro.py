@@ -27,8 +27,7 @@ from rich.live import Live
 from rich.text import Text
 
 from stages import preloaded
-from stages.commands.command import Answer
-from stages.commands.terminal import Terminal, in_words
+from stages.commands.command import Answer, Terminal, in_words
 from stages.faults import Mistake, on_signal
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params, Profile, load_params

@@ -126,11 +126,7 @@ Say = Callable[[str], None]
 
 
 def find_source(datasets: Mapping[str, DatasetSource], dataset: str) -> DatasetSource:
-    """The declaration of a data set.
-
-    Raises:
-        DatasetError: there is none.
-    """
+    """The declaration of a data set."""
     if dataset not in datasets:
         raise DatasetError(f"params.yaml: no data set {dataset!r}{nearest(dataset, sorted(datasets))}")
     return datasets[dataset]
