@@ -23,6 +23,11 @@ P = ParamSpec("P")
 INTERRUPTED = 130
 STOPPED = "stopped by Ctrl-C; what is finished stays, and running this again does the rest"
 
+
+class Mistake(Exception):
+    """A mistake that a person can put right; the message is one line that says how."""
+
+
 _AGAIN = "then run this again"
 _FULL = (
     "free some space (`claimcheck du` shows what takes it, `claimcheck gc` removes what killed trainings left) or move "
@@ -102,8 +107,9 @@ def mend_streams() -> None:
                 stream.reconfigure(errors="replace")
 
 
-def in_one_line(verb: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """Report Ctrl-C, a fault, or a module that can't be parsed, as one line on stderr; decorates a verb's `main`."""
+def in_one_line(verb: str, *mistakes: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """Report Ctrl-C, a mistake, a fault, or a module that can't be parsed, as one line, in a verb's `main`."""
+    expected: tuple[type[Exception], ...] = (Mistake, *mistakes)
 
     def decorate(main: Callable[P, int]) -> Callable[P, int]:
         @functools.wraps(main)
@@ -115,6 +121,9 @@ def in_one_line(verb: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
             except KeyboardInterrupt:
                 print(f"{verb}: {STOPPED}", file=sys.stderr)
                 return INTERRUPTED
+            except expected as error:
+                print(f"{verb}: {error}", file=sys.stderr)
+                return 1
             except SyntaxError as error:  # in a module that is read, or imported, while the verb runs
                 line = f", line {error.lineno}" if error.lineno else ""
                 put_back = f"mend it, or put it back (`git checkout {error.filename}`), {_AGAIN}"

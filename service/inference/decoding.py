@@ -11,12 +11,13 @@ import asyncio
 import os
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from stages.images import ImageError, ImageTooLarge, Outline, decode_image, outl
 
 Shape = tuple[int, int, int]
 Decoded = list[np.ndarray]
+Done = TypeVar("Done")
 THREADS, PROCESSES = 2, 2
 TINY_BYTES, TINY_WORK = 4 * 1024, 64 * 64
 SMALL_BYTES, SMALL_WORK = 16 * 1024, 128 * 128
@@ -116,7 +118,7 @@ class Decoder:
         large = {
             number: asyncio.ensure_future(self._in_process(upload, shapes, found.work, share))
             for number, (upload, found) in enumerate(zip(uploads, outlines, strict=True))
-            if not _is_small(upload, found)
+            if len(upload.content) > SMALL_BYTES or found.work > SMALL_WORK
         }
         decoded = dict(zip(large, await all_or_none(list(large.values())), strict=True))
         for number, upload in enumerate(uploads):
@@ -124,8 +126,11 @@ class Decoder:
                 continue
             if number:
                 await asyncio.sleep(0)  # other requests have theirs in between
-            is_tiny = _is_tiny(upload, outlines[number])
-            decoded[number] = _here(upload, shapes) if is_tiny else await self._in_thread(upload, shapes)
+            with named(upload):
+                if _is_tiny(upload, outlines[number]):
+                    decoded[number] = _decode_all(upload.content, shapes)
+                else:
+                    decoded[number] = await self._in_thread(_decode_all, upload.content, shapes)
         return [np.stack([decoded[number][index] for number in range(len(uploads))]) for index in range(len(shapes))]
 
     async def check(self) -> None:
@@ -139,20 +144,14 @@ class Decoder:
             await self._in_process(Upload("", GOOD), [(1, 1, 1)], 1, _Share(seconds_left=self.seconds))
 
     async def _outline(self, upload: Upload) -> Outline:
-        try:
+        with named(upload):
             if len(upload.content) <= SMALL_BYTES:
                 return outline(upload.content)
-            return await asyncio.get_running_loop().run_in_executor(self._threads, outline, upload.content)
-        except ImageError as error:
-            raise _of(upload, error) from None
+            return await self._in_thread(outline, upload.content)
 
-    async def _in_thread(self, upload: Upload, shapes: Sequence[Shape]) -> Decoded:
+    async def _in_thread(self, work: Callable[..., Done], *arguments: object) -> Done:
         async with self._in_threads.turn(SMALL_SECONDS):
-            job = asyncio.get_running_loop().run_in_executor(self._threads, _decode_all, upload.content, shapes)
-            try:
-                return await job
-            except ImageError as error:
-                raise _of(upload, error) from None
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     async def _in_process(self, upload: Upload, shapes: Sequence[Shape], work: int, share: _Share) -> Decoded:
         loop = asyncio.get_running_loop()
@@ -169,10 +168,8 @@ class Decoder:
                 loop.call_soon_threadsafe(give_back)
 
         job.add_done_callback(hand_on)  # not before the process has answered, even if the request is cancelled
-        try:
+        with named(upload):
             return await asyncio.wrap_future(job)
-        except ImageError as error:
-            raise _of(upload, error) from None
 
     def _ask(self, process: Process, content: bytes, shapes: Sequence[Shape], share: _Share) -> Decoded:
         """An image at which a process ends is tried once more: something else may have ended it.
@@ -222,24 +219,18 @@ class Decoder:
             raise InferenceStopped("images can't be decoded at the moment: decoders end at once") from None
 
 
-def _is_small(upload: Upload, found: Outline) -> bool:
-    return len(upload.content) <= SMALL_BYTES and found.work <= SMALL_WORK
-
-
 def _is_tiny(upload: Upload, found: Outline) -> bool:
     content = upload.content
     return len(content) <= TINY_BYTES and found.work <= TINY_WORK and not any(part in content for part in UNPACKED)
 
 
-def _here(upload: Upload, shapes: Sequence[Shape]) -> Decoded:
+@contextmanager
+def named(upload: Upload) -> Iterator[None]:
+    """Let errors of an image say which one it is."""
     try:
-        return _decode_all(upload.content, shapes)
+        yield
     except ImageError as error:
-        raise _of(upload, error) from None
-
-
-def _of(upload: Upload, error: ImageError) -> ImageError:
-    return type(error)(f"{upload.name}: {error}")
+        raise type(error)(f"{upload.name}: {error}") from None
 
 
 def _replace(process: Process) -> None:

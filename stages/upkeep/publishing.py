@@ -13,6 +13,7 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
+from stages.faults import Mistake
 from stages.runs.consistency import find_contradictions, find_cost_contradictions
 from stages.runs.curves import EpochRow
 from stages.runs.equivalence import Equivalences, paths_of, read_equivalences
@@ -28,7 +29,7 @@ _UNCOUNTED = ("dvc.lock", "docs/", "README.md", "CHANGELOG.md", "data/evidence/"
 COSTS = "train_seconds", "samples_per_second", "peak_memory_bytes", "energy_joules"
 
 
-class PublishError(ValueError):
+class PublishError(Mistake, ValueError):
     """Nothing may be published; the message says why."""
 
 

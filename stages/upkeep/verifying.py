@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from sqlalchemy import select
@@ -112,8 +113,8 @@ def _check_record(root: Path, session: Session) -> Link:
         with open_results(database)() as rebuilt:
             for table in Base.metadata.sorted_tables:
                 query = select(table).order_by(*table.primary_key.columns)
-                pair = [[tuple(row) for row in side.execute(query)] for side in (session, rebuilt)]
-                if pair[0] != pair[1]:
+                pair = (side.execute(query.execution_options(yield_per=1000)) for side in (session, rebuilt))
+                if any(one != other for one, other in zip_longest(*pair)):
                     what = f"table {table.name} is not what the files give; `python -m stages.record` builds it anew"
                     return Link("record", "broken", what)
     unchecked = refusal(root)

@@ -273,8 +273,8 @@ def test_two_servers_share_rates_and_quotas_by_a_file(root: Path, tmp_path: Path
     with running(root, folders[0], **shared) as one, running(root, folders[1], **shared) as two:
         found = [ask_at(service.address, "ann") for service in (one, two) * 4]
     assert found == [200] * 5 + [429] * 3
-    with running(root, folders[0], **shared) as again:
-        assert ask_at(again.address, "ann") == 429, "a restart forgets nothing"
+    with serving(Settings(root=root, keys=keys, counts=tmp_path / "counts.db")) as again:
+        assert ask(again, "ann") == 429, "a restart forgets nothing"
 
 
 def test_many_processes_admit_no_more_than_a_minutes_worth(tmp_path: Path) -> None:
