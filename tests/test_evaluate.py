@@ -33,6 +33,7 @@ from stages.runs.consistency import find_contradictions
 from stages.runs.evidence import CostLine, Measurement, ResultLine, read_lines, unpack_confusion, unpack_correct
 from stages.runs.outcome import seal as seal_outcome
 from stages.scheduling.runner import train_experiment
+from stages.training.environment import environment_digest
 from stages.upkeep.recomputing import compare, recompute, spot_check
 from stages.upkeep.verifying import find_trails
 from tests.project import EXPERIMENT, REPOSITORY, edit, make_project, pack_stand_in
@@ -400,6 +401,16 @@ def test_verify_finds_other_costs_and_other_weights_than_the_training_gave(train
     COSTS.write_text("".join(f"{json.dumps(cost)}\n" for cost in costs), encoding="utf-8")
     assert [detail.split(" not those of ")[0] for detail in verified()] == ["its train_seconds"] * 2
     COSTS.write_bytes(honest)
+    results = RESULTS.read_bytes()
+    files = {path: [json.loads(text) for text in path.read_bytes().splitlines()] for path in (RESULTS, COSTS)}
+    for line, cost in zip(*files.values(), strict=True):
+        line["environment"]["threads"] = 77
+        line["environment_digest"] = cost["environment_digest"] = environment_digest(line["environment"])
+    for path, lines in files.items():
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    assert [detail.split(" data/")[0] for detail in verified()] == ["its environment is not that of"] * 2
+    COSTS.write_bytes(honest)
+    RESULTS.write_bytes(results)
     for line in read_lines(RESULTS, ResultLine):  # a forger seals them anew
         folder = Path("data/runs") / EXPERIMENT / line.run_key
         files = {file.name: file.read_bytes() for file in folder.iterdir()}
