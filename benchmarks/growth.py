@@ -3,7 +3,7 @@
 A checkout whose index has each experiment many times under other names, each copy with its own claims and its own
 evidence, which together are as many results as the plan has runs; and a store with as many outcomes.  Times are
 processor time of a command and all that it starts, or of one answer of the service.
-Run: python -m benchmarks.growth [1 10 100]
+Run: python -m benchmarks.growth [1 10 100] [record graph store objects]
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ import csv
 import dataclasses
 import gc
 import hashlib
+import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import yaml
 from fastapi.testclient import TestClient
@@ -30,14 +35,16 @@ from service.app import create_app
 from service.settings import Settings
 from stages.run import canonical_json
 from stages.runs.evidence import EvidenceLine, evidence_files, read_lines, write_lines
+from stages.runs.object_store import ObjectStore, Record
+from tests.object_server import BUCKET, ObjectServer
 
-REPLICATES = 8
-"""Copies of each published line at size 1: then there are about as many results as planned runs."""
+REPLICATES = 10
+"""Copies of each published line at size 1."""
 RUNS = 1360
 ADDRESSES = ("/", "/claims", "/leaderboard", "/papers/dac", "/experiments/dac-sgemm", "/compare", "/api/v1/runs")
 
 
-def enlarge(folder: Path, times: int) -> None:
+def enlarge(folder: Path, times: int, *, with_evidence: bool) -> None:
     """Write a checkout of this clone below `folder`, every experiment in it `times` times."""
     for name in ("stages", "params", "data/models", "data/registrations"):
         shutil.copytree(name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -61,7 +68,7 @@ def enlarge(folder: Path, times: int) -> None:
             )
     _enlarge_claims(folder / "data" / "claims.csv", times)
     (folder / "data" / "evidence").mkdir()
-    for path in evidence_files(Path("data/evidence")):
+    for path in evidence_files(Path("data/evidence")) if with_evidence else ():
         published = [one for line in read_lines(path, EvidenceLine) for one in copies(line, REPLICATES)]
         for copy in range(times):
             lines = [_moved(line, copy) for line in published]
@@ -113,25 +120,79 @@ def fill_store(folder: Path, runs: int) -> None:
             (outcome / name).write_text("{}", encoding="utf-8")
 
 
-def measure(times: int) -> Iterator[tuple[str, float]]:
-    """Each figure as soon as it is known, with its name; seconds but for the sizes."""
+def measure(times: int, parts: Collection[str]) -> Iterator[tuple[str, float]]:
+    """Each figure of `parts` as soon as it is known, with its name; seconds but for the sizes."""
     with tempfile.TemporaryDirectory() as name:
-        root, python = Path(name) / "root", sys.executable
-        root.mkdir()
-        (root / "data").mkdir()
-        enlarge(root, times)
-        yield "`stages.inputs`", run(root, python, "-m", "stages.inputs")
-        yield "`claimcheck plan`", run(root, python, "-m", "stages.cli", "plan", "--json")
-        yield "`record`", run(root, python, "-m", "stages.record")
-        yield "database, MB", (root / "data" / "results.db").stat().st_size / 1e6
-        yield from _answers(root)
-        with contextlib.chdir(root):
-            make_checkout(Path(name) / "checkout")
-        idle = Path(name) / "checkout"
-        yield "`dvc repro`, nothing to do", statistics.median(run(idle, *DVC, "repro", "-q") for _ in range(3))
-        fill_store(root, RUNS * times)
-        yield "`claimcheck gc`", run(root, python, "-m", "stages.cli", "gc")
-        yield "`claimcheck du`", run(root, python, "-m", "stages.cli", "du")
+        root = Path(name) / "root"
+        (root / "data").mkdir(parents=True)
+        enlarge(root, times, with_evidence={"record", "verify"} & {*parts} != set())
+        for part in parts:
+            yield from PARTS[part](root, times)
+
+
+def _record(root: Path, _: int) -> Iterator[tuple[str, float]]:
+    claimcheck = (sys.executable, "-m", "stages.cli")
+    yield "`stages.inputs`", run(root, sys.executable, "-m", "stages.inputs")
+    yield "`claimcheck plan`", run(root, *claimcheck, "plan", "--json")
+    yield from _verify(root, _)
+    yield from _answers(root)
+
+
+def _verify(root: Path, _: int) -> Iterator[tuple[str, float]]:
+    """In a repository, as `verify` compares with its history."""
+    for command in (["init", "-q"], ["add", "-f", "data/evidence", "data/claims.csv", "data/claims-history.jsonl"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", "commit", "-qm", "All"], cwd=root, check=True)
+    yield "`record`", run(root, sys.executable, "-m", "stages.record")
+    yield "database, MB", (root / "data" / "results.db").stat().st_size / 1e6
+    process = subprocess.Popen([sys.executable, "-m", "stages.cli", "verify"], cwd=root)
+    _, _, usage = os.wait4(process.pid, 0)
+    yield "`claimcheck verify`", usage.ru_utime + usage.ru_stime
+    yield "memory of `claimcheck verify`, MB", usage.ru_maxrss / 1024
+
+
+def _graph(root: Path, _: int) -> Iterator[tuple[str, float]]:
+    idle = root.parent / "checkout"
+    with contextlib.chdir(root):
+        make_checkout(idle)
+    yield "stages", len(list((idle / "data" / "inputs").glob("*.json"))) + 1
+    yield "`dvc repro`, nothing to do", run(idle, *DVC, "repro", "-q")
+    yield "`dvc repro` of an experiment, nothing to do", run(idle, *DVC, "repro", "-q", "evaluate@dac-sgemm")
+    yield "`dvc status`", run(idle, *DVC, "status", "-q")
+
+
+def _store(root: Path, times: int) -> Iterator[tuple[str, float]]:
+    fill_store(root, RUNS * times)
+    yield "`claimcheck gc`", run(root, sys.executable, "-m", "stages.cli", "gc")
+    yield "`claimcheck du`", run(root, sys.executable, "-m", "stages.cli", "du")
+
+
+def _objects(root: Path, times: int) -> Iterator[tuple[str, float]]:
+    """Requests, which are what a store far away takes its time for, and wall time with moto's S3 on this machine."""
+    keys = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(RUNS * times)]
+    with ObjectServer() as server:
+        os.environ |= server.environment
+        store = ObjectStore(f"s3://{BUCKET}/growth", root / "read")
+        asked, ask = list[Any](), store.bucket._call
+        store.bucket._call = lambda request: asked.append(request) or ask(request)  # type: ignore[method-assign,func-returns-value]
+        with ThreadPoolExecutor() as pool:
+            for _ in pool.map(lambda key: store.mend(key, Record()), keys):
+                pass
+            for _ in pool.map(lambda key: store.write(key, Record(is_published=True), None), keys):
+                pass
+        for what, look in {
+            "which runs are there": store.run_keys,
+            "which files have an owner": store.named_blobs,
+        }.items():
+            asked.clear()
+            began = time.monotonic()
+            for _ in look():
+                pass
+            yield f"{what}, {len(keys):,} runs, wall", time.monotonic() - began
+            yield f"{what}, {len(keys):,} runs, requests", len(asked)
+
+
+PARTS = {"record": _record, "verify": _verify, "graph": _graph, "store": _store, "objects": _objects}
 
 
 def _answers(root: Path) -> Iterator[tuple[str, float]]:
@@ -146,7 +207,8 @@ def _answers(root: Path) -> Iterator[tuple[str, float]]:
 
 
 if __name__ == "__main__":
-    sizes = [int(word) for word in sys.argv[1:]] or [1, 10]
+    sizes = [int(word) for word in sys.argv[1:] if word.isdecimal()] or [1, 10]
+    chosen = [word for word in sys.argv[1:] if not word.isdecimal()] or [*PARTS]
     for size in sizes:
-        for what, value in measure(size):
+        for what, value in measure(size, chosen):
             print(f"{size:>4} ×  {what:40} {value:10.3f}", flush=True)
