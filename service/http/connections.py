@@ -224,7 +224,7 @@ class _Connection(H11Protocol):
             identity, problem = uuid.uuid4().hex, problem_of(status, detail, "/")
             content = problem.model_dump_json()
             own = {"content-type": MEDIA_TYPE, "content-length": len(content.encode()), "x-request-id": identity}
-            headers = {**SECURITY_HEADERS, **own, **(more or {})} | {"connection": "close"}
+            headers = {**SECURITY_HEADERS, **own, **(more or {}), "connection": "close"}
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             self.transport.write(f"HTTP/1.1 {status} {problem.title}\r\n{head}\r\n{content}".encode())
             fields = {"method": "", "path": "", "route": "none", "status": status, "client": _address(self.client)}

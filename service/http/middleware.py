@@ -12,6 +12,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 from anyio import CapacityLimiter, to_thread
@@ -33,7 +34,6 @@ from service.http.errors import (
 )
 from service.http.headers import SECURITY_HEADERS, known_tags
 from service.http.metrics import Metrics
-from service.http.readiness import Readiness
 from service.slots import holder
 
 logger = logging.getLogger("claimcheck.access")
@@ -41,6 +41,14 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 COUNT_SECONDS = 2.0
 NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
 ADDRESS = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass
+class Readiness:
+    """State of one application, which may be asked neither before its warm-up is over nor once it is told to end."""
+
+    is_warm: bool = False
+    is_draining: bool = False
 
 
 class HttpMiddleware(ABC):
@@ -290,7 +298,9 @@ class KeysAndRates(HttpMiddleware):
                 scope["state"]["key"] = await self._admit(authorization, client[0] if client else "")
             except AccessDenied as refused:
                 scope["state"]["key"] = refused.key
-                response = problem_response(Request(scope), refused.status, str(refused), refused.headers)
+                response = problem_response(
+                    Request(scope), refused.status_code, refused.detail, dict(refused.headers or {})
+                )
                 await response(scope, receive, send)
                 return
         await self.app(scope, receive, send)

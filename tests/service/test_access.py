@@ -60,7 +60,7 @@ def is_admitted(gate: AccessPolicy, key: str) -> bool:
     try:
         gate.admit(f"Bearer {key}", "127.0.0.1")
     except AccessDenied as refused:
-        return refused.status != 429
+        return refused.status_code != 429
     return True
 
 
@@ -303,7 +303,7 @@ def test_where_nothing_can_be_counted_nobody_is_admitted(tmp_path: Path) -> None
     counts._database.execute("DROP TABLE buckets")
     with pytest.raises(AccessDenied, match="can't be counted at the moment") as refused:
         gate.admit("Bearer a", "")
-    assert refused.value.status == 503
+    assert refused.value.status_code == 503
 
 
 def test_a_locked_file_of_counts_holds_up_no_other_request(tmp_path: Path) -> None:
