@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 from stages.claims import ClaimsError
-from stages.commands import claims, command, evidence, proposal, registering, repro, status, trainings, why
-from stages.commands.command import USAGE, Command, Parser, UsageError, names
-from stages.commands.terminal import print_answer
+from stages.commands import claims, command, evidence, proposal, repro, status, trainings, why
+from stages.commands.command import USAGE, Command, Parser, UsageError, names, print_answer
 from stages.datasets.packed import PackedDataError
 from stages.faults import FAULTS, INTERRUPTED, STOPPED, Mistake, describe_fault, mend_streams
 from stages.params.schema import nearest
@@ -181,7 +180,7 @@ COMMANDS = {
         does="Write down claims, rules, margins and planned runs before the runs are trained.",
         example='claimcheck register sgemm dac.sgemm.gain --why "Three more depths"',
         add_to=add_register,
-        run=registering.register,
+        run=claims.register,
         codes={1: "nothing was written, or with --check a registration no longer fits"},
     ),
     "why": Command(

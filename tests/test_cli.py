@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from stages.cli import COMMANDS, main
-from stages.commands.terminal import wrap
+from stages.commands.command import wrap
 from stages.recording import record
 from tests.claims.lines import copy_project
 from tests.project import REPOSITORY, environment
@@ -154,7 +154,7 @@ SHAPES = {
     "history dac.*": {
         *("date", "subject", "claims", "before", "after", "changed", "after_evidence", "alters", "seen", "why"),
     },
-    "verify": {"record", "checkpoints", "totals"},
+    "verify": {"record", "equivalences", "checkpoints", "totals"},
     "du": {"bytes"},
     "gc": {"removed"},
 }

@@ -20,8 +20,7 @@ from stages.params.experiment import Params, load_params
 from stages.run import ModelSpec, Replicate, SplitSpec, training_counts
 from stages.runs.evidence import EvidenceLine, read_lines
 from stages.runs.store import RunStore
-from stages.scheduling.measuring import makespan
-from stages.scheduling.planning import Cost, add_up, expected_epochs, plan_costs, what_counts
+from stages.scheduling.planning import Cost, add_up, expected_epochs, makespan, plan_costs, what_counts
 from stages.scheduling.runner import assignments
 from stages.training.split import training_rows
 from tests.project import EXPERIMENT, edit, make_project

@@ -9,6 +9,7 @@ import logging
 import re
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from urllib.parse import unquote
@@ -42,7 +43,7 @@ NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
 ADDRESS = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 
 
-class HttpMiddleware:
+class HttpMiddleware(ABC):
     """Leaves all but HTTP to the application: its start and its end."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -51,8 +52,8 @@ class HttpMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await (self.answer if scope["type"] == "http" else self.app)(scope, receive, send)
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 class RequestContextMiddleware(HttpMiddleware):

@@ -15,8 +15,7 @@ from PIL import Image
 from rich.console import RenderableType
 
 from stages.checkpoint.contract import CheckpointError
-from stages.commands.command import Answer
-from stages.commands.terminal import Column, Rows
+from stages.commands.command import Answer, Column, Rows
 from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.datasets.sources import find_source
 from stages.faults import named

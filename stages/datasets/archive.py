@@ -44,11 +44,7 @@ class Member:
         return f"{self.archive}, {self.name}"
 
     def chunks(self) -> Iterator[bytes]:
-        """The content, in chunks.
-
-        Raises:
-            DatasetError: it is damaged or encrypted.
-        """
+        """The content, in chunks."""
         try:
             with closing(self.open_content()) as content:
                 yield from chunks_of(content)
@@ -64,11 +60,7 @@ UNREADABLE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSErro
 
 
 def walk(archive: Path) -> Iterator[Member]:
-    """The files of an archive in its own order.
-
-    Raises:
-        DatasetError: it can't be read, or has a member that no honest data set has.
-    """
+    """The files of an archive in its own order."""
     is_zip = archive.suffix == ".zip"
     limit = ALWAYS_ALLOWED_BYTES + MAX_RATIO * archive.stat().st_size
     names: set[str] = set()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from hashlib import blake2b
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,12 +13,14 @@ from stages.datasets.packed import ImageSet, Split
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
 
+Reader = TypeVar("Reader")
 
-class UnknownReader(DatasetError):
-    """`params.yaml` names a reader that doesn't exist."""
 
-    def __init__(self, dataset: str, reader: str, known: Iterable[str]) -> None:
-        super().__init__(f"params.yaml: datasets.{dataset}.reader is {reader!r}; known: {', '.join(sorted(known))}")
+def find_reader(dataset: str, reader: str, known: Mapping[str, Reader]) -> Reader:
+    """The reader that params.yaml names."""
+    if reader not in known:
+        raise DatasetError(f"params.yaml: datasets.{dataset}.reader is {reader!r}; known: {', '.join(sorted(known))}")
+    return known[reader]
 
 
 def check_split(images: ImageSet, split: Split, source: DatasetSource, where: str, *, may_be_part: bool) -> None:

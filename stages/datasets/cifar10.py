@@ -27,11 +27,7 @@ def read_split(folder: Path, split: Split) -> ImageSet:
 
 
 def read_rows(path: Path, *, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Label bytes [N, label_bytes] and images [N, 3, 32, 32] (red, green, blue planes) of a binary CIFAR file.
-
-    Raises:
-        DatasetError: the file ends within a row, or has none.
-    """
+    """Label bytes [N, label_bytes] and images [N, 3, 32, 32] (red, green, blue planes) of a binary CIFAR file."""
     content = np.fromfile(path, dtype=np.uint8)
     row_bytes = label_bytes + int(np.prod(SHAPE))
     if content.size == 0 or content.size % row_bytes:

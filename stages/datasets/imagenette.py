@@ -53,11 +53,7 @@ def read_split(folder: Path, split: Split) -> ImageSet:
 
 
 def labels_by_folder(archive: Path, wnids: Sequence[str], split: Split) -> dict[str, int]:
-    """Class of every picture of a split by its name in the archive; each folder is a class.
-
-    Raises:
-        DatasetError: a picture outside the folders of the classes.
-    """
+    """Class of every picture of a split by its name in the archive; each folder is a class."""
     labels = {}
     for member in walk(archive):
         path = PurePosixPath(member.name)

@@ -85,11 +85,7 @@ def choose_test(labels: Mapping[str, int], groups: Mapping[str, str]) -> set[str
 
 
 def read_truth(path: Path) -> dict[str, int]:
-    """Class of each picture.
-
-    Raises:
-        DatasetError: it is not the official table, or not a part of it.
-    """
+    """Class of each picture."""
     labels: dict[str, int] = {}
     for row in _rows(path, ("image", *COLUMNS)):
         marks = [row[column].strip() for column in COLUMNS]
@@ -102,11 +98,7 @@ def read_truth(path: Path) -> dict[str, int]:
 
 
 def read_lesions(path: Path) -> dict[str, str]:
-    """Lesion of each picture that has one; none at all if a mirror's part has no metadata.
-
-    Raises:
-        DatasetError: it is not the official table.
-    """
+    """Lesion of each picture that has one; none at all if a mirror's part has no metadata."""
     if not path.is_file():
         return {}
     return {row["image"]: row["lesion_id"] for row in _rows(path, ("image", "lesion_id")) if row["lesion_id"]}
@@ -122,11 +114,7 @@ def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
 
 
 def _pictures(folder: Path) -> tuple[dict[str, Member], dict[str, int]]:
-    """Each picture's place in the archive and its class.
-
-    Raises:
-        DatasetError: a picture without a class; a picture has a class, but isn't there.
-    """
+    """Each picture's place in the archive and its class."""
     labels = read_truth(folder / TRUTH)
     members: dict[str, Member] = {}
     for member in walk(folder / ARCHIVE):

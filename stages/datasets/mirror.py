@@ -50,11 +50,7 @@ class MirrorInfo:
 
 
 def read_mirror(folder: Path) -> MirrorInfo | None:
-    """The `mirror.json` of a data set's folder, or None if there is none.
-
-    Raises:
-        DatasetError: it can't be read.
-    """
+    """The `mirror.json` of a data set's folder, or None if there is none."""
     path = folder / "mirror.json"
     if not path.is_file():
         return None

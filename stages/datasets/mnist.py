@@ -28,11 +28,7 @@ def read_split(folder: Path, split: Split) -> ImageSet:
 
 
 def read_idx(path: Path, magic: int) -> np.ndarray:
-    """A gzipped idx file of unsigned bytes: big-endian magic number, one length per dimension, then the values.
-
-    Raises:
-        DatasetError: not gzip, another magic number, or more or fewer values than its header says.
-    """
+    """A gzipped idx file of unsigned bytes: big-endian magic number, one length per dimension, then the values."""
     try:
         content = gzip.decompress(path.read_bytes())
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

@@ -23,9 +23,6 @@ def decode_square(content: bytes, side: int, where: str) -> np.ndarray:
     """RGB uint8 [3, side, side] of a JPEG file: its shorter side resized to `side` (bilinear), the middle kept.
 
     A picture that is `side` x `side` already keeps its pixels.  Grey ones get three equal channels.
-
-    Raises:
-        DatasetError: it can't be decoded.
     """
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG",)) as picture:
@@ -39,11 +36,7 @@ def decode_square(content: bytes, side: int, where: str) -> np.ndarray:
 
 
 def size_of(member: Member) -> tuple[int, int]:
-    """Width and height of a JPEG file in an archive, from its header only.
-
-    Raises:
-        DatasetError: its header can't be read.
-    """
+    """Width and height of a JPEG file in an archive, from its header only."""
     try:
         with closing(member.open_content()) as content, Image.open(content, formats=("JPEG",)) as picture:
             return picture.size
@@ -62,11 +55,7 @@ def _middle(picture: Image.Image, side: int) -> Image.Image:
 
 
 def read_pictures(archive: Path, labels: Mapping[str, int], side: int) -> ImageSet:
-    """The pictures of an archive that have a label, in its order, at `side` x `side` pixels.
-
-    Raises:
-        DatasetError: it can't be read; it has no such picture; one of them can't be decoded.
-    """
+    """The pictures of an archive that have a label, in its order, at `side` x `side` pixels."""
     # One growing buffer: a list of pictures would hold them twice in the end.
     pixels, kept = bytearray(), []
     for member in walk(archive):

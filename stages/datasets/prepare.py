@@ -19,10 +19,10 @@ from stages.datasets import (
     tinyimagenet32,
 )
 from stages.datasets.checks import (
-    UnknownReader,
     check_classes,
     check_shared,
     check_split,
+    find_reader,
     find_shared,
     pixel_statistics,
 )
@@ -50,11 +50,7 @@ READERS: dict[str, ModuleType] = {
 
 
 def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path) -> PackedInfo:
-    """Write the packed set of `manifest` into `target`.
-
-    Raises:
-        DatasetError: the raw files are gone or have changed, or don't match `source`.
-    """
+    """Write the packed set of `manifest` into `target`."""
     folder = _verify_raw(manifest, home, source.folder or manifest.dataset)
     if source.kind == "table":
         return prepare_table(source, manifest, folder, target)
@@ -69,7 +65,7 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
         classes = class_names(source.classes)
         kept, note, is_whole, files = None, None, False, {}
     else:
-        reader = _find_reader(manifest.dataset, source)
+        reader = find_reader(manifest.dataset, source.reader, READERS)
         train = _read_checked(reader, folder, "train", source, manifest)
         test = _read_checked(reader, folder, "test", source, manifest)
         classes = reader.CLASSES
@@ -112,12 +108,6 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
     )
     write_packed(target, {"train": train, "test": test}, info)
     return info
-
-
-def _find_reader(dataset: str, source: DatasetSource) -> ModuleType:
-    if source.reader not in READERS:
-        raise UnknownReader(dataset, source.reader, READERS)
-    return READERS[source.reader]
 
 
 def _verify_raw(manifest: Manifest, home: Path, folder: str) -> Path:

@@ -21,11 +21,7 @@ SHAPE = (3, 96, 96)
 
 
 def read_split(folder: Path, split: Split) -> ImageSet:
-    """The official labelled pictures of a split, in order: [N, 3, 96, 96].
-
-    Raises:
-        DatasetError: the file of pictures ends within one, or has none.
-    """
+    """The official labelled pictures of a split, in order: [N, 3, 96, 96]."""
     images_name, labels_name = FILES[split]
     pixels = np.fromfile(folder / images_name, dtype=np.uint8)
     if pixels.size == 0 or pixels.size % np.prod(SHAPE):

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from stages.datasets.archive import UNREADABLE, Member, walk
-from stages.datasets.checks import UnknownReader
+from stages.datasets.checks import find_reader
 from stages.datasets.manifest import Manifest, all_files, judge_provenance
 from stages.datasets.packed import PackedInfo, TokenSet, digest_tokens, write_packed
 from stages.datasets.verified import DatasetError
@@ -27,11 +27,7 @@ BETWEEN_PAGES = b"\n\n"
 
 
 def read_sample(archive: Path, size_bytes: int) -> bytes:
-    """The first `size_bytes` of the pages in their order, or all of them if there are fewer.
-
-    Raises:
-        DatasetError: the file can't be read or is a trap.
-    """
+    """The first `size_bytes` of the pages in their order, or all of them if there are fewer."""
     text = bytearray()
     for member in walk(archive):
         if member.name.endswith("_data.xz"):
@@ -75,18 +71,16 @@ _PLACES = ("by the river", "under the bridge", "before dawn", "in the market", "
 
 
 def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target: Path) -> PackedInfo:
-    """Write the packed text of the raw file in `folder`, or of the stand-in, into `target`.
-
-    Raises:
-        DatasetError: the raw file doesn't match `source`.
-    """
+    """Write the packed text of the raw file in `folder`, or of the stand-in, into `target`."""
     shape = source.shape
     if len(shape) != 1 or shape[0] < 1:
         raise DatasetError(f"{manifest.dataset}: a text's shape is [tokens of a window]; params.yaml: {list(shape)}")
     if manifest.source == "embedded":
         text, shape = compose_stand_in(manifest.dataset), (stand_in_window(source),)
     else:
-        text = _find_reader(manifest.dataset, source)(folder / source.files[0].name, source.train + source.test)
+        text = find_reader(manifest.dataset, source.reader, READERS)(
+            folder / source.files[0].name, source.train + source.test
+        )
     tokens = np.frombuffer(text, dtype=np.uint8).astype(np.uint16)
     end, _ = split_lengths(len(tokens))
     train, test = TokenSet(tokens[:end]), TokenSet(tokens[end:])
@@ -129,11 +123,7 @@ def stand_in_window(source: DatasetSource) -> int:
 
 
 def read_text(path: Path, size_bytes: int) -> bytes:
-    """The whole file, whatever `size_bytes` are declared: a difference is counted later.
-
-    Raises:
-        DatasetError: it isn't a text.
-    """
+    """The whole file, whatever `size_bytes` are declared: a difference is counted later."""
     content = path.read_bytes()
     try:
         content.decode()
@@ -146,12 +136,6 @@ def read_text(path: Path, size_bytes: int) -> bytes:
 
 # Path of the raw file and number of bytes declared -> the text.
 READERS: dict[str, Callable[[Path, int], bytes]] = {"openwebtext": read_sample, "text": read_text}
-
-
-def _find_reader(dataset: str, source: DatasetSource) -> Callable[[Path, int], bytes]:
-    if source.reader not in READERS:
-        raise UnknownReader(dataset, source.reader, READERS)
-    return READERS[source.reader]
 
 
 def compose_stand_in(name: str) -> bytes:

@@ -70,12 +70,7 @@ def read_split(folder: Path, split: Split, side: int = SIDE) -> ImageSet:
 
 
 def _labels(archive: Path) -> dict[Split, dict[str, int]]:
-    """Class of every labelled picture by its name in the archive.
-
-    Raises:
-        DatasetError: the class list is missing or isn't the official one; a picture without a class.
-        DatasetError: a picture has a class, but isn't there.
-    """
+    """Class of every labelled picture by its name in the archive."""
     pictures, texts = set(), {}
     for member in walk(archive):
         if member.name.endswith(".JPEG"):

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.datasets.checks import UnknownReader
 from stages.datasets.manifest import Manifest, judge_provenance, read_manifest
 from stages.datasets.packed import PackedInfo, read_images, read_info
 from stages.datasets.prepare import READERS, prepare
@@ -139,7 +138,7 @@ DECLARATIONS: Mapping[str, tuple[dict[str, object], type[Exception], str]] = {
     "test count": ({"test": 199}, DatasetError, "tiny, test: 200 images; params.yaml declares 199"),
     "shape": ({"shape": (3, 28, 28)}, DatasetError, r"images are \(3, 32, 32\); params.yaml declares \(3, 28, 28\)"),
     "classes": ({"classes": 100}, DatasetError, "10 class names; params.yaml declares 100"),
-    "reader": ({"reader": "cifar-10"}, UnknownReader, "reader is 'cifar-10'; known: cifar10, cifar100, imagenette"),
+    "reader": ({"reader": "cifar-10"}, DatasetError, "reader is 'cifar-10'; known: cifar10, cifar100, imagenette"),
 }
 
 
