@@ -36,11 +36,11 @@ from service.http.middleware import (
     BodyLimit,
     KeysAndRates,
     ProblemDetailsMiddleware,
+    Readiness,
     RequestCheckMiddleware,
     RequestContextMiddleware,
     ServerErrorMiddleware,
 )
-from service.http.readiness import Readiness
 from service.inference import decoding
 from service.inference.batching import Batcher
 from service.inference.choices import Choices

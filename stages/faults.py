@@ -33,10 +33,8 @@ _FULL = (
     "free some space (`claimcheck du` shows what takes it, `claimcheck gc` removes what killed trainings left) or move "
     f"downloads and trainings to another disk with CLAIMCHECK_HOME, {_AGAIN}"
 )
-_CLOSED = (
-    f"give this user the right to it, or work in a folder where it has that (CLAIMCHECK_HOME moves downloads and "
-    f"trainings), {_AGAIN}"
-)
+_CLOSED = f"give this user the right to it, or work in a folder where it has that, {_AGAIN}"
+_MOVABLE = f"give this user the right to it, or move downloads and trainings elsewhere with CLAIMCHECK_HOME, {_AGAIN}"
 _IN_THE_WAY = f"a file is where a folder belongs, or a folder where a file does: move it away, {_AGAIN}"
 _BROKEN = f"look after the disk, put the file back (`git checkout` or `dvc repro`), {_AGAIN}"
 _ADVICE = {
@@ -74,7 +72,11 @@ def describe_fault(error: OSError | sqlite3.OperationalError) -> str:
     else:
         number, words = _OF_SQLITE.get(_sqlite_code(error)), str(error)
     where = f"{place}: " if place else ""
-    return f"{where}{' '.join(words.split())}; {_ADVICE.get(number or 0, f'mend that, {_AGAIN}')}"
+    advice = _ADVICE.get(number or 0, f"mend that, {_AGAIN}")
+    movable = [Path(os.environ.get("CLAIMCHECK_HOME", "data"), name).absolute() for name in ("downloads", "store")]
+    if place and advice is _CLOSED and any(Path(str(place)).absolute().is_relative_to(folder) for folder in movable):
+        advice = _MOVABLE
+    return f"{where}{' '.join(words.split())}; {advice}"
 
 
 def _sqlite_code(error: sqlite3.OperationalError) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -13,6 +14,7 @@ from types import ModuleType
 
 KNOWN = ("torch", "numpy", "safetensors")
 OURS = "claimcheck"
+QUESTIONS = 3  # whether a slice is over: before its group, and after each step
 
 
 def _in_one_spelling(distribution: str) -> str:
@@ -57,3 +59,20 @@ def know_torch_alone() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in unknown()]:
         del sys.modules[name]
     sys.meta_path.insert(0, _Nothing())
+
+
+def know_torch_alone_and_be_ended() -> None:
+    """`know_torch_alone`, on a machine that is taken back (SIGTERM) at the second step of its first training."""
+    know_torch_alone()
+    from benchmarks.campaign_run import Slice
+
+    is_over, asked = Slice.is_over, 0
+
+    def is_over_soon(piece: Slice) -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == QUESTIONS:
+            signal.raise_signal(signal.SIGTERM)
+        return is_over(piece)
+
+    Slice.is_over = is_over_soon  # type: ignore[method-assign]

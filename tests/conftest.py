@@ -50,6 +50,7 @@ LONG = (
     "test_flood.py",
     "test_equivalence.py",
     "test_cuda_kernels.py",
+    "test_gpu_campaign.py",
     "test_gpu_check.py",
     "test_verifying.py",
     "test_access.py",

@@ -154,7 +154,7 @@ SHAPES = {
     "history dac.*": {
         *("date", "subject", "claims", "before", "after", "changed", "after_evidence", "alters", "seen", "why"),
     },
-    "verify": {"record", "checkpoints", "totals"},
+    "verify": {"record", "equivalences", "checkpoints", "totals"},
     "du": {"bytes"},
     "gc": {"removed"},
 }

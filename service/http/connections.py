@@ -74,7 +74,7 @@ class _Parser(h11.Connection):
     refusal = ""
     sent = _chunks = _bytes = 0  # bytes of answers, chunks and bytes of the body
 
-    def send(self, event: h11.Event) -> bytes | None:
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
         data = super().send(event)
         self.sent += len(data or b"")
         return data
@@ -224,7 +224,7 @@ class _Connection(H11Protocol):
             identity, problem = uuid.uuid4().hex, problem_of(status, detail, "/")
             content = problem.model_dump_json()
             own = {"content-type": MEDIA_TYPE, "content-length": len(content.encode()), "x-request-id": identity}
-            headers = SECURITY_HEADERS | own | (more or {}) | {"connection": "close"}
+            headers = {**SECURITY_HEADERS, **own, **(more or {}), "connection": "close"}
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             self.transport.write(f"HTTP/1.1 {status} {problem.title}\r\n{head}\r\n{content}".encode())
             fields = {"method": "", "path": "", "route": "none", "status": status, "client": _address(self.client)}

@@ -217,12 +217,10 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def unavailable(request: Request, error: Exception) -> Response:
         logger.error("%s %s: %s", request.method, request.url.path, error)
+        if isinstance(error, NoConnection):
+            return problem_response(request, 503, "too many read the results database", {"retry-after": "2"})
         what = "the checkpoint's weights" if isinstance(error, CheckpointError) else "the results database"
         return problem_response(request, 503, f"{what} can't be read at the moment", {"retry-after": "10"})
-
-    async def no_connection(request: Request, error: Exception) -> Response:
-        logger.error("%s %s: %s", request.method, request.url.path, error)
-        return problem_response(request, 503, "too many read the results database", {"retry-after": "2"})
 
     async def cut(request: Request, _error: Exception) -> Response:
         return problem_response(request, 400, "the body ended before it was complete")
@@ -231,9 +229,8 @@ def install_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, domain)
     app.add_exception_handler(HTTPException, http)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, validation)  # type: ignore[arg-type]
-    app.add_exception_handler(CheckpointError, unavailable)
-    app.add_exception_handler(DBAPIError, unavailable)
-    app.add_exception_handler(NoConnection, no_connection)
+    for kind in (CheckpointError, DBAPIError, NoConnection):
+        app.add_exception_handler(kind, unavailable)
     app.add_exception_handler(ClientDisconnect, cut)
 
 

@@ -9,8 +9,10 @@ import logging
 import re
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 from anyio import CapacityLimiter, to_thread
@@ -32,7 +34,6 @@ from service.http.errors import (
 )
 from service.http.headers import SECURITY_HEADERS, known_tags
 from service.http.metrics import Metrics
-from service.http.readiness import Readiness
 from service.slots import holder
 
 logger = logging.getLogger("claimcheck.access")
@@ -42,7 +43,15 @@ NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
 ADDRESS = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 
 
-class HttpMiddleware:
+@dataclass
+class Readiness:
+    """State of one application, which may be asked neither before its warm-up is over nor once it is told to end."""
+
+    is_warm: bool = False
+    is_draining: bool = False
+
+
+class HttpMiddleware(ABC):
     """Leaves all but HTTP to the application: its start and its end."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -51,8 +60,8 @@ class HttpMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await (self.answer if scope["type"] == "http" else self.app)(scope, receive, send)
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 class RequestContextMiddleware(HttpMiddleware):
@@ -289,7 +298,9 @@ class KeysAndRates(HttpMiddleware):
                 scope["state"]["key"] = await self._admit(authorization, client[0] if client else "")
             except AccessDenied as refused:
                 scope["state"]["key"] = refused.key
-                response = problem_response(Request(scope), refused.status, str(refused), refused.headers)
+                response = problem_response(
+                    Request(scope), refused.status_code, refused.detail, dict(refused.headers or {})
+                )
                 await response(scope, receive, send)
                 return
         await self.app(scope, receive, send)

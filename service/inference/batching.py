@@ -28,7 +28,7 @@ import numpy as np
 from service.inference.models import Model
 from service.inference.processes import ProcessGone
 from service.inference.workers import NeverBegan, PassFailed
-from service.slots import FairQueue, Request, Ticket, refuse
+from service.slots import FairQueue, Request, Ticket, holder, refuse
 from stages.checkpoint.contract import CheckpointError
 
 LOOK_SECONDS = 0.5  # between two looks at whether an idle worker is still there
@@ -109,7 +109,8 @@ class Batcher:
         self.max_waiting_seconds = max_waiting_seconds
         self._observer = observer
         self._queue = FairQueue[Job]("asking models", max_waiting_seconds)
-        self._changed = threading.Condition()
+        self._changed = threading.Lock()
+        self._wakers = {worker: threading.Condition(self._changed) for worker in workers}
         self._announced = self._loading = 0
         self._idle: set[Runner] = set()
         self._stopping = threading.Event()
@@ -127,7 +128,8 @@ class Batcher:
         """Answer what is waiting, then end the threads; a pass that takes longer than that is abandoned."""
         with self._changed:
             self._stopping.set()
-            self._changed.notify_all()
+            for waker in self._wakers.values():
+                waker.notify()
         until = time.monotonic() + seconds
         for thread in self._threads:
             if thread.ident is not None:  # started
@@ -172,7 +174,7 @@ class Batcher:
         finally:
             with self._changed:
                 self._announced -= 1
-                self._changed.notify_all()
+                self._wake()
 
     @contextmanager
     def submitted(
@@ -191,12 +193,17 @@ class Batcher:
                 raise InferenceStopped("inference isn't running at the moment")
             jobs = [self._jobs_of(request, model, images, only) for model, images in questions]
             self._queue.put(list(itertools.chain(*jobs)))
-            self._changed.notify_all()
+            self._wake()
         try:
             yield jobs
         finally:
             for job in itertools.chain(*jobs):
                 job.future.cancel()
+
+    def require_room(self, images: int, models: Sequence[Model]) -> None:
+        """Raise `Busy` where `submitted` would: before images are decoded in vain."""
+        with self._changed:
+            self._queue.require_room(holder.get(), sum(images * model.seconds for model in models))
 
     def _jobs_of(self, request: Request, model: Model, images: np.ndarray, only: Runner | None) -> list[Job]:
         self.require_fit(model)
@@ -267,9 +274,10 @@ class Batcher:
             logger.exception("a pass of %s failed", model.path)
             refuse(batch, AnswerFailed("the model failed on this image"))
         finally:
-            with self._changed:
-                self._loading -= is_loading
-                self._changed.notify_all()
+            if is_loading:
+                with self._changed:
+                    self._loading -= 1
+                    self._wake()
         return True
 
     def _retry(self, batch: Sequence[Job], *, has_begun: bool) -> None:
@@ -298,7 +306,7 @@ class Batcher:
                         return None
                     jobs = self._same_model(waiting, worker)
                     if not jobs or (time_left := self._worth_waiting(jobs)) > 0:
-                        if not self._changed.wait(time_left if jobs else LOOK_SECONDS) and not jobs:
+                        if not self._wakers[worker].wait(time_left if jobs else LOOK_SECONDS) and not jobs:
                             return []
                         continue
                     if not worker.is_alive or worker.is_stopped:
@@ -311,7 +319,15 @@ class Batcher:
                     return batch
             finally:
                 self._idle.remove(worker)
-                self._changed.notify_all()  # the waiting images may be enough for the remaining workers
+                self._wake()  # the waiting images may be enough for the remaining workers
+
+    def _wake(self) -> None:
+        """Wake one idle worker that may run something, which wakes the next one."""
+        waiting = self._queue.in_order() if self._idle else []
+        for worker in self._idle if waiting else ():
+            if self._same_model(waiting, worker):
+                self._wakers[worker].notify()
+                return
 
     def _same_model(self, waiting: Sequence[Job], worker: Runner) -> list[Job]:
         """The next jobs of one model for this worker, which loads none that an idle one has, or while others load."""

@@ -450,7 +450,8 @@ def shared_errors(judged: Iterable[JudgedClaim], tally: Tally) -> dict[str, Judg
 
 def agreement(answers: Sequence[str], provenances: Sequence[str]) -> str:
     """The agreement of models in words; `answers` are their likeliest classes, and stand-ins' don't count."""
-    said = [answer for answer, provenance in zip(answers, provenances, strict=True) if provenance != "embedded"]
+    found = zip(answers, provenances, strict=bool(answers))  # there are none of an image that can't be read
+    said = [answer for answer, provenance in found if provenance != "embedded"]
     if len(said) < 2:
         return "–"
     (likeliest, count), *others = Counter(said).most_common()

@@ -36,7 +36,7 @@ def margin_of(claim: ClaimLine, margins: Margins) -> float | None:
     if claim.kind == "value":
         return margin_of_value(claim, margins)
     if claim.kind in (*ORDERS, "gap", "uniform"):
-        return margin_of_gain(claim, margins)
+        return None if claim.value is None else margin_of_gain(claim, margins)
     if claim.kind == "ratio":
         return margin_of_ratio(claim, margins)
     if claim.kind == "equivalence":

@@ -58,7 +58,7 @@ def foresee(
     `verdict` has the spread if replicates were judged; `claims` print what the arms reach.  None if neither the paper
     nor the metric suggests the spread of a number.
     """
-    if claim.value is None and claim.kind != "equivalence":
+    if claim.value is None and claim.kind not in ("equivalence", "order"):
         return None
     printed = claim.value or 0.0  # a row of `equivalence` may print no loss
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
@@ -96,6 +96,8 @@ def foresee(
         at=at,
     )
     rules = params.verdicts
+    if claim.kind == "order" and claim.value is None:
+        return power_of_sign(design, rules, is_known=True)
     if claim.kind == "equivalence":
         margin = rules.margins.comparable(claim.precision or 0.0)
         asked = ComparableClaim(margin=margin, better=better_of(claim), accepted=claim.value)

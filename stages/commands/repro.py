@@ -31,6 +31,7 @@ from stages.commands.command import Answer, Terminal, in_words
 from stages.faults import Mistake, on_signal
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params, Profile, load_params
+from stages.params.schema import describe_yaml
 from stages.params.stage_inputs import stage_inputs
 from stages.preloaded import ADDRESS, ask
 from stages.runs.revisions import refusal, without_git_variables
@@ -241,7 +242,7 @@ def refuse_broken_lock(path: Path) -> None:
             content = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
             fault = "" if isinstance(content, dict) and "stages" in content else "is empty or cut short"
         except yaml.YAMLError as error:
-            fault = f"is damaged or cut short ({' '.join(str(error).split())[:80]})"
+            fault = f"is damaged or cut short ({describe_yaml(error)})"
     if fault:
         raise BrokenLock(
             f"{path} {fault}; `git checkout {path}` brings back the committed one, `rm {path}` starts a new one: "

@@ -10,7 +10,9 @@ would hide them.
 from __future__ import annotations
 
 import http.client
+import os
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -63,9 +65,19 @@ def download(url: str, target: Path, pin: Pin) -> Digests:
         with error:
             raise Unavailable(f"{url}: HTTP {error.code} {error.reason}") from None
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        raise Unavailable(f"{url}: {getattr(error, 'reason', error) or type(error).__name__}") from None
+        where = f"{url}{_by_proxy(url)}"
+        raise Unavailable(f"{where}: {getattr(error, 'reason', error) or type(error).__name__}") from None
     with response:
         return store_verified(_body(response, url), target, pin, url)
+
+
+def _by_proxy(url: str) -> str:
+    """The proxy that the environment names for `url`, in words, without its password."""
+    scheme, host = urllib.parse.urlsplit(url)[:2]
+    proxy = urllib.request.getproxies().get(scheme)
+    if not proxy or urllib.request.proxy_bypass(host):
+        return ""
+    return f", through the proxy {proxy.rpartition('@')[2].removeprefix(f'{scheme}://')} ({scheme}_proxy)"
 
 
 def _body(response: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
@@ -118,6 +130,18 @@ def find_source(datasets: Mapping[str, DatasetSource], dataset: str) -> DatasetS
     if dataset not in datasets:
         raise DatasetError(f"params.yaml: no data set {dataset!r}{nearest(dataset, sorted(datasets))}")
     return datasets[dataset]
+
+
+def mirror_folder() -> Path | None:
+    """The folder that CLAIMCHECK_MIRROR names, or None if it is unset.
+
+    Raises:
+        DatasetError: there is no such folder.
+    """
+    name = os.environ.get("CLAIMCHECK_MIRROR")
+    if name and not Path(name).is_dir():
+        raise DatasetError(f"CLAIMCHECK_MIRROR is {name}, which is no folder here; correct or unset it")
+    return Path(name) if name else None
 
 
 def fetch_dataset(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -124,12 +125,17 @@ def read_yaml(path: Path) -> Any:
             f"{path}, line {line}: byte {content[error.start]:#x} is not UTF-8; save it as UTF-8"
         ) from None
     except yaml.YAMLError as error:
-        raise ParamsError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        raise ParamsError(f"{path}: not YAML: {describe_yaml(error)}") from error
     if value is None:
         raise ParamsError(f"{path}: the file is empty; `git checkout {path}` brings the committed one back")
     for key_path, number in not_finite(value):
         raise ParamsError(f"{path}: {key_path} is {number}; expected a finite number")
     return value
+
+
+def describe_yaml(error: yaml.YAMLError) -> str:
+    """The parser's words on one line, without its name for a text."""
+    return re.sub(r' in "<(?:unicode|byte) string>",', " at", " ".join(str(error).split()))
 
 
 def validate(schema: TypeAdapter[Schema], value: Any, path: Path, prefix: str = "") -> Schema:

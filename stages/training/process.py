@@ -32,8 +32,8 @@ _VARIABLES = ("ATEN_", "CUBLAS", "CUDNN_", "DNNL_", "GLIBC_TUNABLES", "LD_PRELOA
 """Beginnings of variables by which libraries choose instructions; the number of threads has a field of its own."""
 _SHORT = re.compile(r"[\w.,:=+-]{1,40}")
 _AT_START = ("sitecustomize", "usercustomize")
-_NOT_LOADED = ("__main__", "__mp_main__", "stages")  # by an import that could be watched
-_OURS = ("stages", "benchmarks")  # what of them is in no run key has the revision of the result
+_UNWATCHED = ("__main__", "__mp_main__", "stages", "benchmarks")
+"""Loaded before our importer; what is in no run key has the revision of the result."""
 _keyed: set[str] = set()
 
 
@@ -59,13 +59,13 @@ def _other_modules() -> dict[str, str]:
     strange = {}
     for name, module in sorted(sys.modules.items()):
         path = getattr(module, "__file__", None)  # anything may be put into sys.modules
-        if not isinstance(path, str) or name in _NOT_LOADED:
+        if not isinstance(path, str) or name in _UNWATCHED:
             continue
         top = name.partition(".")[0]
-        if top in _OURS or name in _keyed:
+        if top == "stages" or name in _keyed:
             if name not in LOADED:
                 strange[name] = f"loaded by {type(getattr(module, '__loader__', None)).__name__}"
-        elif not _is_pinned(top, path):
+        elif top not in _UNWATCHED and not _is_pinned(top, path):
             content = Path(path).read_bytes() if os.path.isfile(path) else b""
             found.setdefault(top, []).append(f"{name} {digest(content)}")
     return {top: digest("\n".join(lines).encode()) for top, lines in found.items()} | strange

@@ -133,7 +133,10 @@ def _name_of(root: Path, revision: str) -> str:
 
 
 def compare_with_run(root: Path, line: ResultLine, cost: Mapping[str, Any] | None) -> list[str]:
-    """The faults of the outcome that was trained here, and curves and costs (`COSTS`) that are not its own."""
+    """The faults of the outcome that was trained here, and what of a line is not its own.
+
+    A published line, which has no `cost` to compare (`COSTS`), may be of a training in another environment.
+    """
     folder = root / "data" / "runs" / line.experiment / line.run_key
     if not (folder / "history.jsonl").is_file():
         return []
@@ -141,7 +144,7 @@ def compare_with_run(root: Path, line: ResultLine, cost: Mapping[str, Any] | Non
         return [f"{folder.relative_to(root)}: {fault}"]
     result = json.loads((folder / "result.json").read_bytes())
     if result["environment_digest"] != line.environment_digest:
-        return []
+        return [f"its environment is not that of {folder.relative_to(root)}"] if cost is not None else []
     rows = [json.loads(text) for text in (folder / "history.jsonl").read_bytes().splitlines()]
     differing = [
         f"{field.name} of epoch {row.epoch}"

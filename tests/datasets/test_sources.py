@@ -135,7 +135,7 @@ def test_host_fault_is_named_and_leaves_nothing(tmp_path: Path, official_host: O
     assert files_below(tmp_path) == set()
 
 
-def test_unreachable_host_is_named_with_every_remedy(tmp_path: Path) -> None:
+def test_unreachable_host_or_proxy_is_named_with_every_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/"
@@ -146,6 +146,11 @@ def test_unreachable_host_is_named_with_every_remedy(tmp_path: Path) -> None:
     for part in (f"Unavailable: {url}", "downloads/tiny: lacks", "CLAIMCHECK_MIRROR: not set", "profile: smoke"):
         assert part in message
     assert files_below(tmp_path) == set()
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    with pytest.raises(DatasetError, match=r", through the proxy 127\.0\.0\.1:9 \(http_proxy\): ") as proxied:
+        fetch(tiny_cifar10().at("http://example.org/"), tmp_path)
+    assert "secret" not in str(proxied.value)
 
 
 def test_wrong_byte_from_official_host_stops_the_fetch(tmp_path: Path, official_host: OfficialHost) -> None:
