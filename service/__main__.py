@@ -26,7 +26,7 @@ from service.http import connections, logs
 from service.http.access import KeysError, new_key
 from service.http.connections import ConnectionLimits
 from service.http.counts import CountsError
-from service.http.readiness import Readiness
+from service.http.middleware import Readiness
 from service.inference.processes import load_ahead
 from service.settings import Settings
 from stages.device import device_for

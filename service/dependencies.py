@@ -17,7 +17,7 @@ from service.http.caching import tag_answer
 from service.http.disconnects import ClientGone
 from service.http.downloads import Exports
 from service.http.metrics import Metrics
-from service.http.readiness import Readiness
+from service.http.middleware import Readiness
 from service.inference.choices import Choices
 from service.inference.engine import Engine
 from service.pages.scripts import ChartScripts

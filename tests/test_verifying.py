@@ -230,6 +230,14 @@ def test_one_change_breaks_the_link_it_is_in(
     assert statuses(trail)[broken] == "broken"
 
 
+def test_a_row_that_is_missing_at_a_tables_end_is_told(root: Path) -> None:
+    with sqlite3.connect(root / "data" / "results.db") as connection:
+        connection.execute("DELETE FROM papers WHERE name = (SELECT max(name) FROM papers)")
+    connection.close()
+    recorded, _ = verify_one(root)
+    assert (recorded.status, recorded.detail.partition(";")[0]) == ("broken", "table papers is not what the files give")
+
+
 def test_evidence_that_was_changed_after_it_was_recorded_is_told(root: Path) -> None:
     path, place = in_evidence(root, '"accuracy"')
     place = path.read_bytes().index(b'"value":0.', place) + len('"value":0.')

@@ -20,18 +20,16 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from service.http.counts import CountsError, RequestCounter
+from service.http.errors import Problem
 
 logger = logging.getLogger("claimcheck.access")
 
 
-class AccessDenied(Exception):
-    """A request that is refused: `status` 401, 429 or 503, and the headers that say what would help."""
+class AccessDenied(Problem):
+    """A request that is refused: 401, 429 or 503, with the headers that say what would help."""
 
-    def __init__(self, status: int, detail: str, headers: dict[str, str]) -> None:
-        super().__init__(detail)
-        self.status, self.headers = status, headers
-        self.key: str | None = None
-        """Name of the key that was refused; None without a known one."""
+    key: str | None = None
+    """Name of the key that was refused; None without a known one."""
 
 
 class KeysError(ValueError):

@@ -79,33 +79,8 @@ class ProblemOut(BaseModel):
     instance: str = Field(description="path of the request")
 
 
-class Problem(Exception):
-    """An error with its own status, raised where no domain error fits."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status, self.detail = status, detail
-
-
-class BodyTooLarge(HTTPException):
-    """Raised while a body is being received; an HTTPException, since form parsers let no other one through."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(413, f"the request body is larger than {limit:,} bytes")
-
-
-class BodiesTooLarge(HTTPException):
-    """Raised while a body is being received, as `BodyTooLarge`."""
-
-    def __init__(self) -> None:
-        super().__init__(503, "too many large requests are being received", {"retry-after": "2"})
-
-
-class BodyTooSlow(HTTPException):
-    """Raised while a body is being received, as `BodyTooLarge`."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(408, f"the request body didn't arrive within {seconds:g} s")
+class Problem(HTTPException):
+    """An error with its own status, where no domain error fits; form parsers let an HTTPException through alone."""
 
 
 def title_of(status: int) -> str:
@@ -217,9 +192,6 @@ def install_error_handlers(app: FastAPI) -> None:
         detail = f"{said}{'' if said.endswith('?') else ';'} {listed}" if listed else said
         return problem_response(request, status, detail, RETRY_AFTER.get(type(error)), error)
 
-    async def explicit(request: Request, error: Problem) -> Response:
-        return problem_response(request, error.status, error.detail)
-
     async def http(request: Request, error: HTTPException) -> Response:
         if isinstance(
             error.__cause__, OSError | MemoryError
@@ -245,24 +217,20 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def unavailable(request: Request, error: Exception) -> Response:
         logger.error("%s %s: %s", request.method, request.url.path, error)
+        if isinstance(error, NoConnection):
+            return problem_response(request, 503, "too many read the results database", {"retry-after": "2"})
         what = "the checkpoint's weights" if isinstance(error, CheckpointError) else "the results database"
         return problem_response(request, 503, f"{what} can't be read at the moment", {"retry-after": "10"})
-
-    async def no_connection(request: Request, error: Exception) -> Response:
-        logger.error("%s %s: %s", request.method, request.url.path, error)
-        return problem_response(request, 503, "too many read the results database", {"retry-after": "2"})
 
     async def cut(request: Request, _error: Exception) -> Response:
         return problem_response(request, 400, "the body ended before it was complete")
 
     for kind in STATUS:
         app.add_exception_handler(kind, domain)
-    app.add_exception_handler(Problem, explicit)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, http)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, validation)  # type: ignore[arg-type]
-    app.add_exception_handler(CheckpointError, unavailable)
-    app.add_exception_handler(DBAPIError, unavailable)
-    app.add_exception_handler(NoConnection, no_connection)
+    for kind in (CheckpointError, DBAPIError, NoConnection):
+        app.add_exception_handler(kind, unavailable)
     app.add_exception_handler(ClientDisconnect, cut)
 
 

@@ -9,8 +9,10 @@ import logging
 import re
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 from anyio import CapacityLimiter, to_thread
@@ -25,16 +27,13 @@ from service.http.access import AccessDenied, AccessPolicy, client_of
 from service.http.errors import (
     FOR_MACHINES,
     MEDIA_TYPE,
-    BodiesTooLarge,
-    BodyTooLarge,
-    BodyTooSlow,
+    Problem,
     fault_response,
     problem_response,
     title_of,
 )
 from service.http.headers import SECURITY_HEADERS, known_tags
 from service.http.metrics import Metrics
-from service.http.readiness import Readiness
 from service.slots import holder
 
 logger = logging.getLogger("claimcheck.access")
@@ -44,7 +43,28 @@ NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
 ADDRESS = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 
 
-class RequestContextMiddleware:
+@dataclass
+class Readiness:
+    """State of one application, which may be asked neither before its warm-up is over nor once it is told to end."""
+
+    is_warm: bool = False
+    is_draining: bool = False
+
+
+class HttpMiddleware(ABC):
+    """Leaves all but HTTP to the application: its start and its end."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.answer if scope["type"] == "http" else self.app)(scope, receive, send)
+
+    @abstractmethod
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class RequestContextMiddleware(HttpMiddleware):
     """The outermost layer: every answer gets its headers, a log line and a count.
 
     HEAD is answered as GET without the body, and `If-None-Match: *` with 304 where there is an answer.  While the
@@ -54,10 +74,7 @@ class RequestContextMiddleware:
     def __init__(self, app: ASGIApp, metrics: Metrics, readiness: Readiness) -> None:
         self.app, self.metrics, self.readiness = ServerErrorMiddleware(app), metrics, readiness
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
         identity = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         client = scope.get("client")
@@ -126,19 +143,13 @@ def route_of(scope: Scope) -> str:
     return getattr(scope.get("route"), "path_format", None) or "other"
 
 
-class ServerErrorMiddleware:
+class ServerErrorMiddleware(HttpMiddleware):
     """Answers an error that nobody expected: 500, or 503 where the machine has no room; logged with the request's id.
 
     Where an answer has begun already it just ends, and the server closes the connection.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
         async def watched(message: Message) -> None:
@@ -154,16 +165,10 @@ class ServerErrorMiddleware:
                 await response(scope, receive, send)
 
 
-class ProblemDetailsMiddleware:
+class ProblemDetailsMiddleware(HttpMiddleware):
     """An error that the framework words itself (of Range, of CORS) becomes problem details; its other headers stay."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         held: Message | None = None
         words = b""
 
@@ -200,7 +205,7 @@ def _as_problem(request: Request, start: Message, words: str) -> Response:
     return problem_response(request, start["status"], words[0].lower() + words[1:], headers)
 
 
-class RequestCheckMiddleware:
+class RequestCheckMiddleware(HttpMiddleware):
     """Reads a request's address as the server behind any proxy does, and refuses what no route should see.
 
     400: a body whose length is said in two ways, or in one that its version doesn't know (RFC 9112, section 6): a proxy
@@ -217,13 +222,12 @@ class RequestCheckMiddleware:
         self.app, self.root_path, self.header_bytes = app, root_path, header_bytes
         self.hosts, self.origins = frozenset(host.lower() for host in hosts), frozenset(origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            self._normalise(scope)
-            if refusal := self._refusal(scope, Headers(scope=scope)):
-                await problem_response(Request(scope), *refusal)(scope, receive, send)
-                return
-            scope["headers"] = [pair for pair in scope["headers"] if not _is_ignored(*pair)]
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._normalise(scope)
+        if refusal := self._refusal(scope, Headers(scope=scope)):
+            await problem_response(Request(scope), *refusal)(scope, receive, send)
+            return
+        scope["headers"] = [pair for pair in scope["headers"] if not _is_ignored(*pair)]
         await self.app(scope, receive, send)
 
     def _normalise(self, scope: Scope) -> None:
@@ -268,7 +272,7 @@ def _is_ignored(name: bytes, value: bytes) -> bool:
     return name == b"cookie" or (name == b"accept-encoding" and NO_GZIP.search(value) is not None)
 
 
-class KeysAndRates:
+class KeysAndRates(HttpMiddleware):
     """401 and 429 for inference, before a body is received.
 
     A file of counts may be locked by another process: it is asked in a thread, one request after the other.
@@ -286,21 +290,23 @@ class KeysAndRates:
         except TimeoutError:
             raise AccessDenied(503, "requests can't be counted at the moment", {"retry-after": "2"}) from None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST":
             client = scope.get("client")
             try:
                 authorization = Headers(scope=scope).get("authorization", "")
                 scope["state"]["key"] = await self._admit(authorization, client[0] if client else "")
             except AccessDenied as refused:
                 scope["state"]["key"] = refused.key
-                response = problem_response(Request(scope), refused.status, str(refused), refused.headers)
+                response = problem_response(
+                    Request(scope), refused.status_code, refused.detail, dict(refused.headers or {})
+                )
                 await response(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
 
-class BodyLimit:
+class BodyLimit(HttpMiddleware):
     """413 for a body over `limit` bytes, whether its length is declared, wrong or absent; 408 if it doesn't arrive; 503
     for one with which all that are here would be over `together` bytes, or those of its client over half of that.
     """
@@ -309,18 +315,15 @@ class BodyLimit:
         self.app, self.limit, self.together, self.seconds = app, limit, together, seconds
         self._here: Counter[str] = Counter()  # bytes of each client
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         if (encoding := headers.get("content-encoding", "").lower()) not in ("", "identity"):
             detail = f"a body encoded as {encoding[:40]!r} isn't read; send it plain"
             await problem_response(Request(scope), 415, detail)(scope, receive, send)
             return
-        declared = headers.get("content-length", "")
+        declared, too_large = headers.get("content-length", ""), f"the request body is larger than {self.limit:,} bytes"
         if declared.isdecimal() and int(declared[:20]) > self.limit:
-            await problem_response(Request(scope), 413, BodyTooLarge(self.limit).detail)(scope, receive, send)
+            await problem_response(Request(scope), 413, too_large)(scope, receive, send)
             return
         received, is_complete, client = 0, False, holder.get()
         deadline = time.monotonic() + self.seconds
@@ -333,14 +336,14 @@ class BodyLimit:
                 async with asyncio.timeout(deadline - time.monotonic()):  # `wait_for` would make a task of it
                     message = await receive()
             except TimeoutError:
-                raise BodyTooSlow(self.seconds) from None
+                raise Problem(408, f"the request body didn't arrive within {self.seconds:g} s") from None
             size = len(message.get("body", b""))
             received += size
             self._here[client] += size
             if received > self.limit:
-                raise BodyTooLarge(self.limit)
+                raise Problem(413, too_large)
             if self._here[client] > max(self.limit, self.together // 2) or self._here.total() > self.together:
-                raise BodiesTooLarge
+                raise Problem(503, "too many large requests are being received", {"retry-after": "2"})
             is_complete = not message.get("more_body", False)
             return message
 

@@ -5,7 +5,6 @@ Otherwise a misspelt filter would be ignored, and of two data sets the last woul
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable, Coroutine
 from typing import Any, get_origin
 
@@ -19,9 +18,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from service.http.errors import Problem, declared
-
-CHARSETS = frozenset({"utf-8", "ascii", "iso8859-1"})
-"""The encodings that names and values of a form may have.  Other codecs make text that nothing else can write."""
 
 
 class StrictRoute(APIRoute):
@@ -56,17 +52,16 @@ class FormRoute(StrictRoute):
     """
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Names and values are read as UTF-8, whatever charset a form names: some make text that nothing can write."""
         kind, parameters = parse_options_header(Headers(scope=scope).get("content-type", ""))
-        charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
-        if kind == b"multipart/form-data" and _is_read(charset):
-            await super().handle(scope, _whole(receive, b"--" + parameters.get(b"boundary", b"") + b"--"), send)
-        elif scope["method"] == "POST":
-            what = f"a form is read as UTF-8, not as {charset[:40]!r}"
-            if kind != b"multipart/form-data":
-                what = "images come as multipart/form-data, each in a part named file"
-            raise Problem(415, what)
-        else:
-            await super().handle(scope, receive, send)
+        if kind == b"multipart/form-data" and (boundary := parameters.get(b"boundary")):
+            others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+            quoted = boundary.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+            scope = {**scope, "headers": [*others, (b"content-type", b'multipart/form-data; boundary="%s"' % quoted)]}
+            receive = _whole(receive, b"--" + boundary + b"--")
+        elif kind != b"multipart/form-data" and scope["method"] == "POST":
+            raise Problem(415, "images come as multipart/form-data, each in a part named file")
+        await super().handle(scope, receive, send)
 
 
 def _whole(receive: Receive, end: bytes) -> Receive:
@@ -86,13 +81,3 @@ def _whole(receive: Receive, end: bytes) -> Receive:
         return message
 
     return received
-
-
-def _is_read(charset: str) -> bool:
-    """True where the form parser reads it as one of `CHARSETS`: Latin-1 is its choice for what it doesn't know."""
-    try:
-        return codecs.lookup(charset).name in CHARSETS
-    except LookupError:
-        return True
-    except ValueError:
-        return False

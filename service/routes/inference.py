@@ -110,7 +110,8 @@ async def create_prediction(
     asks every model of a data set, or those that `arm` names (an arm is a model as an experiment trains it).  Of each
     arm one checkpoint answers: of those with the best evidence on real data, the lowest replicate.  Where arms of
     several experiments fit, the answer is 409 with the ids of their checkpoints.  Images of several requests run
-    through a model together; 503 with Retry-After says that too many are waiting.
+    through a model together; 503 with Retry-After says that too many are waiting.  A file among others that can't be
+    read has a `problem` in place of answers; if none can be read, the whole request is refused.
     """
     parts = app_state_of(request)
     wanted = preferred(request.headers.get("accept", "*/*"), {"json": "application/json", "html": "text/html"})

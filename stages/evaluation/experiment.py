@@ -21,8 +21,7 @@ from stages.datasets.packed import PackedInfo, read_info
 from stages.evaluation.cost import Latency, Stopwatch
 from stages.evaluation.flops import FlopCounts
 from stages.evaluation.kept import Kept, digest_of
-from stages.evaluation.observing import Observer
-from stages.evaluation.scores import cut_info, cut_rows, score
+from stages.evaluation.scores import Observer, cut_info, cut_rows, score
 from stages.evaluation.trained import EvaluationError, Measured, TrainedRun
 from stages.params.experiment import LatencySpec, Profile
 from stages.run import ModelSpec

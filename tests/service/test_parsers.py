@@ -21,7 +21,6 @@ from service.http.forms import only_file
 from service.http.headers import MAX_REQUEST_HEADER_BYTES, known_tags
 from service.http.middleware import ADDRESS, _is_ignored
 from service.http.negotiation import weight
-from service.http.strict import _is_read
 from service.inference.decoding import TINY_BYTES
 from service.inference.tensors import TensorError, read_request
 from stages.images import ImageError, decode_image, outline
@@ -112,7 +111,6 @@ PARSERS = [
         (b"", b'multipart/form-data; boundary="'),
         b"\\\";=*' ,%a",
     ),
-    Parser("charset", in_header(_is_read), HEADER, (b"",), b"_- a"),
     Parser("accept", in_header(lambda text: weight(text, "text/html")), HEADER, (b"", b"text/html;q="), b'",;=/*q0. '),
     Parser("tags", lambda text: known_tags(Headers(raw=[(b"if-none-match", text)])), HEADER, (b"", b'W/"'), b'",W/ *'),
     Parser("cookie", read_cookie, HEADER - len("cookie"), (b"", b'a="'), b'=;" \\'),
