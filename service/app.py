@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -16,7 +17,6 @@ from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -25,38 +25,34 @@ from service import openapi
 from service.database import queries
 from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional, dated
-from service.http.access import Gate, KeyFile
+from service.http.access import AccessPolicy, KeyFile
 from service.http.caching import NotModified, edition_of, not_modified
-from service.http.counts import Counts
+from service.http.counts import RequestCounter
 from service.http.downloads import Exports
 from service.http.errors import install_error_handlers
 from service.http.headers import MAX_REQUEST_HEADER_BYTES
 from service.http.metrics import Metrics
 from service.http.middleware import (
-    AllowedHosts,
     BodyLimit,
-    Faults,
-    Framing,
-    HeaderLimit,
     KeysAndRates,
-    Observed,
-    OnlyProblems,
-    OwnOrigins,
+    ProblemDetailsMiddleware,
+    RequestCheckMiddleware,
+    RequestContextMiddleware,
+    ServerErrorMiddleware,
 )
 from service.http.readiness import Readiness
+from service.inference import decoding
 from service.inference.batching import Batcher
 from service.inference.choices import Choices
-from service.inference.decoding import Decoder
 from service.inference.engine import Engine
 from service.inference.models import Models
-from service.inference.workers import Worker, cores_here
+from service.inference.workers import Worker, cores_here, memory_here
 from service.pages import formats, repository, wording
 from service.pages.scripts import ChartScripts
 from service.routes import (
     catalogue,
     claim_pages,
     comparisons,
-    curve_pages,
     experiment_pages,
     export,
     health,
@@ -74,9 +70,13 @@ from stages.results import ResultsUnavailable, open_results
 HERE = Path(__file__).parent
 CPU_BATCH, GPU_BATCH = 8, 32  # larger ones are no faster on a CPU, and workers wait for each other
 ASKERS = 4  # of short questions to the database; each takes milliseconds
-SHOWN = {"repository", "contact", "max_images", "keys"}  # settings that pages tell
+SHOWN = {"repository", "contact", "max_images", "keys", "root_path"}  # settings that pages tell
 ASK_SECONDS = 5.0
 GZIP_LEVEL = 4  # the usual 9 takes two to three times as long, for a twentieth fewer bytes
+PRELOADED_SHARE = 0.5  # of the memory for weights
+SERVER_BYTES, WORKER_BYTES, EXPORT_BYTES = 800 << 20, 256 << 20, 512 << 20
+"""Of the server with what all processes share, of a worker without weights, and of exports where /tmp is memory."""
+MOST_WEIGHT_BYTES, LEAST_WEIGHT_BYTES = 1 << 30, 128 << 20
 MAX_WORKERS = 4  # each is an interpreter of some 300 MB with its own models
 DESCRIPTION = "Do the numbers of machine-learning papers hold?  Results, comparisons and the trained models themselves."
 logger = logging.getLogger("claimcheck")
@@ -112,7 +112,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(inference.router)  # searched in this order, and images are requested most often
     for module in (comparisons, catalogue, runs):
         app.include_router(module.router, dependencies=[Depends(conditional)])
-    for module in (pages, claim_pages, experiment_pages, curve_pages):
+    for module in (pages, claim_pages, experiment_pages):
         app.include_router(module.router, dependencies=[Depends(conditional), Depends(dated)])
     for module in (export, oip, health, reference):
         app.include_router(module.router)
@@ -133,7 +133,7 @@ def _app_state(settings: Settings) -> AppState:
     asking = Turns(sessions, _slots(settings, "reading the results", ASKERS), ASK_SECONDS)
     metrics.watch_turns({"reading": reading.slots, "asking": asking.slots})
     templates = Jinja2Templates(HERE / "templates")
-    formats.install(templates.env)
+    formats.install(templates.env, settings.root_path)
     wording.install(templates.env)
     files = repository.files_below(settings.root)
     repository.install(templates.env, settings.repository, settings.contact, files)
@@ -169,13 +169,27 @@ def _slots(settings: Settings, what: str, count: int) -> Slots:
     return Slots(what, count, max_waiting=settings.max_readers_waiting, seconds=settings.wait_seconds)
 
 
+def memory_of(settings: Settings, workers: int, limit: int) -> dict[str, int]:
+    """Bytes that each part of the service takes at most; unless they are set, weights get what the others leave."""
+    parts = {
+        "server": SERVER_BYTES,
+        "workers": workers * WORKER_BYTES,
+        "decoders": decoding.PROCESSES * decoding.MEMORY_BYTES,
+        "bodies": settings.max_bodies_bytes,
+        "exports": EXPORT_BYTES,
+    }
+    left = min(MOST_WEIGHT_BYTES, max(LEAST_WEIGHT_BYTES, limit - sum(parts.values())))
+    return parts | {"weights": settings.model_memory_bytes or left}
+
+
 def _engine(settings: Settings, metrics: Metrics) -> Engine:
     device, cores = device_for(settings.device), cores_here()
     count = settings.workers or (min(MAX_WORKERS, cores) if device == "cpu" else 1)
+    weight_bytes = memory_of(settings, count, memory_here())["weights"]
     workers = [
         Worker(
             device=device,
-            budget_bytes=settings.model_memory_bytes // count,
+            budget_bytes=weight_bytes // count,
             threads=settings.threads or max(1, cores // count),
             pass_seconds=settings.pass_seconds,
         )
@@ -183,13 +197,18 @@ def _engine(settings: Settings, metrics: Metrics) -> Engine:
     ]
     engine = Engine(
         Models(settings.root),
-        Decoder(seconds=settings.decode_seconds, max_waiting=settings.max_waiting, max_pixels=settings.max_pixels),
+        decoding.Decoder(
+            seconds=settings.decode_seconds,
+            wait_seconds=settings.wait_seconds,
+            max_waiting_seconds=settings.max_waiting_seconds,
+            max_pixels=settings.max_pixels,
+        ),
         workers,
         Batcher(
             workers,
             max_batch=settings.max_batch or (CPU_BATCH if device == "cpu" else GPU_BATCH),
             max_wait_seconds=settings.batch_wait_seconds,
-            max_waiting=settings.max_waiting,
+            max_waiting_seconds=settings.max_waiting_seconds,
             observer=metrics.forward_pass,
         ),
     )
@@ -201,12 +220,14 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
     """Add the middleware; the last one added is the outermost."""
     settings = parts.settings
     keys = KeyFile(settings.keys_file) if settings.keys_file else None
-    app.add_middleware(Faults)
+    app.add_middleware(ServerErrorMiddleware)
     app.add_middleware(
         BodyLimit, limit=settings.max_body_bytes, together=settings.max_bodies_bytes, seconds=settings.body_seconds
     )
-    app.add_middleware(KeysAndRates, gate=Gate(keys, settings.requests_per_minute, counts=Counts(settings.counts_file)))
-    app.add_middleware(OwnOrigins, allowed=settings.cors_origins)
+    app.add_middleware(
+        KeysAndRates,
+        policy=AccessPolicy(keys, settings.requests_per_minute, counts=RequestCounter(settings.counts_file)),
+    )
     packed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
     app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=GZIP_LEVEL, exclude_content_types=packed)
     if settings.cors_origins:
@@ -217,11 +238,15 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
             allow_headers=("Authorization", "Content-Type"),
             expose_headers=("ETag", "Link", "X-Request-ID"),
         )
-    app.add_middleware(HeaderLimit, limit=MAX_REQUEST_HEADER_BYTES)
-    app.add_middleware(AllowedHosts, hosts=settings.allowed_hosts)
-    app.add_middleware(Framing)
-    app.add_middleware(OnlyProblems)
-    app.add_middleware(Observed, metrics=parts.metrics, readiness=parts.readiness)
+    app.add_middleware(
+        RequestCheckMiddleware,
+        hosts=settings.allowed_hosts,
+        origins=settings.cors_origins,
+        root_path=settings.root_path,
+        header_bytes=MAX_REQUEST_HEADER_BYTES,
+    )
+    app.add_middleware(ProblemDetailsMiddleware)
+    app.add_middleware(RequestContextMiddleware, metrics=parts.metrics, readiness=parts.readiness)
     if settings.proxies:
         app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=[str(network) for network in settings.proxies])
 
@@ -242,25 +267,26 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 async def _warm_up(app: FastAPI) -> None:
     """Run one model's first passes; then the service is ready, with or without a database, whatever broke meanwhile:
-    a request that needs what is broken is told so.
+    a request that needs what is broken is told so.  Other models are loaded in the background, the smallest first.
     """
     parts: AppState = app.state.claimcheck
+    served: list[queries.ServedCheckpoint] = []
     try:
         await run_in_threadpool(app.openapi)  # takes a while, which nobody should wait for
-        served_checkpoint = await parts.asking.ask(_first_served_checkpoint)
-        if served_checkpoint is not None:
-            await parts.engine.warm_up(served_checkpoint)
+        served = await parts.asking.ask(queries.list_checkpoints)
+        served.sort(key=lambda one: (one.is_stand_in, one.size_bytes))
+        if served:
+            await parts.engine.warm_up(served[0], parts.engine.workers, sizes=(1, CPU_BATCH))
     except (ResultsUnavailable, DBAPIError) as error:
         logger.error("warming up: %s", error)
     except Exception:  # nobody waits for this task, and a service that never gets ready doesn't say why
         logger.exception("warming up")
     parts.readiness.is_warm = True
-
-
-def _first_served_checkpoint(session: Session) -> queries.ServedCheckpoint | None:
-    """The first checkpoint, trained on real data if there is one."""
-    found = queries.list_checkpoints(session)
-    return min(found, key=lambda served_checkpoint: served_checkpoint.is_stand_in, default=None)
+    most = PRELOADED_SHARE * sum(worker.budget_bytes for worker in parts.engine.workers)
+    sizes = itertools.accumulate(one.size_bytes for one in served)
+    for one, size, worker in zip(served, sizes, itertools.cycle(parts.engine.workers)):
+        if size < most:
+            await parts.engine.warm_up(one, [worker])
 
 
 def _version() -> str:

@@ -62,7 +62,7 @@ class ExpressRoute(FormRoute):
 
 async def _predict(parts: AppState, query: Query, upload: Upload) -> bytes:
     served = await parts.choices.named(query.checkpoints, query.dataset, query.arms)
-    parts.engine.require_room(1, len(served))
+    parts.engine.require_room(1, served)
     return (await predict([upload], served, parts.engine, top_k=query.top_k)).model_dump_json().encode()
 
 

@@ -42,8 +42,10 @@ class Settings(BaseSettings):
         default=None, ge=1, description="processes that run models; unset: one a core, at most 4, and on a GPU one"
     )
     threads: int | None = Field(default=None, ge=1, description="torch threads of a worker; unset: its share of cores")
-    model_memory_bytes: int = Field(
-        default=1 << 30, ge=1, description="of loaded weights in all workers; the least used go first"
+    model_memory_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="of loaded weights in all workers; unset: what the memory here leaves, at most 1 GiB",
     )
     max_batch: int | None = Field(
         default=None, ge=1, description="images in one forward pass; unset: 8, and on a GPU 32"
@@ -52,7 +54,9 @@ class Settings(BaseSettings):
         default=120.0, gt=0, description="for a pass with its loading; then a worker is replaced"
     )
     batch_wait_seconds: float = Field(default=0.003, ge=0, description="a pass waits for requests being decoded")
-    max_waiting: int = Field(default=512, ge=1, description="images waiting for an answer; more are refused with 503")
+    max_waiting_seconds: float = Field(
+        default=20.0, gt=0, description="of computing that waits, as estimated from FLOPs and bytes; more are refused"
+    )
 
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1, description="of a whole request")
     max_bodies_bytes: int = Field(
@@ -76,6 +80,11 @@ class Settings(BaseSettings):
         default=32 * 1024, ge=1, description="a long answer has so many more seconds as its bytes take at this pace"
     )
 
+    root_path: str = Field(
+        default="",
+        pattern="^(/[A-Za-z0-9._~@%+-]+)*$",
+        description="path that a proxy serves it below, as /claimcheck, whether the proxy strips it or not",
+    )
     allowed_hosts: Names = Field(
         default=("127.0.0.1", "localhost", "[::1]"), description="names that a request may address; * allows all"
     )

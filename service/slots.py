@@ -1,16 +1,20 @@
-"""A bounded number of requests at once; others wait for their turn on the event loop, not in a thread.
+"""The one fair queue, for everything that clients wait for: the database, decoders of images, and models.
 
-Clients take turns, whoever asks most: one that asks for a thousand things at once holds up itself.
+Requests wait on the event loop, not in a thread.  A client that asks for a thousand things delays only itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import concurrent.futures
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from typing import TypeVar
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 from anyio import CancelScope, to_thread
 from sqlalchemy.orm import Session
@@ -21,101 +25,182 @@ from stages.results import Sessions
 Found = TypeVar("Found")
 holder: ContextVar[str] = ContextVar("holder", default="")
 """The client whose request this is."""
+_numbers = itertools.count()
 
 
 class Busy(RuntimeError):
-    """No turn came in time, or too many are waiting for one; a later request may be answered."""
+    """Too much is waiting already, or a request waited too long; a later one may be answered."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Request:
+    """A request of one client, of which several parts may wait; `turn` is that of the next one."""
+
+    client: str = field(default_factory=holder.get)
+    number: int = field(default_factory=lambda: next(_numbers))
+    turn: float = 0.0
+
+
+@dataclass(eq=False, kw_only=True)
+class Ticket:
+    """A part of a request that waits until its `future`, of asyncio or of threads, is done; `cost` is an estimate."""
+
+    request: Request
+    cost: float
+    future: Any
+    turn: float = 0.0
+
+
+Waiting = TypeVar("Waiting", bound=Ticket)
+
+
+class FairQueue(Generic[Waiting]):
+    """Start-time fair queueing by cost, for one thread at a time.
+
+    The next ticket is that of the client who was served least; of one client, that of the request that was served
+    least since it came.  If more than `most` would wait, the newest request of the heaviest client is refused.
+    """
+
+    def __init__(self, what: str, most: float) -> None:
+        self.what, self.most = what, most
+        self._tickets: dict[str, list[Waiting]] = {}  # by client, in the order of their turns
+        self._clock = 0.0
+        self._served: dict[str, float] = {}  # by client, if beyond the clock
+
+    def put(self, tickets: Sequence[Waiting], *, is_bounded: bool = True) -> None:
+        """Add tickets of one request.
+
+        Raises:
+            Busy: as `require_room`.
+        """
+        request = tickets[0].request
+        if is_bounded:
+            refused = self.require_room(request.client, sum(ticket.cost for ticket in tickets))
+            refuse(refused, Busy(f"{self.what}: too much is waiting already"))
+        request.turn = max(request.turn, self._served_to(request.client))
+        for ticket in tickets:
+            ticket.turn = request.turn
+            request.turn += ticket.cost
+        self.put_back(tickets)
+
+    def put_back(self, tickets: Sequence[Waiting]) -> None:
+        """Add tickets again that were taken in vain."""
+        for ticket in tickets:
+            self._tickets.setdefault(ticket.request.client, []).append(ticket)
+        for client in {ticket.request.client for ticket in tickets}:
+            self._tickets[client].sort(key=attrgetter("turn"))
+
+    def in_order(self) -> list[Waiting]:
+        """Return the tickets that still wait, the next one first."""
+        live = {
+            client: [ticket for ticket in tickets if not ticket.future.done()]
+            for client, tickets in self._tickets.items()
+        }
+        self._tickets = {client: tickets for client, tickets in live.items() if tickets}
+        return [ticket for client in sorted(self._tickets, key=self._served_to) for ticket in self._tickets[client]]
+
+    def take(self, *tickets: Waiting) -> None:
+        """Serve tickets, which are charged to their clients."""
+        self._clock = min(map(self._served_to, self._tickets))
+        self._served = {client: served for client, served in self._served.items() if served > self._clock}
+        for ticket in tickets:
+            self._tickets[ticket.request.client].remove(ticket)
+            self.charge(ticket.request.client, ticket.cost)
+
+    def charge(self, client: str, cost: float) -> None:
+        self._served[client] = self._served_to(client) + cost
+
+    def _served_to(self, client: str) -> float:
+        return max(self._clock, self._served.get(client, 0.0))
+
+    def require_room(self, client: str, cost: float) -> list[Waiting]:
+        """Return the tickets in whose place `cost` of a client may wait.
+
+        Raises:
+            Busy: there is no room, and no other client has more waiting than this one would have.
+        """
+        waiting, held, refused = self.in_order(), defaultdict[str, float](float), set[Request]()
+        for ticket in waiting:
+            held[ticket.request.client] += ticket.cost
+        while sum(held.values()) + cost > self.most:
+            heaviest = max(held, key=held.__getitem__, default=client)
+            if held[heaviest] <= held[client] + cost:
+                raise Busy(f"{self.what}: too much is waiting already")
+            others = {ticket.request for ticket in waiting if ticket.request.client == heaviest} - refused
+            refused.add(newest := max(others, key=attrgetter("number")))
+            held[heaviest] -= sum(ticket.cost for ticket in waiting if ticket.request is newest)
+        return [ticket for ticket in waiting if ticket.request in refused]
+
+
+def refuse(tickets: Iterable[Ticket], error: Exception) -> None:
+    """Let those that aren't done raise `error`."""
+    for ticket in tickets:
+        with suppress(asyncio.InvalidStateError, concurrent.futures.InvalidStateError):
+            ticket.future.set_exception(error)
 
 
 class Slots:
-    """`count` at once, of one client at most `most_each`; `max_waiting` others wait, each at most `seconds`.
+    """`count` at once, of one client at most `most_each`; others wait in a fair queue, each at most `seconds`.
 
-    Of several clients each has the next turn after the others, its own requests in the order in which they came.  Where
-    too many wait, the last request of who has most waiting is refused.
+    At most `max_waiting` may wait, by cost.
     """
 
     def __init__(
-        self, what: str, count: int, *, max_waiting: int, seconds: float, most_each: int | None = None
+        self, what: str, count: int, *, max_waiting: float, seconds: float, most_each: int | None = None
     ) -> None:
-        self._what, self._max_waiting, self._seconds = what, max_waiting, seconds
-        self._free, self._most_each = count, most_each
+        self._queue = FairQueue[Ticket](what, max_waiting)
+        self._free, self._seconds, self._most_each = count, seconds, most_each
         self._held: Counter[str] = Counter()
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # by client; whose turn is next comes first
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return len(self._queue.in_order())
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn, and hold it for the block.
-
-        Raises:
-            Busy: none came in time, or too many are waiting already.
-        """
-        client = holder.get()
-        if self._most_each is not None and self._held[client] >= self._most_each:
-            raise Busy(f"{self._what}: {self._most_each} of one client at once are the most")
-        if self._free:
-            self._free -= 1
-        else:
-            await self._wait(client)
-        self._held[client] += 1
+    async def turn(self, cost: float = 1.0) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it for the block.  Raises `Busy` as `take`."""
+        request = Request()
+        await self.take(request, cost)
         try:
             yield
         finally:
-            self._held[client] -= 1
-            if not self._held[client]:
-                del self._held[client]
-            self._hand_on()
+            self.give_back(request)
 
-    async def _wait(self, client: str) -> None:
-        self._make_room(client)
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(client, deque()).append(mine)
+    async def take(self, request: Request, cost: float) -> None:
+        """Wait for a slot, which `give_back` ends.
+
+        Raises:
+            Busy: none came in time, too much is waiting, or this client has as many as one may have.
+        """
+        what = self._queue.what
+        if self._most_each is not None and self._held[request.client] >= self._most_each:
+            raise Busy(f"{what}: {self._most_each} of one client at once are the most")
+        ticket = Ticket(request=request, cost=cost, future=asyncio.get_running_loop().create_future())
+        self._queue.put([ticket], is_bounded=not self._free)
+        self._serve()
         try:
             async with asyncio.timeout(self._seconds):
-                await mine
+                await ticket.future
         except BaseException as error:
-            if mine.done() and not mine.cancelled() and mine.exception() is None:
-                self._hand_on()  # the turn came too late
-            self._forget(client, mine)
+            if not ticket.future.cancelled() and ticket.future.exception() is None:
+                self.give_back(request)  # it came too late
             if isinstance(error, TimeoutError):
-                raise Busy(f"{self._what}: no turn came within {self._seconds:g} s") from None
+                raise Busy(f"{what}: no turn came within {self._seconds:g} s") from None
             raise
 
-    def _make_room(self, client: str) -> None:
-        """Refuse this request, or another one in its place: of a client who has more of them waiting."""
-        if self.waiting < self._max_waiting:
-            return
-        refusal = Busy(f"{self._what}: {self.waiting} requests are waiting already")
-        longest = max(self._lines, key=lambda name: len(self._lines[name]), default=client)
-        if len(self._lines.get(longest, ())) <= 1 + len(self._lines.get(client, ())):
-            raise refusal
-        last = self._lines[longest][-1]
-        self._forget(longest, last)
-        if not last.done():
-            last.set_exception(refusal)
-
-    def _forget(self, client: str, one: asyncio.Future[None]) -> None:
-        line = self._lines.get(client, deque())
-        if one in line:
-            line.remove(one)
-        if not line:
-            self._lines.pop(client, None)
-
-    def _hand_on(self) -> None:
-        """Give a turn that is free to the first of the client who is next, and put its other requests behind all."""
-        while self._lines:
-            client, line = next(iter(self._lines.items()))
-            first = line.popleft()
-            del self._lines[client]
-            if line:
-                self._lines[client] = line
-            if not first.done():
-                first.set_result(None)
-                return
+    def give_back(self, request: Request) -> None:
+        self._held[request.client] -= 1
+        if not self._held[request.client]:
+            del self._held[request.client]
         self._free += 1
+        self._serve()
+
+    def _serve(self) -> None:
+        for ticket in self._queue.in_order()[: self._free]:
+            self._queue.take(ticket)
+            self._free -= 1
+            self._held[ticket.request.client] += 1
+            ticket.future.set_result(None)
 
 
 class Turns:
@@ -129,7 +214,7 @@ class Turns:
         """A session, which connects at its first use; that is never on the event loop.
 
         Raises:
-            Busy: as `Slots.turn`.
+            Busy: as `Slots.take`.
         """
         async with self.slots.turn():
             session = self.sessions()
@@ -148,7 +233,7 @@ class Turns:
         """What `find`, in a thread, finds in a session.
 
         Raises:
-            Busy: as `Slots.turn`, or the database doesn't answer within `ask_seconds`.
+            Busy: as `Slots.take`, or the database doesn't answer within `ask_seconds`.
         """
 
         def answer() -> Found:

@@ -25,7 +25,7 @@ _BEGINNINGS = {
     "SVG": re.compile(rb"\s*<(svg|\?xml)"),
     "PDF": re.compile(rb"%PDF"),
 }
-_TURNS = {
+_TURNS: dict[object, Image.Transpose] = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,

@@ -262,6 +262,14 @@ def test_a_cell_that_was_changed_in_the_database_is_told(root: Path) -> None:
     assert (recorded.status, recorded.detail.split(" is ")[0]) == ("broken", "table metrics")
 
 
+def test_canaries_that_alone_differ_break_the_record(root: Path) -> None:
+    for row in (1, 2):
+        process = f'json(\'{{"modules": {{}}, "canary": {{"of": "a", "digest": "00000000000{row}"}}}}\')'
+        write(root, f"results SET environment = json_set(environment, '$.process', {process}) WHERE id = {row}")
+    recorded, _ = verify_one(root)
+    assert (recorded.status, recorded.detail.partition(":")[0]) == ("broken", "CANARIES DIFFER")
+
+
 def run_of(root: Path) -> tuple[ResultLine, Path]:
     """The published line of the model, and the run's folder as if it had been trained here."""
     line = next(line.result for line in read_lines(root / EVIDENCE, EvidenceLine) if line.result.arm == "ninformer")

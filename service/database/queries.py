@@ -235,6 +235,7 @@ class ServedCheckpoint:
     accuracy: float | None
     paper_accuracy: float | None
     paper_claim: str | None
+    flops_per_image: float | None
 
     @property
     def is_stand_in(self) -> bool:
@@ -262,8 +263,9 @@ def list_checkpoints(
 ) -> list[ServedCheckpoint]:
     """Checkpoints of image classifiers, the only ones that answer here, in the order of the params files."""
     query = (
-        select(Checkpoint, Arm, Experiment.dataset)
+        select(Checkpoint, Arm, Experiment.dataset, Metric.value.label("flops"))
         .join(Checkpoint.result)
+        .outerjoin(Metric, (Metric.result_id == Result.id) & (Metric.metric == "flops_per_image"))
         .join(Arm, (Arm.experiment == Result.experiment) & (Arm.name == Result.arm))
         .join(Experiment, Experiment.name == Result.experiment)
         .join(Dataset, (Dataset.name == Experiment.dataset) & (Dataset.kind == "images"))
@@ -285,12 +287,16 @@ def list_checkpoints(
     rows = session.execute(query).all()
     claims = _accuracy_claims(session, {row.Arm.experiment for row in rows})
     return [
-        _served_checkpoint(row.Checkpoint, row.Arm, row.dataset, claims.get((row.Arm.experiment, row.Arm.name)))
+        _served_checkpoint(
+            row.Checkpoint, row.Arm, row.dataset, claims.get((row.Arm.experiment, row.Arm.name)), row.flops
+        )
         for row in rows
     ]
 
 
-def _served_checkpoint(checkpoint: Checkpoint, arm: Arm, dataset: str, claim: Claim | None) -> ServedCheckpoint:
+def _served_checkpoint(
+    checkpoint: Checkpoint, arm: Arm, dataset: str, claim: Claim | None, flops: float | None
+) -> ServedCheckpoint:
     result = checkpoint.result
     assert result.group_position is not None, "only planned results have checkpoints"
     return ServedCheckpoint(
@@ -314,6 +320,7 @@ def _served_checkpoint(checkpoint: Checkpoint, arm: Arm, dataset: str, claim: Cl
         accuracy=result.accuracy if checkpoint.accuracy is None else checkpoint.accuracy,
         paper_accuracy=claim.value if claim else None,
         paper_claim=claim.id if claim else None,
+        flops_per_image=flops,
     )
 
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
 import socket
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,7 +23,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from service.http.access import client_of
-from service.http.errors import FOR_MACHINES, MEDIA_TYPE, problem_of
+from service.http.errors import FOR_MACHINES, MEDIA_TYPE, Problem, problem_of
 from service.http.headers import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS
 from service.http.metrics import Metrics
 
@@ -67,34 +66,31 @@ def protocol(limits: ConnectionLimits, metrics: Metrics) -> type[H11Protocol]:
     return type("Connection", (_Connection,), own)
 
 
-class RequestRefused(Exception):
-    """A request that is refused before it is passed on."""
-
-    def __init__(self, status: int, detail: str, *headers: str) -> None:
-        super().__init__(detail)
-        self.status, self.detail, self.headers = status, detail, headers
-
-
 class _Parser(h11.Connection):
-    """Raises `RequestRefused` for a request but a probe if there is a `refusal`, and for a body of tiny chunks: each
+    """Raises `Problem` for a request but a probe if there is a `refusal`, and for a body of tiny chunks: each
     takes as long as a small request, and a thousand fit into one packet.
     """
 
     refusal = ""
-    _chunks = _bytes = 0
+    sent = _chunks = _bytes = 0  # bytes of answers, chunks and bytes of the body
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
+        data = super().send(event)
+        self.sent += len(data or b"")
+        return data
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = self._bytes = 0
             if self.refusal and not event.target.startswith(PROBES):
-                raise RequestRefused(503, self.refusal, "retry-after: 2")
+                raise Problem(503, self.refusal, {"retry-after": "2"})
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._bytes += len(event.data)
             if self._chunks > FREE_CHUNKS + self._bytes // LEAST_CHUNK_BYTES:
                 most = f"{FREE_CHUNKS:,} chunks and one more for each {LEAST_CHUNK_BYTES} bytes"
-                raise RequestRefused(400, f"the body comes in more than {most}")
+                raise Problem(400, f"the body comes in more than {most}")
         return event
 
 
@@ -103,6 +99,7 @@ class _Connection(H11Protocol):
     metrics: ClassVar[Metrics]
     by_client: ClassVar[Counter[str | None]]
     reserved: ClassVar[dict[_Connection, None]]
+    conn: _Parser
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -110,8 +107,6 @@ class _Connection(H11Protocol):
         self._client: str | None = None
         self._until_heard: asyncio.TimerHandle | None = None
         self._until_read: asyncio.TimerHandle | None = None
-        self._deadline: float | None = None
-        self._unread = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -148,8 +143,9 @@ class _Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if not self.transport.get_write_buffer_size():
-            self._forget_reading()
+        if self._until_read is not None and not self.transport.get_write_buffer_size():
+            self._until_read.cancel()
+            self._until_read = None
         super().data_received(data)
         self._expect_client()
 
@@ -170,65 +166,41 @@ class _Connection(H11Protocol):
             super().handle_events()
         except UnicodeDecodeError:  # of an address that isn't ASCII
             self.send_400_response("the address of the request isn't ASCII; encode it with %")
-        except RequestRefused as refused:
-            self._refuse(refused.status, refused.detail, *refused.headers)
+        except Problem as problem:
+            self._refuse(problem.status_code, problem.detail, problem.headers)
+
+    def _should_upgrade(self) -> bool:
+        """An upgrade is ignored; the server's own method logs what to install for it."""
+        return False
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this isn't an HTTP request that can be read" if msg.startswith("Invalid HTTP") else msg)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_rest_expected():
-            self._expect_client()
+        self._expect_client()
         self._expect_reading()
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._expect_reading()
 
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._count_read()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """An answer that is still in the buffers is being read, for as long as it may take."""
-        if self._until_read is None:
-            super().timeout_keep_alive_handler()
+    def _read(self) -> int:
+        """Bytes that the client has read, or the kernel for it."""
+        return self.conn.sent - self.transport.get_write_buffer_size()
 
     def _expect_reading(self) -> None:
         """From now on the client has `send_seconds` for what is in the buffers, and more as it reads."""
-        self._unread = self.transport.get_write_buffer_size()
-        if not self._unread:
-            self._forget_reading()
-            return
-        now = self.loop.time()
-        if self._deadline is None:
-            self._deadline = now + self.limits.send_seconds
-        if self._until_read is None:
-            self._until_read = self.loop.call_later(max(0.0, self._deadline - now), self._look_at_reading)
+        if self._until_read is None and self.transport.get_write_buffer_size():
+            since = self.loop.time(), self._read()
+            self._until_read = self.loop.call_later(self.limits.send_seconds, self._look_at_reading, *since)
 
-    def _count_read(self) -> None:
-        unread = self.transport.get_write_buffer_size()
-        if self._deadline is not None:
-            self._deadline += max(0, self._unread - unread) / self.limits.slowest_bytes_per_second
-        self._unread = unread
-
-    def _forget_reading(self) -> None:
-        if self._until_read is not None:
-            self._until_read.cancel()
-        self._until_read = self._deadline = None
-
-    def _look_at_reading(self) -> None:
+    def _look_at_reading(self, begun: float, before: int) -> None:
         """At the deadline, drop the connection with what is in its buffers: closing it would wait for the client."""
-        self._until_read = None
-        self._count_read()
-        if not self._unread:
-            self._deadline = None
-            if not self.transport.is_closing() and self.cycle.response_complete:
-                self.timeout_keep_alive_handler()
-        elif self._deadline is not None and self._deadline > self.loop.time():
-            self._expect_reading()
-        else:
+        more = (self._read() - before) / self.limits.slowest_bytes_per_second
+        left = begun + self.limits.send_seconds + more - self.loop.time()
+        self._until_read = self.loop.call_later(left, self._look_at_reading, begun, before) if left > 0 else None
+        if self._until_read is None and self.transport.get_write_buffer_size():
             logger.warning("an answer was not read in time", extra={"fields": {"client": _address(self.client)}})
             self.transport.abort()
 
@@ -246,25 +218,15 @@ class _Connection(H11Protocol):
             detail = f"the request's headers didn't arrive within {self.limits.head_seconds:g} s"
             self._refuse(408, detail)
 
-    def _refuse(self, status: int, detail: str, *more: str) -> None:
+    def _refuse(self, status: int, detail: str, more: Mapping[str, str] | None = None) -> None:
         """Answer where there is no request yet, or none that can be read, and end the connection."""
         if self.conn.our_state in CAN_ANSWER:
-            identity = uuid.uuid4().hex
-            content = json.dumps(problem_of(status, detail, "/").model_dump()).encode()
-            headers = [
-                *SECURITY_HEADERS.items(),
-                ("content-type", MEDIA_TYPE),
-                ("content-length", str(len(content))),
-                ("x-request-id", identity),
-                ("connection", "close"),
-                *((name, value) for name, _, value in (line.partition(": ") for line in more)),
-            ]
-            for event in (
-                h11.Response(status_code=status, headers=headers),
-                h11.Data(data=content),
-                h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(event) or b"")
+            identity, problem = uuid.uuid4().hex, problem_of(status, detail, "/")
+            content = problem.model_dump_json()
+            own = {"content-type": MEDIA_TYPE, "content-length": len(content.encode()), "x-request-id": identity}
+            headers = {**SECURITY_HEADERS, **own, **(more or {})} | {"connection": "close"}
+            head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            self.transport.write(f"HTTP/1.1 {status} {problem.title}\r\n{head}\r\n{content}".encode())
             fields = {"method": "", "path": "", "route": "none", "status": status, "client": _address(self.client)}
             logger.info("request", extra={"fields": fields | {"detail": detail, "request_id": identity}})
             self.metrics.request("none", "none", status, 0.0)

@@ -19,6 +19,7 @@ from fastapi.templating import Jinja2Templates
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnection
+from starlette._utils import get_route_path
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -26,10 +27,9 @@ from service.database.queries import AmbiguousCheckpoint, NoRealCheckpoint
 from service.database.samples import NoSample
 from service.http.negotiation import NotAcceptable, weight
 from service.http.problem_pages import explain
-from service.inference.batching import AnswerFailed, InferenceStopped, QueueFull
+from service.inference.batching import AnswerFailed, InferenceStopped, SetAside
 from service.inference.engine import TooManyAnswers
 from service.inference.model_names import UnknownModel
-from service.inference.suspects import SetAside
 from service.inference.tensors import TensorError
 from service.slots import Busy
 from stages.checkpoint.contract import CheckpointError
@@ -79,33 +79,8 @@ class ProblemOut(BaseModel):
     instance: str = Field(description="path of the request")
 
 
-class Problem(Exception):
-    """An error with its own status, raised where no domain error fits."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status, self.detail = status, detail
-
-
-class BodyTooLarge(HTTPException):
-    """Raised while a body is being received; an HTTPException, since form parsers let no other one through."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(413, f"the request body is larger than {limit:,} bytes")
-
-
-class BodiesTooLarge(HTTPException):
-    """Raised while a body is being received, as `BodyTooLarge`."""
-
-    def __init__(self) -> None:
-        super().__init__(503, "too many large requests are being received", {"retry-after": "2"})
-
-
-class BodyTooSlow(HTTPException):
-    """Raised while a body is being received, as `BodyTooLarge`."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(408, f"the request body didn't arrive within {seconds:g} s")
+class Problem(HTTPException):
+    """An error with its own status, where no domain error fits; form parsers let an HTTPException through alone."""
 
 
 def title_of(status: int) -> str:
@@ -127,9 +102,10 @@ def problem_response(
     error: Exception | None = None,
 ) -> Response:
     """Problem details, or a page if a browser asked for one.  Below `/v2` the detail is also given as `error`."""
-    instance = request.scope["path"]
-    problem = problem_of(status, detail, instance)
-    if not instance.startswith(FOR_PROGRAMS):
+    path, root = get_route_path(request.scope), request.scope.get("root_path", "")
+    problem = problem_of(status, detail, request.scope["path"])
+    problem.type = root + problem.type
+    if not path.startswith(FOR_PROGRAMS):
         varies = [headers["vary"]] if headers and "vary" in headers else []
         headers = {**(headers or {}), "vary": ", ".join([*varies, "Accept"])}
         accept = request.headers.get("accept", "*/*")
@@ -139,20 +115,21 @@ def problem_response(
             shown = {"problem": problem, "told": told, "back": _page_before(request)}
             return templates.TemplateResponse(request, "problem.html", shown, status, headers)
     content = problem.model_dump()
-    if instance == "/v2" or instance.startswith("/v2/"):
+    if path == "/v2" or path.startswith("/v2/"):
         content["error"] = detail
     return JSONResponse(content, status, headers, MEDIA_TYPE)
 
 
 def _page_before(request: Request) -> str:
     """The page of ours that linked here, else the first one."""
+    first = f"{request.scope.get('root_path', '')}/"
     try:
         linked = urlsplit(request.headers.get("referer", ""))
     except ValueError:
-        return "/"
+        return first
     path = f"{linked.path}?{linked.query}" if linked.query else linked.path
     is_ours = linked.scheme in ("http", "https") and linked.netloc == request.headers.get("host")
-    return path if is_ours and OWN_PATH.fullmatch(path) else "/"
+    return path if is_ours and OWN_PATH.fullmatch(path) and path.startswith(first) else first
 
 
 STATUS: dict[type[Exception], int] = {
@@ -165,7 +142,6 @@ STATUS: dict[type[Exception], int] = {
     NoRealCheckpoint: 409,
     ResultsUnavailable: 503,
     TensorError: 400,
-    QueueFull: 503,
     Busy: 503,
     InferenceStopped: 503,
     SetAside: 503,
@@ -185,15 +161,12 @@ LISTED_AT: dict[type[Exception], str] = {
 """Of names too many for a message."""
 
 RETRY_AFTER: dict[type[Exception], dict[str, str]] = {
-    QueueFull: {"retry-after": "1"},
     InferenceStopped: {"retry-after": "1"},
     Busy: {"retry-after": "2"},
 }
 
 FORM_LIMITS = ("Too many files", "Too many fields", "Part exceeded")
 """The form parser's first words about a form beyond its limits, which it answers as a 400."""
-
-HTTP_DETAILS = {404: "there is nothing at this address; /docs lists what there is"}
 
 
 def fault_response(request: Request, error: BaseException) -> Response:
@@ -219,9 +192,6 @@ def install_error_handlers(app: FastAPI) -> None:
         detail = f"{said}{'' if said.endswith('?') else ';'} {listed}" if listed else said
         return problem_response(request, status, detail, RETRY_AFTER.get(type(error)), error)
 
-    async def explicit(request: Request, error: Problem) -> Response:
-        return problem_response(request, error.status, error.detail)
-
     async def http(request: Request, error: HTTPException) -> Response:
         if isinstance(
             error.__cause__, OSError | MemoryError
@@ -236,7 +206,10 @@ def install_error_handlers(app: FastAPI) -> None:
             headers["Allow"] = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
             detail = f"{request.method} is not allowed here"
         elif detail == HTTPStatus(status).phrase:
-            detail = HTTP_DETAILS.get(status, detail)
+            models = (
+                "; /api/v1/checkpoints lists the models" if get_route_path(request.scope).startswith("/v2/") else ""
+            )
+            detail = f"there is nothing at this address{models}; /docs lists what there is" if status == 404 else detail
         return problem_response(request, status, detail, headers)
 
     async def validation(request: Request, error: RequestValidationError) -> Response:
@@ -256,7 +229,6 @@ def install_error_handlers(app: FastAPI) -> None:
 
     for kind in STATUS:
         app.add_exception_handler(kind, domain)
-    app.add_exception_handler(Problem, explicit)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, http)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, validation)  # type: ignore[arg-type]
     app.add_exception_handler(CheckpointError, unavailable)

@@ -80,7 +80,7 @@ class Metrics:
         workers = Gauge("claimcheck_workers", "Workers that run", registry=self.registry)
         workers.set_function(lambda: engine.batcher.serving)
         aside = Gauge("claimcheck_models_set_aside", "Models at which workers end", registry=self.registry)
-        aside.set_function(lambda: len(engine.batcher.suspects.set_aside))
+        aside.set_function(lambda: len(engine.batcher.set_aside))
         self.registry.register(_Restarts(engine))
 
     def text(self) -> bytes:

@@ -1,45 +1,41 @@
 """The micro-batcher: every forward pass combines the images of as many requests as are waiting.
 
-Requests wait in a bounded queue and take turns: the next images are those of the request that has had the fewest served
-since it came, where each request of a client comes one image behind its others that wait.  So whoever asks a thousand
-times at once holds up itself; and where the queue is full, the last images of who has most there make room for others.
-A pass takes images of one model, up to `max_batch`, or up to its share when other workers are idle.  It waits for more
-only while announced requests are still being decoded, so a single request is answered at once.
+Images wait in the fair queue, by the seconds that they are estimated to compute.  A pass takes images of one model, up
+to `max_batch` and to `PASS_SECONDS`, or up to its share when other workers are idle.  It waits for more only while
+announced requests are still being decoded, so a single request is answered at once.  Of several workers one always is
+free for models in memory: the others load at most.
 
-A worker that ends is replaced, and the requests of its pass are told to come again (`suspects`: what becomes of a model
-at which workers end).
+A worker that ends is replaced, and each request of its pass is tried once more, by itself.  A model at which that ends
+a worker again is set aside for a while.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import math
 import threading
 import time
-from bisect import insort
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from service.inference.models import Model
-from service.inference.pending import PendingRequest, answers, withdraw
 from service.inference.processes import ProcessGone
-from service.inference.suspects import SetAside, Suspects
 from service.inference.workers import NeverBegan, PassFailed
-from service.slots import holder
+from service.slots import FairQueue, Request, Ticket, holder, refuse
 from stages.checkpoint.contract import CheckpointError
 
 LOOK_SECONDS = 0.5  # between two looks at whether an idle worker is still there
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # before another start of a worker that ends again and again
+PASS_SECONDS = 0.05  # estimated; another client waits for as long
+ASIDE_SECONDS = 600.0
 logger = logging.getLogger("claimcheck")
-
-
-class QueueFull(RuntimeError):
-    """The queue has no room for more images; a later request may be answered."""
 
 
 class InferenceStopped(RuntimeError):
@@ -50,27 +46,53 @@ class AnswerFailed(RuntimeError):
     """The model has no answer to this image: its pass raised an error or returned values that aren't probabilities."""
 
 
+class SetAside(RuntimeError):
+    """Workers end at this model, so it isn't asked for `ASIDE_SECONDS`."""
+
+    @classmethod
+    def at(cls, model: Model) -> SetAside:
+        return cls(
+            f"inference processes ended at the model of run {model.contract.run_key[:12]}, 2 in a row; "
+            f"it is set aside for {ASIDE_SECONDS / 60:g} minutes"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class Job(Ticket):
+    """Images uint8 [N, C, H, W] for one pass; `future` gets their probabilities float32 [N, K].
+
+    `only`: the worker that must answer.  `is_retried`: a worker ended at it.
+    """
+
+    model: Model
+    images: np.ndarray
+    only: Runner | None = None
+    is_retried: bool = False
+    future: Future[np.ndarray] = field(default_factory=Future)
+    submitted: float = field(default_factory=time.monotonic)
+
+
 class Runner(Protocol):
     """Runs passes, one at a time: see `Worker`."""
 
     @property
     def is_alive(self) -> bool: ...
 
-    def probabilities(self, model: Model, images: np.ndarray) -> np.ndarray: ...
+    @property
+    def is_stopped(self) -> bool: ...
+
+    def has_loaded(self, model: Model) -> bool: ...
+
+    def probabilities(self, model: Model, images: np.ndarray, client: str) -> np.ndarray: ...
 
     def restart(self) -> None: ...
-
-
-class Observer(Protocol):
-    """Called after each pass with its number of images, the longest wait and the duration of the pass in seconds."""
-
-    def __call__(self, *, images: int, waited_seconds: float, pass_seconds: float) -> None: ...
 
 
 class Batcher:
     """Safe to use from several threads and event loops.  `start` it before, `stop` it after.
 
-    Every worker has a thread that hands it passes and replaces it where it has ended.
+    Every worker has a thread that hands it passes and replaces it where it has ended.  `observer` is called after each
+    pass with its `images`, the longest wait (`waited_seconds`) and its duration (`pass_seconds`).
     """
 
     def __init__(
@@ -79,19 +101,21 @@ class Batcher:
         *,
         max_batch: int,
         max_wait_seconds: float,
-        max_waiting: int,
-        observer: Observer | None = None,
+        max_waiting_seconds: float,
+        observer: Callable[..., None] | None = None,
     ) -> None:
         self.workers = workers
-        self.max_batch, self.max_wait_seconds, self.max_waiting = max_batch, max_wait_seconds, max_waiting
+        self.max_batch, self.max_wait_seconds = max_batch, max_wait_seconds
+        self.max_waiting_seconds = max_waiting_seconds
         self._observer = observer
-        self._jobs: list[PendingRequest] = []  # by turn
-        self._clock = 0  # the turn that was served last
-        self._changed = threading.Condition()
-        self._announced = self._idle = 0
+        self._queue = FairQueue[Job]("asking models", max_waiting_seconds)
+        self._changed = threading.Lock()
+        self._wakers = {worker: threading.Condition(self._changed) for worker in workers}
+        self._announced = self._loading = 0
+        self._idle: set[Runner] = set()
         self._stopping = threading.Event()
         self._given_up: set[Runner] = set()  # for now: they end again and again
-        self.suspects = Suspects()
+        self._set_aside: dict[str, tuple[Model, float]] = {}  # until when
         self._threads = [
             threading.Thread(target=self._run, args=(worker,), name="inference", daemon=True) for worker in workers
         ]
@@ -104,7 +128,8 @@ class Batcher:
         """Answer what is waiting, then end the threads; a pass that takes longer than that is abandoned."""
         with self._changed:
             self._stopping.set()
-            self._changed.notify_all()
+            for waker in self._wakers.values():
+                waker.notify()
         until = time.monotonic() + seconds
         for thread in self._threads:
             if thread.ident is not None:  # started
@@ -124,7 +149,20 @@ class Batcher:
     def waiting(self) -> int:
         """Number of images in the queue."""
         with self._changed:
-            return self._count()
+            return sum(len(job.images) for job in self._queue.in_order())
+
+    @property
+    def set_aside(self) -> list[Model]:
+        """The models that aren't asked for now."""
+        return [model for model, until in list(self._set_aside.values()) if time.monotonic() < until]
+
+    def require_fit(self, model: Model) -> None:
+        """Raises:
+        SetAside: workers end at this model.
+        """
+        _, until = self._set_aside.get(model.sha256, (None, 0.0))
+        if time.monotonic() < until:
+            raise SetAside.at(model)
 
     @contextmanager
     def announce(self) -> Iterator[None]:
@@ -136,95 +174,61 @@ class Batcher:
         finally:
             with self._changed:
                 self._announced -= 1
-                if self._jobs:
-                    self._changed.notify()
+                self._wake()
 
-    def submit(self, model: Model, images: np.ndarray) -> list[PendingRequest]:
-        """Queue `images`, in jobs of at most `max_batch`.
+    @contextmanager
+    def submitted(
+        self, questions: Sequence[tuple[Model, np.ndarray]], only: Runner | None = None
+    ) -> Iterator[list[list[Job]]]:
+        """Queue the images of one request for each model; whatever hasn't begun at the end leaves the queue.
 
         Raises:
-            QueueFull: there is no room for all of them.
+            Busy: there is no room for all of them; a job's future, too, where others need the room.
             InferenceStopped: no worker serves.
-            SetAside: workers end at this model.
+            SetAside: workers end at one of the models.
         """
+        request = Request()
         with self._changed:
             if self._stopping.is_set() or len(self._given_up) == len(self.workers):
                 raise InferenceStopped("inference isn't running at the moment")
-            self.suspects.require_fit(model)
-            client = holder.get()
-            self._make_room(client, len(images))
-            begin = self._clock + sum(job.client == client and job.is_first for job in self._jobs)
-            jobs = [
-                PendingRequest(model, images[start : start + self.max_batch], client, begin + start, start == 0)
-                for start in range(0, len(images), self.max_batch)
-            ]
-            for job in jobs:
-                insort(self._jobs, job, key=lambda waiting: waiting.turn)
-            self._changed.notify()  # who takes some of them wakes the next one
-        return jobs
-
-    def _make_room(self, client: str, count: int) -> None:
-        """Refuse `count` images, or in their place waiting ones, the last of each time whoever has most waiting."""
-        lacking = self._count() + count - self.max_waiting
-        if lacking <= 0:
-            return
-        waiting = [job for job in self._jobs if not job.future.cancelled()]
-        held = Counter[str]()
-        for job in waiting:
-            held[job.client] += len(job.images)
-        refusal = QueueFull(f"{held.total()} images are waiting already; at most {self.max_waiting} may")
-        given_up: list[PendingRequest] = []
-        while lacking > 0:
-            most, images = max(held.items(), key=lambda item: item[1], default=("", 0))
-            last = next((job for job in reversed(waiting) if job.client == most and job not in given_up), None)
-            if last is None or images <= held[client] + count:
-                raise refusal
-            given_up.append(last)
-            held[most] -= len(last.images)
-            lacking -= len(last.images)
-        for job in given_up:
-            self._jobs.remove(job)
-            if job.future.set_running_or_notify_cancel():
-                job.future.set_exception(refusal)
-
-    def submit_all(self, questions: Sequence[tuple[Model, np.ndarray]]) -> list[list[PendingRequest]]:
-        """Queue the images of one request for each model, in turns one behind the other: all of them or none.
-
-        Raises:
-            QueueFull, InferenceStopped, SetAside: as `submit`.
-        """
-        jobs: list[list[PendingRequest]] = []
+            jobs = [self._jobs_of(request, model, images, only) for model, images in questions]
+            self._queue.put(list(itertools.chain(*jobs)))
+            self._wake()
         try:
-            for model, images in questions:
-                jobs.append(self.submit(model, images))
-        except BaseException:
-            withdraw(jobs)
-            raise
-        return jobs
+            yield jobs
+        finally:
+            for job in itertools.chain(*jobs):
+                job.future.cancel()
 
-    async def probabilities(self, model: Model, images: np.ndarray) -> np.ndarray:
+    def require_room(self, images: int, models: Sequence[Model]) -> None:
+        """Raise `Busy` where `submitted` would: before images are decoded in vain."""
+        with self._changed:
+            self._queue.require_room(holder.get(), sum(images * model.seconds for model in models))
+
+    def _jobs_of(self, request: Request, model: Model, images: np.ndarray, only: Runner | None) -> list[Job]:
+        self.require_fit(model)
+        size = max(1, min(self.max_batch, int(PASS_SECONDS / model.seconds)))
+        parts = [images[start : start + size] for start in range(0, len(images), size)]
+        return [
+            Job(request=request, cost=len(part) * model.seconds, model=model, images=part, only=only) for part in parts
+        ]
+
+    async def probabilities(self, model: Model, images: np.ndarray, only: Runner | None = None) -> np.ndarray:
         """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W]; a cancelled call leaves the queue.
 
         Raises:
-            QueueFull, InferenceStopped, SetAside: as `submit`; QueueFull later, too, where others need the room.
-            InferenceStopped: the worker ended, too.
+            Busy, InferenceStopped, SetAside: as `submitted`.
             AnswerFailed: the model has no answer to one of the images.
             CheckpointError: the weights can't be loaded.
         """
-        jobs = self.submit(model, images)
-        try:
+        with self.submitted([(model, images)], only) as (jobs,):
             return await answers(jobs)
-        finally:
-            withdraw([jobs])
-
-    def _count(self) -> int:
-        return sum(len(job.images) for job in self._jobs if not job.future.cancelled())
 
     def _run(self, worker: Runner) -> None:
         deaths = 0  # in a row: neither an answer nor a while of life in between
         try:
             while (batch := self._next_batch(worker)) is not None:
-                if self._serve(batch, worker) if batch else worker.is_alive:
+                if self._serve(batch, worker) if batch else worker.is_alive and not worker.is_stopped:
                     deaths = 0
                     continue
                 if not self._replaced(worker, deaths):
@@ -237,7 +241,7 @@ class Batcher:
         """Start another one, at once or, where that didn't help, after a while; False once the batcher stops."""
         logger.error("an inference process is gone and is replaced")
         while not self._stopping.is_set():
-            if deaths:
+            if deaths > 1:  # a request that ends workers ends two
                 self._give_up(worker)
                 self._stopping.wait(min(FIRST_PAUSE * 2**deaths, LONGEST_PAUSE))
             try:
@@ -254,124 +258,135 @@ class Batcher:
         """Nothing waits for this worker; where no other one serves, what waits is refused."""
         with self._changed:
             self._given_up.add(worker)
-            if len(self._given_up) < len(self.workers):
-                return
-            left, self._jobs = self._jobs, []
-        for job in left:
-            if job.future.set_running_or_notify_cancel():
-                job.future.set_exception(InferenceStopped("inference isn't running at the moment"))
+            if len(self._given_up) == len(self.workers):
+                refuse(self._queue.in_order(), InferenceStopped("inference isn't running at the moment"))
 
-    def _serve(self, batch: Sequence[PendingRequest], worker: Runner) -> bool:
+    def _serve(self, batch: Sequence[Job], worker: Runner) -> bool:
         """Answer the batch; False where the worker ended at it."""
-        model, started = batch[0].model, time.monotonic()
+        model, is_loading = batch[0].model, not worker.has_loaded(batch[0].model)
         try:
             self._answer(batch, worker)
-            self.suspects.clear(model)
         except ProcessGone as error:
             logger.error("%s, at %s (run %s)", error, model.path, model.contract.run_key)
-            if not isinstance(error, NeverBegan):
-                self._blame(model, started)
-            self._fail(batch, InferenceStopped("the process that was to answer ended; ask again"))
+            self._retry(batch, has_begun=not isinstance(error, NeverBegan))
             return False
         except Exception:  # no memory, for example, which the next pass may have
             logger.exception("a pass of %s failed", model.path)
-            self._fail(batch, AnswerFailed("the model failed on this image"))
+            refuse(batch, AnswerFailed("the model failed on this image"))
+        finally:
+            if is_loading:
+                with self._changed:
+                    self._loading -= 1
+                    self._wake()
         return True
 
-    @staticmethod
-    def _fail(batch: Sequence[PendingRequest], error: Exception) -> None:
-        for job in batch:
-            if not job.future.done():
-                job.future.set_exception(error)
-
-    def _blame(self, model: Model, started: float) -> None:
-        """Count the death; where the model is set aside by it, refuse what waits for it."""
+    def _retry(self, batch: Sequence[Job], *, has_begun: bool) -> None:
+        """Queue again what a worker ended at; a model at which a job ends two of them is set aside."""
         with self._changed:
-            if not self.suspects.blame(model, started):
-                return
-            waiting = [job for job in self._jobs if job.model.sha256 == model.sha256]
-            self._jobs = [job for job in self._jobs if job.model.sha256 != model.sha256]
-        started_jobs = [job for job in waiting if job.future.set_running_or_notify_cancel()]
-        self._fail(started_jobs, SetAside.at(model))
+            if has_begun and any(job.is_retried and not job.future.done() for job in batch):
+                model = batch[0].model
+                logger.error("%s (run %s) is set aside", model.path, model.contract.run_key)
+                self._set_aside[model.sha256] = model, time.monotonic() + ASIDE_SECONDS
+                same = [job for job in self._queue.in_order() if job.model.sha256 == model.sha256]
+                refuse([*batch, *same], SetAside.at(model))
+            for job in batch:
+                job.is_retried |= has_begun
+            self._queue.put_back(batch)
 
-    def _next_batch(self, worker: Runner) -> list[PendingRequest] | None:
+    def _next_batch(self, worker: Runner) -> list[Job] | None:
         """The next jobs of one model that run together; empty where the worker is gone, or after a while without jobs,
         so that it is looked after; None once the batcher stops and nothing is left.
         """
         with self._changed:
-            self._idle += 1
+            self._idle.add(worker)
             try:
                 while True:
-                    self._jobs = [job for job in self._jobs if not job.future.cancelled()]
-                    if not self._jobs and self._stopping.is_set():
+                    waiting = self._queue.in_order()
+                    if not waiting and self._stopping.is_set():
                         return None
-                    if not self._jobs or (time_left := self._worth_waiting()) > 0:
-                        is_woken = self._changed.wait(time_left if self._jobs else LOOK_SECONDS)
-                        if not is_woken and not self._jobs:
+                    jobs = self._same_model(waiting, worker)
+                    if not jobs or (time_left := self._worth_waiting(jobs)) > 0:
+                        if not self._wakers[worker].wait(time_left if jobs else LOOK_SECONDS) and not jobs:
                             return []
                         continue
-                    if not worker.is_alive:
+                    if not worker.is_alive or worker.is_stopped:
                         return []
-                    batch = self._share()
-                    self._clock = max(self._clock, batch[0].turn)
-                    for job in batch:
-                        self._jobs.remove(job)
-                    if started := [job for job in batch if job.future.set_running_or_notify_cancel()]:
-                        return started
+                    batch = self._share(jobs)
+                    self._queue.take(*batch)
+                    if not worker.has_loaded(batch[0].model):
+                        self._loading += 1
+                        self._queue.charge(batch[0].request.client, batch[0].model.load_seconds)
+                    return batch
             finally:
-                self._idle -= 1
-                if self._jobs:
-                    self._changed.notify()  # the waiting images may be enough for the remaining workers
+                self._idle.remove(worker)
+                self._wake()  # the waiting images may be enough for the remaining workers
 
-    def _same_model(self) -> list[PendingRequest]:
-        return [job for job in self._jobs if job.model.sha256 == self._jobs[0].model.sha256]
+    def _wake(self) -> None:
+        """Wake one idle worker that may run something, which wakes the next one."""
+        waiting = self._queue.in_order() if self._idle else []
+        for worker in self._idle if waiting else ():
+            if self._same_model(waiting, worker):
+                self._wakers[worker].notify()
+                return
 
-    def _worth_waiting(self) -> float:
+    def _same_model(self, waiting: Sequence[Job], worker: Runner) -> list[Job]:
+        """The next jobs of one model for this worker, which loads none that an idle one has, or while others load."""
+        may_load = self._loading < max(1, len(self.workers) - 1)
+        mine = [
+            job
+            for job in waiting
+            if job.only is worker
+            or (job.only is None and worker.has_loaded(job.model))
+            or (job.only is None and may_load and not any(idle.has_loaded(job.model) for idle in self._idle))
+        ]
+        if mine and mine[0].is_retried:
+            return mine[:1]
+        return [job for job in mine if job.model.sha256 == mine[0].model.sha256 and not job.is_retried]
+
+    def _worth_waiting(self, jobs: Sequence[Job]) -> float:
         """Seconds in which announced requests may still join; zero if they would find no room."""
-        is_full = sum(len(job.images) for job in self._same_model()) >= self.max_batch * self._idle
+        is_full = sum(len(job.images) for job in jobs) >= self.max_batch * len(self._idle)
         if is_full or not self._announced or self._stopping.is_set():
             return 0.0
-        return min(job.submitted for job in self._same_model()) + self.max_wait_seconds - time.monotonic()
+        return min(job.submitted for job in jobs) + self.max_wait_seconds - time.monotonic()
 
-    def _share(self) -> list[PendingRequest]:
-        """The next jobs of one model for a pass: as many as fit, divided evenly among idle workers."""
-        jobs = self._same_model()
-        fair = math.ceil(sum(len(job.images) for job in jobs) / self._idle)
+    def _share(self, jobs: Sequence[Job]) -> list[Job]:
+        """As many of `jobs` as fit into a pass, divided evenly among idle workers."""
+        fair = math.ceil(sum(len(job.images) for job in jobs) / len(self._idle))
+        most = min(self.max_batch, fair, int(PASS_SECONDS / jobs[0].model.seconds))
         sizes = itertools.accumulate(len(job.images) for job in jobs)
-        count = sum(size <= min(self.max_batch, fair) for size in sizes)
-        return jobs[: max(count, 1)]
+        return list(jobs[: max(1, sum(size <= most for size in sizes))])
 
-    def _answer(self, batch: Sequence[PendingRequest], worker: Runner) -> None:
+    def _answer(self, batch: Sequence[Job], worker: Runner) -> None:
         """Run one pass; if it fails, run each job by itself, so that one bad image spoils no other's answer."""
         started = time.monotonic()
         try:
             images = np.concatenate([job.images for job in batch])
-            found = worker.probabilities(batch[0].model, images)
+            found = worker.probabilities(batch[0].model, images, batch[0].request.client)
         except CheckpointError as error:
-            for job in batch:
-                job.future.set_exception(error)
+            refuse(batch, error)
             return
         except PassFailed as error:
-            if len(batch) > 1:
-                for job in batch:
-                    self._answer([job], worker)
-            else:
+            if len(batch) == 1:
                 logger.error("a forward pass failed: %s", error)
-                batch[0].future.set_exception(AnswerFailed("the model failed on this image"))
+                refuse(batch, AnswerFailed("the model failed on this image"))
+            for job in batch if len(batch) > 1 else ():
+                self._answer([job], worker)
             return
-        self._hand_out(batch, found)
-        if self._observer is not None:
-            waited = started - min(job.submitted for job in batch)
-            took = time.monotonic() - started
-            self._observer(images=len(images), waited_seconds=waited, pass_seconds=took)
-
-    @staticmethod
-    def _hand_out(batch: Sequence[PendingRequest], found: np.ndarray) -> None:
         start = 0
         for job in batch:
             rows = found[start : start + len(job.images)]
             start += len(job.images)
-            if np.isfinite(rows).all():
-                job.future.set_result(rows)
+            if not np.isfinite(rows).all():
+                refuse([job], AnswerFailed("the model's answer to this image is not a number"))
             else:
-                job.future.set_exception(AnswerFailed("the model's answer to this image is not a number"))
+                with suppress(InvalidStateError):  # cancelled meanwhile
+                    job.future.set_result(rows)
+        if self._observer is not None:
+            waited, took = started - min(job.submitted for job in batch), time.monotonic() - started
+            self._observer(images=len(images), waited_seconds=waited, pass_seconds=took)
+
+
+async def answers(jobs: Sequence[Job]) -> np.ndarray:
+    """The probabilities of all jobs of one model, in their order.  Raises as `Batcher.probabilities`."""
+    return np.concatenate(await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs)))

@@ -2,37 +2,34 @@
 
 A tiny file is decoded at once, on the event loop: it takes less than handing it to a thread does.  A small one is
 decoded in a thread: nothing of its size takes longer than some 30 ms.  Any other one goes to a process with a limit of
-memory and of time, which is killed and replaced where it exceeds them.  Requests take turns at these processes by the
-pixels that they have had decoded, each of a client after the first image of its others, so many large images hold up
-nobody else; and of the images that may wait one client has at most half.
+memory and of time, which is killed and replaced where it exceeds them.  Threads and processes have a fair queue each.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import resource
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from service.inference.batching import InferenceStopped, QueueFull
+from service.inference.batching import InferenceStopped
 from service.inference.processes import Process, ProcessGone, ProcessSlow, leave_signals_to_the_server
 from service.inference.together import all_or_none
-from service.slots import holder
+from service.slots import Busy, Request, Slots
 from stages.images import ImageError, ImageTooLarge, Outline, decode_image, outline
 
 Shape = tuple[int, int, int]
 Decoded = list[np.ndarray]
+Done = TypeVar("Done")
 THREADS, PROCESSES = 2, 2
 TINY_BYTES, TINY_WORK = 4 * 1024, 64 * 64
 SMALL_BYTES, SMALL_WORK = 16 * 1024, 128 * 128
@@ -45,6 +42,7 @@ GOOD = bytes.fromhex(
 """A PNG of one black pixel: a decoder that can't decode it has a fault of its own."""
 BUSY = 0.25
 """Share of the time that a decoder computes at least, on a machine that isn't too busy for it."""
+PIXELS_PER_SECOND, SMALL_SECONDS = 20e6, 0.01  # estimates of what decoding takes
 MEMORY_BYTES = 512 * 1024 * 1024  # the largest image takes some 250 MB while it is decoded
 
 
@@ -56,36 +54,40 @@ class Upload:
     content: bytes
 
 
-@dataclass
-class _Share:
-    """One request's share of the decoding processes: seconds left to it, those it computed, when its next turn is.
-
-    Its other images wait for `room`, so that none of them waits in the queue for those before it.
-    """
+@dataclass(eq=False, kw_only=True)
+class _Share(Request):
+    """One request's share of the decoding processes: seconds left to it, and those that they computed."""
 
     seconds_left: float
     computed: float = 0.0
-    turn: int = 0
-    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PROCESSES))
 
 
 class Decoder:
-    """Decodes off the event loop, for one loop.  `start` it before, `stop` it after."""
+    """Decodes off the event loop, for one loop.  `start` it before, `stop` it after.
 
-    def __init__(self, *, seconds: float, max_waiting: int, max_pixels: int, memory_bytes: int = MEMORY_BYTES) -> None:
-        self.seconds, self.max_waiting, self.max_pixels = seconds, max_waiting, max_pixels
-        self.memory_bytes = memory_bytes
+    Images wait at most `wait_seconds` for a process, and of all that wait at most `max_waiting_seconds`.
+    """
+
+    def __init__(
+        self,
+        *,
+        seconds: float,
+        wait_seconds: float,
+        max_waiting_seconds: float,
+        max_pixels: int,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        self.seconds, self.max_pixels, self.memory_bytes = seconds, max_pixels, memory_bytes
         self.processes = [
             Process("decoding", _decode_until_closed, memory_bytes, seconds=seconds) for _ in range(PROCESSES)
         ]
+        self._in_threads, self._in_processes = (
+            Slots("decoding images", count, max_waiting=max_waiting_seconds, seconds=wait_seconds)
+            for count in (THREADS, PROCESSES)
+        )
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="decoding")
         self._askers = ThreadPoolExecutor(PROCESSES, thread_name_prefix="decoding")
         self._idle = list(self.processes)
-        self._queue: list[tuple[int, int, asyncio.Future[Process]]] = []
-        self._numbers = itertools.count()
-        self._clock = 0  # the turn that was served last
-        self._waiting: Counter[str] = Counter()  # images of each client
-        self._next: dict[str, int] = {}  # the turn of each one's next request
 
     def start(self) -> None:
         for process in self.processes:
@@ -103,43 +105,32 @@ class Decoder:
         Raises:
             ImageError: a file isn't an image that we read, or takes too long; the message names it.
             ImageTooLarge: one image, or all together, have too many pixels.
-            QueueFull: too many others are waiting, or too many of this client.
+            Busy: too many others are waiting, or too many of this client.
             InferenceStopped: no process can be started that would decode them.
         """
-        client, count = holder.get(), len(uploads)
-        here, own = self._waiting.total(), self._waiting[client]
-        if here + count > self.max_waiting:
-            raise QueueFull(f"{here} images are waiting to be decoded already")
-        if own and own + count > self.max_waiting // 2:
-            raise QueueFull(f"{own} images of one client are waiting to be decoded already")
-        self._waiting[client] += count
-        try:
-            outlines = [await self._outline(upload) for upload in uploads]
-            pixels = sum(found.pixels for found in outlines)
-            if pixels > self.max_pixels:
-                raise ImageTooLarge(
-                    f"{len(uploads)} images have {pixels:,} pixels together; one request takes at most "
-                    f"{self.max_pixels:,}"
-                )
-            share = _Share(self.seconds, turn=self._begin(client, max(found.work for found in outlines)))
-            large = {
-                number: asyncio.ensure_future(self._in_process(upload, shapes, found.work, share))
-                for number, (upload, found) in enumerate(zip(uploads, outlines, strict=True))
-                if not _is_small(upload, found)
-            }
-            decoded = dict(zip(large, await all_or_none(list(large.values())), strict=True))
-            for number, upload in enumerate(uploads):
-                if number in decoded:
-                    continue
-                if number:
-                    await asyncio.sleep(0)  # other requests have theirs in between
-                is_tiny = _is_tiny(upload, outlines[number])
-                decoded[number] = _here(upload, shapes) if is_tiny else await self._in_thread(upload, shapes)
-        finally:
-            self._waiting[client] -= count
-            if not self._waiting[client]:
-                del self._waiting[client]
-                self._next.pop(client, None)
+        outlines = [await self._outline(upload) for upload in uploads]
+        pixels = sum(found.pixels for found in outlines)
+        if pixels > self.max_pixels:
+            raise ImageTooLarge(
+                f"{len(uploads)} images have {pixels:,} pixels together; one request takes at most {self.max_pixels:,}"
+            )
+        share = _Share(seconds_left=self.seconds)
+        large = {
+            number: asyncio.ensure_future(self._in_process(upload, shapes, found.work, share))
+            for number, (upload, found) in enumerate(zip(uploads, outlines, strict=True))
+            if len(upload.content) > SMALL_BYTES or found.work > SMALL_WORK
+        }
+        decoded = dict(zip(large, await all_or_none(list(large.values())), strict=True))
+        for number, upload in enumerate(uploads):
+            if number in decoded:
+                continue
+            if number:
+                await asyncio.sleep(0)  # other requests have theirs in between
+            with named(upload):
+                if _is_tiny(upload, outlines[number]):
+                    decoded[number] = _decode_all(upload.content, shapes)
+                else:
+                    decoded[number] = await self._in_thread(_decode_all, upload.content, shapes)
         return [np.stack([decoded[number][index] for number in range(len(uploads))]) for index in range(len(shapes))]
 
     async def check(self) -> None:
@@ -147,76 +138,38 @@ class Decoder:
 
         Raises:
             InferenceStopped: none can be started, or it decodes nothing.
-            QueueFull: others are before it.
+            Busy: others are before it.
         """
         if not any(process.is_alive for process in self.processes):
-            await self._in_process(Upload("", GOOD), [(1, 1, 1)], 1, _Share(self.seconds))
-
-    def _begin(self, client: str, work: int) -> int:
-        """The turn of a new request, whose first image is at most so much work."""
-        turn = max(self._clock, self._next.get(client, 0))
-        self._next[client] = turn + work
-        return turn
+            await self._in_process(Upload("", GOOD), [(1, 1, 1)], 1, _Share(seconds_left=self.seconds))
 
     async def _outline(self, upload: Upload) -> Outline:
-        try:
+        with named(upload):
             if len(upload.content) <= SMALL_BYTES:
                 return outline(upload.content)
-            return await asyncio.get_running_loop().run_in_executor(self._threads, outline, upload.content)
-        except ImageError as error:
-            raise _of(upload, error) from None
+            return await self._in_thread(outline, upload.content)
 
-    async def _in_thread(self, upload: Upload, shapes: Sequence[Shape]) -> Decoded:
-        job = asyncio.get_running_loop().run_in_executor(self._threads, _decode_all, upload.content, shapes)
-        try:
-            return await asyncio.wait_for(job, self.seconds)
-        except TimeoutError:
-            raise QueueFull("the images before this one take too long to decode") from None
-        except ImageError as error:
-            raise _of(upload, error) from None
+    async def _in_thread(self, work: Callable[..., Done], *arguments: object) -> Done:
+        async with self._in_threads.turn(SMALL_SECONDS):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     async def _in_process(self, upload: Upload, shapes: Sequence[Shape], work: int, share: _Share) -> Decoded:
         loop = asyncio.get_running_loop()
-        async with share.room:
-            process = await self._wait_for_turn(share, work)
-            job = self._askers.submit(self._ask, process, upload.content, shapes, share)
+        await self._in_processes.take(share, work / PIXELS_PER_SECOND)
+        process = self._idle.pop()
+        job = self._askers.submit(self._ask, process, upload.content, shapes, share)
 
-            def hand_on(_job: Future[Decoded]) -> None:
-                with suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(self._hand_on, process)
+        def give_back() -> None:
+            self._idle.append(process)
+            self._in_processes.give_back(share)
 
-            job.add_done_callback(hand_on)  # not before the process has answered, even if the request is cancelled
-            try:
-                return await asyncio.wrap_future(job)
-            except ImageError as error:
-                raise _of(upload, error) from None
+        def hand_on(_job: Future[Decoded]) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(give_back)
 
-    async def _wait_for_turn(self, share: _Share, work: int) -> Process:
-        """A process for `work`; start-time fair queueing: who has had less is served before who has had more."""
-        turn = max(share.turn, self._clock)
-        share.turn = turn + work
-        if self._idle:
-            self._clock = turn
-            return self._idle.pop()
-        mine: asyncio.Future[Process] = asyncio.get_running_loop().create_future()
-        heappush(self._queue, (turn, next(self._numbers), mine))
-        try:
-            return await asyncio.wait_for(mine, self.seconds)
-        except TimeoutError:
-            raise QueueFull("the images before this one take too long to decode") from None
-        except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():
-                self._hand_on(mine.result())
-            raise
-
-    def _hand_on(self, process: Process) -> None:
-        while self._queue:
-            turn, _, next_one = heappop(self._queue)
-            if not next_one.done():
-                self._clock = turn
-                next_one.set_result(process)
-                return
-        self._idle.append(process)
+        job.add_done_callback(hand_on)  # not before the process has answered, even if the request is cancelled
+        with named(upload):
+            return await asyncio.wrap_future(job)
 
     def _ask(self, process: Process, content: bytes, shapes: Sequence[Shape], share: _Share) -> Decoded:
         """An image at which a process ends is tried once more: something else may have ended it.
@@ -250,11 +203,11 @@ class Decoder:
             return found
         else:
             if not fault:
-                raise QueueFull("the processes that decode images were killed")
+                raise Busy("the processes that decode images were killed")
             self._require_working(process)
             raise ImageError(fault)
         if share.computed < BUSY * self.seconds:
-            raise QueueFull("this machine is too busy to decode the image in time")
+            raise Busy("this machine is too busy to decode the image in time")
         raise ImageError(f"decoding takes longer than {self.seconds:g} s, which is for all images of a request")
 
     def _require_working(self, process: Process) -> None:
@@ -266,24 +219,18 @@ class Decoder:
             raise InferenceStopped("images can't be decoded at the moment: decoders end at once") from None
 
 
-def _is_small(upload: Upload, found: Outline) -> bool:
-    return len(upload.content) <= SMALL_BYTES and found.work <= SMALL_WORK
-
-
 def _is_tiny(upload: Upload, found: Outline) -> bool:
     content = upload.content
     return len(content) <= TINY_BYTES and found.work <= TINY_WORK and not any(part in content for part in UNPACKED)
 
 
-def _here(upload: Upload, shapes: Sequence[Shape]) -> Decoded:
+@contextmanager
+def named(upload: Upload) -> Iterator[None]:
+    """Let errors of an image say which one it is."""
     try:
-        return _decode_all(upload.content, shapes)
+        yield
     except ImageError as error:
-        raise _of(upload, error) from None
-
-
-def _of(upload: Upload, error: ImageError) -> ImageError:
-    return type(error)(f"{upload.name}: {error}")
+        raise type(error)(f"{upload.name}: {error}") from None
 
 
 def _replace(process: Process) -> None:

@@ -14,13 +14,12 @@ import numpy as np
 
 from service.database.queries import ServedCheckpoint
 from service.database.schemas import AnswerOut, ClassOut, ImageAnswersOut, ModelOut, PredictionOut
-from service.inference.batching import AnswerFailed, Batcher, InferenceStopped, QueueFull
+from service.inference.batching import AnswerFailed, Batcher, InferenceStopped, Job, SetAside, answers
 from service.inference.decoding import Decoder, Upload
-from service.inference.models import Model, Models
-from service.inference.pending import PendingRequest, answers, withdraw
-from service.inference.suspects import SetAside
+from service.inference.models import Model, Models, cost_of
 from service.inference.together import all_or_none
 from service.inference.workers import Worker
+from service.slots import Busy
 from stages.checkpoint.contract import CheckpointError, InputContract
 
 THREADS = 4
@@ -67,37 +66,40 @@ class Engine:
             CheckpointError: weights are gone, or aren't those that were recorded.
             SetAside: inference processes end at it.
         """
-        path, sha256 = served_checkpoint.path, served_checkpoint.sha256
+        path, sha256, flops = served_checkpoint.path, served_checkpoint.sha256, served_checkpoint.flops_per_image
         found = self.models.known(path, sha256)
         if found is None:
-            found = await self.in_thread(lambda: self.models.get(path, sha256))
+            found = await self.in_thread(lambda: self.models.get(path, sha256, flops))
         try:
-            self.batcher.suspects.require_fit(found)
+            self.batcher.require_fit(found)
         except SetAside as error:
             raise SetAside(f"{served_checkpoint.id}: {error}") from None
         return found
 
-    def require_room(self, images: int, checkpoints: int) -> None:
+    def require_room(self, images: int, served_checkpoints: Sequence[ServedCheckpoint]) -> None:
         """Raises:
-        TooManyAnswers: these would never be answered, however idle the service is.
+        TooManyAnswers: these would take more seconds than may ever wait, however idle the service is.
         """
-        if images * checkpoints > self.batcher.max_waiting:
+        costs = [cost_of(one.size_bytes, one.flops_per_image) for one in served_checkpoints]
+        seconds = sum(images * of_image + of_load for of_image, of_load in costs)
+        if seconds > (most := self.batcher.max_waiting_seconds):
             raise TooManyAnswers(
-                f"{images} images by {checkpoints} checkpoints are {images * checkpoints} answers; "
-                f"one request takes at most {self.batcher.max_waiting}"
+                f"{images} images by {len(costs)} checkpoints take some {seconds:.1g} s of computing; one request "
+                f"takes at most {most:g} s (CLAIMCHECK_MAX_WAITING_SECONDS)"
             )
 
-    async def warm_up(self, served_checkpoint: ServedCheckpoint) -> None:
+    async def warm_up(
+        self, served_checkpoint: ServedCheckpoint, workers: Sequence[Worker], sizes: Sequence[int] = (1,)
+    ) -> None:
         """Run the first passes, which are slow, so that nobody waits for them.  A model that can't be loaded stops no
         service.
         """
         try:
             model = await self.model(served_checkpoint)
-            most = min(self.batcher.max_batch, self.batcher.max_waiting // len(self.workers))
-            for size in {1, max(1, most)}:
+            for size in sizes:
                 images = np.zeros((size, *model.contract.shape), dtype=np.uint8)
-                await asyncio.gather(*(self.batcher.probabilities(model, images) for _ in self.workers))
-        except (CheckpointError, QueueFull, InferenceStopped, AnswerFailed, SetAside) as error:
+                await asyncio.gather(*(self.batcher.probabilities(model, images, only=worker) for worker in workers))
+        except (CheckpointError, Busy, InferenceStopped, AnswerFailed, SetAside) as error:
             logger.error("warming up with %s: %s", served_checkpoint.id, error)
 
 
@@ -109,15 +111,16 @@ async def predict(
     Raises:
         ImageError: a file isn't an image that we read; the message names it.
         CheckpointError: weights are gone, or aren't those that were recorded.
-        QueueFull, InferenceStopped, AnswerFailed, SetAside: see `Batcher`.
+        Busy, InferenceStopped, AnswerFailed, SetAside: see `Batcher`.
     """
     started = time.perf_counter()
     with engine.batcher.announce():
         models = [await engine.model(served_checkpoint) for served_checkpoint in served_checkpoints]
+        engine.batcher.require_room(len(uploads), models)
         shapes = sorted({model.contract.shape for model in models})
         images = dict(zip(shapes, await engine.decoder.decode(uploads, shapes), strict=True))
-    jobs = engine.batcher.submit_all([(model, images[model.contract.shape]) for model in models])
-    answered = await _all_timed(jobs)
+    with engine.batcher.submitted([(model, images[model.contract.shape]) for model in models]) as jobs:
+        answered = await all_or_none([asyncio.ensure_future(_timed(of_model)) for of_model in jobs])
     by_model = [
         [_answer(served_checkpoint.id, model.contract, row, top_k) for row in probabilities]
         for served_checkpoint, model, (probabilities, _) in zip(served_checkpoints, models, answered, strict=True)
@@ -135,17 +138,7 @@ async def predict(
     )
 
 
-async def _all_timed(jobs: Sequence[Sequence[PendingRequest]]) -> list[tuple[np.ndarray, float]]:
-    """Of each model the probabilities, and the seconds until they were there."""
-    try:
-        if len(jobs) == 1:
-            return [await _timed(jobs[0])]
-        return await all_or_none([asyncio.ensure_future(_timed(of_model)) for of_model in jobs])
-    finally:
-        withdraw(jobs)
-
-
-async def _timed(jobs: Sequence[PendingRequest]) -> tuple[np.ndarray, float]:
+async def _timed(jobs: Sequence[Job]) -> tuple[np.ndarray, float]:
     before = time.perf_counter()
     return await answers(jobs), time.perf_counter() - before
 

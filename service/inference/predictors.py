@@ -6,42 +6,81 @@ architectures that a paper's `__all__` lists (`stages.papers.build_model`).
 
 from __future__ import annotations
 
-import math
+import time
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from cachetools import LRUCache
 
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.memory import keep_freed_memory
 
+KEEP_SECONDS = 60.0
+"""Weights that a client used so recently stay, whatever a client loads that has more of them in memory."""
+
+
+@dataclass
+class _Loaded:
+    """A predictor, and its uses: the last one and by whom, and the last one by any other client."""
+
+    predictor: Predictor
+    size_bytes: int
+    client: str
+    used: float
+    used_by_others: float = float("-inf")
+
 
 class PredictorCache:
-    """Keeps the most recently used predictors, up to `budget_bytes` of weights; a larger one is kept alone."""
+    """Keeps predictors up to `budget_bytes` of weights, and the last one whatever its size."""
 
     def __init__(self, *, device: str, budget_bytes: int) -> None:
         self.device, self.budget_bytes = device, budget_bytes
-        self._loaded: LRUCache[str, Predictor] = LRUCache(math.inf, weight_bytes)  # the budget is kept below
+        self._loaded: dict[str, _Loaded] = {}  # the least recently used one first
 
-    def get(self, path: Path, sha256: str) -> Predictor:
+    def get(self, path: Path, sha256: str, client: str = "") -> Predictor:
         """The predictor of the checkpoint at `path`, whose digest must be `sha256`.
 
         Raises:
             CheckpointError: the file is gone, isn't the recorded one, or holds no model of ours.
         """
-        if (found := self._loaded.get(sha256)) is None:
-            found = self._loaded[sha256] = load_predictor(path, device=self.device, expected_sha256=sha256)
-            while self.size_bytes > self.budget_bytes and len(self._loaded) > 1:
-                self._loaded.popitem()
-        return found
+        now, found = time.monotonic(), self._loaded.pop(sha256, None)
+        if found is None:
+            predictor = load_predictor(path, device=self.device, expected_sha256=sha256)
+            found = _Loaded(predictor, weight_bytes(predictor), client, now)
+            self._make_room(found)
+        elif found.client != client:
+            found.client, found.used_by_others = client, found.used
+        found.used = now
+        self._loaded[sha256] = found
+        return found.predictor
 
-    def __contains__(self, sha256: str) -> bool:
-        return sha256 in self._loaded
+    def _make_room(self, new: _Loaded) -> None:
+        """Drop weights for new ones.
+
+        Those go first that no other client used lately, then those of clients who have more than the one that asks.
+        """
+        while self._loaded and self.size_bytes + new.size_bytes > self.budget_bytes:
+            held = Counter({new.client: new.size_bytes})
+            for one in self._loaded.values():
+                held[one.client] += one.size_bytes
+
+            def rank(digest: str) -> tuple[bool, bool]:
+                one = self._loaded[digest]
+                used_by_others = one.used_by_others if one.client == new.client else one.used
+                return new.used - used_by_others < KEEP_SECONDS, held[one.client] <= held[new.client]  # noqa: B023
+
+            del self._loaded[min(self._loaded, key=rank)]  # the first of equals is the least recently used
+
+    @property
+    def loaded(self) -> dict[str, int]:
+        """Bytes of the weights in memory by digest."""
+        return {sha256: one.size_bytes for sha256, one in self._loaded.items()}
 
     @property
     def size_bytes(self) -> int:
         """Size of all weights in memory."""
-        return int(self._loaded.currsize)
+        return sum(self.loaded.values())
 
 
 def settle(threads: int) -> None:

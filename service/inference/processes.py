@@ -103,16 +103,24 @@ class Process:
     def is_alive(self) -> bool:
         return self._process is not None and self._process.is_alive()
 
+    def _statistics(self) -> list[str]:
+        """The fields of `/proc/<pid>/stat` from its state on; none where the system doesn't tell, or it is gone."""
+        try:
+            line = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return []
+        return line.rpartition(")")[2].split()
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if a signal has stopped it (SIGSTOP)."""
+        return self._statistics()[:1] == ["T"]
+
     @property
     def processor_seconds(self) -> float | None:
         """What it has computed so far; None where the system doesn't tell, or it is gone."""
-        try:
-            fields = (
-                Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace").rsplit(")", 1)[1].split()
-            )
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        except (OSError, IndexError, ValueError):
-            return None
+        fields = self._statistics()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else None
 
     @property
     def pid(self) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,8 +22,11 @@ from stages.checkpoint.contract import CheckpointError
 if TYPE_CHECKING:
     from service.inference.predictors import PredictorCache
 
-Answer = tuple[Literal["probabilities"], np.ndarray, int] | tuple[Literal["refused", "failed"], str, int]
+Loaded = dict[str, int]  # bytes of weights by digest
+Answer = tuple[Literal["probabilities"], np.ndarray, Loaded] | tuple[Literal["refused", "failed"], str, Loaded]
+CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _BEGIN = "begin"  # asked and answered before the first pass
+LEAST_SECONDS, TIMES_SLOWER = 10.0, 100  # a pass has so many, and so many times those that are estimated
 
 
 class PassFailed(RuntimeError):
@@ -39,15 +43,25 @@ class Worker(Process):
     def __init__(self, *, device: str, budget_bytes: int, threads: int, pass_seconds: float = 120.0) -> None:
         arguments = (device, budget_bytes, threads)
         super().__init__("inference", _answer_until_closed, *arguments, seconds=pass_seconds)
-        self.device, self.weight_bytes = device, 0
+        self.device, self.budget_bytes = device, budget_bytes
+        self._loaded: Loaded = {}
         self._has_begun = False
 
     def restart(self) -> None:
-        self.weight_bytes, self._has_begun = 0, False
+        self._loaded, self._has_begun = {}, False
         super().restart()
 
-    def probabilities(self, model: Model, images: np.ndarray) -> np.ndarray:
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self._loaded.values())
+
+    def has_loaded(self, model: Model) -> bool:
+        return model.sha256 in self._loaded
+
+    def probabilities(self, model: Model, images: np.ndarray, client: str = "") -> np.ndarray:
         """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W] in one pass; loads the model first.
+
+        Room for it is made at the expense of `client`.
 
         Raises:
             CheckpointError: the weights are gone, or aren't the recorded ones.
@@ -61,8 +75,10 @@ class Worker(Process):
             except ProcessGone as error:
                 raise NeverBegan(str(error)) from None
             self._has_begun = True
-        answer: Answer = self.ask((model.path, model.sha256, images))
-        self.weight_bytes = answer[2]
+        estimated = len(images) * model.seconds + (not self.has_loaded(model)) * model.load_seconds
+        question = model.path, model.sha256, client, images
+        answer: Answer = self.ask(question, LEAST_SECONDS + TIMES_SLOWER * estimated)
+        self._loaded = answer[2]
         if answer[0] == "probabilities":
             return answer[1]
         raise (CheckpointError if answer[0] == "refused" else PassFailed)(answer[1])
@@ -71,6 +87,15 @@ class Worker(Process):
 def cores_here() -> int:
     """Number of cores that this process may use; a container's share of time isn't seen."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_here() -> int:
+    """Bytes that the service may take: the machine's memory, or the container's limit if that is lower."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for limit in CONTAINER_LIMITS:
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            limits.append(int(limit.read_text(encoding="ascii")))
+    return min(limits)
 
 
 def _answer_until_closed(connection: Connection, device: str, budget_bytes: int, threads: int) -> None:
@@ -87,15 +112,15 @@ def _answer_until_closed(connection: Connection, device: str, budget_bytes: int,
             return
 
 
-def _answer(predictors: PredictorCache, path: Path, sha256: str, images: np.ndarray) -> Answer:
+def _answer(predictors: PredictorCache, path: Path, sha256: str, client: str, images: np.ndarray) -> Answer:
     try:
-        predictor = predictors.get(path, sha256)
+        predictor = predictors.get(path, sha256, client)
     except CheckpointError as error:
-        return "refused", str(error), predictors.size_bytes
+        return "refused", str(error), predictors.loaded
     except Exception as error:  # noqa: BLE001  (no memory, no device: the models that are loaded answer on)
-        return "refused", f"{path.name}: can't be loaded: {type(error).__name__}", predictors.size_bytes
+        return "refused", f"{path.name}: can't be loaded: {type(error).__name__}", predictors.loaded
     try:
         found = predictor.probabilities(images, batch_size=len(images))
     except Exception as error:  # noqa: BLE001  (a network may raise anything, and the process must live on)
-        return "failed", f"{type(error).__name__}: {error}", predictors.size_bytes
-    return "probabilities", found, predictors.size_bytes
+        return "failed", f"{type(error).__name__}: {error}", predictors.loaded
+    return "probabilities", found, predictors.loaded

@@ -30,7 +30,7 @@ async def ready(request: Request) -> HealthOut:
     content = await parts.asking.ask(queries.content_digest)
     record = await parts.asking.ask(lambda session: queries.read_meta(session, "record"))
     detail = [f"results {content[:12]}", *([f"record {record}"] if record else [])]
-    if aside := parts.engine.batcher.suspects.set_aside:
+    if aside := parts.engine.batcher.set_aside:
         detail.append(f"set aside: runs {', '.join(model.contract.run_key[:12] for model in aside)}")
     return HealthOut(status="ok", detail="; ".join(detail))
 

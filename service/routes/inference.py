@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
@@ -80,14 +79,14 @@ async def read_images(files: Sequence[UploadFile], samples: Sequence[str], setti
         if len(content) > settings.max_image_bytes:
             raise Problem(413, f"{name}: larger than {settings.max_image_bytes:,} bytes")
         images.append((Upload(name, content), None))
-    return images + [await run_in_threadpool(_read_sample, settings.root, name) for name in samples]
+    return images + [await run_in_threadpool(_read_sample, settings, name) for name in samples]
 
 
-def _read_sample(root: Path, name: str) -> Image:
+def _read_sample(settings: Settings, name: str) -> Image:
     parts = SAMPLE.fullmatch(name)
     if parts is None:
         raise Problem(422, f"sample is {name[:80]!r}; expected <data set>/<position>, as mnist/7")
-    packed, index = Samples(root, parts[1]), int(parts[2])
+    packed, index = Samples(settings.root, parts[1], settings.root_path), int(parts[2])
     return Upload(f"{parts[1]}-{index}.png", packed.png(index)), packed.describe(index)
 
 
@@ -116,7 +115,7 @@ async def create_prediction(
     parts = app_state_of(request)
     wanted = preferred(request.headers.get("accept", "*/*"), {"json": "application/json", "html": "text/html"})
     images = await read_images(file, sample, parts.settings)
-    parts.engine.require_room(len(images), len(served_checkpoints))
+    parts.engine.require_room(len(images), served_checkpoints)
     uploads = [upload for upload, _ in images]
     prediction = await unless_gone(request.receive, predict(uploads, served_checkpoints, parts.engine, top_k=top_k))
     for answered, (_, known) in zip(prediction.images, images, strict=True):

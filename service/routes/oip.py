@@ -167,7 +167,7 @@ async def _infer(
     async def work() -> tuple[InferRequest, Any]:
         with parts.engine.batcher.announce():
             chosen = await parts.engine.model(served_checkpoint)
-            shape, most = chosen.contract.shape, parts.settings.max_waiting
+            shape, most = chosen.contract.shape, int(parts.settings.max_waiting_seconds / chosen.seconds)
             asked = await parts.engine.in_thread(lambda: read_request(body, header_length, shape, most))
         return asked, await parts.engine.batcher.probabilities(chosen, asked.images)
 

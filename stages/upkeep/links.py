@@ -27,6 +27,7 @@ from stages.upkeep.publishing import COSTS, compare_with_run, digest_at
 LinkStatus = Literal["holds", "broken", "not here"]
 REMEDIES = {
     "record": "take what was edited from git again or evaluate it anew, then `python -m stages.record`",
+    "equivalences": "retract the line with its reason (claimcheck audit --retract), then train its runs anew",
     "checkpoint": "take it from git again (data/models), or train it anew with `dvc repro`",
     "run": "`python -m stages.record`; if it stays, take data/evidence from git again",
     "params": "if the file was edited on purpose, train its runs anew with `dvc repro`; else take it from git again",
@@ -143,10 +144,17 @@ def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
 
 
 def check_environment(result: Result) -> Link:
-    """Check that the environment's digest is that of its facts."""
+    """Check that the environment's digest is that of its facts, and that no code ran that nothing vouches for."""
     digest = hashlib.sha256(canonical_json(result.environment).encode()).hexdigest()[:12]
     if digest != result.environment_digest:
         return Link("environment", "broken", f"its facts give {digest}, recorded {result.environment_digest}")
+    process = result.environment.get("process")
+    if process is None:
+        return Link("environment", "holds", f"{digest}; what else ran in the process was not recorded then")
+    if other := process["modules"]:
+        named = ", ".join(f"{name} ({code})" for name, code in other.items())
+        what = f"{named} ran in its process, from no package and not in its run key; remove it and train the run again"
+        return Link("environment", "broken", what)
     return Link("environment", "holds", digest)
 
 

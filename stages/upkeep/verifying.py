@@ -15,6 +15,8 @@ from stages.params.experiment import Params, load_params
 from stages.recording import ClaimsError, RecordError, record
 from stages.recording.append_only import row_faults
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
+from stages.runs.consistency import compare_canaries
+from stages.runs.equivalence import read_equivalences
 from stages.runs.evidence import EvidenceError
 from stages.runs.revisions import refusal
 from stages.upkeep.links import (
@@ -27,7 +29,6 @@ from stages.upkeep.links import (
     check_params,
     check_run,
 )
-from stages.upkeep.publishing import line_faults
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,10 @@ def _check_record(root: Path, session: Session) -> Link:
         database = f"{folder}/results.db"
         try:
             record(root, database)
-            if faults := [*line_faults(root), *row_faults(root)]:
+            equivalences = read_equivalences(root)
+            lines = [fault for number in range(1, len(equivalences.lines) + 1) for fault in equivalences.faults(number)]
+            ran = select(Result.experiment, Result.arm, Result.replicate, Result.environment)
+            if faults := [*compare_canaries(session.execute(ran)), *lines, *row_faults(root)]:
                 return Link("record", "broken", "; ".join(faults))
         except (EvidenceError, RecordError, ClaimsError) as error:
             return Link("record", "broken", str(error))

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from service.inference.batching import InferenceStopped, QueueFull
-from service.inference.decoding import GOOD, PROCESSES, TINY_BYTES, Decoder, Upload, _here, _is_tiny
+from service.inference.batching import InferenceStopped
+from service.inference.decoding import GOOD, PROCESSES, TINY_BYTES, Decoder, Upload, _decode_all, _is_tiny
 from service.inference.processes import Process
-from service.slots import holder
+from service.slots import Busy, holder
 from stages.images import ImageError, ImageTooLarge, decode_image, outline
 from tests.preloaded import python
 from tests.project import REPOSITORY
@@ -53,9 +53,19 @@ def large() -> Upload:
 
 @asynccontextmanager
 async def decoding(
-    seconds: float = 60.0, max_waiting: int = 64, max_pixels: int = 10**9, memory_bytes: int = 1 << 29
+    seconds: float = 60.0,
+    wait_seconds: float = 60.0,
+    max_waiting_seconds: float = 20.0,
+    max_pixels: int = 10**9,
+    memory_bytes: int = 1 << 29,
 ) -> AsyncIterator[Decoder]:
-    decoder = Decoder(seconds=seconds, max_waiting=max_waiting, max_pixels=max_pixels, memory_bytes=memory_bytes)
+    decoder = Decoder(
+        seconds=seconds,
+        wait_seconds=wait_seconds,
+        max_waiting_seconds=max_waiting_seconds,
+        max_pixels=max_pixels,
+        memory_bytes=memory_bytes,
+    )
     decoder.start()
     try:
         yield decoder
@@ -228,7 +238,7 @@ def test_an_image_whose_processes_were_killed_is_not_called_damaged() -> None:
     async def scene() -> None:
         async with decoding() as decoder:
             decoder._idle = [Process("decoding", end_killed, seconds=60.0)]
-            with pytest.raises(QueueFull, match="the processes that decode images were killed"):
+            with pytest.raises(Busy, match="the processes that decode images were killed"):
                 await decoder.decode([large()], [SHAPE])
 
     run(scene)
@@ -240,7 +250,7 @@ def test_an_image_whose_process_gets_no_processor_is_not_called_slow() -> None:
             for process in decoder.processes:
                 assert process.pid is not None
                 os.kill(process.pid, signal.SIGSTOP)
-            with pytest.raises(QueueFull, match="this machine is too busy to decode the image in time"):
+            with pytest.raises(Busy, match="this machine is too busy to decode the image in time"):
                 await decoder.decode([large()], [SHAPE])
 
     run(scene)
@@ -281,57 +291,42 @@ def test_a_client_with_many_requests_lets_another_client_go_first() -> None:
     run(scene)
 
 
-def test_one_client_has_half_of_the_images_that_wait() -> None:
+def test_the_newest_request_of_the_heaviest_client_makes_room_and_cancelled_ones_give_their_turns_back() -> None:
     async def scene() -> None:
         async def ask(client: str, images: int) -> None:
             holder.set(client)
             await decoder.decode([large()] * images, [SHAPE])
 
-        async with decoding(max_waiting=8) as decoder:
-            many = [asyncio.create_task(ask("many", 2)) for _ in range(2)]
+        async with decoding(max_waiting_seconds=1.0) as decoder:  # five such images, besides those being decoded
+            many = [asyncio.create_task(ask("many", size)) for size in (4, 3)]
             await asyncio.sleep(0)
-            with pytest.raises(QueueFull, match="4 images of one client are waiting to be decoded already"):
+            with pytest.raises(Busy, match="decoding images: too much is waiting already"):
                 await asyncio.create_task(ask("many", 1))
-            await asyncio.gather(*many, *(asyncio.create_task(ask(name, 2)) for name in ("one", "two")))
-            await asyncio.create_task(ask("alone", 8))
-
-    run(scene)
-
-
-def test_no_more_images_wait_than_may_and_a_cancelled_request_gives_its_turn_back() -> None:
-    async def scene() -> None:
-        async with decoding(max_waiting=4) as decoder:
-            holder.set("one")
-            waiting = [asyncio.create_task(decoder.decode([large()], [SHAPE])) for _ in range(2)]
-            await asyncio.sleep(0)
-            holder.set("other")
-            waiting += [asyncio.create_task(decoder.decode([large()], [SHAPE])) for _ in range(2)]
-            await asyncio.sleep(0)
-            with pytest.raises(QueueFull, match="4 images are waiting to be decoded already"):
-                await decoder.decode([SMALL], [SHAPE])
+            await asyncio.create_task(ask("other", 1))
+            assert [type(found) for found in await asyncio.gather(*many, return_exceptions=True)] == [type(None), Busy]
+            waiting = [asyncio.create_task(ask(name, 2)) for name in "abc"]
+            await asyncio.sleep(0.01)
             for task in waiting[1:]:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
             for _ in range(2 * PROCESSES):
-                assert (await decoder.decode([large()] * 2, [SHAPE]))[0].shape == (2, *SHAPE)
+                await ask("any", 2)
 
     run(scene)
 
 
 def test_who_waits_too_long_for_a_turn_may_come_again() -> None:
     async def scene() -> None:
-        async with decoding(seconds=0.5) as decoder:
+        async with decoding(seconds=0.5, wait_seconds=0.1) as decoder:
             for process in decoder.processes:
-                process.seconds = 60.0
                 assert process.pid is not None
                 os.kill(process.pid, signal.SIGSTOP)
             stuck = [asyncio.create_task(decoder.decode([large()], [SHAPE])) for _ in range(PROCESSES)]
             await asyncio.sleep(0.1)
-            decoder.seconds = 0.1
-            with pytest.raises(QueueFull, match="the images before this one take too long"):
+            with pytest.raises(Busy, match=r"decoding images: no turn came within 0\.1 s"):
                 await decoder.decode([large()], [SHAPE])
             found = await asyncio.gather(*stuck, return_exceptions=True)
-            assert [type(error) for error in found] == [QueueFull] * PROCESSES
+            assert [type(error) for error in found] == [Busy] * PROCESSES
 
     run(scene)
 
@@ -370,7 +365,7 @@ def test_what_is_decoded_on_the_event_loop_is_soon_done() -> None:
         for _ in range(3):
             before = time.thread_time()
             with suppress(ImageError):
-                _here(upload, [(3, 32, 32)])
+                _decode_all(content, [(3, 32, 32)])
             seconds.append(time.thread_time() - before)
         assert min(seconds) < 0.005, content[:200]
     assert looked_at > 60

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import pickle
 import struct
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from service.database.queries import ServedCheckpoint, list_checkpoints
 from service.inference.models import Models
-from service.inference.predictors import PredictorCache, weight_bytes
+from service.inference.predictors import KEEP_SECONDS, PredictorCache, weight_bytes
 from stages.checkpoint.contract import CheckpointError, InputContract
 from stages.checkpoint.predictor import Predictor, dump_checkpoint, load_predictor
 from stages.papers import build_model
@@ -52,16 +53,38 @@ def test_the_models_used_last_stay_within_the_budget(
     get("mlp-mixer")
     assert get("vit") is first
     get("local-vit")
-    assert served_checkpoints["mlp-mixer"].sha256 not in cache, "used before the ViT was used again"
+    assert served_checkpoints["mlp-mixer"].sha256 not in cache.loaded, "used before the ViT was used again"
     assert get("vit") is first
     assert cache.size_bytes == sizes["vit"] + sizes["local-vit"]
+
+
+def test_what_a_client_loads_evicts_its_own_weights_and_not_those_of_a_client_who_has_fewer(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_results(str(root / "data" / "results.db"))() as session:
+        same = [one for one in list_checkpoints(session, experiment="ninformer-mnist") if one.arm == "vit"]
+    cache = cache_of(int(2.5 * weight_bytes(load_predictor(root / same[0].path))))
+
+    def get(client: str, *places: int) -> set[int]:
+        for place in places:
+            cache.get(root / same[place].path, same[place].sha256, client)
+        return {place for place, one in enumerate(same) if one.sha256 in cache.loaded}
+
+    get("polite", 0)
+    assert get("greedy", 1, 2) == {0, 2}
+    get("greedy", 0)
+    assert get("greedy", 1) == {0, 1}, "the polite one used it lately, too"
+    assert get("third", 2) == {1, 2}, "who has most makes room for who has less"
+    later = time.monotonic() + KEEP_SECONDS
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert get("greedy", 0) == {0, 2}, "what nobody used lately goes, the longest unused first"
 
 
 def test_a_model_beyond_the_budget_is_kept_alone(root: Path, served_checkpoints: dict[str, ServedCheckpoint]) -> None:
     cache = cache_of(1)
     for arm in ARMS:
         cache.get(root / served_checkpoints[arm].path, served_checkpoints[arm].sha256)
-    assert [arm for arm in ARMS if served_checkpoints[arm].sha256 in cache] == ["local-vit"]
+    assert [arm for arm in ARMS if served_checkpoints[arm].sha256 in cache.loaded] == ["local-vit"]
 
 
 def contract(model: ModelSpec) -> InputContract:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from service.inference.batching import Batcher, QueueFull
+from service.inference.batching import Batcher
 from service.inference.models import Model
-from service.slots import holder
+from service.slots import Busy, holder
 from tests.polling import wait_until
 from tests.service.test_batching import SLOW, Here, Touchy, image, started
 
@@ -69,17 +69,17 @@ def test_whoever_fills_the_queue_makes_room_for_others() -> None:
 
     async def scene(batcher: Batcher) -> None:
         tasks = await one_and_more(batcher, model, ["many"] * 5)
-        with pytest.raises(QueueFull, match="4 images are waiting already"):
+        with pytest.raises(Busy, match="too much is waiting already"):
             await as_client("many", batcher, model, image(1))
         await asyncio.gather(*(as_client(name, batcher, model, image(1)) for name in ("one", "two")))
         found = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [isinstance(answer, QueueFull) for answer in found] == [False, False, False, True, True], "the last two"
+        assert [isinstance(answer, Busy) for answer in found] == [False, False, False, True, True], "the last two"
         even = await one_and_more(batcher, Here.model_of(Touchy()), "abcde")
-        with pytest.raises(QueueFull):
+        with pytest.raises(Busy):
             await as_client("f", batcher, model, image(1))
         await asyncio.gather(*even)
 
-    with started(max_batch=1, max_waiting=4) as batcher:
+    with started(max_batch=1, max_waiting_seconds=0.004) as batcher:
         asyncio.run(asyncio.wait_for(scene(batcher), 60))
 
 
@@ -88,9 +88,9 @@ def test_nothing_is_given_up_for_a_request_that_has_no_room_anyway() -> None:
 
     async def scene(batcher: Batcher) -> None:
         tasks = await one_and_more(batcher, model, ["many"] * 5)
-        with pytest.raises(QueueFull):
+        with pytest.raises(Busy):
             await as_client("other", batcher, model, np.concatenate([image(1)] * 3))
         assert len(await asyncio.gather(*tasks)) == 5
 
-    with started(max_batch=1, max_waiting=4) as batcher:
+    with started(max_batch=1, max_waiting_seconds=0.004) as batcher:
         asyncio.run(asyncio.wait_for(scene(batcher), 60))

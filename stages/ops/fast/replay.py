@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from stages.ops.fast.agreement import same_bits
+from stages.ops.fast.cpp import TAKEN
 
 Pass = Callable[[Tensor, Tensor], Tensor]
 """(inputs, targets) -> sums; it leaves gradients in the parameters."""
@@ -135,6 +136,7 @@ class Replayed:
         return self._replay(self.recorded, inputs, targets)
 
     def _replay(self, recorded: _Recorded, inputs: Tensor, targets: Tensor) -> Tensor:
+        TAKEN.add("replay")
         recorded.inputs.copy_(inputs)
         recorded.targets.copy_(targets)
         recorded.recorder.replay()

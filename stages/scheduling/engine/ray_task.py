@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from stages.interruption import on_signal
+from stages.faults import on_signal
 from stages.run import RunSpec
 from stages.runs.bucket import StoreFault
 from stages.runs.fingerprint import changed_modules
