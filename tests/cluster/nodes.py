@@ -90,10 +90,7 @@ class Nodes:
 
     def _begin(self, options: list[str], hidden: Sequence[Path]) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        # All of Ray's processes import jsonschema, which would compile the grammar of this optional package: that takes
-        # a second of processor time, and Ray ends a node whose agents take 15 s to start.
-        (self.folder / "rfc3987_syntax.py").write_text("raise ImportError\n")
-        environment["PYTHONPATH"] = str(self.folder)
+        environment["PYTHONPATH"] = without_grammar(self.folder)
         shared = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"}
         covered = "".join(f"mount -t tmpfs none {shlex.quote(str(folder))} && " for folder in hidden)
         apart = ["unshare", "--mount", "sh", "-c", f'{covered}exec "$0" "$@"'] if hidden else []
@@ -155,6 +152,16 @@ class Nodes:
         """A node in which a task runs."""
         sessions = {os.getsid(process.pid) for process in self.trainings()}
         return next(node for node in self.workers if node.pid in sessions)
+
+
+def without_grammar(folder: Path) -> str:
+    """A PYTHONPATH that hides an optional package from Ray's processes.
+
+    They all import jsonschema, which would compile the package's grammar: that takes a second of processor time, and
+    Ray ends a node whose agents take 15 s to start.
+    """
+    (folder / "rfc3987_syntax.py").write_text("raise ImportError\n")
+    return str(folder)
 
 
 def of_sessions(sessions: set[int]) -> list[psutil.Process]:

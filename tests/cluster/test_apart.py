@@ -16,7 +16,7 @@ import pytest
 from stages.datasets.packed import read_info
 from stages.runs.object_store import ObjectStore
 from stages.scheduling.engine.opening import open_leases
-from tests.cluster.nodes import Nodes
+from tests.cluster.nodes import Nodes, without_grammar
 from tests.cluster.runs import finish, outcomes_in, start
 from tests.object_server import BUCKET, ObjectServer
 from tests.project import environment, outcomes
@@ -51,10 +51,11 @@ def test_nodes_that_see_nothing_of_the_clone_train_by_what_is_sent_and_a_store_b
 
 
 def test_without_an_address_a_cluster_of_this_machine_is_started_and_ended(
-    project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
+    project: Path, undisturbed: dict[str, tuple[bytes, bytes]], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "stages.cli", "run", "--all", "--engine", "ray", "--device", "cpu,cpu"]
     env = {name: value for name, value in environment().items() if not name.startswith("RAY_")}
+    env["PYTHONPATH"] += f"{os.pathsep}{without_grammar(tmp_path)}"
     done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "4 of 4 missing runs trained" in done.stdout, done.stdout + done.stderr
     assert outcomes(project) == undisturbed
