@@ -29,17 +29,15 @@ COPY .ci/setup .ci/setup
 RUN .ci/setup serving locked
 
 FROM base AS app
-RUN useradd --system --uid 10001 --create-home claimcheck \
-    && chown claimcheck /app
-# What is cached (the page's chart scripts) lies in memory, so the rest can be read-only.
+RUN useradd --system --uid 10001 --create-home claimcheck
+# Who runs it owns nothing below /app.  What is cached (the page's chart scripts) lies in memory.
 ENV PATH=/app/.venv/bin:$PATH \
     XDG_CACHE_HOME=/dev/shm
 COPY LICENSE NOTICE params.yaml ./
 COPY params params
 COPY stages stages
 COPY service service
-COPY --chown=claimcheck data data
-USER 10001
+COPY data data
 EXPOSE 8000
 # Not ready without a database: so the check asks for readiness, not for a process.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=40s --retries=3 \
@@ -52,8 +50,10 @@ ENV CLAIMCHECK_DEVICE=cuda \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=cuda-packages /app/.venv /app/.venv
 RUN python -m stages.analyse && python -m stages.record
+USER 10001
 
 FROM app AS cpu
 ENV CLAIMCHECK_DEVICE=cpu
 COPY --from=cpu-packages /app/.venv /app/.venv
 RUN python -m stages.analyse && python -m stages.record
+USER 10001

@@ -31,7 +31,7 @@ newest table; a played one is this machine with PyTorch, oneDNN, MKL and our C++
 alone. "At most" is what the figure would be if all cost nothing but what both sides need: the peer's matrix products,
 its convolutions, the conversion of a batch's bytes, answers without a server. In brackets stand the lowest and the
 highest round; "slower" is what was slower in every round, "even" what was so in most. The [log](log.md) has what was
-tried, [decision 0051](decisions/0051-honest-benchmarks.md) why it is so.
+tried, [decision 0051](decisions.md#0051) why it is so.
 """
 COLUMNS = (*HEADINGS, "on")
 LOST = "Where a peer is faster, or a goal is missed"

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from benchmarks.bench_loop import protocol_for, random_images
+from benchmarks.arms import protocol_for, random_images
 from benchmarks.timing import Line, race
 from stages.training.images import ImageClassification
 

@@ -1,6 +1,6 @@
 """Goals: at 32 connections at least 0.7 of the rate that decoding and model reach without a server, and at least 1.3
 times LitServe; at one connection at most 2 ms more than decoding and model.  What these can be at best is in
-docs/decisions/0055-what-a-lone-request-pays.md.
+docs/decisions.md#0055.
 
 Each released model answers PNG uploads over kept-alive connections; the first alone is asked over one connection, too.
 Model alone and peers take turns with the service, round by round, all on the same cores with the single client thread.

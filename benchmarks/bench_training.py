@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.arms import protocol_for, random_images
 from benchmarks.bench_batches import cropped, drawn, windows
-from benchmarks.bench_loop import protocol_for, random_images
 from benchmarks.timing import Line, Step, compiled_apart, has_bfloat16, race, without_cpp
 from stages.ops.fast.dropout import with_fast_dropout
 from stages.ops.fast.wide_attention import use_wide_attention

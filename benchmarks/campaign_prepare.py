@@ -61,7 +61,7 @@ def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, s
     proposal = propose(Path(), params, kind, experiments=names) if params.profile_name == PROFILE else None
     counts, found = FlopCounts(), list[Wanted]()
     store, equivalences = open_store(), read_equivalences(Path())
-    seen: set[str] = set()
+    seen, stored = set[str](), {*store.run_keys()}
     for name in names:
         experiment = find_experiment(params, name)
         try:
@@ -73,7 +73,7 @@ def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, s
         lacking = {
             key: one
             for key, one in runs.items()
-            if key not in seen | skipped and find_outcome(store, ways_to(one.spec, equivalences)) is None
+            if key not in seen | skipped and find_outcome(store, ways_to(one.spec, equivalences), stored) is None
         }
         seen |= runs.keys()
         for specs, is_stack in form_groups([one.spec for one in lacking.values()], info.train_images, store):

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 
 from benchmarks import gpu_graphs, gpu_operators, gpu_steps, gpu_tf32, gpu_training, planned
+from benchmarks.arms import ARMS, build, protocol_for, random_images
 from benchmarks.attempt import Lines, attempt, guarded
-from benchmarks.bench_loop import ARMS, build, protocol_for, random_images
 from stages.datasets.packed import read_images
 from stages.device import pick_device
 from stages.run import AugmentationSpec, Precision, Protocol, Replicate

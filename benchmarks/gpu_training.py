@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.arms import build
 from benchmarks.attempt import Lines, attempt
-from benchmarks.bench_loop import build
 from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_stack import Stack
 from stages.papers.dac.resnet_v1 import DACResNetV1, ResNetV1

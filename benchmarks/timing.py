@@ -1,7 +1,7 @@
 """Times all sides of a comparison in one run: A B C A B C …, medians, the ratio round by round, and the table's line.
 
 On a CPU a side's time is the processor time of the process, all its threads together, which other work on the machine
-hardly affects.  Code that uses other processes or waits is timed by the wall clock, and says so.
+hardly affects.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class Comparison:
     ours_seconds: float
     peer_seconds: float
     ratio: float
-    repeats: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +80,6 @@ class Line:
 
 
 HEADINGS = ("what", "type, threads", "goal", "strongest peer; others", "ours", "measured", "met")
-
-
-def table(lines: Sequence[Line]) -> str:
-    """The table as Markdown."""
-    return markdown([HEADINGS, *(line.cells() for line in lines)])
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -264,10 +258,9 @@ def compare(
     *,
     repeats: int,
     device: torch.device | None = None,
-    wall: bool = False,
 ) -> Comparison:
     """Time both in turn after one uncounted call of each; a CUDA device is synchronised around every call."""
-    clock = time.perf_counter if wall or (device is not None and device.type == "cuda") else time.process_time
+    clock = time.perf_counter if device is not None and device.type == "cuda" else time.process_time
     pairs = []
     for index in range(repeats + 1):
         pair = _seconds(ours, device, clock), _seconds(peer, device, clock)
@@ -277,7 +270,6 @@ def compare(
         ours_seconds=statistics.median(pair[0] for pair in pairs),
         peer_seconds=statistics.median(pair[1] for pair in pairs),
         ratio=statistics.median(peer_s / ours_s for ours_s, peer_s in pairs),
-        repeats=repeats,
     )
 
 

@@ -14,6 +14,8 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -22,9 +24,9 @@ from fastapi import FastAPI
 
 from service.http import connections, logs
 from service.http.access import KeysError, new_key
-from service.http.connections import Patience
+from service.http.connections import ConnectionLimits
 from service.http.counts import CountsError
-from service.http.readiness import Readiness
+from service.http.middleware import Readiness
 from service.inference.processes import load_ahead
 from service.settings import Settings
 from stages.device import device_for
@@ -57,7 +59,22 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         faulthandler.cancel_dump_traceback_later()  # the loop is no longer watched: requests under way may take longer
+        notify_systemd("STOPPING=1")
         await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """At its end a captured signal ends the process."""
+        with super().capture_signals():
+            yield
+            logging.getLogger("claimcheck").handlers[0].flush()
+
+
+def notify_systemd(state: str) -> None:
+    """Report to systemd, if it started this process (sd_notify(3)); an address with @ is abstract."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+            sender.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
 def make_room(connections: int) -> None:
@@ -135,17 +152,19 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # imported objects stay, so the garbage collector need not scan them again and again
-    patience = Patience(
+    limits = ConnectionLimits(
         connections=settings.max_connections,
         head_seconds=settings.head_seconds,
         send_seconds=settings.send_seconds,
         slowest_bytes_per_second=settings.slowest_bytes_per_second,
+        proxies=settings.proxies,
     )
     make_room(settings.max_connections)
 
     async def watch_loop() -> None:
         """End the process with every thread's stack in the log if the loop stands still, even with the GIL held."""
         faulthandler.dump_traceback_later(settings.stall_seconds, exit=True)
+        notify_systemd("READY=1\nWATCHDOG=1")
 
     config = uvicorn.Config(
         app,
@@ -155,7 +174,7 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
         access_log=False,
         log_config=logs.configuration(),
         # the other parser accepts headers of any length, trailers as headers and any number of requests
-        http=connections.protocol(patience, app.state.claimcheck.metrics),
+        http=connections.protocol(limits, app.state.claimcheck.metrics),
         proxy_headers=False,  # `create_app` believes those that the settings name
         ws="none",
         timeout_graceful_shutdown=30,

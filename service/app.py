@@ -25,25 +25,22 @@ from service import openapi
 from service.database import queries
 from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional, dated
-from service.http.access import Gate, KeyFile
+from service.http.access import AccessPolicy, KeyFile
 from service.http.caching import NotModified, edition_of, not_modified
-from service.http.counts import Counts
+from service.http.counts import RequestCounter
 from service.http.downloads import Exports
 from service.http.errors import install_error_handlers
 from service.http.headers import MAX_REQUEST_HEADER_BYTES
 from service.http.metrics import Metrics
 from service.http.middleware import (
-    AllowedHosts,
     BodyLimit,
-    Faults,
-    Framing,
-    HeaderLimit,
     KeysAndRates,
-    Observed,
-    OnlyProblems,
-    OwnOrigins,
+    ProblemDetailsMiddleware,
+    Readiness,
+    RequestCheckMiddleware,
+    RequestContextMiddleware,
+    ServerErrorMiddleware,
 )
-from service.http.readiness import Readiness
 from service.inference import decoding
 from service.inference.batching import Batcher
 from service.inference.choices import Choices
@@ -56,7 +53,6 @@ from service.routes import (
     catalogue,
     claim_pages,
     comparisons,
-    curve_pages,
     experiment_pages,
     export,
     health,
@@ -74,7 +70,7 @@ from stages.results import ResultsUnavailable, open_results
 HERE = Path(__file__).parent
 CPU_BATCH, GPU_BATCH = 8, 32  # larger ones are no faster on a CPU, and workers wait for each other
 ASKERS = 4  # of short questions to the database; each takes milliseconds
-SHOWN = {"repository", "contact", "max_images", "keys"}  # settings that pages tell
+SHOWN = {"repository", "contact", "max_images", "keys", "root_path"}  # settings that pages tell
 ASK_SECONDS = 5.0
 GZIP_LEVEL = 4  # the usual 9 takes two to three times as long, for a twentieth fewer bytes
 PRELOADED_SHARE = 0.5  # of the memory for weights
@@ -116,7 +112,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(inference.router)  # searched in this order, and images are requested most often
     for module in (comparisons, catalogue, runs):
         app.include_router(module.router, dependencies=[Depends(conditional)])
-    for module in (pages, claim_pages, experiment_pages, curve_pages):
+    for module in (pages, claim_pages, experiment_pages):
         app.include_router(module.router, dependencies=[Depends(conditional), Depends(dated)])
     for module in (export, oip, health, reference):
         app.include_router(module.router)
@@ -137,7 +133,7 @@ def _app_state(settings: Settings) -> AppState:
     asking = Turns(sessions, _slots(settings, "reading the results", ASKERS), ASK_SECONDS)
     metrics.watch_turns({"reading": reading.slots, "asking": asking.slots})
     templates = Jinja2Templates(HERE / "templates")
-    formats.install(templates.env)
+    formats.install(templates.env, settings.root_path)
     wording.install(templates.env)
     files = repository.files_below(settings.root)
     repository.install(templates.env, settings.repository, settings.contact, files)
@@ -224,12 +220,14 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
     """Add the middleware; the last one added is the outermost."""
     settings = parts.settings
     keys = KeyFile(settings.keys_file) if settings.keys_file else None
-    app.add_middleware(Faults)
+    app.add_middleware(ServerErrorMiddleware)
     app.add_middleware(
         BodyLimit, limit=settings.max_body_bytes, together=settings.max_bodies_bytes, seconds=settings.body_seconds
     )
-    app.add_middleware(KeysAndRates, gate=Gate(keys, settings.requests_per_minute, counts=Counts(settings.counts_file)))
-    app.add_middleware(OwnOrigins, allowed=settings.cors_origins)
+    app.add_middleware(
+        KeysAndRates,
+        policy=AccessPolicy(keys, settings.requests_per_minute, counts=RequestCounter(settings.counts_file)),
+    )
     packed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
     app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=GZIP_LEVEL, exclude_content_types=packed)
     if settings.cors_origins:
@@ -240,11 +238,15 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
             allow_headers=("Authorization", "Content-Type"),
             expose_headers=("ETag", "Link", "X-Request-ID"),
         )
-    app.add_middleware(HeaderLimit, limit=MAX_REQUEST_HEADER_BYTES)
-    app.add_middleware(AllowedHosts, hosts=settings.allowed_hosts)
-    app.add_middleware(Framing)
-    app.add_middleware(OnlyProblems)
-    app.add_middleware(Observed, metrics=parts.metrics, readiness=parts.readiness)
+    app.add_middleware(
+        RequestCheckMiddleware,
+        hosts=settings.allowed_hosts,
+        origins=settings.cors_origins,
+        root_path=settings.root_path,
+        header_bytes=MAX_REQUEST_HEADER_BYTES,
+    )
+    app.add_middleware(ProblemDetailsMiddleware)
+    app.add_middleware(RequestContextMiddleware, metrics=parts.metrics, readiness=parts.readiness)
     if settings.proxies:
         app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=[str(network) for network in settings.proxies])
 

@@ -17,7 +17,7 @@ from service.http.caching import tag_answer
 from service.http.disconnects import ClientGone
 from service.http.downloads import Exports
 from service.http.metrics import Metrics
-from service.http.readiness import Readiness
+from service.http.middleware import Readiness
 from service.inference.choices import Choices
 from service.inference.engine import Engine
 from service.pages.scripts import ChartScripts
@@ -75,8 +75,9 @@ def conditional(request: Request, session: ResultsSession) -> None:
 
 
 def dated(request: Request, session: ResultsSession) -> None:
-    """The day of the newest result, which a page's foot tells."""
-    request.state.newest_result = queries.newest_result(session)
+    """The day of the newest result and the digest of the record, which a page's footer shows."""
+    request.state.newest_result = queries.read_meta(session, "newest_result")
+    request.state.record = queries.read_meta(session, "record")
 
 
 def _answering(request: Request, session: ResultsSession) -> Callable[[Question], list[ExperimentComparison]]:

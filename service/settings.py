@@ -80,6 +80,11 @@ class Settings(BaseSettings):
         default=32 * 1024, ge=1, description="a long answer has so many more seconds as its bytes take at this pace"
     )
 
+    root_path: str = Field(
+        default="",
+        pattern="^(/[A-Za-z0-9._~@%+-]+)*$",
+        description="path that a proxy serves it below, as /claimcheck, whether the proxy strips it or not",
+    )
     allowed_hosts: Names = Field(
         default=("127.0.0.1", "localhost", "[::1]"), description="names that a request may address; * allows all"
     )

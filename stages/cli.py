@@ -7,58 +7,16 @@ import os
 import sys
 from pathlib import Path
 
-from stages.checkpoint.contract import CheckpointError
 from stages.claims import ClaimsError
-from stages.commands import (
-    claims,
-    completion,
-    disk,
-    evidence,
-    proposal,
-    registering,
-    repro,
-    status,
-    training,
-    trainings,
-    why,
-)
-from stages.commands.command import USAGE, Command, Parser, UsageError
-from stages.commands.completion import names
-from stages.commands.exposition import MetricsError
-from stages.commands.terminal import print_answer
+from stages.commands import claims, command, evidence, proposal, repro, status, trainings, why
+from stages.commands.command import USAGE, Command, Parser, UsageError, names, print_answer
 from stages.datasets.packed import PackedDataError
-from stages.datasets.verified import DatasetError
-from stages.faults import FAULTS, INTERRUPTED, STOPPED, describe_fault, mend_streams
-from stages.params.experiment import ParamsError
-from stages.params.nearest import nearest
+from stages.faults import FAULTS, INTERRUPTED, STOPPED, Mistake, describe_fault, mend_streams
+from stages.params.schema import nearest
 from stages.proving.show import STEPS
-from stages.proving.sides import EquivalenceError
-from stages.recording.sources import RecordError
-from stages.results import ResultsUnavailable, UnknownName
-from stages.runs.evidence import EvidenceError
-from stages.scheduling.engine.choice import EngineError, default_engine
-from stages.scheduling.engine.groups import TrainingsKilled
-from stages.upkeep.crate import CrateError
-from stages.upkeep.publishing import PublishError
+from stages.results import UnknownName
+from stages.scheduling.engine.choice import default_engine
 
-MISTAKES = (
-    repro.AnotherRepro,
-    repro.BrokenLock,
-    CheckpointError,
-    ClaimsError,
-    CrateError,
-    DatasetError,
-    EngineError,
-    EquivalenceError,
-    EvidenceError,
-    MetricsError,
-    PackedDataError,
-    ParamsError,
-    PublishError,
-    RecordError,
-    ResultsUnavailable,
-    TrainingsKilled,
-)
 CODES = {0: "done", 1: "it couldn't be done; one line on stderr says why", USAGE: "a word of the command is mistyped"}
 
 
@@ -69,7 +27,7 @@ def add_experiments(parser: argparse.ArgumentParser, nargs: str = "*") -> None:
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     add_experiments(parser)
-    training.add_run(parser)
+    trainings.add_run(parser)
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
@@ -137,6 +95,9 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoints", nargs="*", metavar="checkpoint", help="list every link of these")
     parser.add_argument("--all", action="store_true", help="list every link of every checkpoint")
     parser.add_argument("--weights", action="store_true", help="predict whole test sets with all weights; minutes")
+    parser.add_argument(
+        "--equivalences", action="store_true", help="train a path of each equivalence again, with both codes; minutes"
+    )
 
 
 def add_audit(parser: argparse.ArgumentParser) -> None:
@@ -160,7 +121,7 @@ def add_equivalent(parser: argparse.ArgumentParser) -> None:
 
 
 def add_shell(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=completion.SHELLS, metavar="shell", help=" or ".join(completion.SHELLS))
+    parser.add_argument("shell", choices=command.SHELLS, metavar="shell", help=" or ".join(command.SHELLS))
 
 
 COMMANDS = {
@@ -176,7 +137,7 @@ COMMANDS = {
         does="Train what the named experiments lack, all at once and the longest first, here or on a cluster.",
         example="claimcheck run --all --engine ray",
         add_to=add_run,
-        run=training.run,
+        run=trainings.run,
         codes={1: "a training failed or was stopped; the others are in the store"},
     ),
     "plan": Command(
@@ -219,7 +180,7 @@ COMMANDS = {
         does="Write down claims, rules, margins and planned runs before the runs are trained.",
         example='claimcheck register sgemm dac.sgemm.gain --why "Three more depths"',
         add_to=add_register,
-        run=registering.register,
+        run=claims.register,
         codes={1: "nothing was written, or with --check a registration no longer fits"},
     ),
     "why": Command(
@@ -246,7 +207,7 @@ COMMANDS = {
         does="Write a test image of a packed data set, to try a model on.",
         example="claimcheck sample mnist --index 7",
         add_to=add_sample,
-        run=disk.sample,
+        run=evidence.sample,
     ),
     "publish": Command(
         does="Turn results on real data into evidence to commit.",
@@ -275,18 +236,18 @@ COMMANDS = {
     "du": Command(
         does="Tell what data and trainings take on disk.",
         example="claimcheck du",
-        run=disk.usage,
+        run=evidence.usage,
     ),
     "gc": Command(
         does="Remove what killed trainings left behind; no outcome goes.",
         example="claimcheck gc",
-        run=disk.clean_up,
+        run=evidence.clean_up,
     ),
     "completion": Command(
         does="Print a script by which a shell completes commands, options and names.",
         example='eval "$(claimcheck completion bash)"',
         add_to=add_shell,
-        run=lambda options: completion.script(build_parser()[0], options.shell),
+        run=lambda options: command.script(build_parser()[0], options.shell),
         has_json=False,
     ),
 }
@@ -304,17 +265,17 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         title="commands", dest="command", metavar="command", required=True, parser_class=Parser
     )
     parsers = {}
-    for name, command in COMMANDS.items():
+    for name, one in COMMANDS.items():
         parsers[name] = commands.add_parser(
             name,
             prog=f"claimcheck {name}",
-            help=command.does[0].lower() + command.does[1:].rstrip("."),
-            description=command.does,
-            example=command.example,
-            codes=CODES | command.codes,
+            help=one.does[0].lower() + one.does[1:].rstrip("."),
+            description=one.does,
+            example=one.example,
+            codes=CODES | one.codes,
         )
-        command.add_to(parsers[name])
-        if command.has_json:
+        one.add_to(parsers[name])
+        if one.has_json:
             parsers[name].add_argument("--json", action="store_true", help="print one JSON document")
     return parser, parsers
 
@@ -358,7 +319,7 @@ def main(arguments: list[str] | None = None) -> int:
         mistake = describe_fault(error)
     except UnknownName as error:
         mistake = f"no {error.kind} {error.name!r}{nearest(error.name, error.known)}"
-    except MISTAKES as error:
+    except (Mistake, ClaimsError, PackedDataError) as error:
         mistake = str(error)
     print(f"claimcheck {options.command}: {mistake}", file=sys.stderr)
     return 1

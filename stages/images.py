@@ -9,9 +9,32 @@ import zlib
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP")
+_BEGINNINGS = {
+    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "JPEG": re.compile(rb"\xff\xd8"),
+    "WebP": re.compile(rb"RIFF....WEBP", re.DOTALL),
+    "GIF": re.compile(rb"GIF8"),
+    "HEIC": re.compile(rb"....ftyp(hei|hev|mif|msf)", re.DOTALL),
+    "AVIF": re.compile(rb"....ftypavi", re.DOTALL),
+    "TIFF": re.compile(rb"II\*\0|MM\0\*"),
+    "BMP": re.compile(rb"BM"),
+    "JPEG XL": re.compile(rb"\xff\x0a|....JXL ", re.DOTALL),
+    "SVG": re.compile(rb"\s*<(svg|\?xml)"),
+    "PDF": re.compile(rb"%PDF"),
+}
+_TURNS: dict[object, Image.Transpose] = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns an image of this EXIF orientation upright."""
 MAX_PIXELS = 16_000_000
 MAX_SCANS = 100
 """Of a JPEG: each makes the decoder walk over the whole image again.  Encoders write 10, the most thorough about 20."""
@@ -55,14 +78,17 @@ def outline(content: bytes) -> Outline:
         ImageTooLarge: more pixels than `MAX_PIXELS`, or more scans than `MAX_SCANS`.
     """
     found = Outline(0, 0)
-    if content.startswith(b"\x89PNG\r\n\x1a\n") and zlib.crc32(content[12:29]).to_bytes(4, "big") == content[29:33]:
+    if _BEGINNINGS["PNG"].match(content) and zlib.crc32(content[12:29]).to_bytes(4, "big") == content[29:33]:
         found = Outline(int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big"))
     elif content.startswith(b"\xff\xd8"):
         found = _jpeg_outline(content)
     elif content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         found = Outline(*_webp_size(content))
     if found.pixels > MAX_PIXELS:
-        raise ImageTooLarge(f"the image has {found.width} x {found.height} pixels; at most {MAX_PIXELS:,}")
+        scale = (MAX_PIXELS / found.pixels) ** 0.5
+        fit = f"{max(1, int(found.width * scale)):,} x {max(1, int(found.height * scale)):,}"
+        came = f"the image has {found.width:,} x {found.height:,} pixels; at most {MAX_PIXELS:,}"
+        raise ImageTooLarge(f"{came}: scale it down, to {fit} or less")
     return found
 
 
@@ -104,12 +130,25 @@ def _webp_size(content: bytes) -> tuple[int, int]:
     return int.from_bytes(data[6:8], "little") & 0x3FFF, int.from_bytes(data[8:10], "little") & 0x3FFF
 
 
+def _only_pixels(content: bytes) -> bytes:
+    """A PNG without texts, profiles and times, which may be damaged, or huge once they are unpacked."""
+    parts, offset = [content[:8]], 8
+    while offset < len(content):
+        end, name = offset + 12 + int.from_bytes(content[offset : offset + 4], "big"), content[offset + 4 : offset + 8]
+        is_whole = zlib.crc32(content[offset + 4 : end - 4]) == int.from_bytes(content[end - 4 : end], "big")
+        if name[:1].isupper() or name == b"tRNS" or (name == b"eXIf" and is_whole):
+            parts.append(content[offset:end])
+        offset = len(content) if name == b"IEND" else end
+    return b"".join(parts)
+
+
 def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
     """The first frame of a PNG, JPEG or WebP file as uint8 [C, H, W].
 
     Turned upright by its EXIF orientation, laid on black where transparent, converted to grey (C = 1) or RGB (C = 3),
     cut to the centre with the aspect of `shape` and resized (bilinear, antialiased).  An image that already has the
-    size keeps its exact pixels, so a test image sent as a file gets what `evaluate` gives it.
+    size keeps its exact pixels, so a test image sent as a file gets what `evaluate` gives it.  Metadata that can't be
+    read is ignored.
 
     Raises:
         ImageError: empty, of another format, or damaged.
@@ -120,7 +159,12 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
     mode = "L" if channels == 1 else "RGB"
     if not content:
         raise ImageError("the file is empty; expected a PNG, JPEG or WebP image")
-    promised = outline(content)
+    promised, kind = outline(content), _kind(content)
+    if kind not in ("PNG", "JPEG", "WebP"):
+        advice = f"; it is {kind}: save it as one of these" if kind else ""
+        raise ImageError(f"the file is not a PNG, JPEG or WebP image{advice}")
+    if kind == "PNG":
+        content = _only_pixels(content)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's own size warnings; the cap below is ours
         try:
@@ -129,15 +173,15 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
                     raise ImageError("the image is damaged: it has more pixels than its header says")
                 # a JPEG can be decoded at a fraction of its size, still twice as large as needed
                 image.draft(None, (2 * max(width, height), 2 * max(width, height)))
-                ImageOps.exif_transpose(image, in_place=True)
-                fitted = _fit(_resizable(image, mode), (width, height))
+                image.load()
+                fitted = _fit(_resizable(_upright(image), mode), (width, height))
                 flat = _without_alpha(fitted).convert(mode)
         except (ImageError, MemoryError):
             raise
         except Image.DecompressionBombError:
             raise ImageTooLarge(f"the image has more pixels than {MAX_PIXELS:,}") from None
         except UnidentifiedImageError:
-            raise ImageError("the file is not a PNG, JPEG or WebP image") from None
+            raise ImageError(f"the image is damaged: it begins as {kind}, but its header can't be read") from None
         except Exception as error:  # noqa: BLE001  (decoders raise almost anything on damaged input)
             what = "it ends too early" if _is_cut(content, error) else "its pixels can't be decoded"
             raise ImageError(f"the image is damaged: {what}") from None
@@ -149,6 +193,19 @@ def _is_cut(content: bytes, error: Exception) -> bool:
     """True if the file is cut off: Pillow says so for PNG and JPEG; a WebP file begins with its own length."""
     is_short = content.startswith(b"RIFF") and len(content) < 8 + int.from_bytes(content[4:8], "little")
     return is_short or "truncated" in str(error).lower()
+
+
+def _kind(content: bytes) -> str:
+    """The format that the file begins as; empty for one that nobody would send as an image."""
+    return next((kind for kind, beginning in _BEGINNINGS.items() if beginning.match(content)), "")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    except Exception:  # noqa: BLE001  (damaged metadata raises almost anything, and says nothing of the pixels)
+        turn = None
+    return image if turn is None else image.transpose(turn)
 
 
 def _resizable(image: Image.Image, mode: str) -> Image.Image:

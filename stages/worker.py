@@ -27,13 +27,14 @@ from stages.datasets.packed import PackedInfo, read_info
 from stages.device import devices_of, pick_device
 from stages.evaluation.flops import FlopCounts
 from stages.memory import keep_freed_memory
-from stages.ops.fast.cpp import keep_compiled_steps_apart
+from stages.ops.fast.cpp import TAKEN, keep_compiled_steps_apart
 from stages.ops.fast.replay import describe_graphs
 from stages.run import RunSpec, canonical_json
 from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.outcome import seal
 from stages.runs.stacks import remember, stack_id
 from stages.runs.store import Scratch
+from stages.training.canary import canary_of
 from stages.training.energy import EnergyMeter, energy_joules, sum_known
 from stages.training.environment import (
     describe_environment,
@@ -43,6 +44,7 @@ from stages.training.environment import (
 )
 from stages.training.loop import Outcome, Progress, TrainingState, TrainingStopped
 from stages.training.parallel import agreed, describe_ranks, from_first, highest, joined, share
+from stages.training.process import describe_fast_paths, describe_process
 from stages.training.ranks import Rank, run_together
 from stages.training.resuming import ResumeState, first_line
 from stages.training.session import Session, flushing_denormals, open_session, plain_network, task_of
@@ -135,19 +137,20 @@ class _Ready:
         """The sealed outcome."""
         spent = _Spent(time.monotonic() - self.started, self.energy.used(), peak_memory)
         _refuse_changed_data(self.job, self.stamp)
-        files = _sealed_files(self.job, self.info, self.session.model, outcome, self.environment, spent)
+        environment = _with_fast_paths(self.environment, TAKEN)
+        files = _sealed_files(self.job, self.info, self.session.model, outcome, environment, spent)
         return Trained(outcomes={self.job.spec.run_key: files}, work=self.job.spec.run_key)
 
 
 def _open(job: Job, scratch: Scratch, devices: Sequence[str], should_stop: Callable[[], bool]) -> _Ready:
     """The training of `job.spec` on its device, which is one of `devices` that share it."""
     run_key = job.spec.run_key
-    info, device = _prepare(job)
+    info, device, environment = _prepare(job)
     stamp = stamp_of(job.data)
     session = open_session(job.spec, job.data, info, device)
     _refuse_other_code(job)
     _refuse_unkeyed_layers(job, session.model)
-    environment = describe_environment(device) | describe_products(job.spec.protocol, device) | describe_graphs(device)
+    environment |= describe_graphs(device)
     if len(devices) > 1:
         environment |= describe_ranks(len(devices), device, job.spec.protocol)
     energy = EnergyMeter(lambda: sum_known(energy_joules(torch.device(name)) for name in devices))
@@ -265,9 +268,8 @@ def train_stack(
     """
     job, specs = jobs[0], [job.spec for job in jobs]
     protocol = job.spec.protocol
-    info, device = _prepare(job)
+    info, device, environment = _prepare(job, is_stacked=True)
     stamp = stamp_of(job.data)
-    environment = describe_environment(device) | describe_products(protocol, device)
     environment |= {"stacked": code_of_stack(job.spec.model)}
     energy = EnergyMeter(lambda: energy_joules(device))
     remember(specs, scratch)
@@ -307,6 +309,7 @@ def train_stack(
             should_stop=should_stop,
         )
     used, peak = energy.used(), peak_memory_bytes(device)
+    environment = _with_fast_paths(environment, TAKEN)
     _refuse_changed_data(job, stamp)
     outcomes = {}
     for one, network, (outcome, seconds) in zip(jobs, networks, stacked, strict=True):
@@ -315,8 +318,8 @@ def train_stack(
     return Trained(outcomes=outcomes, work=stack_id(specs))
 
 
-def _prepare(job: Job) -> tuple[PackedInfo, torch.device]:
-    """The packed data's description and the device, checked; memory set up."""
+def _prepare(job: Job, *, is_stacked: bool = False) -> tuple[PackedInfo, torch.device, dict[str, Any]]:
+    """The packed data's description and the device, checked, and the environment, with the canary; memory set up."""
     info = read_info(job.data)
     if info.digest != job.spec.data_digest:
         raise ValueError(
@@ -325,8 +328,17 @@ def _prepare(job: Job) -> tuple[PackedInfo, torch.device]:
     device = pick_device(job.device)
     keep_freed_memory()
     keep_compiled_steps_apart()
+    canary = canary_of(job.spec, info, device, is_stacked=is_stacked)
+    process = describe_process(job.spec.code) | {"canary": canary.described()}
+    environment = describe_environment(device) | describe_products(job.spec.protocol, device) | {"process": process}
+    TAKEN.clear()
     reset_peak_memory(device)
-    return info, device
+    return info, device, _with_fast_paths(environment, canary.taken)
+
+
+def _with_fast_paths(environment: dict[str, Any], taken: Collection[str]) -> dict[str, Any]:
+    """The environment with the fast paths that its canary took, from which a training resumes, or that it took."""
+    return environment | {"process": environment["process"] | {"fast_paths": describe_fast_paths(taken)}}
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,7 @@ class ObjectServer:
             "AWS_DEFAULT_REGION": "us-east-1",
             "no_proxy": "127.0.0.1",
         }
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        request = urllib.request.Request(f"{self.url}/{BUCKET}", method="PUT")
-        with opener.open(request, timeout=30) as answer:
-            assert answer.status == 200
+        self._request("PUT", BUCKET)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -50,6 +47,10 @@ class ObjectServer:
         """Take connections again, if it doesn't."""
         self._ask("up")
 
+    def refuse_keys(self, *, after: float = 0) -> None:
+        """Answer 403 to every request but the next `after` ones."""
+        self._request("POST", "moto-api/reset-auth", str(after).encode())
+
     def fall_silent(self) -> None:
         """Take connections and requests, and answer none."""
         self._process.send_signal(signal.SIGSTOP)
@@ -57,6 +58,13 @@ class ObjectServer:
     def speak(self) -> None:
         """Answer them all."""
         self._process.send_signal(signal.SIGCONT)
+
+    def _request(self, method: str, path: str, content: bytes = b"") -> None:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        headers = {"Content-Type": "text/plain"}
+        request = urllib.request.Request(f"{self.url}/{path}", content, headers, method=method)
+        with opener.open(request, timeout=30) as answer:
+            assert answer.status == 200
 
     def _ask(self, what: str) -> str:
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -13,11 +13,11 @@ from typing import Any
 from tests.project import REPOSITORY
 
 
-def write_soak_report(name: str, facts: dict[str, Any]) -> None:
-    """Write `facts` with date, revision and machine below `CLAIMCHECK_SOAK_REPORTS`; nothing if that isn't set."""
+def write_soak_report(name: str, facts: dict[str, Any]) -> bool:
+    """Write `facts` with date, revision and machine below `CLAIMCHECK_SOAK_REPORTS`; False if that isn't set."""
     folder = os.environ.get("CLAIMCHECK_SOAK_REPORTS")
     if not folder:
-        return
+        return False
     report = {
         **facts,
         "date": datetime.now(UTC).date().isoformat(),
@@ -33,6 +33,7 @@ def write_soak_report(name: str, facts: dict[str, Any]) -> None:
     path = Path(folder) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    return True
 
 
 def revision() -> str | None:

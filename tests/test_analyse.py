@@ -37,8 +37,8 @@ def toy_paper(tmp_path: Path) -> Path:
     (paper / "findings.py").write_text(
         "from stages.papers.finding import Finding\n"
         "def findings(margins):\n"
-        "    return [Finding(claim='toy.half', status='holds', computed={'ratio': 1 / 3}, explanation='A third.'),\n"
-        "            Finding(claim='toy.sum', status='fails', computed={'sum': 5}, explanation='2 + 2 is not 5.')]\n"
+        "    return [Finding(claim='toy.half', holds=True, computed={'ratio': 1 / 3}, explanation='A third.'),\n"
+        "            Finding(claim='toy.sum', holds=False, computed={'sum': 5}, explanation='2 + 2 is not 5.')]\n"
     )
     (tmp_path / "data").mkdir()
     return tmp_path
@@ -55,9 +55,9 @@ def test_findings_of_every_paper_are_written_as_lines(toy_paper: Path) -> None:
     )
     assert done.stdout == "analyse: toy: 1 fails, 1 holds\n"
     lines = [json.loads(line) for line in (toy_paper / "data" / "findings.jsonl").read_text().splitlines()]
-    assert [(line["paper"], line["claim"], line["status"]) for line in lines] == [
-        ("toy", "toy.half", "holds"),
-        ("toy", "toy.sum", "fails"),
+    assert [(line["paper"], line["claim"], line["holds"]) for line in lines] == [
+        ("toy", "toy.half", True),
+        ("toy", "toy.sum", False),
     ]
     assert lines[0]["computed"] == {"ratio": 0.333333333}, "digits that every processor agrees on"
 
@@ -67,7 +67,7 @@ def test_an_error_at_several_places_is_told_once() -> None:
     places = [
         Finding(
             claim=f"toy.{name}",
-            status="contradicted",
+            contradicted=True,
             computed={"ten": 10},
             explanation="Nine.",
             readings=(reading,),
@@ -75,7 +75,7 @@ def test_an_error_at_several_places_is_told_once() -> None:
         )
         for name in ("a", "b", "c")
     ]
-    alone = Finding(claim="toy.d", status="contradicted", computed={}, explanation="Two.")
+    alone = Finding(claim="toy.d", holds=False, contradicted=True, computed={}, explanation="Two.")
     page = analyse.page({"toy": [*places, alone]}).decode()
     assert "## [toy](papers/toy.md): 2 contradicted; one error at 3 places\n" in page
     assert page.count("| contradicted |") == 4

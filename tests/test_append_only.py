@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -9,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from stages.recording import RecordError, record
-from stages.recording.append_only import RETRACTIONS, digest_history, find_lost, read_versions, retract, row_faults
+from stages.recording.append_only import (
+    RETRACTIONS,
+    digest_history,
+    find_lost,
+    read_retractions,
+    read_versions,
+    retract,
+    row_faults,
+)
+from stages.results import Meta, open_results
 from stages.runs.evidence import EvidenceLine, Release, read_lines, write_lines
 from tests.service.results_factory import REPOSITORY, make_root
 from tests.test_publishing import git
@@ -40,7 +50,7 @@ def commit_all(root: Path) -> None:
 
 
 def test_complete_record_has_nothing_lost(root: Path) -> None:
-    assert find_lost(root) == []
+    assert find_lost(root, read_versions(root)) == []
 
 
 @pytest.mark.parametrize("is_committed", [False, True])
@@ -54,25 +64,33 @@ def test_deleted_or_resealed_line_is_named_with_its_commit(root: Path, is_edited
         commit_all(root)
     with pytest.raises(RecordError, match=f"{EVIDENCE}: commit {commit[:12]} has ninformer-mnist {first.result.arm} 0"):
         record(root, "data/results.db")
-    assert retract(root, date="2026-01-01", why="Trained on the wrong split") == 1
-    assert find_lost(root) == []
+    assert retract(root, read_versions(root), date="2026-01-01", why="Trained on the wrong split") == 1
+    assert find_lost(root, read_versions(root)) == []
     record(root, "data/results.db")
+    with open_results(str(root / "data/results.db"))() as session:
+        assert session.get_one(Meta, "record").value == digest_history(read_versions(root))
+    (retraction,) = read_retractions(root)
+    assert retraction.same_numbers == is_edited, "the edited line has the numbers of the one before"
+    promise = dataclasses.replace(retraction, same_numbers=True)
+    assert [one.digest for one in find_lost(root, read_versions(root), promise)] == [*promise.lines] * (not is_edited)
 
 
 def test_deleted_file_and_changed_registration_are_lost(root: Path) -> None:
     lines = len((root / EVIDENCE).read_bytes().splitlines())
     (root / EVIDENCE).unlink()
     (root / "data/registrations/sgemm-depths.json").write_text("{}", encoding="utf-8")
-    assert [one.path for one in find_lost(root)] == [EVIDENCE] * lines + ["data/registrations/sgemm-depths.json"]
+    assert [one.path for one in find_lost(root, read_versions(root))] == [EVIDENCE] * lines + [
+        "data/registrations/sgemm-depths.json"
+    ]
 
 
 def test_retraction_cannot_be_withdrawn(root: Path) -> None:
     (root / EVIDENCE).write_bytes(b"")
-    retract(root, date="2026-01-01", why="Withdrawn")
+    retract(root, read_versions(root), date="2026-01-01", why="Withdrawn")
     commit_all(root)
     content = json.loads((root / RETRACTIONS).read_bytes())
     (root / RETRACTIONS).write_text(json.dumps(content | {"why": "Another reason"}) + "\n", encoding="utf-8")
-    assert [one.path for one in find_lost(root)] == [str(RETRACTIONS)]
+    assert [one.path for one in find_lost(root, read_versions(root))] == [str(RETRACTIONS)]
 
 
 def test_digest_of_the_record_changes_with_each_commit_to_it_alone(root: Path) -> None:
@@ -88,7 +106,7 @@ def test_released_model_without_a_file_is_refused(root: Path) -> None:
     first, *rest = read_lines(root / EVIDENCE, EvidenceLine)
     release = Release(sha256="0" * 64, dtype="float16", accuracy=0.5, same_class=0.0, n=10_000)
     (root / EVIDENCE).write_bytes(write_lines([EvidenceLine(**{**vars(first), "release": release}), *rest]))
-    retract(root, date="2026-01-01", why="Released")
+    retract(root, read_versions(root), date="2026-01-01", why="Released")
     with pytest.raises(RecordError, match="no file in data/models has the released weights"):
         record(root, "data/results.db")
 

@@ -19,7 +19,6 @@ VERBS = ("inputs", "fetch", "preprocess", "train", "evaluate", "analyse", "recor
 ALLOWED: dict[str, set[str]] = {
     "run": set(),
     "faults": set(),
-    "interruption": set(),
     "images": set(),
     "device": set(),
     "memory": set(),
@@ -31,19 +30,30 @@ ALLOWED: dict[str, set[str]] = {
     "ops": set(),
     "optim": set(),
     "papers": {"run", "observation", "rules", "ops", "optim"},
-    "params": {"run", "rules", "runs", "papers"},
+    "params": {"run", "faults", "rules", "runs", "papers"},
     "datasets": {"faults", "runs", "params"},
     "training": {"run", "device", "memory", "runs", "datasets", "ops", "papers"},
-    "checkpoint": {"run", "ops", "papers"},
+    "checkpoint": {"run", "faults", "ops", "papers"},
     "evaluation": {
         *("run", "device", "observation", "runs", "params", "datasets", "training", "papers", "checkpoint"),
     },
-    "scheduling": {"run", "faults", "interruption", "device", "runs", "params", "datasets", "evaluation"},
+    "scheduling": {"run", "faults", "device", "runs", "params", "datasets", "evaluation"},
     "results": {"faults", "rules", "runs", "verdicts"},
     "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts"},
-    "recording": {"run", "rules", "runs", "params", "papers", "claims", "results", "verdicts"},
+    "recording": {"run", "faults", "rules", "runs", "params", "papers", "claims", "results", "verdicts"},
     "upkeep": {
-        *("run", "runs", "params", "datasets", "training", "checkpoint", "evaluation", "recording", "results"),
+        *(
+            "run",
+            "faults",
+            "runs",
+            "params",
+            "datasets",
+            "training",
+            "checkpoint",
+            "evaluation",
+            "recording",
+            "results",
+        ),
     },
     "priorities": {
         *(
@@ -59,9 +69,9 @@ ALLOWED: dict[str, set[str]] = {
             "verdicts",
         ),
     },
-    "proving": {"run", "runs", "params", "datasets"},
+    "proving": {"run", "faults", "runs", "params", "datasets"},
     "commands": {
-        *("faults", "interruption", "preloaded", "run", "runs", "params", "datasets", "checkpoint", "evaluation"),
+        *("faults", "preloaded", "run", "runs", "params", "datasets", "checkpoint", "evaluation"),
         *("scheduling", "results", "claims", "verdicts", "recording", "upkeep", "proving", "priorities"),
     },
     "worker": {
@@ -90,7 +100,7 @@ SERVICE: dict[str, set[str]] = {
 }
 WITHOUT_TORCH = (
     *("run", "rules", "runs", "params", "verdicts", "claims", "results", "recording", "proving"),
-    *("scheduling.engine", "scheduling.runner", "scheduling.journal", "scheduling.watching", "fetch", "preprocess"),
+    *("scheduling.engine", "scheduling.runner", "scheduling.journal", "fetch", "preprocess"),
 )
 # A worker starts where nothing but these is installed; Triton comes with a torch for GPUs, and only those need it.
 WORKER_PACKAGES = {"torch", "numpy", "safetensors", "triton"}

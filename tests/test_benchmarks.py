@@ -11,13 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fastapi.testclient import TestClient
 
-from benchmarks import bench_paint, bench_results, many_runs, server
+from benchmarks import server
 from benchmarks.__main__ import COLUMNS, INTRODUCTION, LOST, main, page, rows_of, together
-from benchmarks.timing import HEADINGS, Line, compare, markdown, pytorch_alone, race, share_of_products, table
-from service.app import create_app
-from service.settings import Settings
+from benchmarks.timing import HEADINGS, Line, compare, markdown, pytorch_alone, race, share_of_products
 from stages.ops.fast import attention, cpp, dac
 from stages.ops.rbf import rbf_attention
 
@@ -42,25 +39,19 @@ def test_a_goal_is_met_on_its_own_side() -> None:
     assert [line(value, at_most=True).is_met for value in (1.9, 2.0, 2.1)] == [True, True, False]
 
 
-def test_the_table_has_a_row_a_line() -> None:
-    rows = table([line(3.0), line(3.0, at_most=True)]).splitlines()
+def test_a_row_has_the_goal_the_peer_and_the_verdict() -> None:
+    rows = markdown([HEADINGS, line(3.0).cells(), line(3.0, at_most=True).cells()]).splitlines()
     assert rows[0] == f"| {' | '.join(HEADINGS)} |"
     assert rows[2] == "| a step | float32, 1 thread | at least 2 × | plain: 9 ms | 3 ms | 3 × | yes |"
     assert rows[3] == "| a step | float32, 1 thread | at most 2 × | plain: 9 ms | 3 ms | 3 × | no |"
 
 
 def test_processor_time_leaves_waiting_out() -> None:
-    def spin() -> None:
-        until = time.process_time() + 0.01
-        while time.process_time() < until:
-            pass
-
     def spin_and_wait() -> None:
-        spin()
+        spin(10)()
         time.sleep(0.05)
 
-    assert compare(spin, spin_and_wait, repeats=3).ratio < 2
-    assert compare(spin, spin_and_wait, repeats=3, wall=True).peer_seconds > 0.05
+    assert compare(spin(10), spin_and_wait, repeats=3).ratio < 2
 
 
 @pytest.mark.skipif(cpp.load_library(attention.SOURCE) is None, reason="no C++ compiler here")
@@ -99,12 +90,9 @@ def test_the_fastest_peer_counts_and_stands_first() -> None:
     assert result.cost("a step", 1.0).verdict == "yes"
 
 
-def test_a_faster_peer_is_said_to_be_faster() -> None:
+def test_a_peer_that_is_faster_in_some_rounds_alone_is_even() -> None:
     assert [line(value).verdict for value in (0.9, 1.5, 2.5)] == ["slower", "no", "yes"]
     assert line(0.9, at_most=True).verdict == "yes"
-
-
-def test_a_peer_that_is_faster_in_some_rounds_alone_is_even() -> None:
     for span, verdict in (((0.96, 1.01), "even"), ((0.96, 0.99), "slower")):
         found = dataclasses.replace(line(0.98), span=span)
         assert found.verdict == verdict
@@ -158,14 +146,7 @@ def test_what_was_not_measured_stays_with_its_date_if_versions_are_the_same() ->
 
 def test_an_unknown_benchmark_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dak"]) == 2
-    assert "no benchmark 'dak'; known: batches, cg_fac, dac" in capsys.readouterr().err
-
-
-def test_every_page_and_list_that_is_measured_answers_on_the_made_up_database(tmp_path: Path) -> None:
-    assert many_runs.build(tmp_path / "results.db", times=1) == many_runs.SELECTED_RUNS
-    with TestClient(create_app(Settings(root=tmp_path, database="results.db")), "http://127.0.0.1") as client:
-        answers = {path: client.get(path) for path in (*bench_paint.PAGES.values(), *bench_results.ADDRESSES)}
-    assert {path: answer.text for path, answer in answers.items() if answer.status_code != 200} == {}
+    assert "no benchmark 'dak'; known: batches, canary, cg_fac" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -42,14 +42,25 @@ def called_in_a_step(one: Planned, monkeypatch: pytest.MonkeyPatch) -> set[Call]
     return noted.calls
 
 
+def in_half_types() -> list[Planned]:
+    """Every network with its optimiser; float32, which CUDA has wherever it has bfloat16, for one of each paper."""
+    found = [one for one in planned.read() if one.spec.protocol.precision == "bfloat16"]
+    full = {
+        one.spec.model.path.split(".")[2]: one for one in planned.read() if one.spec.protocol.precision == "float32"
+    }
+    return [*found, *full.values()]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("one", [pytest.param(one, id=name_of(one)) for one in planned.read()])
+@pytest.mark.parametrize("one", [pytest.param(one, id=name_of(one)) for one in in_half_types()])
 def test_cuda_has_every_operator_of_a_step_and_of_measuring(one: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = called_in_a_step(one, monkeypatch)
     names = {call.operator.name() for call in calls}
     assert any("backward" in name for name in names) and any(name.startswith("aten::add") for name in names)
     if one.spec.protocol.precision == "bfloat16":
-        assert any("bfloat16" in call.dtypes for call in calls)
+        # A Yat layer computes in float32 in any precision, and YatPrototypes is nothing else.
+        of_yat_alone = one.spec.model.path.endswith(":YatPrototypes")
+        assert any("bfloat16" in call.dtypes for call in calls) is not of_yat_alone
     assert lacking(calls) == []
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from stages.datasets.packed import PackedInfo, TableSet, TokenSet, digest_packed, read_info, write_packed
 from stages.params.experiment import load_params
-from stages.proving.affected import Made
-from stages.proving.cutting import DataHere, cut_run
+from stages.proving.cutting import DataHere, Made, cut_run
 from stages.run import (
     EarlyStopSpec,
     ModelSpec,

@@ -106,10 +106,12 @@ def test_a_lock_has_no_index_and_a_hash_for_every_package(group: str) -> None:
     assert [text.split("==")[0] for text in packages if "--hash=sha256:" not in text] == []
 
 
-def test_every_decision_is_in_the_list_once() -> None:
-    folder = ROOT / "docs" / "decisions"
-    listed = re.findall(r"\]\((\d{4}-[^)]+)\)", (folder / "README.md").read_text())
-    assert sorted(listed) == sorted(path.name for path in folder.glob("[0-9]*.md"))
+def test_every_decision_that_is_named_exists_once() -> None:
+    existing = re.findall(r"^### (\d{4})$", (ROOT / "docs" / "decisions.md").read_text(), re.MULTILINE)
+    named = {
+        number for text in tracked_text().values() for number in re.findall(r"decisions?(?:\.md#| )(\d{4})\b", text)
+    }
+    assert len(existing) == len(set(existing)) and named <= {*existing}, named - {*existing}
 
 
 def test_tracked_files_are_small() -> None:

@@ -150,7 +150,7 @@ BAD = {
     "truncated jpeg": (encode(noise((64, 64)), "JPEG")[:700], "damaged: it ends too early"),
     "truncated webp": (encode(noise((64, 64)), "WEBP")[:700], "damaged: it ends too early"),
     "flipped byte": (PNG[:60] + bytes([PNG[60] ^ 0xFF]) + PNG[61:], "damaged: its pixels can't be decoded"),
-    "header only": (PNG[:33], "not a PNG, JPEG or WebP"),
+    "header only": (PNG[:33], "begins as PNG, but its header"),
 }
 
 

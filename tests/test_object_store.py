@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import pickle
 import re
 import shutil
@@ -228,13 +229,28 @@ def test_a_bucket_that_isnt_there_is_named_at_once(object_url: str, tmp_path: Pa
         ObjectStore(url, tmp_path).publish(KEY, outcome(KEY))
 
 
-def test_a_process_without_keys_says_so(object_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not object_url.startswith("s3://"):
+def test_refused_and_missing_keys_are_named_at_once(
+    store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not store.address.startswith("s3://"):
         pytest.skip("S3's names of keys")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+    keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    store.bucket.check()
+    began = time.monotonic()
+    object_server.refuse_keys()
+    try:
+        for ask in (store.bucket.check, lambda: store.has(KEY), lambda: list(store.run_keys())):
+            with pytest.raises(
+                StoreFault, match=rf"access is refused \(its keys are {' and '.join(keys)} of the env.*403"
+            ):
+                ask()
+    finally:
+        object_server.refuse_keys(after=math.inf)
+    for name in keys:
         monkeypatch.delenv(name)
-    with pytest.raises(StoreFault, match="environment has no keys for it, and its machine no role"):
-        Bucket(object_url, patience=0.1).has("x")
+    with pytest.raises(StoreFault, match=f"the environment has no {' and '.join(keys)}, and this machine has no role"):
+        Bucket(store.address, patience=0.1).has("x")
+    assert time.monotonic() - began < 20
 
 
 def test_the_environment_names_the_store(object_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+import yaml
 from fastapi.testclient import TestClient
-from sqlalchemy import BigInteger, Integer, select, text
+from sqlalchemy import BigInteger, Integer, make_url, select, text
 from sqlalchemy.orm import Session
 
 from benchmarks.server import free_port
@@ -26,8 +29,11 @@ from stages.results import (
     ResultsUnavailable,
     Sessions,
     create_results,
+    database_url,
     open_results,
 )
+from tests.postgres import find_programs
+from tests.project import REPOSITORY
 from tests.service.results_factory import make_root
 
 pytestmark = pytest.mark.long
@@ -73,6 +79,30 @@ def test_both_hold_the_same_rows(root: Path, postgresql: Create, opened: Callabl
         with sessions() as session:
             assert session.query(Result).count() == 24
     assert content(places[0]) == content(places[1])
+
+
+def test_the_service_of_compose_can_only_read(
+    root: Path, postgresql: Create, opened: Callable[[str], Sessions]
+) -> None:
+    url = postgresql()
+    compose = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())
+    script = compose["configs"]["reader"]["content"].replace(
+        "DATABASE claimcheck", f"DATABASE {url.rpartition('/')[2]}"
+    )
+    psql = shutil.which("psql") or f"{find_programs()}/psql"
+    done = subprocess.run(
+        [psql, "-v", "ON_ERROR_STOP=1", url], input=script, env={**os.environ, "READER_PASSWORD": "it's"}, text=True
+    )
+    assert done.returncode == 0
+    record(root, url)
+    place = make_url(database_url(url)).set(username="reader", password="it's").render_as_string(False)
+    with open_client(root, place) as client:
+        assert client.get("/api/v1/runs").json()
+    with psycopg.connect(place.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute("SET default_transaction_read_only = off")
+        for statement in ("DELETE FROM meta", "CREATE TABLE x (y int)", "CREATE TEMPORARY TABLE x (y int)"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(statement)
 
 
 def answers(client: TestClient) -> dict[str, tuple[int, Any]]:

@@ -41,10 +41,9 @@ def test_the_table_of_papers_is_what_the_verdicts_say(published: str) -> None:
             is_to_be_trained = claims[name].experiment is not None and claims[name].kind not in (*EXACT, "count")
             held[status] -= is_to_be_trained
         waiting = counts.waiting - (paper == "ninformer")  # a gain that is contradicted whatever is trained
-        read = f" + {held['holds under a reading']}" if held["holds under a reading"] else ""
-        computed = f"{held['holds']}{read}, {against}"
-        by_reading = f" + {counts.under_reading}" if counts.under_reading else ""
-        cells = f"| {counts.in_favour}{by_reading}, {counts.against}, {counts.open}, {waiting} | {computed} |"
+        by_reading = held["holds under a reading"] + counts.under_reading
+        holds, fails = held["holds"] + counts.in_favour, against + counts.against
+        cells = f"| {holds} | {fails} | {counts.open} | {waiting} | {by_reading} |"
         (row,) = re.findall(rf"^\| \[[^]]+\]\(docs/papers/{paper}\.md\) .*$", README, re.MULTILINE)
         assert cells in row, paper
 
@@ -100,9 +99,6 @@ def test_the_numbers_of_statements_are_those_of_the_claims() -> None:
         *(len(claims), len(claims) - len(elsewhere) - len(implied)),
         *(len(elsewhere), len(implied)),
     ]
-    changelog = " ".join((REPOSITORY / "CHANGELOG.md").read_text().split())
-    assert f"All {len(claims) - len(implied)} statements of the papers" in changelog
-    assert f"the {len(implied)} orders that tables imply" in changelog
 
 
 def test_the_hours_that_are_left_are_those_of_the_plan() -> None:

@@ -70,9 +70,11 @@ def test_again_it_says_that_nothing_has_changed(checkout: Path) -> None:
     assert (checkout / "dvc.lock").read_bytes() == lock
 
 
-def test_named_experiment_without_changes_records_and_reports_once(checkout: Path) -> None:
+def test_named_experiment_records_and_reports_once_after_a_change(checkout: Path) -> None:
     claims = checkout / "data" / "claims.csv"
     claims.touch()
+    assert repro(checkout, EXPERIMENT).stdout == "all 8 stages are up to date\n"
+    claims.write_bytes(claims.read_bytes().replace(b"\n", b"\r\n"))
     ran = [re.findall(r"^stage \d+ of 8, ([\w@-]+): ", repro(checkout, EXPERIMENT).stdout, re.MULTILINE) for _ in "ab"]
     assert ran == [["record", "report"], []]
 

@@ -24,7 +24,7 @@ from stages.results import (
     t_interval,
     wilson_interval,
 )
-from stages.results.fidelity import cut_of_all, cut_of_each
+from stages.results.comparison import cut_of_all, cut_of_each
 from stages.run import RunSpec
 from stages.runs.evidence import EvidenceLine, ResultLine, read_lines, write_lines
 from tests.service.results_factory import add_results, make_root

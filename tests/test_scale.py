@@ -48,7 +48,6 @@ def test_no_simulated_schedule_beats_the_bound() -> None:
         assert found.makespan >= bound(jobs, 8)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_page_has_the_figures_of_todays_plan() -> None:
     text, counts = (REPOSITORY / "docs" / "scale.md").read_text(), FlopCounts()

@@ -171,7 +171,6 @@ def answers(place: str) -> bool:
         return False
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_commands_print_what_the_page_shows(project: Path, request: pytest.FixtureRequest) -> None:
     """Each command with real make, DVC and service, in the order of the page."""

@@ -69,6 +69,7 @@ def _order(table: Table) -> list[Any]:
 def _schema(session: Session, table: Table) -> pa.Schema:
     fields = [pa.field(column.name, _type(column.type), nullable=bool(column.nullable)) for column in table.columns]
     about = {"claimcheck.content": queries.content_digest(session), "claimcheck.schema_version": str(SCHEMA_VERSION)}
+    about["claimcheck.record"] = queries.read_meta(session, "record") or ""
     return pa.schema(fields, metadata=about)
 
 

@@ -35,9 +35,9 @@ IDS_AT_ONCE = 10_000
 FEWEST_DIGITS = 7  # of a run key, as pages show it
 
 
-def newest_result(session: Session) -> str | None:
-    """The day on which the newest published result was published, as 2026-11-23; None where there is none."""
-    return session.scalar(select(Meta.value).where(Meta.name == "newest_result"))
+def read_meta(session: Session, name: str) -> str | None:
+    """What the database says of itself (`Meta`): `newest_result`, `record`; None if it doesn't."""
+    return session.scalar(select(Meta.value).where(Meta.name == name))
 
 
 def content_digest(session: Session) -> str:
@@ -46,7 +46,7 @@ def content_digest(session: Session) -> str:
     Raises:
         ResultsUnavailable: it doesn't say.
     """
-    found = session.scalar(select(Meta.value).where(Meta.name == "content"))
+    found = read_meta(session, "content")
     if found is None:
         raise damaged("it doesn't name its content")
     return found

@@ -33,7 +33,8 @@ class Samples:
         NoSample: none are here, or the data set has none.
     """
 
-    def __init__(self, root: Path, dataset: str) -> None:
+    def __init__(self, root: Path, dataset: str, root_path: str = "") -> None:
+        self._below = f"{root_path}/api/v1/datasets/{dataset}/samples"
         packed, few = (_open(root / "data" / place / dataset) for place in ("processed", "samples"))
         are_few = few is not None and (packed is None or packed[0].provenance == "embedded")
         found = few if are_few else packed
@@ -64,7 +65,7 @@ class Samples:
             position=position,
             true_class=self.info.classes[int(self._file.get_slice("labels")[row : row + 1][0])],
             provenance=self.info.provenance,
-            address=f"/api/v1/datasets/{self.info.dataset}/samples/{position}",
+            address=f"{self._below}/{position}",
         )
 
     def _row(self, position: int) -> int:

@@ -200,6 +200,7 @@ class AnswerOut(Out):
 class ImageAnswersOut(Out):
     file: str
     answers: list[AnswerOut]
+    problem: str | None = Field(default=None, description="why it has no answer, if it is no image among others")
     sample: SampleOut | None = Field(default=None, description="of a test image: what it shows; null of an upload")
 
 

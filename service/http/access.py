@@ -19,19 +19,17 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from service.http.counts import Counts, CountsError
+from service.http.counts import CountsError, RequestCounter
+from service.http.errors import Problem
 
 logger = logging.getLogger("claimcheck.access")
 
 
-class Refused(Exception):
-    """A request that is refused: `status` 401, 429 or 503, and the headers that say what would help."""
+class AccessDenied(Problem):
+    """A request that is refused: 401, 429 or 503, with the headers that say what would help."""
 
-    def __init__(self, status: int, detail: str, headers: dict[str, str]) -> None:
-        super().__init__(detail)
-        self.status, self.headers = status, headers
-        self.key: str | None = None
-        """Name of the key that was refused; None without a known one."""
+    key: str | None = None
+    """Name of the key that was refused; None without a known one."""
 
 
 class KeysError(ValueError):
@@ -114,8 +112,8 @@ class KeyFile:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-class Gate:
-    """Admits a request or raises `Refused`.  Without `keys` everyone may ask; without a rate, as often as they like.
+class AccessPolicy:
+    """Admits a request or raises `AccessDenied`.  Without `keys` everyone may ask; without a rate, at any rate.
 
     A rate is one per key or, without keys, per client; a minute's worth of requests may come at once.
     """
@@ -125,17 +123,17 @@ class Gate:
         keys: Callable[[], Named] | None,
         per_minute: int | None,
         *,
-        counts: Counts | None = None,
+        counts: RequestCounter | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.keys, self.per_minute, self._clock = keys, per_minute, clock
-        self.counts = counts or Counts()
+        self.counts = counts or RequestCounter()
 
     def admit(self, authorization: str, client: str) -> str | None:
         """Admit one request with this `Authorization` from this client address; returns the name of its key.
 
         Raises:
-            Refused: 401 without a known key, 429 for one request too many, 503 where the counts can't be kept.
+            AccessDenied: 401 without a known key, 429 for one request too many, 503 where the counts can't be kept.
         """
         if self.keys is None:
             if self.per_minute is not None:
@@ -144,7 +142,7 @@ class Gate:
         name, key = self._find(self.keys(), authorization)
         try:
             self._count(name, key.requests_per_minute or self.per_minute, key.requests_per_day)
-        except Refused as refused:
+        except AccessDenied as refused:
             refused.key = name
             raise
         return name
@@ -155,7 +153,7 @@ class Gate:
         matches = [name for name, one in named.items() for digest in one.sha256 if hmac.compare_digest(found, digest)]
         if scheme.lower() != "bearer" or not matches:
             problem = "this key is unknown" if authorization else "a key is missing"
-            raise Refused(401, f"{problem}; send Authorization: Bearer <key>", {"www-authenticate": "Bearer"})
+            raise AccessDenied(401, f"{problem}; send Authorization: Bearer <key>", {"www-authenticate": "Bearer"})
         return matches[0], named[matches[0]]
 
     def _count(self, holder: str, per_minute: int | None, per_day: int | None) -> None:
@@ -165,11 +163,11 @@ class Gate:
             refused = self.counts.admit(holder, per_minute=per_minute, per_day=per_day, now=self._clock())
         except CountsError as error:
             logger.error("counts of requests: %s", error)
-            raise Refused(503, "requests can't be counted at the moment", {"retry-after": "2"}) from None
+            raise AccessDenied(503, "requests can't be counted at the moment", {"retry-after": "2"}) from None
         if refused is not None:
             of, seconds = refused
             detail = f"more than {per_minute if of == 'minute' else per_day} requests in a {of}"
-            raise Refused(429, detail, {"retry-after": str(math.ceil(seconds))})
+            raise AccessDenied(429, detail, {"retry-after": str(math.ceil(seconds))})
 
 
 def client_of(address: str) -> str:

@@ -38,7 +38,7 @@ def tag_answer(request: Request, content: str) -> None:
     """Tag an answer made of this content by this edition of the service.
 
     Raises:
-        NotModified: If-None-Match names the tag.  What `*` means is known only once there is an answer (`Observed`).
+        NotModified: If-None-Match names the tag.  `*` is read once there is an answer, by the middleware.
     """
     state = request.scope["state"]
     state["content"] = content

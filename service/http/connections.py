@@ -2,22 +2,28 @@
 
 The server's own protocol waits for all of these without end.  What it refuses by itself, before there is a request, is
 problem details here too, in the log and in the metrics.
+
+Half of the connections at most belong to one client, and some more are kept for probes: on these only the addresses for
+machines are answered, and the oldest one ends if another is needed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import ipaddress
 import logging
 import socket
 import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from service.http.errors import MEDIA_TYPE, problem_of
+from service.http.access import client_of
+from service.http.errors import FOR_MACHINES, MEDIA_TYPE, Problem, problem_of
 from service.http.headers import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS
 from service.http.metrics import Metrics
 
@@ -26,78 +32,110 @@ FREE_CHUNKS, LEAST_CHUNK_BYTES = 4096, 256
 """A body may come in so many chunks of any size, and in one more for each of so many bytes."""
 CAN_ANSWER = (h11.IDLE, h11.SEND_RESPONSE)
 HAS_ANSWERED = (h11.DONE, h11.MUST_CLOSE)
+RESERVED = 32
+"""Connections beyond the limit, for probes."""
+PROBES = tuple(path.encode() for path in FOR_MACHINES)
 
 logger = logging.getLogger("claimcheck.access")
 
 
 @dataclass(frozen=True)
-class Patience:
-    """Limits: open connections, and the seconds that each has for its headers and for reading an answer; for
-    a long one, it may read this slowly.
+class ConnectionLimits:
+    """Limits: open connections, of which a client has at most half unless it is one of `proxies`, and the seconds that
+    each has for its headers and for reading an answer; for a long one, it may read this slowly.
     """
 
     connections: int
     head_seconds: float
     send_seconds: float
     slowest_bytes_per_second: int
+    proxies: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network] = ()
+
+    def client(self, address: str) -> str | None:
+        """The client whose connections count together; None for a proxy, which has those of many."""
+        try:
+            is_proxy = any(ipaddress.ip_address(address.partition("%")[0]) in network for network in self.proxies)
+        except ValueError:
+            return None
+        return None if is_proxy else client_of(address)
 
 
-def protocol(patience: Patience, metrics: Metrics) -> type[H11Protocol]:
+def protocol(limits: ConnectionLimits, metrics: Metrics) -> type[H11Protocol]:
     """The class of connections for `uvicorn.Config(http=…)`."""
-
-    class Connection(_Connection):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.patience, self.metrics = patience, metrics
-
-    return Connection
-
-
-class TinyChunks(Exception):
-    """A body is cut into so many chunks that reading it would hold up everybody."""
+    own = {"limits": limits, "metrics": metrics, "by_client": Counter(), "reserved": {}}
+    return type("Connection", (_Connection,), own)
 
 
 class _Parser(h11.Connection):
-    """Raises `TinyChunks`: each chunk takes as long as a small request, and a thousand fit into one packet."""
+    """Raises `Problem` for a request but a probe if there is a `refusal`, and for a body of tiny chunks: each
+    takes as long as a small request, and a thousand fit into one packet.
+    """
 
-    _chunks = _bytes = 0
+    refusal = ""
+    sent = _chunks = _bytes = 0  # bytes of answers, chunks and bytes of the body
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
+        data = super().send(event)
+        self.sent += len(data or b"")
+        return data
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = self._bytes = 0
+            if self.refusal and not event.target.startswith(PROBES):
+                raise Problem(503, self.refusal, {"retry-after": "2"})
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._bytes += len(event.data)
             if self._chunks > FREE_CHUNKS + self._bytes // LEAST_CHUNK_BYTES:
-                raise TinyChunks
+                most = f"{FREE_CHUNKS:,} chunks and one more for each {LEAST_CHUNK_BYTES} bytes"
+                raise Problem(400, f"the body comes in more than {most}")
         return event
 
 
 class _Connection(H11Protocol):
-    patience: Patience
-    metrics: Metrics
+    limits: ClassVar[ConnectionLimits]
+    metrics: ClassVar[Metrics]
+    by_client: ClassVar[Counter[str | None]]
+    reserved: ClassVar[dict[_Connection, None]]
+    conn: _Parser
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = _Parser(h11.SERVER, max_incomplete_event_size=MAX_REQUEST_HEADER_BYTES)
+        self._client: str | None = None
         self._until_heard: asyncio.TimerHandle | None = None
         self._until_read: asyncio.TimerHandle | None = None
-        self._deadline: float | None = None
-        self._unread = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         own: socket.socket | None = transport.get_extra_info("socket")
         if own is not None:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        if len(self.connections) > self.patience.connections:
-            self._refuse(503, f"{self.patience.connections:,} connections are open already", "retry-after: 2")
-            return
+        self._client, most = self.limits.client(_address(self.client)), self.limits.connections
+        if self._client is not None and self.by_client[self._client] >= -(-most // 2):
+            self.conn.refusal = f"{self.by_client[self._client]:,} connections of one client are open already"
+        elif self.by_client.total() >= most:
+            self.conn.refusal = f"{most:,} connections are open already"
+        if not self.conn.refusal:
+            self.by_client[self._client] += 1
+        else:
+            self.reserved[self] = None
+            if len(self.reserved) > RESERVED:
+                oldest = next((one for one in self.reserved if one.conn.their_state is h11.IDLE), self)
+                del self.reserved[oldest]
+                oldest.transport.abort()
         self._expect_client()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self.conn.refusal:
+            self.reserved.pop(self, None)
+        elif self.by_client[self._client] > 1:
+            self.by_client[self._client] -= 1
+        else:
+            del self.by_client[self._client]
         for timer in (self._until_heard, self._until_read):
             if timer is not None:
                 timer.cancel()
@@ -105,8 +143,9 @@ class _Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if not self.transport.get_write_buffer_size():
-            self._forget_reading()
+        if self._until_read is not None and not self.transport.get_write_buffer_size():
+            self._until_read.cancel()
+            self._until_read = None
         super().data_received(data)
         self._expect_client()
 
@@ -117,7 +156,7 @@ class _Connection(H11Protocol):
             self._until_heard.cancel()
             self._until_heard = None
         if is_expected and self._until_heard is None and not self.transport.is_closing():
-            self._until_heard = self.loop.call_later(self.patience.head_seconds, self._client_is_late)
+            self._until_heard = self.loop.call_later(self.limits.head_seconds, self._client_is_late)
 
     def _is_rest_expected(self) -> bool:
         return self.conn.their_state is h11.SEND_BODY and self.conn.our_state in HAS_ANSWERED
@@ -127,67 +166,41 @@ class _Connection(H11Protocol):
             super().handle_events()
         except UnicodeDecodeError:  # of an address that isn't ASCII
             self.send_400_response("the address of the request isn't ASCII; encode it with %")
-        except TinyChunks:
-            self.send_400_response(
-                f"the body comes in more than {FREE_CHUNKS:,} chunks and one more for each {LEAST_CHUNK_BYTES} bytes"
-            )
+        except Problem as problem:
+            self._refuse(problem.status_code, problem.detail, problem.headers)
+
+    def _should_upgrade(self) -> bool:
+        """An upgrade is ignored; the server's own method logs what to install for it."""
+        return False
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this isn't an HTTP request that can be read" if msg.startswith("Invalid HTTP") else msg)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_rest_expected():
-            self._expect_client()
+        self._expect_client()
         self._expect_reading()
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._expect_reading()
 
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._count_read()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """An answer that is still in the buffers is being read, for as long as it may take."""
-        if self._until_read is None:
-            super().timeout_keep_alive_handler()
+    def _read(self) -> int:
+        """Bytes that the client has read, or the kernel for it."""
+        return self.conn.sent - self.transport.get_write_buffer_size()
 
     def _expect_reading(self) -> None:
         """From now on the client has `send_seconds` for what is in the buffers, and more as it reads."""
-        self._unread = self.transport.get_write_buffer_size()
-        if not self._unread:
-            self._forget_reading()
-            return
-        now = self.loop.time()
-        if self._deadline is None:
-            self._deadline = now + self.patience.send_seconds
-        if self._until_read is None:
-            self._until_read = self.loop.call_later(max(0.0, self._deadline - now), self._look_at_reading)
+        if self._until_read is None and self.transport.get_write_buffer_size():
+            since = self.loop.time(), self._read()
+            self._until_read = self.loop.call_later(self.limits.send_seconds, self._look_at_reading, *since)
 
-    def _count_read(self) -> None:
-        unread = self.transport.get_write_buffer_size()
-        if self._deadline is not None:
-            self._deadline += max(0, self._unread - unread) / self.patience.slowest_bytes_per_second
-        self._unread = unread
-
-    def _forget_reading(self) -> None:
-        if self._until_read is not None:
-            self._until_read.cancel()
-        self._until_read = self._deadline = None
-
-    def _look_at_reading(self) -> None:
+    def _look_at_reading(self, begun: float, before: int) -> None:
         """At the deadline, drop the connection with what is in its buffers: closing it would wait for the client."""
-        self._until_read = None
-        self._count_read()
-        if not self._unread:
-            self._deadline = None
-            if not self.transport.is_closing() and self.cycle.response_complete:
-                self.timeout_keep_alive_handler()
-        elif self._deadline is not None and self._deadline > self.loop.time():
-            self._expect_reading()
-        else:
+        more = (self._read() - before) / self.limits.slowest_bytes_per_second
+        left = begun + self.limits.send_seconds + more - self.loop.time()
+        self._until_read = self.loop.call_later(left, self._look_at_reading, begun, before) if left > 0 else None
+        if self._until_read is None and self.transport.get_write_buffer_size():
             logger.warning("an answer was not read in time", extra={"fields": {"client": _address(self.client)}})
             self.transport.abort()
 
@@ -202,28 +215,18 @@ class _Connection(H11Protocol):
             if not self.conn.trailing_data[0]:
                 self.transport.close()
                 return
-            detail = f"the request's headers didn't arrive within {self.patience.head_seconds:g} s"
+            detail = f"the request's headers didn't arrive within {self.limits.head_seconds:g} s"
             self._refuse(408, detail)
 
-    def _refuse(self, status: int, detail: str, *more: str) -> None:
+    def _refuse(self, status: int, detail: str, more: Mapping[str, str] | None = None) -> None:
         """Answer where there is no request yet, or none that can be read, and end the connection."""
         if self.conn.our_state in CAN_ANSWER:
-            identity = uuid.uuid4().hex
-            content = json.dumps(problem_of(status, detail, "/").model_dump()).encode()
-            headers = [
-                *SECURITY_HEADERS.items(),
-                ("content-type", MEDIA_TYPE),
-                ("content-length", str(len(content))),
-                ("x-request-id", identity),
-                ("connection", "close"),
-                *((name, value) for name, _, value in (line.partition(": ") for line in more)),
-            ]
-            for event in (
-                h11.Response(status_code=status, headers=headers),
-                h11.Data(data=content),
-                h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(event) or b"")
+            identity, problem = uuid.uuid4().hex, problem_of(status, detail, "/")
+            content = problem.model_dump_json()
+            own = {"content-type": MEDIA_TYPE, "content-length": len(content.encode()), "x-request-id": identity}
+            headers = {**SECURITY_HEADERS, **own, **(more or {}), "connection": "close"}
+            head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            self.transport.write(f"HTTP/1.1 {status} {problem.title}\r\n{head}\r\n{content}".encode())
             fields = {"method": "", "path": "", "route": "none", "status": status, "client": _address(self.client)}
             logger.info("request", extra={"fields": fields | {"detail": detail, "request_id": identity}})
             self.metrics.request("none", "none", status, 0.0)

@@ -1,4 +1,4 @@
-"""Counts of admitted requests: a bucket for the rate of each holder, and a number for its day.
+"""RequestCounter of admitted requests: a bucket for the rate of each holder, and a number for its day.
 
 They are kept in SQLite: in memory, or in a file that several server processes on one machine share.
 """
@@ -21,8 +21,8 @@ class CountsError(ValueError):
     """The file isn't one of counts, or can't be written to; the message says what is wrong."""
 
 
-class Counts:
-    """Counts by holder, a key's name or a client's address; without a `file` they end with this object.
+class RequestCounter:
+    """RequestCounter by holder, a key's name or a client's address; without a `file` they end with this object.
 
     Raises:
         CountsError: the file can't be opened as one of counts.

@@ -24,38 +24,26 @@ class ClientGone(Problem):
 
 async def unless_gone(receive: Receive, work: Awaitable[Done]) -> Done:
     """The outcome of `work`, which is cancelled where the client of a request whose body was received goes away."""
-    watch = _Watch(receive)
-    later = asyncio.get_running_loop().call_later(LOOK_SECONDS, watch.begin)
+    loop, working = asyncio.get_running_loop(), asyncio.current_task()
+    assert working is not None, "a request is answered in a task"
+    watching: list[asyncio.Task[None]] = []
+    is_gone = False
+
+    async def watch() -> None:
+        nonlocal is_gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        is_gone = True
+        working.cancel()
+
+    later = loop.call_later(LOOK_SECONDS, lambda: watching.append(loop.create_task(watch())))
     try:
         return await work
     except asyncio.CancelledError:
-        if watch.is_client_gone and not watch.working.uncancel():
+        if is_gone and not working.uncancel():
             raise ClientGone from None
         raise
     finally:
         later.cancel()
-        watch.end()
-
-
-class _Watch:
-    """Cancels the task that made it once the client is gone."""
-
-    def __init__(self, receive: Receive) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "a request is answered in a task"
-        self.working, self.is_client_gone = task, False
-        self._receive = receive
-        self._watching: asyncio.Task[None] | None = None
-
-    def begin(self) -> None:
-        self._watching = asyncio.create_task(self._until_gone())
-
-    def end(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-
-    async def _until_gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.is_client_gone = True
-        self.working.cancel()
+        for one in watching:
+            one.cancel()

@@ -19,6 +19,7 @@ from fastapi.templating import Jinja2Templates
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnection
+from starlette._utils import get_route_path
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -46,6 +47,9 @@ from stages.results import (
 MEDIA_TYPE = "application/problem+json"
 FOR_PROGRAMS = ("/api/", "/compare", "/health/", "/metrics", "/static/", "/v2")
 """Beginnings of addresses that answer nobody with a page; `/predict` does, and what isn't there may have been one."""
+
+FOR_MACHINES = ("/health/", "/metrics", "/v2/health/")
+"""Beginnings of addresses that probes and Prometheus ask, naming a host by its address."""
 
 OWN_PATH = re.compile(r"/(?!/)[A-Za-z0-9._~%!$&'()*+,;=:@/?-]*")
 """A browser takes `//` and a backslash for the beginning of another host, and leaves out control characters."""
@@ -75,33 +79,8 @@ class ProblemOut(BaseModel):
     instance: str = Field(description="path of the request")
 
 
-class Problem(Exception):
-    """An error with its own status, raised where no domain error fits."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status, self.detail = status, detail
-
-
-class BodyTooLarge(HTTPException):
-    """Raised while a body is being received; an HTTPException, since form parsers let no other one through."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(413, f"the request body is larger than {limit:,} bytes")
-
-
-class BodiesTooLarge(HTTPException):
-    """Raised while a body is being received, as `BodyTooLarge`."""
-
-    def __init__(self) -> None:
-        super().__init__(503, "too many large requests are being received", {"retry-after": "2"})
-
-
-class BodyTooSlow(HTTPException):
-    """Raised while a body is being received, as `BodyTooLarge`."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(408, f"the request body didn't arrive within {seconds:g} s")
+class Problem(HTTPException):
+    """An error with its own status, where no domain error fits; form parsers let an HTTPException through alone."""
 
 
 def title_of(status: int) -> str:
@@ -123,9 +102,10 @@ def problem_response(
     error: Exception | None = None,
 ) -> Response:
     """Problem details, or a page if a browser asked for one.  Below `/v2` the detail is also given as `error`."""
-    instance = request.scope["path"]
-    problem = problem_of(status, detail, instance)
-    if not instance.startswith(FOR_PROGRAMS):
+    path, root = get_route_path(request.scope), request.scope.get("root_path", "")
+    problem = problem_of(status, detail, request.scope["path"])
+    problem.type = root + problem.type
+    if not path.startswith(FOR_PROGRAMS):
         varies = [headers["vary"]] if headers and "vary" in headers else []
         headers = {**(headers or {}), "vary": ", ".join([*varies, "Accept"])}
         accept = request.headers.get("accept", "*/*")
@@ -135,20 +115,21 @@ def problem_response(
             shown = {"problem": problem, "told": told, "back": _page_before(request)}
             return templates.TemplateResponse(request, "problem.html", shown, status, headers)
     content = problem.model_dump()
-    if instance == "/v2" or instance.startswith("/v2/"):
+    if path == "/v2" or path.startswith("/v2/"):
         content["error"] = detail
     return JSONResponse(content, status, headers, MEDIA_TYPE)
 
 
 def _page_before(request: Request) -> str:
     """The page of ours that linked here, else the first one."""
+    first = f"{request.scope.get('root_path', '')}/"
     try:
         linked = urlsplit(request.headers.get("referer", ""))
     except ValueError:
-        return "/"
+        return first
     path = f"{linked.path}?{linked.query}" if linked.query else linked.path
     is_ours = linked.scheme in ("http", "https") and linked.netloc == request.headers.get("host")
-    return path if is_ours and OWN_PATH.fullmatch(path) else "/"
+    return path if is_ours and OWN_PATH.fullmatch(path) and path.startswith(first) else first
 
 
 STATUS: dict[type[Exception], int] = {
@@ -187,8 +168,6 @@ RETRY_AFTER: dict[type[Exception], dict[str, str]] = {
 FORM_LIMITS = ("Too many files", "Too many fields", "Part exceeded")
 """The form parser's first words about a form beyond its limits, which it answers as a 400."""
 
-HTTP_DETAILS = {404: "there is nothing at this address; /docs lists what there is"}
-
 
 def fault_response(request: Request, error: BaseException) -> Response:
     """500 for a fault of ours; 503 where the machine has no room left.  The log says why."""
@@ -213,9 +192,6 @@ def install_error_handlers(app: FastAPI) -> None:
         detail = f"{said}{'' if said.endswith('?') else ';'} {listed}" if listed else said
         return problem_response(request, status, detail, RETRY_AFTER.get(type(error)), error)
 
-    async def explicit(request: Request, error: Problem) -> Response:
-        return problem_response(request, error.status, error.detail)
-
     async def http(request: Request, error: HTTPException) -> Response:
         if isinstance(
             error.__cause__, OSError | MemoryError
@@ -230,7 +206,10 @@ def install_error_handlers(app: FastAPI) -> None:
             headers["Allow"] = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
             detail = f"{request.method} is not allowed here"
         elif detail == HTTPStatus(status).phrase:
-            detail = HTTP_DETAILS.get(status, detail)
+            models = (
+                "; /api/v1/checkpoints lists the models" if get_route_path(request.scope).startswith("/v2/") else ""
+            )
+            detail = f"there is nothing at this address{models}; /docs lists what there is" if status == 404 else detail
         return problem_response(request, status, detail, headers)
 
     async def validation(request: Request, error: RequestValidationError) -> Response:
@@ -238,24 +217,20 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def unavailable(request: Request, error: Exception) -> Response:
         logger.error("%s %s: %s", request.method, request.url.path, error)
+        if isinstance(error, NoConnection):
+            return problem_response(request, 503, "too many read the results database", {"retry-after": "2"})
         what = "the checkpoint's weights" if isinstance(error, CheckpointError) else "the results database"
         return problem_response(request, 503, f"{what} can't be read at the moment", {"retry-after": "10"})
-
-    async def no_connection(request: Request, error: Exception) -> Response:
-        logger.error("%s %s: %s", request.method, request.url.path, error)
-        return problem_response(request, 503, "too many read the results database", {"retry-after": "2"})
 
     async def cut(request: Request, _error: Exception) -> Response:
         return problem_response(request, 400, "the body ended before it was complete")
 
     for kind in STATUS:
         app.add_exception_handler(kind, domain)
-    app.add_exception_handler(Problem, explicit)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, http)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, validation)  # type: ignore[arg-type]
-    app.add_exception_handler(CheckpointError, unavailable)
-    app.add_exception_handler(DBAPIError, unavailable)
-    app.add_exception_handler(NoConnection, no_connection)
+    for kind in (CheckpointError, DBAPIError, NoConnection):
+        app.add_exception_handler(kind, unavailable)
     app.add_exception_handler(ClientDisconnect, cut)
 
 

@@ -1,13 +1,21 @@
-"""Logs as JSON lines on standard error, each with the id of the request that it belongs to."""
+"""Logs as JSON lines on standard error, each with the id of the request that it belongs to.
+
+A thread writes them: if nobody reads the pipe behind standard error, lines are dropped and counted, and requests go on.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import queue
+import time
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any
+from logging.handlers import QueueHandler, QueueListener
+from typing import Any, ClassVar
 
+MAX_LINES = 4000
+FLUSH_SECONDS = 1.0
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
@@ -29,13 +37,36 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=True, default=str)
 
 
+class QueuedLines(QueueHandler):
+    """Formats a record in its request's context and leaves writing the line to a thread."""
+
+    dropped: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        self.lines: queue.Queue[logging.LogRecord] = queue.Queue(MAX_LINES)
+        super().__init__(self.lines)
+        QueueListener(self.lines, logging.StreamHandler()).start()
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            self.lines.put_nowait(record)
+        except queue.Full:
+            QueuedLines.dropped += 1
+
+    def flush(self) -> None:
+        """Wait until all lines are written, or for `FLUSH_SECONDS`.  Called at the end of the process."""
+        until = time.monotonic() + FLUSH_SECONDS
+        while self.lines.unfinished_tasks and time.monotonic() < until:
+            time.sleep(0.005)
+
+
 def configuration() -> dict[str, Any]:
     """For `logging.config.dictConfig`: all records of ours and of the server, each once."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"json": {"()": JsonLines}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
+        "handlers": {"stderr": {"()": QueuedLines, "formatter": "json"}},
         "root": {"handlers": ["stderr"], "level": "WARNING"},
         "loggers": {
             "claimcheck": {"handlers": ["stderr"], "level": "INFO", "propagate": False},

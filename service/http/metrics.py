@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from service.http.logs import QueuedLines
 from service.inference.engine import Engine
 from service.slots import Slots
 
@@ -98,3 +99,4 @@ class _Restarts(Collector):
         for kind, processes in (("inference", self.engine.workers), ("decoding", self.engine.decoder.processes)):
             family.add_metric([kind], sum(process.restarts for process in processes))
         yield family
+        yield CounterMetricFamily("claimcheck_log_lines_dropped", "Lines that nobody read", QueuedLines.dropped)

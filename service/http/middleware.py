@@ -9,40 +9,62 @@ import logging
 import re
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 from anyio import CapacityLimiter, to_thread
+from starlette._utils import get_route_path
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http import logs
-from service.http.access import Gate, Refused, client_of
+from service.http.access import AccessDenied, AccessPolicy, client_of
 from service.http.errors import (
+    FOR_MACHINES,
     MEDIA_TYPE,
-    BodiesTooLarge,
-    BodyTooLarge,
-    BodyTooSlow,
+    Problem,
     fault_response,
     problem_response,
     title_of,
 )
 from service.http.headers import SECURITY_HEADERS, known_tags
 from service.http.metrics import Metrics
-from service.http.readiness import Readiness
 from service.slots import holder
 
 logger = logging.getLogger("claimcheck.access")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 COUNT_SECONDS = 2.0
-FOR_MACHINES = ("/health/", "/metrics", "/v2/health/")
 NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
 ADDRESS = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 
 
-class Observed:
+@dataclass
+class Readiness:
+    """State of one application, which may be asked neither before its warm-up is over nor once it is told to end."""
+
+    is_warm: bool = False
+    is_draining: bool = False
+
+
+class HttpMiddleware(ABC):
+    """Leaves all but HTTP to the application: its start and its end."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.answer if scope["type"] == "http" else self.app)(scope, receive, send)
+
+    @abstractmethod
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class RequestContextMiddleware(HttpMiddleware):
     """The outermost layer: every answer gets its headers, a log line and a count.
 
     HEAD is answered as GET without the body, and `If-None-Match: *` with 304 where there is an answer.  While the
@@ -50,12 +72,9 @@ class Observed:
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, readiness: Readiness) -> None:
-        self.app, self.metrics, self.readiness = Faults(app), metrics, readiness
+        self.app, self.metrics, self.readiness = ServerErrorMiddleware(app), metrics, readiness
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
         identity = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         client = scope.get("client")
@@ -98,8 +117,9 @@ class Observed:
         for name, value in SECURITY_HEADERS.items():
             headers.setdefault(name, value)
         headers["x-request-id"] = identity
-        if status in (200, 304) and (etag := scope["state"].get("etag")):
-            headers["etag"] = etag
+        if status in (200, 206, 304) and (etag := scope["state"].get("etag")):
+            is_exact = headers.get("content-type", "").startswith("text/csv") and "content-encoding" not in headers
+            headers["etag"] = etag.removeprefix("W/") if is_exact else etag
             headers.setdefault("cache-control", "no-cache")
         if self.readiness.is_draining:
             headers["connection"] = "close"
@@ -118,24 +138,18 @@ def _not_modified(message: Message) -> Message:
 
 def route_of(scope: Scope) -> str:
     """The template of the address if the application knows it, else `other`."""
-    if scope["path"].startswith("/static/"):
+    if get_route_path(scope).startswith("/static/"):
         return "/static"
     return getattr(scope.get("route"), "path_format", None) or "other"
 
 
-class Faults:
+class ServerErrorMiddleware(HttpMiddleware):
     """Answers an error that nobody expected: 500, or 503 where the machine has no room; logged with the request's id.
 
     Where an answer has begun already it just ends, and the server closes the connection.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
         async def watched(message: Message) -> None:
@@ -151,16 +165,10 @@ class Faults:
                 await response(scope, receive, send)
 
 
-class OnlyProblems:
+class ProblemDetailsMiddleware(HttpMiddleware):
     """An error that the framework words itself (of Range, of CORS) becomes problem details; its other headers stay."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         held: Message | None = None
         words = b""
 
@@ -197,125 +205,108 @@ def _as_problem(request: Request, start: Message, words: str) -> Response:
     return problem_response(request, start["status"], words[0].lower() + words[1:], headers)
 
 
-class Framing:
-    """400 for a body whose length is said in two ways, or in one that its version doesn't know (RFC 9112, section 6):
-    a proxy in front may have read another body.  The connection is closed, since what follows is in doubt.
+class RequestCheckMiddleware(HttpMiddleware):
+    """Reads a request's address as the server behind any proxy does, and refuses what no route should see.
 
-    A target that is a whole address means its path, at its host (section 3.2.2).
+    400: a body whose length is said in two ways, or in one that its version doesn't know (RFC 9112, section 6): a proxy
+    in front may have read another body.  The connection is closed, since what follows is in doubt.
+    431: headers over `header_bytes`; the server's own limit covers a line that hasn't ended yet.
+    421: a host that this service doesn't answer for, so that another site's page can't reach it by that site's name.
+    Probes and Prometheus name a pod by its address, so what only machines read is answered for any host.
+    403: what a page of another site sends: any page could have a browser ask a service on this machine.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(
+        self, app: ASGIApp, *, hosts: Sequence[str], origins: Sequence[str], root_path: str, header_bytes: int
+    ) -> None:
+        self.app, self.root_path, self.header_bytes = app, root_path, header_bytes
+        self.hosts, self.origins = frozenset(host.lower() for host in hosts), frozenset(origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        names = {name for name, _ in scope["headers"]} if scope["type"] == "http" else set()
-        if b"transfer-encoding" in names and (b"content-length" in names or scope["http_version"] == "1.0"):
-            detail = "the request has a Transfer-Encoding beside a Content-Length or in HTTP/1.0; send one length"
-            await problem_response(Request(scope), 400, detail, {"connection": "close"})(scope, receive, send)
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._normalise(scope)
+        if refusal := self._refusal(scope, Headers(scope=scope)):
+            await problem_response(Request(scope), *refusal)(scope, receive, send)
             return
-        if scope["type"] == "http" and (address := ADDRESS.fullmatch(scope.get("raw_path") or b"")):
+        scope["headers"] = [pair for pair in scope["headers"] if not _is_ignored(*pair)]
+        await self.app(scope, receive, send)
+
+    def _normalise(self, scope: Scope) -> None:
+        """A target that is a whole address means its path, at its host (RFC 9112, 3.2.2).  A proxy may have left
+        the root path out.
+        """
+        if address := ADDRESS.fullmatch(scope.get("raw_path") or b""):
             others = [pair for pair in scope["headers"] if pair[0] != b"host"]
             path = address[2] or b"/"
             scope.update(headers=[(b"host", address[1]), *others], raw_path=path, path=unquote(path.decode("ascii")))
-        await self.app(scope, receive, send)
+        if self.root_path:
+            path, root = scope["path"], self.root_path
+            scope["root_path"], scope["path"] = root, path if f"{path}/".startswith(f"{root}/") else root + path
+            if scope["path"] == root:
+                scope["path"] += "/"
 
-
-class HeaderLimit:
-    """431 for headers over `limit` bytes; the server's own limit covers a line that hasn't ended yet.
-
-    Cookies are left out: the service has none, and FastAPI reads them for every route, in quadratic time.  So are a
-    range of an unknown unit (RFC 9110, 14.2) and an Accept-Encoding that refuses gzip, which the framework misreads.
-    """
-
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self.app, self.limit = app, limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and sum(len(name) + len(value) for name, value in scope["headers"]) > self.limit:
-            detail = f"the request's headers are larger than {self.limit:,} bytes"
-            await problem_response(Request(scope), 431, detail)(scope, receive, send)
-            return
-        if scope["type"] == "http":
-            scope["headers"] = [pair for pair in scope["headers"] if not _is_ignored(*pair)]
-        await self.app(scope, receive, send)
+    def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str, dict[str, str]] | None:
+        """Status, detail and headers of the answer to a request that is refused."""
+        if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
+            detail = "the request has a Transfer-Encoding beside a Content-Length or in HTTP/1.0; send one length"
+            return 400, detail, {"connection": "close"}
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > self.header_bytes:
+            return 431, f"the request's headers are larger than {self.header_bytes:,} bytes", {}
+        given = headers.get("host", "").lower()
+        host = re.sub(r":\d*$", "", given)
+        if not {"*", host} & self.hosts and not get_route_path(scope).startswith(FOR_MACHINES):
+            detail = f"this service doesn't answer for the host {host[:80]!r}; CLAIMCHECK_ALLOWED_HOSTS names its own"
+            return 421, detail, {}
+        origin = headers.get("origin", "") if scope["method"] == "POST" else ""
+        if origin and not {"*", origin} & self.origins and origin.lower().partition("://")[2] != given:
+            detail = f"pages of {origin[:80]!r} may not send this; CLAIMCHECK_CORS_ORIGINS names those that may"
+            return 403, detail, {}
+        return None
 
 
 def _is_ignored(name: bytes, value: bytes) -> bool:
+    """True for cookies, of which the service has none and which FastAPI reads for every route, in quadratic time; for a
+    range of an unknown unit (RFC 9110, 14.2) and an Accept-Encoding that refuses gzip, which the framework misreads.
+    """
     if name == b"range":
         return not value.lower().startswith(b"bytes=")
     return name == b"cookie" or (name == b"accept-encoding" and NO_GZIP.search(value) is not None)
 
 
-class AllowedHosts:
-    """421 for a host that this service doesn't answer for, so that another site's page can't reach it by that site's
-    name.  Probes and Prometheus name a pod by its address, so what only machines read is answered for any host.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
-        self.app, self.hosts = app, frozenset(host.lower() for host in hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and "*" not in self.hosts and not scope["path"].startswith(FOR_MACHINES):
-            host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).lower()
-            if host not in self.hosts:
-                detail = (
-                    f"this service doesn't answer for the host {host[:80]!r}; CLAIMCHECK_ALLOWED_HOSTS names its own"
-                )
-                await problem_response(Request(scope), 421, detail)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-
-class OwnOrigins:
-    """403 for what a page of another site sends: any page could have a browser ask a service on this machine."""
-
-    def __init__(self, app: ASGIApp, allowed: tuple[str, ...]) -> None:
-        self.app, self.allowed = app, frozenset(allowed)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST" and "*" not in self.allowed:
-            headers = Headers(scope=scope)
-            origin, host = headers.get("origin", ""), headers.get("host", "").lower()
-            if origin and origin not in self.allowed and origin.lower() not in (f"http://{host}", f"https://{host}"):
-                detail = f"pages of {origin[:80]!r} may not send this; CLAIMCHECK_CORS_ORIGINS names those that may"
-                await problem_response(Request(scope), 403, detail)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-
-class KeysAndRates:
+class KeysAndRates(HttpMiddleware):
     """401 and 429 for inference, before a body is received.
 
     A file of counts may be locked by another process: it is asked in a thread, one request after the other.
     """
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
-        self.app, self.gate, self._one = app, gate, CapacityLimiter(1)
+    def __init__(self, app: ASGIApp, policy: AccessPolicy) -> None:
+        self.app, self.policy, self._one = app, policy, CapacityLimiter(1)
 
     async def _admit(self, authorization: str, client: str) -> str | None:
-        if not self.gate.counts.is_file:
-            return self.gate.admit(authorization, client)
+        if not self.policy.counts.is_file:
+            return self.policy.admit(authorization, client)
         try:
             async with asyncio.timeout(COUNT_SECONDS):
-                return await to_thread.run_sync(self.gate.admit, authorization, client, limiter=self._one)
+                return await to_thread.run_sync(self.policy.admit, authorization, client, limiter=self._one)
         except TimeoutError:
-            raise Refused(503, "requests can't be counted at the moment", {"retry-after": "2"}) from None
+            raise AccessDenied(503, "requests can't be counted at the moment", {"retry-after": "2"}) from None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST":
             client = scope.get("client")
             try:
                 authorization = Headers(scope=scope).get("authorization", "")
                 scope["state"]["key"] = await self._admit(authorization, client[0] if client else "")
-            except Refused as refused:
+            except AccessDenied as refused:
                 scope["state"]["key"] = refused.key
-                response = problem_response(Request(scope), refused.status, str(refused), refused.headers)
+                response = problem_response(
+                    Request(scope), refused.status_code, refused.detail, dict(refused.headers or {})
+                )
                 await response(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
 
-class BodyLimit:
+class BodyLimit(HttpMiddleware):
     """413 for a body over `limit` bytes, whether its length is declared, wrong or absent; 408 if it doesn't arrive; 503
     for one with which all that are here would be over `together` bytes, or those of its client over half of that.
     """
@@ -324,18 +315,15 @@ class BodyLimit:
         self.app, self.limit, self.together, self.seconds = app, limit, together, seconds
         self._here: Counter[str] = Counter()  # bytes of each client
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         if (encoding := headers.get("content-encoding", "").lower()) not in ("", "identity"):
             detail = f"a body encoded as {encoding[:40]!r} isn't read; send it plain"
             await problem_response(Request(scope), 415, detail)(scope, receive, send)
             return
-        declared = headers.get("content-length", "")
+        declared, too_large = headers.get("content-length", ""), f"the request body is larger than {self.limit:,} bytes"
         if declared.isdecimal() and int(declared[:20]) > self.limit:
-            await problem_response(Request(scope), 413, BodyTooLarge(self.limit).detail)(scope, receive, send)
+            await problem_response(Request(scope), 413, too_large)(scope, receive, send)
             return
         received, is_complete, client = 0, False, holder.get()
         deadline = time.monotonic() + self.seconds
@@ -348,14 +336,14 @@ class BodyLimit:
                 async with asyncio.timeout(deadline - time.monotonic()):  # `wait_for` would make a task of it
                     message = await receive()
             except TimeoutError:
-                raise BodyTooSlow(self.seconds) from None
+                raise Problem(408, f"the request body didn't arrive within {self.seconds:g} s") from None
             size = len(message.get("body", b""))
             received += size
             self._here[client] += size
             if received > self.limit:
-                raise BodyTooLarge(self.limit)
+                raise Problem(413, too_large)
             if self._here[client] > max(self.limit, self.together // 2) or self._here.total() > self.together:
-                raise BodiesTooLarge
+                raise Problem(503, "too many large requests are being received", {"retry-after": "2"})
             is_complete = not message.get("more_body", False)
             return message
 

@@ -18,7 +18,7 @@ from fastapi import Depends, Query, Request, Response
 from pydantic import BaseModel
 
 from service.http.errors import Problem, declared
-from service.http.tabular import CSV_TOO, ListFormat, csv_response, rows_as_csv
+from service.http.tabular import CSV_TOO, ListFormat, Table, rows_as_csv
 
 Row = TypeVar("Row")
 Item = TypeVar("Item", bound=BaseModel)
@@ -59,7 +59,7 @@ class Page:
         self._response.headers["vary"] = "Accept"
         if self._form == "json":
             return items
-        csv = csv_response(rows_as_csv(kind, items), self._path.rpartition("/")[2])
+        csv = Table(rows_as_csv(kind, items), self._path.rpartition("/")[2])
         csv.headers["link"] = self._response.headers["link"]
         return csv
 

@@ -5,7 +5,6 @@ Otherwise a misspelt filter would be ignored, and of two data sets the last woul
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable, Coroutine
 from typing import Any, get_origin
 
@@ -14,11 +13,11 @@ from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import Query
 from fastapi.routing import APIRoute
 from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from service.http.errors import Problem, declared
-
-CHARSETS = frozenset({"utf-8", "ascii", "iso8859-1"})
-"""The encodings that names and values of a form may have.  Other codecs make text that nothing else can write."""
 
 
 class StrictRoute(APIRoute):
@@ -48,28 +47,37 @@ class StrictRoute(APIRoute):
 
 
 class FormRoute(StrictRoute):
-    """A strict route that takes multipart forms: 415 for anything else, before the body is read."""
+    """A strict route that takes multipart forms: 415 for anything else, before the body is read; 400 for one that ends
+    before its last boundary, which the parser reads as a shorter form.
+    """
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
-
-        async def checked(request: Request) -> Response:
-            kind, parameters = parse_options_header(request.headers.get("content-type", ""))
-            if kind != b"multipart/form-data":
-                raise Problem(415, "images come as multipart/form-data, each in a part named file")
-            charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
-            if not _is_read(charset):
-                raise Problem(415, f"a form is read as UTF-8, not as {charset[:40]!r}")
-            return await handler(request)
-
-        return checked
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Names and values are read as UTF-8, whatever charset a form names: some make text that nothing can write."""
+        kind, parameters = parse_options_header(Headers(scope=scope).get("content-type", ""))
+        if kind == b"multipart/form-data" and (boundary := parameters.get(b"boundary")):
+            others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+            quoted = boundary.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+            scope = {**scope, "headers": [*others, (b"content-type", b'multipart/form-data; boundary="%s"' % quoted)]}
+            receive = _whole(receive, b"--" + boundary + b"--")
+        elif kind != b"multipart/form-data" and scope["method"] == "POST":
+            raise Problem(415, "images come as multipart/form-data, each in a part named file")
+        await super().handle(scope, receive, send)
 
 
-def _is_read(charset: str) -> bool:
-    """True where the form parser reads it as one of `CHARSETS`: Latin-1 is its choice for what it doesn't know."""
-    try:
-        return codecs.lookup(charset).name in CHARSETS
-    except LookupError:
-        return True
-    except ValueError:
-        return False
+def _whole(receive: Receive, end: bytes) -> Receive:
+    """Receives a body, and raises if it lacks `end`; a form parser lets no other error through."""
+    tail, is_there = b"", False
+
+    async def received() -> Message:
+        nonlocal tail, is_there
+        message = await receive()
+        if message["type"] == "http.request":
+            tail += message.get("body", b"")
+            is_there = is_there or end in tail
+            tail = tail[-len(end) :]
+            if not is_there and not message.get("more_body", False):
+                named = end.decode("latin-1")[:80]
+                raise HTTPException(400, f"the form was cut short: it lacks its last line, {named}")
+        return message
+
+    return received

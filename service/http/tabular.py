@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Sequence
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from fastapi import Depends, Header, Query, Response
 from pydantic import BaseModel
+from starlette.datastructures import Headers
+from starlette.responses import FileResponse
+from starlette.types import Receive, Scope, Send
 
 from service.database.schemas import MetricOut
 from service.http.negotiation import preferred
@@ -38,9 +42,27 @@ CSV_TOO: dict[int | str, dict[str, Any]] = {
 """The second form of a list, for OpenAPI."""
 
 
-def csv_response(text: str, name: str) -> Response:
-    headers = {"content-disposition": f'inline; filename="{name}.csv"', "vary": "Accept"}
-    return Response(text, media_type="text/csv", headers=headers)
+class Table(Response):
+    """A table as CSV, or the ranges of it that are asked for."""
+
+    media_type = "text/csv"
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(text)
+        self.headers["content-disposition"] = f'inline; filename="{name}.csv"'
+        self.headers["vary"] = "Accept"
+        self.headers["accept-ranges"] = "bytes"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "range" not in Headers(scope=scope):
+            await super().__call__(scope, receive, send)
+            return
+        with os.fdopen(os.memfd_create("table"), "wb") as file:
+            file.write(self.body)
+            file.flush()
+            headers = {**self.headers, "etag": scope["state"]["etag"].removeprefix("W/")}
+            path = f"/dev/fd/{file.fileno()}"
+            await FileResponse(path, headers=headers, stat_result=os.fstat(file.fileno()))(scope, receive, send)
 
 
 def rows_as_csv(kind: type[BaseModel], rows: Sequence[BaseModel]) -> str:

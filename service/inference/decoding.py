@@ -11,9 +11,9 @@ import asyncio
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,7 +29,7 @@ from stages.images import ImageError, ImageTooLarge, Outline, decode_image, outl
 
 Shape = tuple[int, int, int]
 Decoded = list[np.ndarray]
-Done = TypeVar("Done")
+Result = TypeVar("Result")
 THREADS, PROCESSES = 2, 2
 TINY_BYTES, TINY_WORK = 4 * 1024, 64 * 64
 SMALL_BYTES, SMALL_WORK = 16 * 1024, 128 * 128
@@ -99,39 +99,58 @@ class Decoder:
         for process in self.processes:
             process.stop()
 
-    async def decode(self, uploads: Sequence[Upload], shapes: Sequence[Shape]) -> list[np.ndarray]:
-        """For each of `shapes` the uploads of one request as uint8 [N, C, H, W].
+    async def decode(
+        self, uploads: Sequence[Upload], shapes: Sequence[Shape]
+    ) -> tuple[list[np.ndarray], dict[int, ImageError]]:
+        """For each of `shapes` the images of one request as uint8 [N, C, H, W], and the errors of those left out.
 
         Raises:
-            ImageError: a file isn't an image that we read, or takes too long; the message names it.
-            ImageTooLarge: one image, or all together, have too many pixels.
+            ImageError: no file is an image that we read, or all take too long; the message names the first one.
+            ImageTooLarge: all images together have too many pixels.
             Busy: too many others are waiting, or too many of this client.
             InferenceStopped: no process can be started that would decode them.
         """
-        outlines = [await self._outline(upload) for upload in uploads]
-        pixels = sum(found.pixels for found in outlines)
+        outlines: dict[int, Outline] = {}
+        decoded: dict[int, Decoded] = {}
+        errors: dict[int, ImageError] = {}
+
+        async def keep(results: dict[int, Result], number: int, work: Awaitable[Result]) -> None:
+            try:
+                results[number] = await work
+            except ImageError as error:
+                errors[number] = type(error)(f"{uploads[number].name}: {error}")
+
+        for number, upload in enumerate(uploads):
+            await keep(outlines, number, self._outline(upload))
+        pixels = sum(found.pixels for found in outlines.values())
         if pixels > self.max_pixels:
             raise ImageTooLarge(
                 f"{len(uploads)} images have {pixels:,} pixels together; one request takes at most {self.max_pixels:,}"
             )
         share = _Share(seconds_left=self.seconds)
-        large = {
-            number: asyncio.ensure_future(self._in_process(upload, shapes, found.work, share))
-            for number, (upload, found) in enumerate(zip(uploads, outlines, strict=True))
-            if len(upload.content) > SMALL_BYTES or found.work > SMALL_WORK
+        small = {
+            number
+            for number, found in outlines.items()
+            if len(uploads[number].content) <= SMALL_BYTES and found.work <= SMALL_WORK
         }
-        decoded = dict(zip(large, await all_or_none(list(large.values())), strict=True))
-        for number, upload in enumerate(uploads):
-            if number in decoded:
-                continue
+        large = [
+            asyncio.ensure_future(keep(decoded, number, self._in_process(uploads[number], shapes, found.work, share)))
+            for number, found in outlines.items()
+            if number not in small
+        ]
+        await all_or_none(large)
+        for number in sorted(small):
             if number:
                 await asyncio.sleep(0)  # other requests have theirs in between
-            with named(upload):
-                if _is_tiny(upload, outlines[number]):
-                    decoded[number] = _decode_all(upload.content, shapes)
-                else:
-                    decoded[number] = await self._in_thread(_decode_all, upload.content, shapes)
-        return [np.stack([decoded[number][index] for number in range(len(uploads))]) for index in range(len(shapes))]
+            is_tiny = _is_tiny(uploads[number], outlines[number])
+            content = uploads[number].content
+            work = _here(content, shapes) if is_tiny else self._in_thread(_decode_all, content, shapes)
+            await keep(decoded, number, work)
+        if not decoded:
+            raise errors[0]
+        return [
+            np.stack([decoded[number][index] for number in sorted(decoded)]) for index in range(len(shapes))
+        ], errors
 
     async def check(self) -> None:
         """Start a process where none is left.
@@ -144,12 +163,11 @@ class Decoder:
             await self._in_process(Upload("", GOOD), [(1, 1, 1)], 1, _Share(seconds_left=self.seconds))
 
     async def _outline(self, upload: Upload) -> Outline:
-        with named(upload):
-            if len(upload.content) <= SMALL_BYTES:
-                return outline(upload.content)
-            return await self._in_thread(outline, upload.content)
+        if len(upload.content) <= SMALL_BYTES:
+            return outline(upload.content)
+        return await self._in_thread(outline, upload.content)
 
-    async def _in_thread(self, work: Callable[..., Done], *arguments: object) -> Done:
+    async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
         async with self._in_threads.turn(SMALL_SECONDS):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
@@ -168,8 +186,7 @@ class Decoder:
                 loop.call_soon_threadsafe(give_back)
 
         job.add_done_callback(hand_on)  # not before the process has answered, even if the request is cancelled
-        with named(upload):
-            return await asyncio.wrap_future(job)
+        return await asyncio.wrap_future(job)
 
     def _ask(self, process: Process, content: bytes, shapes: Sequence[Shape], share: _Share) -> Decoded:
         """An image at which a process ends is tried once more: something else may have ended it.
@@ -224,13 +241,8 @@ def _is_tiny(upload: Upload, found: Outline) -> bool:
     return len(content) <= TINY_BYTES and found.work <= TINY_WORK and not any(part in content for part in UNPACKED)
 
 
-@contextmanager
-def named(upload: Upload) -> Iterator[None]:
-    """Let errors of an image say which one it is."""
-    try:
-        yield
-    except ImageError as error:
-        raise type(error)(f"{upload.name}: {error}") from None
+async def _here(content: bytes, shapes: Sequence[Shape]) -> Decoded:
+    return _decode_all(content, shapes)
 
 
 def _replace(process: Process) -> None:

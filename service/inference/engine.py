@@ -106,10 +106,10 @@ class Engine:
 async def predict(
     uploads: Sequence[Upload], served_checkpoints: Sequence[ServedCheckpoint], engine: Engine, *, top_k: int
 ) -> PredictionOut:
-    """Predict every image with every checkpoint.
+    """Predict every image that can be read with every checkpoint.
 
     Raises:
-        ImageError: a file isn't an image that we read; the message names it.
+        ImageError: no file is an image that we read; the message names the first one.
         CheckpointError: weights are gone, or aren't those that were recorded.
         Busy, InferenceStopped, AnswerFailed, SetAside: see `Batcher`.
     """
@@ -118,16 +118,20 @@ async def predict(
         models = [await engine.model(served_checkpoint) for served_checkpoint in served_checkpoints]
         engine.batcher.require_room(len(uploads), models)
         shapes = sorted({model.contract.shape for model in models})
-        images = dict(zip(shapes, await engine.decoder.decode(uploads, shapes), strict=True))
+        decoded, errors = await engine.decoder.decode(uploads, shapes)
+        images = dict(zip(shapes, decoded, strict=True))
     with engine.batcher.submitted([(model, images[model.contract.shape]) for model in models]) as jobs:
         answered = await all_or_none([asyncio.ensure_future(_timed(of_model)) for of_model in jobs])
     by_model = [
         [_answer(served_checkpoint.id, model.contract, row, top_k) for row in probabilities]
         for served_checkpoint, model, (probabilities, _) in zip(served_checkpoints, models, answered, strict=True)
     ]
+    of_image = iter(zip(*by_model, strict=True))
     return PredictionOut(
         images=[
-            ImageAnswersOut(file=upload.name, answers=[column[number] for column in by_model])
+            ImageAnswersOut(file=upload.name, answers=[], problem=str(errors[number]))
+            if number in errors
+            else ImageAnswersOut(file=upload.name, answers=list(next(of_image)))
             for number, upload in enumerate(uploads)
         ],
         models=[

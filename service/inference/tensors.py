@@ -41,6 +41,8 @@ class _Tensor(Struct):
 
 class _OutputParameters(Struct):
     binary_data: bool | UnsetType = UNSET
+    classification: Raw | UnsetType = UNSET  # Triton's `class_count`
+    shared_memory_region: Raw | UnsetType = UNSET
 
 
 class _Output(Struct):
@@ -163,7 +165,12 @@ def _wanted(given: Raw | UnsetType, by_default: bool) -> dict[str, bool]:
     for output in _parsed(text, list[_Output], "outputs"):
         if output.name not in OUTPUTS:
             raise TensorError(f"no output {output.name[:40]!r}; known: {', '.join(OUTPUTS)}")
-        binary = UNSET if output.parameters is UNSET else output.parameters.binary_data
+        parameters = _OutputParameters() if output.parameters is UNSET else output.parameters
+        if parameters.classification is not UNSET or parameters.shared_memory_region is not UNSET:
+            raise TensorError(
+                "no classification (class_count) and no shared memory here; /predict?top_k= names classes"
+            )
+        binary = parameters.binary_data
         wanted[output.name] = by_default if binary is UNSET else binary
     return wanted or dict.fromkeys(OUTPUTS, by_default)
 

@@ -2,11 +2,111 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from service.database.leaderboard import COSTS, UNITS, Cost
-from service.pages import vega
-from stages.results import ExperimentComparison
+from pydantic import BeforeValidator
+
+from service.database.comparing import COSTS, UNITS, Cost
+from service.database.curves import SIDES, Curve, CurvePoint, name_curve, unit_of_curve
+from service.database.observed import ObservedPoint, name_quantity, points_of
+from stages.results import ExperimentComparison, Result
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+BETWEEN = {1.3: (1, 2, 5), 3.0: (1, 3)}
+"""Ticks of each decade of a logarithmic axis that has no more decades than this."""
+ZOOM = {"name": "zoom", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}
+
+
+def scale_of(values: Iterable[float], *, wide: float = 10.0) -> dict[str, Any]:
+    """Logarithmic where the largest of positive values is more than `wide` times the smallest, else linear without
+    zero.
+    """
+    numbers = list(values)
+    is_wide = min(numbers) > 0 and max(numbers) > wide * min(numbers)
+    return {"type": "log", "nice": False} if is_wide else {"zero": False}
+
+
+def ticks_of(values: Iterable[float]) -> dict[str, Any]:
+    """The ticks of a logarithmic axis over `values`: each power of ten in them, and few or no numbers between.
+
+    Vega's own choice leaves out some powers of ten and keeps others.  No choice of ours where fewer than two ticks
+    would be left.
+    """
+    numbers = list(values)
+    low, high = math.log10(min(numbers)), math.log10(max(numbers))
+    factors = next((factors for decades, factors in BETWEEN.items() if high - low <= decades), (1,))
+    found = [float(f"{factor}e{power}") for power in range(math.floor(low), math.floor(high) + 1) for factor in factors]
+    kept = [tick for tick in found if min(numbers) <= tick <= max(numbers)]
+    return {"values": kept, "labelOverlap": False} if len(kept) > 1 else {}
+
+
+def tooltip_of_nearest(fields: Mapping[str, str], number_format: Mapping[str, str]) -> dict[str, Any]:
+    """The tooltip of a mark with a `nearest` selection: `fields` by title; those in `number_format` are numbers.
+
+    Such a mark is covered by cells whose datum holds the row; Vega-Lite's own tooltip looks for text and for numbers
+    without a format in the cell itself, where they are undefined.
+    """
+    row = "(datum.datum || datum)"
+    told = {
+        title: f"format({row}['{name}'], '{number_format[name]}')" if name in number_format else f"{row}['{name}']"
+        for title, name in fields.items()
+    }
+    return {"value": {"expr": "{" + ", ".join(f"'{title}': {value}" for title, value in told.items()) + "}"}}
+
+
+def frame(description: str, *, height: int) -> dict[str, Any]:
+    """The beginning of every chart: as wide as its place."""
+    return {
+        "$schema": SCHEMA,
+        "description": description,
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+    }
+
+
+def interval_layer(x: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "transform": [{"filter": "isValid(datum.low)"}],
+        "mark": {"type": "rule", "strokeWidth": 2},
+        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+    }
+
+
+def band_layer(ends: Mapping[str, float], x: dict[str, Any]) -> dict[str, Any]:
+    """A band from `low` to `high`: where our value is as good as the paper's."""
+    return {
+        "data": {"values": [ends]},
+        "mark": {"type": "rect", "opacity": 0.15},
+        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+    }
+
+
+def point_layers(x: dict[str, Any], shown: Sequence[str], about: Sequence[dict[str, str]] = ()) -> dict[str, Any]:
+    side = side_colors(["ours", "paper"], shown)
+    return {
+        "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1},
+        "encoding": {
+            "x": {"field": "value", "scale": {"zero": False, "padding": 24, "nice": True}, **x},
+            "color": side,
+            "shape": side,
+            "tooltip": [*about, {"field": "side"}, {"field": "value", "format": ".4~g"}],
+        },
+    }
+
+
+def side_colors(domain: Sequence[str], shown: Sequence[str]) -> dict[str, Any]:
+    """The scale of the sides: each keeps its colour and shape even if another side is missing."""
+    return {
+        "field": "side",
+        "type": "nominal",
+        "sort": list(domain),
+        "scale": {"domain": list(domain)},
+        "legend": {"title": None, "orient": "top", "values": list(shown)},
+    }
 
 
 def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any] | None:
@@ -31,11 +131,11 @@ def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any] | None:
     axis = {} if is_fraction else {"axis": {"format": "~s"}}
     x = {"type": "quantitative", "title": f"{comparison.metric.title}{shown_unit}", **axis}
     shown = [side for side in ("ours", "paper") if any(row["side"] == side for row in rows)]
-    layers = [vega.points(x, shown, about=[{"field": "arm", "title": "model"}])]
+    layers = [point_layers(x, shown, about=[{"field": "arm", "title": "model"}])]
     if any("low" in row for row in rows):
-        layers.insert(0, vega.intervals(x))
+        layers.insert(0, interval_layer(x))
     return {
-        **vega.frame(
+        **frame(
             f"{comparison.title}: {comparison.metric.title}, ours beside the paper's",
             height=44 * len({row["arm"] for row in rows}),
         ),
@@ -70,10 +170,10 @@ def cost_chart(comparison: ExperimentComparison, cost: Cost, *, bound: float | N
     unit = " (%)" if comparison.metric.unit == "fraction" else ""
     # A single value gets a single tick, with all its digits unless it is told how many.
     costs = [row["cost"] for row in rows]
-    scale_of_x = vega.scale(costs)
+    scale_of_x = scale_of(costs)
     axis = {"format": "~s" if len(set(costs)) > 1 else ".3~s", "tickCount": 6}
     if scale_of_x.get("type") == "log":
-        axis |= vega.ticks(costs)
+        axis |= ticks_of(costs)
     x = {"field": "cost", "type": "quantitative", "title": title, "axis": axis}
     better = f"{comparison.metric.better} is better"
     y = {
@@ -82,7 +182,7 @@ def cost_chart(comparison: ExperimentComparison, cost: Cost, *, bound: float | N
         "scale": {"zero": False, "padding": 16},
     }
     roles = list(dict.fromkeys(str(row["role"]) for row in rows))
-    color = {**vega.sides(roles, roles), "field": "role"}
+    color = {**side_colors(roles, roles), "field": "role"}
     intervals = {
         "transform": [{"filter": "isValid(datum.low)"}],
         "mark": {"type": "rule", "strokeWidth": 2},
@@ -101,7 +201,7 @@ def cost_chart(comparison: ExperimentComparison, cost: Cost, *, bound: float | N
         "encoding": {"y": {"field": "value", **y}, "text": {"field": "model"}},
     }
     return {
-        **vega.frame(f"{comparison.title}: {comparison.metric.title} over {title}", height=320),
+        **frame(f"{comparison.title}: {comparison.metric.title} over {title}", height=320),
         "data": {"values": rows},
         "encoding": {"x": {**x, "scale": {"nice": True, **scale_of_x, "padding": 60}}},
         "layer": [
@@ -109,7 +209,7 @@ def cost_chart(comparison: ExperimentComparison, cost: Cost, *, bound: float | N
             *([intervals] if any("low" in row for row in rows) else []),
             *([named] if len(rows) <= MOST_NAMED else []),
             {
-                "params": [vega.ZOOM],
+                "params": [ZOOM],
                 "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
                 "encoding": {
                     "y": {"field": "value", **y},
@@ -124,3 +224,236 @@ def cost_chart(comparison: ExperimentComparison, cost: Cost, *, bound: float | N
             },
         ],
     }
+
+
+MOMENTS = ["trained", "start"]
+
+
+def blocks_chart(title: str, points: Sequence[ObservedPoint], arms: Mapping[str, str]) -> dict[str, Any] | None:
+    """One line per arm and quantity over the blocks, dashed for initial weights; `arms` are the titles of arms.
+
+    Widths of kernels span decades and are drawn on a logarithmic axis.  None if there are no points.
+    """
+    if not points:
+        return None
+    quantities = list(dict.fromkeys(point.quantity for point in points))
+    several = {name: len({getattr(point, name) for point in points}) > 1 for name in ("experiment", "arm", "quantity")}
+
+    def name(point: ObservedPoint) -> str:
+        parts = {"experiment": point.experiment, "arm": arms[point.arm], "quantity": name_quantity(point.quantity)}
+        told = [text for part, text in parts.items() if several[part]]
+        return ", ".join(told) or parts["arm"]
+
+    rows = [
+        {"series": name(point), "moment": point.moment, "replicates": point.replicates, "block": point.block}
+        | {part: getattr(point, part) for part in ("mean", "low", "high")}
+        for point in points
+    ]
+    series = list(dict.fromkeys(str(row["series"]) for row in rows))
+    y_title = name_quantity(quantities[0]) if len(quantities) == 1 else "mean over heads and replicates"
+    y_scale = {**scale_of((point.mean for point in points), wide=5), "padding": 12}
+    y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": y_scale}
+    tooltip: list[dict[str, str]] = [{"field": part} for part in ("series", "moment", "block", "replicates")]
+    tooltip += [{"field": part, "format": ".4~g"} for part in ("mean", "low", "high")]
+    return {
+        **frame(f"{title}: {', '.join(map(name_quantity, quantities))}, block by block", height=260),
+        "data": {"values": rows},
+        "mark": {"type": "line", "strokeWidth": 2, "point": {"size": 60, "filled": True}},
+        "encoding": {
+            "x": {"field": "block", "type": "ordinal", "title": "block", "axis": {"labelAngle": 0}},
+            "y": y,
+            "color": {
+                "field": "series",
+                "type": "nominal",
+                "sort": series,
+                "scale": {"domain": series, **({"scheme": "tableau10"} if len(series) > 3 else {})},
+                "legend": {"title": None, "orient": "top", "columns": 2, "labelLimit": {"expr": "width / 2"}},
+            },
+            "strokeDash": {
+                "field": "moment",
+                "type": "nominal",
+                "scale": {"domain": MOMENTS, "range": [[1, 0], [4, 4]]},
+                "legend": None,  # the page explains the dashes
+            },
+            "tooltip": tooltip,
+        },
+    }
+
+
+def inside_charts(result: Result) -> dict[str, dict[str, Any]]:
+    """One result's quantities, one chart each."""
+    charts = {}
+    for quantity in dict.fromkeys(row.quantity for row in result.observations):
+        points = points_of(result, quantity)
+        chart = blocks_chart(f"{result.arm} {result.replicate}", points, {result.arm: result.arm})
+        if chart is not None:
+            charts[quantity] = chart
+    return charts
+
+
+Smooth = Annotated[Literal[1, 5, 15], BeforeValidator(int)]
+"""The epochs of a running mean; 1 is none."""
+
+MOST_TICKS = 12
+MOST_LINES = 8  # that colours tell apart
+MOST_POINTS = 60  # epochs that are drawn as points, too
+PAIRED = (
+    *(("#3f78b5", "#93b8dd"), ("#d1701f", "#f0b27a"), ("#3c8f4f", "#8fcb9b"), ("#b8403f", "#e79a98")),
+    *(("#8059a8", "#bda3d6"), ("#8a6346", "#c5a58c"), ("#b5508f", "#e2a3cb"), ("#5f6b76", "#a9b3bd")),
+)
+"""A deep and a light shade of each colour; both are seen on the light page and on the dark one."""
+SPENT = ("#8b8b8b", "#bdbdbd")
+_LETTER, _SYMBOL = 7, 30  # pixels per letter in a legend, and of what precedes a name
+
+
+def band_chart(
+    title: str,
+    titles: Mapping[str, str],
+    points: Sequence[CurvePoint],
+    curve: Curve,
+    kind: str,
+    *,
+    pairs: Mapping[str, str] | None = None,
+    smooth: int = 1,
+) -> dict[str, Any]:
+    """One line per arm, the mean over its replicates; a band from the lowest to the highest of them.
+
+    `titles` names the arms, `title` what they are of.  `pairs` (proposed arm to base) get two shades of one colour
+    where a colour each would be too many.  Line and band are running means of `smooth` epochs, an odd number.
+    """
+    scale, axis = _axis(curve, kind)
+    rows: list[dict[str, Any]] = [
+        {"model": titles[point.arm], "epoch": point.epoch, "replicates": point.replicates}
+        | {name: scale * getattr(point, name) for name in ("mean", "low", "high")}
+        for point in points
+    ]
+    arms = list(dict.fromkeys(point.arm for point in points))
+    models = [titles[arm] for arm in arms]
+    ends = [row[name] for row in rows for name in ("low", "high")]
+    y = {"type": "quantitative", "title": axis, "scale": {"zero": False} if scale > 1 else scale_of(ends)}
+    color = {
+        "field": "model",
+        "type": "nominal",
+        "sort": models,
+        "scale": {"domain": models} | ({"range": shades(arms, pairs or {})} if len(models) > 3 else {}),
+        "legend": {
+            "title": None,
+            "orient": "top",
+            "columns": {"expr": f"max(1, floor(width / {_LETTER * max(map(len, models)) + _SYMBOL}))"},
+            "labelLimit": {"expr": f"width - {_SYMBOL}"},
+            "symbolType": "stroke",
+            "symbolOpacity": 1,
+        },
+    }
+    nearest = {"type": "point", "nearest": True, "on": "pointermove", "clear": "pointerout"}
+    has_band = any(point.replicates > 1 for point in points)
+    told = {"model": "model", "epoch": "epoch", axis: "mean"}
+    told |= {"lowest": "low", "highest": "high", "replicates": "replicates"} if has_band else {}
+    formats = dict.fromkeys(("mean", "low", "high"), ".4~g")
+    layers: list[dict[str, Any]] = [
+        {
+            "mark": {"type": "line", "strokeWidth": 2},
+            "encoding": {"y": {"field": "mean", **y}},
+            "params": [ZOOM],
+        },
+        {
+            "params": [{"name": "hover", "select": nearest}],
+            "mark": {"type": "point", "filled": True, "size": 70},
+            "encoding": {
+                "y": {"field": "mean", **y},
+                "opacity": {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0},
+                "tooltip": tooltip_of_nearest(told, formats),
+            },
+        },
+    ]
+    if has_band:
+        band = {
+            "mark": {"type": "area", "opacity": 0.2},
+            "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}},
+        }
+        layers.insert(0, band)
+    return {
+        **frame(f"{title}: {axis} over epochs, mean and span over replicates", height=340),
+        "data": {"values": rows},
+        "transform": _running_mean(smooth),
+        "encoding": {"x": _epochs(rows), "color": color},
+        "layer": layers,
+    }
+
+
+def shades(arms: Sequence[str], pairs: Mapping[str, str]) -> list[str]:
+    """A colour for each arm, in their order: a proposed arm's is deep, that of the base it stands against light.
+
+    Whoever stands alone, or is the base of several, has a colour of its own.
+    """
+    bases = Counter(pairs[arm] for arm in arms if pairs.get(arm) in arms)
+    free = iter(PAIRED)
+    found: dict[str, str] = {}
+    for arm in arms:
+        base = pairs.get(arm, "")
+        if bases[base] == 1:
+            found[arm], found[base] = next(free, SPENT)
+    return [found.get(arm) or next(free, SPENT)[0] for arm in arms]
+
+
+def _running_mean(epochs: int) -> list[dict[str, Any]]:
+    if epochs == 1:
+        return []
+    half = epochs // 2
+    means = [{"op": "mean", "field": name, "as": name} for name in ("mean", "low", "high")]
+    return [{"window": means, "frame": [-half, half], "groupby": ["model"], "sort": [{"field": "epoch"}]}]
+
+
+def _epochs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The axis of epochs; only whole ones if they are few."""
+    epochs = sorted({row["epoch"] for row in rows})
+    return {
+        "field": "epoch",
+        "type": "quantitative",
+        "title": "epoch",
+        "axis": {"format": "d", **({"values": epochs} if len(epochs) <= MOST_TICKS else {"tickMinStep": 1})},
+        "scale": {"zero": False, "nice": False, "padding": 10},
+    }
+
+
+def run_charts(result: Result, kind: str) -> dict[str, dict[str, Any]]:
+    """One run over its epochs: a chart for each quantity that was measured, a line for each part of the data.
+
+    Values on the test set come from the observer, which training never sees.
+    """
+    charts = {}
+    for what in ("accuracy", "loss"):
+        rows = [
+            {"epoch": epoch.epoch, "side": word, "value": _axis(f"{side}_{what}", kind)[0] * value}
+            for epoch in result.epochs
+            for side, word in SIDES.items()
+            if (value := getattr(epoch, f"{side}_{what}")) is not None
+        ]
+        if rows:
+            charts[what] = _run_chart(rows, _axis(f"test_{what}", kind)[1].removeprefix("Test "))
+    return charts
+
+
+def _run_chart(rows: Sequence[Mapping[str, Any]], title: str) -> dict[str, Any]:
+    sides = [side for side in SIDES.values() if any(row["side"] == side for row in rows)]
+    is_long = len({row["epoch"] for row in rows}) > MOST_POINTS
+    y_scale = {"zero": False} if title.endswith("(%)") else scale_of(row["value"] for row in rows)
+    return {
+        **frame(f"{title} over epochs, {' and '.join(sides)}", height=230),
+        "data": {"values": list(rows)},
+        "params": [ZOOM],
+        "mark": {"type": "line", "strokeWidth": 2, **({} if is_long else {"point": {"size": 36}})},
+        "encoding": {
+            "x": _epochs(rows),
+            "y": {"field": "value", "type": "quantitative", "title": title, "scale": y_scale},
+            "color": side_colors(sides, sides),
+            "tooltip": [{"field": "epoch"}, {"field": "side"}, {"field": "value", "format": ".4~g", "title": title}],
+        },
+    }
+
+
+def _axis(curve: str, kind: str) -> tuple[int, str]:
+    """The factor that a curve's numbers are drawn with, and its axis' title with the unit."""
+    unit = unit_of_curve(curve, kind)
+    shown = "%" if unit == "fraction" else unit
+    return 100 if unit == "fraction" else 1, name_curve(curve, kind) + (f" ({shown})" if shown else "")

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from service.pages.legend import address_of, meaning_of, word_of
+from service.pages.legend import address_of, is_part, meaning_of, word_of
 from service.pages.opening import holds_in_its_order_only
-from service.pages.scope import is_part
 from service.pages.wording import say_claim, verdict_in_words
 from stages.results import ClaimRecord, ExperimentComparison, Paper, Result, Tally
 
@@ -71,7 +70,7 @@ def times_reproduced(record: ClaimRecord) -> str | None:
     results = _results(record)
     if not results:
         return None
-    runs, places = (len({getattr(result, name) for result in results}) for name in ("run_key", "environment_digest"))
+    runs, places = (len({getattr(result, name) for result in results}) for name in ("run_key", "machine_digest"))
     return f"{runs} training{'s' if runs != 1 else ''} in {places} environment{'s' if places != 1 else ''}"
 
 

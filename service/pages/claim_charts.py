@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.pages import vega
-from service.pages.amounts import GAINS, unit_of
-from service.pages.trend import Trend
+from service.pages import charts
+from service.pages.concluding import Trend
+from service.pages.formats import GAINS, unit_of
 from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain
 
 IN_FAVOUR = "to the right in favour of the proposed model"
@@ -41,9 +41,9 @@ def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, 
     same = {"low": -1, "high": 1}
     height = max(70, sum(34 + 12 * (row["lines"] - 1) for row in rows))
     return {
-        **vega.frame(f"{title}: differences from the paper with intervals, in margins", height=height),
+        **charts.frame(f"{title}: differences from the paper with intervals, in margins", height=height),
         "layer": [
-            vega.band(same, x),
+            charts.band_layer(same, x),
             {
                 "data": {"values": rows},
                 "encoding": {
@@ -89,13 +89,13 @@ def difference_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
     numbers = {"value": verdict.estimate, "low": verdict.low, "high": verdict.high}
     ours = {"side": "ours", **{name: scale * number for name, number in numbers.items()}}
     return {
-        **vega.frame(f"{title}: {what} with its interval, in {unit}", height=70),
+        **charts.frame(f"{title}: {what} with its interval, in {unit}", height=70),
         "data": {"values": [ours]},
         "layer": [
-            vega.band({"low": least, "high": scale * verdict.margin}, x),
+            charts.band_layer({"low": least, "high": scale * verdict.margin}, x),
             {
                 "encoding": {"y": {"field": "side", "type": "nominal", "title": None}},
-                "layer": [vega.intervals(x), vega.points(x, shown=["ours"])],
+                "layer": [charts.interval_layer(x), charts.point_layers(x, shown=["ours"])],
             },
         ],
     }
@@ -119,23 +119,23 @@ def gain_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
     layers = [_line(0, x, None)]
     if claim.kind == "equivalence":
         if verdict.margin:
-            layers.insert(0, vega.band({"low": -scale * verdict.margin, "high": scale * verdict.margin}, x))
+            layers.insert(0, charts.band_layer({"low": -scale * verdict.margin, "high": scale * verdict.margin}, x))
         if claim.value is not None:
             layers.append(_line(-scale * claim.value, x, "paper"))
     elif claim.value is not None:
         rows.append({"side": "paper", "value": scale * claim.value})
         if margin := verdict.margin or (verdict.size or {}).get("margin"):
             same = {"low": scale * (claim.value - margin), "high": scale * (claim.value + margin)}
-            layers.insert(0, vega.band(same, x))
+            layers.insert(0, charts.band_layer(same, x))
     shown = ["ours", "paper"] if claim.value is not None else ["ours"]
     return {
-        **vega.frame(f"{title}: our gain with its interval beside the paper's", height=44 * len(rows)),
+        **charts.frame(f"{title}: our gain with its interval beside the paper's", height=44 * len(rows)),
         "data": {"values": rows},
         "layer": [
             *layers,
             {
                 "encoding": {"y": {"field": "side", "type": "nominal", "sort": None, "title": None}},
-                "layer": [vega.intervals(x), vega.points(x, shown=shown)],
+                "layer": [charts.interval_layer(x), charts.point_layers(x, shown=shown)],
             },
         ],
     }
@@ -165,7 +165,7 @@ def pairs_chart(
     y = {"field": "pair", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": LONGEST_NAME}}
     printed = [] if claim.value is None else [_line(scale * claim.value, x, "paper")]
     return {
-        **vega.frame(f"{title}: the gain of each pair with its 95 % interval", height=26 * len(rows)),
+        **charts.frame(f"{title}: the gain of each pair with its 95 % interval", height=26 * len(rows)),
         "data": {"values": rows},
         "layer": [
             _line(0, x, None),
@@ -173,8 +173,8 @@ def pairs_chart(
             {
                 "encoding": {"y": y},
                 "layer": [
-                    vega.intervals(x),
-                    vega.points(x, ["ours", "paper"][: 1 + len(printed)], about=[{"field": "pair"}]),
+                    charts.interval_layer(x),
+                    charts.point_layers(x, ["ours", "paper"][: 1 + len(printed)], about=[{"field": "pair"}]),
                 ],
             },
         ],
@@ -194,11 +194,11 @@ def trend_chart(title: str, trend: Trend, titles: Mapping[str, str], claim: Clai
     ]
     means = [{"level": level, "gain": scale * gain} for level, gain in trend.gains.items()]
     axis = {"values": list(trend.gains), "format": "d"}
-    x_scale = vega.scale(trend.gains, wide=4.0)
+    x_scale = charts.scale_of(trend.gains, wide=4.0)
     x = {"field": "level", "type": "quantitative", "title": trend.factor, "scale": x_scale, "axis": axis}
     y = {"type": "quantitative", "title": f"gain ({unit})"}
     return {
-        **vega.frame(f"{title}: the gain of each pair by {trend.factor} with the mean", height=260),
+        **charts.frame(f"{title}: the gain of each pair by {trend.factor} with the mean", height=260),
         "data": {"values": rows},
         "layer": [
             {
@@ -256,7 +256,7 @@ def _arms_chart(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     role = {"field": "role", "type": "nominal", "sort": roles, "legend": {"title": None, "orient": "top"}}
     tooltip = [{"field": "arm", "title": "model"}, {"field": "value", "format": ".4~g"}]
     return {
-        **vega.frame(f"{name}: test error of each model with its 95 % interval against its cost", height=260),
+        **charts.frame(f"{name}: test error of each model with its 95 % interval against its cost", height=260),
         "data": {"values": list(rows)},
         "encoding": {"x": x, "color": role},
         "layer": [
@@ -280,7 +280,7 @@ def _gain_unit(claim: Claim) -> tuple[str, int]:
 def _line(value: float, x: dict[str, Any], side: str | None) -> dict[str, Any]:
     """A vertical line: dashed where there is no gain, else in the colour of a side."""
     mark = {"type": "rule", "strokeDash": [4, 4]} if side is None else {"type": "rule", "strokeWidth": 2}
-    color = {} if side is None else {"color": vega.sides(["ours", "paper"], ["ours", "paper"])}
+    color = {} if side is None else {"color": charts.side_colors(["ours", "paper"], ["ours", "paper"])}
     return {
         "data": {"values": [{"value": value, "side": side}]},
         "mark": mark,

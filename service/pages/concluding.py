@@ -2,16 +2,127 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import combinations
+from statistics import fmean
 from typing import Any
 
-from service.pages.amounts import GAINS, SIDES_OF_A_SIZE, in_terms_of, unit_of
-from service.pages.formats import as_confidence, as_precise_as, exact, from_to, lower_first, points, value_in
-from service.pages.scope import is_part, levels, sizes, tell_part
-from service.pages.trend import Trend, tell_trend
+from service.pages.formats import (
+    GAINS,
+    SIDES_OF_A_SIZE,
+    as_confidence,
+    as_precise_as,
+    exact,
+    from_to,
+    in_terms_of,
+    listed,
+    lower_first,
+    percent,
+    points,
+    unit_of,
+    value_in,
+)
+from service.pages.legend import is_part, levels, sizes, tell_part
 from service.pages.wording import name_metric, print_ours, print_value, side_of, span_of
-from stages.results import Claim, ClaimRecord, JudgedClaim, Status, VerdictRow, count_seen, rule_after
+from stages.results import (
+    INEXACT_SHARE,
+    Arm,
+    Claim,
+    ClaimChange,
+    ClaimRecord,
+    JudgedClaim,
+    PairGain,
+    Status,
+    VerdictRow,
+    count_seen,
+    rule_after,
+)
+
+LEVEL = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    """The mean gain of the pairs at each level of a factor, by rising level, better positive.
+
+    `p_value`: two-sided, of a trend (Mann 1945: the gains in the order of the levels, counted by inversions).
+    """
+
+    factor: str
+    gains: dict[float, float]
+    pairs: tuple[tuple[float, PairGain], ...]
+
+    @property
+    def p_value(self) -> float:
+        falls = sum(one > other for one, other in combinations(self.gains.values(), 2))
+        ways = _orders_by_inversions(len(self.gains))
+        return min(1.0, 2 * sum(ways[: 1 + min(falls, len(ways) - 1 - falls)]) / sum(ways))
+
+    @property
+    def rises(self) -> bool | None:
+        """True or False where the gain rises or falls with the factor; None where neither is plain."""
+        values = list(self.gains.values())
+        rising = sum(one < other for one, other in combinations(values, 2))
+        return None if self.p_value > LEVEL else 2 * rising > len(values) * (len(values) - 1) / 2
+
+
+def find_trend(record: ClaimRecord, arms: Iterable[Arm]) -> Trend | None:
+    """The trend of a uniform gain by its factor; None of other claims, and of fewer than two levels."""
+    factor = record.claim.factor
+    if record.claim.kind != "uniform" or factor is None:
+        return None
+    models = {(arm.experiment, arm.name): arm.model for arm in arms}
+    pairs = sorted(
+        ((models[pair.experiment, pair.arm][factor], pair) for pair in record.pairs), key=lambda item: item[0]
+    )
+    by_level: dict[float, list[float]] = defaultdict(list)
+    for level, pair in pairs:
+        by_level[level].append(pair.gain)
+    if len(by_level) < 2:
+        return None
+    gains = {level: fmean(found) for level, found in by_level.items()}
+    return Trend(factor=factor, gains=gains, pairs=tuple(pairs))
+
+
+def tell_trend(trend: Trend, claim: Claim) -> str:
+    """As "The gain grows with width, from 0.16 nats at 18 units to 0.31 nats at 141 units."; without one, the ends."""
+    (first, least), *_, (last, most) = trend.gains.items()
+    write = as_precise_as(min(trend.gains.values()), max(trend.gains.values()))
+    ends = [
+        f"{in_terms_of(gain, claim, write).removeprefix('+')} at {levels(trend.factor, [level])}"
+        for level, gain in ((first, least), (last, most))
+    ]
+    if trend.rises is None:
+        return ""
+    way = "grows" if trend.rises else "falls"
+    return f"The gain {way} with {trend.factor}, from {ends[0]} to {ends[1]}."
+
+
+def tell_other_reading(trend: Trend) -> str:
+    """What the pairs say if "uniform" is read as "better at every level", which is no verdict."""
+    ahead = sum(pair.low > 0 for _, pair in trend.pairs)
+    better = sum(pair.gain > 0 for _, pair in trend.pairs)
+    many = f"all {len(trend.pairs)}" if better == len(trend.pairs) else f"{better} of the {len(trend.pairs)}"
+    sure = f"{'each' if ahead == better else ahead} with an interval above 0"
+    said = f"If “uniform” is read as “better at every {trend.factor}”, {many} pairs that ran agree"
+    return f"{said}, {sure}; that reading has no verdict here."
+
+
+def range_of(trend: Trend, claim: Claim) -> str:
+    """The least and the largest mean gain: 0.13 to 0.31 nats."""
+    ends = min(trend.gains.values()), max(trend.gains.values())
+    return from_to(*(in_terms_of(end, claim, as_precise_as(*ends)).removeprefix("+") for end in ends))
+
+
+def _orders_by_inversions(n: int) -> list[int]:
+    """Of the n! orders of n things, how many have 0, 1, 2, … pairs the wrong way round."""
+    ways = [1]
+    for size in range(2, n + 1):
+        ways = [sum(ways[max(0, k - size + 1) : k + 1]) for k in range(len(ways) + size - 1)]
+    return ways
 
 
 def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None = None) -> str | None:
@@ -192,3 +303,64 @@ def _rule(record: ClaimRecord) -> list[str]:
 def judged_later(judged: Iterable[JudgedClaim]) -> list[JudgedClaim]:
     """Those that a rule judges which was written after results of theirs had been seen."""
     return [row for row in judged if row.verdict.seen_before_rule is not None]
+
+
+REMARKS = ("note", "place")
+"""Columns that say more of a claim and decide nothing."""
+
+
+def sort_changes(changes: Iterable[ClaimChange]) -> tuple[list[ClaimChange], list[ClaimChange]]:
+    """(those of this claim's own row or rule that touched what is judged, the others), each by date.
+
+    Of the others are changes of the rules' numbers and of the code for many claims, most of which concern another one.
+    That a row was added is no change.
+    """
+    told = sorted((change for change in changes if _is_told(change)), key=lambda change: change.date)
+    return [change for change in told if _touches(change)], [change for change in told if not _touches(change)]
+
+
+def _is_told(change: ClaimChange) -> bool:
+    return change.subject != "claim" or bool(change.changed)
+
+
+def _touches(change: ClaimChange) -> bool:
+    if change.subject != "claim":
+        return change.subject == "rule"
+    return any(
+        _without_spaces(old) != _without_spaces(new)
+        for column, (old, new) in change.changed.items()
+        if column not in REMARKS
+    )
+
+
+def _without_spaces(value: object) -> str:
+    return "".join(str(value).split())
+
+
+Lacking = Mapping[str, tuple[int, int]]
+
+
+def tell_counted(judged: JudgedClaim, lacking: Lacking) -> str:
+    """Where a size of a data set is from, and on how many test images results here are scored; "" of other claims."""
+    claim = judged.claim
+    if judged.verdict.basis != "params" or claim.kind != "count" or not claim.metric.startswith("dataset."):
+        return ""
+    told = "The number is that of the publisher’s files: whoever packs them here with another one is refused."
+    if claim.metric != "dataset.test" or len(judged.datasets) != 1 or judged.datasets[0] not in lacking:
+        return told
+    images, lost = lacking[judged.datasets[0]]
+    scored = f"Results here are scored on {images - lost:,} of the {images:,}"
+    return f"{told} {scored}: our source lacks the exact pixels of {lost}."
+
+
+def tell_whole(lacking: Lacking, titles: Mapping[str, str]) -> str:
+    """How much of a data set must be there for its results to decide, and which lack some test images."""
+    told = (
+        "A data set counts as whole if every training image is official and at most "
+        f"{percent(INEXACT_SHARE, 1)} of the test images are missing."
+    )
+    some = [f"{titles[name]} without {lost} of {images:,} test images" for name, (images, lost) in lacking.items()]
+    if not some:
+        return told
+    wider = "their intervals are wider by the most that these images could change"
+    return f"{told} So results on {listed(some)} can decide, though our source lacks their exact pixels; {wider}."

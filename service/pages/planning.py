@@ -1,14 +1,15 @@
-"""What the planned runs can show about a claim, conclusion first, in the claim's own units."""
+"""What the rules ask, and what the planned and the finished runs can show about a claim, in the claim's own units."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from service.pages.amounts import GAINS, in_terms_of, unit_of
-from service.pages.formats import percent
-from service.pages.rules_table import name_share
-from stages.results import Claim, VerdictRow
+from service.pages.formats import GAINS, as_confidence, in_terms_of, percent, unit_of
+from service.pages.wording import side_of
+from stages.results import Claim, JudgedClaim, Levels, Rules, Status, VerdictRow, levels_of
 
 WANTED = 0.8
 """As in `stages.verdicts.power`, whose `needed` are replicates for this chance."""
@@ -118,3 +119,180 @@ def distance(value: float, claim: Claim) -> str:
         digits = 2 if value >= 0.001 else 3
         return f"{100 * value:.{digits}f} pp"
     return in_terms_of(float(f"{value:.3g}"), claim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarginRow:
+    """A kind of claim, how far ours may be from the paper's number and still count as the same, and why."""
+
+    kind: str
+    margin: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelRow:
+    """A question, and for each plan, by its number of replicates, the confidence at each of its looks."""
+
+    question: str
+    plans: dict[int, str]
+
+
+def tell_margins(rules: Rules) -> list[MarginRow]:
+    margins = rules.margins
+    return [
+        MarginRow(
+            kind="accuracy or error rate of one model",
+            margin=f"{_points(margins.error_points)}, but no more than {name_share(margins.error_share)} "
+            "of the paper’s error",
+            why="A point is much where few errors are left, so a small error has a smaller margin. "
+            "It is never less than the last digit that the paper prints.",
+        ),
+        MarginRow(
+            kind="difference between two models, in accuracy or error or as a ratio",
+            margin=f"{name_share(margins.difference_share)} of the printed difference, "
+            f"but at least {_points(margins.difference_points)}",
+            why=f"Confirming it then means: {_least(margins.difference_share)}. A difference no larger than its margin "
+            "can’t be confirmed in size, since none at all would count as the same.",
+        ),
+        MarginRow(
+            kind="two models that are called comparable",
+            margin=_points(margins.comparable_points),
+            why="No paper says how much it calls comparable. Where one prints larger losses as such, those count, too.",
+        ),
+        MarginRow(
+            kind="change of the logarithm of an error, in nats; the same gain at every level",
+            margin=f"{name_share(margins.log_mse_share)} of the printed change",
+            why=f"Logarithms scatter little, so more can be asked: {_least(margins.log_mse_share)}.",
+        ),
+        MarginRow(
+            kind="loss of one model",
+            margin=f"{name_share(margins.loss_share)} of the paper’s loss",
+            why="No paper prints how far its losses scatter, so this is our choice.",
+        ),
+        MarginRow(
+            kind="operations (FLOPs); memory",
+            margin=" and ".join(dict.fromkeys(map(name_share, (margins.flops_share, margins.memory_share))))
+            + " of the paper’s number",
+            why="Conventions of counting differ by a few percent.",
+        ),
+    ]
+
+
+def tell_levels(rules: Rules, plans: Iterable[int]) -> list[LevelRow]:
+    """`plans`: the numbers of replicates that experiments plan; those with the same looks are told once each."""
+    found = {planned: levels_of(rules, planned) for planned in plans}
+    questions = {
+        "Which of two models is better? (supported, reversed)": "order",
+        "Is a number, or the size of a difference, the paper’s? (reproduced)": "same",
+        "… where the paper prints its own error": "with_error",
+        "Is it another? (not reproduced)": "other",
+    }
+    return [
+        LevelRow(question=question, plans={planned: _looks(levels, name) for planned, levels in found.items()})
+        for question, name in questions.items()
+    ]
+
+
+def _looks(levels: Levels, name: str) -> str:
+    """As "98.3 % after 3, 96.7 % after 5"."""
+    looks: dict[int, float] = getattr(levels, name)
+    return ", ".join(f"{as_confidence(value)} after {n}" for n, value in looks.items()) or "not judged"
+
+
+def name_share(share: float) -> str:
+    """Half; a quarter; a tenth; else in percent."""
+    return {0.5: "half", 0.25: "a quarter", 0.1: "a tenth"}.get(share, percent(share, 0))
+
+
+def _least(share: float) -> str:
+    return f"ours is at least {percent(1 - share, 0)} and at most {percent(1 + share, 0)} of what is printed"
+
+
+def _points(fraction: float) -> str:
+    return f"{100 * fraction:.2f} pp"
+
+
+WIDTH = 360
+"""Width of the strip, in the units of its drawing."""
+CLEAR = 44
+"""The least distance between two labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A stretch of margins with one status, in its colour, from `x` over `width`; `label`: where it begins."""
+
+    status: str
+    side: str
+    x: float
+    width: float
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strip:
+    """An axis of margins with the verdict by each; `at` and `in_use` are the margin in use, as a place and a label."""
+
+    parts: tuple[Part, ...]
+    at: float
+    in_use: str
+    sentence: str
+
+    @property
+    def legend(self) -> dict[str, str]:
+        """`{status: colour}`, each once."""
+        return {part.status: part.side for part in self.parts}
+
+
+def strip_of(judged: JudgedClaim) -> Strip | None:
+    """The strip of a verdict against a margin, or of a gain's size; None if no margin would change the verdict."""
+    claim, verdict = judged.claim, judged.verdict
+    size = verdict.size or {}
+    stretches, margin = verdict.by_margin or size.get("by_margin"), verdict.margin or size.get("margin")
+    if not stretches or not margin:
+        return None
+    starts = [stretch["start"] for stretch in stretches]
+    scale = WIDTH / (1.25 * max(starts[-1], margin))
+    parts, free, told = [], 0.0, []
+    for stretch, (start, end) in zip(stretches, itertools.pairwise([*starts, None]), strict=True):
+        x = scale * start
+        label = distance(start, claim) if start and x >= free else ""
+        free = x + CLEAR if label else free
+        status = stretch["status"].removesuffix(" at this margin")
+        side = "waiting" if stretch["status"] == Status.UNDECIDABLE else side_of(stretch["status"])
+        width = (WIDTH if end is None else scale * end) - x
+        parts.append(Part(status=status, side=side, x=round(x, 1), width=round(width, 1), label=label))
+        upto = "on" if end is None else f"to {distance(end, claim)}"
+        ends = f"from {distance(start, claim)} {upto}" if start else f"below {distance(end, claim)}"
+        told.append(f"{status} {ends}")
+    of = "Its size, by margin" if verdict.size and not verdict.by_margin else "By margin"
+    in_use = distance(margin, claim)
+    return Strip(
+        parts=tuple(parts),
+        at=round(scale * margin, 1),
+        in_use=in_use,
+        sentence=f"{of}: {', '.join(told)}. The margin in use is {in_use}.",
+    )
+
+
+def tell_chance_of_truth(judged: JudgedClaim) -> str:
+    """The posterior chance that a claim's truth is as claimed, in a sentence; "" without one."""
+    claim, verdict = judged.claim, judged.verdict
+    size = (verdict.size or {}).get("posterior")
+    told = []
+    if verdict.posterior is not None:
+        event = {
+            "equivalence": "the model is worse by no more than the margin",
+            "uniform": f"no two gains by {claim.factor} are further apart than the margin",
+        }.get(claim.kind, "the truth lies within the margin" if verdict.margin else "the truth is on the claimed side")
+        told.append(f"that {event} is {_chance_of_margin(verdict.posterior)}")
+    if size is not None:
+        told.append(f"that the gain is as large as printed, within the margin, is {_chance_of_margin(size)}")
+    return f"By our replicates and a flat prior, the chance {' and '.join(told)}. This decides nothing." if told else ""
+
+
+def _chance_of_margin(chance: float) -> str:
+    if chance > 0.999:
+        return "more than 99.9 %"
+    return "less than 0.1 %" if chance < 0.001 else percent(chance, 0 if 0.01 <= chance <= 0.99 else 1)

@@ -1,13 +1,21 @@
-"""A paper's tables: models down, data sets across; a cell holds printed numbers, ours and verdicts."""
+"""A paper's places and tables: models down, data sets across; a cell holds printed numbers, ours and verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
 
-from service.pages.amounts import is_of_the_other
+from sqlalchemy.orm import Session
+
+from service.database.comparing import Question
+from service.database.curves import Curve, known_curves, list_curves
+from service.pages.charts import band_chart, cost_chart
+from service.pages.formats import SIDES_OF_A_SIZE, exact, is_of_the_other, value_in
 from service.pages.wording import name_metric
-from stages.results import JudgedClaim
+from stages.results import METRICS, Claim, ClaimRecord, Dataset, ExperimentComparison, JudgedClaim, Status, ground_of
 
 
 @dataclass
@@ -106,3 +114,151 @@ def count_errors(judged: Sequence[JudgedClaim]) -> dict[str, tuple[int, int]]:
     for row in judged:
         found.setdefault(row.verdict.status, []).append((row.claim.finding or {}).get("error") or row.claim.id)
     return {status: (len(names), len(set(names))) for status, names in found.items() if len(set(names)) < len(names)}
+
+
+IN_THE_TEXT = "In the text"
+FEW = 3  # so many claims have a heading of their own
+
+_FLOAT = re.compile(r"\b(Table|Figure)s? (\d+)")
+_SECTION = re.compile(r"\bsections? (\d+(?:\.\d+)*)")
+
+
+class Anchor(NamedTuple):
+    """What a place is found by: `order` is 0 of tables, 1 of figures, 2 of sections, 3 of what has no number."""
+
+    order: int
+    numbers: tuple[int, ...]
+    title: str
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A paper's claims, each once: `results` by their place, then what was computed, counted in the data, set."""
+
+    results: dict[str, list[JudgedClaim]]
+    computed: list[JudgedClaim]
+    counted: list[JudgedClaim]
+    settings: list[JudgedClaim]
+
+
+def take_apart(judged: Sequence[JudgedClaim]) -> Parts:
+    """Sort a paper's claims into the parts of its page; a model's printed number is a result, whatever decides it."""
+    parts: dict[str, list[JudgedClaim]] = {"results": [], "computed": [], "counted": [], "settings": []}
+    for row in judged:
+        parts[_part_of(row)].append(row)
+    return Parts(group_by_place(parts["results"]), parts["computed"], parts["counted"], parts["settings"])
+
+
+def _part_of(row: JudgedClaim) -> str:
+    if row.claim.kind == "setup":
+        return "settings"
+    if ground_of(row.claim, row.verdict) == "data":
+        return "counted"
+    is_of_a_model = row.claim.kind == "value" and row.claim.arm is not None
+    return "computed" if row.verdict.basis == "finding" and not is_of_a_model else "results"
+
+
+def anchor_of(place: str) -> Anchor:
+    """The table or figure that a place names, else its section, else its first words."""
+    if found := _FLOAT.search(place):
+        kind, number = found.groups()
+        return Anchor(("Table", "Figure").index(kind), (int(number),), f"{kind} {number}")
+    if found := _SECTION.search(place):
+        return Anchor(2, tuple(map(int, found[1].split("."))), f"Section {found[1]}")
+    first = place.partition(",")[0]
+    return Anchor(2 if first == "abstract" else 3, (), first[0].upper() + first[1:])
+
+
+def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]]:
+    """`{title: claims}` in the page's order; passages of the text with few claims are one group, the last.
+
+    Where claims of one table stand at several places, "Table 1" and "section 5, Table 1", they are one group.
+    """
+    groups: dict[Anchor, list[JudgedClaim]] = {}
+    for row in judged:
+        groups.setdefault(anchor_of(row.claim.place), []).append(row)
+    ordered = sorted(groups, key=lambda anchor: anchor[:2])  # stable: what has no number keeps the paper's order
+    scattered = [anchor for anchor in ordered if anchor.order >= 2 and len(groups[anchor]) < FEW]
+    if len(scattered) == 1:
+        scattered = []
+    found = {_title(anchor, groups[anchor]): groups[anchor] for anchor in ordered if anchor not in scattered}
+    if scattered:
+        found[IN_THE_TEXT] = [row for anchor in scattered for row in groups[anchor]]
+    return found
+
+
+def _title(anchor: Anchor, rows: Sequence[JudgedClaim]) -> str:
+    """The place as the claims have it if all have the same and it begins with what it is found by; else the latter."""
+    (place, *others) = {row.claim.place for row in rows}
+    is_whole = not others and place[:6].lower() == anchor.title[:6].lower()
+    return place[0].upper() + place[1:] if is_whole else anchor.title
+
+
+Answer = Callable[[Question], list[ExperimentComparison]]
+CURVES_OF: dict[str, tuple[Curve, ...]] = {
+    "accuracy": ("train_accuracy", "test_accuracy"),
+    "loss": ("train_loss", "test_loss"),
+}
+"""Figures in these metrics are of learning curves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """One experiment: `sentences` first, then the charts by name, then `comparison`, cut to the models in question."""
+
+    comparison: ExperimentComparison
+    charts: dict[str, dict[str, Any]]
+    sentences: tuple[str, ...]
+
+
+def list_shown(session: Session, record: ClaimRecord, compare: Answer) -> list[Shown]:
+    """One for each experiment on real data; none for a claim that has other charts, of its number."""
+    is_of_a_size = record.claim.kind in SIDES_OF_A_SIZE and record.verdict.estimate is not None
+    if record.verdict.status != Status.SHOWN and not is_of_a_size:
+        return []
+    metric = record.claim.metric if record.claim.metric in METRICS else None
+    found = []
+    for name in record.datasets:
+        kind = session.get_one(Dataset, name).kind
+        for comparison in compare(Question(dataset=name, metric=metric)):
+            if comparison.experiment in record.experiments and comparison.is_real:
+                about = [arm for arm in comparison.arms if arm.ours and _is_about(record.claim, arm.arm)]
+                found.append(_show(session, record.claim, replace(comparison, arms=tuple(about)), kind))
+    return [item for item in found if item.comparison.arms]
+
+
+def _is_about(claim: Claim, arm: str) -> bool:
+    patterns = [pattern for pattern in (claim.arm, claim.baseline_arm) if pattern]
+    return not patterns or any(fnmatchcase(arm, pattern) for pattern in patterns)
+
+
+def _show(session: Session, claim: Claim, comparison: ExperimentComparison, kind: str) -> Shown:
+    charts: dict[str, dict[str, Any]] = {}
+    wanted = CURVES_OF.get(claim.metric) if claim.metric in METRICS else ("train_loss",)
+    if wanted:
+        known, titles = known_curves(session, comparison), {arm.arm: arm.title for arm in comparison.arms}
+        for curve in wanted:
+            if curve in known:
+                points = list_curves(session, comparison, curve, list(titles))
+                charts[curve] = band_chart(comparison.title, titles, points, curve, kind)
+        return Shown(comparison=comparison, charts=charts, sentences=tuple(_bests(comparison)))
+    bound = claim.value if claim.kind in SIDES_OF_A_SIZE else None
+    if (drawn := cost_chart(comparison, "parameters", bound=bound)) is not None:
+        charts["parameters"] = drawn
+    sentences = _bests(comparison)
+    if bound is not None:
+        sentences = [f"The dashed line stands at the paper’s {value_in(claim.unit or '', exact)(bound)}."]
+    return Shown(comparison=comparison, charts=charts, sentences=tuple(sentences))
+
+
+def _bests(comparison: ExperimentComparison) -> list[str]:
+    """The best model of each role, as a sentence."""
+    write, is_lower = value_in(comparison.metric.unit), comparison.metric.better == "lower"
+    sentences = []
+    for role in ("baseline", "proposed"):
+        own = [(arm.ours.value, arm.title) for arm in comparison.arms if arm.role == role and arm.ours]
+        if own:
+            mean, title = min(own) if is_lower else max(own)
+            among = f"The best of {len(own)} {role} models" if len(own) > 1 else f"The {role} model"
+            sentences.append(f"{among}: {title}, {write(mean)}.")
+    return sentences

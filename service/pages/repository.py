@@ -43,11 +43,8 @@ def link_named(repository: str | None, files: Mapping[str, Path], text: str) -> 
     """A text with its code marked, and documents and "decision 0008" as links where they can be."""
 
     def decision(found: re.Match[str]) -> str:
-        path = next((path for path in files if path.startswith(f"docs/decisions/{found[1]}-")), None)
-        if path is None:
-            path = "docs/decisions/README.md"
-        linked = link_file(repository, files, path, found[0])
-        return str(linked) if "<a " in linked else f"{found[0]} of the repository"
+        linked = str(link_file(repository, files, "docs/decisions.md", found[0]))
+        return linked.replace('.md"', f'.md#{found[1]}"') if "<a " in linked else f"{found[0]} of the repository"
 
     def named(found: re.Match[str]) -> str:
         return str(link_file(repository, files, found[0], found[0])) if found[0] in files else found[0]

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from math import isclose
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from service.database.observed import name_quantity
-from service.pages import amounts
-from service.pages.amounts import imply, in_its_way, in_terms_of, is_of_the_other, unit_of
-from service.pages.captions import caption_all
-from service.pages.formats import as_precise_as, exact, from_to, lower_first, plain, value_in
-from service.pages.legend import SIDES, address_of, data_query, date_of, meaning_of, word_of
-from service.pages.scope import part_of
-from service.pages.times import threads
+from service.database.queries import list_datasets
+from service.pages import formats
+from service.pages.formats import (
+    as_precise_as,
+    exact,
+    flops,
+    from_to,
+    imply,
+    in_its_way,
+    in_terms_of,
+    is_of_the_other,
+    lower_first,
+    memory,
+    plain,
+    unit_of,
+    value_in,
+)
+from service.pages.legend import SIDES, address_of, data_query, date_of, meaning_of, part_of, word_of
+from service.pages.models import threads
 from stages.results import (
     AGAINST_THE_PAPER,
     FOR_THE_PAPER,
     METRICS,
+    Arm,
     Claim,
     JudgedClaim,
     Metric,
@@ -32,6 +51,90 @@ from stages.results import (
     error_of,
     kind_of_run,
 )
+
+FILE = Path(__file__).with_name("captions.csv")
+_UNITS: Mapping[str, Callable[[float], str]] = {
+    "": plain,
+    "FLOP": flops,
+    "bytes": memory,
+    "percent": lambda number: f"{plain(number)} %",
+    "share": lambda number: f"{plain(100 * number)} %",
+}
+_DATA = {
+    "c10": "CIFAR-10",
+    "c100": "CIFAR-100",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "mnist": "MNIST",
+    "tiny_imagenet": "Tiny ImageNet, 32 px",
+    "tiny_imagenet_64": "Tiny ImageNet, 64 px",
+}
+_NETS = {"vit": "ViT", "mixer": "MLP-Mixer", "20_16": "VGG 20/16", "14_32": "VGG 14/32"}
+_CAPTION_WORDS = {
+    "aether": "AetherGPT",
+    "gpt2": "GPT-2",
+    "linear_relu": "Linear with ReLU",
+    "yat": "a Yat layer",
+    "differences": "from differences",
+    "one_product": "with one product",
+    "two_products": "with two products",
+    "B": "the batch",
+    "d": "the inputs",
+    "n": "the units",
+    "kronecker": "read as a Kronecker product",
+    "per_sample": "read as one number a sample",
+    "estimate": "the estimate",
+    "variance": "the variance",
+    "sigma": "σ",
+    "tau": "τ",
+}
+
+
+@dataclass(frozen=True)
+class Caption:
+    """`pattern` of a number's whole name, its `unit`, and a `text` with the pattern's groups in words; of one paper, or
+    of all.
+    """
+
+    paper: str | None
+    pattern: re.Pattern[str]
+    unit: str
+    text: str
+
+
+@cache
+def captions() -> tuple[Caption, ...]:
+    """The file's rows: DATA and NET in a name stand for a data set and a network, `dac:` before it for one paper."""
+    sets = {"DATA": "|".join(_DATA), "NET": "|".join(_NETS)}
+    with FILE.open(newline="", encoding="utf-8") as lines:
+        rows = [(*row["name"].rpartition(":"), row["unit"], row["caption"]) for row in csv.DictReader(lines)]
+    return tuple(
+        Caption(paper or None, re.compile(re.sub("DATA|NET", lambda found: sets[found[0]], name)), unit, text)
+        for paper, _, name, unit, text in rows
+    )
+
+
+def find_caption(paper: str, name: str) -> tuple[str, Callable[[float], str]] | None:
+    """The caption of a number that a finding of the paper has under this name, and its writer; None if it has none."""
+    for row in captions():
+        if row.paper in (None, paper) and (found := row.pattern.fullmatch(name)):
+            groups = [(_DATA | _NETS | _CAPTION_WORDS).get(group, group) for group in found.groups()]
+            return row.text.format(*groups, name=name), _writer(row.unit)
+    return None
+
+
+def _writer(unit: str) -> Callable[[float], str]:
+    return _UNITS.get(unit, lambda number: f"{plain(number)} {unit}")
+
+
+def caption_all(computed: Mapping[str, float], paper: str) -> list[tuple[str, str]]:
+    """What a finding computed as rows of a table; a name without a caption stands as it is, without underscores."""
+    rows = []
+    for name, number in computed.items():
+        text, write = find_caption(paper, name) or (name.replace("_", " "), plain)
+        rows.append((text, write(number)))
+    return rows
+
 
 _WORDS = {
     "dataset.classes": "Classes",
@@ -109,7 +212,7 @@ def install(environment: Environment) -> None:
             size_of,
             in_its_way,
             imply,
-            amounts.by_reading,
+            formats.by_reading,
             verdict_in_words,
             name_reading,
             ours_is,
@@ -192,7 +295,7 @@ def as_run(value: float, claim: Claim) -> str:
 
 def print_value(claim: Claim) -> str:
     """The paper's number with all the digits that it prints, – where it prints none."""
-    return amounts.print_value(claim, exact)
+    return formats.print_value(claim, exact)
 
 
 def speaker(claim: Claim) -> str:
@@ -202,7 +305,7 @@ def speaker(claim: Claim) -> str:
 
 def print_ours(verdict: VerdictRow, claim: Claim) -> str:
     """Our number, as precise as its interval where it has one; of several readings that hold, the first to the last."""
-    found = amounts.by_reading(claim) if verdict.basis == "finding" else []
+    found = formats.by_reading(claim) if verdict.basis == "finding" else []
     if found and (claim.finding or {})["status"] == Status.HOLDS:
         return from_to(found[0][1], found[-1][1])
     return in_its_way(verdict.ours, claim, as_precise_as(verdict.low, verdict.high))
@@ -211,7 +314,7 @@ def print_ours(verdict: VerdictRow, claim: Claim) -> str:
 def ours_in_words(judged: JudgedClaim) -> str:
     """What came out, for the column of a table: our number, or what stands in its place; "" where there is nothing."""
     claim, verdict = judged.claim, judged.verdict
-    if verdict.status == Status.HOLDS_UNDER_READING and (found := amounts.by_reading(claim)):
+    if verdict.status == Status.HOLDS_UNDER_READING and (found := formats.by_reading(claim)):
         return "; ".join(f"{text} ({name})" for name, text in found)
     if verdict.ours is not None:
         return print_ours(verdict, claim)
@@ -220,7 +323,7 @@ def ours_in_words(judged: JudgedClaim) -> str:
         size = in_terms_of(abs(verdict.estimate), claim, write).removeprefix("+")
         if claim.kind == "uniform":
             return f"gains differ by {size} over {claim.factor}"
-        if claim.kind in amounts.SIDES_OF_A_SIZE:
+        if claim.kind in formats.SIDES_OF_A_SIZE:
             return f"{size} {'better' if verdict.estimate >= 0 else 'worse'}"
     return ""
 
@@ -347,10 +450,25 @@ def shared_errors(judged: Iterable[JudgedClaim], tally: Tally) -> dict[str, Judg
 
 def agreement(answers: Sequence[str], provenances: Sequence[str]) -> str:
     """The agreement of models in words; `answers` are their likeliest classes, and stand-ins' don't count."""
-    said = [answer for answer, provenance in zip(answers, provenances, strict=True) if provenance != "embedded"]
+    found = zip(answers, provenances, strict=bool(answers))  # there are none of an image that can't be read
+    said = [answer for answer, provenance in found if provenance != "embedded"]
     if len(said) < 2:
         return "–"
     (likeliest, count), *others = Counter(said).most_common()
     if not others:
         return f"both say {likeliest}" if count == 2 else f"all {count} say {likeliest}"
     return f"{count} of {len(said)} say {likeliest}" if count > others[0][1] else "they differ"
+
+
+def name_claims(session: Session, judged: Iterable[JudgedClaim]) -> dict[str, str]:
+    """`{claim: short phrase}`."""
+    titles, arms = titles_of(session)
+    return {row.claim.id: name_claim(row, titles, arms) for row in judged}
+
+
+def titles_of(session: Session) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
+    """Titles of the data sets, and of each (experiment, arm), as `name_claim` needs them."""
+    return (
+        {item.name: item.title for item in list_datasets(session)},
+        {(row.experiment, row.name): row.title for row in session.execute(select(Arm.experiment, Arm.name, Arm.title))},
+    )

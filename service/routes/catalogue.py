@@ -13,6 +13,8 @@ from service.database.claim_schemas import (
     ClaimOut,
     FamilyOut,
     ObservedPointOut,
+    TallyOut,
+    VerdictsOut,
     describe_claim,
     describe_record,
 )
@@ -21,13 +23,12 @@ from service.database.curves import Curve, list_curves
 from service.database.observed import UnknownQuantity, known_quantities, list_behind, list_observed
 from service.database.samples import PNG, Samples
 from service.database.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
-from service.database.tally_schemas import TallyOut, VerdictsOut
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.http.paging import Paging, list_responses
 from service.http.strict import StrictRoute
-from service.pages.amounts import unit_of
-from service.pages.names import name_claims
+from service.pages.formats import unit_of
+from service.pages.wording import name_claims
 from stages.results import ClaimFilter, Standing, Status, UnknownArm, find_judged, list_families
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
@@ -86,7 +87,8 @@ def read_dataset(name: str, session: ResultsSession) -> DatasetOut:
 )
 def list_samples(name: str, request: Request, session: ResultsSession, page: Paging) -> Sequence[SampleOut] | Response:
     """Test images to try a model with: a few classes, one image each."""
-    samples = Samples(app_state_of(request).settings.root, queries.find_dataset(session, name).name)
+    settings = app_state_of(request).settings
+    samples = Samples(settings.root, queries.find_dataset(session, name).name, settings.root_path)
     return page.answer_with(SampleOut, samples.chosen())
 
 
@@ -104,7 +106,8 @@ def read_sample(
     session: ResultsSession,
 ) -> Response:
     """One test image."""
-    samples = Samples(app_state_of(request).settings.root, queries.find_dataset(session, name).name)
+    settings = app_state_of(request).settings
+    samples = Samples(settings.root, queries.find_dataset(session, name).name, settings.root_path)
     return Response(samples.png(position), media_type="image/png")
 
 

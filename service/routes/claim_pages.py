@@ -14,35 +14,37 @@ from service.database.comparing import Question, first_of_each_dataset
 from service.database.observed import list_behind
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
-from service.pages.by_margin import strip_of, tell_chance_of_truth
-from service.pages.changes import sort_changes
+from service.pages.charts import blocks_chart
 from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.claim_charts import arms_charts, difference_chart, forest_chart, gain_chart, pairs_chart, trend_chart
-from service.pages.concluding import conclude, judged_later, qualify
-from service.pages.counting import tell_counted, tell_whole
-from service.pages.explained import first_places, tell_tests
-from service.pages.first_looks import describe_looks, first_looks, timed_here, told_chances
-from service.pages.legend import MEANINGS, SIDES, has_word, known_word, word_of
-from service.pages.names import name_claims, titles_of
-from service.pages.observed_charts import blocks_chart
-from service.pages.opening import by_ground, open_with, prospects, tell_discoveries, tell_open
-from service.pages.places import take_apart
-from service.pages.planning import plan_in_words
-from service.pages.printed import count_errors, lay_out
-from service.pages.rules_table import tell_levels, tell_margins
-from service.pages.scope import A_PART
+from service.pages.concluding import (
+    conclude,
+    find_trend,
+    judged_later,
+    qualify,
+    range_of,
+    sort_changes,
+    tell_counted,
+    tell_other_reading,
+    tell_whole,
+)
+from service.pages.legend import A_PART, MEANINGS, SIDES, has_word, known_word, word_of
+from service.pages.models import describe_looks, first_looks, timed_here, told_chances
+from service.pages.opening import by_ground, first_places, open_with, prospects, tell_discoveries, tell_open, tell_tests
+from service.pages.planning import plan_in_words, strip_of, tell_chance_of_truth, tell_levels, tell_margins
+from service.pages.printed import count_errors, lay_out, list_shown, take_apart
 from service.pages.searching import Found, search
-from service.pages.shown import list_shown
-from service.pages.trend import find_trend, range_of, tell_other_reading
 from service.pages.wording import (
     count_verdicts,
     highlights,
     is_decided,
     name_claim,
+    name_claims,
     ours_in_words,
     shared_errors,
     side_of,
     tell_verdicts,
+    titles_of,
 )
 from stages.results import (
     ClaimFilter,

@@ -11,7 +11,7 @@ from service.database.schemas import Out
 from service.dependencies import Compare
 from service.http.errors import declared
 from service.http.strict import StrictRoute
-from service.http.tabular import CSV_TOO, ListFormat, csv_response
+from service.http.tabular import CSV_TOO, ListFormat, Table
 from service.routes.catalogue import DatasetFilter, PaperFilter, ProvenanceFilter
 from stages.results import ExperimentComparison, as_csv
 
@@ -50,6 +50,6 @@ def read_comparison(
     question = Question(dataset=dataset, paper=paper, profile=profile, metric=metric, provenance=provenance)
     found = compare(question)
     if form == "csv":
-        return csv_response(as_csv(found), "compare")
+        return Table(as_csv(found), "compare")
     response.headers["vary"] = "Accept"
     return ComparisonOut(comparisons=tuple(found))

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator
 
 from service.database import queries
-from service.database.comparing import Provenance, Question, first_of_each_dataset, metrics_of
-from service.database.curves import Curve, known_curves, list_curves, name_curve
-from service.database.leaderboard import COSTS, TITLES, Column, has, list_entries, no_larger, rank, sizes
+from service.database.comparing import (
+    COSTS,
+    TITLES,
+    Column,
+    Provenance,
+    Question,
+    first_of_each_dataset,
+    has,
+    lay_side_by_side,
+    list_entries,
+    metrics_of,
+    no_larger,
+    rank,
+    sizes,
+)
+from service.database.curves import (
+    Curve,
+    curves_of,
+    drawn_together,
+    find_line,
+    known_curves,
+    list_curves,
+    name_curve,
+    unit_of_curve,
+)
 from service.database.observed import known_quantities, list_observed
-from service.database.specs import lay_side_by_side
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import Problem, declared
-from service.pages.chance import at_chance, tell_chance
-from service.pages.charts import cost_chart
+from service.pages.charts import MOST_LINES, Smooth, band_chart, blocks_chart, cost_chart
 from service.pages.citing import bibtex_table
-from service.pages.curve_charts import MOST_LINES, Smooth, band_chart
-from service.pages.first_looks import first_looks
-from service.pages.names import name_claims
-from service.pages.observed_charts import blocks_chart
-from service.pages.recipes import recipes
-from service.pages.times import tell_twins
+from service.pages.models import at_chance, first_looks, recipes, tell_chance, tell_twins
+from service.pages.wording import name_claims
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
 router = APIRouter(include_in_schema=False)
@@ -198,3 +215,48 @@ def _pair(experiment: Experiment, left: str | None, right: str | None) -> list[A
     other = by_name.get(proposed.against or "", experiment.arms[0])
     names = (left or other.name, right or proposed.name)
     return [by_name[name] for name in names] if len(experiment.arms) > 1 else []
+
+
+@router.get("/curves", responses=declared(404, 422))
+def show_curves(
+    request: Request,
+    session: ResultsSession,
+    compare: Compare,
+    line: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
+    curve: Curve | None = None,
+    smooth: Smooth = 1,
+) -> Response:
+    """A line for each `line=`: a model as `<experiment>.<arm>`, or a run by its key; an empty one chooses none."""
+    names = list(dict.fromkeys(name.strip() for name in line if name.strip()))
+    if len(names) > MOST_LINES:
+        raise Problem(422, f"{len(names)} lines; one chart shows at most {MOST_LINES}")
+    lines = [find_line(session, name, compare) for name in names]
+    curves = curves_of(lines)
+    chosen = curve if curve in curves else next(iter(curves), None)
+    drawn = drawn_together(lines, chosen) if chosen else []
+    found = {item.name: item.points(chosen) for item in drawn} if chosen else {}
+    points = [replace(point, arm=name) for name, of_line in found.items() for point in of_line]
+    titles = {item.name: item.title for item in lines}
+    pairs = {item.name: item.against for item in drawn if item.against in found}
+    kind = drawn[0].kind if drawn else "images"
+    chart = (
+        band_chart("Chosen models and runs", titles, points, chosen, kind, pairs=pairs, smooth=smooth)
+        if chosen and points
+        else None
+    )
+    return app_state_of(request).templates.TemplateResponse(
+        request,
+        "curves.html",
+        {
+            "lines": lines,
+            "found": found,
+            "curves": {name: name_curve(name, kind) for name in curves},
+            "curve": chosen,
+            "smooth": smooth,
+            "chart": chart,
+            "epochs": len({point.epoch for point in points}),
+            "is_fraction": chosen is not None and unit_of_curve(chosen, kind) == "fraction",
+            "offered": [item for item in compare(Question()) if item.is_real],
+            "most": MOST_LINES,
+        },
+    )

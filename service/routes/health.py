@@ -28,7 +28,8 @@ async def ready(request: Request) -> HealthOut:
     require_ready(parts)
     await parts.engine.decoder.check()
     content = await parts.asking.ask(queries.content_digest)
-    detail = [f"results {content[:12]}"]
+    record = await parts.asking.ask(lambda session: queries.read_meta(session, "record"))
+    detail = [f"results {content[:12]}", *([f"record {record}"] if record else [])]
     if aside := parts.engine.batcher.set_aside:
         detail.append(f"set aside: runs {', '.join(model.contract.run_key[:12] for model in aside)}")
     return HealthOut(status="ok", detail="; ".join(detail))

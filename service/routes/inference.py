@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, File, Form, Query, Request, Response, UploadFile
@@ -80,14 +79,14 @@ async def read_images(files: Sequence[UploadFile], samples: Sequence[str], setti
         if len(content) > settings.max_image_bytes:
             raise Problem(413, f"{name}: larger than {settings.max_image_bytes:,} bytes")
         images.append((Upload(name, content), None))
-    return images + [await run_in_threadpool(_read_sample, settings.root, name) for name in samples]
+    return images + [await run_in_threadpool(_read_sample, settings, name) for name in samples]
 
 
-def _read_sample(root: Path, name: str) -> Image:
+def _read_sample(settings: Settings, name: str) -> Image:
     parts = SAMPLE.fullmatch(name)
     if parts is None:
         raise Problem(422, f"sample is {name[:80]!r}; expected <data set>/<position>, as mnist/7")
-    packed, index = Samples(root, parts[1]), int(parts[2])
+    packed, index = Samples(settings.root, parts[1], settings.root_path), int(parts[2])
     return Upload(f"{parts[1]}-{index}.png", packed.png(index)), packed.describe(index)
 
 
@@ -111,7 +110,8 @@ async def create_prediction(
     asks every model of a data set, or those that `arm` names (an arm is a model as an experiment trains it).  Of each
     arm one checkpoint answers: of those with the best evidence on real data, the lowest replicate.  Where arms of
     several experiments fit, the answer is 409 with the ids of their checkpoints.  Images of several requests run
-    through a model together; 503 with Retry-After says that too many are waiting.
+    through a model together; 503 with Retry-After says that too many are waiting.  A file among others that can't be
+    read has a `problem` in place of answers; if none can be read, the whole request is refused.
     """
     parts = app_state_of(request)
     wanted = preferred(request.headers.get("accept", "*/*"), {"json": "application/json", "html": "text/html"})

@@ -12,22 +12,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
+from markupsafe import Markup, escape
 
 from service.database import queries
-from service.database.comparing import Question, first_of_each_dataset, metrics_of, real_first
+from service.database.comparing import COSTS, TITLES, Question, first_of_each_dataset, flatten, metrics_of, real_first
 from service.database.curves import CURVES, name_curve, unit_of_curve
-from service.database.leaderboard import COSTS, TITLES
 from service.database.samples import NoSample, Samples
 from service.database.schemas import SampleOut
-from service.database.specs import flatten
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.caching import tag_answer
 from service.http.errors import Problem, declared
-from service.pages.chance import tell_chance
-from service.pages.charts import comparison_chart
-from service.pages.curve_charts import run_charts
-from service.pages.names import name_claims
-from service.pages.observed_charts import inside_charts
+from service.pages.charts import comparison_chart, inside_charts, run_charts
+from service.pages.models import tell_chance
+from service.pages.wording import name_claims
 from service.routes.claim_pages import show_papers
 from stages.results import (
     ClaimFilter,
@@ -165,7 +162,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
     """One run: curves, numbers, spec, environment and provenance; a key's beginning leads to the whole one."""
     results = queries.find_run(session, run_key)
     if results[0].run_key != run_key:
-        return RedirectResponse(f"/runs/{results[0].run_key}", 307)
+        return RedirectResponse(f"{request.scope['root_path']}/runs/{results[0].run_key}", 307)
     checkpoints = queries.checkpoint_ids(session, results)
     experiments = {name: queries.find_experiment(session, name) for name in {result.experiment for result in results}}
     kind = queries.find_dataset(session, experiments[results[0].experiment].dataset).kind  # of all: a run has one
@@ -212,7 +209,10 @@ def show_file(path: str, request: Request) -> Response:
     tag_answer(request, f"{request.scope['state']['content']}.{hashlib.sha256(content.encode()).hexdigest()}")
     heading = re.match(r"# (.+)", content)
     title = heading[1] if heading and path.endswith(".md") else path
-    return parts.templates.TemplateResponse(request, "file.html", {"path": path, "title": title, "content": content})
+    shown = re.sub(r"^### (\d{4})$", r'<b id="\1">### \1</b>', str(escape(content)), flags=re.MULTILINE)
+    return parts.templates.TemplateResponse(
+        request, "file.html", {"path": path, "title": title, "content": Markup(shown)}
+    )
 
 
 @router.get("/static/vega.js")

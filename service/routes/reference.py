@@ -54,7 +54,7 @@ def show_reference(request: Request) -> Response:
             "document": document,
             "groups": groups,
             "problems": PROBLEMS,
-            "address": f"{request.url.scheme}://{request.url.netloc}",
+            "address": str(request.base_url).rstrip("/"),
         },
     )
 

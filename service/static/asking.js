@@ -33,7 +33,7 @@ function setUpForm(form) {
     }
     status.textContent = "Asking…";
     try {
-      const response = await fetch("/predict", {
+      const response = await fetch(form.action, {
         method: "POST", body: new FormData(form), headers: headers(), signal: mine.signal,
       });
       if (!response.ok) {
@@ -118,7 +118,7 @@ const MOST_IN_LINK = 24_000; // bytes of all images of a link
 const BEGINNINGS = { "image/png": [0x89, 0x50, 0x4e, 0x47], "image/jpeg": [0xff, 0xd8, 0xff], "image/webp": [0x52, 0x49, 0x46, 0x46] };
 
 async function linkTo(form, files) {
-  const address = new URL("/", location.href);
+  const address = new URL(document.querySelector(".brand").href);
   address.searchParams.set("dataset", form.dataset.dataset);
   for (const box of form.querySelectorAll("[name=checkpoint]:checked")) {
     address.searchParams.append("checkpoint", box.value);

@@ -6,7 +6,7 @@ They are data beside the paper's models, so that reading them loads no model.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,9 +16,6 @@ from stages.claims.lines import ClaimLine
 from stages.params.schema import read_yaml, validate
 from stages.run import STRICT
 from stages.runs.fingerprint import source_path
-
-HEADING = "## What the text leaves open, and what we do\n"
-"""Of the section of a paper's page that tells its deviations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,29 +91,6 @@ def read_deviations(papers: Collection[str]) -> list[PaperDeviations]:
             )
         )
     return found
-
-
-def tell(page: str, deviations: Iterable[Deviation]) -> str:
-    """A paper's page with one row per deviation in the table under `HEADING`, whose head says whether to show `code`.
-
-    A page without the heading, or without a table's head under it, stays as it is.
-    """
-    before, heading, rest = page.partition(HEADING)
-    section, next_heading, after = rest.partition("\n## ")
-    lines = section.splitlines(keepends=True)
-    head = next((number for number, line in enumerate(lines) if line.startswith("|")), None)
-    if head is None:
-        return page
-    end = head + 2
-    while end < len(lines) and lines[end].startswith("|"):
-        end += 1
-    has_code = lines[head].count("|") == 6
-    rows = [
-        [one.subject, one.paper, *([one.code or "–"] if has_code else []), one.ours, one.why or ""]
-        for one in deviations
-    ]
-    lines[head + 2 : end] = [f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in rows]
-    return "".join((before, heading, *lines, next_heading, after))
 
 
 def touched(deviation: Deviation, claims: Sequence[ClaimLine]) -> list[str]:

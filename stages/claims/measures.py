@@ -48,7 +48,7 @@ def measure(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
 
 
 def _replicate(trial: Trial, value: float | None) -> Observation:
-    ran_in = frozenset({trial.result.environment_digest})
+    ran_in = frozenset({trial.result.machine_digest})
     return Observation(index=trial.result.replicate, value=value, environments=ran_in)
 
 

@@ -1,4 +1,4 @@
-"""Evidence and released models: published, released, shown to be unchanged by a change of code, checked again."""
+"""Evidence and released models: published, released, shown to be unchanged by changed code, checked again; disk use."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from rich.console import RenderableType
 
 from stages.checkpoint.contract import CheckpointError
-from stages.commands.command import Answer
-from stages.commands.terminal import Column, Rows
+from stages.commands.command import Answer, Column, Rows
+from stages.datasets.packed import PackedDataError, read_images, read_info
+from stages.datasets.sources import find_source
+from stages.faults import named
 from stages.params.experiment import load_params
-from stages.proving.show import show_equivalent
+from stages.proving.show import compare_again, show_equivalent
 from stages.runs.equivalence import PATH as EQUIVALENCES
-from stages.runs.revisions import refusal
+from stages.runs.revisions import is_full_clone, refusal
 from stages.scheduling.runner import find_experiment
+from stages.upkeep.housekeeping import disk_usage, remove_leftovers, remove_objects
 from stages.upkeep.publishing import PublishError
 from stages.upkeep.publishing import publish as publish_results
 
@@ -108,6 +112,8 @@ def audit(options: argparse.Namespace) -> Answer:
 
     if words := refusal(Path()):
         raise PublishError(f"the published record is what git holds, and {words}")
+    if not is_full_clone(Path()):
+        raise PublishError("this clone is shallow and lacks part of the record; first: git fetch --unshallow")
     versions, retracted = append_only.read_versions(Path()), 0
     if options.retract:
         retracted = append_only.retract(Path(), versions, date=f"{date.today()}", why=options.retract)
@@ -130,8 +136,12 @@ def verify(options: argparse.Namespace) -> Answer:
 
     names = options.checkpoints
     recorded, trails = verifying.verify(Path(), "data/results.db", names, with_weights=options.weights)
+    again = compare_again(Path(), load_params()) if options.equivalences else ()
+    statuses: dict[bool | None, links.LinkStatus] = {True: "holds", False: "broken", None: "not here"}
+    lines = [links.Link("equivalences", statuses[same], detail) for same, detail in again]
     document = {
         "record": dataclasses.asdict(recorded),
+        "equivalences": [dataclasses.asdict(link) for link in lines],
         "checkpoints": [
             {
                 "checkpoint": trail.checkpoint,
@@ -142,7 +152,7 @@ def verify(options: argparse.Namespace) -> Answer:
         ],
     }
     counts: Counter[tuple[str, str]] = Counter(
-        (link.name, link.status) for link in (recorded, *(link for trail in trails for link in trail.links))
+        (link.name, link.status) for link in (recorded, *lines, *(link for trail in trails for link in trail.links))
     )
     totals = {status: sum(n for (_, found), n in counts.items() if found == status) for status in _STATUSES}
     document["totals"] = totals
@@ -155,7 +165,8 @@ def verify(options: argparse.Namespace) -> Answer:
 
 
 def _list_links(found: Mapping[str, Any]) -> Iterator[str]:
-    yield f"record: {found['record']['status']}; {found['record']['detail']}"
+    for link in (found["record"], *found["equivalences"]):
+        yield f"{link['name']}: {link['status']}; {link['detail']}"
     for trail in found["checkpoints"]:
         yield f"{trail['checkpoint']}: {'broken at ' + trail['broken'] if trail['broken'] else 'holds'}"
         for link in trail["links"]:
@@ -170,7 +181,8 @@ def _list_broken(
         [Column("link", left=True), *(Column(status) for status in _STATUSES)],
         [[kind, *(f"{counts[kind, status]:,}" for status in _STATUSES)] for kind in kinds],
     )
-    broken = [("the database", found["record"])] if found["record"]["status"] == "broken" else []
+    links = [("the database", found["record"]), *(("the evidence", link) for link in found["equivalences"])]
+    broken = [pair for pair in links if pair[1]["status"] == "broken"]
     broken += [
         (trail["checkpoint"], next(link for link in trail["links"] if link["name"] == trail["broken"]))
         for trail in found["checkpoints"]
@@ -180,3 +192,42 @@ def _list_broken(
         yield f"{where} is broken at {link['name']}: {link['detail'][:400]}; {remedies[link['name']]}"
     if len(broken) > _SHOWN:
         yield f"and {len(broken) - _SHOWN:,} more, which `claimcheck verify --all` lists"
+
+
+def usage(options: argparse.Namespace) -> Answer:
+    """The disk usage of data and trainings."""
+    sizes = disk_usage(Path())
+    sizes["together"] = sum(sizes.values())
+    rows = [[name, f"{size / 1e6:,.1f} MB"] for name, size in sizes.items()]
+    return Answer(document={"bytes": sizes}, shown=[Rows([Column("place", left=True), Column("size")], rows)])
+
+
+def clean_up(options: argparse.Namespace) -> Answer:
+    """Remove what killed trainings left behind."""
+    removed = [*map(str, remove_leftovers(Path())), *remove_objects(Path())]
+    return Answer(
+        document={"removed": removed},
+        shown=[*removed, f"{len(removed)} leftovers removed; outcomes and states to go on from stay"],
+    )
+
+
+def sample(options: argparse.Namespace) -> Answer:
+    """Write a test image of a packed data set as PNG, and say what it shows."""
+    dataset, index = options.dataset, options.index
+    kind = find_source(load_params().datasets, dataset).kind
+    if kind != "images":
+        raise PackedDataError(f"{dataset} is a {kind} and has no images")
+    folder = Path("data/processed") / dataset
+    info, test_set = read_info(folder), read_images(folder, "test")
+    if not 0 <= index < len(test_set):
+        raise PackedDataError(f"{dataset} has {len(test_set)} test images; --index is {index}")
+    pixels = test_set.images[index]
+    image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
+    path = options.output or Path(f"{dataset}-{index}.png")
+    with named(path):
+        image.save(path, "PNG")
+    label = info.classes[test_set.labels[index]]
+    return Answer(
+        document={"path": str(path), "dataset": dataset, "index": index, "provenance": info.provenance, "class": label},
+        shown=[f"{path}: test image {index} of {dataset} ({info.provenance} data), class {label}"],
+    )

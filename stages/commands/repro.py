@@ -1,6 +1,6 @@
 """`dvc repro`, or what some experiments need of it: one at a time in a folder, its stages forks of one process.
 
-What it writes goes to a log that this process only reads (`following.py`): whatever happens to it, dvc and its stages
+What it writes goes to a log that this process only reads : whatever happens to it, dvc and its stages
 go on or end as they would without it.
 """
 
@@ -12,29 +12,209 @@ import os
 import pwd
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
 import yaml
+from rich.live import Live
+from rich.text import Text
 
 from stages import preloaded
-from stages.commands.ahead import Ahead
-from stages.commands.command import Answer
-from stages.commands.following import LogView
-from stages.interruption import on_signal
+from stages.commands.command import Answer, Terminal, in_words
+from stages.faults import Mistake, on_signal
 from stages.params.budget import plan_runs
-from stages.params.experiment import Params, load_params
+from stages.params.experiment import Params, Profile, load_params
+from stages.params.schema import describe_yaml
 from stages.params.stage_inputs import stage_inputs
-from stages.preloaded import ADDRESS
+from stages.preloaded import ADDRESS, ask
 from stages.runs.revisions import refusal, without_git_variables
-from stages.scheduling.counting import COUNT_FILE
+from stages.scheduling.counting import COUNT_FILE, StageTimes, read_count
 from stages.scheduling.runner import find_experiment
+
+
+class Ahead:
+    """Context manager.  One evaluation at a time, in a fork of the process at `address`; it ends with this one.
+
+    What it says goes nowhere: the stage, which lists every run, says it again.  On stand-ins alone: elsewhere a network
+    is timed while nothing trains beside it.
+    """
+
+    def __init__(self, address: str, environment: Mapping[str, str], profile: Profile) -> None:
+        self._address, self._environment = address, environment
+        self._is_wanted = profile.data == "embedded"
+        self._begun: set[str] = set()
+        self._call: socket.socket | None = None
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def look(self, stage: str, ended: Sequence[str]) -> None:
+        """Begin the next evaluation if none is under way; dvc is at `stage`, and those that `ended` did so well.
+
+        While dvc trains, in the order in which it did; then from the last on, to meet it halfway.
+        """
+        verb, _, experiment = stage.partition("@")
+        if verb == "evaluate":
+            self._begun.add(experiment)
+        trained = [name.partition("@")[2] for name in ended if name.startswith("train@")]
+        waiting = [name for name in trained if name not in self._begun]
+        if self._is_wanted and waiting and not self._is_busy():
+            self._begin(waiting[0 if verb == "train" else -1])
+
+    def _begin(self, experiment: str) -> None:
+        self._begun.add(experiment)
+        with open(os.devnull, "r+b") as nothing, suppress(OSError):  # nobody is there: dvc's stage does it
+            files = [nothing.fileno()] * 3
+            self._call = ask(self._address, "stages.evaluate", [experiment, "--ahead"], self._environment, files)
+            self._call.setblocking(False)
+
+    def _is_busy(self) -> bool:
+        while self._call is not None:
+            try:
+                answer = self._call.recv(64)
+            except BlockingIOError:
+                return True
+            except OSError:
+                answer = b""
+            if not answer:
+                self._end()
+        return False
+
+    def _end(self) -> None:
+        if self._call is not None:
+            self._call.close()
+        self._call = None
+
+
+_STARTS = re.compile(rb"Running stage '(.+)':")
+_SKIPPED = re.compile(rb"(?:Stage )?'(.+)' (?:didn't change, skipping|is cached - skipping run, checking out outputs)")
+_LAST_LINES = 20
+"""Of a stage that was interrupted."""
+
+
+class LogView:
+    """Reads the log as it grows; `stages` are expected, each with its weight."""
+
+    def __init__(self, log: Path, count: Path, stages: Mapping[str, float]) -> None:
+        self.log, self.count, self.total = log, count, len(stages)
+        self._times = StageTimes(stages)
+        self.started = time.monotonic()
+        self.stage, self.seen, self.ran = "", 0, 0
+        self.is_interrupted = False
+        self.ended: list[str] = []
+        self._read = self._stage_from = 0
+        self._stage_started, self._is_open = self.started, False
+        self._terminal = Terminal()
+
+    def interrupt(self) -> None:
+        self.is_interrupted = True
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """A live line while this is open, on a terminal."""
+        if not self._terminal.is_terminal:
+            yield
+            return
+        line = Live(
+            console=self._terminal,
+            get_renderable=self._line,
+            transient=True,
+            refresh_per_second=4,
+            redirect_stderr=False,
+        )
+        with line:
+            yield
+
+    def look(self) -> None:
+        """Read what has been written since, by whole lines."""
+        with self.log.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._take(line.rstrip(), self._read)
+                self._read += len(line)
+
+    def _take(self, line: bytes, place: int) -> None:
+        if match := _STARTS.fullmatch(line):
+            self._start(match[1].decode(), place)
+        elif match := _SKIPPED.fullmatch(line):
+            self._end()
+            self._times.skip(match[1].decode())
+            self.seen += 1
+            self._stage_from = place + len(line) + 1
+        elif line.startswith(b"Updating lock file"):
+            self._end()
+
+    def _start(self, stage: str, place: int) -> None:
+        """A stage begins, whose output begins at `place` of the log."""
+        self._end()
+        self._stage_from = place
+        self.stage, self._stage_started, self._is_open = stage, time.monotonic(), True
+        self._times.start(stage)
+        self.seen += 1
+        self.ran += 1
+        if not self._terminal.is_terminal:
+            print(self._position(), end="", flush=True)
+
+    def _end(self) -> None:
+        """End the line that the stage's start began: its runs and how long it took."""
+        if self._is_open:
+            self._times.end(time.monotonic() - self._stage_started)
+            self.ended.append(self.stage)
+        if self._is_open and not self._terminal.is_terminal:
+            count = read_count(self.count, self.stage)
+            runs = f"{count.done} of {count.runs} runs, " if count else ""
+            print(f": {runs}{in_words(time.monotonic() - self._stage_started)}", flush=True)
+        self._is_open = False
+
+    def _position(self) -> str:
+        return f"stage {self.seen} of {self.total}, {self.stage}"
+
+    def _line(self) -> Text:
+        if not self.stage:
+            words = "looking for what has changed"
+        else:
+            words = self._position()
+            count = read_count(self.count, self.stage) if self._is_open else None
+            if count:
+                words += f", {count.done} of {count.runs} runs"
+            own = count.left_seconds if count else None
+            left = self._times.left(time.monotonic() - self._stage_started, own)
+            if left is not None:
+                words += f", about {in_words(left)} left"
+        return Text(f"{words} ({in_words(time.monotonic() - self.started)} so far)", no_wrap=True, overflow="ellipsis")
+
+    def success(self) -> list[str]:
+        self._end()
+        if not self.ran:
+            return [f"all {self.seen} stages are up to date"]
+        unchanged = f", {self.seen - self.ran} unchanged" if self.seen > self.ran else ""
+        took = in_words(time.monotonic() - self.started)
+        return [f"{self.ran} stages run{unchanged}, in {took}; every line of theirs: {self.log}"]
+
+    def failure(self, code: int) -> list[str]:
+        """The output of the stage that failed, whole, and what dvc says of it."""
+        self._end()
+        with self.log.open("rb") as file:
+            file.seek(self._stage_from)
+            lines = file.read().decode(errors="replace").splitlines()
+        if self.is_interrupted:
+            lines = [line for line in lines if not line.startswith("ERROR: failed to")][-_LAST_LINES:]  # DVC's words
+        what = "stopped" if self.is_interrupted else "failed"
+        where = f"{self._position()}, {what}" if self.stage else f"dvc {what}"
+        return [*lines, f"{where} (exit code {code}); every line: {self.log}; the next `make repro` goes on from here"]
+
 
 LOGS = Path("data/logs")
 _KEPT_LOGS = 10
@@ -42,7 +222,7 @@ _END_SECONDS = 10
 _POLL_SECONDS = 0.1
 
 
-class BrokenLock(ValueError):
+class BrokenLock(Mistake, ValueError):
     """DVC couldn't read its lock file; the message says what to do."""
 
 
@@ -62,7 +242,7 @@ def refuse_broken_lock(path: Path) -> None:
             content = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
             fault = "" if isinstance(content, dict) and "stages" in content else "is empty or cut short"
         except yaml.YAMLError as error:
-            fault = f"is damaged or cut short ({' '.join(str(error).split())[:80]})"
+            fault = f"is damaged or cut short ({describe_yaml(error)})"
     if fault:
         raise BrokenLock(
             f"{path} {fault}; `git checkout {path}` brings back the committed one, `rm {path}` starts a new one: "
@@ -70,7 +250,7 @@ def refuse_broken_lock(path: Path) -> None:
         )
 
 
-class AnotherRepro(ValueError):
+class AnotherRepro(Mistake, ValueError):
     """Another repro is at work in this folder; the message says which, and what to do."""
 
 
@@ -110,9 +290,9 @@ def _repro(options: argparse.Namespace) -> Answer:
     params = load_params()
     experiments = [find_experiment(params, name).name for name in options.experiments]
     targets = ["analyse", *(f"evaluate@{name}" for name in experiments)] if experiments else []
-    commands = {"": ["dvc", "repro", *targets]}
-    if experiments:  # as dvc's stages they would want the results of all
-        commands |= {name: ["stages.stage", name] for name in ("record", "report")}
+    commands = [["dvc", "repro", *targets]]
+    if experiments:  # otherwise DVC would make the results of all first
+        commands.append(["dvc", "repro", "--single-item", "record", "report"])
     log = LOGS / f"repro-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
     for old in sorted(LOGS.glob("repro-*.log"))[: 1 - _KEPT_LOGS]:
         old.unlink(missing_ok=True)
@@ -127,27 +307,11 @@ def _repro(options: argparse.Namespace) -> Answer:
         environment = own | {COUNT_FILE: str(count), ADDRESS: address}
         loaded = _libraries_loaded(environment, written.fileno(), view)
         with loaded, Ahead(address, own, params.profile) as ahead:
-            for stage, words in commands.items():
-                if stage and not view.ran and _is_recorded():
-                    continue
-                if stage:
-                    view.start(stage)
+            for words in commands:
                 code = _run([sys.executable, "-m", *words], environment, written.fileno(), view, ahead)
                 if code:
                     return Answer(document=None, shown=view.failure(code), code=code)
     return Answer(document=None, shown=view.success())
-
-
-def _is_recorded() -> bool:
-    """True if database and report are newer than all that dvc.yaml makes them from, which DVC itself asks by digest."""
-    stages = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
-
-    def newest(*names: str) -> int:
-        found = [path for name in names for path in (Path(name), *Path(name).rglob("*")) if path.exists()]
-        return max((path.stat().st_mtime_ns for path in found), default=0)
-
-    database, report = newest("data/results.db"), newest("data/report")
-    return newest(*stages["record"]["deps"]) < database < report > newest("data/inputs/report.json")
 
 
 def _stages(params: Params, experiments: Sequence[str]) -> dict[str, float]:

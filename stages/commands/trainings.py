@@ -7,7 +7,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,33 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from stages.commands.command import Answer
-from stages.commands.terminal import Column, Rows
+from stages.commands.command import Answer, Column, Rows, UsageError
 from stages.datasets.packed import PackedDataError, read_info
 from stages.evaluation.flops import FlopCounts
+from stages.faults import stop_on_signals
 from stages.params.budget import describe_cut
 from stages.params.experiment import Params, ParamsError, Rate, load_params
-from stages.params.nearest import nearest
+from stages.params.schema import nearest
 from stages.runs.equivalence import read_equivalences
-from stages.runs.store import write_atomically
+from stages.runs.store import Store, write_atomically
 from stages.runs.stores import open_store
+from stages.scheduling.counting import ProgressDisplay
+from stages.scheduling.engine.choice import default_engine
 from stages.scheduling.engine.groups import Group
 from stages.scheduling.grouping import form_groups
-from stages.scheduling.measuring import Planned, makespan, measured_seconds
-from stages.scheduling.planning import Cost, add_up, in_other_profile, plan_costs, two_digits, what_counts
+from stages.scheduling.planning import (
+    Cost,
+    Planned,
+    add_up,
+    in_other_profile,
+    makespan,
+    measured_seconds,
+    plan_costs,
+    two_digits,
+    what_counts,
+)
 from stages.scheduling.runner import assignments, find_experiment, find_outcome, read_packed, slot_devices, ways_to
+from stages.scheduling.together import longest_first, train_together
 
 PREFIXES = {1e21: "Z", 1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
 PRINTED, IN_TF32 = "paper", "paper-tf32"
@@ -53,10 +66,15 @@ def plan(options: argparse.Namespace) -> Answer:
     params = load_params()
     names = options.experiments or list(params.experiments)
     papers = {name: find_experiment(params, name).paper for name in names}
-    counts = FlopCounts()
-    costs = plan_costs(params, params.profile, names, counts.count)
+    counts, store = FlopCounts(), open_store()
+    costs, stored = plan_costs(params, params.profile, names, counts.count), {*store.run_keys()}
     experiments = [
-        {"experiment": name, "paper": papers[name], **_told(cost, params.rates), **_in_store(name, params)}
+        {
+            "experiment": name,
+            "paper": papers[name],
+            **_told(cost, params.rates),
+            **_in_store(name, params, store, stored),
+        }
         for name, cost in costs.items()
     ]
     measured = _measure(names, params, options.device, counts) if options.measure else None
@@ -101,7 +119,7 @@ def _measure(names: Iterable[str], params: Params, device: str, counts: FlopCoun
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `run` trains
     devices, store, equivalences = slot_devices(device, params), open_store(), read_equivalences(Path())
     planned: list[tuple[str, Planned]] = []
-    seen, left_out = set[str](), list[str]()
+    seen, left_out, stored = set[str](), list[str](), {*store.run_keys()}
     for name in names:
         experiment = params.experiments[name]
         try:
@@ -113,7 +131,7 @@ def _measure(names: Iterable[str], params: Params, device: str, counts: FlopCoun
         missing = [
             spec
             for key, spec in runs.items()
-            if key not in seen and find_outcome(store, ways_to(spec, equivalences)) is None
+            if key not in seen and find_outcome(store, ways_to(spec, equivalences), stored) is None
         ]
         seen |= runs.keys()
         for specs, is_stack in form_groups(missing, info.train_images, store):
@@ -183,7 +201,7 @@ def _told(cost: Cost, rates: Mapping[str, Rate]) -> dict[str, Any]:
     }
 
 
-def _in_store(name: str, params: Params) -> dict[str, Any]:
+def _in_store(name: str, params: Params, store: Store, stored: Container[str]) -> dict[str, Any]:
     """The number of the experiment's trainings that are done, None if its data aren't packed; the profile's cut."""
     experiment = params.experiments[name]
     cut = {"cut": describe_cut(experiment, params.profile, params.datasets[experiment.dataset]) or None}
@@ -191,9 +209,10 @@ def _in_store(name: str, params: Params) -> dict[str, Any]:
         digest = read_info(Path("data/processed") / experiment.dataset).digest
     except PackedDataError:
         return {"in_store": None, **cut}
-    store = open_store()
     equivalences = read_equivalences(Path())
-    done = (find_outcome(store, ways_to(run.spec, equivalences)) for run in assignments(experiment, params, digest))
+    done = (
+        find_outcome(store, ways_to(run.spec, equivalences), stored) for run in assignments(experiment, params, digest)
+    )
     return {"in_store": sum(way is not None for way in done), **cut}
 
 
@@ -289,3 +308,47 @@ def write_profile(name: str) -> None:
     text, count = re.subn(r"(?m)^profile:.*$", f"profile: {name}", path.read_text(encoding="utf-8"))
     assert count == 1, "load_params has read the line"
     write_atomically(path, text.encode())
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="all experiments of params.yaml")
+    parser.add_argument(
+        "--engine", default=default_engine(), help="local or ray (default: CLAIMCHECK_ENGINE, else local)"
+    )
+    parser.add_argument(
+        "--device",
+        default=os.environ.get("CLAIMCHECK_DEVICE", "auto"),
+        help="auto, cpu, cuda, or one per slot: cuda:0,cuda:1 (default: CLAIMCHECK_DEVICE, else auto)",
+    )
+    parser.add_argument("--profile", help="written into params.yaml first, as by `claimcheck profile`")
+
+
+def run(options: argparse.Namespace) -> Answer:
+    """Train the missing runs of the named experiments, or of all, the longest first."""
+    if options.all == bool(options.experiments):
+        raise UsageError("claimcheck run: name experiments, or say --all (see claimcheck run --help)")
+    if options.profile:
+        write_profile(options.profile)
+    params = load_params()
+    names = [find_experiment(params, name).name for name in options.experiments or params.experiments]
+    # Waiting threads sleep: if they spun, they would stall all work where several trainings share the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
+    counts = FlopCounts()
+    out = sys.stderr if options.json else sys.stdout  # the document stands alone
+    with redirect_stdout(out), stop_on_signals() as stop, ProgressDisplay(out) as display:
+        missing, left = train_together(
+            dict.fromkeys(names),
+            params,
+            data=Path("data"),
+            devices=slot_devices(options.device, params, options.engine),
+            report=display.report,
+            stop=stop,
+            engine=options.engine,
+            order=longest_first(params, options.device, counts.count),
+        )
+    counts.save()
+    shown = f"{missing - left} of {missing} missing runs trained"
+    document = {"missing": missing, "trained": missing - left}
+    if left:
+        return Answer(document=document, shown=[f"{shown}; the same command goes on with the rest"], code=1)
+    return Answer(document=document, shown=[f"{shown}; `make repro` evaluates and records them"])

@@ -14,14 +14,21 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from stages.commands.command import Answer
-from stages.commands.terminal import in_words
+from stages.commands.command import Answer, in_words
 from stages.datasets.packed import PackedDataError, read_info
 from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import Params, ParamsError, load_params
-from stages.params.nearest import nearest
-from stages.priorities.looks import NextLook, RunName, judgements_about, next_looks, standing_today
-from stages.priorities.trainings import all_trainings, as_printed, trained_runs
+from stages.params.schema import nearest
+from stages.priorities.looks import (
+    NextLook,
+    RunName,
+    all_trainings,
+    as_printed,
+    judgements_about,
+    next_looks,
+    standing_today,
+    trained_runs,
+)
 from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, read_equivalences
@@ -32,8 +39,7 @@ from stages.runs.stores import open_store
 from stages.scheduling.engine.leases import Attempt, owner_in_words
 from stages.scheduling.engine.opening import open_leases
 from stages.scheduling.engine.owner import is_gone
-from stages.scheduling.run_folder import previous_specs
-from stages.scheduling.runner import Way, find_outcome, ways_to
+from stages.scheduling.runner import Way, find_outcome, previous_specs, ways_to
 
 _SHORTEST = 6
 """Digits of a run key that may stand for it."""
@@ -170,7 +176,7 @@ def _explain(
     spec = asked.spec.to_dict() if asked and known is None else known.spec if known else {}
     key = known.run_key if known else asked.spec.run_key if asked and asked.is_packed else None
     ways = ways_to(asked.spec, equivalences) if asked and asked.is_packed else []
-    way = find_outcome(store, ways)
+    way = find_outcome(store, ways, {*store.run_keys()})
     before = _before(asked, root, published) if asked else None
     changed = _changed(asked, before, equivalences) if asked and before else []
     return {

@@ -9,7 +9,6 @@ Standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,16 +36,19 @@ class Reading:
 class Finding:
     """`claim` is an id of the claims file; `computed` are named numbers in the units that the names tell.
 
-    `explanation` says in one or two sentences how they were computed and why they give this status.  `ours` is the
-    number to compare with the paper's, in the claim's unit, where there is one.  Findings with the same `error` are one
-    mistake in several places of the paper, which counts once.
+    A claim that can be read in only one way `holds` or doesn't; every other is decided by its `readings` alone.
+    `contradicted`: if no reading holds, the paper's own numbers exclude the claim.  `explanation` says in one or two
+    sentences how the numbers were computed and why they give the status.  `ours` is the number to compare with the
+    paper's, in the claim's unit, where there is one.  Findings with the same `error` are one mistake in several places
+    of the paper, which counts once.
 
     Raises:
-        ValueError: the status contradicts the readings.
+        ValueError: both `holds` and readings are given, or neither.
     """
 
     claim: str
-    status: FindingStatus
+    holds: bool | None = None
+    contradicted: bool = False
     computed: dict[str, float]
     explanation: str
     ours: float | None = None
@@ -54,25 +56,17 @@ class Finding:
     error: str | None = None
 
     def __post_init__(self) -> None:
-        if self.readings and self.status not in (
-            judge_readings(self.readings),
-            judge_readings(self.readings, contradicted=True),
-        ):
-            raise ValueError(f"{self.claim} {self.status}; its readings say {judge_readings(self.readings)}")
+        if (self.holds is None) is not bool(self.readings):
+            raise ValueError(f"{self.claim} needs either readings or a single answer: holds={self.holds}")
 
-
-def judge_readings(readings: Sequence[Reading], *, contradicted: bool = False) -> FindingStatus:
-    """The status from the readings; `contradicted`: if no reading holds, the paper's own numbers exclude the claim."""
-    if all(reading.holds for reading in readings):
-        return "holds"
-    if any(reading.holds for reading in readings):
-        return "holds under a reading"
-    return "contradicted" if contradicted else "fails"
-
-
-def judged(as_stated: bool) -> FindingStatus:
-    """The status of a claim that can be read in only one way."""
-    return "holds" if as_stated else "fails"
+    @property
+    def status(self) -> FindingStatus:
+        held = [reading.holds for reading in self.readings] if self.readings else [bool(self.holds)]
+        if all(held):
+            return "holds"
+        if any(held):
+            return "holds under a reading"
+        return "contradicted" if self.contradicted else "fails"
 
 
 def prints_as(computed: float, printed: float, unit: float, margin: float = 0.0) -> bool:

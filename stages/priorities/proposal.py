@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
 
 from stages.claims import ClaimLine, PaperDeviations
 from stages.claims.lines import ORDERS
@@ -20,11 +23,71 @@ from stages.claims.power import foresee
 from stages.claims.trained import JUDGES
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import Params
-from stages.priorities.choice import Step, choose
-from stages.priorities.looks import NextLook, RunName, is_decided, looks_left, standing_today
-from stages.priorities.trainings import Trainings, all_trainings, as_printed, seconds_each, trained_runs
+from stages.priorities.looks import (
+    NextLook,
+    RunName,
+    Trainings,
+    all_trainings,
+    as_printed,
+    is_decided,
+    looks_left,
+    seconds_each,
+    standing_today,
+    trained_runs,
+)
 from stages.recording.judged import read_paper_deviations
 from stages.verdicts import Power, Verdict
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Generic[Item]):
+    """`items` are taken together, for `seconds`; with those of earlier steps they complete the sets `completed`."""
+
+    items: tuple[Item, ...]
+    seconds: float
+    completed: tuple[str, ...]
+
+
+def choose(
+    wanted: Mapping[str, Iterable[Item]],
+    seconds: Mapping[Item, float],
+    worth: Mapping[str, float],
+    budget: float = math.inf,
+) -> list[Step[Item]]:
+    """The steps within `budget` seconds, best first; `seconds` has every item in the order of preference among equals.
+
+    A set without items is complete and in no step; one without worth begins no step.
+    """
+    items, names = list(seconds), [name for name, needs in wanted.items() if list(needs)]
+    place = {item: number for number, item in enumerate(items)}
+    needs = np.zeros((len(names), len(items)), dtype=np.float32)  # [sets, items]
+    for number, name in enumerate(names):
+        needs[number, [place[item] for item in wanted[name]]] = 1
+    worths = np.array([worth[name] for name in names])
+    costs, steps, left = np.array([seconds[item] for item in items]), list[Step[Item]](), budget
+    while len(names):
+        prices = needs @ costs
+        # [i, j]: set i needs nothing that set j hasn't
+        within = needs @ (1 - needs).T == 0
+        rates = np.where(prices <= left, worths @ within / np.maximum(prices, 1e-9), 0.0)
+        best = int(np.argmax(rates))
+        if not rates[best]:
+            break
+        taken, done = needs[best] > 0, within[:, best]
+        steps.append(
+            Step(
+                items=tuple(item for item, is_taken in zip(items, taken, strict=True) if is_taken),
+                seconds=float(prices[best]),
+                completed=tuple(name for name, is_done in zip(names, done, strict=True) if is_done),
+            )
+        )
+        left -= float(prices[best])
+        names = [name for name, is_done in zip(names, done, strict=True) if not is_done]
+        needs, worths = needs[~done] * ~taken, worths[~done]
+    return steps
+
 
 NOBODY_KNOWS = 0.5
 """Chance of a decision where neither the paper nor the metric suggests how far replicates spread."""

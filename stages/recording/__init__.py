@@ -19,11 +19,12 @@ from stages.claims import ClaimsError, read_history
 from stages.claims.history import PATH as HISTORY
 from stages.claims.registration import Registered
 from stages.params.experiment import load_params
-from stages.recording.append_only import describe_lost, find_lost
+from stages.recording.append_only import describe_lost, digest_history, find_lost, read_versions
 from stages.recording.judged import read_paper_deviations, read_placed_claims
 from stages.recording.rows import Rows
 from stages.recording.sources import RecordError, find_results, find_weights, read_findings
 from stages.results import create_results, database_url
+from stages.runs.revisions import is_full_clone
 from stages.runs.store import put_in_place
 
 __all__ = ["ClaimsError", "RecordError", "Summary", "record"]
@@ -74,13 +75,15 @@ def _record(root: Path, database: str, *, evidence_only: bool) -> Summary:
     claims = read_placed_claims(root, params)
     findings = read_findings(root / "data" / "findings.jsonl", claims) if not evidence_only else {}
     found, left_out = find_results(root, params, evidence_only=evidence_only)
-    if lost := find_lost(root):
+    versions = read_versions(root)
+    if lost := find_lost(root, versions):
         raise RecordError(describe_lost(lost))
     weights, notes = find_weights(root, found)
     deviations = read_paper_deviations(params)
     history = read_history(root / HISTORY)
     registered = Registered(root, params.verdicts, history)
-    rows = Rows(params, found, weights, claims, findings, deviations, history, registered)
+    digest = digest_history(versions) if is_full_clone(root) else ""
+    rows = Rows(params, found, weights, claims, findings, deviations, history, registered, digest)
     url = make_url(database_url(database))
     if url.get_backend_name() != "sqlite":
         create_results(url.render_as_string(hide_password=False), rows.fill)

@@ -21,7 +21,7 @@ from stages.claims.history import pending, read_history
 from stages.params.experiment import load_params
 from stages.run import STRICT, canonical_json
 from stages.runs.evidence import EvidenceError
-from stages.runs.revisions import GitError, refusal, run_git
+from stages.runs.revisions import GitError, read_objects, run_git
 from stages.runs.store import write_atomically
 
 RETRACTIONS = Path("data/retractions.jsonl")
@@ -31,12 +31,16 @@ _NAMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Retraction:
-    """A reason why committed lines are gone, each named by sixteen digits of its sha256."""
+    """A reason why committed lines are gone, each named by sixteen digits of its sha256; the latest for a line counts.
+
+    `same_numbers` promises that another line, here or excused without this promise, has the same run's numbers.
+    """
 
     __pydantic_config__: ClassVar = STRICT
     date: str
     why: str
     lines: tuple[str, ...]
+    same_numbers: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,13 +69,12 @@ class Lost:
 
 
 def read_versions(root: Path) -> list[Version]:
-    """All committed contents of the record, oldest first.
-
-    Raises:
-        GitError: git has no history of this folder.
-    """
+    """All committed contents of the record, oldest first; none if git has no history of this folder."""
     arguments = ("log", "--reverse", "--topo-order", "-m", "--raw", "--no-abbrev", "--no-renames", "-z", "--format=@%H")
-    words = run_git(root, *arguments, "--", *_RECORD).decode().replace("\n", "\0").split("\0")
+    try:
+        words = run_git(root, *arguments, "--", *_RECORD).decode().replace("\n", "\0").split("\0")
+    except GitError:
+        return []
     commit, named = "", []
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word.startswith("@"):
@@ -80,12 +83,8 @@ def read_versions(root: Path) -> list[Version]:
             named.append((commit, following, blob))
     named = list(dict.fromkeys(named))
     blobs = list(dict.fromkeys(blob for _, _, blob in named))
-    shown, place, contents = run_git(root, "cat-file", "--batch", given="\n".join([*blobs, ""]).encode()), 0, {}
-    for blob in blobs:
-        start = shown.index(b"\n", place) + 1
-        place = start + int(shown[place:start].split()[2]) + 1
-        contents[blob] = shown[start : place - 1]
-    return [Version(commit, path, contents[blob]) for commit, path, blob in named]
+    contents = dict(zip(blobs, read_objects(root, blobs), strict=True))
+    return [Version(commit, path, contents[blob] or b"") for commit, path, blob in named]
 
 
 def _pieces(path: str, content: bytes) -> Iterable[bytes]:
@@ -112,33 +111,45 @@ def read_retractions(root: Path) -> list[Retraction]:
         raise EvidenceError(f"{path}: {error.errors()[0]['msg']}") from None
 
 
-def find_lost(root: Path, versions: Iterable[Version] | None = None) -> list[Lost]:
-    """Everything that was committed and is neither here nor retracted; nothing if git has no history of this folder.
-
-    `versions` are those of `read_versions`, if the caller has read them already.
+def find_lost(root: Path, versions: Iterable[Version], *more: Retraction) -> list[Lost]:
+    """Everything that was committed (`read_versions`) and is neither here nor excused; `more` retractions come last.
 
     Raises:
         EvidenceError: a retraction can't be read.
     """
-    if versions is None:
-        if refusal(root):
-            return []
-        try:
-            versions = read_versions(root)
-        except GitError:  # nothing is committed yet
-            return []
     last: dict[tuple[str, bytes], str] = {
         (version.path, piece): version.commit
         for version in versions
         for piece in _pieces(version.path, version.content)
     }
+    promises = {digest: one.same_numbers for one in [*read_retractions(root), *more] for digest in one.lines}
+    kept: set[str | None] = set()
     for name in {path for path, _ in last}:
         file = root / name
         for piece in _pieces(name, file.read_bytes()) if file.is_file() else ():
             last.pop((name, piece), None)
-    retracted = {digest for one in read_retractions(root) for digest in one.lines}
-    lost = [Lost(path, commit, digest_piece(piece), _name(piece)) for (path, piece), commit in last.items()]
-    return [one for one in lost if one.path == str(RETRACTIONS) or one.digest not in retracted]
+            kept.add(_numbers(piece))
+    lost = [(piece, Lost(path, commit, digest_piece(piece), _name(piece))) for (path, piece), commit in last.items()]
+    kept |= {_numbers(piece) for piece, one in lost if promises.get(one.digest) is False}
+    kept.discard(None)
+    return [
+        one
+        for piece, one in lost
+        if one.path == str(RETRACTIONS)
+        or one.digest not in promises
+        or (promises[one.digest] and _numbers(piece) not in kept)
+    ]
+
+
+def _numbers(piece: bytes) -> str | None:
+    """The run of a result line with all that was measured of its model; None if the piece is no result line."""
+    try:
+        line = json.loads(piece)["result"]
+        metrics = [[row["metric"], row["split"], row["value"], row.get("n")] for row in line["metrics"]]
+        names = "experiment", "arm", "replicate", "status", "correct", "confusion"
+        return canonical_json([line["spec"]["replicate"], sorted(metrics), *(line.get(name) for name in names)])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _name(piece: bytes) -> str:
@@ -172,18 +183,24 @@ def describe_lost(lost: list[Lost]) -> str:
     return f"{'; '.join(map(str, lost[:_NAMED]))}{more}; {remedy}"
 
 
-def retract(root: Path, versions: Iterable[Version] | None = None, *, date: str, why: str) -> int:
+def retract(root: Path, versions: Iterable[Version], *, date: str, why: str) -> int:
     """Append a retraction of everything that `find_lost` finds; returns how many lines it names."""
     digests = tuple(sorted({one.digest for one in find_lost(root, versions) if one.path != str(RETRACTIONS)}))
     if digests:
+        promise = Retraction(date=date, why=why, lines=digests, same_numbers=True)
+        kept = {one.digest for one in find_lost(root, versions, promise)}.isdisjoint(digests)
+        line = {**vars(promise), "same_numbers": kept}
         path = root / RETRACTIONS
-        line = canonical_json({"date": date, "why": why, "lines": list(digests)}) + "\n"
-        write_atomically(path, (path.read_bytes() if path.is_file() else b"") + line.encode())
+        before = path.read_bytes() if path.is_file() else b""
+        write_atomically(path, before + f"{canonical_json(line)}\n".encode())
     return len(digests)
 
 
 def digest_history(versions: Iterable[Version]) -> str:
-    """Merkle root over all committed contents of the record: equal roots mean equal records and equal histories."""
+    """Merkle root over all committed contents of the record: equal roots mean equal records and equal histories.
+
+    It is empty if there are none, and means nothing in a shallow clone, which lacks some.
+    """
     level = [
         hashlib.sha256(f"{one.commit} {one.path} ".encode() + hashlib.sha256(one.content).digest()).digest()
         for one in versions

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.claims.deviations import read_deviations, tell
 from stages.recording import record
 from stages.results import (
     ArmComparison,
@@ -94,19 +93,6 @@ def results_page(database: str) -> str:
     if open_titles:
         parts.append("## Without evidence so far\n\n" + "".join(f"- {title}\n" for title in open_titles))
     return "\n".join(parts)
-
-
-def write_deviations(folder: Path) -> list[Path]:
-    """Write each paper's page `<folder>/<paper>.md` with its deviations in their table.
-
-    Raises:
-        ParamsError: a file of deviations can't be read.
-    """
-    pages = {path.stem: path for path in sorted(folder.glob("*.md"))}
-    for paper in read_deviations(pages):
-        path = pages[paper.paper]
-        write_atomically(path, tell(path.read_text(encoding="utf-8"), paper.deviations.values()).encode())
-    return list(pages.values())
 
 
 def badges(counts: Sequence[Tally]) -> str:

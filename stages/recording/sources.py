@@ -14,18 +14,24 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter, ValidationError
 
 from stages.claims import ClaimLine
+from stages.faults import Mistake
 from stages.papers.finding import Finding
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params
 from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
-from stages.runs.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
+from stages.runs.consistency import (
+    compare_canaries,
+    find_contradictions,
+    find_cost_contradictions,
+    find_release_contradictions,
+)
 from stages.runs.equivalence import Equivalences, read_equivalences
 from stages.runs.evidence import CostLine, EvidenceLine, ResultLine, evidence_files, read_lines
 from stages.runs.fingerprint import changed_modules
 from stages.runs.trial import Trial
 
 
-class RecordError(ValueError):
+class RecordError(Mistake, ValueError):
     """Inputs that contradict each other; the message names the file and what was expected."""
 
 
@@ -99,7 +105,8 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
         f"known: {', '.join(params.profiles)}"
         for (file, profile), count in left_out.items()
     ]
-    return sorted(marked, key=order), [*notes, *equivalences.loose_ends()]
+    canaries = compare_canaries(item.result for item in marked)
+    return sorted(marked, key=order), [*canaries, *notes, *equivalences.loose_ends()]
 
 
 def _mark(found: Iterable[Trial], params: Params, equivalences: Equivalences) -> list[Trial]:

@@ -19,6 +19,7 @@ from stages.results.claims import (
     ClaimFilter,
     ClaimRecord,
     JudgedClaim,
+    PairGain,
     Standing,
     count_seen,
     error_of,
@@ -28,9 +29,9 @@ from stages.results.claims import (
     list_judged,
     rule_after,
 )
-from stages.results.comparison import compare
+from stages.results.comparison import compare, cut_of_each, describe_fidelity, fidelity_of, kind_of_run
+from stages.results.comparison_rows import t_interval, wilson_interval
 from stages.results.counts import Counts, Discoveries, Outlook, Tally, ground_of, tally
-from stages.results.damage import JSONOf, ResultsUnavailable, damaged
 from stages.results.database import (
     Sessions,
     UnknownArm,
@@ -48,13 +49,9 @@ from stages.results.database import (
     insert_rows,
     open_results,
 )
-from stages.results.estimates import ArmComparison, ArmVerdict, ExperimentComparison
-from stages.results.fidelity import cut_of_each, describe_fidelity, fidelity_of, kind_of_run
+from stages.results.estimates import ArmComparison, ArmVerdict, ExperimentComparison, as_csv, no_formula
 from stages.results.levels import Levels, levels_of, read_rules
 from stages.results.metrics import METRICS, SHOWN_METRICS
-from stages.results.pairs import PairGain
-from stages.results.sampling import t_interval, wilson_interval
-from stages.results.table import as_csv, no_formula
 from stages.results.tables import (
     SCHEMA_VERSION,
     Arm,
@@ -67,99 +64,16 @@ from stages.results.tables import (
     Dataset,
     Epoch,
     Experiment,
+    JSONOf,
     Meta,
     Metric,
     ObservationRow,
     Paper,
     Profile,
     Result,
+    ResultsUnavailable,
+    damaged,
 )
 from stages.rules import Rules
 from stages.runs.evidence import INEXACT_SHARE
 from stages.verdicts import Status
-
-__all__ = [
-    "AGAINST_THE_PAPER",
-    "FOR_THE_PAPER",
-    "INEXACT_SHARE",
-    "METRICS",
-    "SCHEMA_VERSION",
-    "SHOWN_METRICS",
-    "Arm",
-    "ArmComparison",
-    "ArmMetric",
-    "ArmVerdict",
-    "Array",
-    "Base",
-    "Checkpoint",
-    "Claim",
-    "ClaimChange",
-    "ClaimDeviation",
-    "ClaimExperiment",
-    "ClaimFilter",
-    "ClaimRecord",
-    "Cost",
-    "Counts",
-    "Dataset",
-    "Deviation",
-    "Discoveries",
-    "Epoch",
-    "Experiment",
-    "ExperimentComparison",
-    "Family",
-    "JSONOf",
-    "JudgedClaim",
-    "Levels",
-    "Meta",
-    "Metric",
-    "ObservationRow",
-    "Outlook",
-    "PairGain",
-    "Paper",
-    "Profile",
-    "Result",
-    "ResultsUnavailable",
-    "Rules",
-    "Sessions",
-    "Standing",
-    "Status",
-    "Tally",
-    "UnknownArm",
-    "UnknownCheckpoint",
-    "UnknownClaim",
-    "UnknownDataset",
-    "UnknownExperiment",
-    "UnknownMetric",
-    "UnknownName",
-    "UnknownPaper",
-    "UnknownProfile",
-    "UnknownRun",
-    "VerdictArm",
-    "VerdictRow",
-    "VerdictRun",
-    "as_csv",
-    "compare",
-    "count_seen",
-    "create_results",
-    "cut_of_each",
-    "damaged",
-    "database_url",
-    "describe_fidelity",
-    "error_of",
-    "fidelity_of",
-    "find_judged",
-    "ground_of",
-    "insert_rows",
-    "kind_of_run",
-    "levels_of",
-    "list_decided",
-    "list_families",
-    "list_judged",
-    "no_formula",
-    "open_results",
-    "read_rules",
-    "rule_after",
-    "t_interval",
-    "tally",
-    "wilson_interval",
-]

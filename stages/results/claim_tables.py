@@ -8,8 +8,7 @@ from typing import Any
 from sqlalchemy import ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from stages.results.damage import JSONOf
-from stages.results.tables import Base, Result
+from stages.results.tables import Base, JSONOf, Result
 
 
 class VerdictRow(Base):

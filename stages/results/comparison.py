@@ -8,17 +8,27 @@ A shortened run's number is ours, but has no difference and no gain (`fidelity.w
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Literal
+from typing import Literal, Protocol
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
 from stages.results import tables
-from stages.results.comparison_rows import ComparedRun, ComparisonRows, load_facts, printed_metrics
+from stages.results.claims import gain_between
+from stages.results.comparison_rows import (
+    ComparedRun,
+    ComparisonRows,
+    estimate,
+    load_facts,
+    printed_metrics,
+    values_of,
+    why_none,
+)
 from stages.results.database import UnknownDataset, UnknownMetric, UnknownPaper, UnknownProfile
 from stages.results.estimates import (
     ArmComparison,
@@ -33,11 +43,83 @@ from stages.results.estimates import (
     Ratio,
     describe_stopwatch,
 )
-from stages.results.fidelity import cut_of_all, describe_fidelity, why_no_difference
 from stages.results.metrics import FIRST_METRICS, METRICS, MetricInfo
-from stages.results.pairs import gain_between
-from stages.results.sampling import estimate, values_of, why_none
 from stages.runs.evidence import Provenance
+
+
+def describe_fidelity(
+    provenance: str | None, profile: str | None, cut: str | None, test_images: int = 0, excluded_test_images: int = 0
+) -> str:
+    """One plain sentence on how faithful a result is; scored on `test_images`, without the excluded ones."""
+    if provenance is None:
+        return "not run yet"
+    if provenance == "embedded":
+        return "placeholder data: shows that the pipeline runs, says nothing about the claim"
+    data = "official data" if provenance == "full" else "part of the official data"
+    if excluded_test_images:
+        lacking = f"{excluded_test_images:,} of {test_images + excluded_test_images:,} test images"
+        data += f" without {lacking}, which our source lacks"
+    if cut:
+        return f"{data}, in a {kind_of_run(cut)} ({cut}): a first look, not a verdict"
+    return f"full-length training on {data} (profile {profile})"
+
+
+def cut_of_each(cut: str) -> str:
+    """How each run departs from the printed protocol, without how many runs there were of how many once planned.
+
+    An evidence line keeps the plan of its day.
+    """
+    return _SHARE.sub("", cut)
+
+
+def cut_of_all(cut: str, replicates: int, planned: int) -> str:
+    """`cut` of runs that there are `replicates` of, of as many as are `planned` today."""
+    each = cut_of_each(cut)
+    if each == cut or replicates >= planned:
+        return each
+    return f"{each}{', ' if each else ''}{replicates} of {planned} replicates"
+
+
+_SHARE = re.compile(r"(, |^)\d+ of \d+ replicates$")
+
+
+def kind_of_run(cut: str) -> str:
+    """What a run is that departs from the printed protocol by `cut`, in the words of `describe_cut`."""
+    return "run in another precision" if re.fullmatch(r"\w+ instead of (float32|bfloat16)", cut) else "shortened run"
+
+
+def why_no_difference(provenance: str | None, cut: str) -> str | None:
+    """Why a result's number is not to be subtracted from another's or a printed one; None if it may be."""
+    if provenance == "embedded":
+        return "placeholder data: its number says nothing about the claim"
+    each = cut_of_each(cut)
+    if each and kind_of_run(each) == "shortened run":
+        return f"a shortened run ({each}): how far it is from a full one is not known"
+    return None
+
+
+class Scored(Protocol):
+    """The fields of a result that its label is made of."""
+
+    @property
+    def provenance(self) -> str: ...
+    @property
+    def profile(self) -> str: ...
+    @property
+    def cut(self) -> str: ...
+    @property
+    def test_images(self) -> int: ...
+    @property
+    def excluded_test_images(self) -> int: ...
+
+
+def fidelity_of(result: Scored | None) -> str:
+    """`describe_fidelity` of one result, or of none: it says nothing of how many there are."""
+    if result is None:
+        return describe_fidelity(None, None, None)
+    return describe_fidelity(
+        result.provenance, result.profile, cut_of_each(result.cut), result.test_images, result.excluded_test_images
+    )
 
 
 def compare(
@@ -310,7 +392,7 @@ def _stopwatch(result: ComparedRun, metric: MetricInfo) -> tuple[object, ...]:
 
     Code that a run key leaves out because it changes no result can still change times.
     """
-    made = result.environment_digest, (result.origin or {}).get("revision")
+    made = result.machine_digest, (result.origin or {}).get("revision")
     if metric.name != "inference_time" or result.cost is None:
         return made
     cost = result.cost

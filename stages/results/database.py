@@ -19,8 +19,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from stages.faults import FAULTS, describe_fault
-from stages.results.damage import ResultsUnavailable, damaged
-from stages.results.tables import SCHEMA_VERSION, Base
+from stages.results.tables import SCHEMA_VERSION, Base, ResultsUnavailable, damaged
 
 Sessions = sessionmaker[Session]
 _ROWS_AT_ONCE = 100_000

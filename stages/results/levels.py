@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from stages.results.damage import damaged
-from stages.results.tables import Meta
+from stages.results.tables import Meta, damaged
 from stages.rules import Margins, Rules
 from stages.verdicts.looks import level, looks_from, looks_of_plan
 

@@ -9,12 +9,53 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, Double, ForeignKey, ForeignKeyConstraint, Index, String, Text, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Dialect,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    String,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-from stages.results.damage import JSONOf
+from stages.faults import Mistake
 
-SCHEMA_VERSION = 18
+
+class ResultsUnavailable(Mistake, RuntimeError):
+    """The database can't answer: it is absent, unreadable, or built by another version of the tables."""
+
+
+def damaged(reason: object) -> ResultsUnavailable:
+    return ResultsUnavailable(f"the results database is damaged ({reason}); `python -m stages.record` rebuilds it")
+
+
+class JSONOf(TypeDecorator):
+    """JSON of one kind, `dict` or `list`; None, where there may be none, is SQL's NULL.
+
+    Raises:
+        ResultsUnavailable: a row holds JSON of another kind.
+    """
+
+    impl = JSON
+    cache_ok = True
+
+    def __init__(self, kind: type, *, or_none: bool = False) -> None:
+        super().__init__(none_as_null=True)
+        self.kind, self.or_none = kind, or_none
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        if not isinstance(value, self.kind) and not (self.or_none and value is None):
+            raise damaged(f"a column of {self.kind.__name__}s holds a {type(value).__name__}")
+        return value
+
+
+SCHEMA_VERSION = 19
 
 
 class Base(DeclarativeBase):
@@ -29,7 +70,7 @@ class Base(DeclarativeBase):
 
 class Meta(Base):
     """About the database itself: `schema_version`; `content`, the digest of everything it was built from; `rules`, the
-    numbers of the rules as JSON.
+    numbers of the rules as JSON; `newest_result`, a day; `record`, the digest that `claimcheck audit` prints.
     """
 
     __tablename__ = "meta"
@@ -113,6 +154,7 @@ _CHOICE = ("experiment", "is_selected", "profile", "arm", "provenance", "source"
 class Result(Base):
     """What one run gave in one environment, under one arm.
 
+    `machine_digest`: the environment's digest without what differs between arms.
     `source` is evidence or local.  `conditions` digests protocol and data: only results under equal conditions are
     compared.  Those of one profile and conditions are a group, and `group_position` counts an experiment's groups from
     0, the strongest; None if the run isn't planned any more.  `is_selected` marks the one result of a replicate that
@@ -135,6 +177,7 @@ class Result(Base):
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     run_key: Mapped[str]
     environment_digest: Mapped[str]
+    machine_digest: Mapped[str]
     experiment: Mapped[str]
     arm: Mapped[str]
     replicate: Mapped[int]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -16,7 +17,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-SCHEMES = ("s3", "gs", "az")
+KEYS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+"""Environment variables that hold the keys, by scheme."""
 PATIENCE_SECONDS = 120.0
 LATE_SECONDS = 10.0
 """An answer that takes as long is late: the store was away, and from others, too."""
@@ -27,7 +33,8 @@ _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 """What the providers call it."""
 _METADATA = "169.254.169.254"
 """A cloud's machine asks its role there; any machine whose environment has no keys tries to."""
-_NO_KEYS = " (this process's environment has no keys for it, and its machine no role: on a node, that of `ray start`)"
+_REFUSED = re.compile(r"status code: (?!408|409|412|425|429)4\d\d(?!.*RequestTimeout)|configured region", re.DOTALL)
+"""Answers that stay the same however often the request is sent again."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT")
 T = TypeVar("T")
 
@@ -60,13 +67,13 @@ class Bucket:
     `late_answers` counts what came late, whoever in this process asked.
 
     Raises:
-        StoreFault: not such a URL, no package for it, no right to it, or no answer for that long.
+        StoreFault: not such a URL, no package for it, access refused, or no answer for that long.
     """
 
     def __init__(self, url: str, patience: float = PATIENCE_SECONDS) -> None:
         scheme = url.partition("://")[0]
-        if scheme not in SCHEMES:
-            raise StoreFault(url, f"no object store; known: {', '.join(f'{one}://' for one in SCHEMES)}")
+        if scheme not in KEYS:
+            raise StoreFault(url, f"no object store; known: {', '.join(f'{one}://' for one in KEYS)}")
         if importlib.util.find_spec("obstore") is None:
             raise StoreFault(url, "needs the package obstore, which isn't installed: `make cluster` adds it")
         self.url, self.patience = url.rstrip("/"), patience
@@ -121,6 +128,13 @@ class Bucket:
         found: Any = self._call(lambda client: next(client.list(folder, offset=after, chunk_size=_PAGE), []))
         return [Item(one["path"], one["size"], one["last_modified"].timestamp()) for one in found]
 
+    def check(self) -> None:
+        """Write, read and delete an object, as every training does."""
+        name = f"checks/{random.getrandbits(64):016x}"
+        self.put(name, b"")
+        self.get(name)
+        self.delete([name])
+
     def now(self) -> float:
         """The store's own time, in seconds since 1970: that of an object written now."""
         self.put("clock", str(random.getrandbits(64)).encode())
@@ -150,16 +164,28 @@ class Bucket:
         while True:
             try:
                 return ask(self._open())
-            except FileNotFoundError as error:
-                if any(code in str(error) for code in _NO_BUCKET):
+            except (
+                FileNotFoundError,
+                exceptions.PermissionDeniedError,
+                exceptions.UnauthenticatedError,
+                exceptions.GenericError,
+                exceptions.JoinError,
+            ) as error:
+                words = str(error)
+                if any(code in words for code in _NO_BUCKET):
                     raise StoreFault(self.url, "there is no such bucket") from None
-                raise
-            except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-                raise StoreFault(self.url, f"no right to it: {_first_line(error)}") from None
-            except (exceptions.GenericError, exceptions.JoinError) as error:
-                if time.monotonic() - began >= self.patience:
-                    words = f"no answer for {self.patience:.0f} s: {_first_line(error)}"
-                    raise StoreFault(self.url, words + (_NO_KEYS if _METADATA in str(error) else "")) from None
+                if isinstance(error, FileNotFoundError):
+                    raise
+                keys, is_refused = KEYS[self.url.partition("://")[0]], _REFUSED.search(words) is not None
+                fault = f"access is refused (its keys are {keys} of the environment)"
+                patience = self.patience
+                if _METADATA in words:
+                    fault = f"the environment has no {keys}, and this machine has no role"
+                    patience = min(patience, LATE_SECONDS)
+                elif not is_refused:
+                    fault = f"no answer for {patience:.0f} s"
+                if is_refused or time.monotonic() - began >= patience:
+                    raise StoreFault(self.url, f"{fault}: {_in_one_line(error)}") from None
             time.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, _LONGEST_WAIT)
 
@@ -176,7 +202,7 @@ class Bucket:
             try:
                 self._client = from_url(self.url, client_options=options, retry_config=retries)
             except BaseError as error:
-                raise StoreFault(self.url, _first_line(error)) from None
+                raise StoreFault(self.url, _in_one_line(error)) from None
         return self._client
 
 
@@ -184,5 +210,5 @@ def _read(found: Any) -> tuple[bytes, str]:
     return bytes(found.bytes()), found.meta["e_tag"]
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300]
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).partition("Debug source")[0].split())[:400]

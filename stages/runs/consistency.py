@@ -8,8 +8,9 @@ from __future__ import annotations
 import binascii
 import hashlib
 import math
+import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import ge, itemgetter
 from typing import Any
 
@@ -64,6 +65,28 @@ def find_release_contradictions(line: ResultLine, release: Release) -> list[str]
             f"and {release.same_class:.10g} of the images kept their class"
         )
     return found
+
+
+def compare_canaries(results: Iterable[Any]) -> list[str]:
+    """Results, lines or rows of the database, whose canaries alone differ in their environments."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for result in results:
+        environment = result.environment
+        canary = environment.get("process", {}).get("canary", {})
+        if re.fullmatch("[0-9a-f]{12}", canary.get("digest", "")):  # others have none, and say why
+            listed = canonical_json({**environment, "process": environment["process"] | {"canary": canary["of"]}})
+            labels = found.setdefault(listed, {}).setdefault(canary["digest"], [])
+            labels.append(f"{result.experiment}.{result.arm}.{result.replicate}")
+    faults = []
+    for by_digest in found.values():
+        if len(by_digest) > 1:
+            differing = " but ".join(f"{digest} for {', '.join(labels)}" for digest, labels in by_digest.items())
+            faults.append(
+                f"CANARIES DIFFER: {differing}. Code, device, versions, variables and fast paths are the same, so "
+                "something that nothing records changed numbers. Look for an edited or reinstalled package, "
+                "another processor, or faulty memory, and train one of each again before believing any"
+            )
+    return faults
 
 
 def _digests(line: ResultLine) -> Iterator[str]:

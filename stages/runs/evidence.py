@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import numpy as np
 from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
+from stages.faults import Mistake
 from stages.run import STRICT, canonical_json
 from stages.runs.curves import Curves, EpochRow, given_columns
 
@@ -34,7 +35,7 @@ Line = TypeVar("Line")
 EQUIVALENCES = "equivalences.jsonl"
 
 
-class EvidenceError(ValueError):
+class EvidenceError(Mistake, ValueError):
     """A result line can't be read; the message names file and line."""
 
 
@@ -104,6 +105,15 @@ class ResultLine:
     confusion: str | None = None
     divergence: Divergence | None = None
     observed: Mapping[Moment, Layers] | None = None
+
+    @property
+    def machine_digest(self) -> str:
+        """The environment's digest without what differs between arms on one machine: fast paths and the canary."""
+        process = self.environment.get("process")
+        if process is None:
+            return self.environment_digest
+        own = {name: value for name, value in process.items() if name not in ("canary", "fast_paths")}
+        return hashlib.sha256(canonical_json({**self.environment, "process": own}).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,8 +184,9 @@ class ObjectStore:
         A published outcome keeps its files also where its record was deleted: then the manifest names them.
         """
         keys = {item.name.removeprefix(f"{LEASES}/").removesuffix(".json") for item in self.bucket.list(LEASES)}
-        named = [self.read(run_key)[0].files for run_key in keys]
-        named += [self._manifest_of(run_key) for run_key in self.run_keys() if run_key not in keys]
+        with ThreadPoolExecutor() as pool:
+            named = [record.files for record, _ in pool.map(self.read, keys)]
+            named += pool.map(self._manifest_of, {*self.run_keys()} - keys)
         return {_blob(digest) for files in named for digest in files.values()}
 
     def _manifest_of(self, run_key: str) -> dict[str, str]:

@@ -2,26 +2,31 @@
 
 One small document a process that trains, in the scratch of its store, written at most every few seconds and once at the
 end.  It says what its engine told last and proves nothing: whether a group still trains is for its lease to say
-(`stages.scheduling.watching`, `claimcheck status`).
+(`watch`, `claimcheck status`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from types import TracebackType
 from typing import Literal
 
 from stages.faults import FAULTS, describe_fault
 from stages.runs.store import Scratch, Store
 from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.owner import process_identity
+from stages.scheduling.engine.leases import EXPIRY_SECONDS, Leases
+from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.owner import is_gone, process_identity
 
 PREFIX = "progress-"
 _FILE = "progress.json"
@@ -187,3 +192,175 @@ class Journal:
             ended = [(session.updated, work) for work, session in read_sessions(self._scratch) if session.ended]
             for _, work in sorted(ended)[:-_KEPT]:
                 self._scratch.drop(work)
+
+
+RECENT_SECONDS = 3600.0
+"""Trainings that ended longer ago are shown only if no later ones are."""
+_STATES: tuple[State, ...] = ("waiting", "running", "done", "failed", "stopped", "lost")
+
+
+@dataclass(kw_only=True)
+class Row:
+    """Runs of one experiment on one node ("": not placed yet), by state.
+
+    `seconds` of devices are spent, `left_seconds` are expected for the rest by what the others took; `usd` and
+    `left_usd` are their price.  None where nothing says how long, or what a device costs.
+    """
+
+    experiment: str
+    node: str
+    runs: dict[State, int] = field(default_factory=lambda: dict.fromkeys(_STATES, 0))
+    samples_per_second: float = 0.0
+    seconds: float = 0.0
+    left_seconds: float | None = 0.0
+    usd: float | None = 0.0
+    left_usd: float | None = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """`sessions` that train, or trained last, and their `rows`; `finished`: labels of the runs that they trained;
+    `failed`: groups that failed or were lost, and that nobody has trained since.
+
+    `left_seconds`: until all of them are over, None as long as nobody can say.
+    """
+
+    sessions: Sequence[Session]
+    rows: Sequence[Row]
+    finished: Sequence[str]
+    left_seconds: float | None
+    failed: Sequence[GroupState] = ()
+
+    @property
+    def is_live(self) -> bool:
+        return any(session.ended is None for session in self.sessions)
+
+
+def watch(store: Store, usd_per_hour: Mapping[str, float], now: float, experiments: Sequence[str] = ()) -> Watched:
+    """What the store's journals say at `now` (seconds since 1970) of these experiments, or of all.
+
+    `usd_per_hour`: by kind of device.
+    """
+    written = [session for _, session in read_sessions(store.scratch)]
+    if not written:
+        return Watched(sessions=(), rows=(), finished=(), left_seconds=None)
+    leases = open_leases(store)
+    sessions = _recent([_confirm(session, leases, now) for session in written], now)
+    for session in sessions:
+        session.groups = [one for one in session.groups if not experiments or one.experiment in experiments]
+    groups = [(session, group) for session in sessions for group in session.groups]
+    told = _latest(groups)
+    means = _group_seconds(told, now)
+    rows: dict[tuple[str, str], Row] = {}
+    for session, group in told:
+        node = group.node or (session.node if session.engine == "local" else "")
+        row = rows.setdefault((group.experiment, node), Row(experiment=group.experiment, node=node))
+        # What waits will train on what the others of its process do.
+        device = group.device or next((one.device for one in session.groups if one.device), "")
+        _add(row, group, means.get(group.experiment), usd_per_hour.get(device.partition(":")[0]), now)
+    return Watched(
+        sessions=sessions,
+        rows=[rows[key] for key in sorted(rows)],
+        finished=[run for _, group in told if group.state == "done" for run in group.runs],
+        left_seconds=_left(sessions, means, now),
+        failed=[group for _, group in told if group.state in ("failed", "lost")],
+    )
+
+
+def _confirm(session: Session, leases: Leases, now: float) -> Session:
+    """The session as its leases confirm it."""
+    is_over = session.ended is not None
+    is_dead = not is_over and (is_gone(session.owner) or now - session.updated > EXPIRY_SECONDS)
+    for group in session.groups:
+        if group.state == "running" and (is_over or is_dead or not _is_held(group, leases)):
+            group.state, group.message = "lost", group.message or "its process is gone"
+            group.ended = session.updated
+        elif group.state == "waiting" and (is_over or is_dead):
+            group.state = "stopped"
+    return dataclasses.replace(session, ended=session.updated) if is_dead else session
+
+
+def _is_held(group: GroupState, leases: Leases) -> bool:
+    holder = leases.holder(*group.run_keys)
+    return holder is not None and not is_gone(holder.owner)
+
+
+def _recent(sessions: Sequence[Session], now: float) -> list[Session]:
+    """Those that train or ended lately; if there are none, the last one."""
+    ordered = sorted(sessions, key=lambda session: session.began)
+    recent = [session for session in ordered if session.ended is None or now - session.ended < RECENT_SECONDS]
+    return recent or ordered[-1:]
+
+
+def _latest(groups: Sequence[tuple[Session, GroupState]]) -> list[tuple[Session, GroupState]]:
+    """One state for each group of runs, which several processes may have tried: it runs, is done, or what came last."""
+    found: dict[frozenset[str], tuple[Session, GroupState]] = {}
+    for session, group in groups:
+        key = frozenset(group.run_keys)
+        if key not in found or _rank(session, group) >= _rank(*found[key]):
+            found[key] = session, group
+    return list(found.values())
+
+
+def _rank(session: Session, group: GroupState) -> tuple[bool, bool, float]:
+    return group.state == "running", group.state == "done", session.began
+
+
+def _spent(group: GroupState, now: float) -> float:
+    return 0.0 if group.began is None else max(0.0, (group.ended or now) - group.began)
+
+
+def _group_seconds(groups: Sequence[tuple[Session, GroupState]], now: float) -> dict[str, float]:
+    """Mean seconds of a whole group of each experiment, by those that are done or under way."""
+    found = defaultdict(list)
+    for _, group in groups:
+        if group.state == "done" and group.began is not None:
+            found[group.experiment].append(_spent(group, now))
+        elif group.state == "running" and group.share > 0:
+            found[group.experiment].append(_spent(group, now) / group.share)
+    return {experiment: fmean(seconds) for experiment, seconds in found.items()}
+
+
+def _left_of(group: GroupState, mean: float | None, now: float) -> float | None:
+    """Seconds of the device until the group is over; None where nothing says how long."""
+    if group.state not in ("running", "waiting"):
+        return 0.0
+    if group.state == "running" and group.share > 0:
+        return _spent(group, now) * (1 - group.share) / group.share
+    return None if mean is None else max(0.0, mean - _spent(group, now))
+
+
+def _add(row: Row, group: GroupState, mean: float | None, price: float | None, now: float) -> None:
+    row.runs[group.state] += len(group.runs)
+    spent, left = _spent(group, now), _left_of(group, mean, now)
+    row.seconds += spent
+    row.left_seconds = _plus(row.left_seconds, left)
+    if spent:
+        row.usd = _plus(row.usd, _usd(spent, price))
+    if left != 0:
+        row.left_usd = _plus(row.left_usd, _usd(left, price))
+    if group.state == "running":
+        row.samples_per_second += group.samples_per_second
+
+
+def _plus(total: float | None, part: float | None) -> float | None:
+    """The sum; None where a part isn't known."""
+    return None if total is None or part is None else total + part
+
+
+def _usd(seconds: float | None, usd_per_hour: float | None) -> float | None:
+    return None if seconds is None or usd_per_hour is None else seconds / 3600 * usd_per_hour
+
+
+def _left(sessions: Sequence[Session], means: Mapping[str, float], now: float) -> float | None:
+    """Seconds until the last session that trains is over."""
+    longest = 0.0
+    for session in sessions:
+        if session.ended is not None:
+            continue
+        parts = [_left_of(group, means.get(group.experiment), now) for group in session.groups]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        longest = max(longest, max(known, default=0.0), sum(known) / max(1, session.slots))
+    return longest

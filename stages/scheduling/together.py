@@ -75,7 +75,7 @@ def train_together(
 
     with journal:
         run_groups(queue.groups, store, devices, report_both, stop)
-    return len(queue.names), sum(not store.has(run_key) for run_key in queue.names)
+    return len(queue.names), len(queue.names.keys() - {*store.run_keys()})
 
 
 def line_up(
@@ -88,12 +88,12 @@ def line_up(
         PackedDataError: data aren't packed.
     """
     refuse_unpacked([find_experiment(params, name) for name in chosen], params, data)
-    queue = Queue([], {}, {})
+    queue, listed = Queue([], {}, {}), [*store.run_keys()]
     ranked: list[tuple[float, Group]] = []
     for name, labels in chosen.items():
         print(f"{name}:")
         only = None if labels is None else sorted(labels)
-        found = compare(find_experiment(params, name), params, data, store, only)
+        found = compare(find_experiment(params, name), params, data, store, only, listed)
         queue.held[name] = len(found.wanted) - len(found.missing)
         for group in found.groups:
             runs = [run for run in found.missing_of(group) if run.spec.run_key not in queue.names]

@@ -68,7 +68,9 @@ class ResumeState(Generic[State]):
             if saved["run_key"] != self.work:
                 raise ValueError("it belongs to another run")
             if saved["environment"] != self.environment:
-                raise ValueError("it was made with another device, number of threads or version")
+                raise ValueError(
+                    "it was made with another device, number of threads or version, other fast paths, or another canary"
+                )
             self.energy.earlier = saved.get("energy_joules")
             return self.kind(**saved["state"])
         except Exception as error:  # noqa: BLE001  (torch.load raises almost anything on what it can't read)

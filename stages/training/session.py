@@ -89,7 +89,7 @@ def plain_network(spec: RunSpec, device: torch.device) -> nn.Module:
 
 @contextmanager
 def flushing_denormals() -> Iterator[None]:
-    """Make the processor treat numbers below 1.2e-38 as 0 inside this block (docs/decisions/0020).
+    """Make the processor treat numbers below 1.2e-38 as 0 inside this block (docs/decisions.md#0020).
 
     Weights of units that are never active decay to such numbers, each of which costs a hundred times as much time.
     """

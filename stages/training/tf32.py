@@ -4,7 +4,7 @@ A step in this precision keeps float32 weights, maps, gradients and sums.  What 
 convolves, forwards and backwards, may have its operands rounded; the optimiser's own products, fused attention, and the
 sums of `stages.ops.fast` are float32, and networks are measured in float32.  A GPU with tensor cores for it is allowed
 to by PyTorch's flags.  Anywhere else the operands are rounded here, which costs time and saves none: a protocol means
-the same on every device (docs/decisions/0059).
+the same on every device (docs/decisions.md#0059).
 """
 
 from __future__ import annotations

@@ -7,9 +7,7 @@ or can't be checked here because something it needs is not on this machine; the 
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, fields
-from math import isclose
 from pathlib import Path
 from typing import Literal
 
@@ -23,14 +21,13 @@ from stages.runs.consistency import find_contradictions
 from stages.runs.curves import EpochRow
 from stages.runs.equivalence import PATH
 from stages.runs.evidence import DataUsed, Divergence, Measurement, ResultLine
-from stages.runs.outcome import find_fault
 from stages.runs.revisions import has_revision, is_full_clone, refusal
-from stages.upkeep.publishing import digest_at
+from stages.upkeep.publishing import COSTS, compare_with_run, digest_at
 
 LinkStatus = Literal["holds", "broken", "not here"]
-RELEASED = "data/models/"
 REMEDIES = {
     "record": "take what was edited from git again or evaluate it anew, then `python -m stages.record`",
+    "equivalences": "retract the line with its reason (claimcheck audit --retract), then train its runs anew",
     "checkpoint": "take it from git again (data/models), or train it anew with `dvc repro`",
     "run": "`python -m stages.record`; if it stays, take data/evidence from git again",
     "params": "if the file was edited on purpose, train its runs anew with `dvc repro`; else take it from git again",
@@ -147,22 +144,30 @@ def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
 
 
 def check_environment(result: Result) -> Link:
-    """Check that the environment's digest is that of its facts."""
+    """Check that the environment's digest is that of its facts, and that no code ran that nothing vouches for."""
     digest = hashlib.sha256(canonical_json(result.environment).encode()).hexdigest()[:12]
     if digest != result.environment_digest:
         return Link("environment", "broken", f"its facts give {digest}, recorded {result.environment_digest}")
+    process = result.environment.get("process")
+    if process is None:
+        return Link("environment", "holds", f"{digest}; what else ran in the process was not recorded then")
+    if other := process["modules"]:
+        named = ", ".join(f"{name} ({code})" for name, code in other.items())
+        what = f"{named} ran in its process, from no package and not in its run key; remove it and train the run again"
+        return Link("environment", "broken", what)
     return Link("environment", "holds", digest)
 
 
 def check_metrics(root: Path, checkpoint: Checkpoint, packed: Path, *, with_weights: bool = False) -> Link:
     """Check that metrics follow from bitmap and curves, that the curves are the run's, and the weights' scores."""
-    line, released = _line_of(checkpoint.result, packed.name), checkpoint.path.startswith(RELEASED)
-    found = [*find_contradictions(line), *_compare_with_run(root, line)]
+    line, cost = _line_of(checkpoint.result, packed.name), checkpoint.result.cost
+    spent = None if cost is None or checkpoint.result.origin else {name: getattr(cost, name) for name in COSTS}
+    found = [*find_contradictions(line), *compare_with_run(root, line, spent)]
     if found:
         return Link("metrics", "broken", "; ".join(found))
     taken = "from bitmap and curves"
-    if not (released or with_weights):
-        return Link("metrics", "holds", f"{taken}; `claimcheck verify --weights` predicts again, too")
+    if line.correct is None and "mse" not in {row.metric for row in line.metrics} and not with_weights:
+        return Link("metrics", "holds", f"{taken}; `claimcheck verify --weights` predicts texts again, too")
     try:
         if not (packed / "dataset.json").is_file() or read_info(packed).digest != line.data.digest:
             needed = f"the weights need {packed.name} as it was packed, which is not here"
@@ -178,7 +183,8 @@ def check_metrics(root: Path, checkpoint: Checkpoint, packed: Path, *, with_weig
 
         weights = root / checkpoint.path
         if not with_weights:
-            found, n = list(spot_check(weights, packed, line)), min(SPOTS, line.data.test_images)
+            found = list(spot_check(weights, packed, line))
+            n = line.data.test_images if line.correct is None else min(SPOTS, line.data.test_images)
         elif checkpoint.accuracy is None:
             found, n = list(compare(line, recompute(weights, packed, line))), line.data.test_images
             found += look_again(weights, packed, line)
@@ -190,38 +196,6 @@ def check_metrics(root: Path, checkpoint: Checkpoint, packed: Path, *, with_weig
     if found:
         return Link("metrics", "broken", "; ".join(found))
     return Link("metrics", "holds", f"{taken}, and from the weights on {n:,} test samples")
-
-
-def _compare_with_run(root: Path, line: ResultLine) -> list[str]:
-    """The faults of the outcome that was trained here, or of the curves that were taken from it."""
-    folder = root / "data" / "runs" / line.experiment / line.run_key
-    if not (folder / "history.jsonl").is_file():
-        return []
-    if fault := find_fault(folder, line.run_key):
-        return [f"{folder.relative_to(root)}: {fault}"]
-    if (
-        json.loads((folder / "result.json").read_text(encoding="utf-8"))["environment_digest"]
-        != line.environment_digest
-    ):
-        return []
-    rows = [json.loads(text) for text in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
-    names = [field.name for field in fields(EpochRow)]
-    differing = [
-        f"{name} of epoch {row.epoch}"
-        for row, trained in zip(line.curves, rows, strict=False)
-        for name in names
-        if not _is_near(getattr(row, name), trained.get(name))
-    ]
-    if len(rows) != len(line.curves):
-        differing.append(f"the number of epochs, {len(line.curves)} and {len(rows)}")
-    history = (folder / "history.jsonl").relative_to(root)
-    return [f"its curves are not those of {history}: {', '.join(differing[:3])}"] if differing else []
-
-
-def _is_near(stored: float | None, trained: float | None) -> bool:
-    if stored is None or trained is None:
-        return stored == trained
-    return isclose(stored, trained, rel_tol=1e-7)
 
 
 def _line_of(result: Result, dataset: str) -> ResultLine:

@@ -13,10 +13,7 @@ import numpy as np
 from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import ImageSet, read_images, read_info
 from stages.evaluation.flops import FlopCounts
-from stages.evaluation.metrics import correctness
-from stages.evaluation.observing import Observer
-from stages.evaluation.part import cut_rows
-from stages.evaluation.scores import Scores, score
+from stages.evaluation.scores import Observer, Scores, correctness, cut_rows, score
 from stages.run import RunSpec
 from stages.runs.evidence import ResultLine, unpack_correct
 from stages.training.kinds import read_rows
@@ -48,11 +45,14 @@ def recompute(weights: Path, packed: Path, line: ResultLine) -> Scores:
 def spot_check(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
     """Differences from `line` in which images the weights, as trained or rounded, get right: of `SPOTS`, evenly spread.
 
+    A table has no bitmap and is quick: all its rows are predicted.
+
     Raises:
         CheckpointError: the weights can't be loaded, or aren't a classifier of these images.
         PackedDataError: the test data can't be read.
     """
     if line.correct is None:
+        yield from compare(line, recompute(weights, packed, line))
         return
     n = line.data.test_images
     test_set = cut_rows(read_images(packed, "test"), n)

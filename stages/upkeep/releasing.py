@@ -15,9 +15,8 @@ import torch
 
 from stages.checkpoint.predictor import dump_checkpoint, load_predictor
 from stages.datasets.packed import ImageSet, read_images
-from stages.evaluation.metrics import accuracy
-from stages.evaluation.part import cut_rows
-from stages.params.nearest import nearest
+from stages.evaluation.scores import accuracy, cut_rows
+from stages.params.schema import nearest
 from stages.runs.evidence import EvidenceLine, Release, read_lines, write_lines
 from stages.runs.store import write_atomically
 from stages.upkeep.publishing import PublishError

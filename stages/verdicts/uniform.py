@@ -1,16 +1,18 @@
 """Test whether a gain is the same at every level of a factor: at every width, at every depth.
 
-    F = s²(gains of the k levels) / v,    v = MS(level × others)/l,    df = (k − 1)(l − 1)
-
 A level's gain is its mean over the l combinations of the other factors: a width's, over the depths.  The error of such
 a mean is the interaction: how much the gains of a level differ from one depth to another, beyond what is common to all
-levels of that depth.  It contains the error of the seeds, so it is taken to be at least that.  Seeds alone would take
-the depths as fixed, although a paper that says "5 to 16 layers" may have run others; so the interaction is the error of
-the whole planned grid, too.
+levels of that depth.  It contains the error of the seeds.  Seeds alone would take the depths as fixed, although a paper
+that says "5 to 16 layers" may have run others; so the interaction is the error of the whole planned grid, too.
 
-Exactly equal gains follow F(k − 1, df).  Levels count as equal if no two are further apart than the margin, as two
-arms do that a paper calls comparable.  Gains whose largest and smallest are r apart follow a noncentral F with
-λ = Σ(gain − mean)²/v between r²/2v and r² ⌊k/2⌋⌈k/2⌉/kv; the interval of r holds the values that F doesn't exclude.
+Levels count as equal if no two are further apart than the margin, as two arms do that a paper calls comparable:
+
+    |gain_i − gain_j| + t(α) SE_ij <= margin             for every pair of levels, or
+    |gain_i − gain_j| − t(α/pairs) SE_ij > margin        for one of the pairs (Bonferroni)
+
+SE_ij has Welch's form: each level has its own interaction with the mean of the others, so levels may differ in it.  F
+would take the interaction as alike at all levels; where one has ten times the others', it calls gains that are the
+margin apart equal in 20 % of experiments instead of 5 %.  F, for exactly equal gains, is shown and decides nothing.
 
 The means are those of the whole grid, so the claim is judged once, when every pair has run.
 """
@@ -25,8 +27,8 @@ import numpy as np
 import scipy
 
 from stages.rules import Rules
-from stages.verdicts.by_margin import by_margin, root
-from stages.verdicts.intervals import Numbers, t_quantile, variance_of
+from stages.verdicts.by_margin import by_margin
+from stages.verdicts.intervals import Numbers, combine, half_width, t_quantile, variance_of
 from stages.verdicts.looks import complete_look, level, looks_from, looks_of_plan
 from stages.verdicts.numerals import in_percent, signed, with_interval
 from stages.verdicts.value import too_few
@@ -34,8 +36,6 @@ from stages.verdicts.verdict import Sample, Status, Verdict
 
 _DRAWS = 20_000
 """Of the gains, for a chance that is right to a third of a percentage point."""
-_LEAST = 1e-9
-"""SciPy's noncentral F has negative probabilities where λ is 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +49,46 @@ class UniformClaim:
     better: Literal["higher", "lower"]
 
 
+@dataclass(frozen=True)
+class Distances:
+    """Distances [..., pairs] between the gains of two levels, their variances and degrees of freedom."""
+
+    apart: Numbers
+    variance: Numbers
+    df: Numbers
+
+    @classmethod
+    def between(cls, cells: Numbers) -> Distances:
+        """Distances between gains [..., levels, others].  Of only two levels, the pairs of cells give the error."""
+        k, others = cells.shape[-2:]
+        first, second = np.triu_indices(k, 1)
+        one, other = cells[..., first, :], cells[..., second, :]
+        rest = (cells.sum(axis=-2, keepdims=True) - one - other) / (k - 2) if k > 2 else other
+        parts = [(variance_of(level - rest) / others, others - 1.0) for level in (one, other)]
+        return cls(np.abs((one - other).mean(axis=-1)), *combine(parts))
+
+    def least(self, alpha: float) -> Numbers:
+        """The distance that some two levels keep, but with probability `alpha`; 0 if that may be none."""
+        half = half_width(self.variance, self.df, alpha / self.apart.shape[-1])
+        return np.maximum((self.apart - half).max(axis=-1), 0.0)
+
+    def largest(self, alpha: float) -> Numbers:
+        """The distance within which all levels lie, but with probability `alpha`."""
+        return (self.apart + half_width(self.variance, self.df, alpha)).max(axis=-1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gains:
-    """Gains [k] of the levels, and the variance of each, with its df; `spread` is that of one pair's interaction."""
+    """Gains [k] of the levels, and the distances between them; `spread` is that of one pair's interaction.
+
+    `variance` and `df` are of a level's gain if the interaction is alike at all levels.
+    """
 
     values: np.ndarray
     spread: float
     variance: float
     df: int
+    distances: Distances
 
     @property
     def f(self) -> float:
@@ -67,34 +99,12 @@ class Gains:
         """p-value under exactly equal gains."""
         return float(scipy.stats.f.sf(self.f, self.values.size - 1, self.df))
 
-    def range_interval(self, alpha: float) -> tuple[float, float]:
-        """Interval of the distance between largest and smallest gain, erring with at most alpha on each side."""
-        k = self.values.size
-        low = root(lambda r: float(p_apart(self.f, k, self.df, r**2 / self.variance)) - alpha, self.variance**0.5)
-        high = root(lambda r: alpha - float(p_alike(self.f, k, self.df, r**2 / self.variance)), self.variance**0.5)
-        return low, high
-
     def chance_within(self, margin: float) -> float:
         """Chance that no two levels are further apart than `margin`, given the gains, with a flat prior (simulated)."""
         random = np.random.default_rng(0)
         scale = np.sqrt(self.variance * self.df / random.chisquare(self.df, size=(_DRAWS, 1)))
         draws = self.values + scale * random.standard_normal((_DRAWS, self.values.size))
         return float(np.mean(np.ptp(draws, axis=1) <= margin))
-
-
-def p_apart(f: Numbers, k: int, df: int, ratio: Numbers) -> Numbers:
-    """Chance of an F this large or larger where no two of k levels are further apart than r; `ratio` = r²/v."""
-    return _known(scipy.stats.ncf.sf(f, k - 1, df, np.maximum((k // 2) * (k - k // 2) / k * ratio, _LEAST)))
-
-
-def p_alike(f: Numbers, k: int, df: int, ratio: Numbers) -> Numbers:
-    """Chance of an F this small or smaller where two of k levels are r apart or further; `ratio` = r²/v."""
-    return _known(scipy.stats.ncf.cdf(f, k - 1, df, np.maximum(ratio / 2, _LEAST)))
-
-
-def _known(tail: Numbers) -> Numbers:
-    """The tail with 0 for NaN: where SciPy's series doesn't converge, the tail is too small for it."""
-    return np.nan_to_num(tail, nan=0.0)
 
 
 def judge_uniform(
@@ -134,7 +144,10 @@ def measure_levels(claim: UniformClaim, levels: Mapping[Any, Sequence[tuple[Samp
     interaction, df = interaction_of(cells)
     seeds = float(variance_of(arms).sum(axis=-1).mean()) / n
     square = max(float(interaction), seeds)
-    return Gains(values=cells.mean(axis=1), spread=square**0.5, variance=square / cells.shape[1], df=df)
+    variance = square / cells.shape[1]
+    return Gains(
+        values=cells.mean(axis=1), spread=square**0.5, variance=variance, df=df, distances=Distances.between(cells)
+    )
 
 
 def interaction_of(cells: Numbers) -> tuple[Numbers, int]:
@@ -152,13 +165,14 @@ def _judge(
 ) -> Verdict:
     inner, outer = level(looks, n, rules.alpha_within), level(looks, n, rules.alpha_outside / 2)
     status, reason = Status.INCONCLUSIVE, "neither within nor wholly outside"
-    at_inner, at_outer = (gains.range_interval(at) for at in (inner, outer))
+    least, largest = (
+        {at: float(end(at)) for at in (inner, outer)} for end in (gains.distances.least, gains.distances.largest)
+    )
 
     def status_at(margin: float) -> Status:
-        of_margin = gains.f, len(by_level), gains.df, margin**2 / gains.variance
-        if p_apart(*of_margin) < outer:
+        if least[outer] > margin:
             return Status.NOT_REPRODUCED
-        return Status.REPRODUCED if p_alike(*of_margin) <= inner else Status.INCONCLUSIVE
+        return Status.REPRODUCED if largest[inner] <= margin else Status.INCONCLUSIVE
 
     if not claim.is_whole:
         reason = "open, since the levels' gains are means over every pair, and only some ran"
@@ -166,9 +180,9 @@ def _judge(
         reason = "wholly outside"
     elif status is Status.REPRODUCED:
         reason = "within"
-    low, high = at_outer if status is Status.NOT_REPRODUCED else at_inner
     spread = max(by_level.values()) - min(by_level.values())
-    confidence = 1 - 2 * (outer if status is Status.NOT_REPRODUCED else inner)
+    used = outer if status is Status.NOT_REPRODUCED else inner
+    low, high, confidence = least[used], largest[used], 1 - 2 * used
     half = float(t_quantile(gains.df, outer / len(by_level))) * gains.variance**0.5
     outside = [str(at) for at, gain in by_level.items() if abs(gain - claim.gain) - half > claim.margin]
     beyond = f"; wholly outside {claim.gain:g} ± {claim.margin:g}: {', '.join(outside)}" if outside else ""
@@ -190,6 +204,6 @@ def _judge(
         n=n,
         spread=gains.spread,
         p_value=gains.p,
-        by_margin=by_margin([at_outer[0], at_inner[1]], status_at) if claim.is_whole else (),
+        by_margin=by_margin([least[outer], largest[inner]], status_at) if claim.is_whole else (),
         posterior=gains.chance_within(claim.margin) if claim.is_whole else None,
     )

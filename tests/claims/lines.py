@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from stages.claims import ClaimLine, Judgement, Table, Trial, gather, judge_claims, read_claims
+from stages.datasets.manifest import all_files, judge_provenance
 from stages.datasets.mirror import MirrorInfo, describe_file
 from stages.datasets.prepare import READERS
-from stages.datasets.provenance import all_files, judge_provenance
 from stages.datasets.sources import compose_manifest
 from stages.datasets.verified import Digests
 from stages.params.budget import plan_runs

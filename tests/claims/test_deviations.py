@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from stages.claims import Deviation, PaperDeviations, read_claims, read_deviations, touched
-from stages.claims.deviations import HEADING, tell
 from stages.params.schema import ParamsError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,24 +20,6 @@ PAPERS = sorted({claim.paper for claim in CLAIMS})
 @pytest.fixture(scope="module")
 def found() -> dict[str, PaperDeviations]:
     return {paper.paper: paper for paper in read_deviations(PAPERS)}
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_the_papers_page_is_what_make_report_writes(paper: str, found: dict[str, PaperDeviations]) -> None:
-    page = (ROOT / "docs" / "papers" / f"{paper}.md").read_text()
-    assert tell(page, found[paper].deviations.values()) == page, "run make report and commit"
-    head, *rows = [line for line in page.split(HEADING)[1].split("\n## ")[0].splitlines() if line.startswith("|")]
-    assert len(rows) - 1 == len(found[paper].deviations)
-    cells = {len(re.split(r"(?<!\\)\|", row)) for row in (head, *rows)}
-    assert len(cells) == 1, "a bar in a cell ends it"
-
-
-def test_rows_that_are_no_records_go_and_records_without_a_row_come() -> None:
-    head = "| subject | text | ours | why |\n|---|---|---|---|\n"
-    page = f"# P\n\n{HEADING}\nWhy.\n\n{head}| old | a | b | c |\n\n## Next\n| x |\n"
-    record = Deviation(subject="new", claims=("p.a",), paper="silent", ours="0.5", why="")
-    assert tell(page, [record]) == page.replace("| old | a | b | c |", "| new | silent | 0.5 | |")
-    assert tell("# P\n", [record]) == "# P\n"
 
 
 @pytest.mark.parametrize("paper", PAPERS)

@@ -9,11 +9,11 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+import scipy
 
 from stages.claims.measures import NotMeasured, count_failed
 from stages.runs.evidence import EvidenceLine, Measurement, ResultLine, read_lines
 from stages.verdicts import Status
-from stages.verdicts.uniform import p_apart
 from tests.claims.lines import ROOT, claims, judge, params, results, trials
 
 GAIN = "dac.sgemm.gain"
@@ -200,7 +200,7 @@ def test_our_two_depths_leave_a_uniform_gain_open_and_show_it_at_every_width() -
         }
         gains.append(means["baseline"] - means["proposed"])
     f = float(np.var(gains, ddof=1)) / variance
-    assert p_apart(f, 7, 6, 0.0625**2 / variance) == pytest.approx(0.11, abs=0.005)
+    assert scipy.stats.ncf.sf(f, 6, 6, 12 / 7 * 0.0625**2 / variance) == pytest.approx(0.11, abs=0.005)
 
 
 def test_levels_need_whole_slices() -> None:

@@ -20,8 +20,11 @@ CLAIMS = ROOT / "data" / "claims.csv"
 
 
 def with_finding(claim: str, status: str) -> Finding:
+    holds, contradicted = status == "holds", status == "contradicted"
     computed = {"x": 1.0}
-    return Finding(claim=claim, status=status, computed=computed, explanation="Counted.", ours=0.5)  # type: ignore[arg-type]
+    return Finding(
+        claim=claim, holds=holds, contradicted=contradicted, computed=computed, explanation="Counted.", ours=0.5
+    )
 
 
 @pytest.mark.parametrize("status", ["holds", "fails", "contradicted"])

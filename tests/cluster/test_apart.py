@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import uuid
@@ -65,6 +66,26 @@ def test_another_token_than_the_clusters_is_one_line(two_nodes: Nodes, project: 
     said = f"claimcheck run: the Ray cluster {two_nodes.address} wants the token that its nodes were started with"
     assert output.splitlines()[-1].startswith(said), output
     assert "InvalidAuthToken" not in output, "what Ray writes every second"
+
+
+def test_a_node_whose_keys_were_exported_after_its_start_ends_the_command(
+    two_nodes: Nodes, object_server: ObjectServer, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {name: value for name, value in object_server.environment.items() if "KEY" in name}
+    without = {name: value for name, value in two_nodes.environment.items() if name not in keys}
+    monkeypatch.setattr(two_nodes, "environment", without)
+    two_nodes.kill(two_nodes.workers[0])
+    two_nodes.add(1)
+    try:
+        url = f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}"
+        output = finish(start(project, two_nodes, CLAIMCHECK_STORE=url, **keys), project, code=1)
+    finally:
+        two_nodes.kill(two_nodes.workers[-1])
+    host = socket.gethostname()
+    said = f"claimcheck run: node {host} can't use the store: {url}: the environment has no AWS_ACCESS_KEY_ID and "
+    last = output.splitlines()[-1]
+    assert last.startswith(said) and f"export the keys on {host}, then `ray stop` and `ray start`" in last, output
+    assert "failed" not in output, output
 
 
 def seen_by(pid: int, folder: Path) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stages.commands.ahead import Ahead
+from stages.commands.repro import Ahead
 from stages.params.experiment import Profile, load_params
 from stages.preloaded import ADDRESS
 from tests.polling import wait_until

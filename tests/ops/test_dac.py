@@ -135,44 +135,12 @@ def test_bfloat16_error_is_within_twice_pytorchs_own(case: str) -> None:
         assert (tensor - truth).abs().max() <= 2 * (plain - truth).abs().max() + 1e-6
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("bias_shape", [(2, 2), (2, 2, 3, 3)])
-def test_convolution_passes_gradcheck(stride: int, bias_shape: tuple[int, ...]) -> None:
-    inputs = [tensor.requires_grad_() for tensor in draw((1, 2, 5, 4), (2, 2, 3, 3), bias_shape)]
-    assert torch.autograd.gradcheck(partial(dac_conv2d, stride=stride, padding=1), inputs)
-
-
-def test_dense_passes_gradcheck() -> None:
-    assert torch.autograd.gradcheck(dac_linear, [t.requires_grad_() for t in draw((4, 5), (3, 5), (3, 5))])
-
-
 def test_without_biases_it_is_relu_and_a_plain_layer() -> None:
     x, w = draw((2, 3, 9, 8), (4, 3, 3, 3))
     plain = F.conv2d(x.relu(), w, stride=2, padding=1)
     torch.testing.assert_close(dac_conv2d(x, w, torch.zeros(4, 3).double(), 2, 1), plain, rtol=0, atol=1e-12)
     x, w = draw((2, 7), (4, 7))
     torch.testing.assert_close(dac_linear(x, w, torch.zeros_like(w)), F.linear(x.relu(), w), rtol=0, atol=1e-12)
-
-
-def test_one_output_or_a_depthwise_kernel_reduces_it_to_a_shared_bias() -> None:
-    x, w, b = draw((2, 3, 6, 6), (1, 3, 3, 3), (1, 3))
-    shared = F.conv2d((x + b.view(1, 3, 1, 1)).relu(), w, padding=1)
-    torch.testing.assert_close(dac_conv2d(x, w, b, 1, 1), shared, rtol=0, atol=1e-12)
-    channels = [dac_conv2d(x[:, j : j + 1], w[:, j : j + 1], b[:, j : j + 1], 1, 1) for j in range(3)]
-    depthwise = F.conv2d((x + b.view(1, 3, 1, 1)).relu(), w.transpose(0, 1), padding=1, groups=3)
-    torch.testing.assert_close(torch.cat(channels, 1), depthwise, rtol=0, atol=1e-12)
-
-
-def test_equal_biases_at_every_position_are_the_partly_shared_ones() -> None:
-    x, w, b = draw((2, 3, 6, 7), (4, 3, 3, 2), (4, 3))
-    everywhere = b[..., None, None].expand_as(w)
-    torch.testing.assert_close(dac_conv2d(x, w, everywhere, 2, 1), dac_conv2d(x, w, b, 2, 1), rtol=0, atol=1e-12)
-
-
-def test_one_pixel_images_make_the_convolution_a_dense_layer() -> None:
-    x, w, b = draw((5, 4), (3, 4), (3, 4))
-    pixels = dac_conv2d(x[..., None, None], w[..., None, None], b)
-    torch.testing.assert_close(pixels.flatten(1), dac_linear(x, w, b), rtol=0, atol=1e-12)
 
 
 def test_no_activated_copy_is_kept_for_the_backward_pass() -> None:

@@ -52,16 +52,6 @@ def test_dense_in_bfloat16_errs_no_more_than_pytorch() -> None:
     check_half(fast, yat_linear_reference, tensors())
 
 
-def test_dense_passes_a_numerical_check_of_its_gradients() -> None:
-    x, w, b, s, eps = (t.double().requires_grad_() for t in tensors())
-    assert torch.autograd.gradcheck(fast, (x[:1, :2], w[:4], b[:4], s, eps))
-
-
-def test_dense_with_no_bias_has_bias_zero() -> None:
-    x, w, b, _, _ = tensors()
-    torch.testing.assert_close(yat_linear(x, w), yat_linear(x, w, 0 * b), rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     ("case", "layer"),
     [

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.ops.yat import yat_linear
 from stages.ops.yat_conv import YatConv2d, yat_conv2d, yat_conv2d_reference
 from tests.ops.yat_evidence import check_form, check_half, check_layer
 
@@ -64,12 +63,6 @@ def test_conv_in_bfloat16_errs_no_more_than_pytorch(options: dict[str, int]) -> 
     check_half(*forms(options), tensors(options["groups"]))
 
 
-def test_conv_passes_a_numerical_check_of_its_gradients() -> None:
-    x, w, b, s, eps = (t.double() for t in tensors(2))
-    fast, _ = forms(OPTIONS[2])
-    assert torch.autograd.gradcheck(fast, [t.requires_grad_() for t in (x[:1], w, b, s, eps)])
-
-
 @pytest.mark.parametrize(
     ("case", "layer"),
     [
@@ -82,12 +75,6 @@ def test_conv_passes_a_numerical_check_of_its_gradients() -> None:
 def test_conv_equals_the_released_package(case: str, layer: YatConv2d) -> None:
     theirs = {"weight": ["weight"], "bias": ["bias"], "scale.alpha": ["alpha"]}
     check_layer(layer, case, {name: theirs[name] for name, _ in layer.named_parameters()})
-
-
-def test_a_conv_of_one_pixel_is_the_dense_layer() -> None:
-    x, w, b = draw(2, 4, 3, 5), draw(6, 4, 1, 1, seed=1), draw(6, seed=2)
-    dense = yat_linear(x.movedim(1, -1), w.flatten(1), b, scale=2.0, epsilon=0.1).movedim(-1, 1)
-    torch.testing.assert_close(yat_conv2d(x, w, b, scale=2.0, epsilon=0.1), dense)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stages.optim import cg_fac, kfac
 from stages.optim.capture import gradient_matrix
@@ -82,67 +82,6 @@ def test_matrix_free_equals_factors_of_the_batch_and_both_equal_kfac() -> None:
         moved.append(problem.network.mix.weight.detach())
     torch.testing.assert_close(moved[1], moved[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(moved[2], moved[0], rtol=0, atol=1e-6)
-
-
-def test_kronecker_step_is_the_same_in_other_coordinates() -> None:
-    """The purpose of a natural gradient: rescaled inputs give the same change of the function, where SGD's differs."""
-    scales = torch.tensor([10.0, 1.0, 0.1], dtype=torch.float64)
-
-    def change(stretch: Tensor, kind: str) -> Tensor:
-        problem = make_problem(samples=12, tokens=1, bias=False)
-        network = problem.network
-        tokens, problem.tokens = problem.tokens, problem.tokens * stretch
-        with torch.no_grad():
-            network.mix.weight /= stretch
-        before = network.mix(problem.tokens).detach()
-        optimizer = (
-            CGFAC(network, lr=0.1, damping=1e-9, cg_iterations=60, cg_tolerance=0.0, layers=("mix",))
-            if kind == "cg-fac"
-            else torch.optim.SGD(network.parameters(), lr=0.1)
-        )
-        problem.loss().backward()
-        optimizer.step()
-        return (network.mix(tokens * stretch) - before).detach()
-
-    ones = torch.ones_like(scales)
-    natural, stretched = change(ones, "cg-fac"), change(scales, "cg-fac")
-    assert ((stretched - natural).norm() / natural.norm()).item() < 1e-3
-    plain, stretched = change(ones, "sgd"), change(scales, "sgd")
-    assert ((stretched - plain).norm() / plain.norm()).item() > 1
-
-
-def steps_to_fit(kind: str, *, limit: int = 1000) -> int:
-    """Steps until an ill-conditioned linear regression is within 1e-3 of its minimum, in squares of its noise."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(256, 6, generator=generator, dtype=torch.float64)
-    x *= torch.logspace(0, -1, 6, dtype=torch.float64)
-    y = x @ torch.randn(6, 3, generator=generator, dtype=torch.float64)
-    y += torch.randn(256, 3, generator=generator, dtype=torch.float64)
-    solution = torch.linalg.lstsq(x, y).solution
-    least = 0.5 * (x @ solution - y).square().sum(dim=1).mean()
-    model = nn.Sequential(nn.Linear(6, 3, bias=False)).double()
-    nn.init.zeros_(model[0].weight)
-    values = torch.linalg.eigvalsh(x.T @ x / 256)
-    optimizer: torch.optim.Optimizer
-    if kind == "sgd":  # with the best learning rate that a quadratic has
-        optimizer = torch.optim.SGD(model.parameters(), lr=2 / (values[0] + values[-1]).item())
-    else:
-        make = CGFAC if kind == "cg-fac" else partial(KFAC, factor_decay=0.0, update_interval=1)
-        optimizer = make(model, lr=1.0, damping=1e-4, layers=("0",))
-    for step in range(limit):
-        loss = 0.5 * (model(x) - y).square().sum(dim=1).mean()
-        if loss - least < 1e-3:
-            return step
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return limit
-
-
-def test_a_quadratic_is_fitted_in_a_tenth_of_the_steps_of_sgd_at_its_best_rate() -> None:
-    ours, theirs = steps_to_fit("cg-fac"), steps_to_fit("sgd")
-    assert theirs < 1000, "SGD gets there too"
-    assert ours < theirs / 10
 
 
 def test_warm_start_comes_nearer_with_the_same_iterations() -> None:

@@ -92,10 +92,6 @@ def test_the_rest_moves_as_torch_moves_it(make: Make, rest: str) -> None:
         torch.testing.assert_close(parameter, expected, rtol=0, atol=1e-7)
 
 
-def test_two_runs_are_bitwise_equal(make: Make) -> None:
-    assert all(equal(after(make), after(make)))
-
-
 def test_converges_on_a_toy(make: Make) -> None:
     model = network()
     optimizer = make(model, lr=0.1, damping=0.01, rest="adam", rest_lr=0.02)

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.priorities.choice import choose
+from stages.priorities.proposal import choose
 
 SECONDS = {"a": 10.0, "b": 10.0, "c": 10.0, "d": 1.0}
 

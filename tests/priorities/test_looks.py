@@ -10,8 +10,7 @@ import pytest
 
 from stages.claims import Judgement, Trial
 from stages.claims.trained import JUDGES
-from stages.priorities.looks import RunName, Standing, looks_of, next_looks, standing_today
-from stages.priorities.trainings import all_trainings, as_printed
+from stages.priorities.looks import RunName, Standing, all_trainings, as_printed, looks_of, next_looks, standing_today
 from stages.verdicts import Status
 from tests.claims.lines import ROOT, claims, judge, params, trials
 from tests.claims.test_all_trained import trained
@@ -60,7 +59,7 @@ def test_a_look_lacks_what_neither_results_nor_the_store_have() -> None:
     base = standing(2)
     (look,) = (one for one in next_looks(base, params(), ()) if one.claim.id == "dac.table2.imagewoof.v1.r20.order")
     arms = ("resnet20-v1", "dac-resnet20-v1")
-    assert (look.at, look.planned, look.is_last) == (3, 5, False)
+    assert (look.at, look.planned) == (3, 5)
     assert look.runs == {RunName("dac-imagewoof", arm, replicate) for arm in arms for replicate in range(3)}
     assert look.lacking == {RunName("dac-imagewoof", arm, 2) for arm in arms}
     (look,) = (one for one in next_looks(base, params(), look.lacking) if one.claim.id == look.claim.id)

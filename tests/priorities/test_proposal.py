@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from stages.claims.power import foresee
+from stages.priorities.looks import as_printed
 from stages.priorities.proposal import NOBODY_KNOWS, Proposal, chance_of_decision, propose, weigh
-from stages.priorities.trainings import as_printed
 from stages.recording.judged import read_paper_deviations
 from stages.verdicts import Status, Verdict, not_tested
 from tests.claims.lines import ROOT, claims, params

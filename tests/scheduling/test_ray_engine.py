@@ -165,13 +165,28 @@ def test_a_task_that_ray_ended_for_want_of_memory_gets_the_whole_node(trainings:
     assert trainings.ends(0) == [lost, lost, ("stopped", "asked to")]
 
 
-def test_a_cluster_that_wants_another_token_is_not_asked_again(trainings: Trainings) -> None:
+def test_a_cluster_that_wants_another_token_is_not_asked_again(
+    trainings: Trainings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = Script({})
-    threading.Timer(0.2, cluster.refuse).start()
+
+    def report(event: Event) -> None:
+        trainings.seen.append(event)
+        if trainings.kinds(0) == trainings.kinds(1) == ["started"]:
+            cluster.refuse()
+
+    monkeypatch.setattr(trainings, "report", report)
     with pytest.raises(EngineError, match="the Ray cluster of this test wants the token that its nodes were started"):
         trainings.run(cluster, ["cpu", "cpu"])
     lost = ("lost", "the cluster refused the token, process 7 on there")
     assert [trainings.ends(number) for number in (0, 1)] == [[lost], [lost]]
+
+
+def test_a_node_that_cant_use_the_store_stops_all_and_is_named(trainings: Trainings) -> None:
+    cluster = Script({trainings.groups[1].label: [[("shut_out", "s3://b: access is refused"), ("ended", "")]]})
+    with pytest.raises(EngineError, match=r"node there can't use the store: s3://b: access is refused; .*`ray start`"):
+        trainings.run(cluster, ["cpu", "cpu"])
+    assert [trainings.ends(number) for number in (0, 1)] == [[("stopped", "asked to")], []]
 
 
 def test_a_run_that_another_process_trains_is_asked_for_as_seldom_as_its_store_says(

@@ -12,6 +12,7 @@ import yaml
 
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import load_params
+from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore
 from stages.scheduling.together import line_up, longest_first
 from tests.project import EXPERIMENT, edit, environment, make_project
@@ -63,8 +64,12 @@ def test_the_longest_comes_first_and_a_shared_training_once(project: Path) -> No
     assert queue.held == {EXPERIMENT: 0, OTHER: 0}
 
 
-def test_chosen_runs_begin_in_the_order_that_is_asked_for(project: Path) -> None:
-    params, store = load_params(), RunStore(Path("data/store"))
+def test_chosen_runs_begin_in_the_order_that_is_asked_for(
+    project: Path, object_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, store = load_params(), ObjectStore(object_url, project / "read")
+    ask, asked = store.bucket._call, list[object]()
+    monkeypatch.setattr(store.bucket, "_call", lambda request: asked.append(request) or ask(request))
     places = {f"{EXPERIMENT}.vit": 1.0, f"{OTHER}.ninformer": 0.0}
     queue = line_up(
         {EXPERIMENT: ["vit.0"], OTHER: ["ninformer.0"]},
@@ -74,6 +79,7 @@ def test_chosen_runs_begin_in_the_order_that_is_asked_for(project: Path) -> None
         lambda name, runs, together: places[f"{name}.{runs[0].planned.arm}"],
     )
     assert [group.label for group in queue.groups] == [f"{OTHER} ninformer.0", f"{EXPERIMENT} vit.0"]
+    assert len(asked) == 3, "one listing of all outcomes, and one of states for each experiment"
 
 
 def test_what_was_trained_together_is_taken_from_the_store(project: Path) -> None:

@@ -17,8 +17,7 @@ from stages.scheduling.engine.groups import Event, Group
 from stages.scheduling.engine.leases import EXPIRY_SECONDS
 from stages.scheduling.engine.opening import open_leases
 from stages.scheduling.engine.owner import process_identity
-from stages.scheduling.journal import PREFIX, Journal, read_sessions
-from stages.scheduling.watching import Row, Watched, watch
+from stages.scheduling.journal import PREFIX, Journal, Row, Watched, read_sessions, watch
 from tests.polling import wait_until
 from tests.project import EXPERIMENT, make_project, start_training, train
 

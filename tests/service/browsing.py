@@ -24,6 +24,7 @@ IN_A_BROWSER = [
 ]
 VIEWPORT: ViewportSize = {"width": 1280, "height": 900}
 EVERYTHING = {"rules": {"target-size": {"enabled": True}}}  # which asks for 24 pixels, or as much room around
+OF_TARGETS = {"runOnly": ["target-size"]}
 OF_COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}
 
 

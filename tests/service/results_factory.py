@@ -131,7 +131,8 @@ def write_findings(root: Path) -> None:
     finding = {
         "claim": "ninformer.table3.mnist.vit",
         "paper": "ninformer",
-        "status": "contradicted",
+        "holds": False,
+        "contradicted": True,
         "computed": {"times_peak": 113.3},
         "explanation": "The printed time needs more than the card's peak.",
     }

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
 import os
 import sqlite3
 import subprocess
@@ -18,8 +19,18 @@ from fastapi.testclient import TestClient
 from starlette.types import Message
 
 from service.__main__ import warn_where_open
-from service.http.access import Gate, Key, KeyFile, KeysError, Refused, client_of, digest_of, new_key, read_keys
-from service.http.counts import Counts, CountsError
+from service.http.access import (
+    AccessDenied,
+    AccessPolicy,
+    Key,
+    KeyFile,
+    KeysError,
+    client_of,
+    digest_of,
+    new_key,
+    read_keys,
+)
+from service.http.counts import CountsError, RequestCounter
 from service.http.middleware import KeysAndRates
 from service.settings import Settings
 from tests.service.conftest import keys_file, png, serving
@@ -41,16 +52,16 @@ def ask_at(address: str, key: str) -> int:
     return httpx.post(f"{address}{VIT}", files={"file": png()}, headers=headers, timeout=60).status_code
 
 
-def gate_of(per_minute: int | None, *keys: str, **options: Any) -> Gate:
+def gate_of(per_minute: int | None, *keys: str, **options: Any) -> AccessPolicy:
     named = {key: Key(sha256=(digest_of(key),)) for key in keys}
-    return Gate((lambda: named) if keys else None, per_minute, **options)
+    return AccessPolicy((lambda: named) if keys else None, per_minute, **options)
 
 
-def is_admitted(gate: Gate, key: str) -> bool:
+def is_admitted(gate: AccessPolicy, key: str) -> bool:
     try:
         gate.admit(f"Bearer {key}", "127.0.0.1")
-    except Refused as refused:
-        return refused.status != 429
+    except AccessDenied as refused:
+        return refused.status_code != 429
     return True
 
 
@@ -108,19 +119,19 @@ def test_refusals_of_a_key_are_counted_as_its_own(settings: Settings, tmp_path: 
     assert 'status="401"' not in text.partition("claimcheck_key_requests_total")[2].partition("# HELP")[0]
 
 
-@pytest.mark.parametrize(
-    "origin", ["https://stranger.example", "http://127.0.0.1:3000", "null", "javascript:", "x" * 5000]
-)
-@pytest.mark.parametrize("path", [VIT, OIP])
-def test_pages_of_other_sites_may_not_post(settings: Settings, path: str, origin: str) -> None:
+def test_pages_of_other_sites_may_not_post(settings: Settings) -> None:
     friend = "https://friend.example"
+    strangers = ("https://stranger.example", "http://127.0.0.1:3000", "null", "javascript:", "x" * 5000)
     with serving(settings.model_copy(update={"cors_origins": (friend,)})) as client:
-        refused = client.post(path, files={"file": png()}, headers={"origin": origin})
-        assert refused.status_code == 403 and "may not send this" in refused.json()["detail"]
+        for origin, path in itertools.product(strangers, (VIT, OIP)):
+            refused = client.post(path, files={"file": png()}, headers={"origin": origin})
+            assert refused.status_code == 403 and "may not send this" in refused.json()["detail"]
+            assert client.get("/compare", headers={"origin": origin}).status_code == 200
         for own in (friend, "http://127.0.0.1", "https://127.0.0.1"):
             answer = client.post(VIT, files={"file": png()}, headers={"origin": own})
             assert answer.status_code == 200
-        assert client.get("/compare", headers={"origin": origin}).status_code == 200
+        shown = [client.get("/compare", headers={"origin": origin}).headers for origin in (friend, strangers[0])]
+    assert [head.get("access-control-allow-origin") for head in shown] == [friend, None]
 
 
 def test_a_client_that_asks_too_often_is_told_when_to_come_back(settings: Settings) -> None:
@@ -149,10 +160,10 @@ def test_a_key_may_have_a_rate_and_a_quota_of_its_own() -> None:
         "a": Key(sha256=(digest_of("a"),), requests_per_minute=1),
         "b": Key(sha256=(digest_of("b"),), requests_per_day=3),
     }
-    gate = Gate(lambda: named, 100, clock=lambda: now)
+    gate = AccessPolicy(lambda: named, 100, clock=lambda: now)
     assert [is_admitted(gate, "a"), is_admitted(gate, "a")] == [True, False]
     assert [is_admitted(gate, "b") for _ in range(4)] == [True] * 3 + [False]
-    with pytest.raises(Refused, match="more than 3 requests in a day") as refused:
+    with pytest.raises(AccessDenied, match="more than 3 requests in a day") as refused:
         gate.admit("Bearer b", "")
     assert refused.value.headers == {"retry-after": "30"}
     now += 31
@@ -161,7 +172,7 @@ def test_a_key_may_have_a_rate_and_a_quota_of_its_own() -> None:
 
 def test_the_old_and_the_new_key_of_a_name_share_its_rate() -> None:
     named = {"a": Key(sha256=(digest_of("old"), digest_of("new")))}
-    gate = Gate(lambda: named, 2, clock=lambda: 0.0)
+    gate = AccessPolicy(lambda: named, 2, clock=lambda: 0.0)
     assert [is_admitted(gate, key) for key in ("old", "new", "old", "new")] == [True, True, False, False]
 
 
@@ -263,14 +274,14 @@ def test_two_servers_share_rates_and_quotas_by_a_file(root: Path, tmp_path: Path
     with running(root, folders[0], **shared) as one, running(root, folders[1], **shared) as two:
         found = [ask_at(service.address, "ann") for service in (one, two) * 4]
     assert found == [200] * 5 + [429] * 3
-    with running(root, folders[0], **shared) as again:
-        assert ask_at(again.address, "ann") == 429, "a restart forgets nothing"
+    with serving(Settings(root=root, keys=keys, counts=tmp_path / "counts.db")) as again:
+        assert ask(again, "ann") == 429, "a restart forgets nothing"
 
 
 def test_many_processes_admit_no_more_than_a_minutes_worth(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from service.http.counts import Counts; "
-        "counts = Counts(Path(sys.argv[1])); "
+        "import sys; from pathlib import Path; from service.http.counts import RequestCounter; "
+        "counts = RequestCounter(Path(sys.argv[1])); "
         "print(sum(counts.admit('a', per_minute=100, per_day=None, now=0.0) is None for _ in range(100)))"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "counts.db")]
@@ -281,24 +292,24 @@ def test_many_processes_admit_no_more_than_a_minutes_worth(tmp_path: Path) -> No
 def test_a_file_that_holds_no_counts_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no database " * 100)
     with pytest.raises(CountsError, match=r"notes\.txt: file is not a database; expected a file of counts"):
-        Counts(tmp_path / "notes.txt")
+        RequestCounter(tmp_path / "notes.txt")
     with pytest.raises(CountsError, match="unable to open database file"):
-        Counts(tmp_path / "nowhere" / "counts.db")
+        RequestCounter(tmp_path / "nowhere" / "counts.db")
 
 
 def test_where_nothing_can_be_counted_nobody_is_admitted(tmp_path: Path) -> None:
-    counts = Counts(tmp_path / "counts.db")
+    counts = RequestCounter(tmp_path / "counts.db")
     gate = gate_of(10, "a", counts=counts)
     gate.admit("Bearer a", "")
     counts._database.execute("DROP TABLE buckets")
-    with pytest.raises(Refused, match="can't be counted at the moment") as refused:
+    with pytest.raises(AccessDenied, match="can't be counted at the moment") as refused:
         gate.admit("Bearer a", "")
-    assert refused.value.status == 503
+    assert refused.value.status_code == 503
 
 
 def test_a_locked_file_of_counts_holds_up_no_other_request(tmp_path: Path) -> None:
     """The event loop goes on, and each of many requests that can't be counted is refused within seconds."""
-    gate = gate_of(10, "a", counts=Counts(tmp_path / "counts.db"))
+    gate = gate_of(10, "a", counts=RequestCounter(tmp_path / "counts.db"))
     sent: list[Message] = []
     gaps: list[float] = []
 
@@ -359,19 +370,10 @@ def test_a_forwarded_address_is_believed_only_from_a_named_proxy(settings: Setti
     other = Settings(**limited.model_dump() | {"proxies": "192.0.2.9"})
     assert rates(other, *FORGED) == [200, 200, 429, 429, 429, 429]
     named = Settings(**limited.model_dump() | {"proxies": "127.0.0.0/8, 198.51.100.7"})
-    assert rates(named, *FORGED) == [200] * 6
     forged = [f"{address}, 203.0.113.5, 198.51.100.7" for address in FORGED]
-    assert rates(named, *forged) == [200, 200, 429, 429, 429, 429]
+    assert rates(named, *FORGED, *forged) == [*[200] * 6, 200, 200, 429, 429, 429, 429]
     with pytest.raises(ValueError, match="proxies"):
         Settings(proxies="*")
-
-
-def test_other_sites_may_call_where_the_operator_says_so(settings: Settings) -> None:
-    origin = {"origin": "https://friend.example"}
-    with serving(settings.model_copy(update={"cors_origins": ("https://friend.example",)})) as client:
-        assert client.get("/compare", headers=origin).headers["access-control-allow-origin"] == "https://friend.example"
-        stranger = client.get("/compare", headers={"origin": "https://stranger.example"})
-        assert "access-control-allow-origin" not in stranger.headers
 
 
 def test_lists_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

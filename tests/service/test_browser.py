@@ -20,36 +20,6 @@ KINDS = (
 """An address of each kind of page."""
 
 
-def test_a_reviewer_picks_a_data_set_and_walks_down_to_a_run(page: Page) -> None:
-    page.goto("/")
-    page.get_by_role("navigation", name="Data sets").get_by_role("link", name="CIFAR-100").click()
-    row = page.get_by_role("row", name="NiNformer").first
-    assert "53.78 %" in row.inner_text() and "33.14 %" in row.inner_text()
-    page.locator(".plot canvas").first.wait_for()
-    row.locator(".runs a").click()
-    page.locator(".plot canvas").first.wait_for()
-    assert page.get_by_role("heading", level=1).inner_text().startswith("NiNformer")
-    assert "quick" in page.get_by_role("row", name="profile").inner_text()
-
-
-def test_a_reviewer_walks_from_a_paper_to_a_claim(page: Page) -> None:
-    page.goto("/")
-    page.get_by_role("link", name="NiNformer").first.click()
-    page.get_by_role("navigation", name="Verdicts").get_by_role("link", name="contradicted").click()
-    page.get_by_role("link", name="ViT: inference time").first.click()
-    assert "contradicted" in page.locator(".fidelity").inner_text()
-    assert "113.3" in page.get_by_role("row", name="over the card’s peak").inner_text()
-
-
-@pytest.mark.parametrize("path", KINDS)
-def test_a_phone_scrolls_only_downwards(page: Page, path: str) -> None:
-    page.set_viewport_size({"width": 360, "height": 740})
-    page.goto("/?dataset=mnist" if path == "run" else path)
-    if path == "run":
-        page.goto(page.locator(".runs a").first.get_attribute("href") or "")
-    assert page.evaluate("document.documentElement.scrollWidth") == 360
-
-
 OVERFLOWING = "items => items.filter(item => item.scrollWidth > item.clientWidth).map(item => item.textContent)"
 
 
@@ -147,20 +117,6 @@ def test_a_chart_is_saved_as_drawing_picture_and_numbers(page: Page) -> None:
     assert found["PNG"].startswith(b"\x89PNG")
     header, *rows = found["CSV"].decode().splitlines()
     assert header == "epoch,high,low,mean,model,replicates" and len(rows) == 200
-
-
-@pytest.mark.parametrize("path", KINDS)
-def test_axe_finds_nothing(page: Page, path: str) -> None:
-    """In light mode everything, also what is folded away; in dark mode everything that depends on colours."""
-    page.goto("/?dataset=mnist" if path == "run" else path)
-    if path == "run":
-        page.goto(page.locator(".runs a").first.get_attribute("href") or "")
-    if "sample" in path:
-        page.locator("#answers .card").first.wait_for()
-    page.locator("details").evaluate_all("all => all.forEach(item => { item.open = true })")
-    assert found_in(page, EVERYTHING) == []
-    page.emulate_media(color_scheme="dark", reduced_motion="reduce")  # otherwise colours are on their way for a while
-    assert found_in(page, OF_COLOURS) == []
 
 
 def test_axe_finds_text_without_contrast_in_the_dark(page: Page) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.pages.by_margin import WIDTH, strip_of, tell_chance_of_truth
 from service.pages.opening import tell_discoveries
-from service.pages.planning import plan_in_words
+from service.pages.planning import WIDTH, plan_in_words, strip_of, tell_chance_of_truth
 from stages.results import Claim, Discoveries, JudgedClaim, VerdictRow
 from tests.service.test_opening import tally
 

@@ -6,7 +6,7 @@ import re
 
 from fastapi.testclient import TestClient
 
-from service.pages.captions import captions, find_caption
+from service.pages.wording import captions, find_caption
 from tests.service.test_published_pages import text_of
 
 

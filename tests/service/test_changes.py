@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from service.pages.changes import sort_changes
+from service.pages.concluding import sort_changes
 from stages.results import ClaimChange
 
 

@@ -8,11 +8,10 @@ from typing import get_args
 import pytest
 from fastapi.testclient import TestClient
 
-from service.pages import vega
+from service.pages import charts
+from service.pages.charts import MOST_TICKS, _epochs
 from service.pages.claim_charts import arms_charts, difference_chart, forest_chart, gain_chart, pairs_chart
-from service.pages.curve_charts import MOST_TICKS, _epochs
-from stages.params.experiment import load_params
-from stages.params.grid import Role
+from stages.params.experiment import Role, load_params
 from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain, VerdictArm, VerdictRow
 from tests.service.results_factory import REPOSITORY
 
@@ -154,7 +153,7 @@ def test_the_pairs_of_a_grid_have_whole_names() -> None:
     [([0.01, 0.2], "log"), ([1.0, 9.0], None), ([0.0, 5.0], None), ([-3.0, 90.0], None), ([7], None)],
 )
 def test_what_reaches_over_more_than_a_decade_has_a_logarithmic_axis(values: list[float], scale: str | None) -> None:
-    assert vega.scale(values).get("type") == scale
+    assert charts.scale_of(values).get("type") == scale
 
 
 def test_a_few_epochs_are_whole_on_their_axis() -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.pages.concluding import conclude, qualify
-from service.pages.scope import A_PART, part_of
-from service.pages.trend import Trend, range_of, tell_other_reading, tell_trend
+from service.pages.concluding import Trend, conclude, qualify, range_of, tell_other_reading, tell_trend
+from service.pages.legend import A_PART, part_of
 from stages.results import Claim, ClaimChange, ClaimRecord, PairGain, VerdictRow
 from stages.verdicts import Scope
 from tests.service.results_factory import REPOSITORY

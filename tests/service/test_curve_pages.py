@@ -8,7 +8,7 @@ import re
 import pytest
 from fastapi.testclient import TestClient
 
-from service.pages.curve_charts import MOST_LINES, PAIRED
+from service.pages.charts import MOST_LINES, PAIRED
 from tests.service.test_experiment_pages import chart
 from tests.service.test_pages import Page
 

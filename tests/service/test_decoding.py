@@ -81,7 +81,7 @@ def test_each_image_is_decoded_to_each_shape_in_order() -> None:
     async def scene() -> None:
         uploads = [large(), SMALL, Upload("other.png", png(1)), large()]
         async with decoding() as decoder:
-            colour, grey = await decoder.decode(uploads, [SHAPE, GREY])
+            (colour, grey), _ = await decoder.decode(uploads, [SHAPE, GREY])
         for number, upload in enumerate(uploads):
             assert np.array_equal(colour[number], decode_image(upload.content, SHAPE))
             assert np.array_equal(grey[number], decode_image(upload.content, GREY))
@@ -102,7 +102,7 @@ def test_an_image_beyond_its_time_ends_its_process_and_the_next_one_has_a_new_on
             for process in decoder.processes:
                 process.seconds = 60.0
             for _ in range(PROCESSES):
-                assert (await decoder.decode([large()], [SHAPE]))[0].shape == (1, *SHAPE)
+                assert (await decoder.decode([large()], [SHAPE]))[0][0].shape == (1, *SHAPE)
 
     run(scene)
 
@@ -122,7 +122,7 @@ def test_an_image_beyond_its_memory_is_refused_and_its_process_lives_on() -> Non
             huge = Upload("huge.png", encode("PNG", Image.new("RGB", (4000, 4000))))
             with pytest.raises(ImageTooLarge, match=r"huge\.png: decoding takes more than 40 MB"):
                 await decoder.decode([huge], [SHAPE])
-            assert (await decoder.decode([large()], [SHAPE]))[0].shape == (1, *SHAPE)
+            assert (await decoder.decode([large()], [SHAPE]))[0][0].shape == (1, *SHAPE)
             assert sum(process.restarts for process in decoder.processes) == 0
 
     run(scene)

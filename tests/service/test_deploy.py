@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from service.app import MAX_WORKERS, memory_of
 from service.settings import Settings
 from tests.project import REPOSITORY
 from tests.service.conftest import keys_file
-from tests.service.running import running
+from tests.service.running import Running, running
 
 pytestmark = pytest.mark.long
 
@@ -117,7 +118,8 @@ def test_limits_of_memory_hold_all_that_the_service_may_take() -> None:
 
 
 def test_every_setting_that_is_named_exists() -> None:
-    known = {f"CLAIMCHECK_{name.upper()}" for name in Settings.model_fields} | {"CLAIMCHECK_DATABASE_PASSWORD"}
+    known = {f"CLAIMCHECK_{name.upper()}" for name in Settings.model_fields}
+    known |= {"CLAIMCHECK_DATABASE_PASSWORD", "CLAIMCHECK_READER_PASSWORD"}
     for path in (UNIT, MANIFEST, REPOSITORY / "compose.yaml", REPOSITORY / "Dockerfile"):
         assert set(re.findall(r"CLAIMCHECK_[A-Z_]+", path.read_text())) - {"CLAIMCHECK_"} <= known, path.name
 
@@ -126,22 +128,31 @@ def test_the_probes_are_answered_by_a_service_with_these_settings(root: Path, tm
     """As the node sends them: to the pod's address, whose name nobody knows."""
     settings: dict[str, Any] = OBJECTS["ConfigMap"]["data"] | {"CLAIMCHECK_KEYS": str(keys_file(tmp_path, ann="key"))}
     settings["CLAIMCHECK_ALLOWED_HOSTS"] += ",127.0.0.1"  # by which this test waits for it
-    with running(root, tmp_path, **settings) as service:
-        processes = [server := psutil.Process(service.process.pid), *server.children(recursive=True)]
-        parts = memory_of(Settings(), 2, 0)
-        assert sum(one.memory_full_info().pss for one in processes) < parts["server"] + parts["workers"]
-        for name in ("startupProbe", "readinessProbe", "livenessProbe"):
-            probe = CONTAINER[name]["httpGet"]
-            connection = http.client.HTTPConnection(
-                service.host, service.port, timeout=CONTAINER[name]["timeoutSeconds"]
-            )
-            connection.request("GET", probe["path"], headers={"User-Agent": "kube-probe/1.31", "Host": "10.1.2.3:8000"})
-            response = connection.getresponse()
-            assert (response.status, name) == (200, name), response.read()
-            response.read()
-            connection.request("GET", "/compare", headers={"Host": "10.1.2.3:8000"})
-            assert connection.getresponse().status == 421
-            connection.close()
+    stall = float(re.findall(r"WatchdogSec=(\d+)", UNIT.read_text())[0])
+    assert stall > Settings().stall_seconds, "a stall ends with stacks in the log, where it can"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(10)
+        settings["NOTIFY_SOCKET"] = str(tmp_path / "notify")
+        with running(root, tmp_path, **settings) as service:
+            assert [systemd.recv(100), systemd.recv(100)] == [b"READY=1\nWATCHDOG=1"] * 2
+            processes = [server := psutil.Process(service.process.pid), *server.children(recursive=True)]
+            parts = memory_of(Settings(), 2, 0)
+            assert sum(one.memory_full_info().pss for one in processes) < parts["server"] + parts["workers"]
+            ask_as_the_node_does(service)
+
+
+def ask_as_the_node_does(service: Running) -> None:
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        probe = CONTAINER[name]["httpGet"]
+        connection = http.client.HTTPConnection(service.host, service.port, timeout=CONTAINER[name]["timeoutSeconds"])
+        connection.request("GET", probe["path"], headers={"User-Agent": "kube-probe/1.31", "Host": "10.1.2.3:8000"})
+        response = connection.getresponse()
+        assert (response.status, name) == (200, name), response.read()
+        response.read()
+        connection.request("GET", "/compare", headers={"Host": "10.1.2.3:8000"})
+        assert connection.getresponse().status == 421
+        connection.close()
 
 
 def test_the_settings_are_the_ones_that_are_described() -> None:

@@ -4,9 +4,7 @@ import html
 import re
 import shutil
 import sqlite3
-import zlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,20 +61,6 @@ def assert_problem(response: Response, status: int, words: str = "") -> None:
 @pytest.fixture(scope="module")
 def key(client: TestClient) -> str:
     return client.get("/compare?dataset=cifar100").json()["comparisons"][0]["arms"][0]["run_keys"][0]
-
-
-@pytest.mark.parametrize("path", GETS)
-def test_every_route_answers_a_wrong_method_with_a_problem(client: TestClient, key: str, path: str) -> None:
-    for method in ("DELETE", "PUT", "PATCH", "POST"):
-        response = client.request(method, path.replace("{key}", key))
-        assert_problem(response, 405, f"{method} is not allowed here")
-        assert response.headers["allow"] == "GET, HEAD"
-
-
-def test_predict_answers_a_wrong_method_with_a_problem_and_says_which_is_right(client: TestClient) -> None:
-    response = client.get("/predict")
-    assert_problem(response, 405)
-    assert response.headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize(
@@ -206,43 +190,11 @@ def test_a_form_without_javascript_says_what_is_wrong_and_leads_back_to_it(
         assert links and not [link for link in links if not re.match("/(?!/)", link)], "this host's alone"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "..%2f..%2fetc%2fpasswd",
-        "%2e%2e%2fresults.db",
-        "%252e%252e%252fresults.db",
-        "ninformer-cifar100.vit.0%00",
-        "..%5c..%5cboot.ini",
-        "ninformer-cifar100.vit.0.safetensors",
-        "nınformer-cifar100.vit.0",
-        "'%20OR%201=1--",
-        "x" * 10_000,
-    ],
-)
-def test_a_hostile_name_is_just_an_unknown_one(client: TestClient, name: str) -> None:
-    assert_problem(client.get(f"/api/v1/checkpoints/{name}"), 404)
-    assert_problem(client.post(f"/predict?checkpoint={name}", files={"file": png()}), 404)
-    assert_problem(client.get(f"/runs/{name}"), 404)
-    assert_problem(client.get(f"/static/{name}"), 404)
-
-
-def test_a_media_type_that_nobody_offers_is_not_acceptable(client: TestClient) -> None:
-    assert_problem(client.get("/compare", headers={"accept": "image/png"}), 406, "application/json, text/csv")
-
-
 def test_uploads_that_are_no_images_are_refused_by_name(client: TestClient) -> None:
     for content, words in ((b"", "empty"), (b"hello", "not a PNG, JPEG or WebP"), (png()[:200], "damaged")):
         response = client.post(VIT, files=[("file", ("good.png", png())), ("file", ("bad.png", content))])
         assert_problem(response, 422, "bad.png: the ")
         assert words in response.json()["detail"]
-
-
-def test_a_decompression_bomb_is_refused_by_its_header(client: TestClient) -> None:
-    bomb = bytearray(png(size=(8, 8)))
-    bomb[16:24] = (50_000).to_bytes(4, "big") * 2  # width and height of the PNG header
-    bomb[29:33] = zlib.crc32(bomb[12:29]).to_bytes(4, "big")
-    assert_problem(client.post(VIT, files={"file": ("bomb.png", bytes(bomb))}), 413, "pixels")
 
 
 def test_sizes_and_numbers_are_limited(client: TestClient, settings: Settings) -> None:
@@ -320,13 +272,15 @@ def test_weights_that_are_gone_or_changed_are_unavailable(own_root: Path) -> Non
         assert_problem(client.post(VIT, files={"file": png()}), 503, "the checkpoint's weights can't be read")
 
 
-@pytest.mark.parametrize("path", ["/", "/compare", "/health/ready", "/api/v1/runs", "/runs/x", "/api/v1/claims"])
-def test_a_database_that_is_absent_or_broken_is_unavailable(tmp_path: Path, path: str) -> None:
+def test_a_database_that_is_absent_or_broken_is_unavailable(tmp_path: Path) -> None:
+    paths = ("/", "/health/ready", "/api/v1/claims")
     with serving(Settings(root=tmp_path)) as client:
-        assert_problem(client.get(path), 503, "there is no results database yet")
+        for path in paths:
+            assert_problem(client.get(path), 503, "there is no results database yet")
         (tmp_path / "data").mkdir()
         (tmp_path / "data" / "results.db").write_bytes(b"\0" * 5000)
-        assert_problem(client.get(path), 503, "the results database can't be read")
+        for path in paths:
+            assert_problem(client.get(path), 503, "the results database can't be read")
         assert client.get("/health/live").status_code == 200
 
 
@@ -336,13 +290,6 @@ def test_a_table_that_breaks_under_the_service_is_unavailable(own_root: Path) ->
     connection.close()
     with serving(Settings(root=own_root)) as client:
         assert_problem(client.get("/api/v1/claims"), 503, "the results database can't be read")
-
-
-def test_a_fault_of_ours_is_a_problem_without_internals(settings: Settings) -> None:
-    with serving(settings) as client:
-        parts = client.app.state.claimcheck  # type: ignore[attr-defined]
-        client.app.state.claimcheck = replace(parts, templates=None)  # type: ignore[attr-defined]
-        assert_problem(client.get("/"), 500, "the service failed; its log says why")
 
 
 def test_record_under_a_running_service_is_noticed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.pages.curve_charts import PAIRED, shades
+from service.pages.charts import PAIRED, shades
 from service.pages.formats import points
 from service.settings import Settings
 from stages.recording import record

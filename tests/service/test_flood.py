@@ -43,7 +43,7 @@ def large(root: Path, postgresql: Callable[[], str]) -> str:
 @pytest.fixture(scope="module")
 def service(root: Path, large: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     limits = {"SEND_SECONDS": "2", "SLOWEST_BYTES_PER_SECOND": "1000000", "WAIT_SECONDS": "3", "MAX_DOWNLOADS": "32"}
-    limits |= {"MAX_CONNECTIONS": "150", "HEAD_SECONDS": "1.5", "MAX_READERS_WAITING": "100"}
+    limits |= {"MAX_CONNECTIONS": "300", "HEAD_SECONDS": "1.5", "MAX_READERS_WAITING": "100"}
     settings = {f"CLAIMCHECK_{name}": value for name, value in limits.items()}
     with running(root, tmp_path_factory.mktemp("flood"), CLAIMCHECK_DATABASE=large, **settings) as service:
         yield service
@@ -149,9 +149,9 @@ def test_who_gets_no_turn_is_told_to_come_back(service: Running, large: str) -> 
         time.sleep(4)
         connection.rollback()
         found = [one.result() for one in asked]
-    counts = Counter(status for status, _, _ in found)
-    assert set(counts) <= {200, 503} and counts[503] > 100, counts
-    assert {headers["retry-after"] for status, _, headers in found if status == 503} == {"2"}
+    counts = Counter((status, headers.get("retry-after")) for status, _, headers in found)
+    # 10 s: a reader that the lock timeout ended, on a machine that took longer over the questions above.
+    assert set(counts) <= {(200, None), (503, "2"), (503, "10")} and counts[503, "2"] > 90, counts
     assert max(seconds for _, seconds, _ in found) < 12
     assert get(service, "/api/v1/papers")[0] == 200
 
@@ -211,21 +211,30 @@ def test_what_never_says_what_it_wants_is_ended(service: Running) -> None:
             assert (problem["status"], problem["type"]) == (408, "/docs#problem-408")
 
 
-def test_one_connection_too_many_is_refused_and_the_others_are_answered(service: Running) -> None:
+@pytest.mark.parametrize("sources", [1, 2])
+def test_connections_that_say_nothing_leave_room_for_probes_and_other_clients(service: Running, sources: int) -> None:
+    """One client has half of them.  Neither stops a probe, which has connections of its own."""
+    head = b"POST /v2/models/ninformer-mnist.vit/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"
     with ExitStack() as ending:
         first = http.client.HTTPConnection(service.host, service.port, timeout=10)
         ending.callback(first.close)
         first.request("GET", "/health/live")
         first.getresponse().read()
-        for _ in range(149):
-            ending.enter_context(socket.create_connection((service.host, service.port), timeout=10))
+        for number in range(150 * sources + 40):  # more than are kept for probes
+            source = (f"127.0.0.{1 + number % sources}", 0)
+            one = ending.enter_context(socket.create_connection((service.host, service.port), 10, source))
+            if number % 2:
+                one.sendall(head)
         time.sleep(0.3)
-        status, _, headers = get(service, "/health/live")
+        found = [get(service, path)[0] for path in ("/health/live", "/health/ready", "/metrics")]
+        assert found == [200, 200, 200]
+        status, _, headers = get(service, "/api/v1/papers")
         assert (status, headers["retry-after"]) == (503, "2")
+        assert get(service, "/api/v1/papers", source="127.0.0.3")[0] == (200 if sources == 1 else 503)
         first.request("GET", "/health/live")
         assert first.getresponse().status == 200
     time.sleep(0.5)
-    assert get(service, "/health/live")[0] == 200
+    assert get(service, "/api/v1/papers")[0] == 200
     assert 'claimcheck_requests_total{method="other",route="none",status="503"}' in metrics(service)
 
 

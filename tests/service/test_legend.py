@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from service.pages.formats import as_confidence
 from service.pages.legend import MEANINGS, NEVER, NEVER_ON_HARDWARE, SIDES, TO_BE_SHOWN, WAITING, address_of
-from service.pages.rules_table import name_share
+from service.pages.planning import name_share
 from service.pages.wording import side_of
 from stages.params.experiment import load_params
 from stages.results import INEXACT_SHARE, Paper, Status

@@ -126,6 +126,14 @@ def test_the_client_is_told_of_a_wrong_shape(remote: triton.InferenceServerClien
         remote.infer(MODEL, [infer_input(images(1, (1, 28, 28)), is_binary=True)])
 
 
+def test_the_client_is_told_what_is_not_offered(remote: triton.InferenceServerClient) -> None:
+    likeliest = triton.InferRequestedOutput("classes", class_count=3)
+    with pytest.raises(InferenceServerException, match="class_count"):
+        remote.infer(MODEL, [infer_input(images(1), is_binary=True)], outputs=[likeliest])
+    with pytest.raises(InferenceServerException, match="/api/v1/checkpoints lists the models"):
+        remote.get_model_repository_index()
+
+
 def test_a_nested_list_is_a_tensor_too(client: TestClient) -> None:
     pixels = images(1, (1, 28, 28))
     tensor = {"name": "image", "datatype": "UINT8", "shape": [1, 1, 28, 28]}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from fastapi.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from service.app import create_app
 from service.pages.formats import count, duration, memory, percent, points, ratio, value_in
@@ -17,7 +18,6 @@ from service.pages.wording import name_claim, print_value
 from service.settings import Settings
 from stages.recording import record
 from stages.results import Claim, JudgedClaim, VerdictRow
-from stages.results.claims import AGAINST_THE_PAPER, FOR_THE_PAPER
 from tests.service.conftest import keys_file, png, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, add_results, make_root
 
@@ -79,15 +79,6 @@ def test_the_first_page_counts_each_paper_s_decidable_claims_and_leads_to_its_da
         assert f'href="/?dataset={name}"' in html
 
 
-def test_the_first_page_shows_what_came_out(client: TestClient) -> None:
-    shown = re.findall(r'href="/claims/([^"]+)"', client.get("/").text)
-    assert shown
-    for name in shown:
-        verdict = client.get(f"/api/v1/claims/{name}").json()["verdict"]
-        assert verdict["status"] in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)
-        assert verdict["basis"] in ("finding", "results"), "sizes of data sets are no news"
-
-
 def test_a_paper_s_page_has_every_claim_under_its_place_with_its_verdict(client: TestClient) -> None:
     html = client.get("/papers/ninformer").text
     claims = client.get("/api/v1/claims?paper=ninformer&limit=200").json()
@@ -101,11 +92,6 @@ def test_a_paper_s_page_has_every_claim_under_its_place_with_its_verdict(client:
     cut = client.get("/papers/ninformer?verdict=contradicted").text
     shown = set(re.findall(r'href="/claims/([^"]+)"', cut))
     assert shown == {claim["id"] for claim in claims if claim["verdict"]["status"] == "contradicted"} != set()
-
-
-@pytest.mark.parametrize(("path", "status"), [("/papers/nothing", 404), ("/claims/nothing", 404)])
-def test_a_page_of_nothing_is_not_found(client: TestClient, path: str, status: int) -> None:
-    assert client.get(path).status_code == status
 
 
 def test_a_claim_s_page_says_what_was_computed_and_by_which_rules(client: TestClient) -> None:
@@ -179,12 +165,6 @@ def test_the_order_of_models_is_a_headline_of_full_runs_alone(client: TestClient
     short = client.get("/?dataset=cifar100").text
     assert "<strong>The models finish in" not in short and "So far the models stand in" in short
     assert "which one run each can’t tell from chance" in short
-
-
-def test_a_page_that_is_not_there_offers_the_search(client: TestClient) -> None:
-    missing = client.get("/papers/nothing", headers={"accept": "text/html"})
-    assert missing.status_code == 404 and 'role="search"' in missing.text
-    assert 'role="search"' not in client.get("/?dataset=mnist&metric=x", headers={"accept": "text/html"}).text
 
 
 def test_a_run_on_part_of_the_images_says_how_many(client: TestClient) -> None:
@@ -381,3 +361,40 @@ def test_a_run_of_older_code_that_gives_the_same_says_which_line_shows_it(publis
         path = "data/evidence/equivalences.jsonl"
         file = f'<a href="/files/{path}"><code>{path}</code></a>'
         assert f"without changing a number, as shown by {file}, line{plural} {said}." in page
+
+
+@pytest.mark.parametrize("is_stripped", [True, False])
+def test_every_link_stays_below_the_root_path(settings: Settings, is_stripped: bool) -> None:
+    """Behind a proxy that serves it below `/claimcheck`, and sends the path on with it or without."""
+    app = create_app(settings.model_copy(update={"root_path": "/claimcheck"}))
+
+    async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            assert f"{scope['path']}/".startswith("/claimcheck/"), "another service's"
+            if is_stripped:
+                scope["path"] = scope["path"].removeprefix("/claimcheck") or "/"
+        await app(scope, receive, send)
+
+    with TestClient(proxy, "http://127.0.0.1") as client:
+        left = {"": "/claimcheck"}  # one address of each kind
+        seen: set[str] = set()
+        while left.keys() - seen:
+            seen.add(kind := min(left.keys() - seen))
+            answer = client.get(left[kind], headers={"accept": "text/html, */*"})
+            assert answer.status_code == 200, answer.url
+            found = Page(answer.text).addresses if "text/html" in answer.headers["content-type"] else []
+            found += re.findall(r"<(/[^>]*)>", answer.headers.get("link", ""))
+            for address in {one.partition("#")[0] for one in found if one.startswith("/") and "/predict" not in one}:
+                assert address.startswith("/claimcheck/"), (answer.url, address)
+                left.setdefault(address.partition("?")[0].split("/")[2], address)
+        assert {"", "papers", "claims", "experiments", "runs", "static", "docs", "api"} <= seen
+        assert str(client.get("/claimcheck/claims/").url) == "http://127.0.0.1/claimcheck/claims"
+        assert client.get("/claimcheck/api/v1/openapi.json").json()["servers"] == [{"url": "/claimcheck"}]
+        problem = client.get("/claimcheck/v2/nothing", headers={"referer": "http://127.0.0.1/claimcheck/claims"})
+        assert (problem.status_code, problem.json()["type"]) == (404, "/claimcheck/docs#problem-404")
+        assert "error" in problem.json()
+        page = client.get("/claimcheck/nothing", headers={"accept": "text/html", "referer": "http://127.0.0.1/claims"})
+        assert '<a href="/claimcheck/">All papers' in page.text
+        asked = "/claimcheck/predict?checkpoint=ninformer-cifar100.vit.0"
+        answer = client.post(asked, files={"file": png()}, headers={"accept": "text/html"})
+        assert 'href="/claimcheck/runs/' in answer.text

@@ -14,15 +14,13 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, QueryParams
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
 
 from service.express import MAX_BYTES, read_query
 from service.http.errors import OWN_PATH
 from service.http.forms import only_file
 from service.http.headers import MAX_REQUEST_HEADER_BYTES, known_tags
-from service.http.middleware import ADDRESS, HeaderLimit
+from service.http.middleware import ADDRESS, _is_ignored
 from service.http.negotiation import weight
-from service.http.strict import _is_read
 from service.inference.decoding import TINY_BYTES
 from service.inference.tensors import TensorError, read_request
 from stages.images import ImageError, decode_image, outline
@@ -80,12 +78,8 @@ def read_tiny(content: bytes) -> None:
 
 def read_cookie(content: bytes) -> None:
     """FastAPI reads the cookies of every request, by a function of the Python library that takes quadratic time."""
-
-    async def read(scope: Scope, _receive: Receive, _send: Send) -> None:
-        Request(scope).cookies  # noqa: B018
-
-    scope = {"type": "http", "headers": [(b"cookie", content)]}
-    asyncio.run(HeaderLimit(read, HEADER)(scope, Request(scope).receive, None))  # type: ignore[arg-type]
+    headers = [pair for pair in [(b"cookie", content)] if not _is_ignored(*pair)]
+    Request({"type": "http", "headers": headers}).cookies  # noqa: B018
 
 
 def in_header(read: Callable[[str], object]) -> Callable[[bytes], object]:
@@ -117,7 +111,6 @@ PARSERS = [
         (b"", b'multipart/form-data; boundary="'),
         b"\\\";=*' ,%a",
     ),
-    Parser("charset", in_header(_is_read), HEADER, (b"",), b"_- a"),
     Parser("accept", in_header(lambda text: weight(text, "text/html")), HEADER, (b"", b"text/html;q="), b'",;=/*q0. '),
     Parser("tags", lambda text: known_tags(Headers(raw=[(b"if-none-match", text)])), HEADER, (b"", b'W/"'), b'",W/ *'),
     Parser("cookie", read_cookie, HEADER - len("cookie"), (b"", b'a="'), b'=;" \\'),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from service.pages.places import IN_THE_TEXT, group_by_place, take_apart
-from service.pages.printed import Cell, lay_out
+from service.pages.printed import IN_THE_TEXT, Cell, group_by_place, lay_out, take_apart
 from stages.results import Claim, JudgedClaim, VerdictRow
 
 

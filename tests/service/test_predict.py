@@ -22,6 +22,7 @@ from stages.recording import record
 from stages.results import UnknownCheckpoint, open_results
 from tests.polling import wait_until
 from tests.service.conftest import png, serving
+from tests.service.hostile_images import png_of
 
 VIT = "ninformer-cifar100.vit.0"
 
@@ -140,6 +141,27 @@ def test_the_same_image_alone_or_among_others_gets_the_same_answer(client: TestC
     among = client.post(f"/predict?checkpoint={VIT}", files=files).json()["images"][3]["answers"][0]["top"]
     assert [item["index"] for item in alone] == [item["index"] for item in among]
     assert [item["probability"] for item in alone] == pytest.approx([item["probability"] for item in among], abs=1e-6)
+
+
+def test_a_bad_file_leaves_the_others_their_answers(client: TestClient) -> None:
+    files = [("file", (f"{number}.png", png(number))) for number in range(3)]
+    whole = client.post(f"/predict?checkpoint={VIT}", files=files).json()["images"]
+    for bad, words in ((b"junk", "not a PNG, JPEG or WebP"), (png_of(50_000, 50_000), "scale it down"), (b"", "empty")):
+        mixed = [files[0], ("file", ("bad.png", bad)), files[2]]
+        images = client.post(f"/predict?checkpoint={VIT}", files=mixed).json()["images"]
+        assert [image["file"] for image in images] == ["0.png", "bad.png", "2.png"]
+        assert (
+            images[1]["answers"] == [] and words in images[1]["problem"] and images[1]["problem"].startswith("bad.png")
+        )
+        for mine, alone in ((images[0], whole[0]), (images[2], whole[2])):
+            assert mine["problem"] is None
+            assert [top["index"] for top in mine["answers"][0]["top"]] == [
+                top["index"] for top in alone["answers"][0]["top"]
+            ]
+        page = client.post(f"/predict?checkpoint={VIT}", files=mixed, headers={"accept": "text/html"})
+        assert page.status_code == 200 and words in page.text
+        none = client.post(f"/predict?checkpoint={VIT}", files=[mixed[1]] * 2)
+        assert none.status_code in (413, 422) and words in none.json()["detail"]
 
 
 def test_a_file_name_is_shown_and_nothing_else(client: TestClient) -> None:

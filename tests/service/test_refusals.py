@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import re
 import socket
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +21,7 @@ import psutil
 import pytest
 from fastapi.testclient import TestClient
 
+from service.http import logs
 from service.http.logs import JsonLines
 from service.settings import Settings
 from stages.recording import record
@@ -66,6 +69,24 @@ def test_a_fault_of_ours_is_logged_and_counted_as_500_with_its_id(
     trace, line = (item for item in lines if item.get("request_id") == "mine.1")
     assert "AttributeError" in trace["exception"] and trace["level"] == "error"
     assert (line["message"], line["status"], line["route"]) == ("request", 500, "/")
+
+
+def test_lines_that_nobody_reads_are_dropped_and_counted(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MAX_LINES", 20)
+    reader, writer = os.pipe()
+    with open(reader, encoding="ascii") as read, open(writer, "w", encoding="ascii") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        handler = logs.QueuedLines()
+        handler.setFormatter(JsonLines())
+        before = logs.QueuedLines.dropped
+        for number in range(200):  # a pipe holds 64 KiB
+            handler.handle(logging.LogRecord("claimcheck", 20, "", 0, "%d %s", (number, "x" * 4000), None))
+        dropped = logs.QueuedLines.dropped - before
+        assert 100 <= dropped < 200
+        assert f"claimcheck_log_lines_dropped_total {before + dropped:.1f}" in client.get("/metrics").text
+        told = [int(json.loads(read.readline())["message"].partition(" ")[0]) for _ in range(200 - dropped)]
+        assert told == sorted(set(told)) and told[:10] == list(range(10))
+        handler.flush()
 
 
 @pytest.mark.parametrize(
@@ -250,13 +271,17 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_database_is_unavailable(own_root: Path, kind: str) -> None:
-    change(own_root, DAMAGES[kind])
+def test_a_damaged_database_is_unavailable(own_root: Path) -> None:
+    database = own_root / "data" / "results.db"
+    whole = database.read_bytes()
     with serving(Settings(root=own_root)) as client:
-        response = client.get("/api/v1/experiments")
-        assert response.status_code == 503, response.text
-        assert "the results database is damaged" in response.json()["detail"]
+        for kind, damage in DAMAGES.items():
+            database.write_bytes(whole)
+            assert client.get("/api/v1/experiments").status_code == 200
+            change(own_root, damage)
+            response = client.get("/api/v1/experiments")
+            assert response.status_code == 503, f"{kind}: {response.text}"
+            assert "the results database is damaged" in response.json()["detail"]
 
 
 def test_a_full_disk_is_no_fault_of_the_client(root: Path, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def answer_on(connection: socket.socket) -> tuple[int, bytes]:
 
 
 def head(method: str, path: str, *headers: str) -> bytes:
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *headers, "", ""]).encode()
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *headers, "", ""]).encode("latin-1")
 
 
 def test_head_is_get_without_its_body(service: Running) -> None:
@@ -122,6 +122,48 @@ def test_giant_headers_are_refused(service: Running) -> None:
     for junk in ("X: " + "y" * 40_000, "X: " + "y" * 3_000_000, many):
         assert exchange(service, head("GET", "/compare", junk))[0] in (431, 400, 0)
     assert request(service, "GET", "/health/ready")[0] == 200
+
+
+UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Sec-WebSocket-Version: 13", "HTTP2-Settings: AAMAAABkAAQAAP__")
+ODD = {
+    "upgrade to h2c": (head("GET", "/health/live", "Upgrade: h2c", *UPGRADE), 200),
+    "upgrade to a websocket": (head("GET", "/health/live", "Upgrade: websocket", *UPGRADE), 200),
+    "HTTP/2 by prior knowledge": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 421),
+    "HTTP/0.9": (b"GET /\r\n\r\n", 400),
+    "HTTP/1.0 without a host": (b"GET /health/live HTTP/1.0\r\n\r\n", 200),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "two hosts": (head("GET", "/", "Host: elsewhere.example"), 400),
+    "a host with a user": (b"GET / HTTP/1.1\r\nHost: 127.0.0.1@elsewhere.example\r\n\r\n", 421),
+    "CONNECT": (head("CONNECT", "127.0.0.1:80"), 404),
+    "OPTIONS *": (head("OPTIONS", "*"), 404),
+    "TRACE": (head("TRACE", "/"), 405),
+    "a fragment": (head("GET", "/claims#x"), 404),
+    "an encoded slash": (head("GET", "/static/..%2fapp.py"), 404),
+    "an overlong encoding": (head("GET", "/claims/%c0%ae%c0%ae"), 404),
+    "half an encoding": (head("GET", "/claims/%"), 404),
+    "10,000 parameters": (head("GET", "/api/v1/runs?" + "&".join(f"p{number}" for number in range(5000))), 422),
+    "10,000 separators": (head("GET", "/api/v1/papers?" + "&" * 10_000), 200),
+    "3,000 headers": (head("GET", "/health/live", *["a: b"] * 3000), 200),
+    "a blank before the colon": (head("GET", "/", "X : a"), 400),
+    "a NUL in a header": (head("GET", "/", "X: a\0b"), 400),
+    "bytes in headers": (head("GET", "/", *(f"{name}: \xff" for name in ("Accept", "If-None-Match", "Origin"))), 200),
+    "an odd length": (head("POST", PATH, "Content-Length: +5") + b"hello", 400),
+    "chunked twice": (head("POST", PATH, "Transfer-Encoding: chunked, chunked"), 400),
+    "chunked and gzip": (head("POST", PATH, "Transfer-Encoding: gzip, chunked"), 400),
+    "an odd chunk size": (head("POST", PATH, "Transfer-Encoding: chunked") + b"0x5\r\nhello\r\n0\r\n\r\n", 400),
+    "blank lines before": (b"\r\n" + head("GET", "/health/live"), 400),
+    "800 ranges": (head("GET", "/static/style.css", "Range: bytes=" + "0-0," * 800), 200),
+    "a range from behind": (head("GET", "/static/style.css", "Range: bytes=-" + "9" * 20), 206),
+}
+
+
+def test_odd_requests_get_their_answers(service: Running) -> None:
+    before = service.log.stat().st_size
+    assert {name: exchange(service, content)[0] for name, (content, _) in ODD.items()} == {
+        name: status for name, (_, status) in ODD.items()
+    }
+    log = service.log.read_bytes()[before:]
+    assert b"Traceback" not in log and b"pip install" not in log
 
 
 ENDLESS = {

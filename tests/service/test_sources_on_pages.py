@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
+from pathlib import Path
 
 from fastapi.testclient import TestClient
 
@@ -50,7 +52,9 @@ def test_each_paper_leads_to_its_text_and_code_or_says_that_it_can_t(published_c
     assert len(links["nmn"]) == len(links["hyperbf"]) == 1
 
 
-def test_files_are_links_where_the_repository_s_address_is_known(published_client: TestClient, published: str) -> None:
+def test_files_are_links_where_the_repository_s_address_is_known(
+    published_client: TestClient, published: str, tmp_path: Path
+) -> None:
     with sqlite3.connect(published) as database:
         ((newest,),) = database.execute("SELECT substr(max(json_extract(origin, '$.published')), 1, 10) FROM results")
     page = published_client.get("/method").text
@@ -58,9 +62,15 @@ def test_files_are_links_where_the_repository_s_address_is_known(published_clien
     assert published_client.get("/files/params.yaml").status_code == 200
     assert f"newest published result: {newest}" in page and "Apache-2.0" in page
     home = "https://example.org/claimcheck"
-    with serving(Settings(root=REPOSITORY, database=published, repository=home)) as known:
+    audited, digest = shutil.copy(published, tmp_path / "results.db"), "0123456789abcdef" * 4
+    with sqlite3.connect(audited) as database:
+        database.execute("REPLACE INTO meta VALUES ('record', ?)", [digest])
+    database.close()
+    with serving(Settings(root=REPOSITORY, database=str(audited), repository=home)) as known:
+        assert f': {digest}">{digest[:16]}</code>' in known.get("/method").text
+        assert known.get("/health/ready").json()["detail"].endswith(f"; record {digest}")
         linked = known.get("/method").text
         assert f'<a href="{home}/blob/HEAD/params.yaml"><code>params.yaml</code></a>' in linked
         assert f'<a href="{home}">Repository</a>' in linked and "no public address" not in linked
-        decision = f"{home}/blob/HEAD/docs/decisions/0008-how-verdicts-are-reached.md"
+        decision = f"{home}/blob/HEAD/docs/decisions.md#0008"
         assert f'<a href="{decision}">decision 0008</a>' in known.get("/papers/dac").text

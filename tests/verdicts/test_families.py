@@ -1,16 +1,23 @@
 from __future__ import annotations
 
-import csv
+import dataclasses
 import math
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from stages.verdicts import Status, Verdict, false_discovery_rates, judge_tally, judge_wins, tally_tests
-from tests.verdicts.simulation import RULES, above
+from stages.verdicts import (
+    Order,
+    Status,
+    Verdict,
+    design_effect,
+    false_discovery_rates,
+    judge_tally,
+    judge_wins,
+)
+from tests.verdicts.simulation import RULES
 
 RNG = np.random.default_rng(0)
 
@@ -81,24 +88,6 @@ def test_a_statement_of_several_cases_is_no_clearer_than_its_weakest() -> None:
 def test_a_tally_without_evidence_is_not_tested() -> None:
     verdict = judge_tally(15, *[[order(None, status=Status.NOT_TESTED)] * 16] * 2)
     assert (verdict.status, verdict.estimate) == (Status.NOT_TESTED, None)
-
-
-@pytest.mark.parametrize(("claimed", "of", "full"), [(9, 9, 0.205), (3, 3, 0.073), (1, 3, 0.073)])
-def test_a_tally_errs_with_at_most_alpha_where_each_case_at_alpha_errs_more_often(
-    claimed: int, of: int, full: float
-) -> None:
-    """Equal arms, five seeds: the statement is supported, or reversed, by chance alone."""
-    trials, one_sided = 12_000, RULES.alpha_outside / 2
-    draws = np.random.default_rng(0).standard_normal((2, trials, of, 5))
-    better = stats.ttest_1samp(draws[0] - draws[1], 0, axis=2, alternative="greater").pvalue
-    support, reversal = tally_tests(claimed, of)
-
-    def wrong(*parts: int) -> float:
-        supported = (better <= one_sided / parts[0]).sum(axis=1) >= claimed
-        return float(np.mean(supported | ((1 - better <= one_sided / parts[1]).sum(axis=1) > of - claimed)))
-
-    assert wrong(support, reversal) <= above(RULES.alpha_outside / 2, trials)
-    assert wrong(1, 1) == pytest.approx(full, abs=0.012)
 
 
 def gain(p: float | None, sign: int = 1, *, n: int = 5, n_diverged: int = 0) -> Verdict:
@@ -175,25 +164,27 @@ def test_chance_reproduces_no_lead_and_hardly_ever_refutes_a_repetition() -> Non
         assert judged.count(Status.NOT_REPRODUCED) / 4000 < 0.05
 
 
-def test_how_often_a_repetition_reproduces_the_papers_counts() -> None:
-    """The table of decision 0024: Table 1's gains and their errors as the truth of five folds, or no gain at all."""
-    with (Path(__file__).parents[2] / "data" / "claims.csv").open(newline="") as file:
-        rows = [
-            row for row in csv.DictReader(file) if row["family"] == "dac.table1" and row["kind"] in ("order", "gap")
+def test_orders_that_are_won_together_count_as_fewer() -> None:
+    """Eight that share their gains are worth one: then nine of sixteen aren't distinct from fifteen."""
+    rng = np.random.default_rng(5)
+    shared, own = rng.standard_normal((2, 1, 5)).repeat(8, axis=1).reshape(16, 5), rng.standard_normal((16, 5))
+    effects = []
+    for drawn in (own, shared):
+        orders = [
+            Order(
+                verdict=dataclasses.replace(gain(0.3), stderr=1.0),
+                printed=1.0,
+                dataset=str(number // 8),
+                gains=dict(enumerate(row)),
+            )
+            for number, row in enumerate(drawn)
         ]
-    gains, errors = (np.array([float(row[name]) for row in rows]) for name in ("value", "stderr"))
-    n = 4000
-    noise = 5**0.5 * errors * np.random.default_rng(0).standard_normal((n, 5, 16))
-    shares = {}
-    for name, folds in (("gain", gains + noise), ("none", noise)):
-        t, p = stats.ttest_1samp(folds, 0, axis=1)
-        for claimed, wins in ((15, t > 0), (9, (t > 0) & (p < RULES.alpha_outside))):
-            judged = [judged_count(ours, claimed) for ours in wins.sum(axis=1).tolist()]
-            shares[name, claimed] = [judged.count(status) / n for status in (Status.REPRODUCED, Status.NOT_REPRODUCED)]
-    assert shares["gain", 15] == pytest.approx([0.52, 0], abs=0.03)
-    assert shares["gain", 9] == pytest.approx([0.26, 0.0001], abs=0.03)
-    assert shares["none", 15] == pytest.approx([0.0003, 0.77], abs=0.03)
-    assert shares["none", 9] == pytest.approx([0, 0.99], abs=0.03)
+        effects.append(design_effect(orders))
+    assert effects == [pytest.approx(1.2, abs=0.3), pytest.approx(8)]
+    split = [*[gain(0.3)] * 9, *[gain(0.3, -1)] * 7]
+    alone, together = (judge_wins(15, split, RULES, n=5, effect=effect) for effect in (1.0, 8.0))
+    assert (alone.status, together.status) == (Status.NOT_REPRODUCED, Status.INCONCLUSIVE)
+    assert together.low < alone.low and "as if 8 orders were one" in together.explanation
 
 
 @cache

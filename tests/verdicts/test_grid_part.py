@@ -16,8 +16,8 @@ from tests.verdicts.simulation import RULES, above
 
 CLAIM = GainClaim(gain=0.2, margin=0.05, better="higher")
 WIDTHS, DEPTHS = (18, 25, 35, 50, 71, 100, 141), (5, 6, 8, 11, 16)
-RAN = (0, 2)
-"""Numbers of the depths that ran: 5 and 8."""
+
+
 SEEDS = 5
 Cells = tuple[Cell, ...]
 
@@ -134,44 +134,3 @@ def test_the_printed_number_is_of_every_pair() -> None:
         assert (part.status, part.size.status) == (Status.SUPPORTED, Status.INCONCLUSIVE)
         assert whole.size.status is of_whole
         assert part.size.explanation.endswith("more pairs are needed.") and part.size.replicates_expected is None
-
-
-def pooled_half(arms: np.ndarray, alpha: float) -> float:
-    """The method of decision 0023: all pairs as one sample, whatever their depth."""
-    seeds = [arm.mean(axis=0).var(ddof=1) / SEEDS for arm in arms]
-    m = arms.shape[1]
-    pairs = (1 - m / len(GRID)) * (arms[0] - arms[1]).mean(axis=1).var(ddof=1) / m
-    variance = sum(seeds) + pairs
-    df = variance**2 / (sum(part**2 / (SEEDS - 1) for part in seeds) + pairs**2 / (m - 1))
-    return float(special.stdtrit(df, 1 - alpha) * np.sqrt(variance))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("spread", "pooled_covers"), [(0.0, 1.00), (0.05, 0.91), (0.10, 0.72)])
-def test_intervals_cover_as_often_as_they_say_whatever_depths_do(spread: float, pooled_covers: float) -> None:
-    """Grids whose gain is nothing on average, with widths and pairs that differ as SGEMM's do.
-
-    An interval that leaves out the grid's own gain errs in its sign as well.  The one that is judged is of the depths
-    that ran; all pairs as one sample cover the whole grid's in 91 and 72 % where depths differ.
-    """
-    rng, trials = np.random.default_rng(1), 400
-    covers, covers_whole, pooled = 0, 0, 0
-    for _ in range(trials):
-        gains = rng.normal(0, 0.08, (7, 1)) + rng.normal(0, spread, 5) + rng.normal(0, 0.03, (7, 5))
-        gains -= gains.mean()
-        arms = rng.normal(0, 0.05, (2, 14, SEEDS))
-        arms[0] += gains[:, RAN].reshape(14, 1)
-        means = (Sample.of(arm.mean(axis=0).tolist()) for arm in arms)
-        part = part_of(SLICES, arms)
-        verdict = judge_gain(CLAIM, *means, rules=RULES, pairing="none", part=part)
-        covers += verdict.low <= gains[:, RAN].mean() <= verdict.high
-        half, tail = (verdict.high - verdict.low) / 2, (1 - verdict.confidence) / 2
-        seeds = [arm.mean(axis=0).var(ddof=1) / SEEDS for arm in arms]
-        df = sum(seeds) ** 2 / sum(variance**2 / (SEEDS - 1) for variance in seeds)
-        assert half == pytest.approx(special.stdtrit(df, 1 - tail) * np.sqrt(sum(seeds)))
-        covers_whole += abs(verdict.estimate) <= part.half_width_of_whole((sum(seeds), df), SEEDS, tail)
-        pooled += abs(verdict.estimate) <= pooled_half(arms, tail)
-    nominal = 1 - verdict.confidence
-    assert 1 - covers / trials <= above(nominal, trials)
-    assert 1 - covers_whole / trials <= above(nominal, trials)
-    assert pooled / trials == pytest.approx(pooled_covers, abs=0.035)

@@ -57,29 +57,6 @@ def test_too_few_or_diverged_replicates_decide_nothing() -> None:
     assert "diverged" in lost.explanation
 
 
-def test_noise_is_refuted_no_more_often_than_alpha_allows() -> None:
-    """Four printed numbers and ten replicates are draws of one normal; both looks share half of the outside level."""
-    random, times = np.random.default_rng(0), 20_000
-    draws = random.standard_normal((times, 14))
-    windows = np.ptp(draws[:, :4], axis=1)
-    alpha = RULES.alpha_outside / 2
-    refuted = np.zeros(times, dtype=bool)
-    for n in (5, 10):
-        most = decisive_spreads(1.0, 4, n - 1, alpha / 2)[0]
-        refuted |= draws[:, 4 : 4 + n].std(axis=1, ddof=1) < windows * most
-    assert refuted.mean() <= alpha + 3 * (alpha / times) ** 0.5
-
-
-def test_an_unusual_range_is_called_noise_no_more_often_than_alpha_allows() -> None:
-    """The printed range is that of 5 % of the ranges of four draws: the least that isn't usual."""
-    random, times, alpha = np.random.default_rng(1), 20_000, RULES.alpha_outside / 2
-    draws = random.standard_normal((times, 10))
-    called = np.zeros(times, dtype=bool)
-    for n in (5, 10):
-        called |= draws[:, :n].std(axis=1, ddof=1) >= decisive_spreads(3.6332, 4, n - 1, alpha / 2)[1]
-    assert called.mean() <= alpha + 3 * (alpha / times) ** 0.5
-
-
 def test_power_is_what_a_simulation_gives() -> None:
     text = power_of_noise(10, WINDOW, K, RULES).explanation
     most, least = decisive_spreads(WINDOW, K, 9, RULES.alpha_outside / 4)

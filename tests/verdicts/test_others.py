@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +17,7 @@ from stages.verdicts import (
     not_tested,
 )
 from stages.verdicts.others import newcombe
-from tests.verdicts.simulation import RULES, above
+from tests.verdicts.simulation import RULES
 
 
 def test_the_papers_fisher_test() -> None:
@@ -56,33 +55,6 @@ def test_failures_of_one_network_count_as_little_as_that_network() -> None:
     verdict = judge_proportions(none, together, rules=RULES)
     assert verdict.status is Status.UNRESOLVED and verdict.p_value == pytest.approx(2 * 9 / 38)
     assert fisher_p((0, 50), (10, 50)) < 0.01
-
-
-def draw_failures(rng: np.random.Generator, networks: int, rate: float, correlation: float) -> Failures:
-    rates = np.full(networks, rate)
-    if correlation:
-        rates = rng.beta(*(np.array([rate, 1 - rate]) * (1 - correlation) / correlation), networks)
-    return Failures(counts=tuple(rng.binomial(5, rates).tolist()), each=5)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("correlation", "fisher"), [(0.0, 0.038), (0.1, 0.079), (0.5, 0.23)])
-def test_trainings_of_one_network_that_fail_together_make_no_error_more_frequent(
-    correlation: float, fisher: float
-) -> None:
-    rng, trials = np.random.default_rng(0), 2000
-    wrong = np.zeros(3)
-    for _ in range(trials):
-        one, other = (draw_failures(rng, 53, 0.1, correlation) for _ in range(2))
-        paper = draw_failures(rng, 115, 0.1, correlation).total
-        wrong += (
-            judge_proportions(one, other, rules=RULES).p_value <= RULES.alpha_outside,
-            fisher_p(one.total, other.total) <= RULES.alpha_outside,
-            judge_proportion(paper, one, 0.01, rules=RULES).status is Status.NOT_REPRODUCED,
-        )
-    assert wrong[0] / trials <= above(RULES.alpha_outside, trials)
-    assert wrong[1] / trials == pytest.approx(fisher, abs=0.025), "the reason for exchanging networks"
-    assert wrong[2] / trials <= above(RULES.alpha_outside, trials)
 
 
 def test_newcombe_interval_is_the_published_example() -> None:

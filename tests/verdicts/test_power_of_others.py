@@ -45,7 +45,7 @@ def share(statuses: Iterable[Status], status: Status) -> float:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("planned", [3, 5, 10])
+@pytest.mark.parametrize("planned", [3, 10])
 def test_a_side_is_told_as_often_as_is_said_at_the_least_distance(planned: int) -> None:
     design = dataclasses.replace(SIGN, planned=planned)
     least = number_after("the truth is at least ", power_of_sign(design, RULES, is_known=True).explanation)
@@ -69,8 +69,9 @@ def test_a_plan_that_reaches_no_look_says_so() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("apart", "status"), [(0.0, Status.REPRODUCED), (2.0, Status.NOT_REPRODUCED)])
-@pytest.mark.parametrize("spread", [0.04, 0.07])
+@pytest.mark.parametrize(
+    ("apart", "status", "spread"), [(0.0, Status.REPRODUCED, 0.07), (2.0, Status.NOT_REPRODUCED, 0.04)]
+)
 def test_a_gain_alike_everywhere_is_seen_as_often_as_is_said(apart: float, status: Status, spread: float) -> None:
     margin, levels, depths, n = 0.0625, 5, 4, 5
     design = dataclasses.replace(SIGN, spread=spread * (2 / n) ** 0.5, pairing="none", stderr=None)
@@ -92,7 +93,7 @@ def test_a_gain_alike_everywhere_is_seen_as_often_as_is_said(apart: float, statu
     assert said == pytest.approx(share(found, status), abs=0.07)
 
 
-@pytest.mark.parametrize("spread", [1e-9, 1e-5, 1e-3])
+@pytest.mark.parametrize("spread", [1e-9, 1e-3])
 def test_gains_that_hardly_spread_are_always_seen_to_be_alike(spread: float) -> None:
     power = power_of_uniform(dataclasses.replace(SIGN, spread=spread, pairing="none"), 7, 5, 0.0625, RULES)
     assert power.reproduced == pytest.approx(1)

@@ -8,30 +8,24 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from stages.params.experiment import load_params
 from stages.rules import Rules
 from tests.verdicts.simulation import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "decisions" / "0008-how-verdicts-are-reached.md").read_text()
-BLOCK = yaml.safe_load(PAGE.split("```yaml\n")[1].split("```")[0])["verdicts"]
+BLOCK = yaml.safe_load((ROOT / "params.yaml").read_text())["verdicts"]
 
 
-def test_the_decision_page_has_the_rules_that_the_simulations_test() -> None:
+def test_the_params_file_has_the_rules_that_the_simulations_test() -> None:
     rules = TypeAdapter(Rules).validate_python(BLOCK)
     assert dataclasses.replace(rules, families=()) == RULES
 
 
-def test_the_decision_page_names_every_family_of_orders() -> None:
+def test_the_rules_name_every_family_of_orders() -> None:
     """But for one of which the paper claims some, and no table."""
     with (ROOT / "data" / "claims.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["kind"] in ("order", "difference")]
     families = dict.fromkeys(row["family"] for row in rows if row["family"])
     assert BLOCK["families"] == [family for family in families if family != "dac.shallower"]
-
-
-def test_the_params_file_has_the_rules_of_the_decision_page() -> None:
-    assert load_params(ROOT).verdicts == TypeAdapter(Rules).validate_python(BLOCK)
 
 
 @pytest.mark.parametrize("place", ["rules", "margins"])

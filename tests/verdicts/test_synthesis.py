@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy import stats
 
 from stages.verdicts import Order, Status, TableSentence, Verdict, judge_table
 from stages.verdicts.synthesis import Effect, differences, mean_gain
-from tests.verdicts.simulation import RULES, above
+from tests.verdicts.simulation import RULES
 
 SHARE = RULES.alpha_outside * RULES.looks[5]
 FOLDS, TRIALS = 5, 20_000
@@ -100,16 +97,6 @@ def test_orders_without_evidence_are_left_out_and_said() -> None:
     assert nothing.status is Status.UNRESOLVED and "fewer than two replicates in common: no interval" in nothing.text
 
 
-def table_1() -> tuple[np.ndarray, np.ndarray]:
-    """Gains and their standard errors as printed in DAC's Table 1."""
-    with (Path(__file__).parents[2] / "data" / "claims.csv").open(newline="") as file:
-        rows = [
-            row for row in csv.DictReader(file) if row["family"] == "dac.table1" and row["kind"] in ("order", "gap")
-        ]
-    gains, errors = (np.array([float(row[name]) for row in rows]) for name in ("value", "stderr"))
-    return gains, errors
-
-
 def simulate(gains: np.ndarray, errors: np.ndarray, shared: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(mean, half-width, half-width of random effects) of tables of two data sets with five folds each.
 
@@ -125,25 +112,3 @@ def simulate(gains: np.ndarray, errors: np.ndarray, shared: float = 0.0) -> tupl
     within = folds.var(axis=-1, ddof=1).mean(axis=(1, 2)) / FOLDS
     old = stats.t.isf(SHARE / 2, k - 1) * (np.maximum(seen.var(axis=1, ddof=1), within) / k) ** 0.5
     return mean, half, old
-
-
-def test_where_the_paper_is_right_the_sentence_says_so() -> None:
-    """With Table 1's gains and errors as the truth."""
-    gains, errors = table_1()
-    for shared, power in ((0.0, 0.99), (0.3, 0.75)):
-        mean, half, _ = simulate(gains, errors, shared)
-        assert np.mean(mean > half) > power
-
-
-@pytest.mark.parametrize(("shared", "random_effects"), [(0.0, 0.015), (0.3, 0.11), (0.6, 0.23)])
-@pytest.mark.parametrize("between", [0.0, 0.003])
-def test_without_a_gain_it_errs_no_more_often_than_it_says(
-    shared: float, random_effects: float, between: float
-) -> None:
-    """Orders on one data set share folds; orders that differ, with a mean of 0, are these orders still."""
-    errors = table_1()[1]
-    gains = between * np.resize([1.0, -1.0], errors.size)
-    mean, half, old = simulate(gains, errors, shared)
-    assert np.mean(np.abs(mean) > half) <= above(SHARE, TRIALS)
-    if not between:
-        assert np.mean(np.abs(mean) > old) == pytest.approx(random_effects, abs=0.03), "16 orders as independent ones"

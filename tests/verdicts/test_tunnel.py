@@ -112,8 +112,15 @@ def test_no_status_errs_more_often_than_its_level_in_many_experiments() -> None:
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         by_statement = pool.map(partial(worst_rates, screened=SCREENED, confirmed=CONFIRMED), GENERATORS)
         worst = [one for found in by_statement for one in found]
-    write_soak_report("wind-tunnel", {"worst": [dataclasses.asdict(one) for one in worst]})
+    if write_soak_report("wind-tunnel", {"worst": [dataclasses.asdict(one) for one in worst]}):
+        PAGE.write_text(page_with(printed_table(worst)))
     assert too_high(worst) == []
+
+
+def page_with(table: str) -> str:
+    """The page with this table in place of its own."""
+    before, mark, after = PAGE.read_text().partition("<!-- wind tunnel: make soak -->\n")
+    return before + mark + table + "\n<!-- end -->" + after.partition("\n<!-- end -->")[2]
 
 
 def last_report(path: Path = REPORT) -> list[Worst]:
@@ -121,9 +128,8 @@ def last_report(path: Path = REPORT) -> list[Worst]:
 
 
 def test_the_page_has_the_table_of_the_last_report() -> None:
-    page = PAGE.read_text()
-    printed = page.partition("<!-- wind tunnel: make soak -->\n")[2].partition("\n<!-- end -->")[0]
-    assert printed == printed_table(last_report())
+    printed = printed_table(last_report())
+    assert PAGE.read_text() == page_with(printed)
     assert [name for name in judging_functions() if f"`{name}`" not in printed] == []
     assert too_high(last_report()) == []
     at_risk = {(generator.statement, str(status)) for generator in GENERATORS.values() for status in generator.levels}

@@ -32,6 +32,10 @@ _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 # The limit that PyTorch's own variable sets for it applies to our C++, too.
 _LESSER_PROCESSORS = {"default": "x86-64", "avx2": "x86-64-v3"}
+TAKEN: set[str] = set()
+"""Modules of the fast paths that ran since a training cleared this: no run key has them, so the result names them."""
+COMPILED: dict[str, dict[str, str]] = {}
+"""By the name of a loaded library, the digests of its C++ and of the bytes that were loaded."""
 
 
 @cache
@@ -49,6 +53,8 @@ def load_library(source: Path) -> ctypes.CDLL | None:
             with _alone(built.with_name(f"{source.stem}.lock")):
                 if not built.is_file():
                     _compile(compiler, source, built)
+        digests = {"source": b"|".join(code), "library": built.read_bytes()}
+        COMPILED[source.stem] = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in digests.items()}
         return ctypes.CDLL(str(built))
     except (OSError, subprocess.CalledProcessError) as error:
         reason = error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else error
@@ -63,6 +69,7 @@ def call(source: Path, name: str, *arguments: Tensor | float | Sequence[int] | N
     """
     library = load_library(source)
     assert library is not None, "the caller has asked for it"
+    TAKEN.add(source.stem)
     answer: int = getattr(library, name)(*map(_as_c, arguments))
     return answer
 

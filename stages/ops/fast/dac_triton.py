@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stages.ops.fast import dac_kernels as kernels
-from stages.ops.fast.cpp import keep_triton_kernels
+from stages.ops.fast.cpp import TAKEN, keep_triton_kernels
 
 keep_triton_kernels()
 _HALF = (torch.bfloat16, torch.float16)
@@ -38,6 +38,7 @@ def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
 @torch.library.custom_op("claimcheck::dac_forward", mutates_args=())
 def forward(x: Tensor, weight: Tensor, bias: Tensor, before: list[int], size: list[int]) -> Tensor:
     """`dac_taps`, [B, n, *size], in the dtype of x."""
+    TAKEN.add("dac_triton")
     laid = _lay_out(x, weight, bias, before, size)
     out = x.new_zeros(len(x), len(weight), *size)
     if laid is None:

@@ -6,7 +6,7 @@ kernels on the same memory.  So batches are copied into the recorded ones' place
 recorded, and the numbers of dropout go on from PyTorch's generator as in eager code, which the graph tells it.  Crops,
 flips, the optimiser and the learning rate stay outside, as does an epoch's last batch if it is smaller.
 
-Off unless `CLAIMCHECK_CUDA_GRAPHS=1`: no GPU has run it yet (docs/decisions/0060).  Before it is used, a recorded pass
+Off unless `CLAIMCHECK_CUDA_GRAPHS=1`: no GPU has run it yet (decision 0060).  Before it is used, a recorded pass
 is replayed beside an eager one and has to give the same bits, or as nearly the same as eager repeats itself.  What
 can't be recorded, or isn't the same, stays eager, and a line says why.
 """
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from stages.ops.fast.agreement import same_bits
+from stages.ops.fast.cpp import TAKEN
 
 Pass = Callable[[Tensor, Tensor], Tensor]
 """(inputs, targets) -> sums; it leaves gradients in the parameters."""
@@ -135,6 +136,7 @@ class Replayed:
         return self._replay(self.recorded, inputs, targets)
 
     def _replay(self, recorded: _Recorded, inputs: Tensor, targets: Tensor) -> Tensor:
+        TAKEN.add("replay")
         recorded.inputs.copy_(inputs)
         recorded.targets.copy_(targets)
         recorded.recorder.replay()

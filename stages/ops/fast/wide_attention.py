@@ -11,6 +11,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from stages.ops.fast.cpp import TAKEN
+
 
 @cache
 def use_wide_attention() -> torch.library.Library:
@@ -39,6 +41,7 @@ def _attention(
     dtype = query.dtype
     is_known_mask = attn_mask is None or attn_mask.dtype in (torch.bool, torch.bfloat16)
     if dtype == torch.bfloat16 and key.dtype == value.dtype == dtype and is_known_mask:
+        TAKEN.add("wide_attention")
         query, key, value = query.float(), key.float(), value.float()
         if attn_mask is not None and attn_mask.dtype == dtype:
             attn_mask = attn_mask.float()

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stages.ops.fast import yat_kernels as kernels
-from stages.ops.fast.cpp import head_strides, in_rows, keep_triton_kernels
+from stages.ops.fast.cpp import TAKEN, head_strides, in_rows, keep_triton_kernels
 
 keep_triton_kernels()
 _HALF = (torch.bfloat16, torch.float16)
@@ -69,6 +69,7 @@ def forward(
     query: Tensor, key: Tensor, value: Tensor, scale: Tensor, epsilon: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor]:
     """The result [B, T, H, F] and, per query, the greatest score and one over the sum [B·H, T, 2]; float32."""
+    TAKEN.add("yat_triton")
     query, key, value = map(in_rows, (query, key, value))
     (samples, heads, queries, width), (keys, depth) = query.shape, value.shape[2:]
     out, peaks = _results(query, value)

@@ -25,7 +25,7 @@ from stages.papers.brownian.walk import (
     spectrum,
     squared_distances,
 )
-from stages.papers.finding import Finding, FindingStatus, Reading, judge_readings
+from stages.papers.finding import Finding, Reading
 from stages.rules import Margins
 
 ROUNDING = 1e-10
@@ -59,8 +59,8 @@ def _points(width: int) -> Tensor:
     return on_sphere(_draw(NUM_TOKENS, width) * 3 + 1)
 
 
-def _holds(*errors: float) -> FindingStatus:
-    return "holds" if max(errors) < ROUNDING else "fails"
+def _holds(*errors: float) -> bool:
+    return max(errors) < ROUNDING
 
 
 def _largest(difference: Tensor) -> float:
@@ -96,7 +96,6 @@ def layer_norm_radius() -> Finding:
     )
     return Finding(
         claim="brownian.identity.lnnorm",
-        status=judge_readings(readings),
         readings=readings,
         computed={
             "largest_relative_error": plain,
@@ -121,7 +120,7 @@ def dot_product_on_sphere() -> Finding:
     off_error = _largest(off @ off.T - (2 * WIDTHS[0] - squared_distances(off)) / 2) / WIDTHS[0]
     return Finding(
         claim="brownian.identity.dot",
-        status=_holds(error),
+        holds=_holds(error),
         computed={"largest_error_over_d": error, "largest_error_over_d_off_the_sphere": off_error},
         explanation="Equation 12 for all pairs of tokens on the sphere of radius √d, distances from differences. Off "
         "the sphere it is another number, as the second value shows.",
@@ -140,7 +139,7 @@ def gaussian_kernel() -> Finding:
     half = v[:, : width // 2]  # one of two heads without projections
     return Finding(
         claim="brownian.identity.gauss",
-        status=_holds(*errors),
+        holds=_holds(*errors),
         computed={
             "largest_difference": max(errors),
             "largest_difference_with_random_projections": _largest(attention_transition(q, k) - gaussian),
@@ -163,7 +162,7 @@ def cancelled_constant() -> Finding:
         error = max(error, _largest(log_ratio / root - 1))
     return Finding(
         claim="brownian.identity.s",
-        status=_holds(error),
+        holds=_holds(error),
         computed={"largest_relative_error_of_log_s": error, "s_at_width_64": math.exp(math.sqrt(64))},
         explanation="Logarithm of exp(dot/√d) over the Gaussian, for all pairs at three widths: √d each time, so the "
         "constant leaves every row's normalisation.",
@@ -184,7 +183,7 @@ def rows_of_transition() -> Finding:
     uneven = attention_transition(q, k)
     return Finding(
         claim="brownian.markov.rows",
-        status=_holds(row_error, path_error),
+        holds=_holds(row_error, path_error),
         computed={
             "row_sum": uneven.sum(dim=1).mean().item(),
             "largest_row_sum_error": max(row_error, _largest(uneven.sum(dim=1) - 1)),
@@ -211,7 +210,7 @@ def walk_step() -> Finding:
     error = _largest(transition.T @ start - by_definition)
     return Finding(
         claim="brownian.walk",
-        status=_holds(error),
+        holds=_holds(error),
         computed={
             "largest_error": error,
             "total_variation_to_simulated_walkers": 0.5 * (transition.T @ start - frequencies).abs().sum().item(),
@@ -234,7 +233,7 @@ def softmax_derivative() -> Finding:
     error = _largest(printed - automatic)
     return Finding(
         claim="brownian.softmaxgrad",
-        status=_holds(error),
+        holds=_holds(error),
         computed={"largest_error": error, "largest_error_to_differences": _largest(printed - differences)},
         explanation="S_i (δ_ij − S_j) against automatic differentiation, and central differences, of seven values.",
     )
@@ -261,7 +260,7 @@ def ito_lemma() -> Finding:
     converges = with_term[finest] < 0.2 * with_term[finest // 64] and without[finest] > 0.5
     return Finding(
         claim="brownian.ito",
-        status="holds" if converges else "fails",
+        holds=converges,
         computed={f"rms_error_at_{steps}_steps": error for steps, error in with_term.items()}
         | {
             "rms_error_without_the_second_order_term": without[finest],
@@ -317,7 +316,6 @@ def token_motion() -> Finding:
     )
     return Finding(
         claim="brownian.motion",
-        status=judge_readings(readings),
         computed={
             "mean_probability_of_staying": staying,
             "root_mean_square_of_a_jump": jump,

@@ -17,7 +17,7 @@ from stages.optim.fisher import (
     kronecker_product_reference,
     per_sample_product,
 )
-from stages.papers.finding import Finding, Reading, judge_readings
+from stages.papers.finding import Finding, Reading
 
 ROUNDING = 1e-10
 EXACT = 1e-6
@@ -92,7 +92,7 @@ def fisher_and_its_step() -> tuple[Finding, Finding]:
     )
     hessian_is_fisher = Finding(
         claim="brownian.fisher",
-        status="holds" if error < ROUNDING else "fails",
+        holds=error < ROUNDING,
         computed={
             "relative_error": error,
             "relative_difference_away_from_the_optimum": _relative(elsewhere - fisher, fisher),
@@ -104,7 +104,6 @@ def fisher_and_its_step() -> tuple[Finding, Finding]:
     )
     step_descends = Finding(
         claim="brownian.fisher.step",
-        status=judge_readings(readings),
         computed={"loss_change_with_plus_sign": plus, "loss_change_with_minus_sign": minus},
         readings=readings,
         explanation="Change of a small network's loss by equation 18 with |η| = 0.1 and damping. Equation 16 minimises "
@@ -174,7 +173,7 @@ def conjugate_gradients_reach_the_solution() -> Finding:
         }
     return Finding(
         claim="brownian.cgfac.converge",
-        status="holds" if residual == 0 else "fails",
+        holds=residual == 0,
         computed=computed,
         explanation="In rational numbers the residual after n steps is exactly 0. In float64, against a dense solve "
         "of an unevenly scaled layer, rounding asks for some steps more; the ten of the public code stop far before. "
@@ -195,7 +194,7 @@ def no_matrix_is_formed() -> Finding:
     few, many = map(_price, COLUMNS)
     return Finding(
         claim="brownian.cgfac.matrixfree",
-        status="holds" if error < ROUNDING else "fails",
+        holds=error < ROUNDING,
         computed={
             "relative_difference_to_factors": error,
             f"multiplications_over_factors_with_{COLUMNS[0]}_columns": few,

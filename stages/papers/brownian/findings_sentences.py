@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from stages.papers.brownian.walk import attention_transition, on_sphere
-from stages.papers.finding import Finding, Reading, judge_readings
+from stages.papers.finding import Finding, Reading
 
 ROUNDING = 1e-10
 WIDTHS = (64, 768)
@@ -49,7 +49,6 @@ def printed_row_sum() -> Finding:
     )
     return Finding(
         claim="brownian.markov.printed_sum",
-        status=judge_readings(readings),
         computed={"largest_row_sum_error": rows, "largest_column_sum_error": columns},
         readings=readings,
         explanation="Sums of P = softmax(QKᵀ/√d) for ten random tokens, over j and over i. The index is a slip of the "
@@ -81,7 +80,6 @@ def independent_times() -> Finding:
     )
     return Finding(
         claim="brownian.motion.independent",
-        status=judge_readings(readings),
         computed={"correlation_of_two_times": correlation, "correlation_of_increments": of_increments},
         readings=readings,
         explanation="Correlations over 20,000 paths: of B at a quarter and at 1, where theory has 0.5, and of the "
@@ -102,26 +100,26 @@ def independent_components() -> Finding:
     error = 4 * math.sqrt(2 / tokens) / width
     readings = (
         Reading(
-            name="before LayerNorm",
-            text='"As pointed in [29], each components of token v_i is independent random variable": an assumption '
-            "about what enters, which nothing here excludes",
+            name="of the token, as an assumption",
+            text='"As pointed in [29], each components of token v_i is independent random variable": it is assumed of '
+            "what enters, so the tokens here are drawn like that, and nothing excludes it",
             holds=abs(before) < error,
         ),
         Reading(
-            name="after LayerNorm",
-            text='"After layer normalization, these variables are points on the hyper-sphere": components that sum to '
-            "0 and whose squares sum to d are not independent; any two correlate by −1 / (d − 1)",
+            name="also of the token after LayerNorm",
+            text='the next sentence, "After layer normalization, these variables are points on the hyper-sphere", '
+            "doesn't repeat it, but the analysis goes on with these: components that sum to 0 and whose squares sum to "
+            "d are not independent; any two correlate by −1 / (d − 1)",
             holds=abs(after) < error,
         ),
         Reading(
-            name="nearly, in wide networks",
+            name="nearly, after LayerNorm in wide networks",
             text=f"−1 / (d − 1) is {-1 / (WIDTHS[-1] - 1):.4f} at width {WIDTHS[-1]}",
             holds=1 / (WIDTHS[-1] - 1) < 0.01,
         ),
     )
     return Finding(
         claim="brownian.components.independent",
-        status=judge_readings(readings),
         computed={"mean_correlation_before": before, "mean_correlation_after": after},
         readings=readings,
         explanation=f"Mean correlation of two components over {tokens:,} tokens of width {width} whose components are "
@@ -156,7 +154,6 @@ def heads_cost() -> Finding:
     )
     return Finding(
         claim="brownian.heads.cost",
-        status=judge_readings(readings),
         computed={"heads_over_one_full_head": split / one, "heads_over_as_many_full_heads": split / whole},
         readings=readings,
         explanation=f"FLOPs of QKᵀ and PV with {many} heads at {tokens} tokens of width {width}. Whether heads serve "

@@ -14,7 +14,7 @@ from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.resnet_v1 import DACResNetV1, MBAResNetV1, ResNetV1
 from stages.papers.dac.resnet_v2 import DACResNetV2, ResNetV2
 from stages.papers.dac.vgg import DACVGG, VGG
-from stages.papers.finding import Finding, Reading, judge_readings, judged, prints_as
+from stages.papers.finding import Finding, Reading, prints_as
 from stages.rules import Margins
 
 # Numbers that the paper prints, and one unit of their last place: value and precision of data/claims.csv.
@@ -62,7 +62,7 @@ def _against(claim: str, *numbers: float, computed: dict[str, float], explanatio
     printed, unit = PRINTED[claim]
     return Finding(
         claim=claim,
-        status=judged(all(prints_as(number, printed, unit) for number in numbers)),
+        holds=all(prints_as(number, printed, unit) for number in numbers),
         computed=computed,
         explanation=explanation,
         ours=max(numbers, key=lambda number: abs(number - printed)),
@@ -174,7 +174,6 @@ def _factor(
     )
     return Finding(
         claim=f"dac.{what}.{layer}",
-        status=judge_readings(readings),
         computed={"largest_difference_from_formula": of_weights, "the_same_relative_to_all": of_all},
         explanation=f"The formula is exact relative to the weights; of all {numbers} of the layer it is {other}.",
         readings=readings,
@@ -206,7 +205,6 @@ def _activations() -> Finding:
     )
     return Finding(
         claim="dac.flops.relu",
-        status=judge_readings(readings),
         computed={f"increase_percent_with_relu_{name}": value for name, value in more.items()},
         explanation="Ignored by convention, as the text says. Counted as one operation each, activations double what "
         f"DAC adds: {more['conv3']:.0f} % of a 3 × 3 convolution and {more['dense']:.0f} % of a dense layer.",
@@ -252,7 +250,7 @@ def _stages() -> Finding:
         first[f"{depth}_{width}"] = [len(kernels), kernels.count(width), len(kernels) - kernels.count(4 * width)]
     return Finding(
         claim="dac.vgg.stages",
-        status=judged(first == {"20_16": [19, 7, 13], "14_32": [13, 5, 9]}),
+        holds=first == {"20_16": [19, 7, 13], "14_32": [13, 5, 9]},
         computed={
             f"{what}_{name}": float(count)
             for name, counts in first.items()
@@ -279,9 +277,7 @@ def _halved() -> Finding:
             totals.append(_parameters(dac) / _parameters(base))
     return Finding(
         claim="dac.sgemm.halved",
-        status=judged(
-            all(round(share, 1) == 0.5 for share in weights) and all(abs(ratio - 1) < 0.05 for ratio in totals)
-        ),
+        holds=all(round(share, 1) == 0.5 for share in weights) and all(abs(ratio - 1) < 0.05 for ratio in totals),
         computed={
             "least_share_of_weights": min(weights),
             "largest_share_of_weights": max(weights),
@@ -340,7 +336,7 @@ def _mba_growth() -> Finding:
     layers = {copies: _weights_behind_the_stem(model) / _weights_behind_the_stem(base) for copies, model in mba.items()}
     return Finding(
         claim="dac.mba.params",
-        status=judged(all(growth == copies for copies, growth in layers.items())),
+        holds=all(growth == copies for copies, growth in layers.items()),
         computed={f"growth_k{copies}": _parameters(model) / _parameters(base) for copies, model in mba.items()}
         | {f"growth_of_layers_k{copies}": growth for copies, growth in layers.items()},
         explanation="ResNet20 v1 with K copies over its baseline: all but the stem and the BNs grow K-fold.",
@@ -424,7 +420,6 @@ def _dac_operations(depth: int, dac: Operations, base: Operations) -> Finding:
     )
     return Finding(
         claim=claim,
-        status=judge_readings(readings),
         computed={
             "gflops_bias_at_input": dac.total_at_input / 1e9,
             "gflops_bias_at_output": dac.total_at_output / 1e9,
@@ -508,7 +503,7 @@ def _imagenette() -> Finding:
     per_epoch = math.ceil(parts["4:0.8:2"] / FITTING_BATCH)
     return Finding(
         claim="dac.image.setup.steps_imagenette",
-        status=judge_readings(readings, contradicted=True),
+        contradicted=True,
         computed={
             "epochs_of_the_steps": IMAGENETTE_STEPS * printed_batch / parts["4:0.8:2"],
             "epochs_of_the_steps_with_all_images": IMAGENETTE_STEPS * printed_batch / parts["all"],

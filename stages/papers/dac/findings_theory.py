@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from stages.ops.dac import dac_conv2d, dac_linear
 from stages.papers.dac import toys
-from stages.papers.finding import Finding, Reading, judge_readings, judged
+from stages.papers.finding import Finding, Reading
 
 PIECES = range(2, 9)
 PRINTED_UNITS = 4
@@ -52,7 +52,7 @@ def reduction() -> Finding:
     }
     return Finding(
         claim="dac.depthwise",
-        status=judged(max(computed.values()) < EXACT),
+        holds=max(computed.values()) < EXACT,
         computed=computed,
         explanation="With one output for each input channel, or one output in all, every bias has an input channel of "
         "its own, so a standard layer with shared biases gives the same numbers.",
@@ -82,7 +82,6 @@ def remark_2_1() -> Finding:
     )
     return Finding(
         claim="dac.prepost",
-        status=judge_readings(readings),
         computed={"difference_of_two_layers": joined, "least_difference_of_one_activation_with_positive_bias": best},
         explanation="φ(b + φ(z + a)) = φ(z + a + min(b, 0)) + max(b, 0). The constant is 0 for b ≤ 0, and else "
         "joins the biases of the layer that follows.",
@@ -109,7 +108,7 @@ def backpropagation() -> Finding:
     difference = max(_largest(a - p) for a, p in zip(automatic, printed, strict=True))
     return Finding(
         claim="dac.eq7",
-        status=judged(difference < EXACT),
+        holds=difference < EXACT,
         computed={"largest_difference": difference},
         explanation="Equation 7 written out against automatic differentiation of the operator, in float64.",
     )
@@ -126,7 +125,7 @@ def approximation() -> Finding:
     return Finding(
         claim="dac.eq6",
         # Four times the copies, a tenth of the error at most: the law n⁻² gives a sixteenth.
-        status=judged(all(10 * after < before for before, after in pairwise(falls))),
+        holds=all(10 * after < before for before, after in pairwise(falls)),
         computed=errors | {"least_error_of_a_standard_unit": -target.min().item()},
         explanation="Largest error on [0, 1] for cos 7x: it falls as n⁻² with the copies of the input.  Left of all "
         "kinks the unit is 0, so the functions are those on intervals bounded from the left; a standard unit is one "
@@ -159,7 +158,7 @@ def error_estimate() -> Finding:
     )
     return Finding(
         claim="dac.appB",
-        status=judged(exact and conservative),
+        holds=exact and conservative,
         computed=numbers,
         explanation="The model's covariance gives σ²/5 + τ²/25 exactly; what appendix B puts in for the two terms is "
         "on average as much of σ² and more of τ², so it is conservative as the text says.",
@@ -193,7 +192,6 @@ def theorem_1() -> Finding:
     )
     return Finding(
         claim="dac.thm.c1.1",
-        status=judge_readings(readings),
         computed={
             "parameters_k8": float(2 * len(toys.dac_parameters(toys.random_piecewise_linear(8, _generator()))[0])),
             "error_right_of_the_zero": error,
@@ -257,7 +255,6 @@ def theorem_2() -> Finding:
     )
     return Finding(
         claim="dac.thm.c1.2",
-        status=judge_readings(readings),
         computed={
             "difference_by_replication": difference,
             "least_output": least,
@@ -308,7 +305,6 @@ def theorem_3() -> Finding:
     )
     return Finding(
         claim="dac.thm.c1.3",
-        status=judge_readings(readings),
         computed={
             "parameters_k8": float(sum(p.numel() for p in parameters)),
             "largest_error": error,
@@ -336,7 +332,7 @@ def remark_c2() -> Finding:
         missing += 2 * k - int(torch.linalg.matrix_rank(torch.cat(changes, 1)))
     return Finding(
         claim="dac.thm.c2",
-        status=judged(missing == 0),
+        holds=missing == 0,
         computed={"ways_missing_of_2k": float(missing)},
         explanation="Random functions of 2 to 8 pieces change in 2k independent ways with their slopes and intercepts. "
         "That DAC units need no more numbers is Theorem C.1 (1), and judged there.",
@@ -347,7 +343,7 @@ def figure_7a() -> Finding:
     first, middle, last = toys.separating_unit(toys.SEPARATED_POINTS).tolist()
     return Finding(
         claim="dac.fig7a",
-        status=judged(middle < min(first, last)),
+        holds=middle < min(first, last),
         computed={"first": first, "middle": middle, "last": last},
         explanation="Three points on a line, the outer two of one class: the unit gives both more than the middle "
         "one.  An affine map gives the middle one the mean of the outer two, so no line separates them.",
@@ -383,7 +379,6 @@ def figure_7b() -> Finding:
     )
     return Finding(
         claim="dac.fig7b",
-        status=judge_readings(readings),
         computed={
             "difference_inside": inside,
             "largest_outside": outside,
@@ -414,7 +409,7 @@ def figure_7b_two_units() -> Finding:
             kept += int((value(ray) >= -1e-9).all())
     return Finding(
         claim="dac.fig7b.standard",
-        status=judged(kept == nets),
+        holds=kept == nets,
         computed={"networks_with_a_point_in_the_set": float(nets), "of_them_with_a_ray_in_it": float(kept)},
         explanation="Two units of two inputs can be moved one at a time (or not at all, when their weights are "
         "parallel): moving the first by the sign of its outgoing weight never lowers the output, so no set {≥ 0} is "
@@ -447,7 +442,6 @@ def figure_7b_units() -> Finding:
     )
     return Finding(
         claim="dac.fig7b.units",
-        status=judge_readings(readings),
         computed={
             "units_that_separate": 3.0 if three_do else 4.0,
             "lines_of_kinks": float(lines),

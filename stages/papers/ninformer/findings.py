@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count
 
-from stages.papers.finding import Finding, Reading, judge_readings, prints_as
+from stages.papers.finding import Finding, Reading, prints_as
 from stages.rules import Margins
 
 PATCH_SIZE, D, L, M = 4, 256, 4, 512  # section 4, items 1-4
@@ -121,7 +121,7 @@ def time_finding(dataset: str, arm: str) -> Finding:
     )
     return Finding(
         claim=f"ninformer.table3.{dataset}.{arm}",
-        status=judge_readings(readings, contradicted=True),
+        contradicted=True,
         computed={
             "flops_per_image": flops,
             "tflops_per_second_needed": needed / 1e12,
@@ -169,7 +169,7 @@ def gain_finding() -> Finding:
     )
     return Finding(
         claim="ninformer.text.c10.acc_vs_localvit",
-        status=judge_readings(readings, contradicted=True),
+        contradicted=True,
         computed={
             "relative_gain_percent": gain("c10", "localvit"),
             "gain_percentage_points": points,
@@ -192,7 +192,7 @@ def complexity_finding() -> Finding:
     ratio = block_flops("ninformer", 2 * n) / block
     return Finding(
         claim="ninformer.complexity.linear",
-        status="holds" if ratio == 2 else "fails",
+        holds=ratio == 2,
         computed={
             "flops_ratio_when_tokens_double": ratio,
             "flops_ratio_when_tokens_double_vit": block_flops("vit", 2 * n) / block_flops("vit", n),
@@ -224,7 +224,6 @@ def elementwise_finding() -> Finding:
     )
     return Finding(
         claim="ninformer.elementwise",
-        status=judge_readings(readings),
         computed={"share_of_elementwise_products": share, "share_of_elementwise_products_in_the_gate": share_of_gate},
         readings=readings,
         explanation="Operations of one block on CIFAR-10's 64 tokens, from section 4's shapes.",
@@ -243,7 +242,6 @@ def memory_finding() -> Finding:
     )
     return Finding(
         claim="ninformer.setup.vram",
-        status=judge_readings(readings),
         computed={"card_gibibytes": float(CARD_GIBIBYTES), "card_gigabytes": decimal},
         readings=readings,
         explanation="By its data sheet an RTX 2080 Ti has 11 GB in powers of two. No result depends on it.",
@@ -276,7 +274,6 @@ def compute_finding() -> Finding:
     )
     return Finding(
         claim="ninformer.compute.lower",
-        status=judge_readings(readings),
         computed={f"gating_over_attention_{name}": ratio for name, ratio in blocks.items()}
         | {f"ninformer_over_vit_{name}": ratio for name, ratio in models.items()}
         | {

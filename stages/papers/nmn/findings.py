@@ -9,7 +9,7 @@ import torch
 
 from stages.ops.yat import YatLinear
 from stages.ops.yat_conv import YatConv2d
-from stages.papers.finding import Finding, judged, prints_as
+from stages.papers.finding import Finding, prints_as
 from stages.papers.nmn.findings_theory import theory
 from stages.papers.nmn.findings_work import work
 from stages.papers.nmn.yat_mlp import YatMLP
@@ -45,7 +45,7 @@ def distance_identity() -> Finding:
     at_meeting = 2 * single.square().sum(-1) - 2 * (single @ single.T).diagonal()
     return Finding(
         claim="nmn.identity.distance",
-        status="holds" if error < 1e-12 else "fails",
+        holds=error < 1e-12,
         computed={
             "largest_relative_error_float64": error,
             "largest_error_float32_where_w_is_x": at_meeting.abs().max().item(),
@@ -61,7 +61,7 @@ def dense_shape() -> Finding:
     shape = YatLinear(64, 128)(torch.zeros(32, 64)).shape
     return Finding(
         claim="nmn.usage.dense",
-        status="holds" if shape == (32, 128) else "fails",
+        holds=shape == (32, 128),
         computed={"rows": shape[0], "columns": shape[1], "columns_with_the_printed_sum": 1},
         explanation="One output for each unit, as in the released package, where the class is YatNMN; the sum over i "
         "of the definition, to the letter, would leave one number a sample.",
@@ -73,7 +73,7 @@ def conv_shape() -> Finding:
         shape = YatConv2d(in_channels=3, out_channels=64, kernel_size=3)(torch.zeros(1, 3, 224, 224)).shape
     return Finding(
         claim="nmn.usage.conv",
-        status="holds" if shape == (1, 64, 222, 222) else "fails",
+        holds=shape == (1, 64, 222, 222),
         computed=dict(zip(("samples", "channels", "height", "width"), map(float, shape), strict=True)),
         explanation="The guide's second example; the package's class is YatConv2D in its torch part.",
     )
@@ -83,7 +83,7 @@ def relative_improvement() -> Finding:
     improvement = 1 - PRINTED_LOSSES["aether"] / PRINTED_LOSSES["gpt2"]
     return Finding(
         claim="nmn.gpt.valloss.rel",
-        status=judged(prints_as(improvement, *PRINTED_IMPROVEMENT)),
+        holds=prints_as(improvement, *PRINTED_IMPROVEMENT),
         computed={"relative_improvement_percent": 100 * improvement},
         explanation="From the two validation losses printed beside it; whether they can be had is another claim.",
         ours=improvement,
@@ -99,7 +99,7 @@ def size_of_perceptron() -> Finding:
     counted = sum(parameter.numel() for parameter in model.parameters())
     return Finding(
         claim="nmn.ext.mnist.parameters",
-        status=judged(counted == PRINTED_PARAMETERS),
+        holds=counted == PRINTED_PARAMETERS,
         computed={"parameters": counted},
         explanation="Weights, biases and one learned scale for each of the two Yat layers, counted.",
         ours=counted,

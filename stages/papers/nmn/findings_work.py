@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from stages.ops.yat import yat_linear, yat_linear_reference
-from stages.papers.finding import Finding, Reading, judge_readings, prints_as
+from stages.papers.finding import Finding, Reading, prints_as
 from stages.papers.nmn.aether_gpt import AetherGPT
 from stages.papers.nmn.counting import count_operations, saved_bytes
 from stages.papers.nmn.gpt2 import GPT2
@@ -111,7 +111,7 @@ def linear_work() -> Finding:
     counted, formula = _work(linear_relu, **SIZES), 2 * B * n * d + B * n
     return Finding(
         claim="nmn.flops.linear",
-        status="holds" if counted == formula else "fails",
+        holds=counted == formula,
         computed={"counted_flops": counted, "formula_flops": formula},
         explanation=f"Linear and ReLU at B, d, n = {B}, {d}, {n}, every operation counted as PyTorch runs it.",
     )
@@ -142,7 +142,6 @@ def yat_work(margins: Margins) -> Finding:
     readings = _read_work(B * n * d, PRINTED_WORK, margins, " Bnd")
     return Finding(
         claim="nmn.flops.nmn",
-        status=judge_readings(readings),
         computed={f"{_key(reading)}_flops_per_Bnd": reading.ours or 0.0 for reading in readings},
         readings=readings,
         explanation="Operations of a Yat layer, each result counted once, with what is printed as the cost of two "
@@ -155,7 +154,6 @@ def work_ratio(margins: Margins) -> Finding:
     holding = next((reading.ours for reading in readings if reading.holds), readings[0].ours)
     return Finding(
         claim="nmn.flops.ratio",
-        status=judge_readings(readings),
         computed={f"{_key(reading)}_ratio": reading.ours or 0.0 for reading in readings},
         readings=readings,
         explanation="FLOPs of a Yat layer over those of Linear and ReLU at the same size; with w·x formed once the "
@@ -170,7 +168,7 @@ def complexity() -> Finding:
     growth = {name: _work(plain_yat, **SIZES | {name: 2 * size}) / base for name, size in SIZES.items()}
     return Finding(
         claim="nmn.complexity",
-        status="holds" if all(1.99 < ratio < 2.01 for ratio in growth.values()) else "fails",
+        holds=all(1.99 < ratio < 2.01 for ratio in growth.values()),
         computed={f"growth_with_doubled_{name}": ratio for name, ratio in growth.items()},
         explanation="Counted FLOPs of a Yat layer when one of B, d, n doubles: linear in each, so Theta(Bnd).",
     )
@@ -200,7 +198,6 @@ def cached_norms() -> Finding:
     )
     return Finding(
         claim="nmn.precomputed",
-        status=judge_readings(readings),
         computed={"share_of_squared_norms": share, "change_of_hidden_norms_between_batches": change},
         readings=readings,
         explanation=f"Operations of both norms over those of the layer at B, d, n = {B}, {d}, {n}.",
@@ -237,7 +234,6 @@ def kept_activations() -> Finding:
     )
     return Finding(
         claim="nmn.memory.activations",
-        status=judge_readings(readings),
         computed={
             "linear_relu_saved_maps_of_Bn": relu,
             "linear_gelu_saved_maps_of_Bn": gelu,
@@ -280,7 +276,6 @@ def layer_memory(margins: Margins) -> Finding:
     )
     return Finding(
         claim="nmn.layer.memory",
-        status=judge_readings(readings),
         computed={
             f"layer_reduction_{name.replace(',', '').replace(' ', '_')}": one.ours or 0.0
             for name, one in zip(said, readings, strict=True)
@@ -337,7 +332,6 @@ def model_memory(margins: Margins) -> Finding:
     )
     return Finding(
         claim="nmn.gpt.memory",
-        status=judge_readings(readings),
         computed={
             "gpt2_saved_bytes": kept["gpt2"],
             "aether_saved_bytes": kept["aether"],

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from typing import Protocol
 
 from stages.faults import FAULTS, describe_fault
 from stages.runs.outcome import find_fault
@@ -17,35 +16,25 @@ from stages.scheduling.engine.leases import End, Lease, Leases
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
 
 
-class Trained(Protocol):
-    """What `stages.worker` returns: sealed outcomes by run key, and the scratch to drop once they are published."""
-
-    @property
-    def outcomes(self) -> Mapping[str, Mapping[str, bytes]]: ...
-
-    @property
-    def work(self) -> str: ...
-
-
 class BadOutcome(ValueError):
     """What was trained isn't an outcome of the leased runs; nothing of it is published."""
 
 
-def publish(trained: Trained, lease: Lease, leases: Leases, store: Store) -> None:
-    """Publish all outcomes after checking each, and drop their scratch.
+def publish(outcomes: Mapping[str, Mapping[str, bytes]], work: str, lease: Lease, leases: Leases, store: Store) -> None:
+    """Publish the outcomes, sealed files by run key, after checking each; then drop the scratch called `work`.
 
     Raises:
         BadOutcome: one is damaged, or of a run that the lease doesn't cover.
         LeaseLost: another process has taken over a run.
     """
-    for run_key, files in trained.outcomes.items():
+    for run_key, files in outcomes.items():
         if run_key not in lease.run_keys:
             raise BadOutcome(f"an outcome of run {run_key[:12]} came back from the training of {lease.name}")
         if fault := find_fault(files, run_key):
             raise BadOutcome(f"the outcome of run {run_key[:12]} isn't whole: {fault}; nothing is published")
-    for run_key, files in trained.outcomes.items():
+    for run_key, files in outcomes.items():
         leases.publish(lease, run_key, files)
-    store.scratch.drop(trained.work)
+    store.scratch.drop(work)
 
 
 def describe_failure(error: BaseException) -> tuple[End, str]:

@@ -145,7 +145,7 @@ def _train(
                 progress=_Reporter(group.label, report),
                 should_stop=lambda: should_stop() or lost.is_set(),
             )
-            publish(trained, lease, leases, store)
+            publish(trained.outcomes, trained.work, lease, leases, store)
             worker.count_flops(specs[0], group.data, home() / "flops.json")
         except LeaseLost as taken_over:
             report(Event(kind="elsewhere", label=group.label, message=str(taken_over)))

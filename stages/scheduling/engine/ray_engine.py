@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.faults import describe_fault
+from stages.runs.object_store import ObjectStore
 from stages.runs.stacks import STATE, stack_id
 from stages.runs.store import RunStore, Store
 from stages.scheduling.engine.choice import EngineError
@@ -60,13 +61,12 @@ def run_groups(
     Returns whether every group has its outcome in the store.
 
     Raises:
-        EngineError: the cluster wants another token.
+        EngineError: the cluster wants another token, or a node can't use the store.
         TrainingsKilled: the cluster can't be reached, or not any more.
     """
-    waiting = [group for group in groups if not group.is_published(store)]
-    if waiting:
+    if groups:
         with Cluster() as cluster:
-            _Engine(cluster, store, devices, report, stop, deque(waiting)).run()
+            _Engine(cluster, store, devices, report, stop, deque(groups)).run()
     return all(group.is_published(store) for group in groups)
 
 
@@ -91,14 +91,6 @@ class _Flight:
     killed: str = ""
 
 
-@dataclass(frozen=True)
-class _Trained:
-    """As `stages.worker` has it."""
-
-    outcomes: Mapping[str, Mapping[str, bytes]]
-    work: str
-
-
 class _Engine:
     def __init__(
         self,
@@ -119,14 +111,14 @@ class _Engine:
         self.number = 0
         self.reached = time.monotonic()
         self.nodes: list[Node] | None = None
-        self.dashboard, self.said = "", ""
+        self.dashboard, self.said, self.shut_out = "", "", ""
         self.asked, self.listened, self.claims_from = 0.0, time.monotonic(), 0.0
 
     def run(self) -> None:
         self.cluster.open([*self.waiting])
         pause = 1.0
         try:
-            while self.flying or (self.waiting and not self.stop.is_set()):
+            while self.flying or (self.waiting and not self.is_stopping):
                 try:
                     self._turn()
                     pause = 1.0 if self.nodes is not None else pause
@@ -144,6 +136,12 @@ class _Engine:
         finally:
             for flight in self.flying.values():
                 flight.kept.close()
+        if self.shut_out:
+            raise EngineError(self.shut_out)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.stop.is_set() or bool(self.shut_out)
 
     def _say_once(self, message: str) -> None:
         if message != self.said:
@@ -189,7 +187,7 @@ class _Engine:
         if self.waiting and (lack := self.shares.lack(self.nodes)):
             self._say_once(lack)
         elsewhere = []
-        while self.waiting and not self.stop.is_set() and len(self.flying) < self.shares.room(self.nodes):
+        while self.waiting and not self.is_stopping and len(self.flying) < self.shares.room(self.nodes):
             group = self.waiting.popleft()
             if not self._submit(group):
                 elsewhere.append(group)
@@ -225,7 +223,7 @@ class _Engine:
             data=group.data.absolute(),
             device=flight.device,
             threads=threads,
-            store=None if isinstance(self.store, RunStore) else self.store,
+            store=self.store if isinstance(self.store, ObjectStore) else None,
             states=self._states(group) if isinstance(self.store, RunStore) else {},
         )
         self.cluster.send("submit", self.number, ask, share)
@@ -243,6 +241,14 @@ class _Engine:
     def _on_placed(self, number: int, flight: _Flight, host: str, pid: int) -> None:
         flight.node, flight.host = host, f"process {pid} on {host}"
         flight.stepped = flight.heard
+
+    def _on_shut_out(self, number: int, flight: _Flight, message: str) -> None:
+        """Stop all trainings: every group that Ray places on this node would fail there."""
+        self.leases.close(flight.lease, None)
+        self.shut_out = (
+            f"node {flight.node} can't use the store: {message}; a node has the environment of its `ray start`: export "
+            f"the keys on {flight.node}, then `ray stop` and `ray start` there again"
+        )
 
     def _on_started(self, number: int, flight: _Flight, runs: int, device_bytes: int | None) -> None:
         self.shares.learn_device(device_bytes)
@@ -280,15 +286,15 @@ class _Engine:
         self.store.scratch.drop(work)
 
     def _on_trained(self, number: int, flight: _Flight, outcomes: Mapping[str, Mapping[str, bytes]], work: str) -> None:
-        label, trained = flight.group.label, _Trained(outcomes, work)
+        label = flight.group.label
         try:
-            publish(trained, flight.lease, self.leases, self.store)
+            publish(outcomes, work, flight.lease, self.leases, self.store)
         except LeaseLost as taken_over:
             self.report(Event(kind="elsewhere", label=label, message=str(taken_over)))
         except Exception as error:  # noqa: BLE001  (one run's fault must not hold up the rest; the report tells it)
-            self._fail(flight, [*trained.outcomes], *describe_failure(error))
+            self._fail(flight, [*outcomes], *describe_failure(error))
         else:
-            self.shares.learn(flight.group, trained.outcomes)
+            self.shares.learn(flight.group, outcomes)
             self.report(Event(kind="finished", label=label))
 
     def _on_stopped(self, number: int, flight: _Flight, keys: list[str], message: str) -> None:
@@ -354,7 +360,7 @@ class _Engine:
             self.asked = now
             self.cluster.send("nodes")
         for number, flight in [*self.flying.items()]:
-            if (self.stop.is_set() or flight.lost.is_set()) and flight.cancelled is None:
+            if (self.is_stopping or flight.lost.is_set()) and flight.cancelled is None:
                 flight.cancelled = now
                 self.cluster.send("cancel", number, False)
             if flight.killed or not flight.host:

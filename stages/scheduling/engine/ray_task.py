@@ -20,11 +20,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from stages.interruption import on_signal
+from stages.faults import on_signal
 from stages.run import RunSpec
+from stages.runs.bucket import StoreFault
 from stages.runs.fingerprint import changed_modules
+from stages.runs.object_store import ObjectStore
 from stages.runs.stacks import STATE
-from stages.runs.store import FolderScratch, Scratch, Store
+from stages.runs.store import FolderScratch, Scratch
 from stages.scheduling.engine.endings import describe_failure
 from stages.scheduling.engine.node_data import Packed, place
 
@@ -61,7 +63,7 @@ class Ask:
     data: Path
     device: str
     threads: int
-    store: Store | None
+    store: ObjectStore | None
     states: Mapping[str, bytes]
 
 
@@ -109,6 +111,12 @@ def train_group(ask: Ask, tell: Tell, packed: Packed | None) -> None:
 
 def _train(ask: Ask, tell: Tell, told: _Progress, packed: Packed | None, stop: threading.Event) -> None:
     tell("placed", socket.gethostname(), os.getpid())
+    if ask.store is not None:
+        try:
+            ask.store.bucket.check()
+        except StoreFault as fault:
+            tell("shut_out", str(fault))
+            return
     for spec in ask.specs:
         refuse_other_code(spec)
     data = place(ask.data, ask.specs[0].data_digest, packed)

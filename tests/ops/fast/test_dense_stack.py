@@ -129,21 +129,6 @@ def test_where_gradients_vanish_but_for_epsilon_they_are_small(samples: int, fea
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5 * largest)
 
 
-def test_losses_change_as_their_gradients_say() -> None:
-    x, targets, *parameters = operands(3, 300, 6, [9, 7])
-    losses = fast(x, targets)
-    gradients = torch.autograd.grad(losses(*parameters).sum(), parameters)
-    generator = torch.Generator().manual_seed(1)
-    directions = [torch.randn(parameter.shape, generator=generator) for parameter in parameters]
-    slope = sum(float((one * other).sum()) for one, other in zip(gradients, directions, strict=True))
-
-    @torch.no_grad()
-    def after(step: float) -> float:
-        return float(losses(*(one + step * other for one, other in zip(parameters, directions, strict=True))).sum())
-
-    assert (after(1e-3) - after(-1e-3)) / 2e-3 == pytest.approx(slope, rel=0.02)
-
-
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_share_the_networks(threads: int) -> None:
     x, targets, *parameters = operands(5, 33, 7, [6, 5])

@@ -165,8 +165,14 @@ def test_what_the_kernels_cannot_take_goes_to_pytorch(tensors: list[Tensor]) -> 
     assert yat_attention(*tensors).shape == tensors[2].shape
 
 
-@pytest.mark.parametrize(("kind", "width"), [("bf16", 64), ("bf16", 128), ("fp16", 64), ("fp32", 64)])
-@pytest.mark.parametrize("name", ["forward", "query gradient", "key gradient"])
+@pytest.mark.parametrize(
+    ("name", "kind", "width"),
+    [
+        *[(name, "bf16", width) for name in ("forward", "query gradient", "key gradient") for width in (64, 128)],
+        ("forward", "fp16", 64),
+        ("forward", "fp32", 64),
+    ],
+)
 def test_kernels_compile_for_an_h100_without_spilling_in_half_types(name: str, kind: str, width: int) -> None:
     kernel = getattr(yat_triton.kernels, f"{name.replace(' ', '_')}_kernel")
     is_half = kind != "fp32"

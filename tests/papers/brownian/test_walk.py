@@ -75,7 +75,7 @@ def test_batches_are_chains_side_by_side(shape: tuple[int, ...]) -> None:
     assert distance_to_limit(transition, [1, 2]).shape == (*shape[:-2], 2)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(3))
 def test_any_attention_matrix_contracts_to_one_point(seed: int) -> None:
     """Every step keeps at most the Dobrushin share of a difference, and powers fall to their limit at that pace."""
     transition = attention_transition(draw(8, 4, seed=seed), draw(8, 4, seed=100 + seed))

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.evaluation.cost import count_parameters, flops_per_sample
+from stages.evaluation.cost import count_parameters
 from stages.ops.dac_layers import DACConv2d
 from stages.ops.mba import MBA
 from stages.papers.dac import (
@@ -68,58 +68,9 @@ def test_wide_ablation_and_mba_networks_have_the_computed_parameters() -> None:
         assert count(MBAResNetV1, depth=20, width=16, num_classes=100, copies=copies) == expected
 
 
-def test_without_any_shift_dac_networks_have_64_or_128_parameters_less() -> None:
-    for kind, own, expected in (
-        (DACResNetV1, {"depth": 20, "width": 16}, 298_730),
-        (DACResNetV2, {"depth": 20, "width": 16}, 298_730),
-        (DACVGG, {"depth": 20, "width": 16}, 298_730),
-        (DACVGG, {"depth": 14, "width": 32}, 760_842),
-        (DACResNetV2, {"depth": 20, "width": 64}, 4_758_410),
-    ):
-        assert count(kind, **own, has_last_shift=False) == expected
-
-
-def test_a_dac_stem_adds_a_bias_for_each_colour_and_channel() -> None:
-    assert count(DACResNetV1, depth=20, width=16, has_dac_stem=True) == 298_794 + 3 * 16
-
-
-def test_products_are_those_of_the_baseline() -> None:
-    """The counter sees the recomputing operator's matrix products; at a stride none is superfluous."""
-    arguments = {"image_size": 16, "in_channels": 3, "num_classes": 10, "depth": 20, "width": 16}
-    base, dac = (flops_per_sample(kind(**arguments), (3, 16, 16)) for kind in (ResNetV1, DACResNetV1))
-    assert base == dac == 20_276_480
-
-
 def test_maps_images_to_logits(small_model: Build) -> None:
     assert small_model()(draw_images()).shape == (4, 5)
     assert small_model(in_channels=1, image_size=9)(torch.zeros(2, 1, 9, 9)).shape == (2, 5)
-
-
-@pytest.mark.parametrize("num_classes", [10, 100])
-@pytest.mark.parametrize("kind", [ResNetV2, DACResNetV2, SharedBiasResNetV2, VGG, DACVGG])
-def test_loss_at_init_is_near_that_of_guessing_where_features_are_normalised(
-    kind: type[nn.Module], num_classes: int
-) -> None:
-    torch.manual_seed(0)
-    model = kind(image_size=8, in_channels=3, num_classes=num_classes, depth=20, width=16)
-    with torch.no_grad():
-        loss = F.cross_entropy(model(torch.randn(100, 3, 8, 8)), torch.arange(100) % num_classes)
-    assert loss.item() == pytest.approx(math.log(num_classes), abs=0.4)
-
-
-@pytest.mark.parametrize("kind", [ResNetV1, DACResNetV1, SharedBiasResNetV1])
-def test_loss_at_init_of_v1_exceeds_guessing_by_half_the_logits_variance(kind: type[nn.Module]) -> None:
-    """No BN follows its last sum, and He normal weights turn features f into logits of variance mean(f²) * 2."""
-    torch.manual_seed(0)
-    model = kind(image_size=8, in_channels=3, num_classes=100, depth=20, width=16)
-    features: list[Tensor] = []
-    classifier = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
-    classifier.register_forward_pre_hook(lambda layer, inputs: features.append(inputs[0]))
-    with torch.no_grad():
-        loss = F.cross_entropy(model(torch.randn(100, 3, 8, 8)), torch.arange(100))
-    variance = 2 * features[0].square().mean().item()
-    assert variance > 0.5
-    assert loss.item() == pytest.approx(math.log(100) + variance / 2, abs=0.5)
 
 
 def test_weights_start_he_normal_and_all_biases_zero() -> None:
@@ -189,16 +140,6 @@ def train_on(model: nn.Module, images: Tensor, labels: Tensor, *, steps: int, ba
         optimizer.step()
         losses.append(loss.item())
     return losses
-
-
-@pytest.mark.parametrize("kind", [DACResNetV1, DACResNetV2])
-def test_a_dac_network_of_full_depth_takes_its_first_steps_on_real_digits(kind: type[nn.Module]) -> None:
-    pixels, labels = load_digits(return_X_y=True)
-    images = torch.from_numpy(pixels).float().view(-1, 1, 8, 8).div(8).sub(1)
-    torch.manual_seed(0)
-    model = kind(image_size=8, in_channels=1, num_classes=10, depth=56, width=2)
-    losses = train_on(model, images, torch.from_numpy(labels), steps=4, batch_size=16)
-    assert all(math.isfinite(loss) for loss in losses)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from torch import nn
 
 from stages.papers.ninformer.local_vit import LocalFeedForward, LocalViTBlock
 from stages.papers.ninformer.separable_local_vit import SeparableFeedForward
-from stages.papers.ninformer.squeeze_excite_local_vit import SqueezeExcitation, SqueezeExciteFeedForward
+from stages.papers.ninformer.squeeze_excite_local_vit import SqueezeExciteFeedForward
 
 OUR_NAMES = {
     "conv_pw.": "expand.0.",
@@ -48,19 +48,6 @@ def depthwise_by_hand(grid: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return mixed
 
 
-def conv_by_hand(tokens: np.ndarray, layer: LocalFeedForward) -> np.ndarray:
-    """tokens: [N, D] in raster order; returns [N, D]."""
-    expand, depthwise, contract = (
-        stage[0].weight.detach().numpy() for stage in (layer.expand, layer.depthwise, layer.contract)
-    )
-    size = round(len(tokens) ** 0.5)
-    grid = tokens.reshape(size, size, -1) @ expand[:, :, 0, 0].T
-    grid = h_swish(batch_norm(grid, layer.expand[1]))
-    mixed = h_swish(batch_norm(depthwise_by_hand(grid, depthwise), layer.depthwise[1]))
-    out = batch_norm(mixed @ contract[:, :, 0, 0].T, layer.contract[1])
-    return out.reshape(len(tokens), -1)
-
-
 def make_layer(dropout: float = 0.5) -> LocalFeedForward:
     layer = LocalFeedForward(dim=4, channels=6, dropout=dropout).double().eval()
     generator = torch.Generator().manual_seed(0)
@@ -71,32 +58,6 @@ def make_layer(dropout: float = 0.5) -> LocalFeedForward:
                     generator=generator
                 )
     return layer
-
-
-def test_conv_equals_loops_over_the_grid() -> None:
-    layer = make_layer()
-    tokens = torch.randn(2, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    expected = np.stack([conv_by_hand(sample, layer) for sample in tokens.numpy()])
-    np.testing.assert_allclose(layer(tokens).detach().numpy(), expected, rtol=0, atol=1e-9)
-
-
-def test_conv_has_no_residual_of_its_own() -> None:
-    layer = make_layer()
-    for parameter in layer.contract.parameters():
-        nn.init.zeros_(parameter)
-    nn.init.zeros_(layer.contract[1].running_mean)
-    assert layer(torch.ones(1, 9, 4, dtype=torch.float64)).abs().max() == 0
-
-
-def test_a_token_reaches_only_its_eight_neighbours() -> None:
-    layer = make_layer()
-    tokens = torch.zeros(1, 25, 4, dtype=torch.float64)
-    changed = tokens.clone()
-    changed[0, 7] = 1  # row 1, column 2
-    moved = (layer(tokens) - layer(changed)).abs().amax(dim=2).reshape(5, 5) > 0
-    expected = torch.zeros(5, 5, dtype=torch.bool)
-    expected[0:3, 1:4] = True
-    assert torch.equal(moved, expected)
 
 
 def test_dropout_stands_after_the_last_batch_norm() -> None:
@@ -138,22 +99,6 @@ def test_conv_equals_timm_in_value_and_gradients(
     assert grid.grad is not None
     np.testing.assert_allclose(outputs.detach().numpy(), timm_vectors[f"{name}_outputs"], rtol=0, atol=1e-9)
     np.testing.assert_allclose(grid.grad.numpy(), timm_vectors[f"{name}_grid_gradients"], rtol=1e-9, atol=1e-9)
-
-
-def test_squeeze_and_excitation_scales_each_channel_by_a_hand_worked_factor() -> None:
-    layer = SqueezeExcitation(4).double()
-    with torch.no_grad():
-        layer.squeeze.weight.copy_(torch.tensor([[1.0, 2, 0, 0]]))
-        layer.squeeze.bias.fill_(-1.0)
-        layer.excite.weight.copy_(torch.tensor([[1.0], [-1], [0], [4]]))
-        layer.excite.bias.copy_(torch.tensor([0.0, 0, 3, 0]))
-    x = torch.zeros(2, 4, 1, 2, dtype=torch.float64)
-    x[0] = torch.tensor([[[0.0, 2]], [[1, 1]], [[5, 6]], [[7, 8]]])
-    # Sample 0: means 1 and 1, hidden ReLU(1 + 2 - 1) = 2; h-sigmoid(2, -2, 3, 8) = (2 + 3) / 6, 1 / 6, 1, 1.
-    expected = torch.tensor([[[0.0, 5 / 3]], [[1 / 6, 1 / 6]], [[5, 6]], [[7, 8]]], dtype=torch.float64)
-    torch.testing.assert_close(layer(x)[0], expected, rtol=0, atol=1e-12)
-    # Sample 1 is all zero: nothing of sample 0 reaches it.
-    assert layer(x)[1].abs().max() == 0
 
 
 def test_separable_conv_equals_loops_over_the_grid() -> None:

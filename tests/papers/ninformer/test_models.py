@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -16,21 +15,9 @@ from tests.papers.properties import draw_images, loss_of_one_batch, moved_by_the
 
 Build = Callable[..., nn.Module]
 
-PARAMETERS = {
-    ("mnist", "vit"): 2_112_266,
-    ("mnist", "mlp-mixer"): 1_265_614,
-    ("mnist", "local-vit"): 2_137_866,
-    ("mnist", "ninformer"): 2_584_526,
-    ("cifar10", "vit"): 2_120_458,
-    ("cifar10", "mlp-mixer"): 1_335_306,
-    ("cifar10", "local-vit"): 2_146_058,
-    ("cifar10", "ninformer"): 2_654_218,
-    ("cifar100", "vit"): 2_143_588,
-    ("cifar100", "mlp-mixer"): 1_358_436,
-    ("cifar100", "local-vit"): 2_169_188,
-    ("cifar100", "ninformer"): 2_677_348,
+PRINTED = {
+    (data, arm) for data in ("mnist", "cifar10", "cifar100") for arm in ("vit", "mlp-mixer", "local-vit", "ninformer")
 }
-"""Computed from the shapes that the text states, not from our modules."""
 PARAMETERS_OF_CLASSES = {
     "ViT": (2_112_266, 2_112_266, 2_120_458, 2_143_588),
     "PositionedViT": (2_112_266 + 49 * 256, 2_112_266 + 16_384, 2_120_458 + 16_384, 2_143_588 + 16_384),
@@ -41,14 +28,7 @@ PARAMETERS_OF_CLASSES = {
     "NiNformer": (2_584_526, 2_646_026, 2_654_218, 2_677_348),
     "SharedNormNiNformer": (2_582_478, 2_643_978, 2_652_170, 2_675_300),
 }
-"""MNIST at 28 and at 32 pixels, CIFAR-10, CIFAR-100; computed as above."""
-
-
-def test_parameter_counts_equal_the_hand_computed_ones(
-    printed_models: dict[tuple[str, str], nn.Module],
-) -> None:
-    counts = {place: sum(p.numel() for p in model.parameters()) for place, model in printed_models.items()}
-    assert {place: counts[place] for place in PARAMETERS} == PARAMETERS
+"""MNIST at 28 and at 32 pixels, CIFAR-10, CIFAR-100; computed from the text's shapes, not from our modules."""
 
 
 def test_parameter_counts_of_every_class_equal_the_hand_computed_ones(
@@ -79,7 +59,7 @@ def test_weights_are_drawn_as_pytorch_draws_them(small_model: Build) -> None:
 def test_every_params_block_builds_a_model_that_maps_its_images_to_its_classes(
     params: Params, printed_models: dict[tuple[str, str], nn.Module]
 ) -> None:
-    assert len(printed_models) >= len(PARAMETERS)
+    assert len(printed_models) >= len(PRINTED)
     for (dataset, _), model in printed_models.items():
         source = params.datasets[dataset]
         with torch.inference_mode():
@@ -90,34 +70,10 @@ def test_arms_of_a_data_set_differ_only_in_their_own_keywords(
     printed_specs: dict[tuple[str, str], ModelSpec],
 ) -> None:
     shared = ("image_size", "in_channels", "num_classes", "patch_size", "dim", "depth", "dropout")
-    for dataset in {dataset for dataset, _ in PARAMETERS}:
-        blocks = [
-            spec.arguments for place, spec in printed_specs.items() if place in PARAMETERS and place[0] == dataset
-        ]
+    for dataset in {dataset for dataset, _ in PRINTED}:
+        blocks = [spec.arguments for place, spec in printed_specs.items() if place in PRINTED and place[0] == dataset]
         assert len(blocks) == 4
         assert len({tuple(block[key] for key in shared) for block in blocks}) == 1
-
-
-@pytest.mark.parametrize("dataset", ["mnist", "cifar10", "cifar100"])
-def test_loss_at_init_is_that_of_guessing(
-    dataset: str, params: Params, printed_models: dict[tuple[str, str], nn.Module]
-) -> None:
-    # The head's input is a mean over tokens and its weights are within 1/16, so logits start within a few tenths.
-    source = params.datasets[dataset]
-    generator = torch.Generator().manual_seed(2)
-    images = torch.randn(32, *source.shape, generator=generator)
-    labels = torch.randint(source.classes, (32,), generator=generator)
-    for (of_dataset, arm), model in printed_models.items():
-        if of_dataset == dataset:
-            with torch.inference_mode():
-                loss = F.cross_entropy(model(images), labels).item()
-            assert abs(loss - math.log(source.classes)) < 0.25, arm
-
-
-def test_loss_of_a_small_model_at_init_is_that_of_guessing(small_model: Build) -> None:
-    with torch.inference_mode():
-        loss = F.cross_entropy(small_model().eval()(draw_images(30)), torch.arange(30) % 5).item()
-    assert abs(loss - math.log(5)) < 0.25
 
 
 def test_one_batch_is_overfitted(small_model: Build) -> None:
@@ -168,13 +124,12 @@ def test_patches_that_do_not_tile_the_image_are_refused(small_model: Build) -> N
         small_model(patch_size=5)
 
 
-@pytest.mark.parametrize("order", ["reversed", "swapped"])
-def test_only_vit_cannot_tell_the_order_of_patches(small_model: Build, order: str) -> None:
+def test_only_vit_cannot_tell_the_order_of_patches(small_model: Build) -> None:
     """No positions and a mean over tokens: Procedure 1's ViT sees a bag of patches; the others don't."""
     model = small_model().double().eval()
     images = draw_images().double()
     patches = F.unfold(images, kernel_size=4, stride=4)
-    places = torch.arange(9).flip(0) if order == "reversed" else torch.tensor([1, 0, *range(2, 9)])
+    places = torch.tensor([1, 0, *range(2, 9)])
     shuffled = F.fold(patches[:, :, places], (12, 12), kernel_size=4, stride=4)
     difference = (model(images) - model(shuffled)).abs().max().item()
     if type(model).__name__ == "ViT":

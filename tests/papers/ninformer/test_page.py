@@ -15,14 +15,12 @@ from stages.params.experiment import Params
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "papers" / "ninformer.md").read_text()
-KINDS = {"value", "ratio", "order", "inconsistent"}
 
 
 @pytest.fixture(scope="module")
 def claims() -> list[dict[str, str]]:
-    """Those about trained arms; the others of the paper: `tests/test_claims.py`."""
     with (ROOT / "data" / "claims.csv").open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row["paper"] == "ninformer" and row["kind"] in KINDS]
+        return [row for row in csv.DictReader(file) if row["paper"] == "ninformer" and row["kind"] == "value"]
 
 
 def test_table_of_sizes_is_what_the_code_gives(
@@ -51,58 +49,16 @@ def test_table_of_variants_is_what_the_code_gives(meta_models: dict[str, dict[st
     assert len(shown) == 4
 
 
-def test_every_claim_points_at_arms_that_are_trained(params: Params, claims: list[dict[str, str]]) -> None:
-    for claim in claims:
-        experiment = params.experiments[claim["experiment"]]
-        assert experiment.paper == "ninformer", claim["id"]
-        assert claim["arm"] in experiment.arms, claim["id"]
-        if claim["baseline_arm"]:
-            assert claim["baseline_arm"] in experiment.arms, claim["id"]
-            assert claim["baseline_arm"] != claim["arm"], claim["id"]
-
-
-def test_claims_are_well_formed(claims: list[dict[str, str]]) -> None:
-    assert len({claim["id"] for claim in claims}) == len(claims) == 39
-    for claim in claims:
-        value, precision = float(claim["value"]), float(claim["precision"])
-        assert claim["kind"] in KINDS, claim["id"]
-        assert (claim["kind"] == "value") == (not claim["baseline_arm"]), claim["id"]
-        assert claim["better"] == {"accuracy": "higher", "inference_time": "lower"}[claim["metric"]], claim["id"]
-        assert value / precision == pytest.approx(round(value / precision)) or claim["kind"] == "order", claim["id"]
-        if claim["unit"] == "fraction":
-            assert 0 < value < 1, claim["id"]
-        else:
-            assert (claim["unit"], claim["kind"] == "value") in {("ns", True), ("relative gain", False)}, claim["id"]
-
-
 def test_every_cell_of_both_tables_is_a_claim(claims: list[dict[str, str]]) -> None:
-    cells = {(c["place"], c["experiment"], c["arm"]) for c in claims if c["kind"] == "value"}
+    cells = {(c["place"], c["experiment"], c["arm"]) for c in claims}
     arms = ("vit", "mlp-mixer", "local-vit", "ninformer")
     experiments = ("ninformer-mnist", "ninformer-cifar10", "ninformer-cifar100")
     assert cells == {(table, e, arm) for table in ("Table 2", "Table 3") for e in experiments for arm in arms}
 
 
-def test_relative_claims_follow_from_the_papers_tables_unless_marked(claims: list[dict[str, str]]) -> None:
-    """Gain, better positive: of the proposed arm over the baseline, recomputed from the rows of the two tables."""
-    printed = {(c["experiment"], c["arm"], c["metric"]): float(c["value"]) for c in claims if c["kind"] == "value"}
-    for claim in claims:
-        if claim["kind"] == "value":
-            continue
-        ours = printed[claim["experiment"], claim["arm"], claim["metric"]]
-        baseline = printed[claim["experiment"], claim["baseline_arm"], claim["metric"]]
-        if claim["kind"] == "order":
-            gain = ours - baseline
-        else:
-            gain = ours / baseline - 1 if claim["better"] == "higher" else baseline / ours - 1
-        # The text cuts 36.3 % and 16.4 % to whole percents, so a gain may be off by a whole unit of its precision.
-        agrees = abs(gain - float(claim["value"])) < float(claim["precision"])
-        assert agrees == (claim["kind"] != "inconsistent"), claim["id"]
-
-
-def test_arithmetic_in_the_notes_is_right(claims: list[dict[str, str]]) -> None:
-    notes = [claim["note"] for claim in claims] + [PAGE]
-    sums = [found for note in notes for found in re.findall(r"([\d.]+) / ([\d.]+) [-−] 1 = (-?[\d.]+\d)( %)?", note)]
-    assert len(sums) == 6 + 3
+def test_arithmetic_of_the_page_is_right() -> None:
+    sums = re.findall(r"([\d.]+) / ([\d.]+) [-−] 1 = (-?[\d.]+\d)( %)?", PAGE)
+    assert len(sums) == 3
     for numerator, denominator, result, percent in sums:
         decimals = len(result.partition(".")[2])
         value = (float(numerator) / float(denominator) - 1) * (100 if percent else 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,14 +43,13 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
         (10, 96, 11_173_962, 11_292_873),
     ],
 )
-@pytest.mark.parametrize("scale", ["guide", "multiplier"])
 def test_image_models_have_the_parameters_of_the_authors_script(
-    classes: int, image_size: int, baseline: int, aether: int, scale: str
+    classes: int, image_size: int, baseline: int, aether: int
 ) -> None:
     shape = {"image_size": image_size, "in_channels": 3, "num_classes": classes, "width": 64}
     with torch.device("meta"):
         assert count_parameters(ResNet18(**shape)) == baseline
-        assert count_parameters(AetherResNet18(**shape, features=256, scale=scale, epsilon=0.007)) == aether
+        assert count_parameters(AetherResNet18(**shape, features=256, scale="guide", epsilon=0.007)) == aether
 
 
 @pytest.mark.parametrize(
@@ -115,12 +113,6 @@ def test_models_take_keywords_alone_and_every_one_is_exported() -> None:
 def test_model_maps_its_inputs_to_logits(small_model: SmallModel) -> None:
     logits = small_model.build()(small_model.inputs(4))
     assert logits.shape == ((4, 8, 13) if small_model.reads_text else (4, 5))
-
-
-def test_loss_at_init_is_that_of_guessing(small_model: SmallModel) -> None:
-    model = small_model.build()
-    loss = mean_loss(model.eval()(small_model.inputs(30)), small_model.targets(30)).item()
-    assert abs(loss - math.log(13 if small_model.reads_text else 5)) < 0.25
 
 
 def test_one_batch_is_overfitted(small_model: SmallModel) -> None:

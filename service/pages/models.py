@@ -1,0 +1,255 @@
+"""Sentences about an experiment's models: which are at chance, what trained them, what their times depend on."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from service.database.comparing import Entry, Question
+from service.pages.formats import duration, exact, listed, percent, value_in
+from stages.results import METRICS, ArmComparison, Claim, Dataset, Experiment, ExperimentComparison, JudgedClaim, Status
+
+ERRORS = 3.0
+"""Standard errors, of the test images alone, within which an accuracy above that of guessing is no sign of learning."""
+ACCURACIES = ("accuracy", "best_epoch_accuracy")
+
+
+def at_chance(comparison: ExperimentComparison, dataset: Dataset) -> dict[str, ArmComparison]:
+    """The arms, by name, whose accuracy on real data can't be told from guessing among equal classes."""
+    if dataset.kind != "images" or comparison.metric.name not in ACCURACIES or not comparison.is_real:
+        return {}
+    guess = 1 / dataset.classes
+    most = guess + ERRORS * math.sqrt(guess * (1 - guess) / dataset.test_images)
+    return {arm.arm: arm for arm in comparison.arms if arm.ours is not None and arm.ours.value <= most}
+
+
+def tell_chance(comparison: ExperimentComparison, dataset: Dataset, among: Collection[str | None] = ()) -> list[str]:
+    """A sentence for each arm at chance, with what learns where one thing differs; `among`: only for these arms."""
+    lost, told = at_chance(comparison, dataset), []
+    for name, arm in lost.items():
+        if arm.ours is None or (among and name not in among):
+            continue
+        others = [
+            f"{other.title} ({percent(other.ours.value)})"
+            for other in comparison.arms
+            if other.ours is not None and other.arm.startswith(f"{name}-") and other.arm not in lost
+        ]
+        guess = percent(1 / dataset.classes, 0 if dataset.classes <= 100 else 1)
+        elsewhere = f" With one thing changed it learns: {'; '.join(others)}." if others else ""
+        told.append(
+            f"{arm.title} is at chance: it is right on {percent(arm.ours.value)} of the test images, and guessing "
+            f"among {dataset.classes} classes on {guess}. It learnt nothing.{elsewhere}"
+        )
+    return told
+
+
+APART = 1.5
+"""Two times of one network further apart than this factor are told."""
+
+
+def tell_twins(entries: Sequence[Entry]) -> list[str]:
+    """One sentence for each network that stands in one experiment under several models with times far apart."""
+    networks = defaultdict[tuple[object, ...], list[Entry]](list)
+    for entry in entries:
+        cost = entry.arm.cost
+        if cost.latency_seconds_per_sample is not None:
+            networks[entry.comparison.experiment, cost.parameters, cost.flops_per_image].append(entry)
+    return [told for twins in networks.values() if (told := _tell(twins))]
+
+
+def threads(count: int | None) -> str:
+    """1 thread; "" where nobody says"""
+    return "" if count is None else f"{count} thread{'s' if count != 1 else ''}"
+
+
+def _tell(twins: Sequence[Entry]) -> str:
+    costs = [entry.arm.cost for entry in twins]
+    times = [cost.latency_seconds_per_sample or 0.0 for cost in costs]
+    if max(times) < APART * min(times):
+        return ""
+    names = listed([entry.arm.title for entry in twins])
+    counts = {cost.latency_threads for cost in costs}
+    if len(counts) > 1:
+        told = [
+            f"{duration(time, 2)} with {threads(cost.latency_threads)}" for time, cost in zip(times, costs, strict=True)
+        ]
+        return f"{names} are one network: {listed(told)}."
+    far = f"{duration(min(times), 2)} to {duration(max(times), 2)}"
+    return f"{names} are one network, timed alike at different hours: {far}. A smaller difference says nothing."
+
+
+OPTIMISERS = {"adam": "Adam", "adamw": "AdamW", "cg_fac": "CG-FAC", "kfac": "K-FAC", "sgd": "SGD"}
+
+
+def recipes(experiment: Experiment) -> dict[str, str]:
+    """`{arm: phrase}`, as "ViT, trained by Adam at a rate of 0.001".
+
+    The network stands in it where several arms of the experiment train the same one and their titles don't name it.
+    """
+    models = [arm.model for arm in experiment.arms]
+    found = {}
+    for arm in experiment.arms:
+        network = str(arm.model["name"])
+        is_unnamed = models.count(arm.model) > 1 and _plain(network) not in _plain(arm.title)
+        optimiser = _optimiser({**experiment.protocol, **arm.protocol}["optimizer"])
+        found[arm.name] = f"{network + ', ' if is_unnamed else ''}trained by {optimiser}"
+    return found
+
+
+def _optimiser(settings: Mapping[str, Any]) -> str:
+    """Adam at a rate of 0.001; CG-FAC at a rate of 0.01, elsewhere Adam at 0.001"""
+    name = settings["name"]
+    told = f"{OPTIMISERS.get(name, name)} at a rate of {exact(settings['lr'])}"
+    if rest := settings.get("rest"):
+        told += f", elsewhere {OPTIMISERS.get(rest, rest)} at {exact(settings['rest_lr'])}"
+    return told
+
+
+def _plain(title: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", title.lower())
+
+
+UNDECIDED = (Status.NOT_TESTED, Status.AGREES, Status.DISAGREES, Status.SHOWN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstLook:
+    """The number that a shortened run gives where a claim has its own, in the claim's unit; `cut` says how short.
+
+    There is none of a difference between two models, and none of a time: neither a shortened run nor another device
+    answers those.  Of a quality without a number `sentence` is what all models of its experiment reach.  `text`: the
+    number as written.  `chance`: that the claim's model is at chance, in a sentence.
+    """
+
+    value: float
+    n: int
+    cut: str
+    text: str | None = None
+    sentence: str | None = None
+    chance: str | None = None
+
+
+def first_looks(
+    paper: str,
+    judged: Iterable[JudgedClaim],
+    compare: Callable[[Question], list[ExperimentComparison]],
+    datasets: Iterable[Dataset],
+) -> dict[str, FirstLook]:
+    """`{claim: first look}` of those claims of the paper that have no verdict and no number of ours."""
+    known = {dataset.name: dataset for dataset in datasets}
+    waiting = [
+        row
+        for row in judged
+        if row.verdict.status in UNDECIDED and row.verdict.ours is None and len(row.experiments) == 1
+    ]
+    compared = {
+        (metric, comparison.experiment): comparison
+        for metric in dict.fromkeys(row.claim.metric for row in waiting)
+        if metric in METRICS
+        for comparison in compare(Question(paper=paper, metric=metric))
+    }
+    found = {}
+    for row in waiting:
+        comparison = compared.get((row.claim.metric, row.experiments[0]))
+        find = _look_at_all if row.claim.kind == "qualitative" else _look
+        look = find(row.claim, comparison) if comparison is not None else None
+        if comparison is not None and look is not None:
+            found[row.claim.id] = _beside_chance(look, row.claim, comparison, known[comparison.dataset])
+    return found
+
+
+def _beside_chance(look: FirstLook, claim: Claim, comparison: ExperimentComparison, dataset: Dataset) -> FirstLook:
+    """The first look, said to be at chance if it is."""
+    if claim.arm not in at_chance(comparison, dataset):
+        return look
+    told = " ".join(tell_chance(comparison, dataset, (claim.arm,)))
+    guessed = percent(look.value) if look.text is None else look.text
+    return replace(look, text=f"{guessed}, no better than guessing,", chance=told)
+
+
+def describe_looks(
+    looks: Mapping[str, FirstLook], judged: Iterable[JudgedClaim], datasets: Mapping[str, str]
+) -> list[str]:
+    """How short the runs behind the first looks are, each way once, with the titles of their data sets."""
+    found: dict[str, dict[str, None]] = {}
+    for row in judged:
+        look = looks.get(row.claim.id)
+        if look is not None:
+            found.setdefault(look.cut, {}).update(dict.fromkeys(datasets[name] for name in row.datasets))
+    return [f"{listed(list(titles))}: {cut}" for cut, titles in found.items()]
+
+
+def told_chances(judged: Iterable[JudgedClaim], looks: Mapping[str, FirstLook]) -> list[str]:
+    """Which models of these claims are at chance, each sentence once."""
+    told = (looks[row.claim.id].chance for row in judged if row.claim.id in looks)
+    return list(dict.fromkeys(filter(None, told)))
+
+
+def timed_here(
+    record: JudgedClaim, titles: Mapping[str, str], compare: Callable[[Question], list[ExperimentComparison]]
+) -> str | None:
+    """How long the claim's model takes beside its baseline, by our stopwatch and by the paper's own times.
+
+    None of a claim on anything else, and where the two were not timed alike.
+    """
+    claim = record.claim
+    if claim.metric != "inference_time" or len(record.experiments) != 1:
+        return None
+    (comparison,) = (
+        item
+        for item in compare(Question(dataset=record.datasets[0], metric=claim.metric))
+        if item.experiment == record.experiments[0]
+    )
+    costs = {arm.arm: arm.cost for arm in comparison.arms}
+    mine = costs[claim.arm or ""]
+    against = claim.baseline_arm or mine.latency_baseline or ""
+    theirs = costs.get(against)
+    if theirs is None or against == claim.arm or not (mine.latency_ratio and theirs.latency_ratio):
+        return None
+    ours = mine.latency_ratio / theirs.latency_ratio
+    printed = (
+        f"; by the paper’s own times {mine.printed_latency_ratio / theirs.printed_latency_ratio:.2f} times"
+        if mine.printed_latency_ratio and theirs.printed_latency_ratio
+        else ""
+    )
+    who = f"{titles[claim.arm or '']} takes about {ours:.2g} times as long as {titles[against]}"
+    method = (
+        f"{mine.latency_method}, in {precision}" if (precision := precision_of(comparison)) else mine.latency_method
+    )
+    return f"Here {who}{printed}. Ours: {method}. On other hardware that may differ, so it decides nothing."
+
+
+def _look(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
+    """The model's own number; None of full-length runs."""
+    mine = next((arm.ours for arm in comparison.arms if arm.arm == claim.arm), None)
+    if not (comparison.is_real and comparison.cut) or claim.unit != comparison.metric.unit or mine is None:
+        return None
+    return FirstLook(value=mine.value, n=mine.n, cut=comparison.cut) if claim.kind == "value" else None
+
+
+def _look_at_all(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
+    """List the results of all models of the experiment, the best first; None if the runs have full length.
+
+    The claim's model is never told without the best one.
+    """
+    known = {arm.arm: (arm.title, arm.ours) for arm in comparison.arms if arm.ours is not None}
+    if not (comparison.is_real and comparison.cut) or claim.arm not in known:
+        return None
+    write, mine = value_in(comparison.metric.unit), known[claim.arm][1]
+    is_lower = comparison.metric.better == "lower"
+    ordered = sorted(known.values(), key=lambda item: item[1].value, reverse=not is_lower)
+    said = "; ".join(f"{title} {write(ours.value)}" for title, ours in ordered)
+    sentence = f"{comparison.metric.title} in shortened runs ({comparison.cut}), the best first: {said}."
+    title, best = ordered[0]
+    text = write(mine.value) + ("" if best is mine else f" ({title} {write(best.value)})")
+    return FirstLook(value=mine.value, n=mine.n, cut=comparison.cut, text=text, sentence=sentence)
+
+
+def precision_of(comparison: ExperimentComparison) -> str | None:
+    """The numbers that shortened runs take instead of the printed ones, as bfloat16; None of the printed ones."""
+    found = re.search(r"(\w+) instead of \w+", comparison.cut or "")
+    return found[1] if found else None

@@ -1,0 +1,115 @@
+"""What runs in this process besides what a run key names: other code, variables that libraries read, fast paths.
+
+All of it is read from the process, so nothing has to be expected.  Small digests have readable names.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import site
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+from stages import LOADED, is_installed
+from stages.ops.fast.cpp import COMPILED
+from stages.run import canonical_json
+from stages.runs.fingerprint import (
+    imported_modules,
+    is_fast,
+    is_pinned,
+    module_digest,
+    reachable,
+    source_digest,
+    source_path,
+)
+
+_VARIABLES = ("ATEN_", "CUBLAS", "CUDNN_", "DNNL_", "GLIBC_TUNABLES", "LD_PRELOAD", "MKL_", "NVIDIA_TF32", "ONEDNN_")
+"""Beginnings of variables by which libraries choose instructions; the number of threads has a field of its own."""
+_SHORT = re.compile(r"[\w.,:=+-]{1,40}")
+_AT_START = ("sitecustomize", "usercustomize")
+_UNWATCHED = ("__main__", "__mp_main__", "stages", "benchmarks")
+"""Loaded before our importer; what is in no run key has the revision of the result."""
+_keyed: set[str] = set()
+
+
+def describe_process(code: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Other code than a run's key and the pinned packages have, and variables; `code` is the key's."""
+    _keyed.update(code)  # what an earlier run of this process loaded was in that run's key
+    return {"modules": _other_modules() | _start_hooks(), "variables": describe_variables()}
+
+
+def describe_fast_paths(taken: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Digests of the source of each fast path, with all fast modules it imports, and of its C++ and shared library."""
+    return {name: {"module": _fast_source(name)} | COMPILED.get(name, {}) for name in sorted(taken)}
+
+
+def digest(content: bytes) -> str:
+    """Twelve hexadecimal digits, as an environment's own digest."""
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def _other_modules() -> dict[str, str]:
+    """Digests by top-level package; one of ours that another importer loaded has that importer's name."""
+    found: dict[str, list[str]] = {}
+    strange = {}
+    for name, module in sorted(sys.modules.items()):
+        path = getattr(module, "__file__", None)  # anything may be put into sys.modules
+        if not isinstance(path, str) or name in _UNWATCHED:
+            continue
+        top = name.partition(".")[0]
+        if top == "stages" or name in _keyed:
+            if name not in LOADED:
+                strange[name] = f"loaded by {type(getattr(module, '__loader__', None)).__name__}"
+        elif top not in _UNWATCHED and not _is_pinned(top, path):
+            content = Path(path).read_bytes() if os.path.isfile(path) else b""
+            found.setdefault(top, []).append(f"{name} {digest(content)}")
+    return {top: digest("\n".join(lines).encode()) for top, lines in found.items()} | strange
+
+
+def _is_pinned(top: str, path: str) -> bool:
+    """True of packages, and of what starts with every process if Python itself brought it."""
+    if top in _AT_START:
+        return Path(path).parent == Path(os.__file__).parent
+    return is_pinned(top) or is_installed(path)
+
+
+@cache
+def _start_hooks() -> dict[str, str]:
+    """Digests of `.pth` files that run code at the start of Python and aren't as an installed package brought them."""
+    found = {}
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    for folder in map(Path, [*site.getsitepackages(), *user]):
+        for path in sorted(folder.glob("*.pth")):
+            content = path.read_bytes()
+            if re.search(rb"^import[ \t]", content, re.MULTILINE):
+                own = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
+                line = b"%b,sha256=%b," % (path.name.encode(), own)
+                if not any(line in record.read_bytes() for record in folder.glob("*.dist-info/RECORD")):
+                    found[path.name] = digest(content)
+    return found
+
+
+def describe_variables() -> dict[str, str]:
+    """Long values and paths as digests: they are published."""
+    return {
+        name: value if _SHORT.fullmatch(value) else digest(value.encode(errors="surrogateescape"))
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_VARIABLES)
+    }
+
+
+def _fast_source(name: str) -> str:
+    modules = reachable(
+        [f"stages.ops.fast.{name}"], lambda module: [one for one in imported_modules(module) if is_fast(one)]
+    )
+    digests = {
+        module: source_digest(LOADED[module].decode()) if module in LOADED else module_digest(path)
+        for module in modules
+        if (path := source_path(module)) is not None
+    }
+    return digest(canonical_json(digests).encode())

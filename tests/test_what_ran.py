@@ -1,0 +1,198 @@
+"""What changes a run's numbers without changing its key is named in the environment of its result."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from benchmarks.bench_canary import canaries
+from stages import LOADED
+from stages.results import Result
+from stages.runs.consistency import compare_canaries
+from stages.training import process
+from stages.training.canary import VARIES
+from stages.upkeep.links import check_environment
+from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, whole_file
+
+HYPERBF = "tiny-hyperbf"
+HALVED = "import torch.nn.functional as F\nplain = F.gelu\nF.gelu = lambda x, **options: plain(x, **options) / 2\n"
+
+
+class Trained(NamedTuple):
+    key: str
+    weights: bytes
+    environment: Mapping[str, Any]
+    digest: str
+    told: str
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its ViT has a GELU, its HyperBF attention in C++."""
+    folder = make_project(tmp_path_factory.mktemp("ran") / "project", epochs=1, steps_per_epoch=2)
+    experiment = whole_file("hyperbf-cifar10")
+    tiny = {"patch_size": 7, "dim": 16, "depth": 1, "num_heads": 2, "num_centers": 8}
+    arm = experiment["arms"]["hyperbf"]
+    experiment["arms"] = {"hyperbf": arm | {"role": "baseline", "model": arm["model"] | tiny}}
+    experiment["protocol"] |= {"mean": [0.5], "std": [0.5]}
+    (folder / "params" / f"{HYPERBF}.yaml").write_text(yaml.safe_dump(experiment), encoding="utf-8")
+    about = {"paper": "hyperbf", "dataset": "mnist"}
+    edit(folder / "params.yaml", lambda index: index["experiments"].update({HYPERBF: about}))
+    edit(folder / "params" / f"{EXPERIMENT}.yaml", lambda content: content["arms"].pop("ninformer"))
+    return folder
+
+
+def train(project: Path, experiment: str, store: Path, **variables: str) -> Trained:
+    """Train the experiment's first run in a new process and an empty store."""
+    shutil.rmtree(project / "data" / "runs", ignore_errors=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.train", experiment],
+        cwd=project,
+        env=environment() | {"CLAIMCHECK_STORE": str(store), "XDG_CACHE_HOME": str(project / "cache")} | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (folder,) = (path.parent for path in store.glob("runs/*/result.json"))
+    result = json.loads((folder / "result.json").read_bytes())
+    weights = (folder / "weights.safetensors").read_bytes()
+    return Trained(folder.name, weights, result["environment"], result["environment_digest"], done.stderr)
+
+
+@pytest.fixture(scope="module")
+def usual(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Trained]:
+    return {name: train(project, name, tmp_path_factory.mktemp("store")) for name in (EXPERIMENT, HYPERBF)}
+
+
+def change_library(project: Path, folder: Path) -> dict[str, str]:
+    """One constant of e^x in a copy of the compiled attention."""
+    cache = Path(shutil.copytree(project / "cache", folder / "cache"))
+    (library,) = cache.glob("claimcheck/attention-*.so")
+    constant = struct.pack("<f", 1.6666665459e-1)
+    content = library.read_bytes()
+    assert constant in content
+    library.write_bytes(content.replace(constant, struct.pack("<f", 1.6e-1)))
+    return {"XDG_CACHE_HOME": str(cache)}
+
+
+def change_source(project: Path, folder: Path) -> dict[str, str]:
+    """The fast path's module, which is in no key, in a copy of the code."""
+    shutil.copytree(REPOSITORY / "stages", folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    module = folder / "stages" / "ops" / "fast" / "attention.py"
+    source = module.read_text(encoding="utf-8")
+    assert source.count("    return out, kept\n") == 1
+    module.write_text(source.replace("    return out, kept\n", "    return out.mul_(1.01), kept\n"), encoding="utf-8")
+    return {"PYTHONPATH": str(folder)}
+
+
+def halve_gelu(project: Path, folder: Path) -> dict[str, str]:
+    (folder / "sitecustomize.py").write_text(HALVED, encoding="utf-8")
+    return {"PYTHONPATH": f"{folder}:{REPOSITORY}"}
+
+
+ATTENTION = {f"fast_paths.attention.{part}" for part in ("module", "source", "library")}
+Change = Callable[[Path, Path], dict[str, str]]
+ROWS: dict[str, tuple[str, Change, set[str]]] = {
+    "no compiler": (
+        HYPERBF,
+        lambda project, folder: {"CXX": "/bin/false"},
+        ATTENTION | {name.replace("attention", "crops") for name in ATTENTION},
+    ),
+    "source": (HYPERBF, change_source, {"fast_paths.attention.module"}),
+    "library": (HYPERBF, change_library, {"fast_paths.attention.library"}),
+    "sitecustomize": (EXPERIMENT, halve_gelu, {"modules.sitecustomize"}),
+} | {
+    name: (HYPERBF, lambda project, folder, own={name: value}: own, {f"variables.{name}"})
+    for name, value in {
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "MKL_CBWR": "COMPATIBLE",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+    }.items()
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS)
+def test_what_changes_weights_is_named_in_the_environment_and_changes_the_canary(
+    project: Path, usual: Mapping[str, Trained], row: str, tmp_path: Path
+) -> None:
+    experiment, change, named = ROWS[row]
+    before, after = usual[experiment], train(project, experiment, tmp_path / "store", **change(project, tmp_path))
+    assert (after.key, after.weights != before.weights) == (before.key, True)
+    assert after.digest != before.digest
+    ours, theirs = leaves(before.environment), leaves(after.environment)
+    differing = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+    assert differing == {f"process.{name}" for name in {"canary.digest", *named}}
+    link = check_environment(Result(environment=after.environment, environment_digest=after.digest))
+    assert link.status == ("broken" if row == "sitecustomize" else "holds")
+    assert ("sitecustomize (" in link.detail) == (row == "sitecustomize")
+
+
+def leaves(value: Any, name: str = "") -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return {name: value}
+    inner = [leaves(item, f"{name}.{key}".lstrip(".")) for key, item in value.items()]
+    return {key: item for found in inner for key, item in found.items()}
+
+
+def test_a_start_hook_that_no_package_brought_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "import os\n"
+    (tmp_path / "mine.pth").write_text(own, encoding="utf-8")
+    (tmp_path / "folder.pth").write_text("/a/folder\n", encoding="utf-8")
+    monkeypatch.setattr(process.site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(process.site, "ENABLE_USER_SITE", False)
+    assert process._start_hooks.__wrapped__() == {"mine.pth": process.digest(own.encode())}
+    packaged = tmp_path / "mine-1.dist-info"
+    packaged.mkdir()
+    hashed = base64.urlsafe_b64encode(hashlib.sha256(own.encode()).digest()).decode().rstrip("=")
+    (packaged / "RECORD").write_text(f"mine.pth,sha256={hashed},{len(own)}\n", encoding="utf-8")
+    assert process._start_hooks.__wrapped__() == {}
+
+
+def test_paths_in_variables_are_published_as_digests_and_our_modules_by_another_importer_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "/a/lib.so")
+    monkeypatch.delitem(LOADED, "stages.training.loop")
+    found = process.describe_process({})
+    assert found["variables"]["LD_PRELOAD"] == process.digest(b"/a/lib.so")
+    assert found["modules"]["stages.training.loop"] == "loaded by _Loader"
+    assert "tests" in found["modules"] and "torch" not in found["modules"]
+
+
+@pytest.mark.slow
+def test_every_arm_has_a_canary_which_takes_its_fast_paths_and_at_most_a_second() -> None:
+    importlib.import_module("torch._dynamo")  # which the first step of an optimiser loads
+    taken: set[str] = set()
+    for name, found, seconds in canaries():
+        assert re.fullmatch("[0-9a-f]{12}", found.digest) and seconds < 1, (name, found, seconds)
+        taken |= found.taken
+    assert {"attention", "crops", "dac", "dense_stack", "dropout"} <= taken
+
+
+def test_canaries_are_compared_where_nothing_else_in_the_environments_differs() -> None:
+    def result(replicate: int, digest: str, **other: str) -> SimpleNamespace:
+        environment = {"process": {"canary": {"of": "a", "digest": digest}}, **other}
+        return SimpleNamespace(experiment="e", arm="vit", replicate=replicate, environment=environment)
+
+    one, same, unlike = result(0, "0" * 12), result(1, "0" * 12), result(2, "1" * 12)
+    elsewhere, varying = result(3, "2" * 12, device="another"), result(4, VARIES)
+    earlier = SimpleNamespace(experiment="e", arm="vit", replicate=5, environment={"device": "cpu"})
+    assert compare_canaries([one, same, elsewhere, varying, earlier]) == []
+    (fault,) = compare_canaries([one, same, unlike, elsewhere, varying, earlier])
+    assert fault.startswith(f"CANARIES DIFFER: {'0' * 12} for e.vit.0, e.vit.1 but {'1' * 12} for e.vit.2. ")
