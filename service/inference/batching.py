@@ -2,8 +2,7 @@
 
 Images wait in the fair queue, by the seconds that they are estimated to compute.  A pass takes images of one model, up
 to `max_batch` and to `PASS_SECONDS`, or up to its share when other workers are idle.  It waits for more only while
-announced requests are still being decoded, so a single request is answered at once.  Of several workers one always is
-free for models in memory: the others load at most.
+announced requests are still being decoded, so a single request is answered at once.
 
 A worker that ends is replaced, and each request of its pass is tried once more, by itself.  A model at which that ends
 a worker again is set aside for a while.
@@ -17,6 +16,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from cachetools import TTLCache
 
 from service.inference.models import Model
 from service.inference.processes import ProcessGone
@@ -35,6 +36,7 @@ LOOK_SECONDS = 0.5  # between two looks at whether an idle worker is still there
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # before another start of a worker that ends again and again
 PASS_SECONDS = 0.05  # estimated; another client waits for as long
 ASIDE_SECONDS = 600.0
+ACTIVE_SECONDS = 1.0  # after its last request, a client may well ask again
 logger = logging.getLogger("claimcheck")
 
 
@@ -111,10 +113,12 @@ class Batcher:
         self._queue = FairQueue[Job]("asking models", max_waiting_seconds)
         self._changed = threading.Lock()
         self._wakers = {worker: threading.Condition(self._changed) for worker in workers}
-        self._announced = self._loading = 0
+        self._announced = 0
         self._idle: set[Runner] = set()
         self._stopping = threading.Event()
         self._given_up: set[Runner] = set()  # for now: they end again and again
+        self._running: dict[Runner, str] = {}  # the client of each pass
+        self._active: TTLCache[str, None] = TTLCache(1000, ACTIVE_SECONDS)  # clients that ask
         self._set_aside: dict[str, tuple[Model, float]] = {}  # until when
         self._threads = [
             threading.Thread(target=self._run, args=(worker,), name="inference", daemon=True) for worker in workers
@@ -193,6 +197,7 @@ class Batcher:
                 raise InferenceStopped("inference isn't running at the moment")
             jobs = [self._jobs_of(request, model, images, only) for model, images in questions]
             self._queue.put(list(itertools.chain(*jobs)))
+            self._active[request.client] = None
             self._wake()
         try:
             yield jobs
@@ -263,7 +268,7 @@ class Batcher:
 
     def _serve(self, batch: Sequence[Job], worker: Runner) -> bool:
         """Answer the batch; False where the worker ended at it."""
-        model, is_loading = batch[0].model, not worker.has_loaded(batch[0].model)
+        model = batch[0].model
         try:
             self._answer(batch, worker)
         except ProcessGone as error:
@@ -274,10 +279,9 @@ class Batcher:
             logger.exception("a pass of %s failed", model.path)
             refuse(batch, AnswerFailed("the model failed on this image"))
         finally:
-            if is_loading:
-                with self._changed:
-                    self._loading -= 1
-                    self._wake()
+            with self._changed:
+                del self._running[worker]
+                self._wake()
         return True
 
     def _retry(self, batch: Sequence[Job], *, has_begun: bool) -> None:
@@ -313,9 +317,9 @@ class Batcher:
                         return []
                     batch = self._share(jobs)
                     self._queue.take(*batch)
+                    self._running[worker] = client = batch[0].request.client
                     if not worker.has_loaded(batch[0].model):
-                        self._loading += 1
-                        self._queue.charge(batch[0].request.client, batch[0].model.load_seconds)
+                        self._queue.charge(client, batch[0].model.load_seconds)
                     return batch
             finally:
                 self._idle.remove(worker)
@@ -330,14 +334,21 @@ class Batcher:
                 return
 
     def _same_model(self, waiting: Sequence[Job], worker: Runner) -> list[Job]:
-        """The next jobs of one model for this worker, which loads none that an idle one has, or while others load."""
-        may_load = self._loading < max(1, len(self.workers) - 1)
+        """The next jobs of one model for this worker, which loads none that an idle one has.
+
+        A client has all workers but one while others ask, too.
+        """
+        held, most = Counter(self._running.values()), max(1, len(self.workers) - 1)
+        full = {client for client, count in held.items() if count >= most and {*self._active} - {client}}
         mine = [
             job
             for job in waiting
             if job.only is worker
-            or (job.only is None and worker.has_loaded(job.model))
-            or (job.only is None and may_load and not any(idle.has_loaded(job.model) for idle in self._idle))
+            or (
+                job.only is None
+                and job.request.client not in full
+                and (worker.has_loaded(job.model) or not any(idle.has_loaded(job.model) for idle in self._idle))
+            )
         ]
         if mine and mine[0].is_retried:
             return mine[:1]

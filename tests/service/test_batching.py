@@ -92,9 +92,7 @@ class Here:
         return model.sha256 not in self.unloaded
 
     def probabilities(self, model: Model, images: np.ndarray, client: str = "") -> np.ndarray:
-        if not self.has_loaded(model):
-            time.sleep(0.5)
-            self.unloaded.remove(model.sha256)
+        self.unloaded.discard(model.sha256)
         try:
             return expected_of(model, images)
         except RuntimeError as error:
@@ -311,23 +309,6 @@ def test_a_model_at_which_a_request_ends_two_workers_is_set_aside(monkeypatch: p
         assert batcher.set_aside == [] and answers_to(deadly, 1) == [np.ndarray]
 
 
-def test_a_worker_is_left_for_models_in_memory_while_another_loads() -> None:
-    cold, colder, warm = (Here.model_of(Touchy()) for _ in range(3))
-    workers = [Here(), Here()]
-    for worker in workers:
-        worker.unloaded = {cold.sha256, colder.sha256}
-
-    async def scene(batcher: Batcher) -> None:
-        loads = [asyncio.create_task(batcher.probabilities(model, image(1))) for model in (cold, colder)]
-        await asyncio.sleep(0.1)
-        await asyncio.gather(*(batcher.probabilities(warm, image(1)) for _ in range(3)))
-        assert not any(load.done() for load in loads)
-        await asyncio.gather(*loads)
-
-    with started(*workers) as batcher:
-        asyncio.run(asyncio.wait_for(scene(batcher), 10))
-
-
 def test_stopping_answers_what_waits() -> None:
     model = Here.model_of(Touchy())
 
@@ -354,6 +335,17 @@ def test_workers_share_what_waits_and_answer_at_the_same_time() -> None:
         assert all(isinstance(item, np.ndarray) for item in answered), "neither pass met the other"
     expected = expected_of(model, np.concatenate([image(first) for first in range(6)]))
     np.testing.assert_allclose(np.concatenate(found), expected, rtol=0, atol=1e-6)
+
+
+def test_a_model_is_asked_of_an_idle_worker_that_has_it() -> None:
+    model, workers = Here.model_of(Touchy()), [Here(), Here()]
+    workers[0].unloaded = {model.sha256}
+    with started(*workers) as batcher:
+        for _ in range(5):
+            asyncio.run(asyncio.wait_for(ask(batcher, model, 1), 10))
+        assert workers[0].unloaded == {model.sha256}
+        asyncio.run(asyncio.wait_for(ask(batcher, model, MEETING, MEETING), 10))
+        assert not workers[0].unloaded, "the other one was busy"
 
 
 def test_the_other_worker_answers_while_one_is_gone() -> None:

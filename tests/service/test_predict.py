@@ -20,6 +20,7 @@ from stages.checkpoint.predictor import load_predictor
 from stages.images import decode_image
 from stages.recording import record
 from stages.results import UnknownCheckpoint, open_results
+from tests.polling import wait_until
 from tests.service.conftest import png, serving
 from tests.service.hostile_images import png_of
 
@@ -74,6 +75,12 @@ def test_an_answer_says_who_gave_it(client: TestClient, root: Path) -> None:
     assert (model["paper_accuracy"], model["paper_claim"]) == (0.3487, "ninformer.table2.cifar100.vit")
     assert "not a verdict" in model["label"]
     assert model["seconds"] > 0
+
+
+def test_models_are_loaded_before_they_are_asked(client: TestClient) -> None:
+    workers = client.app.state.claimcheck.engine.workers  # type: ignore[attr-defined]
+    digests = {row["sha256"] for row in client.get("/api/v1/checkpoints").json()}
+    wait_until(lambda: {digest for worker in workers for digest in worker._loaded} == digests)
 
 
 def test_a_lone_request_wakes_one_worker(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

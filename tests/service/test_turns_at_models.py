@@ -94,3 +94,18 @@ def test_nothing_is_given_up_for_a_request_that_has_no_room_anyway() -> None:
 
     with started(max_batch=1, max_waiting_seconds=0.004) as batcher:
         asyncio.run(asyncio.wait_for(scene(batcher), 60))
+
+
+def test_a_client_leaves_a_worker_to_others_who_ask_too() -> None:
+    model = Here.model_of(Touchy())
+
+    async def scene(batcher: Batcher) -> None:
+        await as_client("lone", batcher, model, image(1))
+        many = [asyncio.create_task(as_client("many", batcher, model, image(SLOW))) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        before = time.monotonic()
+        assert await as_client("lone", batcher, model, image(1)) - before < 0.15, "no slow pass was in its way"
+        await asyncio.gather(*many)
+
+    with started(Here(), Here(), max_batch=1) as batcher:
+        asyncio.run(asyncio.wait_for(scene(batcher), 60))
