@@ -88,10 +88,9 @@ def title_of(status: int) -> str:
     return {413: "Content Too Large", 422: "Unprocessable Content"}.get(status) or HTTPStatus(status).phrase
 
 
-def problem_of(status: int, detail: str, instance: str) -> ProblemOut:
-    return ProblemOut(
-        type=f"/docs#problem-{status}", title=title_of(status), status=status, detail=detail, instance=instance
-    )
+def problem_of(status: int, detail: str, instance: str, root: str = "") -> ProblemOut:
+    address = f"{root}/docs#problem-{status}"
+    return ProblemOut(type=address, title=title_of(status), status=status, detail=detail, instance=instance)
 
 
 def root_path(scope: Scope) -> str:
@@ -112,8 +111,7 @@ def problem_response(
 ) -> Response:
     """Problem details, or a page if a browser asked for one.  Below `/v2` the detail is also given as `error`."""
     path, root = own_path(request.scope), root_path(request.scope)
-    problem = problem_of(status, detail, request.scope["path"])
-    problem.type = root + problem.type
+    problem = problem_of(status, detail, request.scope["path"], root)
     if not path.startswith(FOR_PROGRAMS):
         varies = [headers["vary"]] if headers and "vary" in headers else []
         headers = {**(headers or {}), "vary": ", ".join([*varies, "Accept"])}
@@ -254,9 +252,6 @@ def declared(*statuses: int, as_pages: bool = False) -> dict[int | str, dict[str
     """The errors that a route may answer with, for OpenAPI; every route may also answer 500 and 503."""
     content: dict[str, Any] = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemOut"}}}
     return {
-        status: {
-            "description": title_of(status),
-            "content": content | {"text/html": {}} if as_pages else content,
-        }
+        status: {"description": title_of(status), "content": content | {"text/html": {}} if as_pages else content}
         for status in (*statuses, 500, 503)
     }
