@@ -19,9 +19,9 @@ from fastapi.templating import Jinja2Templates
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnection
-from starlette._utils import get_route_path
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Scope
 
 from service.database.queries import AmbiguousCheckpoint, NoRealCheckpoint
 from service.database.samples import NoSample
@@ -88,10 +88,18 @@ def title_of(status: int) -> str:
     return {413: "Content Too Large", 422: "Unprocessable Content"}.get(status) or HTTPStatus(status).phrase
 
 
-def problem_of(status: int, detail: str, instance: str) -> ProblemOut:
-    return ProblemOut(
-        type=f"/docs#problem-{status}", title=title_of(status), status=status, detail=detail, instance=instance
-    )
+def problem_of(status: int, detail: str, instance: str, root: str = "") -> ProblemOut:
+    address = f"{root}/docs#problem-{status}"
+    return ProblemOut(type=address, title=title_of(status), status=status, detail=detail, instance=instance)
+
+
+def root_path(scope: Scope) -> str:
+    """The path that a proxy serves this application below; static files have one of their own."""
+    return str(scope.get("app_root_path", scope.get("root_path", "")))
+
+
+def own_path(scope: Scope) -> str:
+    return str(scope["path"]).removeprefix(root_path(scope))
 
 
 def problem_response(
@@ -102,9 +110,8 @@ def problem_response(
     error: Exception | None = None,
 ) -> Response:
     """Problem details, or a page if a browser asked for one.  Below `/v2` the detail is also given as `error`."""
-    path, root = get_route_path(request.scope), request.scope.get("root_path", "")
-    problem = problem_of(status, detail, request.scope["path"])
-    problem.type = root + problem.type
+    path, root = own_path(request.scope), root_path(request.scope)
+    problem = problem_of(status, detail, request.scope["path"], root)
     if not path.startswith(FOR_PROGRAMS):
         varies = [headers["vary"]] if headers and "vary" in headers else []
         headers = {**(headers or {}), "vary": ", ".join([*varies, "Accept"])}
@@ -122,7 +129,7 @@ def problem_response(
 
 def _page_before(request: Request) -> str:
     """The page of ours that linked here, else the first one."""
-    first = f"{request.scope.get('root_path', '')}/"
+    first = f"{root_path(request.scope)}/"
     try:
         linked = urlsplit(request.headers.get("referer", ""))
     except ValueError:
@@ -206,9 +213,7 @@ def install_error_handlers(app: FastAPI) -> None:
             headers["Allow"] = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
             detail = f"{request.method} is not allowed here"
         elif detail == HTTPStatus(status).phrase:
-            models = (
-                "; /api/v1/checkpoints lists the models" if get_route_path(request.scope).startswith("/v2/") else ""
-            )
+            models = "; /api/v1/checkpoints lists the models" if own_path(request.scope).startswith("/v2/") else ""
             detail = f"there is nothing at this address{models}; /docs lists what there is" if status == 404 else detail
         return problem_response(request, status, detail, headers)
 
@@ -247,9 +252,6 @@ def declared(*statuses: int, as_pages: bool = False) -> dict[int | str, dict[str
     """The errors that a route may answer with, for OpenAPI; every route may also answer 500 and 503."""
     content: dict[str, Any] = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemOut"}}}
     return {
-        status: {
-            "description": title_of(status),
-            "content": content | {"text/html": {}} if as_pages else content,
-        }
+        status: {"description": title_of(status), "content": content | {"text/html": {}} if as_pages else content}
         for status in (*statuses, 500, 503)
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -71,16 +71,15 @@ class Metrics:
 
     def watch(self, engine: Engine) -> None:
         """Register gauges that are read on request."""
-        waiting = Gauge("claimcheck_waiting_images", "Images waiting for an answer", registry=self.registry)
-        waiting.set_function(lambda: engine.batcher.waiting)
-        weights = Gauge("claimcheck_weight_bytes", "Weights in memory", registry=self.registry)
-        weights.set_function(lambda: sum(worker.weight_bytes for worker in engine.workers))
-        alive = Gauge("claimcheck_inference_alive", "1 where a worker runs", registry=self.registry)
-        alive.set_function(lambda: engine.batcher.is_alive)
-        workers = Gauge("claimcheck_workers", "Workers that run", registry=self.registry)
-        workers.set_function(lambda: engine.batcher.serving)
-        aside = Gauge("claimcheck_models_set_aside", "Models at which workers end", registry=self.registry)
-        aside.set_function(lambda: len(engine.batcher.set_aside))
+        gauges: dict[tuple[str, str], Callable[[], float]] = {
+            ("waiting_images", "Images waiting for an answer"): lambda: engine.batcher.waiting,
+            ("weight_bytes", "Weights in memory"): lambda: sum(worker.weight_bytes for worker in engine.workers),
+            ("inference_alive", "1 where a worker runs"): lambda: engine.batcher.is_alive,
+            ("workers", "Workers that run"): lambda: engine.batcher.serving,
+            ("models_set_aside", "Models at which workers end"): lambda: len(engine.batcher.set_aside),
+        }
+        for (name, text), read in gauges.items():
+            Gauge(f"claimcheck_{name}", text, registry=self.registry).set_function(read)
         self.registry.register(_Restarts(engine))
 
     def text(self) -> bytes:

@@ -9,14 +9,12 @@ import logging
 import re
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 from anyio import CapacityLimiter, to_thread
-from starlette._utils import get_route_path
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,6 +27,7 @@ from service.http.errors import (
     MEDIA_TYPE,
     Problem,
     fault_response,
+    own_path,
     problem_response,
     title_of,
 )
@@ -51,17 +50,16 @@ class Readiness:
     is_draining: bool = False
 
 
-class HttpMiddleware(ABC):
+class HttpMiddleware:
     """Leaves all but HTTP to the application: its start and its end."""
+
+    answer: ASGIApp
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await (self.answer if scope["type"] == "http" else self.app)(scope, receive, send)
-
-    @abstractmethod
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 class RequestContextMiddleware(HttpMiddleware):
@@ -138,7 +136,7 @@ def _not_modified(message: Message) -> Message:
 
 def route_of(scope: Scope) -> str:
     """The template of the address if the application knows it, else `other`."""
-    if get_route_path(scope).startswith("/static/"):
+    if own_path(scope).startswith("/static/"):
         return "/static"
     return getattr(scope.get("route"), "path_format", None) or "other"
 
@@ -253,7 +251,7 @@ class RequestCheckMiddleware(HttpMiddleware):
             return 431, f"the request's headers are larger than {self.header_bytes:,} bytes", {}
         given = headers.get("host", "").lower()
         host = re.sub(r":\d*$", "", given)
-        if not {"*", host} & self.hosts and not get_route_path(scope).startswith(FOR_MACHINES):
+        if not {"*", host} & self.hosts and not own_path(scope).startswith(FOR_MACHINES):
             detail = f"this service doesn't answer for the host {host[:80]!r}; CLAIMCHECK_ALLOWED_HOSTS names its own"
             return 421, detail, {}
         origin = headers.get("origin", "") if scope["method"] == "POST" else ""

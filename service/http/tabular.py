@@ -61,8 +61,8 @@ class Table(Response):
             file.write(self.body)
             file.flush()
             headers = {**self.headers, "etag": scope["state"]["etag"].removeprefix("W/")}
-            path = f"/dev/fd/{file.fileno()}"
-            await FileResponse(path, headers=headers, stat_result=os.fstat(file.fileno()))(scope, receive, send)
+            part = FileResponse(f"/dev/fd/{file.fileno()}", headers=headers, stat_result=os.fstat(file.fileno()))
+            await part(scope, receive, send)
 
 
 def rows_as_csv(kind: type[BaseModel], rows: Sequence[BaseModel]) -> str:

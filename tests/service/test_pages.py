@@ -393,6 +393,7 @@ def test_every_link_stays_below_the_root_path(settings: Settings, is_stripped: b
         problem = client.get("/claimcheck/v2/nothing", headers={"referer": "http://127.0.0.1/claimcheck/claims"})
         assert (problem.status_code, problem.json()["type"]) == (404, "/claimcheck/docs#problem-404")
         assert "error" in problem.json()
+        assert client.get("/claimcheck/static/nothing").json()["type"] == "/claimcheck/docs#problem-404"
         page = client.get("/claimcheck/nothing", headers={"accept": "text/html", "referer": "http://127.0.0.1/claims"})
         assert '<a href="/claimcheck/">All papers' in page.text
         asked = "/claimcheck/predict?checkpoint=ninformer-cifar100.vit.0"
