@@ -37,7 +37,7 @@ FAST_PATHS := $(patsubst %,tests/ops/fast/test_%.py,attention crops dac dac_stac
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup cluster repro test test-long test-all test-cluster capabilities lint check format serve bench soak oldest report mirror lock sbom audit clean clean-data
+.PHONY: help setup cluster repro test test-long test-cluster capabilities lint check format serve bench soak oldest report mirror lock sbom audit clean clean-data
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
@@ -66,17 +66,13 @@ endif
 	@echo "next: make serve, then open http://127.0.0.1:$(PORT)"
 
 # A process a core with one thread each: files in parallel are faster than threads in small tests.
-EITHER := not slow and not gpu and not network and not cluster
 PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations 20
 
 test: $(READY)  ## the tests: every equation, rule, verdict, page and route, within some minutes
 	$(PARALLEL)
 
 test-long: $(READY)  ## those with browsers, servers, whole projects, simulations, and what stands in for a GPU
-	$(PARALLEL) -m "long and $(EITHER)"
-
-test-all: $(READY)  ## test and test-long in one run, which collects the tests once
-	$(PARALLEL) -m "$(EITHER)"
+	$(PARALLEL) -m "long and not slow and not gpu and not network and not cluster"
 
 test-cluster: cluster  ## the tests with a Ray cluster on this machine: nodes killed, heads restarted
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "cluster and not slow" --durations 10 tests/cluster
@@ -95,7 +91,7 @@ lint: $(READY)  ## format, lint, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-check: lint test-all  ## format, lint, types, tests
+check: lint  ## format, lint, types, tests
 
 format: $(READY)  ## rewrite the code in the house format
 	$(BIN)/ruff format .
