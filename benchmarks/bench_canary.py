@@ -1,4 +1,4 @@
-"""Goal: the canary of no arm takes more than a second (docs/decisions/0078).
+"""Goal: the canary of no arm takes more than a second (decision 0078).
 
 Peer: none; it is what a process trains before the first run of an arm.  Of all arms of `params/`, one for each model
 and optimiser.

@@ -41,12 +41,12 @@ from service.http.middleware import (
     RequestContextMiddleware,
     ServerErrorMiddleware,
 )
+from service.inference import decoding
 from service.inference.batching import Batcher
 from service.inference.choices import Choices
-from service.inference.decoding import Decoder
 from service.inference.engine import Engine
 from service.inference.models import Models
-from service.inference.workers import Worker, cores_here
+from service.inference.workers import Worker, cores_here, memory_here
 from service.pages import formats, repository, wording
 from service.pages.scripts import ChartScripts
 from service.routes import (
@@ -74,6 +74,9 @@ SHOWN = {"repository", "contact", "max_images", "keys", "root_path"}  # settings
 ASK_SECONDS = 5.0
 GZIP_LEVEL = 4  # the usual 9 takes two to three times as long, for a twentieth fewer bytes
 PRELOADED_SHARE = 0.5  # of the memory for weights
+SERVER_BYTES, WORKER_BYTES, EXPORT_BYTES = 800 << 20, 256 << 20, 512 << 20
+"""Of the server with what all processes share, of a worker without weights, and of exports where /tmp is memory."""
+MOST_WEIGHT_BYTES, LEAST_WEIGHT_BYTES = 1 << 30, 128 << 20
 MAX_WORKERS = 4  # each is an interpreter of some 300 MB with its own models
 DESCRIPTION = "Do the numbers of machine-learning papers hold?  Results, comparisons and the trained models themselves."
 logger = logging.getLogger("claimcheck")
@@ -166,13 +169,27 @@ def _slots(settings: Settings, what: str, count: int) -> Slots:
     return Slots(what, count, max_waiting=settings.max_readers_waiting, seconds=settings.wait_seconds)
 
 
+def memory_of(settings: Settings, workers: int, limit: int) -> dict[str, int]:
+    """Bytes that each part of the service takes at most; unless they are set, weights get what the others leave."""
+    parts = {
+        "server": SERVER_BYTES,
+        "workers": workers * WORKER_BYTES,
+        "decoders": decoding.PROCESSES * decoding.MEMORY_BYTES,
+        "bodies": settings.max_bodies_bytes,
+        "exports": EXPORT_BYTES,
+    }
+    left = min(MOST_WEIGHT_BYTES, max(LEAST_WEIGHT_BYTES, limit - sum(parts.values())))
+    return parts | {"weights": settings.model_memory_bytes or left}
+
+
 def _engine(settings: Settings, metrics: Metrics) -> Engine:
     device, cores = device_for(settings.device), cores_here()
     count = settings.workers or (min(MAX_WORKERS, cores) if device == "cpu" else 1)
+    weight_bytes = memory_of(settings, count, memory_here())["weights"]
     workers = [
         Worker(
             device=device,
-            budget_bytes=settings.model_memory_bytes // count,
+            budget_bytes=weight_bytes // count,
             threads=settings.threads or max(1, cores // count),
             pass_seconds=settings.pass_seconds,
         )
@@ -180,7 +197,7 @@ def _engine(settings: Settings, metrics: Metrics) -> Engine:
     ]
     engine = Engine(
         Models(settings.root),
-        Decoder(
+        decoding.Decoder(
             seconds=settings.decode_seconds,
             wait_seconds=settings.wait_seconds,
             max_waiting_seconds=settings.max_waiting_seconds,
@@ -265,9 +282,10 @@ async def _warm_up(app: FastAPI) -> None:
     except Exception:  # nobody waits for this task, and a service that never gets ready doesn't say why
         logger.exception("warming up")
     parts.readiness.is_warm = True
+    most = PRELOADED_SHARE * sum(worker.budget_bytes for worker in parts.engine.workers)
     sizes = itertools.accumulate(one.size_bytes for one in served)
     for one, size, worker in zip(served, sizes, itertools.cycle(parts.engine.workers)):
-        if size < parts.settings.model_memory_bytes * PRELOADED_SHARE:
+        if size < most:
             await parts.engine.warm_up(one, [worker])
 
 

@@ -42,8 +42,10 @@ class Settings(BaseSettings):
         default=None, ge=1, description="processes that run models; unset: one a core, at most 4, and on a GPU one"
     )
     threads: int | None = Field(default=None, ge=1, description="torch threads of a worker; unset: its share of cores")
-    model_memory_bytes: int = Field(
-        default=1 << 30, ge=1, description="of loaded weights in all workers; the least used go first"
+    model_memory_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="of loaded weights in all workers; unset: what the memory here leaves, at most 1 GiB",
     )
     max_batch: int | None = Field(
         default=None, ge=1, description="images in one forward pass; unset: 8, and on a GPU 32"

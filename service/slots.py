@@ -9,10 +9,11 @@ import asyncio
 import concurrent.futures
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from anyio import CancelScope, to_thread
@@ -62,7 +63,7 @@ class FairQueue(Generic[Waiting]):
 
     def __init__(self, what: str, most: float) -> None:
         self.what, self.most = what, most
-        self._tickets: list[Waiting] = []  # in the order in which they came
+        self._tickets: dict[str, list[Waiting]] = {}  # by client, in the order of their turns
         self._clock = 0.0
         self._served: dict[str, float] = {}  # by client, if beyond the clock
 
@@ -70,32 +71,40 @@ class FairQueue(Generic[Waiting]):
         """Add tickets of one request.
 
         Raises:
-            Busy: there is no room, and no other client has more waiting than this one would have.
+            Busy: as `require_room`.
         """
         request = tickets[0].request
         if is_bounded:
-            self._make_room(request.client, sum(ticket.cost for ticket in tickets))
+            refused = self.require_room(request.client, sum(ticket.cost for ticket in tickets))
+            refuse(refused, Busy(f"{self.what}: too much is waiting already"))
         request.turn = max(request.turn, self._served_to(request.client))
         for ticket in tickets:
             ticket.turn = request.turn
             request.turn += ticket.cost
-        self._tickets += tickets
+        self.put_back(tickets)
 
     def put_back(self, tickets: Sequence[Waiting]) -> None:
         """Add tickets again that were taken in vain."""
-        self._tickets += tickets
+        for ticket in tickets:
+            self._tickets.setdefault(ticket.request.client, []).append(ticket)
+        for client in {ticket.request.client for ticket in tickets}:
+            self._tickets[client].sort(key=attrgetter("turn"))
 
     def in_order(self) -> list[Waiting]:
         """Return the tickets that still wait, the next one first."""
-        self._tickets = [ticket for ticket in self._tickets if not ticket.future.done()]
-        return sorted(self._tickets, key=lambda ticket: (self._served_to(ticket.request.client), ticket.turn))
+        live = {
+            client: [ticket for ticket in tickets if not ticket.future.done()]
+            for client, tickets in self._tickets.items()
+        }
+        self._tickets = {client: tickets for client, tickets in live.items() if tickets}
+        return [ticket for client in sorted(self._tickets, key=self._served_to) for ticket in self._tickets[client]]
 
     def take(self, *tickets: Waiting) -> None:
         """Serve tickets, which are charged to their clients."""
-        self._clock = min(self._served_to(ticket.request.client) for ticket in self._tickets)
+        self._clock = min(map(self._served_to, self._tickets))
         self._served = {client: served for client, served in self._served.items() if served > self._clock}
         for ticket in tickets:
-            self._tickets.remove(ticket)
+            self._tickets[ticket.request.client].remove(ticket)
             self.charge(ticket.request.client, ticket.cost)
 
     def charge(self, client: str, cost: float) -> None:
@@ -104,27 +113,30 @@ class FairQueue(Generic[Waiting]):
     def _served_to(self, client: str) -> float:
         return max(self._clock, self._served.get(client, 0.0))
 
-    def _make_room(self, client: str, cost: float) -> None:
+    def require_room(self, client: str, cost: float) -> list[Waiting]:
+        """Return the tickets in whose place `cost` of a client may wait.
+
+        Raises:
+            Busy: there is no room, and no other client has more waiting than this one would have.
+        """
         waiting, held, refused = self.in_order(), defaultdict[str, float](float), set[Request]()
         for ticket in waiting:
             held[ticket.request.client] += ticket.cost
-        refusal = Busy(f"{self.what}: too much is waiting already")
         while sum(held.values()) + cost > self.most:
             heaviest = max(held, key=held.__getitem__, default=client)
             if held[heaviest] <= held[client] + cost:
-                raise refusal
+                raise Busy(f"{self.what}: too much is waiting already")
             others = {ticket.request for ticket in waiting if ticket.request.client == heaviest} - refused
-            refused.add(newest := max(others, key=lambda request: request.number))
+            refused.add(newest := max(others, key=attrgetter("number")))
             held[heaviest] -= sum(ticket.cost for ticket in waiting if ticket.request is newest)
-        for ticket in waiting:
-            if ticket.request in refused:
-                refuse(ticket, refusal)
+        return [ticket for ticket in waiting if ticket.request in refused]
 
 
-def refuse(ticket: Ticket, error: Exception) -> None:
-    """Let its future raise `error`, unless it is done."""
-    with suppress(asyncio.InvalidStateError, concurrent.futures.InvalidStateError):
-        ticket.future.set_exception(error)
+def refuse(tickets: Iterable[Ticket], error: Exception) -> None:
+    """Let those that aren't done raise `error`."""
+    for ticket in tickets:
+        with suppress(asyncio.InvalidStateError, concurrent.futures.InvalidStateError):
+            ticket.future.set_exception(error)
 
 
 class Slots:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stages.faults import in_one_line
 from stages.papers.finding import Finding
-from stages.params.experiment import ParamsError, load_params
+from stages.params.experiment import load_params
 from stages.params.stage_inputs import refuse_changed
 from stages.run import canonical_json
 from stages.runs.store import write_atomically
@@ -35,11 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.analyse", description=__doc__)
     parser.add_argument("--docs", action="store_true", help="write docs/findings.md instead of the lines")
     options = parser.parse_args(arguments)
-    try:
-        margins = load_params().verdicts.margins
-    except ParamsError as error:
-        print(f"analyse: {error}", file=sys.stderr)
-        return 1
+    margins = load_params().verdicts.margins
     found: dict[str, list[Finding]] = {
         paper: import_module(f"stages.papers.{paper}.findings").findings(margins) for paper in papers()
     }

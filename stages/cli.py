@@ -7,45 +7,16 @@ import os
 import sys
 from pathlib import Path
 
-from stages.checkpoint.contract import CheckpointError
 from stages.claims import ClaimsError
-from stages.commands import claims, command, evidence, proposal, registering, repro, status, trainings, why
-from stages.commands.command import USAGE, Command, Parser, UsageError, names
-from stages.commands.status import MetricsError
-from stages.commands.terminal import print_answer
+from stages.commands import claims, command, evidence, proposal, repro, status, trainings, why
+from stages.commands.command import USAGE, Command, Parser, UsageError, names, print_answer
 from stages.datasets.packed import PackedDataError
-from stages.datasets.verified import DatasetError
-from stages.faults import FAULTS, INTERRUPTED, STOPPED, describe_fault, mend_streams
-from stages.params.experiment import ParamsError
+from stages.faults import FAULTS, INTERRUPTED, STOPPED, Mistake, describe_fault, mend_streams
 from stages.params.schema import nearest
 from stages.proving.show import STEPS
-from stages.proving.sides import EquivalenceError
-from stages.recording.sources import RecordError
-from stages.results import ResultsUnavailable, UnknownName
-from stages.runs.evidence import EvidenceError
-from stages.scheduling.engine.choice import EngineError, default_engine
-from stages.scheduling.engine.groups import TrainingsKilled
-from stages.upkeep.crate import CrateError
-from stages.upkeep.publishing import PublishError
+from stages.results import UnknownName
+from stages.scheduling.engine.choice import default_engine
 
-MISTAKES = (
-    repro.AnotherRepro,
-    repro.BrokenLock,
-    CheckpointError,
-    ClaimsError,
-    CrateError,
-    DatasetError,
-    EngineError,
-    EquivalenceError,
-    EvidenceError,
-    MetricsError,
-    PackedDataError,
-    ParamsError,
-    PublishError,
-    RecordError,
-    ResultsUnavailable,
-    TrainingsKilled,
-)
 CODES = {0: "done", 1: "it couldn't be done; one line on stderr says why", USAGE: "a word of the command is mistyped"}
 
 
@@ -124,6 +95,9 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoints", nargs="*", metavar="checkpoint", help="list every link of these")
     parser.add_argument("--all", action="store_true", help="list every link of every checkpoint")
     parser.add_argument("--weights", action="store_true", help="predict whole test sets with all weights; minutes")
+    parser.add_argument(
+        "--equivalences", action="store_true", help="train a path of each equivalence again, with both codes; minutes"
+    )
 
 
 def add_audit(parser: argparse.ArgumentParser) -> None:
@@ -206,7 +180,7 @@ COMMANDS = {
         does="Write down claims, rules, margins and planned runs before the runs are trained.",
         example='claimcheck register sgemm dac.sgemm.gain --why "Three more depths"',
         add_to=add_register,
-        run=registering.register,
+        run=claims.register,
         codes={1: "nothing was written, or with --check a registration no longer fits"},
     ),
     "why": Command(
@@ -345,7 +319,7 @@ def main(arguments: list[str] | None = None) -> int:
         mistake = describe_fault(error)
     except UnknownName as error:
         mistake = f"no {error.kind} {error.name!r}{nearest(error.name, error.known)}"
-    except MISTAKES as error:
+    except (Mistake, ClaimsError, PackedDataError) as error:
         mistake = str(error)
     print(f"claimcheck {options.command}: {mistake}", file=sys.stderr)
     return 1

@@ -23,15 +23,18 @@ P = ParamSpec("P")
 INTERRUPTED = 130
 STOPPED = "stopped by Ctrl-C; what is finished stays, and running this again does the rest"
 
+
+class Mistake(Exception):
+    """A mistake that a person can put right; the message is one line that says how."""
+
+
 _AGAIN = "then run this again"
 _FULL = (
     "free some space (`claimcheck du` shows what takes it, `claimcheck gc` removes what killed trainings left) or move "
     f"downloads and trainings to another disk with CLAIMCHECK_HOME, {_AGAIN}"
 )
-_CLOSED = (
-    f"give this user the right to it, or work in a folder where it has that (CLAIMCHECK_HOME moves downloads and "
-    f"trainings), {_AGAIN}"
-)
+_CLOSED = f"give this user the right to it, or work in a folder where it has that, {_AGAIN}"
+_MOVABLE = f"give this user the right to it, or move downloads and trainings elsewhere with CLAIMCHECK_HOME, {_AGAIN}"
 _IN_THE_WAY = f"a file is where a folder belongs, or a folder where a file does: move it away, {_AGAIN}"
 _BROKEN = f"look after the disk, put the file back (`git checkout` or `dvc repro`), {_AGAIN}"
 _ADVICE = {
@@ -69,7 +72,11 @@ def describe_fault(error: OSError | sqlite3.OperationalError) -> str:
     else:
         number, words = _OF_SQLITE.get(_sqlite_code(error)), str(error)
     where = f"{place}: " if place else ""
-    return f"{where}{' '.join(words.split())}; {_ADVICE.get(number or 0, f'mend that, {_AGAIN}')}"
+    advice = _ADVICE.get(number or 0, f"mend that, {_AGAIN}")
+    movable = [Path(os.environ.get("CLAIMCHECK_HOME", "data"), name).absolute() for name in ("downloads", "store")]
+    if place and advice is _CLOSED and any(Path(str(place)).absolute().is_relative_to(folder) for folder in movable):
+        advice = _MOVABLE
+    return f"{where}{' '.join(words.split())}; {advice}"
 
 
 def _sqlite_code(error: sqlite3.OperationalError) -> int:
@@ -100,8 +107,9 @@ def mend_streams() -> None:
                 stream.reconfigure(errors="replace")
 
 
-def in_one_line(verb: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """Report Ctrl-C, a fault, or a module that can't be parsed, as one line on stderr; decorates a verb's `main`."""
+def in_one_line(verb: str, *mistakes: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """Report Ctrl-C, a mistake, a fault, or a module that can't be parsed, as one line, in a verb's `main`."""
+    expected: tuple[type[Exception], ...] = (Mistake, *mistakes)
 
     def decorate(main: Callable[P, int]) -> Callable[P, int]:
         @functools.wraps(main)
@@ -113,6 +121,9 @@ def in_one_line(verb: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
             except KeyboardInterrupt:
                 print(f"{verb}: {STOPPED}", file=sys.stderr)
                 return INTERRUPTED
+            except expected as error:
+                print(f"{verb}: {error}", file=sys.stderr)
+                return 1
             except SyntaxError as error:  # in a module that is read, or imported, while the verb runs
                 line = f", line {error.lineno}" if error.lineno else ""
                 put_back = f"mend it, or put it back (`git checkout {error.filename}`), {_AGAIN}"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
 from stages.datasets.manifest import Manifest
-from stages.datasets.sources import fetch_dataset, find_source
-from stages.datasets.verified import DatasetError
+from stages.datasets.sources import fetch_dataset, find_source, mirror_folder
 from stages.faults import in_one_line
-from stages.params.experiment import ParamsError, load_params
+from stages.params.experiment import load_params
 from stages.runs.store import home, write_atomically
 
 
@@ -24,20 +22,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     dataset = options.dataset
-    try:
-        params = load_params()
-        source = find_source(params.datasets, dataset)
-        if params.profile.data == "embedded":
-            manifest = Manifest(dataset=dataset, source="embedded")
-        else:
-            mirror = os.environ.get("CLAIMCHECK_MIRROR")
-            place = Path(mirror) if mirror else None
-            if place is not None and not place.is_dir():
-                raise DatasetError(f"CLAIMCHECK_MIRROR is {mirror}, which is no folder here; correct or unset it")
-            manifest = fetch_dataset(dataset, source, home(), place, accept=options.accept)
-    except (DatasetError, ParamsError) as error:
-        print(f"fetch: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+    params = load_params()
+    source = find_source(params.datasets, dataset)
+    if params.profile.data == "embedded":
+        manifest = Manifest(dataset=dataset, source="embedded")
+    else:
+        manifest = fetch_dataset(dataset, source, home(), mirror_folder(), accept=options.accept)
     write_atomically(Path("data/raw") / f"{dataset}.json", manifest.to_json())
     size_bytes = sum(file.bytes for file in manifest.files)
     print(f"fetch: {dataset}: {manifest.source}, {len(manifest.files)} files, {size_bytes / 1e6:.1f} MB")

@@ -12,17 +12,13 @@ import shutil
 import sys
 
 from stages.faults import in_one_line, named
-from stages.params.experiment import ParamsError, load_params
+from stages.params.experiment import load_params
 from stages.params.stage_inputs import TARGET, code_digests, stage_inputs
 
 
 @in_one_line("inputs")
 def main() -> int:
-    try:
-        found = stage_inputs(load_params())
-    except ParamsError as error:
-        print(f"inputs: {error}", file=sys.stderr)
-        return 1
+    found = stage_inputs(load_params())
     if TARGET.exists():
         shutil.rmtree(TARGET)
     TARGET.mkdir(parents=True)

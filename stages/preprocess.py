@@ -10,9 +10,8 @@ from stages.datasets.manifest import read_manifest
 from stages.datasets.packed import Kind
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import find_source
-from stages.datasets.verified import DatasetError
 from stages.faults import in_one_line
-from stages.params.experiment import ParamsError, load_params
+from stages.params.experiment import load_params
 from stages.params.stage_inputs import refuse_changed
 from stages.runs.store import home
 
@@ -24,13 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m stages.preprocess", description=__doc__)
     parser.add_argument("dataset")
     dataset = parser.parse_args(arguments).dataset
-    try:
-        source = find_source(load_params().datasets, dataset)
-        manifest = read_manifest(Path("data/raw") / f"{dataset}.json")
-        info = prepare(source, manifest, home(), Path("data/processed") / dataset)
-    except (DatasetError, ParamsError) as error:
-        print(f"preprocess: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+    source = find_source(load_params().datasets, dataset)
+    manifest = read_manifest(Path("data/raw") / f"{dataset}.json")
+    info = prepare(source, manifest, home(), Path("data/processed") / dataset)
     left_out = f", {info.excluded_test_images} left out" if info.excluded_test_images else ""
     print(
         f"preprocess: {dataset}: {info.provenance}, {info.train_images:,} training and "

@@ -10,11 +10,8 @@ import sys
 from pathlib import Path
 
 from stages.faults import in_one_line
-from stages.params.experiment import ParamsError
-from stages.recording import ClaimsError, RecordError
+from stages.recording import ClaimsError
 from stages.recording.reporting import write_docs, write_report
-from stages.results import ResultsUnavailable
-from stages.runs.evidence import EvidenceError
 
 
 def write_chart_scripts(path: Path) -> Path:
@@ -25,7 +22,7 @@ def write_chart_scripts(path: Path) -> Path:
     return path
 
 
-@in_one_line("report")
+@in_one_line("report", ClaimsError)
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.report", description=__doc__)
     parser.add_argument(
@@ -34,15 +31,11 @@ def main(arguments: list[str] | None = None) -> int:
         help="write docs/results.md from evidence alone",
     )
     options = parser.parse_args(arguments)
-    try:
-        if options.docs:
-            written = [write_docs(Path(), Path("docs/results.md"))]
-        else:
-            written = write_report(os.environ.get("CLAIMCHECK_DATABASE", "data/results.db"), Path("data/report"))
-            written.append(write_chart_scripts(Path("data/report/vega.js")))
-    except (EvidenceError, ClaimsError, ParamsError, RecordError, ResultsUnavailable) as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 1
+    if options.docs:
+        written = [write_docs(Path(), Path("docs/results.md"))]
+    else:
+        written = write_report(os.environ.get("CLAIMCHECK_DATABASE", "data/results.db"), Path("data/report"))
+        written.append(write_chart_scripts(Path("data/report/vega.js")))
     others = f" and {len(written) - 1} files beside it" if len(written) > 1 else ""
     print(f"report: {written[0]}{others}")
     return 0

@@ -32,7 +32,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before anything brings in torch: threads that wait for each other make small tests crawl on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-hypothesis.settings.register_profile("claimcheck", deadline=None)  # a busy machine is no fault of an example
+# No deadline: a busy machine is no fault of an example.
+hypothesis.settings.register_profile("claimcheck", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("claimcheck")
 
 OTHER_STORE = "CLAIMCHECK_TEST_STORE"

@@ -30,19 +30,30 @@ ALLOWED: dict[str, set[str]] = {
     "ops": set(),
     "optim": set(),
     "papers": {"run", "observation", "rules", "ops", "optim"},
-    "params": {"run", "rules", "runs", "papers"},
+    "params": {"run", "faults", "rules", "runs", "papers"},
     "datasets": {"faults", "runs", "params"},
     "training": {"run", "device", "memory", "runs", "datasets", "ops", "papers"},
-    "checkpoint": {"run", "ops", "papers"},
+    "checkpoint": {"run", "faults", "ops", "papers"},
     "evaluation": {
         *("run", "device", "observation", "runs", "params", "datasets", "training", "papers", "checkpoint"),
     },
     "scheduling": {"run", "faults", "device", "runs", "params", "datasets", "evaluation"},
     "results": {"faults", "rules", "runs", "verdicts"},
     "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts"},
-    "recording": {"run", "rules", "runs", "params", "papers", "claims", "results", "verdicts"},
+    "recording": {"run", "faults", "rules", "runs", "params", "papers", "claims", "results", "verdicts"},
     "upkeep": {
-        *("run", "runs", "params", "datasets", "training", "checkpoint", "evaluation", "recording", "results"),
+        *(
+            "run",
+            "faults",
+            "runs",
+            "params",
+            "datasets",
+            "training",
+            "checkpoint",
+            "evaluation",
+            "recording",
+            "results",
+        ),
     },
     "priorities": {
         *(
@@ -58,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
             "verdicts",
         ),
     },
-    "proving": {"run", "runs", "params", "datasets"},
+    "proving": {"run", "faults", "runs", "params", "datasets"},
     "commands": {
         *("faults", "preloaded", "run", "runs", "params", "datasets", "checkpoint", "evaluation"),
         *("scheduling", "results", "claims", "verdicts", "recording", "upkeep", "proving", "priorities"),

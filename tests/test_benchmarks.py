@@ -146,7 +146,7 @@ def test_what_was_not_measured_stays_with_its_date_if_versions_are_the_same() ->
 
 def test_an_unknown_benchmark_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dak"]) == 2
-    assert "no benchmark 'dak'; known: batches, cg_fac, dac" in capsys.readouterr().err
+    assert "no benchmark 'dak'; known: batches, canary, cg_fac" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

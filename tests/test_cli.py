@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from stages.cli import COMMANDS, main
-from stages.commands.terminal import wrap
+from stages.commands.command import wrap
 from stages.recording import record
 from tests.claims.lines import copy_project
 from tests.project import REPOSITORY, environment
@@ -154,7 +154,7 @@ SHAPES = {
     "history dac.*": {
         *("date", "subject", "claims", "before", "after", "changed", "after_evidence", "alters", "seen", "why"),
     },
-    "verify": {"record", "checkpoints", "totals"},
+    "verify": {"record", "equivalences", "checkpoints", "totals"},
     "du": {"bytes"},
     "gc": {"removed"},
 }
@@ -182,14 +182,14 @@ def test_a_mistake_under_json_prints_nothing_on_stdout(project: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "") and "did you mean" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", ["plan ninformer-mnist", "status", "du", "verify"])
+@pytest.mark.parametrize("arguments", ["plan ninformer-mnist", "verify"])
 def test_what_is_piped_has_whole_cells_in_eighty_columns(project: Path, arguments: str) -> None:
     done = claimcheck(*arguments.split(), cwd=project)
     assert done.returncode == 0 and "…" not in done.stdout
     assert {len(line) > 80 for line in done.stdout.splitlines()} == {False}
 
 
-@pytest.mark.parametrize("columns", [50, 100, 200])
+@pytest.mark.parametrize("columns", [50, 200])
 def test_a_plan_fits_the_terminal_and_says_what_it_leaves_out(project: Path, columns: int) -> None:
     code, written = on_terminal([*COMMAND, "plan", "ninformer-mnist"], project, environment(), columns=columns)
     shown = [line.rstrip() for line in written.splitlines()]

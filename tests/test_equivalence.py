@@ -15,10 +15,11 @@ import pytest
 from stages.ops.fast import cpp, dropout
 from stages.params.budget import plan_runs
 from stages.params.experiment import load_params
+from stages.proving.show import compare_again
 from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.equivalence import PATH, Compared, EquivalenceLine, Equivalences, Proof, path_of, read_equivalences
 from stages.runs.evidence import EvidenceError, seal
-from stages.runs.fingerprint import kind_of
+from stages.runs.fingerprint import kind_of, source_digest
 from stages.scheduling.runner import ways_to
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
@@ -210,6 +211,26 @@ def test_what_another_line_says_of_the_code_before_changes_nothing(renamed: tupl
         proof["modules"]["stages.training.loop"][0] = "0" * 16
     (project / PATH).write_text(canonical_json(seal(line)) + "\n")
     assert in_store(project) == 0
+
+
+@pytest.mark.long
+def test_hand_made_line_is_found_by_training_one_of_its_paths_again(renamed: tuple[Path, str], tmp_path: Path) -> None:
+    project = copy(renamed[0], tmp_path)
+    line = json.loads((project / PATH).read_text())
+    change_a_number(project)
+    commit(project, "a number")
+    changed = source_digest((project / "stages/training/optimizer.py").read_text())
+    for proof in line["proofs"]:
+        modules = {name: [after, after] for name, (_, after) in proof["modules"].items() if after}
+        modules["stages.training.optimizer"][1] = changed
+        proof["modules"] = modules
+    line |= {"before": git(project, "rev-parse", "HEAD~1"), "after": git(project, "rev-parse", "HEAD")}
+    with (project / PATH).open("a") as file:
+        file.write(canonical_json(seal(line)) + "\n")
+    assert read_equivalences(project).hold([1, 2]), "git has what both lines say"
+    (first, _), (second, detail) = compare_again(project, load_params(project), steps=4)
+    assert (first, second) == (True, False)
+    assert "line 2: " in detail and "is another run with the code of" in detail
 
 
 SPEC = RunSpec(

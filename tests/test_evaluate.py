@@ -10,6 +10,7 @@ import gc
 import hashlib
 import json
 import shutil
+import subprocess
 import threading
 import weakref
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from stages.runs.consistency import find_contradictions
 from stages.runs.evidence import CostLine, Measurement, ResultLine, read_lines, unpack_confusion, unpack_correct
 from stages.runs.outcome import seal as seal_outcome
 from stages.scheduling.runner import train_experiment
+from stages.training.environment import environment_digest
 from stages.upkeep.recomputing import compare, recompute, spot_check
 from stages.upkeep.verifying import find_trails
 from tests.project import EXPERIMENT, REPOSITORY, edit, make_project, pack_stand_in
@@ -40,13 +42,41 @@ RESULTS = Path("data/results") / f"{EXPERIMENT}.jsonl"
 COSTS = Path("data/results") / f"{EXPERIMENT}.cost.jsonl"
 
 
-@pytest.fixture
-def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(make_project(tmp_path, epochs=2))
-    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
-    monkeypatch.setenv("CLAIMCHECK_DEVICE", "cpu")
-    assert train()
+@pytest.fixture(scope="module")
+def at_first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A project whose runs have been trained, and one where they have been evaluated as well."""
+    root = tmp_path_factory.mktemp("evaluate")
+    make_project(root / "trained", epochs=2)
+    with pytest.MonkeyPatch.context() as patch:
+        on_cpu(patch, root / "trained")
+        assert train()
+        subprocess.run(["cp", "-a", str(root / "trained"), str(root / "evaluated")], check=True)
+        on_cpu(patch, root / "evaluated")
+        assert main([EXPERIMENT]) == 0
+    return {name: root / name for name in ("trained", "evaluated")}
+
+
+def on_cpu(patch: pytest.MonkeyPatch, project: Path) -> None:
+    patch.chdir(project)
+    patch.delenv("CLAIMCHECK_HOME", raising=False)
+    patch.setenv("CLAIMCHECK_DEVICE", "cpu")
+
+
+def copied(project: Path, tmp_path: Path, patch: pytest.MonkeyPatch) -> Path:
+    """A copy of the project's own, with its hard links, as current folder."""
+    subprocess.run(["cp", "-a", f"{project}/.", str(tmp_path)], check=True)
+    on_cpu(patch, tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def trained(at_first: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return copied(at_first["trained"], tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def evaluated(at_first: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return copied(at_first["evaluated"], tmp_path, monkeypatch)
 
 
 def train() -> bool:
@@ -82,8 +112,7 @@ def edit_profile(change: Callable[[Any], None]) -> None:
     edit(Path("params.yaml"), lambda index: change(index["profiles"]["smoke"]))
 
 
-def test_lines_hold_what_was_measured_and_are_the_same_again(trained: Path) -> None:
-    assert main([EXPERIMENT]) == 0
+def test_lines_hold_what_was_measured_and_are_the_same_again(evaluated: Path) -> None:
     first = RESULTS.read_bytes()
     assert main([EXPERIMENT]) == 0
     assert RESULTS.read_bytes() == first
@@ -113,8 +142,7 @@ def test_lines_hold_what_was_measured_and_are_the_same_again(trained: Path) -> N
     assert len((Path("data/plots") / f"{EXPERIMENT}.csv").read_text().splitlines()) == 1 + 2 * 2
 
 
-def test_the_summary_has_the_best_arm_of_each_role(trained: Path) -> None:
-    assert main([EXPERIMENT]) == 0
+def test_the_summary_has_the_best_arm_of_each_role(evaluated: Path) -> None:
     (line, *_) = read_lines(RESULTS, ResultLine)
     errors = {"a": (0.5, 0.3), "b": (0.1, 0.2), "c": (0.3, 0.5), "d": (0.01, 0.01)}
     lines = [
@@ -168,8 +196,7 @@ def test_what_was_measured_is_not_measured_again(trained: Path, loads: list[str]
     assert RESULTS.read_bytes() == first[0] and COSTS.read_bytes() != first[1]
 
 
-def test_a_new_replicate_is_evaluated_alone(trained: Path, loads: list[str]) -> None:
-    assert main([EXPERIMENT]) == 0
+def test_a_new_replicate_is_evaluated_alone(evaluated: Path, loads: list[str]) -> None:
     before = keys()
     times = {line.run_key: line for line in read_lines(COSTS, CostLine)}
     edit_profile(lambda profile: profile.update(replicates=2))
@@ -201,9 +228,8 @@ def test_a_new_network_of_one_arm_has_all_arms_timed_together(trained: Path, loa
 
 
 def test_other_settings_of_the_stopwatch_have_times_taken_anew_and_nothing_else(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
+    evaluated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main([EXPERIMENT]) == 0
     results = RESULTS.read_bytes()
     edit_profile(lambda profile: profile["latency"].update(repeats=3))
     monkeypatch.setattr("stages.evaluation.experiment.score", None)  # it would fail
@@ -223,8 +249,7 @@ def test_other_code_of_evaluation_measures_anew(trained: Path, loads: list[str])
         assert not found.faults
 
 
-def test_other_test_data_under_the_same_digest_measure_anew(trained: Path, loads: list[str]) -> None:
-    assert main([EXPERIMENT]) == 0
+def test_other_test_data_under_the_same_digest_measure_anew(evaluated: Path, loads: list[str]) -> None:
     first = RESULTS.read_bytes()
     path = Path("data/processed/mnist/test.safetensors")
     content = bytearray(path.read_bytes())
@@ -236,8 +261,7 @@ def test_other_test_data_under_the_same_digest_measure_anew(trained: Path, loads
 
 
 @pytest.mark.parametrize("fault", ["flipped", "cut", "edited", "not JSON"])
-def test_a_damaged_measurement_is_taken_anew(trained: Path, fault: str, loads: list[str]) -> None:
-    assert main([EXPERIMENT]) == 0
+def test_a_damaged_measurement_is_taken_anew(evaluated: Path, fault: str, loads: list[str]) -> None:
     first = RESULTS.read_bytes()
     kept = Path("data/store/evaluated") / f"{keys()['vit.0']}.json"
     text = kept.read_text()
@@ -257,9 +281,8 @@ def test_a_damaged_measurement_is_taken_anew(trained: Path, fault: str, loads: l
 
 
 def test_a_damaged_run_holds_up_itself_alone_and_is_done_next(
-    trained: Path, loads: list[str], capsys: pytest.CaptureFixture[str]
+    evaluated: Path, loads: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([EXPERIMENT]) == 0
     whole = RESULTS.read_bytes()
     damaged = keys()["vit.0"]
     weights = Path("data/runs") / EXPERIMENT / damaged / "weights.safetensors"
@@ -281,9 +304,8 @@ def test_a_damaged_run_holds_up_itself_alone_and_is_done_next(
 
 
 def test_a_failed_training_holds_up_itself_alone(
-    trained: Path, loads: list[str], capsys: pytest.CaptureFixture[str]
+    evaluated: Path, loads: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([EXPERIMENT]) == 0
     arm = Path("params") / f"{EXPERIMENT}.yaml"
     edit(arm, lambda experiment: experiment["arms"]["vit"]["model"].update(num_heads=3))  # 16 is no multiple of it
     assert not train()
@@ -379,6 +401,16 @@ def test_verify_finds_other_costs_and_other_weights_than_the_training_gave(train
     COSTS.write_text("".join(f"{json.dumps(cost)}\n" for cost in costs), encoding="utf-8")
     assert [detail.split(" not those of ")[0] for detail in verified()] == ["its train_seconds"] * 2
     COSTS.write_bytes(honest)
+    results = RESULTS.read_bytes()
+    files = {path: [json.loads(text) for text in path.read_bytes().splitlines()] for path in (RESULTS, COSTS)}
+    for line, cost in zip(*files.values(), strict=True):
+        line["environment"]["threads"] = 77
+        line["environment_digest"] = cost["environment_digest"] = environment_digest(line["environment"])
+    for path, lines in files.items():
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    assert [detail.split(" data/")[0] for detail in verified()] == ["its environment is not that of"] * 2
+    COSTS.write_bytes(honest)
+    RESULTS.write_bytes(results)
     for line in read_lines(RESULTS, ResultLine):  # a forger seals them anew
         folder = Path("data/runs") / EXPERIMENT / line.run_key
         files = {file.name: file.read_bytes() for file in folder.iterdir()}

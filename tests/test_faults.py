@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sqlite3
 import subprocess
@@ -97,6 +98,14 @@ def test_a_write_to_a_full_disk_names_its_file() -> None:
     assert describe_fault(full.value).startswith(
         "data/x.json: No space left on device; free some space (`claimcheck du`"
     )
+
+
+def test_refused_write_advises_the_variable_only_if_it_moves_the_file() -> None:
+    advised = {
+        name: "CLAIMCHECK_HOME" in describe_fault(PermissionError(errno.EACCES, "Permission denied", name))
+        for name in ("data/store/runs", "data/downloads/mnist", "data/results.db", "data/raw/mnist.json", ".cache")
+    }
+    assert [name for name, is_advised in advised.items() if is_advised] == ["data/store/runs", "data/downloads/mnist"]
 
 
 def test_a_mistake_in_our_sql_is_none_of_the_machines() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stages.params.grid import ArmTemplate, expand_arms
+from stages.params.experiment import ArmTemplate, expand_arms
 
 
 def template(**fields: Any) -> ArmTemplate:

@@ -56,6 +56,8 @@ def test_leftovers_go_and_nothing_else(root: Path) -> None:
     (root / "data" / ".results.db.99.partial").write_bytes(b"half")
     old = time.time() - ABANDONED_SECONDS - 1
     left = [store / "staged" / "open.123", store / "work" / "open" / ".resume.pt.123.partial"]
+    left.append(root / "data" / ".results.db.98.partial-journal")
+    left[-1].write_bytes(b"half")
     for path in left:
         os.utime(path, (old, old))
     assert remove_leftovers(root) == sorted([*left, store / "work" / "done"])

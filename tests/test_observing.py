@@ -20,8 +20,7 @@ from service.settings import Settings
 from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import read_images
 from stages.evaluate import main
-from stages.evaluation.metrics import accuracy
-from stages.evaluation.observing import IMAGES
+from stages.evaluation.scores import IMAGES, accuracy
 from stages.papers.brownian import ViT
 from stages.papers.brownian.probe import head_rows
 from stages.papers.hyperbf import HyperBF

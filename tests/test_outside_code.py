@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.params.signature import known_papers
+from stages.params.schema import known_papers
 from stages.runs.fingerprint import code_fingerprint, import_closure, imported_modules, is_pinned, source_path
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project

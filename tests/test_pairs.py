@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from stages.results import Arm, Claim, Result, VerdictRow, VerdictRun
-from stages.results.pairs import pair_gains
+from stages.results.claims import pair_gains
 
 ARMS = [Arm(experiment="e", name=name, against=against) for name, against in (("a", "x"), ("b", "y"), ("c", "z"))]
 ERROR = Claim(id="gain", kind="difference", better="lower")

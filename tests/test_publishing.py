@@ -15,7 +15,7 @@ import pytest
 
 from stages.run import canonical_json
 from stages.runs.equivalence import PATH as EQUIVALENCES
-from stages.runs.equivalence import Compared, EquivalenceLine, Proof, append_line, path_of
+from stages.runs.equivalence import Compared, EquivalenceLine, Proof, append_line, path_of, read_equivalences
 from stages.runs.evidence import (
     CostLine,
     DataUsed,
@@ -31,7 +31,7 @@ from stages.runs.evidence import (
 from stages.runs.fingerprint import source_digest, source_path, training_code
 from stages.runs.revisions import has_revision, is_full_clone, refusal, run_git
 from stages.training.environment import environment_digest
-from stages.upkeep.publishing import PublishError, is_dirty, line_faults, publish
+from stages.upkeep.publishing import PublishError, is_dirty, publish
 from tests.project import REPOSITORY
 
 MODEL = "stages.papers.ninformer.vit:ViT"
@@ -319,16 +319,18 @@ def test_older_code_that_gives_the_same_is_published_with_the_revision_that_hold
     done = publish("toy", checkout)
     revisions = {line.result.arm: line.origin.revision for line in read_lines(done.path, EvidenceLine)}
     assert revisions == {"vit": before, "ninformer": after}
-    assert line_faults(checkout) == []
+    assert read_equivalences(checkout).faults(1) == []
     path = checkout / EQUIVALENCES
     path.write_text(canonical_json(seal(json.loads(path.read_text()) | {"after": "0" * 40})) + "\n")
-    assert line_faults(checkout)[0].endswith("line 1: there is no revision 000000000000 in this repository")
+    (fault,) = read_equivalences(checkout).faults(1)
+    assert fault.endswith("line 1: there is no revision 000000000000 in this repository")
+    assert read_equivalences(checkout).chain(line.spec, line.environment, CODE) is None
 
 
 def test_older_code_is_refused_where_the_line_is_forged(checkout: Path) -> None:
     line, before, _ = with_older_code(checkout, forged=True)
     fault = f"equivalences.jsonl, line 1: revision {before[:12]} has another {SEEDING}"
-    assert [one.endswith(fault) for one in line_faults(checkout)] == [True]
+    assert [one.endswith(fault) for one in read_equivalences(checkout).faults(1)] == [True]
     evaluated(checkout, line)
-    with pytest.raises(PublishError, match=SEEDING):
+    with pytest.raises(EvidenceError, match=fault):
         publish("toy", checkout)

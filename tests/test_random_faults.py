@@ -6,11 +6,17 @@ cache, results, evidence, database.  Afterwards `claimcheck verify` and `dvc rep
 the undisturbed one in only two cases: it belongs to another run, with another run key, or a message says by name that
 it doesn't hold.  Code and parameters that were changed are changes, not faults: put back, the old numbers are back.
 
-`CLAIMCHECK_SOAK_FAULTS` says how many; `CLAIMCHECK_SOAK_SEED` the first seed.
+Edits of what is published (an environment, evidence, claims, a released model), sealed as a forger would, are named by
+`record` or `verify`.
+
+`CLAIMCHECK_SOAK_FAULTS` and `CLAIMCHECK_SOAK_EDITS` say how many; `CLAIMCHECK_SOAK_SEED` the first seed.
 """
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
 import json
 import os
 import random
@@ -19,6 +25,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +33,12 @@ from typing import Any
 
 import pytest
 
+from stages.recording import ClaimsError, RecordError, record
+from stages.recording.append_only import read_versions, retract
 from stages.run import canonical_json
-from stages.runs.evidence import seal
+from stages.runs.evidence import EvidenceError, pack_correct, seal, unpack_correct
+from stages.training.environment import environment_digest
+from stages.upkeep.verifying import verify
 from tests.checkout import DVC, make_checkout, repro, run
 from tests.project import EXPERIMENT, REPOSITORY, environment
 from tests.soak import write_soak_report
@@ -35,6 +46,7 @@ from tests.soak import write_soak_report
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * 3600)]
 
 FAULTS = int(os.environ.get("CLAIMCHECK_SOAK_FAULTS", "500"))
+EDITED = int(os.environ.get("CLAIMCHECK_SOAK_EDITS", "500"))
 SEED = int(os.environ.get("CLAIMCHECK_SOAK_SEED", "0"))
 LANES = max(1, min(4, os.cpu_count() or 2))
 PLACES = {
@@ -52,6 +64,7 @@ PLACES = {
 }
 ASKED = ("code", "params", "graph", "claims")
 """What git holds and people change: a change of them is taken at its word."""
+PUBLISHED = "data/evidence/ninformer-mnist.jsonl"
 Numbers = dict[str, dict[str, Any]]
 
 
@@ -224,12 +237,12 @@ def test_random_faults_change_no_number(finished: Path, tmp_path: Path) -> None:
     assert len(seen) == FAULTS
 
 
-def report(seen: list[Seen]) -> None:
+def report(seen: list[Seen], name: str = "random-faults") -> None:
     table: dict[str, Counter[str]] = {}
     for one in list(seen):
         table.setdefault(one.place, Counter())[one.outcome] += 1
     write_soak_report(
-        f"random-faults-from-{SEED}" if SEED else "random-faults",
+        f"{name}-from-{SEED}" if SEED else name,
         {
             "faults": len(seen),
             "first_seed": SEED,
@@ -237,3 +250,152 @@ def report(seen: list[Seen]) -> None:
             "wrong": [vars(one) for one in sorted(seen, key=lambda one: one.seed) if one.wrong],
         },
     )
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone with one experiment's evidence, whose database is recorded."""
+    root = tmp_path_factory.mktemp("published") / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(REPOSITORY), str(root)], check=True)
+    for path in (root / PUBLISHED).parent.glob("*.jsonl"):
+        if path.name != Path(PUBLISHED).name:
+            path.unlink()
+    retract(root, read_versions(root), date="2026-01-01", why="A small record is faster")
+    record(root, "data/results.db", evidence_only=True)
+    return root
+
+
+def edit_line(root: Path, rng: random.Random, change: Callable[[dict[str, Any]], str]) -> str:
+    """Change a published line, and seal it again as a forger would."""
+    path = root / PUBLISHED
+    lines = [json.loads(text) for text in path.read_bytes().splitlines()]
+    line = rng.choice(lines)
+    what = change(line)
+    path.write_text("".join(f"{canonical_json(seal(line))}\n" for line in lines), encoding="utf-8")
+    return what
+
+
+def edit_environment(root: Path, rng: random.Random) -> str:
+    def change(line: dict[str, Any]) -> str:
+        facts = line["result"]["environment"]
+        name = rng.choice(sorted(facts))
+        facts[name] = "another" if rng.random() < 0.5 or not isinstance(facts[name], int) else facts[name] + 1
+        for part in ("result", "cost"):
+            line[part]["environment_digest"] = environment_digest(facts)
+        return f"environment: {name}"
+
+    return edit_line(root, rng, change)
+
+
+def edit_evidence(root: Path, rng: random.Random) -> str:
+    path = root / PUBLISHED
+    lines = path.read_bytes().splitlines(keepends=True)
+    if rng.random() < 0.2:
+        del lines[rng.randrange(len(lines))]
+        path.write_bytes(b"".join(lines))
+        return "a line deleted"
+
+    def change(line: dict[str, Any]) -> str:
+        result, cost = line["result"], line["cost"]
+        kind = rng.choice(["bits", "cost", "origin", "metric", "curve", "seed"])
+        if kind == "bits":
+            n = result["data"]["test_images"]
+            correct = unpack_correct(result["correct"], n)
+            wrong = [index for index in range(n) if not correct[index]]
+            correct[rng.sample(wrong, rng.randint(1, len(wrong)))] = True
+            result["correct"] = pack_correct(correct)
+            result.pop("confusion")
+            for row in result["metrics"]:
+                if row["metric"] == "accuracy":
+                    row["value"] = float(correct.mean())
+        elif kind == "cost":
+            cost["epoch_seconds"] = [round(seconds / 10, 4) for seconds in cost["epoch_seconds"]]
+            cost["train_seconds"] = sum(cost["epoch_seconds"])
+        elif kind == "origin":
+            line["origin"]["published"] = f"2026-11-{rng.randint(1, 20):02}T00:00:00Z"
+        elif kind == "metric":
+            rng.choice(result["metrics"])["value"] *= rng.uniform(0.5, 1.5)
+        elif kind == "curve":
+            rng.choice([column for name, column in result["curves"].items() if name.endswith("loss")])[0] *= 0.5
+        else:
+            result["spec"]["replicate"]["seed"] += rng.randint(1, 99)
+            key = hashlib.sha256(canonical_json(result["spec"]).encode()).hexdigest()
+            result["run_key"] = cost["run_key"] = key
+        return f"evidence: {kind}"
+
+    return edit_line(root, rng, change)
+
+
+def edit_claims(root: Path, rng: random.Random) -> str:
+    name = rng.choice(["claims.csv", "claims-history.jsonl"])
+    path = root / "data" / name
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    number = rng.randrange(1, len(lines))
+    kind = rng.choice(["deleted", "changed"])
+    if kind == "deleted":
+        del lines[number]
+    elif name == "claims.csv":
+        cells = next(csv.reader([lines[number]]))
+        cells[7 if cells[7] else 2] += "1"  # the value, or the place in the paper
+        written = io.StringIO()
+        csv.writer(written, lineterminator="\n").writerow(cells)
+        lines[number] = written.getvalue()
+    else:
+        line = json.loads(lines[number])
+        lines[number] = canonical_json(line | {"after_evidence": not line["after_evidence"]}) + "\n"
+    path.write_text("".join(lines), encoding="utf-8")
+    return f"{name}: line {number + 1} {kind}"
+
+
+def edit_release(root: Path, rng: random.Random) -> str:
+    models = sorted((root / "data" / "models").glob("ninformer-mnist.*.safetensors"))
+    path, other = rng.sample(models, 2)
+    kind = rng.choice(["deleted", "replaced", "flipped", "header", "line"])
+    content = path.read_bytes()
+    if kind == "deleted":
+        path.unlink()
+    elif kind == "replaced":
+        path.write_bytes(other.read_bytes())
+    elif kind == "flipped":
+        index = rng.randrange(len(content))
+        path.write_bytes(content[:index] + bytes([content[index] ^ 1 << rng.randrange(8)]) + content[index + 1 :])
+    elif kind == "header":
+        path.write_bytes(content.replace(b"run_key", b"run_kex", 1))
+    else:
+
+        def change(line: dict[str, Any]) -> str:
+            line["release"] = line.get("release", {}) | {"sha256": f"{rng.getrandbits(256):064x}"}
+            return "release"
+
+        edit_line(root, rng, change)
+    return f"{path.name} {kind}"
+
+
+EDITS = {"environment": edit_environment, "evidence": edit_evidence, "claims": edit_claims, "releases": edit_release}
+
+
+def name_edit(root: Path) -> str:
+    """Everything that `record`, or else `verify`, says of the clone."""
+    try:
+        record(root, "data/results.db", evidence_only=True)
+    except (ClaimsError, EvidenceError, RecordError) as error:
+        return str(error)
+    recorded, trails = verify(root, str(root / "data" / "results.db"))
+    links = [recorded, *(link for trail in trails for link in trail.links)]
+    return "; ".join(link.detail for link in links if link.status == "broken")
+
+
+def test_each_edit_of_what_is_published_is_named(published: Path, tmp_path: Path) -> None:
+    assert name_edit(published) == ""
+    seen: list[Seen] = []
+    for seed in range(SEED, SEED + EDITED):
+        rng, root = random.Random(seed), tmp_path / "clone"
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(published, root, symlinks=True, ignore=shutil.ignore_patterns(".git"))
+        (root / ".git").symlink_to(published / ".git")
+        kind = rng.choice(list(EDITS))
+        what = EDITS[kind](root, rng)
+        said = name_edit(root)
+        seen.append(Seen(seed, kind, what, "named" if said else "unnoticed", "" if said else "nobody says so"))
+        report(seen, "random-edits")
+    assert [one for one in seen if one.wrong] == []

@@ -274,6 +274,23 @@ def test_a_bad_line_is_named_and_the_old_database_stays(
     ] == ["results.db"]
 
 
+def test_canaries_that_alone_differ_are_reported_and_arms_of_one_machine_count_as_one(root: Path) -> None:
+    path, lines = root / "data" / "results" / "ninformer-cifar10.jsonl", []
+    for number, text in enumerate(path.read_text().splitlines()):
+        process = {"variables": {}, "modules": {}, "canary": {"of": "a", "digest": f"{min(number, 1):012d}"}}
+        line = json.loads(text)
+        line["environment"]["process"] = process
+        line["environment_digest"] = hashlib.sha256(canonical_json(line["environment"]).encode()).hexdigest()[:12]
+        lines.append(json.dumps(line))
+    path.write_text("\n".join(lines) + "\n")
+    (note,) = record(root, DATABASE).notes
+    assert note.startswith("CANARIES DIFFER: 000000000000 for ninformer-cifar10.")
+    with open_results(str(root / DATABASE))() as session:
+        local = session.query(Result).filter_by(source="local", experiment="ninformer-cifar10").all()
+    found = [{getattr(row, name) for row in local} for name in ("environment_digest", "machine_digest")]
+    assert [len(digests) for digests in found] == [2, 1]
+
+
 def test_results_of_a_removed_profile_are_left_out_with_a_note(root: Path) -> None:
     """A user's own profile, added, run and removed again; also its published results."""
     record(root, DATABASE)

@@ -235,7 +235,7 @@ def test_without_hard_links_files_are_copied_whole(project: Path, monkeypatch: p
     def refuse(source: Path, target: Path) -> None:
         raise OSError(18, "Invalid cross-device link")
 
-    monkeypatch.setattr("stages.scheduling.run_folder.os.link", refuse)
+    monkeypatch.setattr("stages.scheduling.runner.os.link", refuse)
     assert run()
     store, folder = Path("data/store/runs") / listed("vit"), Path("data/runs") / EXPERIMENT / listed("vit")
     assert {f.name: f.read_bytes() for f in store.iterdir()} == {f.name: f.read_bytes() for f in folder.iterdir()}

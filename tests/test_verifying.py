@@ -230,6 +230,14 @@ def test_one_change_breaks_the_link_it_is_in(
     assert statuses(trail)[broken] == "broken"
 
 
+def test_a_row_that_is_missing_at_a_tables_end_is_told(root: Path) -> None:
+    with sqlite3.connect(root / "data" / "results.db") as connection:
+        connection.execute("DELETE FROM papers WHERE name = (SELECT max(name) FROM papers)")
+    connection.close()
+    recorded, _ = verify_one(root)
+    assert (recorded.status, recorded.detail.partition(";")[0]) == ("broken", "table papers is not what the files give")
+
+
 def test_evidence_that_was_changed_after_it_was_recorded_is_told(root: Path) -> None:
     path, place = in_evidence(root, '"accuracy"')
     place = path.read_bytes().index(b'"value":0.', place) + len('"value":0.')
@@ -252,6 +260,14 @@ def test_a_cell_that_was_changed_in_the_database_is_told(root: Path) -> None:
     connection.close()
     recorded, _ = verify_one(root)
     assert (recorded.status, recorded.detail.split(" is ")[0]) == ("broken", "table metrics")
+
+
+def test_canaries_that_alone_differ_break_the_record(root: Path) -> None:
+    for row in (1, 2):
+        process = f'json(\'{{"modules": {{}}, "canary": {{"of": "a", "digest": "00000000000{row}"}}}}\')'
+        write(root, f"results SET environment = json_set(environment, '$.process', {process}) WHERE id = {row}")
+    recorded, _ = verify_one(root)
+    assert (recorded.status, recorded.detail.partition(":")[0]) == ("broken", "CANARIES DIFFER")
 
 
 def run_of(root: Path) -> tuple[ResultLine, Path]:

@@ -167,10 +167,10 @@ def test_a_start_hook_that_no_package_brought_is_named(tmp_path: Path, monkeypat
 def test_paths_in_variables_are_published_as_digests_and_our_modules_by_another_importer_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("LD_PRELOAD", "/opt/own/lib.so")
+    monkeypatch.setenv("LD_PRELOAD", "/a/lib.so")
     monkeypatch.delitem(LOADED, "stages.training.loop")
     found = process.describe_process({})
-    assert found["variables"]["LD_PRELOAD"] == process.digest(b"/opt/own/lib.so")
+    assert found["variables"]["LD_PRELOAD"] == process.digest(b"/a/lib.so")
     assert found["modules"]["stages.training.loop"] == "loaded by _Loader"
     assert "tests" in found["modules"] and "torch" not in found["modules"]
 

@@ -9,6 +9,7 @@ import logging
 import re
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,16 +51,17 @@ class Readiness:
     is_draining: bool = False
 
 
-class HttpMiddleware:
+class HttpMiddleware(ABC):
     """Leaves all but HTTP to the application: its start and its end."""
-
-    answer: ASGIApp
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await (self.answer if scope["type"] == "http" else self.app)(scope, receive, send)
+
+    @abstractmethod
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 class RequestContextMiddleware(HttpMiddleware):

@@ -17,7 +17,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ import numpy as np
 from service.inference.models import Model
 from service.inference.processes import ProcessGone
 from service.inference.workers import NeverBegan, PassFailed
-from service.slots import FairQueue, Request, Ticket, refuse
+from service.slots import FairQueue, Request, Ticket, holder, refuse
 from stages.checkpoint.contract import CheckpointError
 
 LOOK_SECONDS = 0.5  # between two looks at whether an idle worker is still there
@@ -78,6 +78,9 @@ class Runner(Protocol):
     @property
     def is_alive(self) -> bool: ...
 
+    @property
+    def is_stopped(self) -> bool: ...
+
     def has_loaded(self, model: Model) -> bool: ...
 
     def probabilities(self, model: Model, images: np.ndarray, client: str) -> np.ndarray: ...
@@ -85,16 +88,11 @@ class Runner(Protocol):
     def restart(self) -> None: ...
 
 
-class Observer(Protocol):
-    """Called after each pass with its number of images, the longest wait and the duration of the pass in seconds."""
-
-    def __call__(self, *, images: int, waited_seconds: float, pass_seconds: float) -> None: ...
-
-
 class Batcher:
     """Safe to use from several threads and event loops.  `start` it before, `stop` it after.
 
-    Every worker has a thread that hands it passes and replaces it where it has ended.
+    Every worker has a thread that hands it passes and replaces it where it has ended.  `observer` is called after each
+    pass with its `images`, the longest wait (`waited_seconds`) and its duration (`pass_seconds`).
     """
 
     def __init__(
@@ -104,14 +102,15 @@ class Batcher:
         max_batch: int,
         max_wait_seconds: float,
         max_waiting_seconds: float,
-        observer: Observer | None = None,
+        observer: Callable[..., None] | None = None,
     ) -> None:
         self.workers = workers
         self.max_batch, self.max_wait_seconds = max_batch, max_wait_seconds
         self.max_waiting_seconds = max_waiting_seconds
         self._observer = observer
         self._queue = FairQueue[Job]("asking models", max_waiting_seconds)
-        self._changed = threading.Condition()
+        self._changed = threading.Lock()
+        self._wakers = {worker: threading.Condition(self._changed) for worker in workers}
         self._announced = self._loading = 0
         self._idle: set[Runner] = set()
         self._stopping = threading.Event()
@@ -129,7 +128,8 @@ class Batcher:
         """Answer what is waiting, then end the threads; a pass that takes longer than that is abandoned."""
         with self._changed:
             self._stopping.set()
-            self._changed.notify_all()
+            for waker in self._wakers.values():
+                waker.notify()
         until = time.monotonic() + seconds
         for thread in self._threads:
             if thread.ident is not None:  # started
@@ -174,7 +174,7 @@ class Batcher:
         finally:
             with self._changed:
                 self._announced -= 1
-                self._changed.notify_all()
+                self._wake()
 
     @contextmanager
     def submitted(
@@ -193,12 +193,17 @@ class Batcher:
                 raise InferenceStopped("inference isn't running at the moment")
             jobs = [self._jobs_of(request, model, images, only) for model, images in questions]
             self._queue.put(list(itertools.chain(*jobs)))
-            self._changed.notify_all()
+            self._wake()
         try:
             yield jobs
         finally:
             for job in itertools.chain(*jobs):
                 job.future.cancel()
+
+    def require_room(self, images: int, models: Sequence[Model]) -> None:
+        """Raise `Busy` where `submitted` would: before images are decoded in vain."""
+        with self._changed:
+            self._queue.require_room(holder.get(), sum(images * model.seconds for model in models))
 
     def _jobs_of(self, request: Request, model: Model, images: np.ndarray, only: Runner | None) -> list[Job]:
         self.require_fit(model)
@@ -223,7 +228,7 @@ class Batcher:
         deaths = 0  # in a row: neither an answer nor a while of life in between
         try:
             while (batch := self._next_batch(worker)) is not None:
-                if self._serve(batch, worker) if batch else worker.is_alive:
+                if self._serve(batch, worker) if batch else worker.is_alive and not worker.is_stopped:
                     deaths = 0
                     continue
                 if not self._replaced(worker, deaths):
@@ -254,7 +259,7 @@ class Batcher:
         with self._changed:
             self._given_up.add(worker)
             if len(self._given_up) == len(self.workers):
-                self._refuse_all(self._queue.in_order(), InferenceStopped("inference isn't running at the moment"))
+                refuse(self._queue.in_order(), InferenceStopped("inference isn't running at the moment"))
 
     def _serve(self, batch: Sequence[Job], worker: Runner) -> bool:
         """Answer the batch; False where the worker ended at it."""
@@ -267,17 +272,13 @@ class Batcher:
             return False
         except Exception:  # no memory, for example, which the next pass may have
             logger.exception("a pass of %s failed", model.path)
-            self._refuse_all(batch, AnswerFailed("the model failed on this image"))
+            refuse(batch, AnswerFailed("the model failed on this image"))
         finally:
-            with self._changed:
-                self._loading -= is_loading
-                self._changed.notify_all()
+            if is_loading:
+                with self._changed:
+                    self._loading -= 1
+                    self._wake()
         return True
-
-    @staticmethod
-    def _refuse_all(jobs: Sequence[Job], error: Exception) -> None:
-        for job in jobs:
-            refuse(job, error)
 
     def _retry(self, batch: Sequence[Job], *, has_begun: bool) -> None:
         """Queue again what a worker ended at; a model at which a job ends two of them is set aside."""
@@ -287,7 +288,7 @@ class Batcher:
                 logger.error("%s (run %s) is set aside", model.path, model.contract.run_key)
                 self._set_aside[model.sha256] = model, time.monotonic() + ASIDE_SECONDS
                 same = [job for job in self._queue.in_order() if job.model.sha256 == model.sha256]
-                self._refuse_all([*batch, *same], SetAside.at(model))
+                refuse([*batch, *same], SetAside.at(model))
             for job in batch:
                 job.is_retried |= has_begun
             self._queue.put_back(batch)
@@ -305,10 +306,10 @@ class Batcher:
                         return None
                     jobs = self._same_model(waiting, worker)
                     if not jobs or (time_left := self._worth_waiting(jobs)) > 0:
-                        if not self._changed.wait(time_left if jobs else LOOK_SECONDS) and not jobs:
+                        if not self._wakers[worker].wait(time_left if jobs else LOOK_SECONDS) and not jobs:
                             return []
                         continue
-                    if not worker.is_alive:
+                    if not worker.is_alive or worker.is_stopped:
                         return []
                     batch = self._share(jobs)
                     self._queue.take(*batch)
@@ -318,7 +319,15 @@ class Batcher:
                     return batch
             finally:
                 self._idle.remove(worker)
-                self._changed.notify_all()  # the waiting images may be enough for the remaining workers
+                self._wake()  # the waiting images may be enough for the remaining workers
+
+    def _wake(self) -> None:
+        """Wake one idle worker that may run something, which wakes the next one."""
+        waiting = self._queue.in_order() if self._idle else []
+        for worker in self._idle if waiting else ():
+            if self._same_model(waiting, worker):
+                self._wakers[worker].notify()
+                return
 
     def _same_model(self, waiting: Sequence[Job], worker: Runner) -> list[Job]:
         """The next jobs of one model for this worker, which loads none that an idle one has, or while others load."""
@@ -355,37 +364,29 @@ class Batcher:
             images = np.concatenate([job.images for job in batch])
             found = worker.probabilities(batch[0].model, images, batch[0].request.client)
         except CheckpointError as error:
-            self._refuse_all(batch, error)
+            refuse(batch, error)
             return
         except PassFailed as error:
-            if len(batch) > 1:
-                for job in batch:
-                    self._answer([job], worker)
-            else:
+            if len(batch) == 1:
                 logger.error("a forward pass failed: %s", error)
-                refuse(batch[0], AnswerFailed("the model failed on this image"))
+                refuse(batch, AnswerFailed("the model failed on this image"))
+            for job in batch if len(batch) > 1 else ():
+                self._answer([job], worker)
             return
         start = 0
         for job in batch:
             rows = found[start : start + len(job.images)]
             start += len(job.images)
             if not np.isfinite(rows).all():
-                refuse(job, AnswerFailed("the model's answer to this image is not a number"))
+                refuse([job], AnswerFailed("the model's answer to this image is not a number"))
             else:
                 with suppress(InvalidStateError):  # cancelled meanwhile
                     job.future.set_result(rows)
         if self._observer is not None:
-            waited = started - min(job.submitted for job in batch)
-            took = time.monotonic() - started
+            waited, took = started - min(job.submitted for job in batch), time.monotonic() - started
             self._observer(images=len(images), waited_seconds=waited, pass_seconds=took)
 
 
 async def answers(jobs: Sequence[Job]) -> np.ndarray:
-    """The probabilities of all jobs of one model, in their order.
-
-    Raises:
-        Busy, InferenceStopped, SetAside, AnswerFailed, CheckpointError: see `Batcher.probabilities`.
-    """
-    if len(jobs) == 1:
-        return await asyncio.wrap_future(jobs[0].future)
+    """The probabilities of all jobs of one model, in their order.  Raises as `Batcher.probabilities`."""
     return np.concatenate(await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs)))

@@ -11,7 +11,7 @@ import asyncio
 import os
 import resource
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -128,7 +128,11 @@ class Decoder:
                 f"{len(uploads)} images have {pixels:,} pixels together; one request takes at most {self.max_pixels:,}"
             )
         share = _Share(seconds_left=self.seconds)
-        small = {number for number, found in outlines.items() if _is_small(uploads[number], found)}
+        small = {
+            number
+            for number, found in outlines.items()
+            if len(uploads[number].content) <= SMALL_BYTES and found.work <= SMALL_WORK
+        }
         large = [
             asyncio.ensure_future(keep(decoded, number, self._in_process(uploads[number], shapes, found.work, share)))
             for number, found in outlines.items()
@@ -139,7 +143,9 @@ class Decoder:
             if number:
                 await asyncio.sleep(0)  # other requests have theirs in between
             is_tiny = _is_tiny(uploads[number], outlines[number])
-            await keep(decoded, number, (_here if is_tiny else self._in_thread)(uploads[number], shapes))
+            content = uploads[number].content
+            work = _here(content, shapes) if is_tiny else self._in_thread(_decode_all, content, shapes)
+            await keep(decoded, number, work)
         if not decoded:
             raise errors[0]
         return [
@@ -159,11 +165,11 @@ class Decoder:
     async def _outline(self, upload: Upload) -> Outline:
         if len(upload.content) <= SMALL_BYTES:
             return outline(upload.content)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, outline, upload.content)
+        return await self._in_thread(outline, upload.content)
 
-    async def _in_thread(self, upload: Upload, shapes: Sequence[Shape]) -> Decoded:
+    async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
         async with self._in_threads.turn(SMALL_SECONDS):
-            return await asyncio.get_running_loop().run_in_executor(self._threads, _decode_all, upload.content, shapes)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     async def _in_process(self, upload: Upload, shapes: Sequence[Shape], work: int, share: _Share) -> Decoded:
         loop = asyncio.get_running_loop()
@@ -230,17 +236,13 @@ class Decoder:
             raise InferenceStopped("images can't be decoded at the moment: decoders end at once") from None
 
 
-def _is_small(upload: Upload, found: Outline) -> bool:
-    return len(upload.content) <= SMALL_BYTES and found.work <= SMALL_WORK
-
-
 def _is_tiny(upload: Upload, found: Outline) -> bool:
     content = upload.content
     return len(content) <= TINY_BYTES and found.work <= TINY_WORK and not any(part in content for part in UNPACKED)
 
 
-async def _here(upload: Upload, shapes: Sequence[Shape]) -> Decoded:
-    return _decode_all(upload.content, shapes)
+async def _here(content: bytes, shapes: Sequence[Shape]) -> Decoded:
+    return _decode_all(content, shapes)
 
 
 def _replace(process: Process) -> None:

@@ -116,6 +116,7 @@ async def predict(
     started = time.perf_counter()
     with engine.batcher.announce():
         models = [await engine.model(served_checkpoint) for served_checkpoint in served_checkpoints]
+        engine.batcher.require_room(len(uploads), models)
         shapes = sorted({model.contract.shape for model in models})
         decoded, errors = await engine.decoder.decode(uploads, shapes)
         images = dict(zip(shapes, decoded, strict=True))

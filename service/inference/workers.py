@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Loaded = dict[str, int]  # bytes of weights by digest
 Answer = tuple[Literal["probabilities"], np.ndarray, Loaded] | tuple[Literal["refused", "failed"], str, Loaded]
+CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _BEGIN = "begin"  # asked and answered before the first pass
 LEAST_SECONDS, TIMES_SLOWER = 10.0, 100  # a pass has so many, and so many times those that are estimated
 
@@ -41,17 +43,13 @@ class Worker(Process):
     def __init__(self, *, device: str, budget_bytes: int, threads: int, pass_seconds: float = 120.0) -> None:
         arguments = (device, budget_bytes, threads)
         super().__init__("inference", _answer_until_closed, *arguments, seconds=pass_seconds)
-        self.device = device
+        self.device, self.budget_bytes = device, budget_bytes
         self._loaded: Loaded = {}
         self._has_begun = False
 
     def restart(self) -> None:
         self._loaded, self._has_begun = {}, False
         super().restart()
-
-    @property
-    def is_alive(self) -> bool:
-        return super().is_alive and not self.is_stopped
 
     @property
     def weight_bytes(self) -> int:
@@ -89,6 +87,15 @@ class Worker(Process):
 def cores_here() -> int:
     """Number of cores that this process may use; a container's share of time isn't seen."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_here() -> int:
+    """Bytes that the service may take: the machine's memory, or the container's limit if that is lower."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for limit in CONTAINER_LIMITS:
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            limits.append(int(limit.read_text(encoding="ascii")))
+    return min(limits)
 
 
 def _answer_until_closed(connection: Connection, device: str, budget_bytes: int, threads: int) -> None:

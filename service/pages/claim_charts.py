@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.pages import charts
-from service.pages.amounts import GAINS, unit_of
 from service.pages.concluding import Trend
+from service.pages.formats import GAINS, unit_of
 from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain
 
 IN_FAVOUR = "to the right in favour of the proposed model"

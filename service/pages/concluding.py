@@ -10,16 +10,19 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any
 
-from service.pages.amounts import GAINS, SIDES_OF_A_SIZE, in_terms_of, unit_of
 from service.pages.formats import (
+    GAINS,
+    SIDES_OF_A_SIZE,
     as_confidence,
     as_precise_as,
     exact,
     from_to,
+    in_terms_of,
     listed,
     lower_first,
     percent,
     points,
+    unit_of,
     value_in,
 )
 from service.pages.legend import is_part, levels, sizes, tell_part

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from service.pages.amounts import GAINS, in_terms_of, unit_of
-from service.pages.formats import as_confidence, percent
+from service.pages.formats import GAINS, as_confidence, in_terms_of, percent, unit_of
 from service.pages.wording import side_of
 from stages.results import Claim, JudgedClaim, Levels, Rules, Status, VerdictRow, levels_of
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from service.pages.amounts import RELATIVE
+from service.pages.formats import RELATIVE
 from service.pages.wording import name_metric, print_value
 from stages.results import JudgedClaim
 

@@ -19,9 +19,22 @@ from sqlalchemy.orm import Session
 
 from service.database.observed import name_quantity
 from service.database.queries import list_datasets
-from service.pages import amounts
-from service.pages.amounts import imply, in_its_way, in_terms_of, is_of_the_other, unit_of
-from service.pages.formats import as_precise_as, exact, flops, from_to, lower_first, memory, plain, value_in
+from service.pages import formats
+from service.pages.formats import (
+    as_precise_as,
+    exact,
+    flops,
+    from_to,
+    imply,
+    in_its_way,
+    in_terms_of,
+    is_of_the_other,
+    lower_first,
+    memory,
+    plain,
+    unit_of,
+    value_in,
+)
 from service.pages.legend import SIDES, address_of, data_query, date_of, meaning_of, part_of, word_of
 from service.pages.models import threads
 from stages.results import (
@@ -199,7 +212,7 @@ def install(environment: Environment) -> None:
             size_of,
             in_its_way,
             imply,
-            amounts.by_reading,
+            formats.by_reading,
             verdict_in_words,
             name_reading,
             ours_is,
@@ -282,7 +295,7 @@ def as_run(value: float, claim: Claim) -> str:
 
 def print_value(claim: Claim) -> str:
     """The paper's number with all the digits that it prints, – where it prints none."""
-    return amounts.print_value(claim, exact)
+    return formats.print_value(claim, exact)
 
 
 def speaker(claim: Claim) -> str:
@@ -292,7 +305,7 @@ def speaker(claim: Claim) -> str:
 
 def print_ours(verdict: VerdictRow, claim: Claim) -> str:
     """Our number, as precise as its interval where it has one; of several readings that hold, the first to the last."""
-    found = amounts.by_reading(claim) if verdict.basis == "finding" else []
+    found = formats.by_reading(claim) if verdict.basis == "finding" else []
     if found and (claim.finding or {})["status"] == Status.HOLDS:
         return from_to(found[0][1], found[-1][1])
     return in_its_way(verdict.ours, claim, as_precise_as(verdict.low, verdict.high))
@@ -301,7 +314,7 @@ def print_ours(verdict: VerdictRow, claim: Claim) -> str:
 def ours_in_words(judged: JudgedClaim) -> str:
     """What came out, for the column of a table: our number, or what stands in its place; "" where there is nothing."""
     claim, verdict = judged.claim, judged.verdict
-    if verdict.status == Status.HOLDS_UNDER_READING and (found := amounts.by_reading(claim)):
+    if verdict.status == Status.HOLDS_UNDER_READING and (found := formats.by_reading(claim)):
         return "; ".join(f"{text} ({name})" for name, text in found)
     if verdict.ours is not None:
         return print_ours(verdict, claim)
@@ -310,7 +323,7 @@ def ours_in_words(judged: JudgedClaim) -> str:
         size = in_terms_of(abs(verdict.estimate), claim, write).removeprefix("+")
         if claim.kind == "uniform":
             return f"gains differ by {size} over {claim.factor}"
-        if claim.kind in amounts.SIDES_OF_A_SIZE:
+        if claim.kind in formats.SIDES_OF_A_SIZE:
             return f"{size} {'better' if verdict.estimate >= 0 else 'worse'}"
     return ""
 

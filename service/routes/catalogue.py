@@ -27,7 +27,7 @@ from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.http.paging import Paging, list_responses
 from service.http.strict import StrictRoute
-from service.pages.amounts import unit_of
+from service.pages.formats import unit_of
 from service.pages.wording import name_claims
 from stages.results import ClaimFilter, Standing, Status, UnknownArm, find_judged, list_families
 

@@ -28,13 +28,12 @@ from service.pages.concluding import (
     tell_other_reading,
     tell_whole,
 )
-from service.pages.first_looks import describe_looks, first_looks, timed_here, told_chances
 from service.pages.legend import A_PART, MEANINGS, SIDES, has_word, known_word, word_of
+from service.pages.models import describe_looks, first_looks, timed_here, told_chances
 from service.pages.opening import by_ground, first_places, open_with, prospects, tell_discoveries, tell_open, tell_tests
 from service.pages.planning import plan_in_words, strip_of, tell_chance_of_truth, tell_levels, tell_margins
-from service.pages.printed import count_errors, lay_out, take_apart
+from service.pages.printed import count_errors, lay_out, list_shown, take_apart
 from service.pages.searching import Found, search
-from service.pages.shown import list_shown
 from service.pages.wording import (
     count_verdicts,
     highlights,

@@ -40,8 +40,7 @@ from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import Problem, declared
 from service.pages.charts import MOST_LINES, Smooth, band_chart, blocks_chart, cost_chart
 from service.pages.citing import bibtex_table
-from service.pages.first_looks import first_looks
-from service.pages.models import at_chance, recipes, tell_chance, tell_twins
+from service.pages.models import at_chance, first_looks, recipes, tell_chance, tell_twins
 from service.pages.wording import name_claims
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from stages.faults import Mistake
 from stages.run import ModelSpec
 
 METADATA_KEY = "claimcheck"
 _MAX_HEADER_BYTES = 1 << 20
 
 
-class CheckpointError(ValueError):
+class CheckpointError(Mistake, ValueError):
     """The file is no checkpoint of ours, or not the one requested."""
 
 

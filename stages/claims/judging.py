@@ -26,6 +26,7 @@ from stages.verdicts import (
     Status,
     TableSentence,
     Verdict,
+    design_effect,
     judge_hardware,
     judge_shown,
     judge_table,
@@ -301,7 +302,8 @@ def _judge_tally(claim: ClaimLine, judged: Sequence[Judgement], facts: Facts) ->
     if claim.kind != "tally":
         marked = claim.kind == "significant_wins"
         n = claim.n or min(rules.looks)
-        verdict = judge_wins(int(claim.value), verdicts, rules, n=n, must_be_significant=marked)
+        effect = design_effect([_order(order, facts.params) for order in orders])
+        verdict = judge_wins(int(claim.value), verdicts, rules, n=n, must_be_significant=marked, effect=effect)
         ours = None if verdict.estimate is None else claim.value + verdict.estimate
     else:
         verdict = judge_tally(

@@ -64,9 +64,10 @@ class ClaimLine:
     names the levels over which a gain is uniform, `statement` is the claim where it has no number.  A `noise` says that
     `trials` numbers, whose largest − smallest is its `value`, differ by chance alone.
 
-    Of two arms, an `order` or `difference` claims that one is better (the sign and the size of a gain), a `gap` is a
-    printed difference that claims no order (its size alone), and an `equivalence` says that they are comparable: its
-    `value` is the largest loss that the paper calls so, its `precision` the least margin.
+    Of two arms, an `order` or `difference` claims that one is better (the sign and the size of a gain; an `order`
+    without a `value` has no size), a `gap` is a printed difference that claims no order (its size alone), and an
+    `equivalence` says that they are comparable: its `value` is the largest loss that the paper calls so, its
+    `precision` the least margin.
 
     `reading` says how we read an experiment that the text leaves so open that trainings can't refute the claim.
     """

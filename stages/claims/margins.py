@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from stages.claims.lines import ORDERS, ClaimLine
 from stages.rules import Margins
 
@@ -34,7 +36,7 @@ def margin_of(claim: ClaimLine, margins: Margins) -> float | None:
     if claim.kind == "value":
         return margin_of_value(claim, margins)
     if claim.kind in (*ORDERS, "gap", "uniform"):
-        return margin_of_gain(claim, margins)
+        return None if claim.value is None else margin_of_gain(claim, margins)
     if claim.kind == "ratio":
         return margin_of_ratio(claim, margins)
     if claim.kind == "equivalence":
@@ -46,3 +48,12 @@ def margin_of(claim: ClaimLine, margins: Margins) -> float | None:
     if claim.kind == "failures" and claim.baseline_arm is None and claim.trials:
         return margins.error(value / claim.trials, 1 / claim.trials)
     return None
+
+
+def slope_of_margin(claim: ClaimLine, margins: Margins) -> float:
+    """How much the claim's margin grows with its printed number: half of a gain's error is an error of its margin."""
+    step = 1e-6 * abs(claim.value or 0.0)
+    if not step:
+        return 0.0
+    moved = dataclasses.replace(claim, value=(claim.value or 0.0) + step)
+    return ((margin_of(moved, margins) or 0.0) - (margin_of(claim, margins) or 0.0)) / step

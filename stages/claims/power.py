@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Literal
 
 from stages.claims.lines import CROSSOVERS, ORDERS, ClaimLine
-from stages.claims.margins import margin_of_gain, margin_of_ratio, margin_of_value
+from stages.claims.margins import margin_of_gain, margin_of_ratio, margin_of_value, slope_of_margin
 from stages.claims.ratios import limits_of
 from stages.claims.sides import Pairs, arms_of, better_of
 from stages.params.experiment import Experiment, Params
@@ -58,7 +58,7 @@ def foresee(
     `verdict` has the spread if replicates were judged; `claims` print what the arms reach.  None if neither the paper
     nor the metric suggests the spread of a number.
     """
-    if claim.value is None and claim.kind != "equivalence":
+    if claim.value is None and claim.kind not in ("equivalence", "order"):
         return None
     printed = claim.value or 0.0  # a row of `equivalence` may print no loss
     (name,) = fnmatch.filter(params.experiments, claim.experiment or "")
@@ -91,10 +91,13 @@ def foresee(
         pairing=pairing,
         stderr=claim.stderr if claim.kind != "ratio" else None,
         paper_n=claim.n,
+        slope=slope_of_margin(claim, params.verdicts.margins),
         share=OF_WHOLE_GRID if pairs.planned > 1 and claim.kind in ORDERS else 1.0,
         at=at,
     )
     rules = params.verdicts
+    if claim.kind == "order" and claim.value is None:
+        return power_of_sign(design, rules, is_known=True)
     if claim.kind == "equivalence":
         margin = rules.margins.comparable(claim.precision or 0.0)
         asked = ComparableClaim(margin=margin, better=better_of(claim), accepted=claim.value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stages.claims.lines import ClaimLine
-from stages.claims.margins import margin_of_ratio
+from stages.claims.margins import margin_of_ratio, slope_of_margin
 from stages.claims.measures import NotMeasured, measure
 from stages.claims.sides import ClaimSamples, Pairs
 from stages.claims.trials import ResultGroup
@@ -126,6 +126,7 @@ def judge_relative(claim: ClaimLine, ratio: Ratio, group: ResultGroup, rules: Ru
         return dataclasses.replace(verdict, prediction=None)  # no number is printed that a rerun could give
     assert claim.value is not None, f"{claim.id} has no ratio"
     margin = margin_of_ratio(claim, rules.margins)
-    printed = ValueClaim(value=claim.value, margin=margin, n=claim.n)
+    slope = slope_of_margin(claim, rules.margins)
+    printed = ValueClaim(value=claim.value, margin=margin, n=claim.n, slope=slope)
     size = abs(claim.value)
     return judge_value(printed, ratio.sample, rules=rules, planned=planned, size=size, s2_at=ratio.s2_at)

@@ -15,7 +15,7 @@ from stages.claims.failures import judge_failures
 from stages.claims.grids import judge_crossover, judge_levels
 from stages.claims.judgement import Judgement
 from stages.claims.lines import ORDERS, ClaimLine, Kind
-from stages.claims.margins import margin_of_gain, margin_of_value
+from stages.claims.margins import margin_of_gain, margin_of_value, slope_of_margin
 from stages.claims.measures import NotMeasured
 from stages.claims.ratios import judge_relative, relative
 from stages.claims.sides import ClaimSamples, Pairs, better_of, find_group, gather_samples, mean_of
@@ -120,7 +120,13 @@ def _judge_value(
     error = 1 - level if claim.better == "higher" else level
     wide = _excluded_share(sides.trials)
     verdict = judge_value(
-        ValueClaim(value=claim.value, margin=margin_of_value(claim, rules.margins), stderr=claim.stderr, n=claim.n),
+        ValueClaim(
+            value=claim.value,
+            margin=margin_of_value(claim, rules.margins),
+            stderr=claim.stderr,
+            n=claim.n,
+            slope=slope_of_margin(claim, rules.margins),
+        ),
         sides.proposed,
         rules=rules,
         planned=group.experiment.replicates,
@@ -258,9 +264,13 @@ def _with_gain(verdict: Verdict) -> VerdictAndOurs:
 
 
 def _gain_claim(claim: ClaimLine, rules: Rules) -> GainClaim:
-    assert claim.value, f"{claim.id} prints no difference"
+    if claim.value is None:  # an order without a size
+        return GainClaim(gain=1.0, margin=None, better=better_of(claim))
     margin = margin_of_gain(claim, rules.margins)
-    return GainClaim(gain=claim.value, margin=margin, better=better_of(claim), stderr=claim.stderr, n=claim.n)
+    slope = slope_of_margin(claim, rules.margins)
+    return GainClaim(
+        gain=claim.value, margin=margin, better=better_of(claim), stderr=claim.stderr, n=claim.n, slope=slope
+    )
 
 
 def _baseline(claim: ClaimLine, sides: ClaimSamples) -> Sample:

@@ -15,13 +15,12 @@ from PIL import Image
 from rich.console import RenderableType
 
 from stages.checkpoint.contract import CheckpointError
-from stages.commands.command import Answer
-from stages.commands.terminal import Column, Rows
+from stages.commands.command import Answer, Column, Rows
 from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.datasets.sources import find_source
 from stages.faults import named
 from stages.params.experiment import load_params
-from stages.proving.show import show_equivalent
+from stages.proving.show import compare_again, show_equivalent
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.revisions import is_full_clone, refusal
 from stages.scheduling.runner import find_experiment
@@ -137,8 +136,12 @@ def verify(options: argparse.Namespace) -> Answer:
 
     names = options.checkpoints
     recorded, trails = verifying.verify(Path(), "data/results.db", names, with_weights=options.weights)
+    again = compare_again(Path(), load_params()) if options.equivalences else ()
+    statuses: dict[bool | None, links.LinkStatus] = {True: "holds", False: "broken", None: "not here"}
+    lines = [links.Link("equivalences", statuses[same], detail) for same, detail in again]
     document = {
         "record": dataclasses.asdict(recorded),
+        "equivalences": [dataclasses.asdict(link) for link in lines],
         "checkpoints": [
             {
                 "checkpoint": trail.checkpoint,
@@ -149,7 +152,7 @@ def verify(options: argparse.Namespace) -> Answer:
         ],
     }
     counts: Counter[tuple[str, str]] = Counter(
-        (link.name, link.status) for link in (recorded, *(link for trail in trails for link in trail.links))
+        (link.name, link.status) for link in (recorded, *lines, *(link for trail in trails for link in trail.links))
     )
     totals = {status: sum(n for (_, found), n in counts.items() if found == status) for status in _STATUSES}
     document["totals"] = totals
@@ -162,7 +165,8 @@ def verify(options: argparse.Namespace) -> Answer:
 
 
 def _list_links(found: Mapping[str, Any]) -> Iterator[str]:
-    yield f"record: {found['record']['status']}; {found['record']['detail']}"
+    for link in (found["record"], *found["equivalences"]):
+        yield f"{link['name']}: {link['status']}; {link['detail']}"
     for trail in found["checkpoints"]:
         yield f"{trail['checkpoint']}: {'broken at ' + trail['broken'] if trail['broken'] else 'holds'}"
         for link in trail["links"]:
@@ -177,7 +181,8 @@ def _list_broken(
         [Column("link", left=True), *(Column(status) for status in _STATUSES)],
         [[kind, *(f"{counts[kind, status]:,}" for status in _STATUSES)] for kind in kinds],
     )
-    broken = [("the database", found["record"])] if found["record"]["status"] == "broken" else []
+    links = [("the database", found["record"]), *(("the evidence", link) for link in found["equivalences"])]
+    broken = [pair for pair in links if pair[1]["status"] == "broken"]
     broken += [
         (trail["checkpoint"], next(link for link in trail["links"] if link["name"] == trail["broken"]))
         for trail in found["checkpoints"]

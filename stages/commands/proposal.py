@@ -13,14 +13,13 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from stages.commands.command import Answer
-from stages.commands.terminal import Column, Rows, Terminal, in_words
+from stages.commands.command import Answer, Column, Rows, Terminal, in_words
 from stages.faults import stop_on_signals
 from stages.params.experiment import Params, ParamsError, load_params
 from stages.priorities.looks import PROFILE, RunName
 from stages.priorities.proposal import Proposal, Prospect, Step, propose
+from stages.scheduling.counting import ProgressDisplay
 from stages.scheduling.planning import two_digits
-from stages.scheduling.progress import ProgressDisplay
 from stages.scheduling.runner import Assignment, find_experiment, slot_devices
 from stages.scheduling.together import train_together
 from stages.verdicts.power import in_percent

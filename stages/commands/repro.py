@@ -27,11 +27,11 @@ from rich.live import Live
 from rich.text import Text
 
 from stages import preloaded
-from stages.commands.command import Answer
-from stages.commands.terminal import Terminal, in_words
-from stages.faults import on_signal
+from stages.commands.command import Answer, Terminal, in_words
+from stages.faults import Mistake, on_signal
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params, Profile, load_params
+from stages.params.schema import describe_yaml
 from stages.params.stage_inputs import stage_inputs
 from stages.preloaded import ADDRESS, ask
 from stages.runs.revisions import refusal, without_git_variables
@@ -222,7 +222,7 @@ _END_SECONDS = 10
 _POLL_SECONDS = 0.1
 
 
-class BrokenLock(ValueError):
+class BrokenLock(Mistake, ValueError):
     """DVC couldn't read its lock file; the message says what to do."""
 
 
@@ -242,7 +242,7 @@ def refuse_broken_lock(path: Path) -> None:
             content = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
             fault = "" if isinstance(content, dict) and "stages" in content else "is empty or cut short"
         except yaml.YAMLError as error:
-            fault = f"is damaged or cut short ({' '.join(str(error).split())[:80]})"
+            fault = f"is damaged or cut short ({describe_yaml(error)})"
     if fault:
         raise BrokenLock(
             f"{path} {fault}; `git checkout {path}` brings back the committed one, `rm {path}` starts a new one: "
@@ -250,7 +250,7 @@ def refuse_broken_lock(path: Path) -> None:
         )
 
 
-class AnotherRepro(ValueError):
+class AnotherRepro(Mistake, ValueError):
     """Another repro is at work in this folder; the message says which, and what to do."""
 
 

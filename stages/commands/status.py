@@ -13,12 +13,10 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 from rich.console import Group, RenderableType
 from rich.live import Live
 
-from stages.commands.command import Answer
-from stages.commands.terminal import Column, Rows, Terminal, in_words
-from stages.faults import named
+from stages.commands.command import Answer, Column, Rows, Terminal, in_words
+from stages.faults import Mistake, named
 from stages.params.experiment import Params, load_params
-from stages.priorities.brought import Brought, brought_by
-from stages.priorities.looks import PROFILE
+from stages.priorities.looks import PROFILE, Brought, brought_by
 from stages.results import ResultsUnavailable
 from stages.runs.stores import open_store
 from stages.scheduling.journal import Row, Session, Watched, watch
@@ -232,7 +230,7 @@ _GAUGES = {
 """Of a row of `stages.scheduling.journal`; a number that nobody knows is left out."""
 
 
-class MetricsError(ValueError):
+class MetricsError(Mistake, ValueError):
     """The metrics can't be written where they are wanted."""
 
 

@@ -16,8 +16,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from stages.commands.command import Answer, UsageError
-from stages.commands.terminal import Column, Rows
+from stages.commands.command import Answer, Column, Rows, UsageError
 from stages.datasets.packed import PackedDataError, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.faults import stop_on_signals
@@ -27,12 +26,21 @@ from stages.params.schema import nearest
 from stages.runs.equivalence import read_equivalences
 from stages.runs.store import Store, write_atomically
 from stages.runs.stores import open_store
+from stages.scheduling.counting import ProgressDisplay
 from stages.scheduling.engine.choice import default_engine
 from stages.scheduling.engine.groups import Group
 from stages.scheduling.grouping import form_groups
-from stages.scheduling.measuring import Planned, makespan, measured_seconds
-from stages.scheduling.planning import Cost, add_up, in_other_profile, plan_costs, two_digits, what_counts
-from stages.scheduling.progress import ProgressDisplay
+from stages.scheduling.planning import (
+    Cost,
+    Planned,
+    add_up,
+    in_other_profile,
+    makespan,
+    measured_seconds,
+    plan_costs,
+    two_digits,
+    what_counts,
+)
 from stages.scheduling.runner import assignments, find_experiment, find_outcome, read_packed, slot_devices, ways_to
 from stages.scheduling.together import longest_first, train_together
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from stages.commands.command import Answer
-from stages.commands.terminal import in_words
+from stages.commands.command import Answer, in_words
 from stages.datasets.packed import PackedDataError, read_info
 from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import Params, ParamsError, load_params
@@ -40,8 +39,7 @@ from stages.runs.stores import open_store
 from stages.scheduling.engine.leases import Attempt, owner_in_words
 from stages.scheduling.engine.opening import open_leases
 from stages.scheduling.engine.owner import is_gone
-from stages.scheduling.run_folder import previous_specs
-from stages.scheduling.runner import Way, find_outcome, ways_to
+from stages.scheduling.runner import Way, find_outcome, previous_specs, ways_to
 
 _SHORTEST = 6
 """Digits of a run key that may stand for it."""

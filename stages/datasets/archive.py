@@ -26,22 +26,6 @@ ALWAYS_ALLOWED_BYTES = 1 << 24
 DRIVE = re.compile(r"^[A-Za-z]:")
 
 
-class BadArchive(DatasetError):
-    """An archive can't be read or lacks a file."""
-
-
-class UnsafeMember(BadArchive):
-    """A member is a link or a device, or its name leads out of the archive."""
-
-
-class DuplicateMember(BadArchive):
-    """Two members have the same name."""
-
-
-class ArchiveBomb(BadArchive):
-    """An archive unpacks to far more bytes than an honest one of its size."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Member:
     """A file in an archive.  Its content can be read until the walk goes on.
@@ -60,17 +44,13 @@ class Member:
         return f"{self.archive}, {self.name}"
 
     def chunks(self) -> Iterator[bytes]:
-        """The content, in chunks.
-
-        Raises:
-            BadArchive: it is damaged or encrypted.
-        """
+        """The content, in chunks."""
         try:
             with closing(self.open_content()) as content:
                 yield from chunks_of(content)
         # zipfile reports by a RuntimeError that it can't decrypt or decompress.
         except (*UNREADABLE, RuntimeError) as error:
-            raise BadArchive(f"{self.where}: can't be read ({error})") from None
+            raise DatasetError(f"{self.where}: can't be read ({error})") from None
 
     def read(self) -> bytes:
         return b"".join(self.chunks())
@@ -80,11 +60,7 @@ UNREADABLE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSErro
 
 
 def walk(archive: Path) -> Iterator[Member]:
-    """The files of an archive in its own order.
-
-    Raises:
-        BadArchive: it can't be read, or has a member that no honest data set has.
-    """
+    """The files of an archive in its own order."""
     is_zip = archive.suffix == ".zip"
     limit = ALWAYS_ALLOWED_BYTES + MAX_RATIO * archive.stat().st_size
     names: set[str] = set()
@@ -93,13 +69,13 @@ def walk(archive: Path) -> Iterator[Member]:
         for member in _zip_members(archive) if is_zip else _tar_members(archive):
             unpacked_bytes += member.size_bytes
             if unpacked_bytes > limit:
-                raise ArchiveBomb(f"{member.where}: unpacks to more than {limit:,} bytes up to here")
+                raise DatasetError(f"{member.where}: unpacks to more than {limit:,} bytes up to here")
             if member.name in names:
-                raise DuplicateMember(f"{member.where}: comes twice")
+                raise DatasetError(f"{member.where}: comes twice")
             names.add(member.name)
             yield member
     except UNREADABLE as error:
-        raise BadArchive(f"{archive}: not a readable {'zip' if is_zip else 'tar'} archive ({error})") from None
+        raise DatasetError(f"{archive}: not a readable {'zip' if is_zip else 'tar'} archive ({error})") from None
 
 
 def _zip_members(archive: Path) -> Iterator[Member]:
@@ -139,7 +115,7 @@ def _open_tar_member(content: tarfile.TarFile, info: tarfile.TarInfo) -> IO[byte
 def _safe_name(name: str, archive: Path, *, is_file: bool) -> str:
     path = PurePosixPath(name)
     if not is_file:
-        raise UnsafeMember(f"{archive}, {name}: a link or a device; a data set has files only")
+        raise DatasetError(f"{archive}, {name}: a link or a device; a data set has files only")
     if path.is_absolute() or ".." in path.parts or "\\" in name or DRIVE.match(name) or not path.parts:
-        raise UnsafeMember(f"{archive}, {name!r}: the name leads out of the archive")
+        raise DatasetError(f"{archive}, {name!r}: the name leads out of the archive")
     return str(path)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from hashlib import blake2b
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,36 +13,14 @@ from stages.datasets.packed import ImageSet, Split
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
 
-
-class UnknownReader(DatasetError):
-    """`params.yaml` names a reader that doesn't exist."""
-
-    def __init__(self, dataset: str, reader: str, known: Iterable[str]) -> None:
-        super().__init__(f"params.yaml: datasets.{dataset}.reader is {reader!r}; known: {', '.join(sorted(known))}")
+Reader = TypeVar("Reader")
 
 
-class WrongCount(DatasetError):
-    """A split has more or fewer images than declared."""
-
-
-class WrongShape(DatasetError):
-    """Images have a shape other than declared."""
-
-
-class WrongLabel(DatasetError):
-    """A label is outside the classes."""
-
-
-class MissingClass(DatasetError):
-    """A class has no image in a split."""
-
-
-class WrongResponse(DatasetError):
-    """The values measured in a table have a range other than declared."""
-
-
-class SharedContent(DatasetError):
-    """Test images are also in the training set, though the official sets have no such images, or fewer."""
+def find_reader(dataset: str, reader: str, known: Mapping[str, Reader]) -> Reader:
+    """The reader that params.yaml names."""
+    if reader not in known:
+        raise DatasetError(f"params.yaml: datasets.{dataset}.reader is {reader!r}; known: {', '.join(sorted(known))}")
+    return known[reader]
 
 
 def check_split(images: ImageSet, split: Split, source: DatasetSource, where: str, *, may_be_part: bool) -> None:
@@ -49,18 +28,18 @@ def check_split(images: ImageSet, split: Split, source: DatasetSource, where: st
     declared = source.train if split == "train" else source.test
     per_class = source.train_per_class if split == "train" else source.test_per_class
     if len(images.images) != len(images.labels):
-        raise WrongCount(f"{where}: {len(images.images):,} images and {len(images.labels):,} labels")
+        raise DatasetError(f"{where}: {len(images.images):,} images and {len(images.labels):,} labels")
     if len(images) > declared or (len(images) < declared and not may_be_part):
-        raise WrongCount(f"{where}: {len(images):,} images; params.yaml declares {declared:,}")
+        raise DatasetError(f"{where}: {len(images):,} images; params.yaml declares {declared:,}")
     if images.images.shape[1:] != source.shape:
-        raise WrongShape(f"{where}: images are {images.images.shape[1:]}; params.yaml declares {source.shape}")
+        raise DatasetError(f"{where}: images are {images.images.shape[1:]}; params.yaml declares {source.shape}")
     if per_class is not None:
         known = images.labels[(images.labels >= 0) & (images.labels < source.classes)]
         counts = np.bincount(known, minlength=source.classes)
         # With the whole count right, no class has fewer if none has more.
         above = np.flatnonzero(counts > np.broadcast_to(per_class, counts.shape))
         if above.size:
-            raise WrongCount(
+            raise DatasetError(
                 f"{where}: {counts[above[0]]:,} images of class {above[0]}, more than params.yaml declares"
             )
 
@@ -70,7 +49,7 @@ def check_response(measured: np.ndarray, source: DatasetSource, where: str) -> N
     found = float(measured.min()), float(measured.max())
     if source.response_range is not None and found != source.response_range:
         low, high = source.response_range
-        raise WrongResponse(f"{where}: responses from {found[0]:g} to {found[1]:g}; params.yaml: {low:g} to {high:g}")
+        raise DatasetError(f"{where}: responses from {found[0]:g} to {found[1]:g}; params.yaml: {low:g} to {high:g}")
 
 
 def check_classes(labels: np.ndarray, classes: tuple[str, ...], where: str) -> None:
@@ -78,12 +57,12 @@ def check_classes(labels: np.ndarray, classes: tuple[str, ...], where: str) -> N
     outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
     if outside.size:
         row = int(outside[0])
-        raise WrongLabel(f"{where}: row {row} has label {labels[row]}; labels go from 0 to {len(classes) - 1}")
+        raise DatasetError(f"{where}: row {row} has label {labels[row]}; labels go from 0 to {len(classes) - 1}")
     counts = np.bincount(labels, minlength=len(classes))
     empty = [classes[index] for index in np.flatnonzero(counts == 0)]
     if empty:
         named = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
-        raise MissingClass(f"{where}: no image of {named}")
+        raise DatasetError(f"{where}: no image of {named}")
 
 
 def find_shared(train: ImageSet, test: ImageSet) -> list[tuple[int, int]]:
@@ -97,7 +76,7 @@ def check_shared(shared: list[tuple[int, int]], allowed: int, dataset: str) -> N
     """No more test images are also in the training set than in the official sets."""
     if len(shared) > allowed:
         train_row, test_row = shared[0]
-        raise SharedContent(
+        raise DatasetError(
             f"{dataset}: {len(shared)} test images are in the training set, too ({allowed} expected); "
             f"first: test image {test_row} is training image {train_row}"
         )

@@ -17,10 +17,6 @@ FILES: dict[Split, tuple[str, ...]] = {
 SHAPE = (3, 32, 32)
 
 
-class BadCifarFile(DatasetError):
-    """A file is not a whole number of CIFAR rows."""
-
-
 def read_split(folder: Path, split: Split) -> ImageSet:
     """The official images of a split, in order: [N, 3, 32, 32].  A row is the class, then the pixels."""
     parts = [read_rows(folder / name, label_bytes=1) for name in FILES[split]]
@@ -31,14 +27,10 @@ def read_split(folder: Path, split: Split) -> ImageSet:
 
 
 def read_rows(path: Path, *, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Label bytes [N, label_bytes] and images [N, 3, 32, 32] (red, green, blue planes) of a binary CIFAR file.
-
-    Raises:
-        BadCifarFile: the file ends within a row, or has none.
-    """
+    """Label bytes [N, label_bytes] and images [N, 3, 32, 32] (red, green, blue planes) of a binary CIFAR file."""
     content = np.fromfile(path, dtype=np.uint8)
     row_bytes = label_bytes + int(np.prod(SHAPE))
     if content.size == 0 or content.size % row_bytes:
-        raise BadCifarFile(f"{path}: {content.size:,} bytes are not a whole number of rows of {row_bytes:,} bytes")
+        raise DatasetError(f"{path}: {content.size:,} bytes are not a whole number of rows of {row_bytes:,} bytes")
     rows = content.reshape(-1, row_bytes)
     return rows[:, :label_bytes], rows[:, label_bytes:].reshape(-1, *SHAPE)

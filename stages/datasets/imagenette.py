@@ -12,7 +12,8 @@ from pathlib import Path, PurePosixPath
 
 from stages.datasets.archive import walk
 from stages.datasets.packed import ImageSet, Split
-from stages.datasets.pictures import ExtraFile, read_pictures
+from stages.datasets.pictures import read_pictures
+from stages.datasets.verified import DatasetError
 
 WNIDS = (
     "n01440764",
@@ -52,11 +53,7 @@ def read_split(folder: Path, split: Split) -> ImageSet:
 
 
 def labels_by_folder(archive: Path, wnids: Sequence[str], split: Split) -> dict[str, int]:
-    """Class of every picture of a split by its name in the archive; each folder is a class.
-
-    Raises:
-        ExtraFile: a picture outside the folders of the classes.
-    """
+    """Class of every picture of a split by its name in the archive; each folder is a class."""
     labels = {}
     for member in walk(archive):
         path = PurePosixPath(member.name)
@@ -65,7 +62,7 @@ def labels_by_folder(archive: Path, wnids: Sequence[str], split: Split) -> dict[
             continue
         match = _PICTURE.fullmatch(member.name)
         if match is None or match[2] not in wnids:
-            raise ExtraFile(f"{member.where}: a picture that belongs to no class")
+            raise DatasetError(f"{member.where}: a picture that belongs to no class")
         if match[1] == FOLDERS[split]:
             labels[member.name] = wnids.index(match[2])
     return labels

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from stages.datasets.archive import Member, walk
 from stages.datasets.packed import ImageSet, Split
-from stages.datasets.pictures import ExtraFile, MissingFile, read_pictures, size_of
+from stages.datasets.pictures import read_pictures, size_of
 from stages.datasets.verified import DatasetError
 
 CLASSES = (
@@ -36,10 +36,6 @@ TEST_PART = 6  # 4 : 1 : 1 with the five folds of the protocol
 # HAM10000 and BCN_20000, 22,428 of the 25,331 pictures; those of MSK have various sizes (Gessert et al. 2019, 2.1).
 NATIVE_SIZES = ((600, 450), (1024, 1024))
 NATIVE_SHARE = 0.8
-
-
-class BadTable(DatasetError):
-    """A table lacks a column, names a picture twice, or doesn't name one class for each."""
 
 
 def read_split(folder: Path, split: Split) -> ImageSet:
@@ -89,28 +85,20 @@ def choose_test(labels: Mapping[str, int], groups: Mapping[str, str]) -> set[str
 
 
 def read_truth(path: Path) -> dict[str, int]:
-    """Class of each picture.
-
-    Raises:
-        BadTable: it is not the official table, or not a part of it.
-    """
+    """Class of each picture."""
     labels: dict[str, int] = {}
     for row in _rows(path, ("image", *COLUMNS)):
         marks = [row[column].strip() for column in COLUMNS]
         if sorted(marks) != ["0.0"] * (len(COLUMNS) - 1) + ["1.0"]:
-            raise BadTable(f"{path}: {row['image']} is not of exactly one of {', '.join(COLUMNS)}")
+            raise DatasetError(f"{path}: {row['image']} is not of exactly one of {', '.join(COLUMNS)}")
         if row["image"] in labels:
-            raise BadTable(f"{path}: {row['image']} comes twice")
+            raise DatasetError(f"{path}: {row['image']} comes twice")
         labels[row["image"]] = marks.index("1.0")
     return labels
 
 
 def read_lesions(path: Path) -> dict[str, str]:
-    """Lesion of each picture that has one; none at all if a mirror's part has no metadata.
-
-    Raises:
-        BadTable: it is not the official table.
-    """
+    """Lesion of each picture that has one; none at all if a mirror's part has no metadata."""
     if not path.is_file():
         return {}
     return {row["image"]: row["lesion_id"] for row in _rows(path, ("image", "lesion_id")) if row["lesion_id"]}
@@ -121,30 +109,25 @@ def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
         reader = csv.DictReader(file, restval="")
         missing = [column for column in columns if column not in (reader.fieldnames or ())]
         if missing:
-            raise BadTable(f"{path}: has no column {', '.join(missing)}")
+            raise DatasetError(f"{path}: has no column {', '.join(missing)}")
         return list(reader)
 
 
 def _pictures(folder: Path) -> tuple[dict[str, Member], dict[str, int]]:
-    """Each picture's place in the archive and its class.
-
-    Raises:
-        ExtraFile: a picture without a class.
-        MissingFile: a picture has a class, but isn't there.
-    """
+    """Each picture's place in the archive and its class."""
     labels = read_truth(folder / TRUTH)
     members: dict[str, Member] = {}
     for member in walk(folder / ARCHIVE):
         path = PurePosixPath(member.name)
         if path.suffix == ".jpg" and not path.name.startswith("."):
             if path.stem not in labels:
-                raise ExtraFile(f"{member.where}: {TRUTH} doesn't name it")
+                raise DatasetError(f"{member.where}: {TRUTH} doesn't name it")
             if path.stem in members:
-                raise ExtraFile(f"{member.where}: {members[path.stem].name} is the same picture")
+                raise DatasetError(f"{member.where}: {members[path.stem].name} is the same picture")
             members[path.stem] = member
     for image in labels:
         if image not in members:
-            raise MissingFile(f"{folder / ARCHIVE}: has no {image}.jpg, which {TRUTH} names")
+            raise DatasetError(f"{folder / ARCHIVE}: has no {image}.jpg, which {TRUTH} names")
     return members, labels
 
 

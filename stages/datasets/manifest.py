@@ -19,10 +19,6 @@ from stages.runs.evidence import INEXACT_SHARE
 Source = Literal["embedded", "mirror", "official"]
 
 
-class BadManifest(DatasetError):
-    """A manifest is missing or can't be read, or the downloads no longer match it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ManifestFile:
     """A verified raw file; `path` is relative to `CLAIMCHECK_HOME`."""
@@ -54,18 +50,14 @@ class Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read the manifest that `fetch` wrote.
-
-    Raises:
-        BadManifest: it is missing or can't be read.
-    """
+    """Read the manifest that `fetch` wrote."""
     remedy = f"`python -m stages.fetch {path.stem}` writes it"
     if not path.is_file():
-        raise BadManifest(f"{path}: no such file; {remedy}")
+        raise DatasetError(f"{path}: no such file; {remedy}")
     try:
         return TypeAdapter(Manifest).validate_json(path.read_bytes())
     except ValidationError as error:
-        raise BadManifest(f"{path}: not a manifest ({error.errors()[0]['msg']}); {remedy}") from None
+        raise DatasetError(f"{path}: not a manifest ({error.errors()[0]['msg']}); {remedy}") from None
 
 
 def judge_provenance(

@@ -22,12 +22,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from stages.datasets.verified import DatasetError, Digests, Pin, digest_file, read_chunks, store_verified
 from stages.faults import in_one_line, named
-from stages.params.experiment import DatasetSource, ParamsError, SourceFile, load_params
+from stages.params.experiment import DatasetSource, SourceFile, load_params
 from stages.runs.store import home, write_atomically
-
-
-class BadMirror(DatasetError):
-    """A `mirror.json` can't be read, or contradicts the data set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +50,7 @@ class MirrorInfo:
 
 
 def read_mirror(folder: Path) -> MirrorInfo | None:
-    """The `mirror.json` of a data set's folder, or None if there is none.
-
-    Raises:
-        BadMirror: it can't be read.
-    """
+    """The `mirror.json` of a data set's folder, or None if there is none."""
     path = folder / "mirror.json"
     if not path.is_file():
         return None
@@ -67,7 +59,7 @@ def read_mirror(folder: Path) -> MirrorInfo | None:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise BadMirror(f"{path}: {where or 'file'}: {first['msg']}") from None
+        raise DatasetError(f"{path}: {where or 'file'}: {first['msg']}") from None
 
 
 def official_pin(file: SourceFile) -> Pin:
@@ -107,7 +99,7 @@ def copy_to_mirror(source: DatasetSource, downloads: Path, target: Path) -> Mirr
 
     Raises:
         ChecksumMismatch: a file in the downloads has changed.
-        BadMirror: the downloads aren't whole.
+        DatasetError: the downloads aren't whole.
     """
     info = read_mirror(downloads)
     files = {}
@@ -116,7 +108,7 @@ def copy_to_mirror(source: DatasetSource, downloads: Path, target: Path) -> Mirr
         if not path.is_file():
             if file.optional:
                 continue
-            raise BadMirror(f"{path}: no such file; fetch the data set with real data first")
+            raise DatasetError(f"{path}: no such file; fetch the data set with real data first")
         digests = store_verified(read_chunks(path), target / file.name, pin_in(info, file), path)
         files[file.name] = describe_file(digests, file)
     inexact = info.inexact_test_rows if info is not None else ()
@@ -127,38 +119,31 @@ def copy_to_mirror(source: DatasetSource, downloads: Path, target: Path) -> Mirr
 
 
 @in_one_line("mirror")
+@in_one_line("mirror")
 def main(arguments: list[str]) -> int:
     """Write a mirror of every data set that is in the downloads."""
     if len(arguments) != 1:
         print("usage: python -m stages.datasets.mirror DEST", file=sys.stderr)
         return 2
-    try:
-        copied = 0
-        for name, source in load_params().datasets.items():
-            if source.folder is not None:
-                continue
-            downloads = home() / "downloads" / name
-            if not downloads.is_dir():
-                print(f"mirror: {name}: nothing in {downloads}, left out")
-                continue
-            info = copy_to_mirror(source, downloads, Path(arguments[0]) / name)
-            copied += 1
-            print(f"mirror: {name}: {len(info.files)} files, {'complete' if info.complete else 'not complete'}")
-    except (DatasetError, ParamsError) as error:
-        print(f"mirror: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+    copied = 0
+    for name, source in load_params().datasets.items():
+        if source.folder is not None:
+            continue
+        downloads = home() / "downloads" / name
+        if not downloads.is_dir():
+            print(f"mirror: {name}: nothing in {downloads}, left out")
+            continue
+        info = copy_to_mirror(source, downloads, Path(arguments[0]) / name)
+        copied += 1
+        print(f"mirror: {name}: {len(info.files)} files, {'complete' if info.complete else 'not complete'}")
     return 0 if copied else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
 
 
 def pack_loose(folder: Path, files: Mapping[str, MirrorFile], target: Path) -> None:
     """Write the files below `folder` into the archive `target`, each one checked, by name.
 
     Raises:
-        BadMirror: a name leads out of the folder, or a file isn't there.
+        DatasetError: a name leads out of the folder, or a file isn't there.
         ChecksumMismatch: a file has other bytes than its entry says.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -177,9 +162,9 @@ def _contents(folder: Path, files: Mapping[str, MirrorFile]) -> Iterator[tuple[s
     for name, entry in sorted(files.items()):
         path = folder / name
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or path.is_symlink():
-            raise BadMirror(f"{folder / 'mirror.json'}: {name!r} leads out of the mirror")
+            raise DatasetError(f"{folder / 'mirror.json'}: {name!r} leads out of the mirror")
         if not path.is_file():
-            raise BadMirror(f"{folder / 'mirror.json'}: lists {name}, which isn't there")
+            raise DatasetError(f"{folder / 'mirror.json'}: lists {name}, which isn't there")
         Pin(inexact_sha256=entry.sha256).check(digest_file(path), path)
         yield name, path.read_bytes()
 
@@ -199,3 +184,7 @@ def _write_tar(file: IO[bytes], contents: Iterator[tuple[str, bytes]]) -> None:
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

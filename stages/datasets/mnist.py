@@ -19,10 +19,6 @@ FILES: dict[Split, tuple[str, ...]] = {
 IMAGES_MAGIC, LABELS_MAGIC = 0x00000803, 0x00000801  # third byte: unsigned bytes; fourth: number of dimensions
 
 
-class BadIdxFile(DatasetError):
-    """A file is not the expected idx file."""
-
-
 def read_split(folder: Path, split: Split) -> ImageSet:
     """The official images of a split, in order: [N, 1, 28, 28]."""
     images_name, labels_name = FILES[split]
@@ -32,24 +28,20 @@ def read_split(folder: Path, split: Split) -> ImageSet:
 
 
 def read_idx(path: Path, magic: int) -> np.ndarray:
-    """A gzipped idx file of unsigned bytes: big-endian magic number, one length per dimension, then the values.
-
-    Raises:
-        BadIdxFile: not gzip, another magic number, or more or fewer values than its header says.
-    """
+    """A gzipped idx file of unsigned bytes: big-endian magic number, one length per dimension, then the values."""
     try:
         content = gzip.decompress(path.read_bytes())
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadIdxFile(f"{path}: not a whole gzip file ({error})") from None
+        raise DatasetError(f"{path}: not a whole gzip file ({error})") from None
     found = int.from_bytes(content[:4], "big")
     if found != magic:
-        raise BadIdxFile(f"{path}: its magic number is {found:#010x}, expected {magic:#010x}")
+        raise DatasetError(f"{path}: its magic number is {found:#010x}, expected {magic:#010x}")
     dimensions = magic & 0xFF
     start = 4 + 4 * dimensions
     if len(content) < start:
-        raise BadIdxFile(f"{path}: ends within its header, after {len(content)} of {start} bytes")
+        raise DatasetError(f"{path}: ends within its header, after {len(content)} of {start} bytes")
     shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
     values = np.frombuffer(content, dtype=np.uint8, offset=start)
     if values.size != np.prod(shape, dtype=np.int64):
-        raise BadIdxFile(f"{path}: {values.size:,} values; its header says {' x '.join(map(str, shape))}")
+        raise DatasetError(f"{path}: {values.size:,} values; its header says {' x '.join(map(str, shape))}")
     return values.reshape(shape)

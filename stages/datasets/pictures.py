@@ -19,48 +19,29 @@ from stages.datasets.verified import DatasetError
 MAX_PIXELS = 64_000_000
 
 
-class BadPicture(DatasetError):
-    """A file is no picture, a damaged one, or one that unpacks to far too many pixels."""
-
-
-class ExtraFile(DatasetError):
-    """A picture that belongs to no class."""
-
-
-class MissingFile(DatasetError):
-    """A file that another one names is missing."""
-
-
 def decode_square(content: bytes, side: int, where: str) -> np.ndarray:
     """RGB uint8 [3, side, side] of a JPEG file: its shorter side resized to `side` (bilinear), the middle kept.
 
     A picture that is `side` x `side` already keeps its pixels.  Grey ones get three equal channels.
-
-    Raises:
-        BadPicture: it can't be decoded.
     """
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG",)) as picture:
             width, height = picture.size
             if width * height > MAX_PIXELS:
-                raise BadPicture(f"{where}: {width} x {height} pixels; no picture here has more than {MAX_PIXELS:,}")
+                raise DatasetError(f"{where}: {width} x {height} pixels; no picture here has more than {MAX_PIXELS:,}")
             square = _middle(picture.convert("RGB"), side)
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
-        raise BadPicture(f"{where}: not a whole JPEG picture ({error})") from None
+        raise DatasetError(f"{where}: not a whole JPEG picture ({error})") from None
     return np.asarray(square, dtype=np.uint8).transpose(2, 0, 1)
 
 
 def size_of(member: Member) -> tuple[int, int]:
-    """Width and height of a JPEG file in an archive, from its header only.
-
-    Raises:
-        BadPicture: its header can't be read.
-    """
+    """Width and height of a JPEG file in an archive, from its header only."""
     try:
         with closing(member.open_content()) as content, Image.open(content, formats=("JPEG",)) as picture:
             return picture.size
     except (*UNREADABLE, RuntimeError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
-        raise BadPicture(f"{member.where}: not a whole JPEG picture ({error})") from None
+        raise DatasetError(f"{member.where}: not a whole JPEG picture ({error})") from None
 
 
 def _middle(picture: Image.Image, side: int) -> Image.Image:
@@ -74,13 +55,7 @@ def _middle(picture: Image.Image, side: int) -> Image.Image:
 
 
 def read_pictures(archive: Path, labels: Mapping[str, int], side: int) -> ImageSet:
-    """The pictures of an archive that have a label, in its order, at `side` x `side` pixels.
-
-    Raises:
-        BadArchive: it can't be read.
-        MissingFile: it has no such picture.
-        BadPicture: one of them can't be decoded.
-    """
+    """The pictures of an archive that have a label, in its order, at `side` x `side` pixels."""
     # One growing buffer: a list of pictures would hold them twice in the end.
     pixels, kept = bytearray(), []
     for member in walk(archive):
@@ -88,6 +63,6 @@ def read_pictures(archive: Path, labels: Mapping[str, int], side: int) -> ImageS
             pixels += decode_square(member.read(), side, member.where).tobytes()
             kept.append(labels[member.name])
     if not kept:
-        raise MissingFile(f"{archive}: has no labelled picture of this split")
+        raise DatasetError(f"{archive}: has no labelled picture of this split")
     images = np.frombuffer(pixels, dtype=np.uint8).reshape(-1, 3, side, side)
     return ImageSet(images=images, labels=np.array(kept, dtype=np.int64))

@@ -19,20 +19,19 @@ from stages.datasets import (
     tinyimagenet32,
 )
 from stages.datasets.checks import (
-    UnknownReader,
-    WrongCount,
     check_classes,
     check_shared,
     check_split,
+    find_reader,
     find_shared,
     pixel_statistics,
 )
 from stages.datasets.embedded import class_names, compose_stand_in
-from stages.datasets.manifest import BadManifest, Manifest, judge_provenance
+from stages.datasets.manifest import Manifest, judge_provenance
 from stages.datasets.packed import ImageSet, PackedInfo, Split, digest_images, write_packed
 from stages.datasets.prepare_table import prepare_table
 from stages.datasets.text import prepare_text
-from stages.datasets.verified import ChecksumMismatch, digest_file
+from stages.datasets.verified import ChecksumMismatch, DatasetError, digest_file
 from stages.params.experiment import DatasetSource
 
 # A reader has CLASSES, FILES (the names of the raw files of each split) and read_split(folder, split) -> ImageSet; one
@@ -51,11 +50,7 @@ READERS: dict[str, ModuleType] = {
 
 
 def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path) -> PackedInfo:
-    """Write the packed set of `manifest` into `target`.
-
-    Raises:
-        DatasetError: the raw files are gone or have changed, or don't match `source`.
-    """
+    """Write the packed set of `manifest` into `target`."""
     folder = _verify_raw(manifest, home, source.folder or manifest.dataset)
     if source.kind == "table":
         return prepare_table(source, manifest, folder, target)
@@ -70,7 +65,7 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
         classes = class_names(source.classes)
         kept, note, is_whole, files = None, None, False, {}
     else:
-        reader = _find_reader(manifest.dataset, source)
+        reader = find_reader(manifest.dataset, source.reader, READERS)
         train = _read_checked(reader, folder, "train", source, manifest)
         test = _read_checked(reader, folder, "test", source, manifest)
         classes = reader.CLASSES
@@ -115,19 +110,13 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
     return info
 
 
-def _find_reader(dataset: str, source: DatasetSource) -> ModuleType:
-    if source.reader not in READERS:
-        raise UnknownReader(dataset, source.reader, READERS)
-    return READERS[source.reader]
-
-
 def _verify_raw(manifest: Manifest, home: Path, folder: str) -> Path:
     """Folder of the raw files, once they are found to match the manifest."""
     remedy = f"run `python -m stages.fetch {manifest.dataset}` again"
     for file in manifest.files:
         path = home / file.path
         if not path.is_file():
-            raise BadManifest(f"{path}: no such file, though the manifest lists it; {remedy}")
+            raise DatasetError(f"{path}: no such file, though the manifest lists it; {remedy}")
         digests = digest_file(path)
         if digests.sha256 != file.sha256:
             raise ChecksumMismatch(
@@ -145,7 +134,7 @@ def _read_checked(
 ) -> ImageSet:
     images: ImageSet = reader.read_split(folder, split)
     if len(reader.CLASSES) != source.classes:
-        raise WrongCount(
+        raise DatasetError(
             f"{manifest.dataset}: {len(reader.CLASSES)} class names; params.yaml declares {source.classes}"
         )
     # Only a split that no official digest vouches for may be a part: a mirror's subset declares so by its files.

@@ -9,14 +9,18 @@ would hide them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import http.client
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from stages.datasets.download import Unavailable, download, extract
+from stages.datasets.archive import walk
 from stages.datasets.manifest import Manifest, ManifestFile
 from stages.datasets.mirror import (
-    BadMirror,
     MirrorFile,
     MirrorInfo,
     describe_file,
@@ -26,36 +30,118 @@ from stages.datasets.mirror import (
     read_mirror,
     write_mirror,
 )
-from stages.datasets.verified import ChecksumMismatch, DatasetError, Digests, digest_file, read_chunks, store_verified
+from stages.datasets.verified import (
+    CHUNK_BYTES,
+    ChecksumMismatch,
+    DatasetError,
+    Digests,
+    Pin,
+    digest_file,
+    read_chunks,
+    store_verified,
+)
 from stages.params.experiment import DatasetSource, SourceFile
 from stages.params.schema import nearest
+
+TIMEOUT_SECONDS = 30.0
+HTML_STARTS = (b"<!doctype html", b"<html")
+
+
+class Unavailable(DatasetError):
+    """A host didn't deliver the file; another one may."""
+
+
+def download(url: str, target: Path, pin: Pin) -> Digests:
+    """Put the file at `url` into `target`, with every byte checked on the way.
+
+    Raises:
+        Unavailable: the host doesn't deliver it, or not completely.
+        ChecksumMismatch: it delivers other bytes.
+    """
+    request = urllib.request.Request(url, headers={"User-Agent": "claimcheck"})
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise Unavailable(f"{url}: HTTP {error.code} {error.reason}") from None
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        where = f"{url}{_by_proxy(url)}"
+        raise Unavailable(f"{where}: {getattr(error, 'reason', error) or type(error).__name__}") from None
+    with response:
+        return store_verified(_body(response, url), target, pin, url)
+
+
+def _by_proxy(url: str) -> str:
+    """The proxy that the environment names for `url`, in words, without its password."""
+    scheme, host = urllib.parse.urlsplit(url)[:2]
+    proxy = urllib.request.getproxies().get(scheme)
+    if not proxy or urllib.request.proxy_bypass(host):
+        return ""
+    return f", through the proxy {proxy.rpartition('@')[2].removeprefix(f'{scheme}://')} ({scheme}_proxy)"
+
+
+def _body(response: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
+    """The chunks of a response that is a file and as long as its header says."""
+    length = response.headers.get("Content-Length")
+    expected = int(length) if length is not None and length.isdigit() else None
+    received = 0
+    while True:
+        try:
+            chunk = response.read(CHUNK_BYTES)
+        except (http.client.HTTPException, OSError) as error:
+            raise Unavailable(f"{url}: broke off after {_of(received, expected)} bytes ({error})") from None
+        if not chunk:
+            break
+        is_html = response.headers.get_content_type() == "text/html"
+        if received == 0 and (is_html or chunk.lstrip().lower().startswith(HTML_STARTS)):
+            raise Unavailable(f"{url}: a web page came instead of the file")
+        received += len(chunk)
+        yield chunk
+    if expected is not None and received != expected:
+        raise Unavailable(f"{url}: ended after {_of(received, expected)} bytes")
+
+
+def _of(received: int, expected: int | None) -> str:
+    return f"{received:,}" if expected is None else f"{received:,} of {expected:,}"
+
+
+def extract(archive: Path, folder: Path, pins: Mapping[str, Pin]) -> dict[str, Digests]:
+    """Take the files named in `pins` out of an archive, each verified, into `folder`; nothing else is written.
+
+    Raises:
+        DatasetError: it can't be read, is a trap, or lacks a file.
+        ChecksumMismatch: a file in it is another one.
+    """
+    missing, digests = dict(pins), {}
+    for member in walk(archive):
+        pin = missing.pop(member.name, None)
+        if pin is not None:
+            digests[member.name] = store_verified(member.chunks(), folder / member.name, pin, member.where)
+    if missing:
+        raise DatasetError(f"{archive}: has no {', '.join(missing)}")
+    return digests
+
 
 Say = Callable[[str], None]
 
 
-class UnknownDataset(DatasetError):
-    """`params.yaml` has no such data set."""
-
-
-class NothingAvailable(DatasetError):
-    """No source has the files; the message lists every source tried and possible remedies."""
-
-
-class Replaced(DatasetError):
-    """A file without a matching published digest differs from the one fetched before; the message says how to accept
-    it.
-    """
-
-
 def find_source(datasets: Mapping[str, DatasetSource], dataset: str) -> DatasetSource:
-    """The declaration of a data set.
+    """The declaration of a data set."""
+    if dataset not in datasets:
+        raise DatasetError(f"params.yaml: no data set {dataset!r}{nearest(dataset, sorted(datasets))}")
+    return datasets[dataset]
+
+
+def mirror_folder() -> Path | None:
+    """The folder that CLAIMCHECK_MIRROR names, or None if it is unset.
 
     Raises:
-        UnknownDataset: there is none.
+        DatasetError: there is no such folder.
     """
-    if dataset not in datasets:
-        raise UnknownDataset(f"params.yaml: no data set {dataset!r}{nearest(dataset, sorted(datasets))}")
-    return datasets[dataset]
+    name = os.environ.get("CLAIMCHECK_MIRROR")
+    if name and not Path(name).is_dir():
+        raise DatasetError(f"CLAIMCHECK_MIRROR is {name}, which is no folder here; correct or unset it")
+    return Path(name) if name else None
 
 
 def fetch_dataset(
@@ -68,10 +154,10 @@ def fetch_dataset(
 
     Raises:
         ChecksumMismatch: the mirror or the official host has other bytes.
-        NothingAvailable: no source has the files.
-        Replaced: a file in the downloads without a published digest differs from the one fetched, and is not accepted.
-        BadMirror: a `mirror.json` can't be read or contradicts the data set.
-        BadArchive: an archive can't be read, is a trap, or lacks a file.
+        DatasetError: no source has the files.
+        DatasetError: a file without a published digest differs from the one fetched before, and is not accepted.
+        DatasetError: a `mirror.json` can't be read or contradicts the data set.
+        DatasetError: an archive can't be read, is a trap, or lacks a file.
     """
     folder = source.folder or dataset
     search = _Search(dataset, source, home / "downloads" / folder, say, accept)
@@ -86,7 +172,7 @@ def fetch_dataset(
         if search.missing:
             search.download_from(base)
     if search.missing:
-        raise NothingAvailable(
+        raise DatasetError(
             f"{dataset}: {len(search.missing)} of {len(source.files)} files are nowhere to be had. "
             f"Tried: {'; '.join(search.tried)}. Set CLAIMCHECK_MIRROR to a folder of mirrored data sets "
             "(docs/data.md), or go on-line, or set `profile: smoke` in params.yaml" + search.advice_on_digests()
@@ -137,7 +223,7 @@ class _Search:
                 # Not overwritten from elsewhere, either: it may be the only copy of a file that a person put there.
                 change = _describe_change(path, known, digests)
                 if not self.accept:
-                    raise Replaced(f"{change}. {self._how_to_accept} Else put the old one back") from None
+                    raise DatasetError(f"{change}. {self._how_to_accept} Else put the old one back") from None
                 self.has_accepted = True
                 self.say(f"fetch: accepted: {change}")
             self.found[file.name] = describe_file(digests, file)
@@ -187,7 +273,7 @@ class _Search:
                 self.found.pop(file.name, None)
             return True
         if folder == self.folder:
-            raise Replaced(f"{change}. {self._how_to_accept} Else put the old one back")
+            raise DatasetError(f"{change}. {self._how_to_accept} Else put the old one back")
         self.archive = known
         self.say(f"fetch: not used: {change}. {self._how_to_accept}")
         return False
@@ -274,7 +360,7 @@ class _Search:
         rows = info.inexact_test_rows if info is not None else ()
         outside = [row for row in rows if not 0 <= row < self.source.test]
         if outside:
-            raise BadMirror(
+            raise DatasetError(
                 f"{folder / 'mirror.json'}: inexact_test_rows has {outside[0]}; "
                 f"the test set has rows 0 to {self.source.test - 1}"
             )

@@ -20,20 +20,12 @@ FILES: dict[Split, tuple[str, ...]] = {
 SHAPE = (3, 96, 96)
 
 
-class BadStl10File(DatasetError):
-    """A file is not a whole number of STL-10 pictures."""
-
-
 def read_split(folder: Path, split: Split) -> ImageSet:
-    """The official labelled pictures of a split, in order: [N, 3, 96, 96].
-
-    Raises:
-        BadStl10File: the file of pictures ends within one, or has none.
-    """
+    """The official labelled pictures of a split, in order: [N, 3, 96, 96]."""
     images_name, labels_name = FILES[split]
     pixels = np.fromfile(folder / images_name, dtype=np.uint8)
     if pixels.size == 0 or pixels.size % np.prod(SHAPE):
-        raise BadStl10File(
+        raise DatasetError(
             f"{folder / images_name}: {pixels.size:,} bytes are not a whole number of pictures of "
             f"{np.prod(SHAPE):,} bytes"
         )

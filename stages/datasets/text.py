@@ -7,17 +7,49 @@ of the text, as long as the `shape` of the data set; a stand-in's windows are sh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import io
+import lzma
+import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from stages.datasets.checks import UnknownReader, WrongCount, WrongShape
+from stages.datasets.archive import UNREADABLE, Member, walk
+from stages.datasets.checks import find_reader
 from stages.datasets.manifest import Manifest, all_files, judge_provenance
-from stages.datasets.openwebtext import read_sample
 from stages.datasets.packed import PackedInfo, TokenSet, digest_tokens, write_packed
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
+
+MAX_PAGE_BYTES = 1 << 24
+BETWEEN_PAGES = b"\n\n"
+
+
+def read_sample(archive: Path, size_bytes: int) -> bytes:
+    """The first `size_bytes` of the pages in their order, or all of them if there are fewer."""
+    text = bytearray()
+    for member in walk(archive):
+        if member.name.endswith("_data.xz"):
+            for page in _pages(member):
+                text += page + BETWEEN_PAGES
+                if len(text) >= size_bytes:
+                    return bytes(text[:size_bytes])
+    return bytes(text)
+
+
+def _pages(member: Member) -> Iterator[bytes]:
+    try:
+        with tarfile.open(fileobj=io.BytesIO(member.read()), mode="r:xz") as pages:
+            for info in pages:
+                if info.size > MAX_PAGE_BYTES:
+                    raise DatasetError(f"{member.where}, {info.name}: a page of {info.size:,} bytes")
+                file = pages.extractfile(info) if info.isreg() else None
+                if file is not None:
+                    yield file.read()
+    except (*UNREADABLE, lzma.LZMAError) as error:
+        raise DatasetError(f"{member.where}: not a readable tar archive ({error})") from None
+
 
 VOCABULARY = 256  # a byte each
 TEST_PART = 10
@@ -38,28 +70,22 @@ _OBJECTS = ("seven stones", "a copper bell", "the torn sail", "grey wool", "his 
 _PLACES = ("by the river", "under the bridge", "before dawn", "in the market", "without a word", "for the queen")
 
 
-class BadText(DatasetError):
-    """A file is not a text."""
-
-
 def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target: Path) -> PackedInfo:
-    """Write the packed text of the raw file in `folder`, or of the stand-in, into `target`.
-
-    Raises:
-        DatasetError: the raw file doesn't match `source`.
-    """
+    """Write the packed text of the raw file in `folder`, or of the stand-in, into `target`."""
     shape = source.shape
     if len(shape) != 1 or shape[0] < 1:
-        raise WrongShape(f"{manifest.dataset}: a text's shape is [tokens of a window]; params.yaml: {list(shape)}")
+        raise DatasetError(f"{manifest.dataset}: a text's shape is [tokens of a window]; params.yaml: {list(shape)}")
     if manifest.source == "embedded":
         text, shape = compose_stand_in(manifest.dataset), (stand_in_window(source),)
     else:
-        text = _find_reader(manifest.dataset, source)(folder / source.files[0].name, source.train + source.test)
+        text = find_reader(manifest.dataset, source.reader, READERS)(
+            folder / source.files[0].name, source.train + source.test
+        )
     tokens = np.frombuffer(text, dtype=np.uint8).astype(np.uint16)
     end, _ = split_lengths(len(tokens))
     train, test = TokenSet(tokens[:end]), TokenSet(tokens[end:])
     if manifest.source != "embedded" and (len(train), len(test)) != (source.train, source.test):
-        raise WrongCount(
+        raise DatasetError(
             f"{manifest.dataset}: {len(train):,} training and {len(test):,} test tokens; "
             f"params.yaml declares {source.train:,} and {source.test:,}"
         )
@@ -97,29 +123,19 @@ def stand_in_window(source: DatasetSource) -> int:
 
 
 def read_text(path: Path, size_bytes: int) -> bytes:
-    """The whole file, whatever `size_bytes` are declared: a difference is counted later.
-
-    Raises:
-        BadText: it isn't a text.
-    """
+    """The whole file, whatever `size_bytes` are declared: a difference is counted later."""
     content = path.read_bytes()
     try:
         content.decode()
     except UnicodeDecodeError as error:
-        raise BadText(f"{path}: not UTF-8 text (byte {error.start:,})") from None
+        raise DatasetError(f"{path}: not UTF-8 text (byte {error.start:,})") from None
     if len(content) < TEST_PART or b"\0" in content:
-        raise BadText(f"{path}: {'too short' if len(content) < TEST_PART else 'binary'}, not a text")
+        raise DatasetError(f"{path}: {'too short' if len(content) < TEST_PART else 'binary'}, not a text")
     return content
 
 
 # Path of the raw file and number of bytes declared -> the text.
 READERS: dict[str, Callable[[Path, int], bytes]] = {"openwebtext": read_sample, "text": read_text}
-
-
-def _find_reader(dataset: str, source: DatasetSource) -> Callable[[Path, int], bytes]:
-    if source.reader not in READERS:
-        raise UnknownReader(dataset, source.reader, READERS)
-    return READERS[source.reader]
 
 
 def compose_stand_in(name: str) -> bytes:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from stages.datasets.archive import BadArchive, DuplicateMember, walk
+from stages.datasets.archive import walk
 from stages.datasets.packed import ImageSet, Split
-from stages.datasets.pictures import ExtraFile, MissingFile, read_pictures
+from stages.datasets.pictures import read_pictures
+from stages.datasets.verified import DatasetError
 
 # WordNet id and first word of each class, as the official wnids.txt and words.txt have them, by id.
 _CLASSES = """
@@ -69,13 +70,7 @@ def read_split(folder: Path, split: Split, side: int = SIDE) -> ImageSet:
 
 
 def _labels(archive: Path) -> dict[Split, dict[str, int]]:
-    """Class of every labelled picture by its name in the archive.
-
-    Raises:
-        BadArchive: the class list is missing or isn't the official one.
-        ExtraFile: a picture without a class.
-        MissingFile: a picture has a class, but isn't there.
-    """
+    """Class of every labelled picture by its name in the archive."""
     pictures, texts = set(), {}
     for member in walk(archive):
         if member.name.endswith(".JPEG"):
@@ -83,15 +78,15 @@ def _labels(archive: Path) -> dict[Split, dict[str, int]]:
         elif member.name in (_CLASS_LIST, _ANNOTATIONS):
             texts[member.name] = member.read().decode(errors="replace")
     if sorted(texts.get(_CLASS_LIST, "").split()) != list(WNIDS):
-        raise BadArchive(f"{archive}, {_CLASS_LIST}: missing, or not the {len(WNIDS)} classes of Tiny ImageNet")
+        raise DatasetError(f"{archive}, {_CLASS_LIST}: missing, or not the {len(WNIDS)} classes of Tiny ImageNet")
     matches = {name: _TRAIN.fullmatch(name) for name in pictures}
     train = {name: WNIDS.index(match[1]) for name, match in matches.items() if match and match[1] in WNIDS}
     test = _annotated(texts.get(_ANNOTATIONS, ""), archive)
     for name in sorted(pictures - train.keys() - test.keys()):
         if not _UNLABELLED.fullmatch(name):
-            raise ExtraFile(f"{archive}, {name}: a picture that belongs to no class")
+            raise DatasetError(f"{archive}, {name}: a picture that belongs to no class")
     for name in sorted(test.keys() - pictures):
-        raise MissingFile(f"{archive}, {name}: {_ANNOTATIONS} names it, but it isn't there")
+        raise DatasetError(f"{archive}, {name}: {_ANNOTATIONS} names it, but it isn't there")
     return {"train": train, "test": test}
 
 
@@ -102,8 +97,8 @@ def _annotated(text: str, archive: Path) -> dict[str, int]:
         picture, wnid, *_ = [*line.split("\t"), ""]
         name = f"{_ROOT}/val/images/{picture}"
         if wnid not in WNIDS:
-            raise BadArchive(f"{archive}, {_ANNOTATIONS}: {line!r} names no class of Tiny ImageNet")
+            raise DatasetError(f"{archive}, {_ANNOTATIONS}: {line!r} names no class of Tiny ImageNet")
         if name in labels:
-            raise DuplicateMember(f"{archive}, {_ANNOTATIONS}: {picture} comes twice")
+            raise DatasetError(f"{archive}, {_ANNOTATIONS}: {picture} comes twice")
         labels[name] = WNIDS.index(wnid)
     return labels

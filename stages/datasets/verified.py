@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from stages.faults import named
+from stages.faults import Mistake, named
 
 CHUNK_BYTES = 1 << 20
 
 
-class DatasetError(Exception):
+class DatasetError(Mistake):
     """A data set can't be had or isn't what it should be; the message is one line and says how to fix it."""
 
 

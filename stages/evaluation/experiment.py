@@ -21,8 +21,7 @@ from stages.datasets.packed import PackedInfo, read_info
 from stages.evaluation.cost import Latency, Stopwatch
 from stages.evaluation.flops import FlopCounts
 from stages.evaluation.kept import Kept, digest_of
-from stages.evaluation.observing import Observer
-from stages.evaluation.scores import cut_info, cut_rows, score
+from stages.evaluation.scores import Observer, cut_info, cut_rows, score
 from stages.evaluation.trained import EvaluationError, Measured, TrainedRun
 from stages.params.experiment import LatencySpec, Profile
 from stages.run import ModelSpec
@@ -33,6 +32,7 @@ from stages.runs.fingerprint import changed_modules, code_today, unlike_loaded
 from stages.runs.runlist import RunList, read_run_list
 from stages.training.environment import describe_environment
 from stages.training.kinds import RowSet, read_rows
+from stages.training.process import describe_variables
 
 CodeOf = Callable[[ModelSpec], Mapping[str, str]]
 """Digests of the modules that evaluate a model."""
@@ -91,7 +91,7 @@ class _Bench:
         self.code_of, self.counts = code_of, FlopCounts()
         self.kept, self.kept_times = Kept("evaluated"), Kept("timed")
         self.equivalences = read_equivalences(packed.parent.parent.parent)
-        self.environment = describe_environment(torch.device(device))
+        self.environment = describe_environment(torch.device(device)) | describe_variables()
 
     @cached_property
     def test_set(self) -> RowSet:

@@ -3,22 +3,87 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from stages.checkpoint.predictor import Predictor
 from stages.datasets.packed import ImageSet, PackedInfo, TokenSet
 from stages.evaluation.cost import count_parameters
-from stages.evaluation.metrics import accuracy, confusion_matrix, correctness, cross_entropy, expected_calibration_error
-from stages.run import Protocol
-from stages.runs.evidence import Measurement, pack_confusion, pack_correct
+from stages.observation import Observed
+from stages.papers import Observations, build_model, find_observations
+from stages.run import ModelSpec, Protocol, Replicate, canonical_json
+from stages.runs.evidence import Layers, Measurement, Moment, pack_confusion, pack_correct
 from stages.training.kinds import RowSet, make_task
-from stages.training.loop import measure
+from stages.training.loop import measure, seeded_model
+
+CALIBRATION_BINS = 15
+"""Guo et al. 2017, section 5."""
+
+SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
+"""Where float32 underflows: a probability below it counts as this much in a logarithm, so a loss stays finite."""
+
+
+def correctness(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Per image: is the most probable class the true one?  Ties go to the lowest class.  bool [n]."""
+    _check(probabilities, labels)
+    return probabilities.argmax(axis=1) == labels
+
+
+def accuracy(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Share of images whose most probable class is the true one, in [0, 1]."""
+    return float(correctness(probabilities, labels).mean())
+
+
+def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of -ln p(true class) in nats, summed in float64; probabilities clipped below at `SMALLEST_PROBABILITY`."""
+    _check(probabilities, labels)
+    of_true_class = probabilities[np.arange(len(labels)), labels].astype(np.float64)
+    return float(-np.log(of_true_class.clip(min=SMALLEST_PROBABILITY)).mean() + 0.0)  # + 0.0: never minus zero
+
+
+def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = CALIBRATION_BINS) -> float:
+    """Σ_m |B_m| / n · |acc(B_m) - conf(B_m)|, in [0, 1]  (Guo et al. 2017, eq. 3).
+
+    B_m holds the images whose confidence, their largest probability, lies in ((m - 1) / bins, m / bins].
+    """
+    correct = correctness(probabilities, labels)
+    confidence = probabilities.max(axis=1).astype(np.float64)
+    bin_of = np.digitize(confidence, np.linspace(0, 1, bins + 1)[1:-1], right=True)
+    surplus = np.bincount(bin_of, weights=confidence - correct, minlength=bins)  # |B_m| · (conf - acc)
+    return float(np.abs(surplus).sum() / len(labels))
+
+
+def confusion_matrix(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Counts of images, true class by most probable class.  int64 [K, K]."""
+    _check(probabilities, labels)
+    classes = probabilities.shape[1]
+    cells = labels.astype(np.int64) * classes + probabilities.argmax(axis=1)
+    return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
+
+
+def _check(probabilities: np.ndarray, labels: np.ndarray) -> None:
+    if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or not len(labels):
+        raise ValueError(
+            f"probabilities have shape {list(probabilities.shape)} and labels {list(labels.shape)}; "
+            "expected [n, K] and [n] with at least one image"
+        )
+    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= probabilities.shape[1]:
+        raise ValueError(
+            f"labels are {labels.dtype} from {labels.min()} to {labels.max()}; "
+            f"expected integers from 0 to {probabilities.shape[1] - 1}"
+        )
+    is_distribution = (probabilities >= 0).all(axis=1) & np.isclose(probabilities.sum(axis=1), 1, rtol=0, atol=1e-3)
+    if not is_distribution.all():
+        row = int(np.flatnonzero(~is_distribution)[0])
+        raise ValueError(f"row {row} of the probabilities is {probabilities[row]}; expected values >= 0 that sum to 1")
 
 
 def cut_info(info: PackedInfo, test_rows: int | None) -> PackedInfo:
@@ -125,3 +190,83 @@ def _score_images(
         correct=pack_correct(correctness(probabilities, labels)),
         confusion=pack_confusion(confusion_matrix(probabilities, labels)),
     )
+
+
+IMAGES = 8
+"""Number of test images that are observed, the first ones, unless the paper's module has its own `IMAGES`: transition
+matrices are diagonalised, one an image and head."""
+DIGITS = 7
+"""Significant ones: as many as weights in single precision give."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """The part of a result line about a network's inside; empty if no paper says anything about it."""
+
+    metrics: tuple[Measurement, ...] = ()
+    layers: Mapping[Moment, Layers] | None = None
+
+
+class Observer:
+    """Observes the networks of one test set; networks with the same initial weights share one look before training."""
+
+    def __init__(self, test_set: RowSet) -> None:
+        self.test_set = test_set if isinstance(test_set, ImageSet) else None
+        self.untrained: dict[str, Observed] = {}
+
+    def observe(self, predictor: Predictor, replicate: Replicate) -> Inside:
+        """Observe a network of images that its paper studies; `replicate` gave it its initial weights.
+
+        Raises:
+            TypeError: the paper's module refuses a model that it claims to cover.
+        """
+        model = predictor.contract.model
+        observations = None if self.test_set is None else find_observations(model)
+        if observations is None or self.test_set is None:
+            return Inside()
+        number = getattr(observations, "IMAGES", IMAGES)
+        images = predictor.inputs(torch.from_numpy(self.test_set.images[:number]))
+        labels = torch.from_numpy(self.test_set.labels[:number]).long().to(images.device)
+        trained = _look(observations, predictor.network, images, labels)
+        split, n = ("test", trained.images) if trained.images else ("none", None)
+        numbers = {name: _rounded(value) for name, value in trained.numbers.items()}
+        return Inside(
+            metrics=tuple(
+                Measurement(metric=name, split=split, value=value, n=n)  # type: ignore[arg-type]  # one of two literals
+                for name, value in numbers.items()
+                if value is not None
+            ),
+            layers={
+                "start": _layers(self._untrained(observations, model, replicate, images, labels)),
+                "trained": _layers(trained),
+            }
+            if trained.layers
+            else None,
+        )
+
+    def _untrained(
+        self, observations: Observations, model: ModelSpec, replicate: Replicate, images: Tensor, labels: Tensor
+    ) -> Observed:
+        key = canonical_json([model.path, dict(model.arguments), replicate.seed, replicate.fold])
+        if key not in self.untrained:
+            network = seeded_model(lambda: build_model(model), replicate)
+            self.untrained[key] = _look(observations, network.eval().to(images.device), images, labels)
+        return self.untrained[key]
+
+
+def _look(observations: Observations, network: nn.Module, images: Tensor, labels: Tensor) -> Observed:
+    observe: Callable[..., Observed] = observations.observe
+    wanted = {"labels": labels} if "labels" in inspect.signature(observe).parameters else {}
+    with torch.no_grad():
+        return observe(network, images, **wanted)
+
+
+def _layers(observed: Observed) -> Layers:
+    return {
+        name: tuple(tuple(_rounded(value) for value in heads) for heads in blocks)
+        for name, blocks in observed.layers.items()
+    }
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None

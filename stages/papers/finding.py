@@ -61,7 +61,7 @@ class Finding:
 
     @property
     def status(self) -> FindingStatus:
-        held = [reading.holds for reading in self.readings] or [bool(self.holds)]
+        held = [reading.holds for reading in self.readings] if self.readings else [bool(self.holds)]
         if all(held):
             return "holds"
         if any(held):

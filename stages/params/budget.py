@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.params.experiment import DatasetSource, Experiment, Profile, resolve_protocol
-from stages.params.signature import keyword_types, model_path
+from stages.params.schema import keyword_types, model_path
 from stages.run import ModelSpec, Protocol, Replicate, RunSpec
 
 

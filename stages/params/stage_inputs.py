@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.params.experiment import Params, load_params
-from stages.params.signature import known_papers
+from stages.params.schema import known_papers
 from stages.runs.fingerprint import imported_modules, module_digest, reachable, source_path, unlike_loaded
 
 TARGET = Path("data/inputs")

@@ -19,7 +19,7 @@ from stages.claims.lines import CROSSOVERS
 from stages.claims.sides import arms_of
 from stages.claims.trained import JUDGES
 from stages.claims.trials import ResultGroup
-from stages.datasets.packed import PackedDataError, read_info
+from stages.datasets.packed import PackedDataError
 from stages.datasets.rows import count_rows
 from stages.evaluation.flops import CountFlops
 from stages.params.budget import PlannedRun, plan_runs
@@ -27,12 +27,12 @@ from stages.params.experiment import Experiment, Params, ParamsError
 from stages.params.schema import nearest
 from stages.recording.judged import judge_today
 from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER
-from stages.run import canonical_json
+from stages.run import RunSpec, canonical_json
 from stages.runs.equivalence import read_equivalences
 from stages.runs.stores import open_store
 from stages.scheduling.grouping import MAX_MODELS
 from stages.scheduling.planning import cost_of_run, network_of
-from stages.scheduling.runner import assignments, find_experiment, find_outcome, ways_to
+from stages.scheduling.runner import assignments, find_experiment, find_outcome, read_packed, ways_to
 from stages.verdicts import EvidenceLevel, Status, Verdict
 from stages.verdicts.looks import Looks, looks_from, looks_of_plan
 
@@ -76,11 +76,7 @@ class Standing:
 
 
 def standing_today(root: Path, params: Params) -> Standing:
-    """What evidence and local results say as they are now, judged as `record` does.
-
-    Raises:
-        ClaimsError, EvidenceError, RecordError: a file can't be read or contradicts another.
-    """
+    """What evidence and local results say as they are now, judged as `record` does."""
     judged = judge_today(root, params)
     return Standing(judgements=judged.judgements, decided_by=_deciding(judged.groups))
 
@@ -233,17 +229,24 @@ def trained_runs(params: Params, root: Path = Path()) -> frozenset[RunName]:
     Raises:
         EvidenceError: a line of equivalent codes isn't as it was written.
     """
-    store, equivalences, found = open_store(root), read_equivalences(root), set[RunName]()
+    store, equivalences = open_store(root), read_equivalences(root)
     stored = {*store.run_keys()}
+    return frozenset(
+        run
+        for run, spec in packed_runs(params, root)
+        if find_outcome(store, ways_to(spec, equivalences), stored) is not None
+    )
+
+
+def packed_runs(params: Params, root: Path = Path()) -> Iterator[tuple[RunName, RunSpec]]:
+    """Runs of the profile with their specs, of all experiments whose data are packed here as the profile wants them."""
     for name, experiment in params.experiments.items():
         try:
-            digest = read_info(root / "data" / "processed" / experiment.dataset).digest
-        except PackedDataError:
+            digest = read_packed(experiment, params, root / "data").digest
+        except (PackedDataError, ParamsError):
             continue
         for run in assignments(experiment, params, digest):
-            if find_outcome(store, ways_to(run.spec, equivalences), stored) is not None:
-                found.add(RunName(name, run.planned.arm, run.planned.replicate_index))
-    return frozenset(found)
+            yield RunName(name, run.planned.arm, run.planned.replicate_index), run.spec
 
 
 def seconds_each(
@@ -270,3 +273,72 @@ def seconds_each(
         cost = cost_of_run(trainings.planned[run], rows, source, rates, count, scored, together=together)
         seconds[run] = cost.seconds[device]
     return seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brought:
+    """A claim that finished runs serve.
+
+    `verdict` is the recorded one if these runs are behind it (`is_judged`), else that of before.  `look`: the next one,
+    of which `there` of the `needed` runs are trained; None for a claim that needs no more.
+    """
+
+    claim: str
+    verdict: str
+    is_judged: bool
+    runs: tuple[str, ...]
+    look: int | None
+    planned: int | None
+    there: int
+    needed: int
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the look waits for nothing but `record`."""
+        return self.look is not None and self.there == self.needed
+
+
+def runs_named(labels: Collection[str], params: Params) -> list[RunName]:
+    """Runs of the params files with these labels; other labels are left out."""
+    found = []
+    for label in labels:
+        name, _, cell = label.partition(".")
+        arm, _, replicate = cell.rpartition(".")
+        if name in params.experiments and arm in params.experiments[name].arms and replicate.isdigit():
+            found.append(RunName(name, arm, int(replicate)))
+    return found
+
+
+def brought_by(labels: Collection[str], root: Path, params: Params) -> list[Brought]:
+    """What these runs, trained as printed, brought: claims with a complete look first, then the nearest to theirs."""
+    printed = as_printed(params)
+    trainings, standing = all_trainings(printed), standing_today(root, printed)
+    finished = trainings.with_same(run for run in runs_named(labels, printed) if run in trainings.first)
+    trained = trainings.with_same(standing.decided_by | trained_runs(printed, root) | finished)
+    looks = {look.claim.id: look for look in next_looks(standing, printed, trained)}
+    served: dict[str, list[RunName]] = {}
+    verdicts: dict[str, str] = {}
+    for run in sorted(finished):
+        for one in judgements_about(run, standing.judgements, printed):
+            served.setdefault(one.claim.id, []).append(run)
+            verdicts[one.claim.id] = str(one.verdict.status)
+    found = [
+        _brought(claim, verdicts[claim], runs, looks.get(claim), standing.decided_by) for claim, runs in served.items()
+    ]
+    return sorted(found, key=lambda one: (not one.is_judged, not one.is_complete, one.needed - one.there))
+
+
+def _brought(
+    claim: str, verdict: str, runs: list[RunName], look: NextLook | None, decided_by: Collection[RunName]
+) -> Brought:
+    needed = look.runs if look else frozenset[RunName]()
+    return Brought(
+        claim=claim,
+        verdict=verdict,
+        is_judged=set(runs) <= set(decided_by),
+        runs=tuple(run.label for run in runs),
+        look=look.at if look else None,
+        planned=look.planned if look else None,
+        there=len(needed) - len(look.lacking) if look else 0,
+        needed=len(needed),
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from stages.datasets.packed import (
     write_packed,
 )
 from stages.datasets.prepare import prepare
-from stages.datasets.sources import fetch_dataset
+from stages.datasets.sources import fetch_dataset, mirror_folder
 from stages.params.experiment import Params
 from stages.run import Protocol, Replicate, RunSpec
 from stages.runs.equivalence import PATH, Equivalences, is_of_one_cpu, path_of
@@ -179,9 +178,9 @@ class DataHere:
                 return here
         target = self.scratch / "processed" / dataset
         if not target.exists():
-            source, mirror = self.params.datasets[dataset], os.environ.get("CLAIMCHECK_MIRROR")
+            source, mirror = self.params.datasets[dataset], mirror_folder()
             raw = self.root / home() if mirror is None else self.scratch
-            manifest = fetch_dataset(dataset, source, raw, Path(mirror) if mirror else None)
+            manifest = fetch_dataset(dataset, source, raw, mirror)
             prepare(source, manifest, raw, target)
         return target
 

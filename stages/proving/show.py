@@ -6,20 +6,149 @@ import dataclasses
 import datetime
 import hashlib
 import importlib.metadata
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stages.datasets.packed import PackedDataError
 from stages.datasets.verified import DatasetError
+from stages.faults import Mistake
 from stages.params.experiment import Params
-from stages.proving.cutting import Affected, Cut, DataHere, cut_run, find_affected, made_runs
-from stages.proving.sides import DRIVER, EquivalenceError, Side, check_out, first_difference
+from stages.proving.cutting import Affected, Cut, DataHere, Made, cut_run, find_affected, made_runs
 from stages.run import canonical_json
-from stages.runs.equivalence import Compared, EquivalenceLine, Proof, append_line, read_equivalences
+from stages.runs.equivalence import PATH, Compared, EquivalenceLine, Proof, append_line, path_of, read_equivalences
 from stages.runs.fingerprint import code_today
+from stages.runs.revisions import GitError, ask_git, refusal, run_git
+
+DRIVER = Path("stages/proving/driver.py")
+
+
+class EquivalenceError(Mistake, ValueError):
+    """The two codes can't be compared, or give different numbers; the message says where."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A revision, its files and the driver that runs them."""
+
+    revision: str
+    tree: Path
+    driver: Path
+
+    def fingerprints(self, questions: Sequence[tuple[str, str, str]]) -> list[Mapping[str, str] | None]:
+        """Fingerprints of trainings by kind of data, model and optimiser; None if this revision has no such model.
+
+        Raises:
+            EquivalenceError: the revision's code fails to answer.
+        """
+        output = self.tree.with_name(f"{self.tree.name}-codes.json")
+        self._run({"codes": [list(question) for question in questions], "output": str(output)})
+        answers: list[Mapping[str, str] | None] = json.loads(output.read_text(encoding="utf-8"))
+        return answers
+
+    def train(
+        self, trainings: Sequence[Mapping[str, Any]], threads: Sequence[int], more_env: Mapping[str, str] | None = None
+    ) -> list[list[dict[str, Any]]]:
+        """The results of each training, by number of threads, one after another in one process.
+
+        Raises:
+            EquivalenceError: the process fails; if a training fails, its answer says so.
+        """
+        output = self.tree.with_name(f"{self.tree.name}-output-{'-'.join(sorted(more_env or {}))}")
+        self._run({"trainings": list(trainings), "threads": list(threads), "output": str(output)}, more_env)
+        return [
+            [
+                json.loads((output / str(count) / f"{number}.json").read_text(encoding="utf-8"))
+                for number in range(len(trainings))
+            ]
+            for count in threads
+        ]
+
+    def _run(self, job: Mapping[str, Any], more_env: Mapping[str, str] | None = None) -> None:
+        job_file = self.tree.with_name(f"{self.tree.name}-job.json")
+        job_file.write_text(json.dumps({**job, "tree": str(self.tree)}), encoding="utf-8")
+        env = {name: value for name, value in os.environ.items() if name != "CLAIMCHECK_HOME"}
+        env |= {
+            "PYTHONPATH": os.pathsep.join([str(self.tree), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+            **(more_env or {}),
+        }
+        command = [sys.executable, "-P", str(self.driver), str(job_file)]
+        done = subprocess.run(
+            command, cwd=self.tree, env=env, capture_output=True, check=False, encoding="utf-8", errors="replace"
+        )
+        if done.returncode:
+            said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise EquivalenceError(f"the code of {self.revision[:12]} fails: {said[-1]}")
+
+
+def check_out(root: Path, revision: str, folder: Path) -> str:
+    """Put all files of `revision`, given by any of its names, into `folder`; returns its full name.
+
+    Raises:
+        EquivalenceError: there is no such revision, or no git.
+    """
+    if words := refusal(root):
+        raise EquivalenceError(f"both codes are taken from git, and {words}")
+    name = ask_git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+    if not name:
+        raise EquivalenceError(f"{revision!r} is no revision of this clone; `git log` lists them")
+    try:
+        packed = run_git(root, "archive", "--format=tar", name)
+    except GitError as error:
+        raise EquivalenceError(str(error)) from None
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+    return name
+
+
+def first_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
+    """Where two trainings first differ, in words; None if they are identical bit by bit."""
+    return next(_differences(before, after), None)
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    scores, tensors = (list(zip(before[name], after[name], strict=False)) for name in ("scores", "tensors"))
+    for number in range(max(len(scores), len(tensors))):
+        found = []
+        if number < len(tensors):
+            found += [f"tensor {name}" for name in _parted(*tensors[number])[:1]]
+        if number < len(scores):
+            found += [f"its {name} so far {_values(name, *scores[number])}" for name in _parted(*scores[number])[:1]]
+        if found:
+            yield f"step {number + 1}: {', '.join(found)}"
+    for name in ("scores", "tensors"):
+        if len(before[name]) != len(after[name]):
+            yield f"it took {len(before[name])} steps with the older code, {len(after[name])} with the newer"
+    for name in _parted(before["optimizer"], after["optimizer"]):
+        yield f"after the last step: the optimiser's {name}"
+    for number, (old, new) in enumerate(zip(before["outcomes"], after["outcomes"], strict=True), start=1):
+        which = f" of network {number}" if len(before["outcomes"]) > 1 else ""
+        for name in _parted(old["weights"], new["weights"]):
+            yield f"after the last step: tensor {name}{which}"
+        for name in ("history", "status", "divergence"):
+            if old[name] != new[name]:
+                yield f"after the last step: its {name}{which}, {old[name]} -> {new[name]}"
+
+
+def _parted(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Names of the items that differ or are in only one of them, in the order of the first."""
+    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
+
+
+def _values(name: str, old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    values = [float.fromhex(side[name]) if name in side else None for side in (old, new)]
+    return f"{values[0]!r} -> {values[1]!r}"
+
 
 STEPS = 100
 THREADS = (1, 2)
@@ -56,7 +185,7 @@ def show_equivalent(
     made, equivalences = list(made_runs(root)), read_equivalences(root)
     with tempfile.TemporaryDirectory(prefix="claimcheck-equivalent-") as folder:
         scratch = Path(folder)
-        older, newer = _sides(root, revision, scratch)
+        older, newer = _sides(root, revision, "HEAD", scratch)
         affected, left_out = find_affected(made, equivalences, older.fingerprints, newer.fingerprints, again=again)
         _refuse_uncommitted(affected)
         here = DataHere(root, params, scratch)
@@ -82,6 +211,47 @@ def show_equivalent(
     if not again:
         append_line(root, line)
     return Shown(line, tuple(f"{path.item.made.label}: {_describe(path.item)}" for path in paths), tuple(left_out))
+
+
+def compare_again(root: Path, params: Params, *, steps: int = 20) -> Iterator[tuple[bool | None, str]]:
+    """Train the smallest path of each line again, with both of its revisions: are the numbers the same?
+
+    None if none of the line's runs is here with its data.
+
+    Raises:
+        EvidenceError: published lines can't be read.
+    """
+    made, lines = {run.run_key: run for run in made_runs(root)}, read_equivalences(root).lines
+    with tempfile.TemporaryDirectory(prefix="claimcheck-equivalent-") as folder:
+        here = DataHere(root, params, Path(folder))
+        for number, line in enumerate(lines, start=1):
+            try:
+                same, detail = _compare_line(here, line, made, steps, Path(folder) / str(number))
+            except EquivalenceError as error:
+                same, detail = False, str(error).removesuffix("; nothing is written")
+            yield same, f"{PATH.name}, line {number}: {detail}"
+
+
+def _compare_line(
+    here: DataHere, line: EquivalenceLine, made: Mapping[str, Made], steps: int, scratch: Path
+) -> tuple[bool | None, str]:
+    told = [(proof, compared) for proof in line.proofs for compared in proof.compared]
+    for proof, compared in sorted(
+        told, key=lambda pair: (pair[1].is_stacked, pair[1].run)
+    ):  # stacks compile for minutes
+        if (run := made.get(compared.run_key)) is None:
+            continue
+        if compared.path != path_of(run.spec):
+            raise EquivalenceError(f"{compared.run} takes another path than the line says")
+        try:
+            cuts = cut_run(here, run, steps)
+        except (DatasetError, PackedDataError):
+            continue
+        path = _Path(Affected(run, compared.path, proof.code(0), proof.code(1)), cuts)
+        sides = _sides(here.root, line.before, line.after, scratch)
+        _compare([path], *sides, plain=compared.is_plain, say=lambda _: None)
+        return True, f"{run.label} ({_describe(path.item)}) is the same again, bit by bit"
+    return None, "none of its runs is here with its data"
 
 
 def _refuse_uncommitted(affected: Iterable[Affected]) -> None:
@@ -117,7 +287,7 @@ def _compare(
             if not any(after["tensors"]):
                 raise EquivalenceError(f"{path.item.made.label}: no step was taken; nothing is written")
             path.keep(cut, threads, after)
-            machine = after["outcomes"][0]["environment"]
+            machine = {name: fact for name, fact in after["outcomes"][0]["environment"].items() if name != "process"}
         say(f"  {_in_words([threads])}: the same, bit by bit")
     return machine
 
@@ -194,8 +364,8 @@ class _Path:
         )
 
 
-def _sides(root: Path, revision: str, scratch: Path) -> tuple[Side, Side]:
-    names = [check_out(root, name, scratch / folder) for name, folder in ((revision, "before"), ("HEAD", "after"))]
+def _sides(root: Path, before: str, after: str, scratch: Path) -> tuple[Side, Side]:
+    names = [check_out(root, name, scratch / folder) for name, folder in ((before, "before"), (after, "after"))]
     newest = scratch / "after" / DRIVER
     if not newest.is_file():
         newest = Path(__file__).parent / DRIVER.name

@@ -21,7 +21,7 @@ from stages.claims.history import pending, read_history
 from stages.params.experiment import load_params
 from stages.run import STRICT, canonical_json
 from stages.runs.evidence import EvidenceError
-from stages.runs.revisions import GitError, run_git
+from stages.runs.revisions import GitError, read_objects, run_git
 from stages.runs.store import write_atomically
 
 RETRACTIONS = Path("data/retractions.jsonl")
@@ -83,12 +83,8 @@ def read_versions(root: Path) -> list[Version]:
             named.append((commit, following, blob))
     named = list(dict.fromkeys(named))
     blobs = list(dict.fromkeys(blob for _, _, blob in named))
-    shown, place, contents = run_git(root, "cat-file", "--batch", given="\n".join([*blobs, ""]).encode()), 0, {}
-    for blob in blobs:
-        start = shown.index(b"\n", place) + 1
-        place = start + int(shown[place:start].split()[2]) + 1
-        contents[blob] = shown[start : place - 1]
-    return [Version(commit, path, contents[blob]) for commit, path, blob in named]
+    contents = dict(zip(blobs, read_objects(root, blobs), strict=True))
+    return [Version(commit, path, contents[blob] or b"") for commit, path, blob in named]
 
 
 def _pieces(path: str, content: bytes) -> Iterable[bytes]:

@@ -6,7 +6,8 @@ import ast
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -17,7 +18,6 @@ from sqlalchemy.orm import Session
 from stages.claims import Change, ClaimLine, Judgement, PaperDeviations
 from stages.claims.registration import Registered
 from stages.params.experiment import Params
-from stages.recording.arm_metrics import arm_metric_rows
 from stages.recording.claim_rows import (
     change_rows,
     deviation_links,
@@ -33,6 +33,7 @@ from stages.recording.sources import FindingLine, Weights
 from stages.results import (
     SCHEMA_VERSION,
     Arm,
+    ArmMetric,
     Array,
     Base,
     Checkpoint,
@@ -52,9 +53,47 @@ from stages.results import (
 )
 from stages.run import canonical_json
 from stages.runs.curves import COLUMNS, as_curves
-from stages.runs.evidence import CostLine, list_observed, write_lines
+from stages.runs.evidence import CostLine, ResultLine, list_observed, write_lines
 from stages.runs.fingerprint import source_path
 from stages.runs.trial import Trial
+from stages.verdicts import ARM_METRICS, NoCurves, arm_metric
+
+_NEEDED = "test_accuracy"
+"""All of `ARM_METRICS` are taken from it: curves without it needn't be gone through."""
+
+
+def arm_metric_rows(selected: Iterable[Trial]) -> list[Base]:
+    """One row for each metric that the curves of an arm's finished results under equal conditions give."""
+    groups: dict[tuple[str, str, str, str], list[ResultLine]] = defaultdict(list)
+    for item in selected:
+        line = item.result
+        if line.status == "finished":
+            groups[line.experiment, line.arm, line.profile, item.conditions].append(line)
+    rows: list[Base] = []
+    for (experiment, arm, profile, conditions), lines in groups.items():
+        if not all(any(value is not None for value in as_curves(line.curves).column(_NEEDED)) for line in lines):
+            continue
+        for name in ARM_METRICS:
+            try:
+                metric = arm_metric(name, [line.curves for line in lines])
+            except NoCurves:
+                continue
+            shares = [[line.replicate, share] for line, share in zip(lines, metric.folds, strict=True)]
+            rows.append(
+                ArmMetric(
+                    experiment=experiment,
+                    arm=arm,
+                    profile=profile,
+                    conditions=conditions,
+                    metric=name,
+                    value=metric.value,
+                    stderr=metric.stderr,
+                    epoch=metric.epoch,
+                    shares=shares,
+                )
+            )
+    return rows
+
 
 Values = tuple[Any, ...]
 

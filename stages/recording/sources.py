@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from pydantic import TypeAdapter, ValidationError
 
 from stages.claims import ClaimLine
+from stages.faults import Mistake
 from stages.papers.finding import Finding
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params
@@ -30,7 +31,7 @@ from stages.runs.fingerprint import changed_modules
 from stages.runs.trial import Trial
 
 
-class RecordError(ValueError):
+class RecordError(Mistake, ValueError):
     """Inputs that contradict each other; the message names the file and what was expected."""
 
 

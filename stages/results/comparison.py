@@ -19,6 +19,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
 from stages.results import tables
+from stages.results.claims import gain_between
 from stages.results.comparison_rows import (
     ComparedRun,
     ComparisonRows,
@@ -43,7 +44,6 @@ from stages.results.estimates import (
     describe_stopwatch,
 )
 from stages.results.metrics import FIRST_METRICS, METRICS, MetricInfo
-from stages.results.pairs import gain_between
 from stages.runs.evidence import Provenance
 
 

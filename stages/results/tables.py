@@ -24,8 +24,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
+from stages.faults import Mistake
 
-class ResultsUnavailable(RuntimeError):
+
+class ResultsUnavailable(Mistake, RuntimeError):
     """The database can't answer: it is absent, unreadable, or built by another version of the tables."""
 
 

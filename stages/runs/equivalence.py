@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Literal
 
 from stages.run import STRICT, canonical_json
 from stages.runs.evidence import EQUIVALENCES, EvidenceError, read_lines, seal
-from stages.runs.fingerprint import code_today, module_digest, source_path
+from stages.runs.fingerprint import code_today, module_digest, source_digest, source_path
+from stages.runs.revisions import GitError, is_full_clone, read_objects
 
 PATH = Path("data/evidence") / EQUIVALENCES
 Digests = tuple[str | None, str | None]
@@ -117,7 +118,38 @@ def read_equivalences(root: Path) -> Equivalences:
                 f"{path}, line {number}: {found}, its content gives {wanted[:12]}: it is not as it was written; "
                 f"take it from git again, or show it anew (claimcheck equivalent {line.before[:12]})"
             )
-    return Equivalences(lines)
+    return Equivalences(lines, root)
+
+
+def _line_faults(root: Path, number: int, line: EquivalenceLine) -> list[str]:
+    where, found = f"{PATH}, line {number}", []
+    for side, revision in enumerate((line.before, line.after)):
+        pairs = list(
+            {(name, pair[side]) for proof in line.proofs for name, pair in proof.modules.items() if pair[side]}
+        )
+        try:
+            names = [f"{revision}:{path}" for module, _ in pairs for path in paths_of(module)]
+            commit, *sources = read_objects(root, [f"{revision}^{{commit}}", *names])
+        except GitError:
+            return []
+        if commit is None:
+            if is_full_clone(root):
+                found.append(f"{where}: there is no revision {revision[:12]} in this repository")
+            continue
+        wrong = {
+            module
+            for (module, digest), file, package in zip(pairs, sources[::2], sources[1::2], strict=True)
+            if digest != source_digest((file or package or b"").decode())
+        }
+        if wrong:
+            found.append(f"{where}: revision {revision[:12]} has another {', '.join(sorted(wrong))}")
+    return found
+
+
+def paths_of(module: str) -> tuple[str, str]:
+    """The two paths below the root at one of which a module's source is."""
+    base = module.replace(".", "/")
+    return f"{base}.py", f"{base}/__init__.py"
 
 
 def append_line(root: Path, line: EquivalenceLine) -> None:
@@ -142,10 +174,15 @@ class _Edge:
 
 @dataclass(frozen=True)
 class Equivalences:
-    """Chains of lines from one fingerprint to another; without lines, every question is free."""
+    """Chains of lines from one fingerprint to another; without lines, every question is free.
+
+    With a `root`, a line counts only if the revisions that it names have the code that it names.
+    """
 
     lines: Sequence[EquivalenceLine]
+    root: Path | None = None
     _edges: dict[tuple[str, bool], list[_Edge]] = field(default_factory=dict)
+    _faults: dict[int, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number, line in enumerate(self.lines, start=1):
@@ -160,7 +197,10 @@ class Equivalences:
     def chain(self, spec: Mapping[str, Any], environment: Mapping[str, Any], code: Code) -> tuple[int, ...] | None:
         """Numbers of the lines in the shortest chain from the run's own code to `code`; None if there is no chain.
 
-        There is none for a run that wasn't made by one process on a CPU.
+        There is none for a run that wasn't made by one process on a CPU, nor by lines of which git lacks a revision.
+
+        Raises:
+            EvidenceError: a line of the chain has other code than the revisions that it names.
         """
         if spec["code"] == code:
             return ()
@@ -170,8 +210,25 @@ class Equivalences:
         target = canonical_json(code)
         for reached, numbers in _walk(canonical_json(spec["code"]), [(edge.old, edge.new, edge) for edge in edges]):
             if reached == target:
-                return numbers
+                return numbers if self.hold(numbers) else None
         return None
+
+    def hold(self, numbers: Iterable[int]) -> bool:
+        """True if git has the revisions of these lines, or can't be asked.
+
+        Raises:
+            EvidenceError: a line has other code than the revisions that it names.
+        """
+        found = [fault for number in numbers for fault in self.faults(number)]
+        if wrong := [fault for fault in found if " has another " in fault]:
+            raise EvidenceError("; ".join(wrong))
+        return not found
+
+    def faults(self, number: int) -> list[str]:
+        """The revisions of a line that git lacks or that have other code than it says; none in a shallow clone."""
+        if number not in self._faults and self.root is not None:
+            self._faults[number] = _line_faults(self.root, number, self.lines[number - 1])
+        return self._faults.get(number, [])
 
     def today(self, spec: Mapping[str, Any], environment: Mapping[str, Any]) -> tuple[int, ...] | None:
         """`chain` to the code of the run's training in this tree."""

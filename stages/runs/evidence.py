@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import numpy as np
 from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
+from stages.faults import Mistake
 from stages.run import STRICT, canonical_json
 from stages.runs.curves import Curves, EpochRow, given_columns
 
@@ -34,7 +35,7 @@ Line = TypeVar("Line")
 EQUIVALENCES = "equivalences.jsonl"
 
 
-class EvidenceError(ValueError):
+class EvidenceError(Mistake, ValueError):
     """A result line can't be read; the message names file and line."""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -46,6 +47,22 @@ def run_git(root: Path, *arguments: str, given: bytes = b"") -> bytes:
         said = " ".join(done.stderr.decode(errors="replace").split())
         raise GitError(f"git {arguments[0]}: {said or f'exit code {done.returncode}'}")
     return done.stdout
+
+
+def read_objects(root: Path, names: Sequence[str]) -> list[bytes | None]:
+    """The contents of blobs, trees or commits by name, as `<revision>:<path>`; None for each that git lacks.
+
+    Raises:
+        GitError: git failed or isn't installed.
+    """
+    shown = run_git(root, "cat-file", "--batch", given="".join(f"{name}\n" for name in names).encode())
+    place, found = 0, list[bytes | None]()
+    for _ in names:
+        start = shown.index(b"\n", place) + 1
+        size = shown[place:start].split()[-1]
+        found.append(shown[start : start + int(size)] if size.isdigit() else None)
+        place = start + int(size) + 1 if size.isdigit() else start
+    return found
 
 
 def ask_git(root: Path, *arguments: str) -> str | None:

@@ -32,15 +32,15 @@ _VARIABLES = ("ATEN_", "CUBLAS", "CUDNN_", "DNNL_", "GLIBC_TUNABLES", "LD_PRELOA
 """Beginnings of variables by which libraries choose instructions; the number of threads has a field of its own."""
 _SHORT = re.compile(r"[\w.,:=+-]{1,40}")
 _AT_START = ("sitecustomize", "usercustomize")
-_MAIN = ("__main__", "__mp_main__")
-_OURS = ("stages", "benchmarks")  # what of them is in no run key has the revision of the result
+_UNWATCHED = ("__main__", "__mp_main__", "stages", "benchmarks")
+"""Loaded before our importer; what is in no run key has the revision of the result."""
 _keyed: set[str] = set()
 
 
 def describe_process(code: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Other code than a run's key and the pinned packages have, and variables; `code` is the key's."""
     _keyed.update(code)  # what an earlier run of this process loaded was in that run's key
-    return {"modules": _other_modules() | _start_hooks(), "variables": _variables()}
+    return {"modules": _other_modules() | _start_hooks(), "variables": describe_variables()}
 
 
 def describe_fast_paths(taken: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -58,15 +58,14 @@ def _other_modules() -> dict[str, str]:
     found: dict[str, list[str]] = {}
     strange = {}
     for name, module in sorted(sys.modules.items()):
-        has_file = hasattr(module, "__dict__") and name not in _MAIN  # anything may be put into sys.modules
-        path = vars(module).get("__file__") if has_file else None
-        if path is None or name == __name__.partition(".")[0]:
+        path = getattr(module, "__file__", None)  # anything may be put into sys.modules
+        if not isinstance(path, str) or name in _UNWATCHED:
             continue
         top = name.partition(".")[0]
-        if top in _OURS or name in _keyed:
+        if top == "stages" or name in _keyed:
             if name not in LOADED:
-                strange[name] = f"loaded by {type(module.__loader__).__name__}"
-        elif not _is_pinned(top, path):
+                strange[name] = f"loaded by {type(getattr(module, '__loader__', None)).__name__}"
+        elif top not in _UNWATCHED and not _is_pinned(top, path):
             content = Path(path).read_bytes() if os.path.isfile(path) else b""
             found.setdefault(top, []).append(f"{name} {digest(content)}")
     return {top: digest("\n".join(lines).encode()) for top, lines in found.items()} | strange
@@ -95,7 +94,7 @@ def _start_hooks() -> dict[str, str]:
     return found
 
 
-def _variables() -> dict[str, str]:
+def describe_variables() -> dict[str, str]:
     """Long values and paths as digests: they are published."""
     return {
         name: value if _SHORT.fullmatch(value) else digest(value.encode(errors="surrogateescape"))

@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 from sqlalchemy import select
 
+from stages.faults import Mistake
 from stages.recording import record
 from stages.results import ClaimFilter, Dataset, Experiment, JudgedClaim, Paper, Result, list_judged, open_results
 from stages.run import canonical_json
@@ -49,7 +50,7 @@ _FORMATS = {
 Entity = dict[str, Any]
 
 
-class CrateError(ValueError):
+class CrateError(Mistake, ValueError):
     """The crate can't be written; the message says why."""
 
 

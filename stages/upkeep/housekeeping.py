@@ -68,10 +68,10 @@ def remove_leftovers(root: Path) -> list[Path]:
     store = asked if isinstance(asked, RunStore) else RunStore(local)
     found = [path for path in (store.root / "work").glob("*") if _is_done(path.name, store)]
     abandoned = [*store.root.glob("staged/*"), *local.glob("objects/*/staged/*")]
-    abandoned += (root / "data").rglob(".*.partial")
+    abandoned += (root / "data").rglob(".*.partial*")
     for place in {store.root, local}:
         if not place.is_relative_to(root / "data"):
-            abandoned += place.rglob(".*.partial")
+            abandoned += place.rglob(".*.partial*")
     found += [path for path in abandoned if time.time() - path.stat().st_mtime > ABANDONED_SECONDS]
     for path in found:
         if path.is_dir():

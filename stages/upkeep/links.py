@@ -27,6 +27,7 @@ from stages.upkeep.publishing import COSTS, compare_with_run, digest_at
 LinkStatus = Literal["holds", "broken", "not here"]
 REMEDIES = {
     "record": "take what was edited from git again or evaluate it anew, then `python -m stages.record`",
+    "equivalences": "retract the line with its reason (claimcheck audit --retract), then train its runs anew",
     "checkpoint": "take it from git again (data/models), or train it anew with `dvc repro`",
     "run": "`python -m stages.record`; if it stays, take data/evidence from git again",
     "params": "if the file was edited on purpose, train its runs anew with `dvc repro`; else take it from git again",

@@ -13,13 +13,14 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
+from stages.faults import Mistake
 from stages.runs.consistency import find_contradictions, find_cost_contradictions
 from stages.runs.curves import EpochRow
-from stages.runs.equivalence import PATH, Equivalences, read_equivalences
+from stages.runs.equivalence import Equivalences, paths_of, read_equivalences
 from stages.runs.evidence import CostLine, EvidenceLine, Origin, ResultLine, read_lines, write_lines
 from stages.runs.fingerprint import changed_modules, module_digest, source_digest, source_path
 from stages.runs.outcome import find_fault
-from stages.runs.revisions import GitError, has_revision, is_full_clone, run_git
+from stages.runs.revisions import GitError, read_objects, run_git
 from stages.runs.store import write_atomically
 
 # Changes in these don't touch what a run computes, so they don't make its evidence dirty.
@@ -28,7 +29,7 @@ _UNCOUNTED = ("dvc.lock", "docs/", "README.md", "CHANGELOG.md", "data/evidence/"
 COSTS = "train_seconds", "samples_per_second", "peak_memory_bytes", "energy_joules"
 
 
-class PublishError(ValueError):
+class PublishError(Mistake, ValueError):
     """Nothing may be published; the message says why."""
 
 
@@ -48,7 +49,7 @@ def publish(experiment: str, root: Path) -> Published:
     another result replaces it.
 
     Raises:
-        EvidenceError: a line can't be read, or has changed since it was published.
+        EvidenceError: a line can't be read, has changed since it was published, or names what its revisions don't have.
         PublishError: no results, stand-in data, results that contradict themselves, or results of code that
             differs from the code in the tree.
     """
@@ -63,8 +64,6 @@ def publish(experiment: str, root: Path) -> Published:
         origins[_cell(line)] = origin = _origin_of(line, here, equivalences)
         _refuse_unfit(line, is_covered=origin != here)
         _refuse_uncommitted(root, origin.revision, line)
-    if any(origin != here for origin in origins.values()) and (faults := line_faults(root)):
-        raise PublishError("; ".join(faults))
     path = data / "evidence" / f"{experiment}.jsonl"
     kept = {_cell(line.result): line for line in read_lines(path, EvidenceLine)}
     before = len(kept)
@@ -133,31 +132,11 @@ def _name_of(root: Path, revision: str) -> str:
     return "HEAD" if _git(root, "rev-parse", "HEAD").strip() == revision else f"revision {revision[:12]}"
 
 
-def line_faults(root: Path) -> list[str]:
-    """Lines of equivalent codes whose digests differ from those of the revisions they name, or whose revisions are
-    missing; this can't be checked in a shallow clone or outside of one.
-
-    Raises:
-        EvidenceError: a line can't be read, or has changed since it was written.
-    """
-    found = []
-    for number, line in enumerate(read_equivalences(root).lines, start=1):
-        for side, revision in enumerate((line.before, line.after)):
-            if not has_revision(root, revision):
-                if is_full_clone(root):
-                    found.append(f"{PATH}, line {number}: there is no revision {revision[:12]} in this repository")
-                continue
-            pairs = {(module, pair[side]) for proof in line.proofs for module, pair in proof.modules.items()}
-            wrong = sorted(
-                {module for module, digest in pairs if digest and digest_at(root, revision, module) != digest}
-            )
-            if wrong:
-                found.append(f"{PATH}, line {number}: revision {revision[:12]} has another {', '.join(wrong)}")
-    return found
-
-
 def compare_with_run(root: Path, line: ResultLine, cost: Mapping[str, Any] | None) -> list[str]:
-    """The faults of the outcome that was trained here, and curves and costs (`COSTS`) that are not its own."""
+    """The faults of the outcome that was trained here, and what of a line is not its own.
+
+    A published line, which has no `cost` to compare (`COSTS`), may be of a training in another environment.
+    """
     folder = root / "data" / "runs" / line.experiment / line.run_key
     if not (folder / "history.jsonl").is_file():
         return []
@@ -165,7 +144,7 @@ def compare_with_run(root: Path, line: ResultLine, cost: Mapping[str, Any] | Non
         return [f"{folder.relative_to(root)}: {fault}"]
     result = json.loads((folder / "result.json").read_bytes())
     if result["environment_digest"] != line.environment_digest:
-        return []
+        return [f"its environment is not that of {folder.relative_to(root)}"] if cost is not None else []
     rows = [json.loads(text) for text in (folder / "history.jsonl").read_bytes().splitlines()]
     differing = [
         f"{field.name} of epoch {row.epoch}"
@@ -188,18 +167,17 @@ def _is_near(stored: float | None, trained: float | None) -> bool:
 @cache
 def digest_at(root: Path, revision: str | None, module: str) -> str | None:
     """Digest of a module's source at a revision (None: the working tree), or None if there is no such source."""
-    base = module.replace(".", "/")
-    for path in (f"{base}.py", f"{base}/__init__.py"):
-        file = root / path
-        if revision is not None:
-            try:
-                text = run_git(root, "show", f"{revision}:{path}").decode()
-            except GitError:
-                text = None
-        else:
-            text = file.read_text(encoding="utf-8") if file.is_file() else None
-        if text is not None:
-            return source_digest(text)
+    paths = paths_of(module)
+    if revision is None:
+        found = next((path.read_bytes() for path in map(root.joinpath, paths) if path.is_file()), None)
+    else:
+        try:
+            sources = read_objects(root, [f"{revision}:{path}" for path in paths])
+            found = next((source for source in sources if source is not None), None)
+        except GitError:
+            found = None
+    if found is not None:
+        return source_digest(found.decode())
     outside = source_path(module) if revision is None else None
     return None if outside is None else module_digest(outside)
 

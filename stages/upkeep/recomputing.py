@@ -13,9 +13,7 @@ import numpy as np
 from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import ImageSet, read_images, read_info
 from stages.evaluation.flops import FlopCounts
-from stages.evaluation.metrics import correctness
-from stages.evaluation.observing import Observer
-from stages.evaluation.scores import Scores, cut_rows, score
+from stages.evaluation.scores import Observer, Scores, correctness, cut_rows, score
 from stages.run import RunSpec
 from stages.runs.evidence import ResultLine, unpack_correct
 from stages.training.kinds import read_rows

@@ -15,8 +15,7 @@ import torch
 
 from stages.checkpoint.predictor import dump_checkpoint, load_predictor
 from stages.datasets.packed import ImageSet, read_images
-from stages.evaluation.metrics import accuracy
-from stages.evaluation.scores import cut_rows
+from stages.evaluation.scores import accuracy, cut_rows
 from stages.params.schema import nearest
 from stages.runs.evidence import EvidenceLine, Release, read_lines, write_lines
 from stages.runs.store import write_atomically

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from sqlalchemy import select
@@ -15,6 +16,7 @@ from stages.recording import ClaimsError, RecordError, record
 from stages.recording.append_only import row_faults
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
 from stages.runs.consistency import compare_canaries
+from stages.runs.equivalence import read_equivalences
 from stages.runs.evidence import EvidenceError
 from stages.runs.revisions import refusal
 from stages.upkeep.links import (
@@ -27,7 +29,6 @@ from stages.upkeep.links import (
     check_params,
     check_run,
 )
-from stages.upkeep.publishing import line_faults
 
 
 @dataclass(frozen=True)
@@ -102,16 +103,18 @@ def _check_record(root: Path, session: Session) -> Link:
         database = f"{folder}/results.db"
         try:
             record(root, database)
+            equivalences = read_equivalences(root)
+            lines = [fault for number in range(1, len(equivalences.lines) + 1) for fault in equivalences.faults(number)]
             ran = select(Result.experiment, Result.arm, Result.replicate, Result.environment)
-            if faults := [*compare_canaries(session.execute(ran)), *line_faults(root), *row_faults(root)]:
+            if faults := [*compare_canaries(session.execute(ran)), *lines, *row_faults(root)]:
                 return Link("record", "broken", "; ".join(faults))
         except (EvidenceError, RecordError, ClaimsError) as error:
             return Link("record", "broken", str(error))
         with open_results(database)() as rebuilt:
             for table in Base.metadata.sorted_tables:
                 query = select(table).order_by(*table.primary_key.columns)
-                pair = [[tuple(row) for row in side.execute(query)] for side in (session, rebuilt)]
-                if pair[0] != pair[1]:
+                pair = (side.execute(query.execution_options(yield_per=1000)) for side in (session, rebuilt))
+                if any(one != other for one, other in zip_longest(*pair)):
                     what = f"table {table.name} is not what the files give; `python -m stages.record` builds it anew"
                     return Link("record", "broken", what)
     unchecked = refusal(root)

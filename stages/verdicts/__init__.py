@@ -24,6 +24,7 @@ from stages.verdicts.difference import GainClaim, judge_gain, judge_gap
 from stages.verdicts.families import (
     Order,
     TableSentence,
+    design_effect,
     false_discovery_rates,
     judge_table,
     judge_tally,
@@ -84,6 +85,7 @@ __all__ = [
     "ValueClaim",
     "Verdict",
     "arm_metric",
+    "design_effect",
     "evidence_level_of",
     "false_discovery_rates",
     "fisher_p",

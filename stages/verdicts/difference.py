@@ -41,7 +41,7 @@ class GainClaim:
     """`gain`: as printed, better positive, so negative where the paper says that its own arm is worse; never 0.
 
     `better` says which way our metric points.  `stderr` and `n` are the paper's, of the gain.  `margin` is of its size;
-    None where the paper prints none: then only the sign of `gain` counts.
+    None where the paper prints none: then only the sign of `gain` counts.  `slope`: as in `ValueClaim`.
     """
 
     gain: float
@@ -49,6 +49,7 @@ class GainClaim:
     better: Literal["higher", "lower"]
     stderr: float | None = None
     n: int | None = None
+    slope: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +320,15 @@ def _judge_size(
     looks, n = looks_of_plan(from_minimum, planned), arms[0].n
     if n not in looks:
         return too_few(range(n), min(from_minimum), Status.INCONCLUSIVE, planned)
-    spread = Spread(s2=gain.s2, df=gain.df, n=gain.n, stderr=claim.stderr, paper_n=claim.n, test_sets=test_sets)
+    spread = Spread(
+        s2=gain.s2,
+        df=gain.df,
+        n=gain.n,
+        stderr=claim.stderr,
+        paper_n=claim.n,
+        test_sets=test_sets,
+        slope=claim.slope,
+    )
     verdict = judge_equivalence(
         gain.mean - claim.gain,
         spread,

@@ -7,6 +7,7 @@ its paper: of the signs whose p-value is no larger, the share that is expected t
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -15,6 +16,7 @@ import numpy as np
 import scipy
 
 from stages.rules import Rules
+from stages.verdicts.intervals import variance_of
 from stages.verdicts.numerals import signed, with_interval
 from stages.verdicts.others import fisher_p, newcombe, not_tested
 from stages.verdicts.synthesis import Differences, Effect, differences, mean_gain
@@ -188,15 +190,38 @@ _UNTESTED = (Status.NOT_TESTED, Status.AGREES, Status.DISAGREES)
 """Orders of which no test says anything: at most short runs indicate a direction."""
 
 
+def design_effect(orders: Sequence[Order]) -> float:
+    """How many of these orders are worth one: the variance of the sum of their standardised gains, over their number.
+
+    Orders on one data set share folds and test images, so they are won or lost together; 1 if they share nothing.
+    """
+    sums, count = 0.0, 0
+    measured = [order for order in orders if order.is_measured]
+    for name in _datasets(measured):
+        gains = _gains([order for order in measured if order.dataset == name])
+        spread = variance_of(gains) ** 0.5 if gains.shape[1] > 1 else np.zeros(len(gains))
+        standardised = gains[spread > 0] / spread[spread > 0, None]
+        if len(standardised):
+            sums, count = sums + float(np.var(standardised.sum(axis=0), ddof=1)), count + len(standardised)
+    return max(1.0, sums / count) if count else 1.0
+
+
 def judge_wins(
-    claimed: int, orders: Sequence[Verdict], rules: Rules, *, n: int, must_be_significant: bool = False
+    claimed: int,
+    orders: Sequence[Verdict],
+    rules: Rules,
+    *,
+    n: int,
+    must_be_significant: bool = False,
+    effect: float = 1.0,
 ) -> Verdict:
     """Judge a paper's own count of comparisons in its favour, "15 of 16", against our count by the same criterion.
 
     The criterion is the sign of the gain, and with `must_be_significant` also p < α for each comparison separately; one
     with diverged replicates favours neither side.  `reproduced`: as many or more.  `not reproduced`: fewer, and
-    significantly so (Fisher's exact test).  `inconclusive`: fewer, within chance.  One look, when
-    every comparison has `n` replicates.  Estimate and interval (Newcombe's) are ours − the paper's, in comparisons.
+    significantly so (Fisher's exact test, whose z is divided by the root of the design `effect`).  `inconclusive`:
+    fewer, within chance.  One look, when every comparison has `n` replicates.  Estimate and interval (Newcombe's) are
+    ours − the paper's, in comparisons.
     """
     m, alpha = len(orders), rules.alpha_outside
     complete = sum(order.n >= n and order.status not in _UNTESTED for order in orders)
@@ -205,17 +230,19 @@ def judge_wins(
             f"{complete} of {m} comparisons have {n} replicates as printed; the count is taken once, of them all."
         )
     ours = sum(_is_win(order, alpha if must_be_significant else None) for order in orders)
-    p, status = fisher_p((ours, m), (claimed, m)), Status.INCONCLUSIVE
+    z = scipy.special.ndtri(fisher_p((ours, m), (claimed, m)) / 2) / math.sqrt(effect)
+    p, status = float(2 * scipy.special.ndtr(z)), Status.INCONCLUSIVE
     if ours >= claimed:
         status = Status.REPRODUCED
     elif p <= alpha:
         status = Status.NOT_REPRODUCED
-    low, high = newcombe((ours, m), (claimed, m), 1 - alpha)
+    low, high = newcombe((ours, m), (claimed, m), 1 - alpha, effect)
+    together = f", as if {effect:.2g} orders were one, since those on one data set share folds" if effect > 1 else ""
     mark = f" at p < {alpha:g}" if must_be_significant else ""
     return Verdict(
         status=status,
         explanation=f"Comparisons that the proposed model wins{mark}: ours {ours} of {m}, the paper's {claimed} of "
-        f"{m}; Fisher's exact test, two-sided p = {p:.2g}.",
+        f"{m}; Fisher's exact test, two-sided p = {p:.2g}{together}.",
         estimate=ours - claimed,
         low=m * low,
         high=m * high,

@@ -42,7 +42,8 @@ Source = Literal["measured", "printed", "assumed"]
 class Design:
     """The plan.  `spread`: standard deviation of one replicate, or of one difference for a gain; `because`: its source.
 
-    `pairing`: a value, or a gain by shared folds or of independent arms.  `stderr` and `paper_n` are the paper's.
+    `pairing`: a value, or a gain by shared folds or of independent arms.  `stderr` and `paper_n` are the paper's;
+    `slope` as in `ValueClaim`.
     `share`: the part of a sign's α that the whole grid has, if there is one.  `at`: the replicates of the interim
     analysis whose chances are asked; None: the end of the plan.
     """
@@ -54,6 +55,7 @@ class Design:
     pairing: Literal["value", "fold", "none"]
     stderr: float | None = None
     paper_n: int | None = None
+    slope: float = 0.0
     share: float = 1.0
     at: int | None = None
 
@@ -197,12 +199,18 @@ def _takes(needed: int | None, rules: Rules) -> str:
 def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Rules) -> str:
     """Say how small the paper's own error would have to be to reach the wanted power.
 
-    Without any error of ours, D has the standard error e of the paper, and 2 Φ(Δ/e − t) − 1 is the power.
+    Without any error of ours, D has the standard error e of the paper, and with the margin's slope b the power is
+    Φ(Δ/(1 + b)e − t) + Φ(Δ/(1 − b)e − t) − 1.
     """
     ran = design.paper_n or 1
     df = df_of_printed(design.paper_n) if design.stderr else math.inf
     level = rules.alpha_within * _share(NEVER, _minimum(design, rules), rules)
-    error = margin / float(t_quantile(df, level) + scipy.special.ndtri((1 + WANTED) / 2))
+    t = float(t_quantile(df, level))
+
+    def short_by(errors: float) -> float:
+        return sum(float(scipy.special.ndtr(errors / (1 + end * design.slope) - t)) for end in (1, -1)) - 1 - WANTED
+
+    error = margin / scipy.optimize.brentq(short_by, 0.0, 1e3 + 1e3 * t)
     start = f"No number of replicates gives {in_percent(WANTED)}, at most {in_percent(most)}"
     if most <= rules.alpha_within:
         start = f"No plan can reproduce {thing}"
@@ -247,13 +255,17 @@ def _size_chances(design: Design, margin: float, n: int, rules: Rules) -> tuple[
         return 0.0, 0.0
     ratio, df = _sample_variances(design.pairing, n)
     s2 = design.spread**2
-    variance, df = Spread(s2=s2 * ratio, df=df, n=n, stderr=design.stderr, paper_n=design.paper_n).at(n)
-    inner = half_width(variance, df, rules.alpha_within * share)
-    outer = half_width(variance, df, rules.alpha_outside / 2 * share)
-    sigma = math.sqrt(s2 / n + design.paper_error**2)
-    same = np.maximum(2 * scipy.special.ndtr((margin - inner) / sigma) - 1, 0.0)
-    off = scipy.special.ndtr((margin - outer) / sigma) + scipy.special.ndtr((-3 * margin - outer) / sigma)
-    return float(np.mean(same)), float(np.mean(off))
+    spread = Spread(s2=s2 * ratio, df=df, n=n, stderr=design.stderr, paper_n=design.paper_n, slope=design.slope)
+    same, off = -1.0, 0.0
+    for end in (1.0, -1.0):  # beyond each end of the margin in half of the cases that are off
+        variance, df = spread.at(n, end)
+        inner = half_width(variance, df, rules.alpha_within * share)
+        outer = half_width(variance, df, rules.alpha_outside / 2 * share)
+        sigma = math.hypot(design.spread / math.sqrt(n), (1 + end * design.slope) * design.paper_error)
+        same = same + scipy.special.ndtr((margin - inner) / sigma)
+        off = off + scipy.special.ndtr((margin - outer) / sigma) / 2
+        off = off + scipy.special.ndtr((-3 * margin - outer) / sigma) / 2
+    return float(np.mean(np.maximum(same, 0.0))), float(np.mean(off))
 
 
 def _sign_chance(design: Design, gain: float, n: int, rules: Rules) -> float:

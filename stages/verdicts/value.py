@@ -3,6 +3,9 @@
     D = mean(ours) − paper,    Var D = s²/n + (paper's standard error)²    where it is printed,
                                Var D = s²/n + s²/m    where the paper ran m times; m = 1 where it doesn't say
 
+A margin that is a share b of the printed number has that number's error, too.  So the paper's part is multiplied by
+(1 + b)² in the test at the margin's upper end, ours − (1 + b) paper, and by (1 − b)² in that at its lower end.
+
 s is the spread of this arm's replicates alone, with n − 1 degrees of freedom: no other arm changes a verdict.
 `reproduced`: the interval of D at 1 − 2α lies within the margin.  `not reproduced`: the wider interval at 1 − α lies
 wholly outside.  The verdict also gives the interval of the paper's own rerun (`prediction`).
@@ -22,7 +25,7 @@ import numpy as np
 from stages.rules import Rules
 from stages.verdicts.by_margin import by_margin, chance_within, root
 from stages.verdicts.expected import NEVER, can_decide, expected_replicates, say_expected
-from stages.verdicts.intervals import Numbers, combine, half_width, is_outside, is_within, variance_of
+from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
 from stages.verdicts.looks import Looks, complete_look, level, looks_from, looks_of_plan
 from stages.verdicts.numerals import with_interval
 from stages.verdicts.prediction import predict
@@ -33,12 +36,16 @@ AS_LARGE = "the margin is as large as the printed number, so nothing at all woul
 
 @dataclass(frozen=True, kw_only=True)
 class ValueClaim:
-    """The printed number, and how far from it counts as the same.  `n`: its replicates, None if it doesn't say."""
+    """The printed number, and how far from it counts as the same.  `n`: its replicates, None if it doesn't say.
+
+    `slope`: how much the margin grows with the printed number.
+    """
 
     value: float
     margin: float
     stderr: float | None = None
     n: int | None = None
+    slope: float = 0.0
     wording: str = "the paper's"
 
 
@@ -52,6 +59,7 @@ class Spread:
     """Variance of D as a function of our n: `s2` of one draw with `df`, measured from `n` replicates of ours.
 
     `test_sets`: what two draws of the test set add, ours and the paper's; 0 where both have the same images.
+    `slope`: that of the margin, as in `ValueClaim`.
     """
 
     s2: float
@@ -60,14 +68,16 @@ class Spread:
     stderr: float | None
     paper_n: int | None
     test_sets: float = 0.0
+    slope: float = 0.0
 
-    def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
-        """(variance, df) with n replicates; df grow in proportion."""
+    def at(self, n: Numbers, end: float = 0.0) -> tuple[Numbers, Numbers]:
+        """(variance, df) with n replicates; df grow in proportion.  `end` of the margin: 1 upper, −1 lower, 0 none."""
         df = self.df * (n - 1) / max(self.n - 1, 1)
+        scale = (1 + end * self.slope) ** 2
         if self.stderr is None:
-            parts = [(self.s2 * (1 / n + 1 / (self.paper_n or 1)), df)]
+            parts = [(self.s2 * (1 / n + scale / (self.paper_n or 1)), df)]
         else:
-            parts = [(self.s2 / n, df), (self.stderr**2, df_of_printed(self.paper_n))]
+            parts = [(self.s2 / n, df), (self.stderr**2 * scale, df_of_printed(self.paper_n))]
         return combine([*parts, (self.test_sets, np.inf)])
 
 
@@ -99,7 +109,9 @@ def judge_value(
         return too_many_diverged(n, used.n_diverged, Status.INCONCLUSIVE)
     ran = len(used.values)
     s2 = float(variance_of(np.array(used.values)))
-    spread = Spread(s2=s2, df=ran - 1, n=ran, stderr=claim.stderr, paper_n=claim.n, test_sets=test_sets)
+    spread = Spread(
+        s2=s2, df=ran - 1, n=ran, stderr=claim.stderr, paper_n=claim.n, test_sets=test_sets, slope=claim.slope
+    )
     difference = fmean(used.values) - claim.value
     verdict = judge_equivalence(
         difference,
@@ -143,20 +155,27 @@ def judge_equivalence(
     inner_level = level(looks, n, rules.alpha_within)
     outer_level = level(looks, n, rules.alpha_outside / 2)
 
-    def half(by: float, replicates: Numbers, alpha: Numbers) -> Numbers:
-        variance, df = (spread if spread_at is None or by == margin else spread_at(by)).at(replicates)
+    side = 1.0 if difference > 0 else -1.0
+
+    def half(by: float, replicates: Numbers, alpha: Numbers, end: float) -> Numbers:
+        variance, df = (spread if spread_at is None or by == margin else spread_at(by)).at(replicates, end)
         return half_width(variance, df, alpha) + widening
 
+    def farthest(by: float, replicates: Numbers, alpha: Numbers) -> Numbers:
+        return np.maximum(*(end * difference + half(by, replicates, alpha, end) for end in (1.0, -1.0)))
+
+    def nearest(by: float, replicates: Numbers, alpha: Numbers) -> Numbers:
+        return abs(difference) - half(by, replicates, alpha, side)
+
     def decides(replicates: Numbers, share: Numbers, by: float = margin) -> Numbers:
-        inner = half(by, replicates, rules.alpha_within * share)
-        outer = half(by, replicates, rules.alpha_outside / 2 * share)
-        return (by < size) & is_within(difference, inner, by) | is_outside(difference, outer, by)
+        is_inside = farthest(by, replicates, rules.alpha_within * share) <= by
+        return (by < size) & is_inside | (nearest(by, replicates, rules.alpha_outside / 2 * share) > by)
 
     def judge(by: float) -> tuple[Status, str]:
-        is_inside = is_within(difference, half(by, spread.n, inner_level), by)
+        is_inside = farthest(by, spread.n, inner_level) <= by
         if not spread.s2 and not may_be_exact:
             return Status.INCONCLUSIVE, "the replicates don't differ at all, so their spread is unknown"
-        if is_outside(difference, half(by, spread.n, outer_level), by):
+        if nearest(by, spread.n, outer_level) > by:
             return Status.NOT_REPRODUCED, "wholly outside"
         if is_inside and by >= size:
             return Status.UNDECIDABLE, AS_LARGE
@@ -170,15 +189,15 @@ def judge_equivalence(
             return Status.UNDECIDABLE, AS_LARGE
         return Status.UNDECIDABLE, "no number of our replicates decides beside the paper's own error"
 
-    def beyond(sign: int, replicates: float, alpha: float, by: float) -> float:
-        return float(by - abs(difference) - sign * half(by, replicates, alpha))
+    def beyond(reach: Callable[..., Numbers], replicates: float, alpha: float, by: float) -> float:
+        return float(by - reach(by, replicates, alpha))
 
     def flips() -> Iterator[float]:
         last = looks[max(looks)]
-        for sign, alpha in ((1, rules.alpha_within), (-1, rules.alpha_outside / 2)):
-            is_certain = half(margin, NEVER, alpha) < 1e-5 * half(margin, spread.n, alpha)
+        for reach, alpha in ((farthest, rules.alpha_within), (nearest, rules.alpha_outside / 2)):
+            is_certain = half(margin, NEVER, alpha, side) < 1e-5 * half(margin, spread.n, alpha, side)
             for replicates, share in ((spread.n, looks[n]), (NEVER, last))[: 1 if is_certain else 2]:
-                rising = partial(beyond, sign, float(replicates), alpha * share)
+                rising = partial(beyond, reach, float(replicates), alpha * share)
                 yield margin - rising(margin) if spread_at is None else root(rising, margin)
         yield size
 
@@ -187,9 +206,10 @@ def judge_equivalence(
     if not reason:
         expected = expected_replicates(decides, n, looks)
         reason = say_expected(expected, looks)
-    alpha = outer_level if status is Status.NOT_REPRODUCED else inner_level
-    half_used = half(margin, spread.n, alpha)
-    low, high, confidence = float(difference - half_used), float(difference + half_used), 1 - 2 * alpha
+    is_off = status is Status.NOT_REPRODUCED
+    alpha = outer_level if is_off else inner_level
+    below, above = (half(margin, spread.n, alpha, side if is_off else end) for end in (-1.0, 1.0))
+    low, high, confidence = float(difference - below), float(difference + above), 1 - 2 * alpha
     return Verdict(
         status=status,
         explanation=f"{with_interval(difference, low, high, confidence, margin)}: {reason}",

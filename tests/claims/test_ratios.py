@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stages.claims.margins import slope_of_margin
 from stages.claims.ratios import judge_relative, relative
 from stages.claims.sides import ClaimSamples, Pairs
 from stages.claims.trials import ResultGroup
@@ -129,3 +130,12 @@ def test_a_ratio_judged_by_another_margin_says_what_it_said_it_would(
 
     assert_says_what_it_would_say(judge_ratio, margin)
     assert_says_what_it_would_say(judge_range, margin)
+
+
+def test_a_margin_that_is_a_share_of_the_printed_number_grows_with_it() -> None:
+    expected = {"dac.sgemm.gain": 0.25, "ninformer.text.c10.acc_vs_mixer": 0.5, "nmn.ext.mnist.accuracy.epoch3": -0.1}
+    margins = params().verdicts.margins
+    found = {name: slope_of_margin(claims()[name], margins) for name in expected}
+    assert found == pytest.approx(expected, abs=1e-4)
+    floor = dataclasses.replace(claims()["ninformer.text.c10.acc_vs_mixer"], value=0.01)
+    assert slope_of_margin(floor, margins) == 0, "at least the rounding, whatever is printed"

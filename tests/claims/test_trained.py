@@ -82,24 +82,6 @@ def test_below_a_planned_look_nothing_is_said() -> None:
     assert (value.verdict.n, value.verdict.low) == (1, None)
 
 
-def test_a_gap_in_the_planned_replicates_ends_the_look() -> None:
-    lines = [line for line in results("ninformer-mnist", MNIST) if line.replicate != 1]
-    value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(lines))
-    assert (value.verdict.status, lead.verdict.status) == (Status.INCONCLUSIVE, Status.UNRESOLVED)
-
-
-def test_identical_replicates_decide_nothing() -> None:
-    (value,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", {"vit": [0.9712] * 5})))
-    assert value.verdict.status is Status.INCONCLUSIVE
-    assert "don't differ at all" in value.verdict.explanation
-
-
-def test_arms_that_tie_are_unresolved() -> None:
-    tied = MNIST | {"local-vit": MNIST["ninformer"]}
-    (lead,) = judge(claims()[LEAD], entered=trials(results("ninformer-mnist", tied)))
-    assert (lead.verdict.status, lead.ours) == (Status.UNRESOLVED, 0)
-
-
 def test_a_diverged_replicate_stays_in_n_and_rules_out_reproduced() -> None:
     lost = MNIST | {"vit": [*MNIST["vit"][:4], None]}
     (value,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", lost)))
@@ -107,14 +89,6 @@ def test_a_diverged_replicate_stays_in_n_and_rules_out_reproduced() -> None:
     assert value.entries[-1].value is None
     (value,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", {"vit": [None] * 5})))
     assert value.verdict.status is Status.INCONCLUSIVE and value.ours is None
-
-
-def test_mixed_environments_are_said() -> None:
-    lines = results("ninformer-mnist", MNIST)
-    mixed = [dataclasses.replace(line, environment_digest=f"{line.replicate % 2}") for line in lines]
-    (value,) = judge(claims()[VIT], entered=trials(mixed))
-    assert value.verdict.status is Status.REPRODUCED
-    assert "They ran in 2 environments" in value.verdict.explanation
 
 
 def test_a_missing_arm_leaves_its_claims_untested() -> None:

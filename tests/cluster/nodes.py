@@ -51,7 +51,7 @@ class Nodes:
             "RAY_ADDRESS": self.address,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_raylet_start_wait_time_s": "120",
+            "RAY_raylet_start_wait_time_s": "20",
             "RAY_agent_register_timeout_ms": "120000",
             "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -90,6 +90,10 @@ class Nodes:
 
     def _begin(self, options: list[str], hidden: Sequence[Path]) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        # All of Ray's processes import jsonschema, which would compile the grammar of this optional package: that takes
+        # a second of processor time, and Ray ends a node whose agents take 15 s to start.
+        (self.folder / "rfc3987_syntax.py").write_text("raise ImportError\n")
+        environment["PYTHONPATH"] = str(self.folder)
         shared = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"}
         covered = "".join(f"mount -t tmpfs none {shlex.quote(str(folder))} && " for folder in hidden)
         apart = ["unshare", "--mount", "sh", "-c", f'{covered}exec "$0" "$@"'] if hidden else []

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.datasets.checks import SharedContent, WrongCount, check_split, find_shared, pixel_statistics
+from stages.datasets.checks import check_split, find_shared, pixel_statistics
 from stages.datasets.packed import ImageSet
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
+from stages.datasets.verified import DatasetError
 from tests.datasets.tiny import TinyDataset, cifar10_files, tiny_cifar10, write_mirror_json
 
 TEST_BATCH, BATCH_2 = "cifar-10-batches-bin/test_batch.bin", "cifar-10-batches-bin/data_batch_2.bin"
@@ -37,7 +38,7 @@ def test_official_sets_share_as_many_images_as_declared(tmp_path: Path, declared
     dataset.write(tmp_path / "downloads/tiny")
     manifest = fetch_dataset("tiny", source, tmp_path, None, lambda line: None)
     if is_refused:
-        with pytest.raises(SharedContent, match=r"tiny: 1 test images .*: test image 2 is training image 11"):
+        with pytest.raises(DatasetError, match=r"tiny: 1 test images .*: test image 2 is training image 11"):
             prepare(source, manifest, tmp_path, tmp_path / "packed")
     else:
         assert prepare(source, manifest, tmp_path, tmp_path / "packed").shared_test_images == 1
@@ -52,7 +53,7 @@ def test_part_of_a_data_set_shares_no_image(tmp_path: Path) -> None:
     write_mirror_json(tmp_path / "mirror/tiny", dataclasses.replace(dataset, source=source))
     manifest = fetch_dataset("tiny", source, tmp_path, tmp_path / "mirror", lambda line: None)
     assert manifest.source == "mirror"
-    with pytest.raises(SharedContent, match="0 expected"):
+    with pytest.raises(DatasetError, match="0 expected"):
         prepare(source, manifest, tmp_path, tmp_path / "packed")
 
 
@@ -63,7 +64,7 @@ def test_count_of_each_class_is_the_declared_one() -> None:
         declared = dataclasses.replace(source, train_per_class=right)
         check_split(images, "train", declared, "tiny, train", may_be_part=False)
     declared = dataclasses.replace(source, train_per_class=(5, 5, 5, 4, 6, 5, 5, 5, 5, 5))
-    with pytest.raises(WrongCount, match=r"tiny, train: 5 images of class 3, more than params.yaml declares"):
+    with pytest.raises(DatasetError, match=r"tiny, train: 5 images of class 3, more than params.yaml declares"):
         check_split(images, "train", declared, "tiny, train", may_be_part=False)
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from stages.datasets.embedded import class_names, compose_stand_in, load_sources
 from stages.datasets.packed import digest_images
@@ -12,13 +11,6 @@ TINY_IMAGENET, STL10, ISIC = ((3, 64, 64), 200), ((3, 96, 96), 10), ((3, 80, 80)
 ALL = [MNIST, CIFAR10, CIFAR100, TINY_IMAGENET, STL10, ISIC]
 
 Kind = tuple[tuple[int, int, int], int]
-
-
-def test_sources_are_the_digits_of_scikit_learn() -> None:
-    images, digits = load_sources()
-    bunch = load_digits()
-    np.testing.assert_array_equal(images, bunch.images)
-    np.testing.assert_array_equal(digits, bunch.target)
 
 
 @pytest.mark.parametrize("kind", ALL, ids=["mnist", "cifar10", "cifar100", "tinyimagenet", "stl10", "isic"])
@@ -52,12 +44,6 @@ def test_stand_in_is_the_same_on_every_machine(name: str, kind: Kind, digest: st
     assert digest_images(train, test, class_names(kind[1])).startswith(digest)
 
 
-def test_stand_ins_of_two_data_sets_differ() -> None:
-    first, _ = compose_stand_in("cifar10", *CIFAR10)
-    second, _ = compose_stand_in("stl10", *CIFAR10)
-    assert not np.array_equal(first.images, second.images)
-
-
 def cells(images: np.ndarray, places: int) -> set[bytes]:
     """The handwriting in images [N, 1, 8, 8 * places]: at this size every source appears pixel by pixel."""
     ink = (images[:, 0].astype(int) * 16 + 254) // 255
@@ -81,16 +67,3 @@ def test_label_reads_off_the_image_as_tens_and_units() -> None:
     ink = ((train.images[:, 0].astype(int) * 16 + 254) // 255).astype(np.uint8)
     read = [10 * meaning[i[:, :8].tobytes()] + meaning[i[:, 8:].tobytes()] for i in ink]
     assert read == train.labels.tolist()
-
-
-def test_digits_use_the_whole_height_and_stand_in_the_middle() -> None:
-    train, _ = compose_stand_in("any", (1, 32, 32), 100)
-    ink_rows = np.flatnonzero(train.images.max(axis=(0, 1, 3)))
-    assert (ink_rows.min(), ink_rows.max()) == (8, 23)
-
-
-def test_colours_are_seen_in_three_channels_only() -> None:
-    grey, _ = compose_stand_in("any", (1, 28, 28), 10)
-    coloured, _ = compose_stand_in("any", (3, 32, 32), 10)
-    assert (grey.images.min(), grey.images.max()) == (0, 255)
-    assert len({tuple(image[:, 0, 0]) for image in coloured.images}) > 100

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from stages.datasets import isic2019
-from stages.datasets.isic2019 import ARCHIVE, COLUMNS, METADATA, TRUTH, BadTable
-from stages.datasets.pictures import ExtraFile, MissingFile, decode_square
+from stages.datasets.isic2019 import ARCHIVE, COLUMNS, METADATA, TRUTH
+from stages.datasets.pictures import decode_square
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
+from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource, load_params
 from tests.datasets.archives import write_zip
 from tests.datasets.test_pictures import jpeg
@@ -119,16 +120,21 @@ def test_share_of_known_lesions_is_stated(tmp_path: Path) -> None:
 
 
 TRUTH_FAULTS = {
-    "no column": ("MEL,", "", BadTable, "has no column MEL"),
-    "two classes": ("ISIC_0000000,1.0,0.0", "ISIC_0000000,1.0,1.0", BadTable, "ISIC_0000000 is not of exactly one of"),
-    "ninth class": ("ISIC_0000000,1.0", "ISIC_0000000,0.0", BadTable, "ISIC_0000000 is not of exactly one of"),
-    "no number": ("ISIC_0000000,1.0", "ISIC_0000000,yes", BadTable, "ISIC_0000000 is not of exactly one of"),
-    "twice": ("ISIC_0000001,", "ISIC_0000000,", BadTable, "ISIC_0000000 comes twice"),
-    "picture without a row": ("ISIC_0000001,", "ISIC_9999999,", ExtraFile, "ISIC_0000001.jpg: .* doesn't name it"),
+    "no column": ("MEL,", "", DatasetError, "has no column MEL"),
+    "two classes": (
+        "ISIC_0000000,1.0,0.0",
+        "ISIC_0000000,1.0,1.0",
+        DatasetError,
+        "ISIC_0000000 is not of exactly one of",
+    ),
+    "ninth class": ("ISIC_0000000,1.0", "ISIC_0000000,0.0", DatasetError, "ISIC_0000000 is not of exactly one of"),
+    "no number": ("ISIC_0000000,1.0", "ISIC_0000000,yes", DatasetError, "ISIC_0000000 is not of exactly one of"),
+    "twice": ("ISIC_0000001,", "ISIC_0000000,", DatasetError, "ISIC_0000000 comes twice"),
+    "picture without a row": ("ISIC_0000001,", "ISIC_9999999,", DatasetError, "ISIC_0000001.jpg: .* doesn't name it"),
     "row without a picture": (
         "UNK\n",
         "UNK\nISIC_9999999,1.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0\n",
-        MissingFile,
+        DatasetError,
         "has no ISIC_9999999.jpg",
     ),
 }
@@ -148,7 +154,7 @@ def test_fault_of_the_ground_truth_is_named(tmp_path: Path, fault: str) -> None:
 def test_metadata_without_lesions_are_named(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / METADATA).write_text("image,sex\n")
-    with pytest.raises(BadTable, match="has no column lesion_id"):
+    with pytest.raises(DatasetError, match="has no column lesion_id"):
         isic2019.read_split(tmp_path, "train")
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from stages.datasets.archive import walk
 from stages.datasets.manifest import Manifest
-from stages.datasets.mirror import BadMirror, copy_to_mirror
+from stages.datasets.mirror import copy_to_mirror
 from stages.datasets.prepare import prepare
-from stages.datasets.sources import NothingAvailable, Replaced, fetch_dataset
-from stages.datasets.verified import ChecksumMismatch
+from stages.datasets.sources import fetch_dataset
+from stages.datasets.verified import ChecksumMismatch, DatasetError
 from stages.params.experiment import DatasetSource, SourceFile
 from tests.datasets import test_isic2019
 from tests.datasets.conftest import write_folder
@@ -65,20 +65,13 @@ def test_whole_set_without_digests_is_never_full(tmp_path: Path, official_host: 
     assert (info.provenance, info.train_images, info.test_images) == ("subset", 55, 11)
 
 
-def test_official_host_may_lack_nothing(tmp_path: Path, official_host: OfficialHost) -> None:
-    files = written(tmp_path / "official")
-    official_host.answers = {name: Answer(body=files[name]) for name in (TRUTH, ARCHIVE)}
-    with pytest.raises(NothingAvailable, match=f"Refused: .*{METADATA}: HTTP 404"):
-        fetch(declare(official_host.url), tmp_path)
-
-
 def test_what_came_without_a_digest_is_held_to_its_first_bytes(tmp_path: Path) -> None:
     write_folder(tmp_path / "mirror/tiny", written(tmp_path / "official"))
     manifest = fetch(declare(), tmp_path, tmp_path / "mirror")
     assert fetch(declare(), tmp_path) == manifest
     path = tmp_path / "downloads/tiny" / TRUTH
     path.write_bytes(path.read_bytes() + b"\n")
-    with pytest.raises(Replaced, match=rf"{TRUTH}: sha256 was .* when it was fetched"):
+    with pytest.raises(DatasetError, match=rf"{TRUTH}: sha256 was .* when it was fetched"):
         fetch(declare(), tmp_path)
 
 
@@ -120,7 +113,7 @@ def test_hostile_description_of_a_part_is_refused(tmp_path: Path, name: str, mes
     (tmp_path / "outside").write_bytes((folder / TRUTH).read_bytes())
     (folder / "linked").symlink_to(tmp_path / "outside")
     hostile(folder, name)
-    with pytest.raises(BadMirror, match=message):
+    with pytest.raises(DatasetError, match=message):
         fetch(declare(), tmp_path / "home", tmp_path / "mirror")
     assert not (tmp_path / "home/downloads/tiny" / ARCHIVE).exists()
 

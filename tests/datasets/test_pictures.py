@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stages.datasets.pictures import BadPicture, MissingFile, decode_square, read_pictures
+from stages.datasets.pictures import decode_square, read_pictures
+from stages.datasets.verified import DatasetError
 from tests.datasets.archives import write_archive
 
 
@@ -67,7 +68,7 @@ def png() -> bytes:
     ids=["empty", "page", "cut", "header", "png"],
 )
 def test_what_is_no_whole_jpeg_is_named(content: bytes) -> None:
-    with pytest.raises(BadPicture, match="archive, picture: not a whole JPEG picture"):
+    with pytest.raises(DatasetError, match="archive, picture: not a whole JPEG picture"):
         decode_square(content, 64, "archive, picture")
 
 
@@ -79,7 +80,7 @@ def resized(content: bytes, height: int, width: int) -> bytes:
 
 @pytest.mark.parametrize(("height", "width"), [(9000, 8000), (60000, 60000)])
 def test_picture_that_unpacks_to_too_many_pixels_is_refused(height: int, width: int) -> None:
-    with pytest.raises(BadPicture, match="pixels"):
+    with pytest.raises(DatasetError, match="pixels"):
         decode_square(resized(jpeg(stripes(64, 64)), height, width), 64, "here")
 
 
@@ -95,5 +96,5 @@ def test_pictures_come_in_the_order_of_the_archive(tmp_path: Path, suffix: str) 
 
 def test_archive_without_a_labelled_picture_is_named(tmp_path: Path) -> None:
     archive = write_archive(tmp_path / "a.zip", [("a.JPEG", jpeg(stripes(8, 8)))])
-    with pytest.raises(MissingFile, match="has no labelled picture"):
+    with pytest.raises(DatasetError, match="has no labelled picture"):
         read_pictures(archive, {}, 8)

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.datasets.checks import MissingClass, UnknownReader, WrongCount, WrongLabel, WrongShape
-from stages.datasets.manifest import BadManifest, Manifest, judge_provenance, read_manifest
+from stages.datasets.manifest import Manifest, judge_provenance, read_manifest
 from stages.datasets.packed import PackedInfo, read_images, read_info
 from stages.datasets.prepare import READERS, prepare
 from stages.datasets.sources import fetch_dataset
-from stages.datasets.verified import ChecksumMismatch
+from stages.datasets.verified import ChecksumMismatch, DatasetError
 from stages.params.experiment import DatasetSource
 from tests.datasets.tiny import TEST, TRAIN, TinyDataset, cifar10_files, tiny_cifar10, tiny_mnist, write_mirror_json
 
@@ -114,7 +113,7 @@ CLASSES_GONE = {
 @pytest.mark.parametrize("split", CLASSES_GONE)
 def test_missing_class_is_named(tmp_path: Path, split: str) -> None:
     files, message = CLASSES_GONE[split]
-    with pytest.raises(MissingClass, match=message):
+    with pytest.raises(DatasetError, match=message):
         pack(tiny_cifar10(files), tmp_path)
     assert not (tmp_path / "processed").exists()
 
@@ -123,23 +122,23 @@ def test_class_that_goes_with_the_inexact_rows_is_missed(tmp_path: Path) -> None
     labels = np.append(np.arange(TEST - 1) % 9, 9)
     dataset = tiny_cifar10(cifar10_files(test_labels=labels))
     manifest = changed_mirror(dataset, tmp_path, TEST_BATCH, [199])
-    with pytest.raises(MissingClass, match="tiny, test: no image of truck"):
+    with pytest.raises(DatasetError, match="tiny, test: no image of truck"):
         prepare(dataset.source, manifest, tmp_path, tmp_path / "packed")
 
 
 def test_label_outside_the_classes_is_named(tmp_path: Path) -> None:
     labels = np.arange(TRAIN) % 10
     labels[13] = 10
-    with pytest.raises(WrongLabel, match="tiny, train: row 13 has label 10; labels go from 0 to 9"):
+    with pytest.raises(DatasetError, match="tiny, train: row 13 has label 10; labels go from 0 to 9"):
         pack(tiny_cifar10(cifar10_files(train_labels=labels)), tmp_path)
 
 
 DECLARATIONS: Mapping[str, tuple[dict[str, object], type[Exception], str]] = {
-    "training count": ({"train": 51}, WrongCount, "tiny, train: 50 images; params.yaml declares 51"),
-    "test count": ({"test": 199}, WrongCount, "tiny, test: 200 images; params.yaml declares 199"),
-    "shape": ({"shape": (3, 28, 28)}, WrongShape, r"images are \(3, 32, 32\); params.yaml declares \(3, 28, 28\)"),
-    "classes": ({"classes": 100}, WrongCount, "10 class names; params.yaml declares 100"),
-    "reader": ({"reader": "cifar-10"}, UnknownReader, "reader is 'cifar-10'; known: cifar10, cifar100, imagenette"),
+    "training count": ({"train": 51}, DatasetError, "tiny, train: 50 images; params.yaml declares 51"),
+    "test count": ({"test": 199}, DatasetError, "tiny, test: 200 images; params.yaml declares 199"),
+    "shape": ({"shape": (3, 28, 28)}, DatasetError, r"images are \(3, 32, 32\); params.yaml declares \(3, 28, 28\)"),
+    "classes": ({"classes": 100}, DatasetError, "10 class names; params.yaml declares 100"),
+    "reader": ({"reader": "cifar-10"}, DatasetError, "reader is 'cifar-10'; known: cifar10, cifar100, imagenette"),
 }
 
 
@@ -162,7 +161,7 @@ def test_raw_file_that_changed_after_fetch_is_named(tmp_path: Path) -> None:
     ):
         prepare(dataset.source, manifest, tmp_path, tmp_path / "packed")
     path.unlink()
-    with pytest.raises(BadManifest, match="no such file, though the manifest lists it"):
+    with pytest.raises(DatasetError, match="no such file, though the manifest lists it"):
         prepare(dataset.source, manifest, tmp_path, tmp_path / "packed")
 
 
@@ -179,5 +178,5 @@ def test_bad_manifest_says_how_to_make_it(tmp_path: Path, text: str | None, mess
     path = tmp_path / "tiny.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(BadManifest, match=f"{message}.*; `python -m stages.fetch tiny` writes it"):
+    with pytest.raises(DatasetError, match=f"{message}.*; `python -m stages.fetch tiny` writes it"):
         read_manifest(path)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from stages.datasets import cifar10, cifar100, mnist, stl10
+from stages.datasets.verified import DatasetError
 
 
 def write(folder: Path, name: str, content: bytes) -> Path:
@@ -52,7 +53,7 @@ def test_mnist_split_pairs_images_with_labels(tmp_path: Path) -> None:
 )
 def test_bad_idx_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     path = write(tmp_path, "images.gz", content)
-    with pytest.raises(mnist.BadIdxFile, match=message):
+    with pytest.raises(DatasetError, match=message):
         mnist.read_idx(path, mnist.IMAGES_MAGIC)
 
 
@@ -87,16 +88,8 @@ def test_cifar100_takes_the_fine_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [0, 3072, 3074])
 def test_bad_cifar_file_is_named(tmp_path: Path, size: int) -> None:
     path = write(tmp_path, "batch.bin", bytes(size))
-    with pytest.raises(cifar10.BadCifarFile, match=f"batch.bin: {size:,} bytes are not a whole number of rows"):
+    with pytest.raises(DatasetError, match=f"batch.bin: {size:,} bytes are not a whole number of rows"):
         cifar10.read_rows(path, label_bytes=1)
-
-
-def test_classes_are_the_official_ones() -> None:
-    assert len(set(cifar10.CLASSES)) == 10
-    assert list(cifar10.CLASSES) == sorted(cifar10.CLASSES)
-    assert len(set(cifar100.CLASSES)) == 100
-    assert list(cifar100.CLASSES) == sorted(cifar100.CLASSES)
-    assert cifar100.CLASSES[:2] + cifar100.CLASSES[-1:] == ("apple", "aquarium_fish", "worm")
 
 
 def test_stl10_planes_are_stored_column_by_column(tmp_path: Path) -> None:
@@ -116,5 +109,5 @@ def test_stl10_planes_are_stored_column_by_column(tmp_path: Path) -> None:
 def test_bad_stl10_file_is_named(tmp_path: Path, size: int) -> None:
     write(tmp_path, "stl10_binary/test_X.bin", bytes(size))
     write(tmp_path, "stl10_binary/test_y.bin", bytes([1]))
-    with pytest.raises(stl10.BadStl10File, match=f"test_X.bin: {size:,} bytes are not a whole number of pictures"):
+    with pytest.raises(DatasetError, match=f"test_X.bin: {size:,} bytes are not a whole number of pictures"):
         stl10.read_split(tmp_path, "test")

@@ -8,15 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.datasets import sgemm
-from stages.datasets.checks import WrongCount, WrongResponse, WrongShape
+from stages.datasets import prepare_table
 from stages.datasets.manifest import Manifest
 from stages.datasets.packed import Split, TableSet, digest_tables, read_info, read_table
 from stages.datasets.prepare import prepare
 from stages.datasets.prepare_table import split_rows, standardise
-from stages.datasets.sgemm import BadTable
 from stages.datasets.sources import fetch_dataset
-from stages.datasets.verified import ChecksumMismatch
+from stages.datasets.verified import ChecksumMismatch, DatasetError
 from stages.params.experiment import DatasetSource, SourceFile, load_params
 from tests.datasets.archives import write_zip
 from tests.datasets.official_host import Answer, OfficialHost
@@ -29,7 +27,7 @@ SPLITS: tuple[Split, ...] = ("train", "test")
 
 def write(folder: Path, *lines: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / sgemm.FILE).write_text("\n".join(lines) + "\n")
+    (folder / prepare_table.FILE).write_text("\n".join(lines) + "\n")
     return folder
 
 
@@ -45,12 +43,12 @@ def declare(train: int, test: int, columns: int = 14) -> DatasetSource:
         licence="none",
         homepage="http://127.0.0.1/",
         urls=(),
-        files=(SourceFile(name=sgemm.FILE),),
+        files=(SourceFile(name=prepare_table.FILE),),
     )
 
 
 def test_row_is_fourteen_settings_and_four_runs(tmp_path: Path) -> None:
-    settings, times = sgemm.read_rows(write(tmp_path, HEADER, FIRST, SECOND))
+    settings, times = prepare_table.read_rows(write(tmp_path, HEADER, FIRST, SECOND))
     assert settings.tolist() == [
         [16, 16, 16, 8, 8, 8, 8, 2, 1, 1, 0, 0, 0, 0],
         [128, 64, 32, 32, 16, 8, 16, 8, 4, 2, 1, 0, 1, 0],
@@ -80,8 +78,8 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_of_the_table_is_named(tmp_path: Path, fault: str) -> None:
     lines, message = FAULTS[fault]
-    with pytest.raises(BadTable, match=message):
-        sgemm.read_rows(write(tmp_path, *lines))
+    with pytest.raises(DatasetError, match=message):
+        prepare_table.read_rows(write(tmp_path, *lines))
 
 
 def test_columns_are_logarithms_standardised_by_training_rows_alone() -> None:
@@ -129,13 +127,13 @@ def test_digest_turns_with_every_part() -> None:
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        (declare(1, 2), WrongCount, "tiny: 2 rows; params.yaml declares 3"),
+        (declare(1, 2), DatasetError, "tiny: 2 rows; params.yaml declares 3"),
         (
             dataclasses.replace(declare(1, 1), response_range=(32.0, 115.26)),
-            WrongResponse,
+            DatasetError,
             "tiny: responses from 32 to 118.55; params.yaml: 32 to 115.26",
         ),
-        (declare(1, 1, columns=13), WrongShape, r"rows have 14 columns; params.yaml: \(13,\)"),
+        (declare(1, 1, columns=13), DatasetError, r"rows have 14 columns; params.yaml: \(13,\)"),
     ],
 )
 def test_difference_from_the_declaration_is_named(
@@ -161,7 +159,7 @@ def test_stand_in_has_the_columns_of_the_table_and_the_same_digest_everywhere(tm
 
 
 def test_stand_in_can_be_learnt_but_not_by_one_column() -> None:
-    settings, times = sgemm.compose_stand_in(640)
+    settings, times = prepare_table.compose_stand_in(640)
     splits, _, _ = standardise(settings, times, split_rows({"train": 576, "test": 64}))
     train, test = splits["train"], splits["test"]
 
@@ -174,20 +172,24 @@ def test_stand_in_can_be_learnt_but_not_by_one_column() -> None:
 
 
 def test_pinned_table_counts_whatever_archive_it_comes_in(tmp_path: Path, official_host: OfficialHost) -> None:
-    content = write(tmp_path / "raw", HEADER, FIRST, SECOND).joinpath(sgemm.FILE).read_bytes()
-    members = [(f"__MACOSX/._{sgemm.FILE}", b"a file manager's"), (sgemm.FILE, content), ("Readme.txt", b"")]
+    content = write(tmp_path / "raw", HEADER, FIRST, SECOND).joinpath(prepare_table.FILE).read_bytes()
+    members = [
+        (f"__MACOSX/._{prepare_table.FILE}", b"a file manager's"),
+        (prepare_table.FILE, content),
+        ("Readme.txt", b""),
+    ]
     archive = write_zip(tmp_path / "sgemm.zip", members)
     official_host.answers = {"sgemm.zip": Answer(body=archive.read_bytes())}
     source = dataclasses.replace(
         declare(1, 1),
         urls=(official_host.url,),
         archive=SourceFile(name="sgemm.zip"),
-        files=(SourceFile(name=sgemm.FILE, sha256=hashlib.sha256(content).hexdigest()),),
+        files=(SourceFile(name=prepare_table.FILE, sha256=hashlib.sha256(content).hexdigest()),),
     )
     manifest = fetch_dataset("tiny", source, tmp_path, None, lambda line: None)
     assert (manifest.source, [file.matches_official for file in manifest.files]) == ("official", [True])
-    wrong = dataclasses.replace(source, files=(SourceFile(name=sgemm.FILE, sha256="0" * 64),))
-    with pytest.raises(ChecksumMismatch, match=rf"sgemm.zip, {sgemm.FILE}: expected sha256 0000"):
+    wrong = dataclasses.replace(source, files=(SourceFile(name=prepare_table.FILE, sha256="0" * 64),))
+    with pytest.raises(ChecksumMismatch, match=rf"sgemm.zip, {prepare_table.FILE}: expected sha256 0000"):
         fetch_dataset("tiny", wrong, tmp_path / "elsewhere", None, lambda line: None)
 
 

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from sklearn import metrics as sklearn_metrics
 from sklearn.calibration import calibration_curve
 
-from stages.evaluation.metrics import (
+from stages.evaluation.scores import (
     CALIBRATION_BINS,
     accuracy,
     confusion_matrix,
@@ -76,51 +76,6 @@ def test_a_probability_of_zero_costs_a_finite_loss() -> None:
 
 def test_of_equal_probabilities_the_lowest_class_counts() -> None:
     assert correctness(np.full((1, 4), 0.25), np.array([0])).all()
-
-
-@given(scored(), st.randoms(use_true_random=False))
-def test_shuffling_images_changes_nothing(arrays: Scored, random: object) -> None:
-    probabilities, labels = arrays
-    order = np.arange(len(labels))
-    random.shuffle(order)  # type: ignore[attr-defined]
-    for metric in (accuracy, cross_entropy, expected_calibration_error):
-        assert metric(probabilities[order], labels[order]) == pytest.approx(metric(probabilities, labels), abs=1e-9)
-    shuffled = confusion_matrix(probabilities[order], labels[order])
-    assert np.array_equal(shuffled, confusion_matrix(probabilities, labels))
-
-
-@given(scored())
-def test_confusion_accounts_for_every_image(arrays: Scored) -> None:
-    probabilities, labels = arrays
-    confusion = confusion_matrix(probabilities, labels)
-    assert np.array_equal(confusion.sum(axis=1), np.bincount(labels, minlength=probabilities.shape[1]))
-    assert np.trace(confusion) == correctness(probabilities, labels).sum()
-    assert accuracy(probabilities, labels) == np.trace(confusion) / len(labels)
-
-
-@given(scored())
-def test_metrics_stay_in_their_range(arrays: Scored) -> None:
-    assert 0 <= accuracy(*arrays) <= 1
-    assert 0 <= expected_calibration_error(*arrays) <= 1
-    assert 0 <= cross_entropy(*arrays) <= 126 * math.log(2) + 1e-9
-
-
-@given(scored())
-def test_calibration_error_bounds_the_gap_between_confidence_and_accuracy(arrays: Scored) -> None:
-    """Triangle inequality: more bins never hide what one bin shows."""
-    probabilities, labels = arrays
-    gap = abs(probabilities.max(axis=1).astype(np.float64).mean() - accuracy(probabilities, labels))
-    assert expected_calibration_error(probabilities, labels, bins=1) == pytest.approx(gap, abs=1e-9)
-    assert expected_calibration_error(probabilities, labels) >= gap - 1e-9
-
-
-@given(scored(), st.permutations(range(6)))
-def test_renaming_classes_changes_no_loss(arrays: Scored, names: list[int]) -> None:
-    probabilities, labels = arrays
-    classes = probabilities.shape[1]
-    order = np.array([name for name in names if name < classes])
-    renamed = np.argsort(order)[labels]
-    assert cross_entropy(probabilities[:, order], renamed) == pytest.approx(cross_entropy(probabilities, labels))
 
 
 @given(scored())

@@ -43,19 +43,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[byt
     return outcomes(project)
 
 
-def test_killed_between_epochs_and_resumed_gives_the_same_numbers(
-    tmp_path: Path, undisturbed: dict[str, tuple[bytes, bytes]]
-) -> None:
-    project = make_project(tmp_path, epochs=40)
-    process = start_training(project)
-    wait_until(lambda: saved_states(project))
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert saved_states(project), "the resume state survives"
-    train(project)
-    assert outcomes(project) == undisturbed
-
-
 def test_asked_to_stop_it_saves_and_goes_on_later(tmp_path: Path, undisturbed: dict[str, tuple[bytes, bytes]]) -> None:
     project = make_project(tmp_path, epochs=40)
     process = start_training(project)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 from stages.datasets.packed import PackedDataError
 from stages.params.experiment import load_params
+from stages.runs.object_store import ObjectStore
 from stages.runs.outcome import find_fault
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import Group
@@ -22,6 +24,7 @@ from stages.scheduling.engine.ray_code import TooMuchCode, copy_code
 from stages.scheduling.engine.ray_shares import Shares
 from stages.scheduling.engine.ray_task import Ask, ToldScratch, train_group
 from stages.scheduling.runner import compare, find_experiment
+from tests.object_server import BUCKET, ObjectServer
 from tests.project import EXPERIMENT, edit, make_project
 
 pytestmark = pytest.mark.long
@@ -123,6 +126,20 @@ def test_an_interrupt_saves_and_stops(project: Path) -> None:
     train_group(ask_for(group), tell, None)
     assert kinds(told) == ["placed", "started", "saved", "stopped"]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_node_whose_keys_the_store_refuses_says_so_before_anything_else(
+    project: Path, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in object_server.environment.items():
+        monkeypatch.setenv(name, value)
+    ask = ask_for(group_of(project), store=ObjectStore(f"s3://{BUCKET}/keys", project / "read"), data=Path("nowhere"))
+    object_server.refuse_keys()
+    try:
+        told = told_by(ask)
+    finally:
+        object_server.refuse_keys(after=math.inf)
+    assert kinds(told) == ["placed", "shut_out"] and "access is refused" in told[-1][1]
 
 
 def test_other_code_than_the_keys_is_refused_by_name(project: Path) -> None:

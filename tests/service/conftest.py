@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from filelock import FileLock
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
@@ -78,15 +80,21 @@ def published_client(published: str) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="session")
 def computed_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The evidence and the models in git with what is computed without training, as a repro computes it."""
-    root = tmp_path_factory.mktemp("computed")
-    (root / "data").mkdir()
-    for name in ("params", "params.yaml", "dvc.yaml", *(f"data/{name}" for name in IN_GIT)):
-        (root / name).symlink_to(REPOSITORY / name)
-    margins = load_params(root).verdicts.margins
-    found = {paper: import_module(f"stages.papers.{paper}.findings").findings(margins) for paper in papers()}
-    (root / "data" / "findings.jsonl").write_bytes(lines(found))
-    record(root, "data/results.db")
+    """The evidence and the models in git with what is computed without training, as a repro computes it.
+
+    The first of the processes that want it makes it for all.
+    """
+    own = tmp_path_factory.getbasetemp()
+    root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "computed"
+    with FileLock(f"{root}.lock"):
+        if not root.exists():
+            (root / "data").mkdir(parents=True)
+            for name in ("params", "params.yaml", "dvc.yaml", *(f"data/{name}" for name in IN_GIT)):
+                (root / name).symlink_to(REPOSITORY / name)
+            margins = load_params(root).verdicts.margins
+            found = {paper: import_module(f"stages.papers.{paper}.findings").findings(margins) for paper in papers()}
+            (root / "data" / "findings.jsonl").write_bytes(lines(found))
+            record(root, "data/results.db")
     return root
 
 

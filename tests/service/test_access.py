@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
 import os
 import sqlite3
 import subprocess
@@ -118,19 +119,19 @@ def test_refusals_of_a_key_are_counted_as_its_own(settings: Settings, tmp_path: 
     assert 'status="401"' not in text.partition("claimcheck_key_requests_total")[2].partition("# HELP")[0]
 
 
-@pytest.mark.parametrize(
-    "origin", ["https://stranger.example", "http://127.0.0.1:3000", "null", "javascript:", "x" * 5000]
-)
-@pytest.mark.parametrize("path", [VIT, OIP])
-def test_pages_of_other_sites_may_not_post(settings: Settings, path: str, origin: str) -> None:
+def test_pages_of_other_sites_may_not_post(settings: Settings) -> None:
     friend = "https://friend.example"
+    strangers = ("https://stranger.example", "http://127.0.0.1:3000", "null", "javascript:", "x" * 5000)
     with serving(settings.model_copy(update={"cors_origins": (friend,)})) as client:
-        refused = client.post(path, files={"file": png()}, headers={"origin": origin})
-        assert refused.status_code == 403 and "may not send this" in refused.json()["detail"]
+        for origin, path in itertools.product(strangers, (VIT, OIP)):
+            refused = client.post(path, files={"file": png()}, headers={"origin": origin})
+            assert refused.status_code == 403 and "may not send this" in refused.json()["detail"]
+            assert client.get("/compare", headers={"origin": origin}).status_code == 200
         for own in (friend, "http://127.0.0.1", "https://127.0.0.1"):
             answer = client.post(VIT, files={"file": png()}, headers={"origin": own})
             assert answer.status_code == 200
-        assert client.get("/compare", headers={"origin": origin}).status_code == 200
+        shown = [client.get("/compare", headers={"origin": origin}).headers for origin in (friend, strangers[0])]
+    assert [head.get("access-control-allow-origin") for head in shown] == [friend, None]
 
 
 def test_a_client_that_asks_too_often_is_told_when_to_come_back(settings: Settings) -> None:
@@ -273,8 +274,8 @@ def test_two_servers_share_rates_and_quotas_by_a_file(root: Path, tmp_path: Path
     with running(root, folders[0], **shared) as one, running(root, folders[1], **shared) as two:
         found = [ask_at(service.address, "ann") for service in (one, two) * 4]
     assert found == [200] * 5 + [429] * 3
-    with running(root, folders[0], **shared) as again:
-        assert ask_at(again.address, "ann") == 429, "a restart forgets nothing"
+    with serving(Settings(root=root, keys=keys, counts=tmp_path / "counts.db")) as again:
+        assert ask(again, "ann") == 429, "a restart forgets nothing"
 
 
 def test_many_processes_admit_no_more_than_a_minutes_worth(tmp_path: Path) -> None:
@@ -369,19 +370,10 @@ def test_a_forwarded_address_is_believed_only_from_a_named_proxy(settings: Setti
     other = Settings(**limited.model_dump() | {"proxies": "192.0.2.9"})
     assert rates(other, *FORGED) == [200, 200, 429, 429, 429, 429]
     named = Settings(**limited.model_dump() | {"proxies": "127.0.0.0/8, 198.51.100.7"})
-    assert rates(named, *FORGED) == [200] * 6
     forged = [f"{address}, 203.0.113.5, 198.51.100.7" for address in FORGED]
-    assert rates(named, *forged) == [200, 200, 429, 429, 429, 429]
+    assert rates(named, *FORGED, *forged) == [*[200] * 6, 200, 200, 429, 429, 429, 429]
     with pytest.raises(ValueError, match="proxies"):
         Settings(proxies="*")
-
-
-def test_other_sites_may_call_where_the_operator_says_so(settings: Settings) -> None:
-    origin = {"origin": "https://friend.example"}
-    with serving(settings.model_copy(update={"cors_origins": ("https://friend.example",)})) as client:
-        assert client.get("/compare", headers=origin).headers["access-control-allow-origin"] == "https://friend.example"
-        stranger = client.get("/compare", headers={"origin": "https://stranger.example"})
-        assert "access-control-allow-origin" not in stranger.headers
 
 
 def test_lists_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

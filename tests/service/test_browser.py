@@ -20,27 +20,6 @@ KINDS = (
 """An address of each kind of page."""
 
 
-def test_a_reviewer_picks_a_data_set_and_walks_down_to_a_run(page: Page) -> None:
-    page.goto("/")
-    page.get_by_role("navigation", name="Data sets").get_by_role("link", name="CIFAR-100").click()
-    row = page.get_by_role("row", name="NiNformer").first
-    assert "53.78 %" in row.inner_text() and "33.14 %" in row.inner_text()
-    page.locator(".plot canvas").first.wait_for()
-    row.locator(".runs a").click()
-    page.locator(".plot canvas").first.wait_for()
-    assert page.get_by_role("heading", level=1).inner_text().startswith("NiNformer")
-    assert "quick" in page.get_by_role("row", name="profile").inner_text()
-
-
-def test_a_reviewer_walks_from_a_paper_to_a_claim(page: Page) -> None:
-    page.goto("/")
-    page.get_by_role("link", name="NiNformer").first.click()
-    page.get_by_role("navigation", name="Verdicts").get_by_role("link", name="contradicted").click()
-    page.get_by_role("link", name="ViT: inference time").first.click()
-    assert "contradicted" in page.locator(".fidelity").inner_text()
-    assert "113.3" in page.get_by_role("row", name="over the card’s peak").inner_text()
-
-
 OVERFLOWING = "items => items.filter(item => item.scrollWidth > item.clientWidth).map(item => item.textContent)"
 
 

@@ -9,8 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from service.pages.first_looks import FirstLook, describe_looks, first_looks
-from service.pages.models import ERRORS
+from service.pages.models import ERRORS, FirstLook, describe_looks, first_looks
 from service.pages.wording import ours_is
 from stages.results import Claim, ClaimFilter, Dataset, JudgedClaim, VerdictRow, compare, list_judged, open_results
 

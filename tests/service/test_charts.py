@@ -11,8 +11,7 @@ from fastapi.testclient import TestClient
 from service.pages import charts
 from service.pages.charts import MOST_TICKS, _epochs
 from service.pages.claim_charts import arms_charts, difference_chart, forest_chart, gain_chart, pairs_chart
-from stages.params.experiment import load_params
-from stages.params.grid import Role
+from stages.params.experiment import Role, load_params
 from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain, VerdictArm, VerdictRow
 from tests.service.results_factory import REPOSITORY
 

@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.http.negotiation import NotAcceptable, preferred
-from stages.results.table import COLUMNS
+from stages.results.estimates import COLUMNS
 
 OFFERS = {"json": "application/json", "csv": "text/csv"}
 

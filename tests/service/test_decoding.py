@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from service.inference.batching import InferenceStopped
-from service.inference.decoding import GOOD, PROCESSES, TINY_BYTES, Decoder, Upload, _here, _is_tiny
+from service.inference.decoding import GOOD, PROCESSES, TINY_BYTES, Decoder, Upload, _decode_all, _is_tiny
 from service.inference.processes import Process
 from service.slots import Busy, holder
 from stages.images import ImageError, ImageTooLarge, decode_image, outline
@@ -365,7 +365,7 @@ def test_what_is_decoded_on_the_event_loop_is_soon_done() -> None:
         for _ in range(3):
             before = time.thread_time()
             with suppress(ImageError):
-                _here(upload, [(3, 32, 32)])
+                _decode_all(content, [(3, 32, 32)])
             seconds.append(time.thread_time() - before)
         assert min(seconds) < 0.005, content[:200]
     assert looked_at > 60

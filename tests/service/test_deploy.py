@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
+from service.app import MAX_WORKERS, memory_of
 from service.settings import Settings
 from tests.project import REPOSITORY
 from tests.service.conftest import keys_file
@@ -106,6 +108,15 @@ def test_a_pod_has_no_more_than_it_needs() -> None:
     )
 
 
+def test_limits_of_memory_hold_all_that_the_service_may_take() -> None:
+    compose = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())["services"]["service"]["mem_limit"]
+    for written, workers in ((CONTAINER["resources"]["limits"]["memory"], 2), (compose, MAX_WORKERS)):
+        limit = int(re.fullmatch(r"(\d+)[Gg]i?", written)[1]) << 30  # type: ignore[index]
+        parts = memory_of(Settings(), workers, limit)
+        assert sum(parts.values()) <= limit and parts["weights"] >= 512 << 20, parts
+    assert memory_of(Settings(model_memory_bytes=1), 2, limit)["weights"] == 1
+
+
 def test_every_setting_that_is_named_exists() -> None:
     known = {f"CLAIMCHECK_{name.upper()}" for name in Settings.model_fields}
     known |= {"CLAIMCHECK_DATABASE_PASSWORD", "CLAIMCHECK_READER_PASSWORD"}
@@ -125,6 +136,9 @@ def test_the_probes_are_answered_by_a_service_with_these_settings(root: Path, tm
         settings["NOTIFY_SOCKET"] = str(tmp_path / "notify")
         with running(root, tmp_path, **settings) as service:
             assert [systemd.recv(100), systemd.recv(100)] == [b"READY=1\nWATCHDOG=1"] * 2
+            processes = [server := psutil.Process(service.process.pid), *server.children(recursive=True)]
+            parts = memory_of(Settings(), 2, 0)
+            assert sum(one.memory_full_info().pss for one in processes) < parts["server"] + parts["workers"]
             ask_as_the_node_does(service)
 
 

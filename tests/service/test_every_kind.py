@@ -19,7 +19,6 @@ CLAIMS = {
     "not reproduced": "dac.sgemm.uniform",
     "inconclusive": "dac.sgemm.depth",
     "waiting": "ninformer.table2.mnist.vit",
-    "waiting to be shown": "nmn.theory.activation",
     "at chance": "nmn.ext.resnet18.c10.aether",
     "shown": "dac.sgemm.depth_weak",
     "drawn": "dac.fig3",
@@ -27,13 +26,11 @@ CLAIMS = {
     "as read in one way": "dac.fig7b",
     "contradicted": "ninformer.table3.mnist.vit",
     "fails": "dac.thm.c1.1",
-    "a fact of data": "hyperbf.table1.c10.test",
-    "a setting": "hyperbf.setup.epochs",
     "another device": "ninformer.text.c10.time_vs_vit",
 }
 KINDS = {
     "front": "/",
-    **{f"paper {name}": f"/papers/{name}" for name in ("hyperbf", "ninformer", "nmn", "brownian", "dac")},
+    **{f"paper {name}": f"/papers/{name}" for name in ("ninformer", "brownian", "dac")},
     **{f"claim {kind}": f"/claims/{claim}" for kind, claim in CLAIMS.items()},
     "claim as cited": "/claims/dac.sgemm.gain?cited=0123456789ab",
     **{f"data {name}": f"/?dataset={name}" for name in ("cifar10", "sgemm", "openwebtext")},

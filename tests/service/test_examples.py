@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -25,7 +26,7 @@ from service.examples import (
     tensor_of,
 )
 from tests.service.results_factory import REPOSITORY
-from tests.service.running import running
+from tests.service.running import Running, running
 
 pytestmark = pytest.mark.long
 
@@ -72,17 +73,22 @@ def test_every_example_stands_in_the_document_and_on_its_page(client: TestClient
     assert ":8000" not in page and 'at = "http://127.0.0.1"' in page
 
 
+@pytest.fixture(scope="module")
+def service(published: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(REPOSITORY, tmp_path_factory.mktemp("log"), CLAIMCHECK_DATABASE=published) as service:
+        yield service
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
-def test_every_line_of_the_reference_works_as_it_stands(published: str, tmp_path: Path) -> None:
-    with running(REPOSITORY, tmp_path, CLAIMCHECK_DATABASE=str(published)) as service:
-        for name, example in load_examples().items():
-            script = example["curl"].replace("127.0.0.1:8000", f"{service.host}:{service.port}")
-            script = script.replace("curl ", "curl --fail --silent --show-error ")
-            done = subprocess.run(
-                ["sh", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
-            )
-            assert done.returncode == 0, f"{name}: {script}: {done.stderr}"
-            assert type(json.loads(done.stdout)) is type(example["answer"]), name
+def test_every_line_of_the_reference_works_as_it_stands(service: Running, tmp_path: Path) -> None:
+    for name, example in load_examples().items():
+        script = example["curl"].replace("127.0.0.1:8000", f"{service.host}:{service.port}")
+        script = script.replace("curl ", "curl --fail --silent --show-error ")
+        done = subprocess.run(
+            ["sh", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, f"{name}: {script}: {done.stderr}"
+        assert type(json.loads(done.stdout)) is type(example["answer"]), name
 
 
 def test_the_drawn_seven_is_among_the_static_files() -> None:
@@ -95,14 +101,13 @@ def test_long_lists_and_open_objects_are_cut() -> None:
     assert cut({"a": [1, 2], "code": dict.fromkeys("abcdef", 0)}) == {"a": [1], "code": dict.fromkeys("abcd", 0)}
 
 
-def test_the_first_lines_run_as_they_stand(published: str, tmp_path: Path) -> None:
+def test_the_first_lines_run_as_they_stand(service: Running) -> None:
     lines = FIRST_LINES.read_text()
     assert f"```python\n{lines}```" in (REPOSITORY / "docs" / "usage.md").read_text()
     assert len([line for line in lines.splitlines() if line]) <= 10
-    with running(REPOSITORY, tmp_path, CLAIMCHECK_DATABASE=str(published)) as service:
-        script = lines.replace("http://127.0.0.1:8000", service.address)
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
-        claims = json.loads(urlopen(f"{service.address}/api/v1/claims?limit=1000").read())
+    script = lines.replace("http://127.0.0.1:8000", service.address)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
+    claims = json.loads(urlopen(f"{service.address}/api/v1/claims?limit=1000").read())
     assert done.returncode == 0, done.stderr
     assert "DAC, 5 layers of 141 units" in done.stdout and "..." not in done.stdout
     judged = [row["id"] for row in claims if row["verdict"]["basis"] == "results" and row["verdict"]["low"] is not None]

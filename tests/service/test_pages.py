@@ -18,7 +18,6 @@ from service.pages.wording import name_claim, print_value
 from service.settings import Settings
 from stages.recording import record
 from stages.results import Claim, JudgedClaim, VerdictRow
-from stages.results.claims import AGAINST_THE_PAPER, FOR_THE_PAPER
 from tests.service.conftest import keys_file, png, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, add_results, make_root
 
@@ -80,15 +79,6 @@ def test_the_first_page_counts_each_paper_s_decidable_claims_and_leads_to_its_da
         assert f'href="/?dataset={name}"' in html
 
 
-def test_the_first_page_shows_what_came_out(client: TestClient) -> None:
-    shown = re.findall(r'href="/claims/([^"]+)"', client.get("/").text)
-    assert shown
-    for name in shown:
-        verdict = client.get(f"/api/v1/claims/{name}").json()["verdict"]
-        assert verdict["status"] in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)
-        assert verdict["basis"] in ("finding", "results"), "sizes of data sets are no news"
-
-
 def test_a_paper_s_page_has_every_claim_under_its_place_with_its_verdict(client: TestClient) -> None:
     html = client.get("/papers/ninformer").text
     claims = client.get("/api/v1/claims?paper=ninformer&limit=200").json()
@@ -102,11 +92,6 @@ def test_a_paper_s_page_has_every_claim_under_its_place_with_its_verdict(client:
     cut = client.get("/papers/ninformer?verdict=contradicted").text
     shown = set(re.findall(r'href="/claims/([^"]+)"', cut))
     assert shown == {claim["id"] for claim in claims if claim["verdict"]["status"] == "contradicted"} != set()
-
-
-@pytest.mark.parametrize(("path", "status"), [("/papers/nothing", 404), ("/claims/nothing", 404)])
-def test_a_page_of_nothing_is_not_found(client: TestClient, path: str, status: int) -> None:
-    assert client.get(path).status_code == status
 
 
 def test_a_claim_s_page_says_what_was_computed_and_by_which_rules(client: TestClient) -> None:
@@ -180,12 +165,6 @@ def test_the_order_of_models_is_a_headline_of_full_runs_alone(client: TestClient
     short = client.get("/?dataset=cifar100").text
     assert "<strong>The models finish in" not in short and "So far the models stand in" in short
     assert "which one run each can’t tell from chance" in short
-
-
-def test_a_page_that_is_not_there_offers_the_search(client: TestClient) -> None:
-    missing = client.get("/papers/nothing", headers={"accept": "text/html"})
-    assert missing.status_code == 404 and 'role="search"' in missing.text
-    assert 'role="search"' not in client.get("/?dataset=mnist&metric=x", headers={"accept": "text/html"}).text
 
 
 def test_a_run_on_part_of_the_images_says_how_many(client: TestClient) -> None:

@@ -77,9 +77,10 @@ def test_an_answer_says_who_gave_it(client: TestClient, root: Path) -> None:
 
 
 def test_a_lone_request_wakes_one_worker(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = client.app.state.claimcheck.engine.batcher._changed  # type: ignore[attr-defined]
-    notify, woken = changed.notify, []
-    monkeypatch.setattr(changed, "notify", lambda: woken.append(notify()))
+    assert client.post(f"/predict?checkpoint={VIT}", files={"file": png()}).status_code == 200
+    woken: list[None] = []
+    for waker in client.app.state.claimcheck.engine.batcher._wakers.values():  # type: ignore[attr-defined]
+        monkeypatch.setattr(waker, "notify", lambda notify=waker.notify: woken.append(notify()))
     assert client.post(f"/predict?checkpoint={VIT}", files={"file": png()}).status_code == 200
     assert len(woken) == 1
 

@@ -212,8 +212,7 @@ def test_a_killed_decoder_is_replaced_and_its_image_decoded(settings: Settings) 
         assert client.get("/health/ready").status_code == 200
 
 
-@pytest.mark.parametrize("fate", ["gone", "broken", "truncated"])
-def test_a_model_is_ready_as_long_as_its_weights_are_the_recorded_ones(root: Path, tmp_path: Path, fate: str) -> None:
+def test_a_model_is_ready_as_long_as_its_weights_are_the_recorded_ones(root: Path, tmp_path: Path) -> None:
     own = shutil.copytree(root, tmp_path / "root")
     address = "/v2/models/ninformer-cifar100.vit"
     with serving(Settings(root=own)) as client:
@@ -222,17 +221,18 @@ def test_a_model_is_ready_as_long_as_its_weights_are_the_recorded_ones(root: Pat
         run_key = client.get(f"/api/v1/checkpoints/{VIT}").json()["run_key"]
         weights = own / "data" / "runs" / "ninformer-cifar100" / run_key / "weights.safetensors"
         content = weights.read_bytes()
-        if fate == "gone":
-            weights.unlink()
-        else:
-            weights.write_bytes(content[:-1] + (b"" if fate == "truncated" else bytes([content[-1] ^ 1])))
-        for path in ("ready", "versions/0/ready"):
-            assert client.get(f"{address}/{path}").status_code == 503
-        assert client.post(f"{address}/infer", json={"inputs": [tensor()]}).status_code == 503
-        assert_problem(ask(client), 503, "the checkpoint's weights can't be read at the moment")
-        weights.write_bytes(content)
-        assert client.get(f"{address}/ready").status_code == 200
-        assert client.post(f"{address}/infer", json={"inputs": [tensor()]}).status_code == 200
+        for fate in (None, content[:-1], content[:-1] + bytes([content[-1] ^ 1])):  # gone, truncated, broken
+            if fate is None:
+                weights.unlink()
+            else:
+                weights.write_bytes(fate)
+            for path in ("ready", "versions/0/ready"):
+                assert client.get(f"{address}/{path}").status_code == 503
+            assert client.post(f"{address}/infer", json={"inputs": [tensor()]}).status_code == 503
+            assert_problem(ask(client), 503, "the checkpoint's weights can't be read at the moment")
+            weights.write_bytes(content)
+            assert client.get(f"{address}/ready").status_code == 200
+            assert client.post(f"{address}/infer", json={"inputs": [tensor()]}).status_code == 200
 
 
 def test_more_work_than_may_ever_wait_is_too_much(settings: Settings) -> None:

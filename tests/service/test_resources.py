@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blockbuster import blockbuster_ctx
 from fastapi.testclient import TestClient
 
 from service.http.caching import edition_of
 from service.settings import Settings
 from stages.recording import record
 from stages.run import canonical_json
-from tests.service.conftest import png, serving
+from tests.service.conftest import keys_file, png, serving
 from tests.service.results_factory import REPOSITORY
 from tests.service.test_errors import assert_problem
 
@@ -232,6 +233,37 @@ def test_openapi_names_every_operation_once_and_declares_its_errors(client: Test
         if operation.get("parameters"):
             assert {"422", "404"} & set(operation["responses"]), path
     assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+def test_no_route_blocks_the_event_loop(settings: Settings, tmp_path: Path) -> None:
+    """Files, SQLite, sleeping, subprocesses: whatever waits for something does so in a thread."""
+    limits = {"counts": tmp_path / "counts.db", "requests_per_minute": 1000, "keys": keys_file(tmp_path, ann="secret")}
+    with serving(settings.model_copy(update=limits)) as client, blockbuster_ctx() as blocking:
+        blocking.functions["os.stat"].deactivate()  # whether a file changed is in the kernel's memory
+        document = client.get("/api/v1/openapi.json").json()
+        paths = [
+            "/",
+            "/?dataset=cifar100",
+            "/papers/ninformer",
+            "/method",
+            "/docs",
+            "/leaderboard",
+            "/claims",
+            "/nothing",
+        ]
+        paths += ["/files/params.yaml", "/static/style.css", "/static/vega.js"]
+        for path, operation in operations(document):
+            named = {one["name"]: one for one in operation.get("parameters", []) if one["in"] == "path"}
+            filled = re.sub(r"{(\w+)}", lambda name: str((named[name[1]].get("examples") or ["1"])[0]), path)  # noqa: B023
+            paths += [filled] if "requestBody" not in operation else []
+        found = {path: client.get(path) for path in paths}
+        for size in (32, 400):
+            for form in ({}, {"top_k": "1"}):  # the short way, and that of any form
+                address = f"/predict?checkpoint=ninformer-cifar100.vit.0#{size}{form}"
+                files, headers = {"file": png(size=(size, size))}, {"authorization": "Bearer secret"}
+                found[address] = client.post(address, files=files, data=form, headers=headers)
+        assert len(found) > 40
+        assert {path: answer.text for path, answer in found.items() if answer.status_code >= 500} == {}
 
 
 def test_openapi_has_no_dangling_reference(client: TestClient) -> None:

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from service.pages.amounts import by_reading, imply, in_terms_of
-from service.pages.formats import flops, span
+from service.pages.formats import by_reading, flops, imply, in_terms_of, span
 from service.pages.printed import count_errors
 from service.pages.wording import (
     _CAPTION_WORDS,

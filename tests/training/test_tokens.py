@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stages.papers.nmn import GPT2, AetherGPT
+from stages.papers.nmn import GPT2
 from stages.run import OptimizerSpec, Protocol, Replicate, SplitSpec
 from stages.training.loop import Outcome, TrainingState, TrainingStopped, fit, measure, seeded_model
 from stages.training.tokens import NextToken, TokenWindows
 
-REAL_TEXT = Path(__file__).resolve().parents[2].parent / "shared/data/text/tinyshakespeare/input.txt"
 REPLICATE = Replicate(seed=3)
 
 
@@ -43,13 +41,6 @@ def train(text: bytes, window: int, protocol: Protocol, **options: Any) -> tuple
     model = seeded_model(lambda: build_gpt2(window), REPLICATE)
     task = NextToken(TokenWindows(as_tokens(text), window), protocol)
     return model, fit(model, task, protocol, REPLICATE, **options)
-
-
-@pytest.fixture(scope="module")
-def real_text() -> bytes:
-    if not REAL_TEXT.is_file():
-        pytest.skip("no real text: it lies beside the repository, in shared/data")
-    return REAL_TEXT.read_bytes()
 
 
 def test_a_window_predicts_each_token_from_those_before_it() -> None:
@@ -91,15 +82,6 @@ def test_loss_is_the_mean_of_minus_log_probability_per_token() -> None:
     assert task.sums(probabilities.log(), targets, loss).tolist() == pytest.approx([expected])
     half = task.loss(probabilities.log().bfloat16(), targets)
     assert half.dtype == torch.float32
-
-
-def test_a_model_that_knows_nothing_loses_the_logarithm_of_the_vocabulary() -> None:
-    task = NextToken(TokenWindows(as_tokens(b"anything at all"), 5), make_protocol())
-    model = seeded_model(lambda: build_gpt2(5), REPLICATE)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    assert measure(model, task) == {"loss": pytest.approx(math.log(256))}
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 256])
@@ -150,32 +132,3 @@ def test_a_text_that_repeats_is_learned_by_heart() -> None:
     protocol = make_protocol(epochs=60, batch_size=8)
     _, outcome = train(b"0123456789" * 20, 8, protocol)
     assert outcome.history[-1]["train_loss"] < 0.15 < 2 < outcome.history[0]["train_loss"]
-
-
-@pytest.mark.parametrize("proposed", [False, True], ids=["gpt2", "aether-gpt"])
-def test_real_text_is_predicted_better_than_by_its_letters_alone(real_text: bytes, proposed: bool) -> None:
-    """After 150 steps, on windows that training never saw: below the entropy of the test windows' own bytes."""
-    protocol = make_protocol(
-        batch_size=16, epochs=1, steps_per_epoch=150, optimizer=OptimizerSpec(name="adamw", lr=5e-3)
-    )
-    sizes: dict[str, Any] = {
-        "vocabulary_size": 256,
-        "context": 32,
-        "width": 32,
-        "depth": 1,
-        "num_heads": 2,
-        "dropout": 0.0,
-    }
-
-    def build() -> nn.Module:
-        if proposed:
-            return AetherGPT(**sizes, attention="yat", scale="guide", epsilon=0.1)
-        return GPT2(**sizes)
-
-    model = seeded_model(build, REPLICATE)
-    held_out = real_text[-20_000:]
-    fit(model, NextToken(TokenWindows(as_tokens(real_text[:500_000]), 32), protocol), protocol, REPLICATE)
-    shares = np.bincount(np.frombuffer(held_out, dtype=np.uint8)) / len(held_out)
-    entropy = -sum(share * math.log(share) for share in shares if share)
-    measured = measure(model, NextToken(TokenWindows(as_tokens(held_out), 32), protocol))["loss"]
-    assert measured < entropy - 0.2, f"bytes alone: {entropy:.2f} nats, model: {measured:.2f}"

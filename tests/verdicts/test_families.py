@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import cache
 
@@ -7,7 +8,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stages.verdicts import Status, Verdict, false_discovery_rates, judge_tally, judge_wins
+from stages.verdicts import (
+    Order,
+    Status,
+    Verdict,
+    design_effect,
+    false_discovery_rates,
+    judge_tally,
+    judge_wins,
+)
 from tests.verdicts.simulation import RULES
 
 RNG = np.random.default_rng(0)
@@ -153,6 +162,29 @@ def test_chance_reproduces_no_lead_and_hardly_ever_refutes_a_repetition() -> Non
         theirs, ours = ((RNG.random((4000, 16)) < chances).sum(axis=1).tolist() for _ in range(2))
         judged = [judged_count(k, claimed) for k, claimed in zip(ours, theirs, strict=True)]
         assert judged.count(Status.NOT_REPRODUCED) / 4000 < 0.05
+
+
+def test_orders_that_are_won_together_count_as_fewer() -> None:
+    """Eight that share their gains are worth one: then nine of sixteen aren't distinct from fifteen."""
+    rng = np.random.default_rng(5)
+    shared, own = rng.standard_normal((2, 1, 5)).repeat(8, axis=1).reshape(16, 5), rng.standard_normal((16, 5))
+    effects = []
+    for drawn in (own, shared):
+        orders = [
+            Order(
+                verdict=dataclasses.replace(gain(0.3), stderr=1.0),
+                printed=1.0,
+                dataset=str(number // 8),
+                gains=dict(enumerate(row)),
+            )
+            for number, row in enumerate(drawn)
+        ]
+        effects.append(design_effect(orders))
+    assert effects == [pytest.approx(1.2, abs=0.3), pytest.approx(8)]
+    split = [*[gain(0.3)] * 9, *[gain(0.3, -1)] * 7]
+    alone, together = (judge_wins(15, split, RULES, n=5, effect=effect) for effect in (1.0, 8.0))
+    assert (alone.status, together.status) == (Status.NOT_REPRODUCED, Status.INCONCLUSIVE)
+    assert together.low < alone.low and "as if 8 orders were one" in together.explanation
 
 
 @cache

@@ -40,6 +40,7 @@ from stages.verdicts import (
     UniformClaim,
     ValueClaim,
     Verdict,
+    design_effect,
     indicate_order,
     judge_comparable,
     judge_count,
@@ -115,8 +116,7 @@ LIMITS = {
     "common": "Replicates or folds that share what differs from one experiment to the next, such as their training "
     "images: the data don't show it, so every level holds given these images. The correlation is 0.2.",
     "best": "A paper that prints the best of three runs and doesn't say so.",
-    "share": "A margin that is half of the printed number has that number's error, too.",
-    "tails": "Replicates with long tails, in a test of their spread: it takes them as normal.",
+    "tails": "Replicates with long tails, in a test of their spread or of one printed run: it takes them as normal.",
     "direction": "Short runs give a direction and no test.",
 }
 """Why no test can hold its level in some worlds; each generator has a ceiling for the rate there instead."""
@@ -312,7 +312,13 @@ def judge_printed(world: World, rng: np.random.Generator, stderr: float | None, 
 
 
 @generator(
-    "A value of one run is off by the margin", SIZE, "noise planned common best_of", skew=0.13, common=0.09, best=0.09
+    "A value of one run is off by the margin",
+    SIZE,
+    "noise planned common best_of",
+    skew=0.13,
+    common=0.09,
+    best=0.09,
+    tails=0.065,
 )
 def value(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     best = noise(dataclasses.replace(world, common=0.0), rng, world.best_of).min(keepdims=True)
@@ -395,14 +401,15 @@ def order_of_folds(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     skew=0.12,
     common=0.1,
     best=0.05,
+    tails=0.065,
 )
 def size(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
-    """The margin is half of the printed gain, and six SD of a difference."""
+    """The margin is half of the printed gain, and the true one half more: twelve and eighteen SD of a difference."""
     both, margin = arms(world, rng), 6 * (1 + world.ratio**2) ** 0.5
     runs = noise(dataclasses.replace(world, common=0.0), rng, 2, world.best_of).max(axis=1)
     printed = 2 * margin + world.ratio * runs[0] - runs[1]
-    both[0] += margin
-    claim = GainClaim(gain=float(printed), margin=margin, better="higher", n=1)
+    both[0] += 3 * margin
+    claim = GainClaim(gain=float(printed), margin=float(printed) / 2, better="higher", n=1, slope=0.5)
     for n in looks(world):
         ours, theirs = (Drawn(arm[:n].tolist()) for arm in both)
         yield judge_gap(claim, ours, theirs, rules=RULES, pairing="none", planned=world.planned)
@@ -473,7 +480,7 @@ def ratio(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     yield from judge_ratio(world, rng, "ninformer.text.c10.acc_vs_mixer", 0.24, value=0.16, n=10**6)
 
 
-@generator("A ratio of one run is off by the margin", SIZE, "noise ratio", limit="share", share=0.15)
+@generator("A ratio of one run is off by the margin", SIZE, "noise ratio", skew=0.15, tails=0.065)
 def ratio_of_one_run(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     """The same, but for the error of the paper's own run, which moves the margin, too."""
     runs = 1 + 0.01 * noise(world, rng, 2) * [world.ratio, 1]
@@ -580,32 +587,49 @@ def tally_as_read(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     yield from judge_family(judge_alike, 4.0, 1, 3, world, rng)
 
 
-def judge_count_of_wins(world: World, rng: np.random.Generator, claimed: int, gains: np.ndarray, p: bool) -> Verdict:
-    drawn = noise(world, rng, 16, 5) + gains[:, None]
-    claim = GainClaim(gain=1.0, margin=None, better="higher")
-    judged = [
-        judge_gain(claim, Drawn(row), Drawn([0.0] * 5), rules=RULES, pairing="fold", planned=5)
-        for row in drawn.tolist()
+def on_two_data_sets(world: World, rng: np.random.Generator) -> np.ndarray:
+    """Errors of sixteen orders in five replicates, correlated by `cluster` on each of two data sets."""
+    shared = rng.standard_normal((2, 1, 5)).repeat(8, axis=1).reshape(16, 5)
+    return world.cluster**0.5 * shared + (1 - world.cluster) ** 0.5 * noise(world, rng, 16, 5)
+
+
+def orders_of(drawn: np.ndarray) -> list[Order]:
+    """Gains [orders, replicates], judged; the first eight are on one data set."""
+    claim, zeros = GainClaim(gain=1.0, margin=None, better="higher"), Drawn([0.0] * drawn.shape[1])
+    return [
+        Order(
+            verdict=judge_gain(claim, Drawn(row), zeros, rules=RULES, pairing="fold", planned=5),
+            printed=1.0,
+            dataset=str(number // 8),
+            gains=dict(enumerate(row)),
+        )
+        for number, row in enumerate(drawn.tolist())
     ]
-    return judge_wins(claimed, judged, RULES, n=5, must_be_significant=p)
+
+
+def judge_count_of_wins(claimed: int, drawn: np.ndarray) -> Verdict:
+    orders = orders_of(drawn)
+    return judge_wins(claimed, [order.verdict for order in orders], RULES, n=5, effect=design_effect(orders))
 
 
 @generator(
     "A paper's count of wins is repeated",
     {Status.NOT_REPRODUCED: RULES.alpha_outside},
-    "noise best_of",
+    "noise best_of cluster",
     skew=0.05,
     best=0.13,
 )
 def wins(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
-    gains = rng.normal(0.3, 0.5, 16)
-    runs = noise(world, rng, world.best_of, 16, 5).mean(axis=-1).max(axis=0)
-    yield judge_count_of_wins(world, rng, int(np.sum(runs + gains > 0)), gains, p=False)
+    gains = np.zeros(16) if world.cluster else rng.normal(0.3, 0.5, 16)  # no gain is the hardest case
+    runs = np.stack([on_two_data_sets(world, rng) for _ in range(world.best_of)]).mean(axis=-1).max(axis=0)
+    yield judge_count_of_wins(int(np.sum(runs + gains > 0)), on_two_data_sets(world, rng) + gains[:, None])
 
 
-@generator("Fifteen of sixteen wins are claimed, nothing gains", {Status.REPRODUCED: WITHIN}, "noise", skew=0.05)
+@generator(
+    "Fifteen of sixteen wins are claimed, nothing gains", {Status.REPRODUCED: WITHIN}, "noise cluster", skew=0.05
+)
 def wins_by_chance(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
-    yield judge_count_of_wins(world, rng, 15, np.zeros(16), p=False)
+    yield judge_count_of_wins(15, on_two_data_sets(world, rng))
 
 
 def failed(world: World, rng: np.random.Generator, chance: float) -> Failures:
@@ -633,20 +657,9 @@ def proportion(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
 def table(world: World, rng: np.random.Generator) -> Iterator[TableSentence]:
     """Sixteen orders on two data sets, on each of which their errors are correlated by `cluster`."""
     gains = rng.standard_normal(16)
-    shared = rng.standard_normal((2, 1, 5)).repeat(8, axis=1).reshape(16, 5)
-    drawn = world.cluster**0.5 * shared + (1 - world.cluster) ** 0.5 * noise(world, rng, 16, 5)
-    drawn += (gains - gains.mean())[:, None]
-    claim = GainClaim(gain=1.0, margin=None, better="higher")
+    drawn = on_two_data_sets(world, rng) + (gains - gains.mean())[:, None]
     for n in looks(world):
-        zeros = Drawn([0.0] * n)
-        judged = [
-            judge_gain(claim, Drawn(row[:n]), zeros, rules=RULES, pairing="fold", planned=5) for row in drawn.tolist()
-        ]
-        orders = [
-            Order(verdict=verdict, printed=1.0, dataset=str(number // 8), gains=dict(enumerate(drawn[number, :n])))
-            for number, verdict in enumerate(judged)
-        ]
-        yield judge_table(orders, RULES)
+        yield judge_table(orders_of(drawn[:, :n]), RULES)
 
 
 @generator("A count, a figure or a device is not the printed one", {Status.HOLDS: 0.0, Status.HOLDS_UNDER_READING: 0.0})

@@ -100,19 +100,20 @@ def independent_components() -> Finding:
     error = 4 * math.sqrt(2 / tokens) / width
     readings = (
         Reading(
-            name="before LayerNorm",
-            text='"As pointed in [29], each components of token v_i is independent random variable": an assumption '
-            "about what enters, which nothing here excludes",
+            name="of the token, as an assumption",
+            text='"As pointed in [29], each components of token v_i is independent random variable": it is assumed of '
+            "what enters, so the tokens here are drawn like that, and nothing excludes it",
             holds=abs(before) < error,
         ),
         Reading(
-            name="after LayerNorm",
-            text='"After layer normalization, these variables are points on the hyper-sphere": components that sum to '
-            "0 and whose squares sum to d are not independent; any two correlate by −1 / (d − 1)",
+            name="also of the token after LayerNorm",
+            text='the next sentence, "After layer normalization, these variables are points on the hyper-sphere", '
+            "doesn't repeat it, but the analysis goes on with these: components that sum to 0 and whose squares sum to "
+            "d are not independent; any two correlate by −1 / (d − 1)",
             holds=abs(after) < error,
         ),
         Reading(
-            name="nearly, in wide networks",
+            name="nearly, after LayerNorm in wide networks",
             text=f"−1 / (d − 1) is {-1 / (WIDTHS[-1] - 1):.4f} at width {WIDTHS[-1]}",
             holds=1 / (WIDTHS[-1] - 1) < 0.01,
         ),

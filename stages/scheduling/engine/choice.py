@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 
+from stages.faults import Mistake
 from stages.scheduling.engine.groups import RunGroups
 
 ENGINE = "CLAIMCHECK_ENGINE"
@@ -15,7 +16,7 @@ DEFAULT = "local"
 ENGINES = {"local": ("stages.scheduling.engine.local", None), "ray": ("stages.scheduling.engine.ray_engine", "ray")}
 
 
-class EngineError(ValueError):
+class EngineError(Mistake, ValueError):
     """No such engine, or one that can't be used as things are."""
 
 

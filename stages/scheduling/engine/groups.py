@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from stages.faults import Mistake
 from stages.run import RunSpec
 from stages.runs.store import Store
 
@@ -60,7 +61,7 @@ class Event:
 Report = Callable[[Event], None]
 
 
-class TrainingsKilled(RuntimeError):
+class TrainingsKilled(Mistake, RuntimeError):
     """Something outside killed processes that trained; the message says what is known of it."""
 
 
