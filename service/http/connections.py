@@ -32,8 +32,7 @@ FREE_CHUNKS, LEAST_CHUNK_BYTES = 4096, 256
 """A body may come in so many chunks of any size, and in one more for each of so many bytes."""
 CAN_ANSWER = (h11.IDLE, h11.SEND_RESPONSE)
 HAS_ANSWERED = (h11.DONE, h11.MUST_CLOSE)
-RESERVED = 32
-"""Connections beyond the limit, for probes."""
+RESERVED = 32  # connections beyond the limit, for probes
 PROBES = tuple(path.encode() for path in FOR_MACHINES)
 
 logger = logging.getLogger("claimcheck.access")

@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 from typing import Any, ClassVar
 
-MAX_LINES = 4000
-FLUSH_SECONDS = 1.0
+MAX_LINES, FLUSH_SECONDS = 4000, 1.0
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 

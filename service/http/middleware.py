@@ -53,13 +53,14 @@ class Readiness:
 class HttpMiddleware:
     """Leaves all but HTTP to the application: its start and its end."""
 
-    answer: ASGIApp
-
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await (self.answer if scope["type"] == "http" else self.app)(scope, receive, send)
+
+    @abstractmethod
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 class RequestContextMiddleware(HttpMiddleware):
