@@ -102,12 +102,12 @@ def _check_record(root: Path, session: Session) -> Link:
     with tempfile.TemporaryDirectory() as folder:
         database = f"{folder}/results.db"
         try:
-            record(root, database)
             equivalences = read_equivalences(root)
             lines = [fault for number in range(1, len(equivalences.lines) + 1) for fault in equivalences.faults(number)]
             ran = select(Result.experiment, Result.arm, Result.replicate, Result.environment)
             if faults := [*compare_canaries(session.execute(ran)), *lines, *row_faults(root)]:
                 return Link("record", "broken", "; ".join(faults))
+            record(root, database)
         except (EvidenceError, RecordError, ClaimsError) as error:
             return Link("record", "broken", str(error))
         with open_results(database)() as rebuilt:
