@@ -9,6 +9,7 @@ import logging
 import re
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Readiness:
     is_draining: bool = False
 
 
-class HttpMiddleware:
+class HttpMiddleware(ABC):
     """Leaves all but HTTP to the application: its start and its end."""
 
     def __init__(self, app: ASGIApp) -> None:
