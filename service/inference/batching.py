@@ -106,10 +106,9 @@ class Batcher:
         max_waiting_seconds: float,
         observer: Callable[..., None] | None = None,
     ) -> None:
-        self.workers = workers
+        self.workers, self._observer = workers, observer
         self.max_batch, self.max_wait_seconds = max_batch, max_wait_seconds
         self.max_waiting_seconds = max_waiting_seconds
-        self._observer = observer
         self._queue = FairQueue[Job]("asking models", max_waiting_seconds)
         self._changed = threading.Lock()
         self._wakers = {worker: threading.Condition(self._changed) for worker in workers}
@@ -141,7 +140,6 @@ class Batcher:
 
     @property
     def is_alive(self) -> bool:
-        """True where at least one worker serves."""
         return not self._stopping.is_set() and self.serving > 0
 
     @property
@@ -268,15 +266,15 @@ class Batcher:
 
     def _serve(self, batch: Sequence[Job], worker: Runner) -> bool:
         """Answer the batch; False where the worker ended at it."""
-        model = batch[0].model
         try:
             self._answer(batch, worker)
         except ProcessGone as error:
+            model = batch[0].model
             logger.error("%s, at %s (run %s)", error, model.path, model.contract.run_key)
             self._retry(batch, has_begun=not isinstance(error, NeverBegan))
             return False
         except Exception:  # no memory, for example, which the next pass may have
-            logger.exception("a pass of %s failed", model.path)
+            logger.exception("a pass of %s failed", batch[0].model.path)
             refuse(batch, AnswerFailed("the model failed on this image"))
         finally:
             with self._changed:
@@ -287,8 +285,8 @@ class Batcher:
     def _retry(self, batch: Sequence[Job], *, has_begun: bool) -> None:
         """Queue again what a worker ended at; a model at which a job ends two of them is set aside."""
         with self._changed:
+            model = batch[0].model
             if has_begun and any(job.is_retried and not job.future.done() for job in batch):
-                model = batch[0].model
                 logger.error("%s (run %s) is set aside", model.path, model.contract.run_key)
                 self._set_aside[model.sha256] = model, time.monotonic() + ASIDE_SECONDS
                 same = [job for job in self._queue.in_order() if job.model.sha256 == model.sha256]
@@ -328,10 +326,8 @@ class Batcher:
     def _wake(self) -> None:
         """Wake one idle worker that may run something, which wakes the next one."""
         waiting = self._queue.in_order() if self._idle else []
-        for worker in self._idle if waiting else ():
-            if self._same_model(waiting, worker):
-                self._wakers[worker].notify()
-                return
+        if worker := next((idle for idle in self._idle if waiting and self._same_model(waiting, idle)), None):
+            self._wakers[worker].notify()
 
     def _same_model(self, waiting: Sequence[Job], worker: Runner) -> list[Job]:
         """The next jobs of one model for this worker, which loads none that an idle one has.
