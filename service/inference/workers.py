@@ -26,7 +26,7 @@ Loaded = dict[str, int]  # bytes of weights by digest
 Answer = tuple[Literal["probabilities"], np.ndarray, Loaded] | tuple[Literal["refused", "failed"], str, Loaded]
 CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _BEGIN = "begin"  # asked and answered before the first pass
-LEAST_SECONDS, TIMES_SLOWER = 10.0, 100  # a pass has so many, and so many times those that are estimated
+LEAST_SECONDS, TIMES_SLOWER = 30.0, 100  # a pass has so many, and so many times those that are estimated
 
 
 class PassFailed(RuntimeError):
