@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 from fastapi.testclient import TestClient
 from scipy import stats
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import aliased
 
 from service.app import create_app
@@ -42,6 +42,10 @@ def errors(published: str) -> Errors:
         for arm, at_last, at_selected in session.execute(wanted):
             found[arm].append((at_last, at_selected))
     return found
+
+
+def depth_of(arm: str) -> int:
+    return int(arm.rpartition("x")[2])
 
 
 def minus(text: str) -> str:
@@ -88,7 +92,7 @@ def test_the_pairs_of_the_claim_are_those_of_the_table(errors: Errors, published
     with TestClient(create_app(Settings(root=REPOSITORY, database=published)), base_url="http://127.0.0.1") as client:
         pairs = client.get("/api/v1/claims/dac.sgemm.gain").json()["pairs"]
         page = client.get("/claims/dac.sgemm.gain").text
-    known = [arm for arm in errors if arm.startswith("dac-mlp-") and arm.removeprefix("dac-") in errors]
+    known = [arm for arm in errors if arm.startswith("dac-mlp-") and depth_of(arm) in DEPTHS]  # which ran whole
     assert sorted(pair["arm"] for pair in pairs) == sorted(known)
     shown = re.findall(r'data-label="Gain">(.*?) nats</td>', page)
     assert [float(text.replace("−", "-")) for text in shown] == pytest.approx(
@@ -130,7 +134,7 @@ def test_the_page_says_how_long_dac_takes(published: str) -> None:
     ratios: dict[str, list[float]] = defaultdict(list)
     for arm in spent:
         base = arm.removeprefix("dac-")
-        if base != arm and processor.get(base) == processor[arm]:
+        if base != arm and processor.get(base) == processor[arm] and depth_of(arm) in DEPTHS:
             ratios[processor[arm]].append(spent[arm] / spent[base])
     *here, beside_more = sorted(ratios["Intel(R) Xeon(R) Processor"])
     *there, most = sorted(ratios["AMD EPYC"])
@@ -139,15 +143,10 @@ def test_the_page_says_how_long_dac_takes(published: str) -> None:
     assert len(there) == 4 and f"{min(there):.1f} to {max(there):.1f} in four pairs and {most:.1f} with 141" in PAGE
 
 
-def test_the_pages_say_how_much_was_trained(errors: Errors, published: str) -> None:
-    with open_results(published)() as session:
-        longest = func.max(tables.Epoch.epoch).label("epochs")
-        curves = select(longest).join(tables.Result).where(tables.Result.experiment == "dac-sgemm")
-        epochs = session.scalars(curves.group_by(tables.Epoch.result_id)).all()
+def test_the_pages_say_how_much_was_trained(errors: Errors) -> None:
     arms = load_params(REPOSITORY).experiments["dac-sgemm"].arms
     for page in (PAGE, README):
         assert f"{len(errors)} of the {len(arms)} networks of the grid" in page
-    assert f"early stopping after {min(epochs)} to {max(epochs)} epochs" in README
     assert {len(seeds) for seeds in errors.values()} == {5}, "five seeds each"
 
 
@@ -206,7 +205,7 @@ def test_times_of_two_machines_are_told_apart(published: str) -> None:
         page = client.get("/?dataset=sgemm").text
         charts = [client.get(f"/experiments/dac-sgemm?cost={cost}").text for cost in ("train_seconds", "parameters")]
     notes = [line for line in page.splitlines() if "Time per sample of" in line]
-    assert len(notes) == 3 and sum("DAC" in note for note in notes) == 2, "6 layers without DAC ran on a third machine"
+    assert len(notes) == 3 and all("DAC" in note for note in notes), "6 layers ran on a third machine"
     assert sum("AMD EPYC" in note for note in notes) == 1
     assert "each model’s own baseline" in page
     shown = re.findall(r'name="arm" value="([^"]+)" checked', charts[0])
