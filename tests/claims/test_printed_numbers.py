@@ -126,7 +126,10 @@ def test_a_printed_value_is_reproduced(judged: list[JudgedClaim]) -> None:
     wrong = {name: said for name, said in tested.items() if said != of_a_reading(values[name], Status.REPRODUCED)}
     assert wrong == {}
     of_readings = {name for name in tested if claims()[name].reading}
-    assert of_readings == {f"nmn.ext.mnist.invert.{end}" for end in ("dot", "dot.before", "yat", "yat.before")}
+    assert of_readings == {
+        "nmn.ext.mnist.longer",
+        *(f"nmn.ext.mnist.invert.{end}" for end in ("dot", "dot.before", "yat", "yat.before")),
+    }
 
 
 def test_a_printed_gain_is_supported_and_of_its_size(judged: list[JudgedClaim]) -> None:
@@ -135,10 +138,14 @@ def test_a_printed_gain_is_supported_and_of_its_size(judged: list[JudgedClaim]) 
     for row in gains:
         said = f"{row.claim.id}: {row.verdict.explanation}"
         assert row.verdict.status == of_a_reading(row, Status.SUPPORTED), said
+        if row.claim.id == "dac.sgemm.more_efficient":  # its sentence prints no size
+            assert row.claim.value is None and row.verdict.size is None
+            continue
         assert row.verdict.size is not None
         assert row.verdict.size["status"] in (of_a_reading(row, Status.REPRODUCED), Status.UNDECIDABLE), said
     assert {row.claim.id for row in gains if claims()[row.claim.id].reading} == {"nmn.ext.mnist.invert.robust"}
-    tiny = {row.claim.id for row in gains if "as large as the printed" in row.verdict.size["explanation"]}
+    sizes = {row.claim.id: row.verdict.size["explanation"] for row in gains if row.verdict.size}
+    tiny = {name for name, said in sizes.items() if "as large as the printed" in said}
     assert tiny == {
         "ninformer.rank.mnist.localvit",
         "dac.table1.c10.v2.r44.order",
@@ -147,7 +154,8 @@ def test_a_printed_gain_is_supported_and_of_its_size(judged: list[JudgedClaim]) 
 
 
 def test_the_papers_own_rerun_is_predicted_wherever_its_number_is_had(judged: list[JudgedClaim]) -> None:
-    numbers = [row for row in judged if row.claim.kind in ("value", "order", "difference") and row.verdict.n >= 5]
+    kinds = ("value", "order", "difference")
+    numbers = [row for row in judged if row.claim.kind in kinds and row.claim.value is not None and row.verdict.n >= 5]
     assert len(numbers) > 120
     # It prints 0.0097 where the errors that it prints differ by 0.0096, and these replicates hardly differ.
     missed = {row.claim.id for row in numbers if not row.verdict.is_predicted}

@@ -67,7 +67,7 @@ def test_what_is_decided_already_is_not_decided_again() -> None:
     signed = Verdict(status=Status.SUPPORTED, explanation="")
     assert chance_of_decision(claim, power, not_tested("")) == power.supported
     assert chance_of_decision(claim, power, signed) == (power.reproduced + (power.not_reproduced or 0)) / 2
-    number = claims()["nmn.ext.mnist.longer"]
+    number = claims()["nmn.ext.mnist.accuracy.epoch3"]
     power_of_number = dataclasses.replace(power, supported=None, reproduced=0.8, not_reproduced=0.6)
     assert chance_of_decision(number, power_of_number, not_tested("")) == pytest.approx(0.7)
     read = dataclasses.replace(number, reading="one layer is ours")
