@@ -34,7 +34,7 @@ def test_work_whose_client_goes_away_is_cancelled() -> None:
     async def scene() -> None:
         with pytest.raises(Problem, match="the client went away") as raised:
             await unless_gone(Client(0.01).receive, work())
-        assert raised.value.status == 503
+        assert raised.value.status_code == 503
         task = asyncio.current_task()
         assert task is not None and not task.cancelling(), "the task itself goes on"
         await asyncio.sleep(0)

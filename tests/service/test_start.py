@@ -44,7 +44,7 @@ def test_a_fault_in_warming_up_is_logged_and_keeps_no_service_from_being_ready(
     def break_down(*_: object) -> None:
         raise AssertionError("a row that nobody expected")
 
-    monkeypatch.setattr("service.app._first_served_checkpoint", break_down)
+    monkeypatch.setattr("service.app.queries.list_checkpoints", break_down)
     with serving(settings) as client:
         assert client.get("/health/ready").status_code == 200
     assert "a row that nobody expected" in caplog.text

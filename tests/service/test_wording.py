@@ -10,7 +10,7 @@ import pytest
 from service.pages.formats import by_reading, flops, imply, in_terms_of, span
 from service.pages.printed import count_errors
 from service.pages.wording import (
-    _CAPTION_WORDS,
+    _WORDS,
     agreement,
     as_run,
     caption_all,
@@ -115,7 +115,7 @@ def test_every_claim_is_named_in_words() -> None:
         metrics = {row["metric"] for row in csv.DictReader(file) if not row["statement"]}
     assert [name for name in map(name_metric, metrics) if not re.fullmatch("[A-Z][A-Za-z0-9, -]+", name)] == []
     alternatives = {metric for group in DEFENSIBLE for metric in group}
-    assert set(_CAPTION_WORDS) <= metrics | alternatives, "no word without a claim"
+    assert set(_WORDS) <= metrics | alternatives, "no word without a claim"
     claim = Claim(id="x", arm="vit", metric="flops_per_image")
     judged = JudgedClaim(claim=claim, verdict=VerdictRow(), experiments=(), datasets=("mnist",))
     assert name_claim(judged, {"mnist": "MNIST"}, {}) == "vit: FLOPs per image (MNIST)"
