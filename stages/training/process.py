@@ -72,7 +72,10 @@ def _other_modules() -> dict[str, str]:
 
 
 def _is_pinned(top: str, path: str) -> bool:
-    """True of packages, and of what starts with every process if Python itself brought it."""
+    """True of packages, of what they compile, and of what starts with every process if Python itself brought it."""
+    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if compiled and Path(path).is_relative_to(compiled):
+        return True
     if top in _AT_START:
         return Path(path).parent == Path(os.__file__).parent
     return is_pinned(top) or is_installed(path)

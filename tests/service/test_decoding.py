@@ -152,7 +152,7 @@ def test_an_image_whose_process_is_killed_is_decoded_by_the_next_one(is_busy: bo
             if is_busy:
                 for pid in pids:
                     os.kill(pid, signal.SIGKILL)
-            assert (await task)[0].shape == (2, *SHAPE)
+            assert (await task)[0][0].shape == (2, *SHAPE)
             assert sum(process.restarts for process in decoder.processes) == 2
 
     run(scene)

@@ -112,7 +112,8 @@ def test_a_stopped_worker_is_replaced_soon(settings: Settings, is_asked: bool, m
         os.kill(worker.pid, signal.SIGSTOP)
         before = time.monotonic()
         assert ask(client).status_code == 200
-        assert time.monotonic() - before < 30 and pids_of(client) != stopped
+        # It may have been loading a model, for which it has LEAST_SECONDS.
+        assert time.monotonic() - before < 60 and pids_of(client) != stopped
 
 
 def tensor() -> dict[str, Any]:
