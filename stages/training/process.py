@@ -32,7 +32,7 @@ _VARIABLES = ("ATEN_", "CUBLAS", "CUDNN_", "DNNL_", "GLIBC_TUNABLES", "LD_PRELOA
 """Beginnings of variables by which libraries choose instructions; the number of threads has a field of its own."""
 _SHORT = re.compile(r"[\w.,:=+-]{1,40}")
 _AT_START = ("sitecustomize", "usercustomize")
-_UNWATCHED = ("__main__", "__mp_main__", "stages", "benchmarks")
+_UNWATCHED = ("__main__", "__mp_main__", "stages", "benchmarks", "service")
 """Loaded before our importer; what is in no run key has the revision of the result."""
 _keyed: set[str] = set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -314,7 +315,8 @@ def test_metrics_count_what_happens_under_bounded_labels(service: Running) -> No
     request(service, "POST", PATH, FORM, HEADERS)
     text = request(service, "GET", "/metrics")[1].decode()
     assert 'claimcheck_requests_total{method="GET",route="/api/v1/runs/{run_key}",status="404"} 3.0' in text
-    assert 'claimcheck_requests_total{method="other",route="other",status="404"} 3.0' in text
+    (others,) = re.findall(r'requests_total\{method="other",route="other",status="404"\} (\d+)', text)
+    assert int(others) >= 3, "tests before this one may have sent some, too"
     assert "VERB" not in text and "/path/" not in text
     assert "claimcheck_inference_alive 1.0" in text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
