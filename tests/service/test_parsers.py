@@ -121,15 +121,20 @@ PARSERS = [
 ]
 
 
+def takes(parser: Parser, content: bytes) -> float:
+    """Seconds of this thread, to which other processes of a busy machine don't add."""
+    began = time.thread_time()
+    parser.read(content)
+    return time.thread_time() - began
+
+
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
 def test_no_parser_takes_long(parser: Parser) -> None:
-    """Thread time, which other processes of a busy machine don't add to."""
+    """Each input gets three tries: the garbage of earlier tests may be collected during one."""
     pairs = [bytes(pair) for pair in itertools.product(parser.grammar, repeat=2) if pair[0] != pair[1]]
     periods = [bytes([byte]) for byte in parser.bytes_alone] + pairs
     read_tiny(b"x")  # loads what decoding needs
     for size, seconds in ((min(QUICK_BYTES, parser.limit), QUICK_SECONDS), (parser.limit, SECONDS)):
         for start, period in itertools.product(parser.starts, periods):
             content = (start + period * (size // len(period)))[:size]
-            began = time.thread_time()
-            parser.read(content)
-            assert time.thread_time() - began < seconds, (parser.name, start, period, size)
+            assert any(takes(parser, content) < seconds for _ in range(3)), (parser.name, start, period, size)
