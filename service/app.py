@@ -75,7 +75,7 @@ ASK_SECONDS = 5.0
 GZIP_LEVEL = 4  # the usual 9 takes two to three times as long, for a twentieth fewer bytes
 PRELOADED_SHARE = 0.5  # of the memory for weights
 SERVER_BYTES, WORKER_BYTES, EXPORT_BYTES = 800 << 20, 256 << 20, 512 << 20
-"""Of the server with what all processes share, of a worker without weights, and of exports where /tmp is memory."""
+"""Memory of the server with shared code, of a worker without weights, and of exports if /tmp is in memory."""
 MOST_WEIGHT_BYTES, LEAST_WEIGHT_BYTES = 1 << 30, 128 << 20
 MAX_WORKERS = 4  # each is an interpreter of some 300 MB with its own models
 DESCRIPTION = "Do the numbers of machine-learning papers hold?  Results, comparisons and the trained models themselves."

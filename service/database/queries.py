@@ -36,7 +36,7 @@ FEWEST_DIGITS = 7  # of a run key, as pages show it
 
 
 def read_meta(session: Session, name: str) -> str | None:
-    """What the database says of itself (`Meta`): `newest_result`, `record`; None if it doesn't."""
+    """Return a fact that the database states about itself (`Meta`), such as `newest_result`; None if it has none."""
     return session.scalar(select(Meta.value).where(Meta.name == name))
 
 

@@ -102,7 +102,7 @@ def tell_trend(trend: Trend, claim: Claim) -> str:
 
 
 def tell_other_reading(trend: Trend) -> str:
-    """What the pairs say if "uniform" is read as "better at every level", which is no verdict."""
+    """Describe the pairs if "uniform" is read as "better at every level", which is no verdict."""
     ahead = sum(pair.low > 0 for _, pair in trend.pairs)
     better = sum(pair.gain > 0 for _, pair in trend.pairs)
     many = f"all {len(trend.pairs)}" if better == len(trend.pairs) else f"{better} of the {len(trend.pairs)}"
@@ -118,7 +118,7 @@ def range_of(trend: Trend, claim: Claim) -> str:
 
 
 def _orders_by_inversions(n: int) -> list[int]:
-    """Of the n! orders of n things, how many have 0, 1, 2, … pairs the wrong way round."""
+    """Count the orders of n things that have 0, 1, 2, … pairs the wrong way round."""
     ways = [1]
     for size in range(2, n + 1):
         ways = [sum(ways[max(0, k - size + 1) : k + 1]) for k in range(len(ways) + size - 1)]
@@ -341,7 +341,7 @@ Lacking = Mapping[str, tuple[int, int]]
 
 
 def tell_counted(judged: JudgedClaim, lacking: Lacking) -> str:
-    """Where a size of a data set is from, and on how many test images results here are scored; "" of other claims."""
+    """Name the source of a data set's size and the number of test images scored here; "" for other claims."""
     claim = judged.claim
     if judged.verdict.basis != "params" or claim.kind != "count" or not claim.metric.startswith("dataset."):
         return ""

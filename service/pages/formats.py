@@ -314,7 +314,7 @@ def _under(reading: dict[str, Any], claim: Claim) -> str:
 
 
 def imply(claim: Claim) -> str | None:
-    """What an observation would be if the paper's words are true, which print no number; None of other claims."""
+    """Describe the observation that the paper's words imply without printing a number; None for other claims."""
     if claim.kind != "observed" or claim.value is None:
         return None
     side = {"higher": "above ", "lower": "below "}.get(claim.better or "", "equal to ")

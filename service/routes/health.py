@@ -27,8 +27,9 @@ async def ready(request: Request) -> HealthOut:
     parts = app_state_of(request)
     require_ready(parts)
     await parts.engine.decoder.check()
-    content = await parts.asking.ask(queries.content_digest)
-    record = await parts.asking.ask(lambda session: queries.read_meta(session, "record"))
+    content, record = await parts.asking.ask(
+        lambda session: (queries.content_digest(session), queries.read_meta(session, "record"))
+    )
     detail = [f"results {content[:12]}", *([f"record {record}"] if record else [])]
     if aside := parts.engine.batcher.set_aside:
         detail.append(f"set aside: runs {', '.join(model.contract.run_key[:12] for model in aside)}")

@@ -78,6 +78,11 @@ class Divergence:
     last_finite_loss: float | None
 
 
+def digest_environment(environment: Mapping[str, Any]) -> str:
+    """Twelve hexadecimal digits that identify an environment, without the torch that `stages.training` loads."""
+    return hashlib.sha256(canonical_json(environment).encode()).hexdigest()[:12]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResultLine:
     """One run in one environment, under one arm.  A diverged run has no metrics and says where it stopped.
@@ -113,7 +118,7 @@ class ResultLine:
         if process is None:
             return self.environment_digest
         own = {name: value for name, value in process.items() if name not in ("canary", "fast_paths")}
-        return hashlib.sha256(canonical_json({**self.environment, "process": own}).encode()).hexdigest()[:12]
+        return digest_environment({**self.environment, "process": own})
 
 
 @dataclass(frozen=True, kw_only=True)
