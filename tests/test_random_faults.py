@@ -35,10 +35,9 @@ import pytest
 
 from stages.recording import ClaimsError, RecordError, record
 from stages.recording.append_only import read_versions, retract
-from stages.run import canonical_json
+from stages.run import canonical_json, environment_digest
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.evidence import EvidenceError, pack_correct, seal, unpack_correct
-from stages.training.environment import environment_digest
 from stages.upkeep.verifying import verify
 from tests.checkout import DVC, make_checkout, repro, run
 from tests.project import EXPERIMENT, REPOSITORY, environment
