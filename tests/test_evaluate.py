@@ -172,16 +172,6 @@ def test_without_runs_it_says_what_to_run(trained: Path, capsys: pytest.CaptureF
     assert "run `dvc repro train@lost` first" in capsys.readouterr().err
 
 
-def test_exchanged_weights_are_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = sorted((Path("data/runs") / EXPERIMENT).glob("*/weights.safetensors"))
-    content = other.read_bytes()
-    one.unlink()
-    one.write_bytes(content)
-    assert main([EXPERIMENT]) == INCOMPLETE
-    assert "weights.safetensors is not the file that result.json names" in capsys.readouterr().err
-    assert [line.run_key for line in read_lines(RESULTS, ResultLine)] == [other.parent.name]
-
-
 def test_what_was_measured_is_not_measured_again(trained: Path, loads: list[str]) -> None:
     assert main([EXPERIMENT]) == 0
     first = RESULTS.read_bytes(), COSTS.read_bytes()
