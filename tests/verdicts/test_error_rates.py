@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from stages.verdicts import Sample, Status, ValueClaim, judge_value
+from stages.verdicts import Sample, Status, ValueClaim, fisher_p, judge_value, tally_tests
 from stages.verdicts.intervals import combine, half_width, is_outside, is_within, variance_of
 from stages.verdicts.looks import level, looks_of_plan
 from stages.verdicts.value import SKEWED, Spread
@@ -157,6 +158,37 @@ def test_a_printed_error_of_unknown_n_errs_no_more_often_than_the_levels(ran: in
     refuted = is_outside(difference, half_width(variance, df, RULES.alpha_outside / 2), margin)
     assert reproduced.mean() <= above(RULES.alpha_within, trials)
     assert refuted.mean() <= above(RULES.alpha_outside / 2, trials)
+
+
+# Rules that were replaced, and how often they erred.
+
+
+def test_the_freedom_of_other_arms_made_a_noisy_arm_err_too_often() -> None:
+    """Its own spread over five seeds with the 40 degrees of freedom of ten arms: the quantile is too small."""
+    for df, errs in ((40, [0.084, 0.057]), (4, [0.05, 0.025])):
+        quantiles = [half_width(1.0, df, level) for level in (0.05, 0.025)]
+        assert stats.t.sf(quantiles, 4) == pytest.approx(errs, abs=5e-4)
+
+
+@pytest.mark.parametrize(("of", "unadjusted"), [(9, 0.15), (3, 0.054)])
+def test_one_reversed_order_reversed_a_tally_too_often(of: int, unadjusted: float) -> None:
+    trials, wrong = 12_000, np.zeros((2, 12_000), bool)
+    arms = np.random.default_rng(0).standard_normal((2, trials, of, 5))
+    for n, share in LOOKS.items():
+        p = stats.ttest_ind(*arms[..., :n], axis=-1, equal_var=False, alternative="less").pvalue.min(axis=-1)
+        wrong |= p < RULES.alpha_outside / 2 * share / np.array([[1], [tally_tests(of, of)[1]]])
+    assert wrong[0].mean() == pytest.approx(unadjusted, abs=0.01)
+    assert wrong[1].mean() <= above(RULES.alpha_outside / 2, trials)
+
+
+@pytest.mark.parametrize(("correlation", "errs"), [(0.1, 0.075), (0.5, 0.23)])
+def test_fishers_test_takes_trainings_of_one_network_for_independent(correlation: float, errs: float) -> None:
+    """A tenth of five trainings of 53 networks fails in both arms."""
+    rng, size = np.random.default_rng(0), 1 / correlation - 1
+    counts = rng.binomial(5, rng.beta(0.1 * size, 0.9 * size, (2, 3000, 53))).sum(axis=-1)
+    pairs, which = np.unique(counts, axis=1, return_inverse=True)
+    p = np.array([fisher_p((int(one), 265), (int(other), 265)) for one, other in pairs.T])[which.ravel()]
+    assert np.mean(p <= RULES.alpha_outside) == pytest.approx(errs, abs=0.02)
 
 
 @pytest.mark.slow
