@@ -25,7 +25,7 @@ from stages.recording.append_only import (
     row_faults,
 )
 from stages.results import Meta, open_results
-from stages.runs.evidence import EvidenceLine, Release, read_lines, write_lines
+from stages.runs.evidence import EvidenceError, EvidenceLine, Release, read_lines, write_lines
 from stages.runs.revisions import ask_git
 from tests.service.results_factory import REPOSITORY, make_root
 from tests.test_cli import claimcheck
@@ -98,6 +98,9 @@ def test_retraction_cannot_be_withdrawn(root: Path) -> None:
     content = json.loads((root / RETRACTIONS).read_bytes())
     (root / RETRACTIONS).write_text(json.dumps(content | {"why": "Another reason"}) + "\n", encoding="utf-8")
     assert [one.path for one in find_lost(root, read_versions(root))] == [str(RETRACTIONS)]
+    (root / RETRACTIONS).write_text(json.dumps(content | {"why": " "}) + "\n", encoding="utf-8")
+    with pytest.raises(EvidenceError, match="retractions"):
+        find_lost(root, read_versions(root))
 
 
 def test_digest_of_the_record_changes_with_each_commit_to_it_alone(root: Path) -> None:

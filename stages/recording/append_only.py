@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stages.claims import read_claims
 from stages.claims.history import PATH as HISTORY
-from stages.claims.history import pending, read_history
+from stages.claims.history import Reason, pending, read_history
 from stages.params.experiment import load_params
 from stages.run import STRICT, canonical_json
 from stages.runs.evidence import EvidenceError
@@ -39,7 +39,7 @@ class Retraction:
 
     __pydantic_config__: ClassVar = STRICT
     date: str
-    why: str
+    why: Reason
     lines: tuple[str, ...]
     same_numbers: bool = False
 
