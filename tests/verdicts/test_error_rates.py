@@ -164,7 +164,7 @@ def test_a_printed_error_of_unknown_n_errs_no_more_often_than_the_levels(ran: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("row", "replicates"), [("one training a fold", 5), ("two trainings a fold", 10)])
+@pytest.mark.parametrize(("row", "replicates"), [("one training per fold", 5), ("two trainings per fold", 10)])
 def test_folds_err_as_often_as_the_documents_say(row: str, replicates: int) -> None:
     """With a correlation of 0.2 between folds, 1/5, as Nadeau and Bengio assume for five: plain, and corrected."""
     trials, rng, looks = 40_000, np.random.default_rng(10), looks_of_plan(RULES.looks, replicates)
