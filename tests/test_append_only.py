@@ -21,7 +21,9 @@ from stages.recording.append_only import (
 )
 from stages.results import Meta, open_results
 from stages.runs.evidence import EvidenceLine, Release, read_lines, write_lines
+from stages.runs.revisions import ask_git
 from tests.service.results_factory import REPOSITORY, make_root
+from tests.test_cli import claimcheck
 from tests.test_publishing import git
 
 EVIDENCE = "data/evidence/ninformer-mnist.jsonl"
@@ -100,6 +102,48 @@ def test_digest_of_the_record_changes_with_each_commit_to_it_alone(root: Path) -
     (root / EVIDENCE).write_bytes((root / EVIDENCE).read_bytes().splitlines(keepends=True)[0])
     commit_all(root)
     assert digest_history(read_versions(root)) != first
+
+
+@pytest.fixture
+def merged(root: Path) -> Path:
+    """A record whose history has a merge that keeps nothing of its second parent."""
+    content = (root / EVIDENCE).read_bytes()
+    git(root, "checkout", "-qb", "other")
+    (root / EVIDENCE).write_bytes(content.splitlines(keepends=True)[0])
+    commit_all(root)
+    git(root, "checkout", "-q", "-")
+    (root / EVIDENCE).write_bytes(content + b'{"name":"more"}\n')
+    commit_all(root)
+    git(root, "checkout", "-q", "other")
+    git(root, "merge", "-q", "-s", "ours", "-m", "merge", "@{-1}")
+    return root
+
+
+def test_merge_that_drops_lines_is_found_and_each_full_clone_has_the_same_digest(
+    merged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, first = find_lost(merged, read_versions(merged)), digest_history(read_versions(merged))
+    assert [one.text.split()[0] for one in lost[-1:]] == ["more"] and len(lost) > 1
+    (tmp_path / "settings").write_text("[log]\nshowRoot = false\ndiffMerges = combined\n[diff]\nrelative = true\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "settings"))
+    git(tmp_path, "clone", "-q", merged.as_uri(), "clone")
+    git(tmp_path / "clone", "repack", "-qad", "--write-midx")
+    git(tmp_path / "clone", "commit-graph", "write", "--reachable", "--changed-paths")
+    assert digest_history(read_versions(tmp_path / "clone")) == first
+    assert find_lost(tmp_path / "clone", read_versions(tmp_path / "clone")) == lost
+
+
+def test_clone_that_lacks_contents_of_the_record_is_refused(merged: Path, tmp_path: Path) -> None:
+    git(merged, "config", "uploadpack.allowFilter", "true")
+    git(tmp_path, "clone", "-q", "--filter=blob:none", merged.as_uri(), "partial")
+    git(tmp_path, "clone", "-q", "--depth=1", merged.as_uri(), "shallow")
+    blob = str(ask_git(merged, "rev-parse", f"HEAD~1:{EVIDENCE}"))
+    shutil.copytree(merged, tmp_path / "damaged")
+    (tmp_path / "damaged" / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    shutil.move(merged, tmp_path / "moved")
+    for name, words in (("partial", "lacks contents"), ("shallow", "this clone is shallow"), ("damaged", "damaged")):
+        done = claimcheck("audit", cwd=tmp_path / name)
+        assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
 
 
 def test_released_model_without_a_file_is_refused(root: Path) -> None:

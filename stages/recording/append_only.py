@@ -69,22 +69,35 @@ class Lost:
 
 
 def read_versions(root: Path) -> list[Version]:
-    """All committed contents of the record, oldest first; none if git has no history of this folder."""
-    arguments = ("log", "--reverse", "--topo-order", "-m", "--raw", "--no-abbrev", "--no-renames", "-z", "--format=@%H")
-    try:
-        words = run_git(root, *arguments, "--", *_RECORD).decode().replace("\n", "\0").split("\0")
+    """All committed contents of the record, oldest first; none if git has no history of this folder.
+
+    Raises:
+        EvidenceError: the clone lacks contents, and they can't be fetched.
+    """
+    try:  # plumbing: a user's settings change what `git log` shows
+        commits = run_git(root, "rev-list", "--reverse", "--topo-order", "--full-history", "HEAD", "--", *_RECORD)
+        options = ("--stdin", "--root", "-m", "-r", "--raw", "--no-abbrev", "--no-renames", "-z")
+        words = iter(run_git(root, "diff-tree", *options, "--", *_RECORD, given=commits).decode().split("\0"))
     except GitError:
         return []
     commit, named = "", []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word.startswith("@"):
-            commit = word[1:]
-        elif word.startswith(":") and set(blob := word.split()[3]) != {"0"}:
-            named.append((commit, following, blob))
+    for word in words:
+        if not word.startswith(":"):
+            commit = word
+        elif set(blob := word.split()[3]) == {"0"}:
+            next(words)
+        else:
+            named.append((commit, next(words), blob))
     named = list(dict.fromkeys(named))
     blobs = list(dict.fromkeys(blob for _, _, blob in named))
-    contents = dict(zip(blobs, read_objects(root, blobs), strict=True))
-    return [Version(commit, path, contents[blob] or b"") for commit, path, blob in named]
+    try:
+        found = read_objects(root, blobs)
+    except GitError as error:
+        raise EvidenceError(f"this clone lacks contents of the record; first: git fetch --refetch ({error})") from None
+    contents = {blob: content for blob, content in zip(blobs, found, strict=True) if content is not None}
+    if missing := sorted({path for _, path, blob in named if blob not in contents}):
+        raise EvidenceError(f"git's objects are damaged: committed contents of {', '.join(missing)} are missing")
+    return [Version(commit, path, contents[blob]) for commit, path, blob in named]
 
 
 def _pieces(path: str, content: bytes) -> Iterable[bytes]:
@@ -199,12 +212,13 @@ def retract(root: Path, versions: Iterable[Version], *, date: str, why: str) -> 
 def digest_history(versions: Iterable[Version]) -> str:
     """Merkle root over all committed contents of the record: equal roots mean equal records and equal histories.
 
-    It is empty if there are none, and means nothing in a shallow clone, which lacks some.
+    It is empty if there are none, and means nothing in a shallow clone, which lacks some.  The leaves are sorted,
+    because commits name their parents and git promises no order of branches.
     """
-    level = [
+    level = sorted(
         hashlib.sha256(f"{one.commit} {one.path} ".encode() + hashlib.sha256(one.content).digest()).digest()
         for one in versions
-    ]
+    )
     while len(level) > 1:
         level = list(_parents(level))
     return level[0].hex() if level else ""

@@ -110,11 +110,6 @@ def test_models_take_keywords_alone_and_every_one_is_exported() -> None:
         assert kinds == {inspect.Parameter.KEYWORD_ONLY}
 
 
-def test_model_maps_its_inputs_to_logits(small_model: SmallModel) -> None:
-    logits = small_model.build()(small_model.inputs(4))
-    assert logits.shape == ((4, 8, 13) if small_model.reads_text else (4, 5))
-
-
 def test_one_batch_is_overfitted(small_model: SmallModel) -> None:
     wider = {"width": 24} if small_model.reads_text else {"width": 8}
     model = small_model.build(**{name: size for name, size in wider.items() if name in small_model.keywords})
