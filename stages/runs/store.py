@@ -6,15 +6,18 @@ Standard library only.  `stages.runs.stores` opens the store that the environmen
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from stages.faults import named
+from stages.run import RunSpec, canonical_json
 from stages.runs.outcome import find_fault
 
 _FICLONE = 0x40049409
@@ -209,3 +212,32 @@ class RunStore:
         _fsync_folder(target.parent)
         self.scratch.drop(run_key)
         return target
+
+
+Specs = tuple[RunSpec, ...]
+
+STACK_PREFIX, STATE, _MANIFEST = "stack-", "resume.pt", "group.json"
+
+
+def stack_id(specs: Sequence[RunSpec]) -> str:
+    """The name of the ordered list of runs that train as one."""
+    return STACK_PREFIX + hashlib.sha256("+".join(spec.run_key for spec in specs).encode()).hexdigest()
+
+
+def remember(specs: Sequence[RunSpec], scratch: Scratch) -> None:
+    """Keep the list of a stack's runs beside its state, so that it can be resumed as it was."""
+    scratch.save(f"{stack_id(specs)}/{_MANIFEST}", canonical_json([spec.to_dict() for spec in specs]).encode())
+
+
+def members_of(stack: str, scratch: Scratch) -> Specs:
+    """The runs of the stack; none if its list can't be read."""
+    try:
+        specs = tuple(RunSpec.from_dict(spec) for spec in json.loads(scratch.load(f"{stack}/{_MANIFEST}") or b""))
+    except (OSError, TypeError, ValueError, KeyError):
+        return ()
+    return specs if stack_id(specs) == stack else ()
+
+
+def begun_stacks(scratch: Scratch) -> list[Specs]:
+    """Stacks whose training was interrupted after an epoch."""
+    return [members_of(name, scratch) for name in scratch.list_works(STACK_PREFIX) if scratch.holds(f"{name}/{STATE}")]

@@ -18,8 +18,7 @@ from typing import Any
 
 from stages.faults import describe_fault
 from stages.runs.object_store import ObjectStore
-from stages.runs.stacks import STATE, stack_id
-from stages.runs.store import RunStore, Store
+from stages.runs.store import STATE, RunStore, Store, stack_id
 from stages.scheduling.engine.choice import EngineError
 from stages.scheduling.engine.endings import describe_failure, publish
 from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
