@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
-from stages.runs.bucket import StoreFault
-from stages.runs.object_store import ObjectStore
+from stages.runs.object_store import ObjectStore, StoreFault
 from stages.runs.store import RunStore, remember, stack_id
 from stages.runs.stores import open_store
 from stages.scheduling.engine.object_leases import ObjectLeases

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.runs import bucket
+from stages.runs import object_store
 from stages.runs.object_store import ObjectStore, Record
 from stages.scheduling.engine import object_leases
 from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost
@@ -221,7 +221,7 @@ def test_while_the_store_is_away_nobody_falls_silent(
 ) -> None:
     """It is away for longer than a lease lives, and back for whoever wants the run before it is for the owner."""
     monkeypatch.setattr(object_leases, "EXPIRY_SECONDS", 1.0)
-    monkeypatch.setattr(bucket, "LATE_SECONDS", 0.5)
+    monkeypatch.setattr(object_store, "LATE_SECONDS", 0.5)
     there = ObjectStore(store.address, tmp_path / "there")
     mine, other = ObjectLeases(store, ELSEWHERE), ObjectLeases(there)
     assert mine.claim("g") is not None and other.claim("g") is None

@@ -16,8 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from stages.runs.bucket import StoreFault
-from stages.runs.object_store import ObjectStore, Record, digests_of, next_token
+from stages.runs.object_store import ObjectStore, Record, StoreFault, digests_of, next_token
 from stages.scheduling.engine.leases import (
     EXPIRY_SECONDS,
     HEARTBEAT_SECONDS,
