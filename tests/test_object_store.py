@@ -18,10 +18,9 @@ import pytest
 
 from stages.faults import describe_fault
 from stages.runs import object_store as bucket_module
-from stages.runs.object_store import Bucket, ObjectStore, StoreFault
+from stages.runs.object_store import Bucket, ObjectStore, StoreFault, open_store
 from stages.runs.outcome import seal
 from stages.runs.store import RunStore, Store
-from stages.runs.stores import open_store
 from tests.object_server import ObjectServer
 
 

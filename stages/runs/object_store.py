@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stages.runs.outcome import find_fault
-from stages.runs.store import RunStore
+from stages.runs.store import RunStore, Store, home
 
 LEASES, RUNS, BLOBS, WORK = "leases", "runs", "blobs", "work"
 
@@ -449,3 +449,24 @@ def _read(found: Any) -> tuple[bytes, str]:
 
 def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).partition("Debug source")[0].split())[:400]
+
+
+STORE = "CLAIMCHECK_STORE"
+"""The environment's name for it: a folder, or the URL of an object store."""
+
+
+def open_store(root: Path = Path()) -> Store:
+    """The store of the clone in `root`.
+
+    Raises:
+        StoreFault: the URL is of no known kind, or the package for it isn't installed.
+    """
+    address = os.environ.get(STORE)
+    if address and "://" in address:
+        return ObjectStore(address, store_folder(root) / "objects")
+    return RunStore(root / address) if address else RunStore(store_folder(root))
+
+
+def store_folder(root: Path = Path()) -> Path:
+    """The folder of this machine beside the downloads: the store itself, or what was read of an object store."""
+    return root / home() / "store"

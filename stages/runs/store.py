@@ -1,6 +1,6 @@
 """Storage of outcomes by `run_key`: what every store does, the one in a folder, and its atomic writes.
 
-Standard library only.  `stages.runs.stores` opens the store that the environment names.
+Standard library only.  `stages.runs.object_store` opens the store that the environment names.
 """
 
 from __future__ import annotations
