@@ -26,8 +26,9 @@ from stages.scheduling.engine.leases import (
     Lease,
     LeaseLost,
     heartbeat,
+    is_gone,
+    process_identity,
 )
-from stages.scheduling.engine.owner import is_gone, process_identity
 
 _MOST_ATTEMPTS = 100
 """That a record keeps; earlier ones go."""
