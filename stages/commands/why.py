@@ -37,7 +37,7 @@ from stages.runs.fingerprint import training_code
 from stages.runs.object_store import open_store
 from stages.runs.store import Store
 from stages.scheduling.engine.leases import Attempt, is_gone, owner_in_words
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.runner import Way, find_outcome, previous_specs, ways_to
 
 _SHORTEST = 6

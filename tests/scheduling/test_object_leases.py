@@ -15,8 +15,7 @@ from stages.runs import object_store
 from stages.runs.object_store import ObjectStore, Record
 from stages.scheduling.engine import object_leases
 from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost, process_identity
-from stages.scheduling.engine.object_leases import ObjectLeases
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.object_leases import ObjectLeases, open_leases
 from tests.object_server import ObjectServer
 from tests.scheduling.racer import keys_of, outcome
 
