@@ -21,8 +21,7 @@ from stages.evaluation.flops import CountFlops, FlopCounts
 from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import Params, load_params
 from stages.run import canonical_json
-from stages.runs.stacks import Specs
-from stages.runs.store import RunStore
+from stages.runs.store import RunStore, Specs
 from stages.scheduling.engine.lease import EXPIRY_SECONDS
 from stages.scheduling.grouping import form_groups
 from stages.scheduling.planning import cost_of_run, expected_epochs

@@ -32,8 +32,7 @@ from stages.ops.fast.replay import describe_graphs
 from stages.run import RunSpec, canonical_json, environment_digest
 from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.outcome import seal
-from stages.runs.stacks import remember, stack_id
-from stages.runs.store import Scratch
+from stages.runs.store import Scratch, remember, stack_id
 from stages.training.canary import canary_of
 from stages.training.energy import EnergyMeter, energy_joules, sum_known
 from stages.training.environment import describe_environment, peak_memory_bytes, reset_peak_memory

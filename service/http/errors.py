@@ -26,8 +26,8 @@ from service.database.samples import NoSample
 from service.http.negotiation import NotAcceptable, weight
 from service.http.problem_pages import explain
 from service.inference.batching import AnswerFailed, InferenceStopped, SetAside
+from service.inference.choices import UnknownModel
 from service.inference.engine import TooManyAnswers
-from service.inference.model_names import UnknownModel
 from service.inference.tensors import TensorError
 from service.slots import Busy
 from stages.checkpoint.contract import CheckpointError

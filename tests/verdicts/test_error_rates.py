@@ -192,7 +192,7 @@ def test_fishers_test_takes_trainings_of_one_network_for_independent(correlation
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("row", "replicates"), [("one training a fold", 5), ("two trainings a fold", 10)])
+@pytest.mark.parametrize(("row", "replicates"), [("one training per fold", 5), ("two trainings per fold", 10)])
 def test_folds_err_as_often_as_the_documents_say(row: str, replicates: int) -> None:
     """With a correlation of 0.2 between folds, 1/5, as Nadeau and Bengio assume for five: plain, and corrected."""
     trials, rng, looks = 40_000, np.random.default_rng(10), looks_of_plan(RULES.looks, replicates)
