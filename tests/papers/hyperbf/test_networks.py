@@ -139,7 +139,7 @@ def test_every_argument_reaches_its_unit() -> None:
     assert HyperBF(**SMALL | HYPERBF).blocks[0].attention.beta.item() == pytest.approx(8**-0.5)
 
 
-def draw_layers(*shape: int) -> Tensor:
+def noise(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
@@ -154,9 +154,9 @@ def cubic(distance: float, a: float = -0.75) -> float:
 def test_tokens_are_class_token_and_patches_plus_positions() -> None:
     embedding = TokenEmbedding(image_size=4, in_channels=2, patch_size=2, dim=3, position_image_size=None).double()
     with torch.no_grad():
-        embedding.positions.copy_(draw_layers(1, 5, 3))
+        embedding.positions.copy_(noise(1, 5, 3))
         embedding.class_token.fill_(7.0)
-    images = draw_layers(2, 2, 4, 4)
+    images = noise(2, 2, 4, 4)
     weight, bias, positions = embedding.projection.weight, embedding.projection.bias, embedding.positions
     tokens = embedding(images)
     torch.testing.assert_close(tokens[0, 0], 7 + positions[0, 0])
@@ -166,14 +166,14 @@ def test_tokens_are_class_token_and_patches_plus_positions() -> None:
 
 
 def test_a_table_of_the_right_size_is_not_resized() -> None:
-    table = draw_layers(1, 17, 2)
+    table = noise(1, 17, 2)
     assert resize_positions(table, 4) is table
 
 
 @pytest.mark.parametrize(("own", "grid"), [(56, 8), (7, 3), (3, 5)])
 def test_resized_positions_are_cubic_convolution_of_the_table(own: int, grid: int) -> None:
     """Loops over the grid, borders repeated; points lie own / (grid + 0.1) apart, as in the authors' code."""
-    table = draw_layers(1, 1 + own**2, 1)
+    table = noise(1, 1 + own**2, 1)
     resized = resize_positions(table, grid)
     assert torch.equal(resized[:, 0], table[:, 0])
     step = own / (grid + 0.1)
@@ -197,7 +197,7 @@ class Shift(nn.Module):
 
 
 def test_blocks_are_the_two_readings_of_equation_1() -> None:
-    x, norm = draw_layers(2, 3, 4), lambda y: F.layer_norm(y, (4,))
+    x, norm = noise(2, 3, 4), lambda y: F.layer_norm(y, (4,))
     as_run = Block(dim=4, attention=Shift(1.0), feedforward=Shift(2.0)).double()
     as_written = AsWrittenBlock(dim=4, attention=Shift(1.0), feedforward=Shift(2.0)).double()
     u = x + (norm(x) + 1)
