@@ -17,22 +17,22 @@ class CheckpointLinkOut(Out):
     id: str
     sha256: str
     size_bytes: int
-    dtype: str | None = Field(description="of weights rounded after training; null for weights as trained")
+    dtype: str | None = Field(description="type of weights rounded after training; null for weights as trained")
 
 
 class CodeLinkOut(Out):
     revision: str | None = Field(description="git revision of published evidence; null for the tree that recorded it")
-    dirty: bool | None = Field(description="the revision had uncommitted changes")
+    dirty: bool | None = Field(description="true if the revision had uncommitted changes")
     modules: dict[str, str] = Field(description="digest of the source of each module that the run executed")
-    changed_code: list[str] = Field(description="modules that are another one in the recorded tree")
+    changed_code: list[str] = Field(description="modules that differ in the recorded tree")
     equivalences: list[int] = Field(
-        description="lines of data/evidence/equivalences.jsonl which show that its code and the tree's give the same"
+        description="lines of data/evidence/equivalences.jsonl that show that its code and the tree's are equivalent"
     )
 
 
 class DataLinkOut(Out):
     dataset: str
-    digest: str = Field(description="of the packed training and test images")
+    digest: str = Field(description="digest of the packed training and test images")
     provenance: str = Field(description="embedded (placeholder data), subset or full")
 
 
@@ -42,13 +42,13 @@ class EnvironmentLinkOut(Out):
 
 
 class TrailOut(Out):
-    """Of one result of the run: an arm that it serves, in an environment."""
+    """Trail of one result of the run: one arm in one environment."""
 
     experiment: str
     arm: str
     replicate: int
     source: str
-    checkpoint: CheckpointLinkOut | None = Field(description="null where no weights are here")
+    checkpoint: CheckpointLinkOut | None = Field(description="null if the weights are not available")
     trained_weights_sha256: str | None
     params: dict[str, Any] = Field(description="model, resolved protocol and replicate")
     code: CodeLinkOut
