@@ -6,14 +6,16 @@ import multiprocessing
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from stages.run import RunSpec
+from stages.runs.fingerprint import PACKAGE_ROOT, source_path
+from stages.scheduling.engine.choice import EngineError
 from stages.scheduling.engine.groups import Group
 from stages.scheduling.engine.ray_bridge import ADDRESS, bridge
-from stages.scheduling.engine.ray_code import copy_code
 
 LOST = "the connection to the cluster is lost"
 
@@ -91,3 +93,36 @@ def _environment() -> dict[str, str]:
     """What trainings on nodes inherit from here, and not from the nodes."""
     handed = {name: os.environ[name] for name in ("ATEN_CPU_CAPABILITY",) if name in os.environ}
     return handed | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUTF8": "1"}
+
+
+MOST_BYTES = 100 * 2**20
+"""What Ray takes in a working directory without trouble."""
+
+
+class TooMuchCode(EngineError):
+    """More than Ray takes."""
+
+
+def copy_code(specs: Iterable[RunSpec], folder: Path) -> None:
+    """Copy what these runs need into `folder`.
+
+    Raises:
+        TooMuchCode: it is larger than Ray takes.
+    """
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+    shutil.copytree(PACKAGE_ROOT / "stages", folder / "stages", ignore=ignored)
+    for top in sorted({module.partition(".")[0] for spec in specs for module in spec.code} - {"stages"}):
+        path = source_path(top)
+        if path is None:  # a package without a file of its own
+            continue
+        if path.name == "__init__.py":
+            shutil.copytree(path.parent, folder / top, ignore=ignored)
+        else:
+            shutil.copy(path, folder / path.name)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if size > MOST_BYTES:
+        largest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+        raise TooMuchCode(
+            f"the code to bring to the nodes has {size / 2**20:.0f} MiB, Ray takes {MOST_BYTES / 2**20:.0f}; the "
+            f"largest file is {largest.relative_to(folder)}: keep data out of packages"
+        )
