@@ -20,8 +20,7 @@ from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import Group
 from stages.scheduling.engine.node_data import pack_files, place
 from stages.scheduling.engine.ray_bridge import Inbox, Node, Share
-from stages.scheduling.engine.ray_cluster import TooMuchCode, copy_code
-from stages.scheduling.engine.ray_shares import Shares
+from stages.scheduling.engine.ray_cluster import Shares, TooMuchCode, copy_code
 from stages.scheduling.engine.ray_task import Ask, ToldScratch, train_group
 from stages.scheduling.runner import compare, find_experiment
 from tests.object_server import BUCKET, ObjectServer

@@ -25,8 +25,7 @@ from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKille
 from stages.scheduling.engine.leases import End, Lease, LeaseLost
 from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node
-from stages.scheduling.engine.ray_cluster import LOST, Cluster
-from stages.scheduling.engine.ray_shares import Shares
+from stages.scheduling.engine.ray_cluster import LOST, Cluster, Shares
 from stages.scheduling.engine.ray_task import Ask
 
 _TICK_SECONDS = 0.1
