@@ -18,10 +18,9 @@ from stages.runs.object_store import ObjectStore
 from stages.runs.outcome import find_fault
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import Group
-from stages.scheduling.engine.node_data import pack_files, place
 from stages.scheduling.engine.ray_bridge import Inbox, Node, Share
 from stages.scheduling.engine.ray_cluster import Shares, TooMuchCode, copy_code
-from stages.scheduling.engine.ray_task import Ask, ToldScratch, train_group
+from stages.scheduling.engine.ray_task import Ask, ToldScratch, pack_files, place, train_group
 from stages.scheduling.runner import compare, find_experiment
 from tests.object_server import BUCKET, ObjectServer
 from tests.project import EXPERIMENT, edit, make_project
