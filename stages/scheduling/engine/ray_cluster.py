@@ -16,8 +16,7 @@ from typing import Any
 
 from stages.run import Replicate, RunSpec
 from stages.runs.fingerprint import PACKAGE_ROOT, source_path
-from stages.scheduling.engine.choice import EngineError
-from stages.scheduling.engine.groups import Group
+from stages.scheduling.engine.groups import EngineError, Group
 from stages.scheduling.engine.ray_bridge import ADDRESS, Node, Share, bridge
 
 LOST = "the connection to the cluster is lost"
