@@ -23,7 +23,7 @@ import pytest
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.datasets.packed import ImageSet, PackedInfo, TableSet, TokenSet, read_images
 from stages.evaluate import INCOMPLETE, main, metrics_document
-from stages.evaluation import trained as trained_runs
+from stages.evaluation import experiment as trained_runs
 from stages.evaluation.experiment import evaluate_experiment
 from stages.evaluation.scores import cut_info, cut_rows
 from stages.params.experiment import load_params
