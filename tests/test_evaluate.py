@@ -34,7 +34,7 @@ from stages.runs.evidence import CostLine, Measurement, ResultLine, read_lines, 
 from stages.runs.outcome import seal as seal_outcome
 from stages.scheduling.runner import train_experiment
 from stages.training.environment import environment_digest
-from stages.upkeep.recomputing import compare, recompute, spot_check
+from stages.upkeep.links import compare, recompute, spot_check
 from stages.upkeep.verifying import find_trails
 from tests.project import EXPERIMENT, REPOSITORY, edit, make_project, pack_stand_in
 
