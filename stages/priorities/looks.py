@@ -20,7 +20,7 @@ from stages.claims.sides import arms_of
 from stages.claims.trained import JUDGES
 from stages.claims.trials import ResultGroup
 from stages.datasets.packed import PackedDataError
-from stages.datasets.rows import count_rows
+from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import CountFlops
 from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import Experiment, Params, ParamsError

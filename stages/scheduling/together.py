@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from stages.datasets.packed import PackedDataError
-from stages.datasets.rows import count_rows
+from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import CountFlops
 from stages.params.budget import PlannedRun
 from stages.params.experiment import Experiment, Params, ParamsError
