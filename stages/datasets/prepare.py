@@ -20,16 +20,17 @@ from stages.datasets import (
     tinyimagenet,
     tinyimagenet32,
 )
-from stages.datasets.checks import (
+from stages.datasets.embedded import class_names, compose_stand_in, stand_in_counts
+from stages.datasets.manifest import (
+    Manifest,
     check_classes,
     check_shared,
     check_split,
     find_reader,
     find_shared,
+    judge_provenance,
     pixel_statistics,
 )
-from stages.datasets.embedded import class_names, compose_stand_in, stand_in_counts
-from stages.datasets.manifest import Manifest, judge_provenance
 from stages.datasets.packed import ImageSet, PackedInfo, Split, digest_images, write_packed
 from stages.datasets.prepare_table import STAND_IN_ROWS, prepare_table
 from stages.datasets.text import prepare_text

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.datasets.checks import check_split, find_shared, pixel_statistics
+from stages.datasets.manifest import check_split, find_shared, pixel_statistics
 from stages.datasets.packed import ImageSet
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
