@@ -60,12 +60,6 @@ def _main_metric(names: Container[str]) -> str | None:
     return next((name for name in _IN_WORDS if name in names), None)
 
 
-def _roles(experiment: str, data: Path) -> dict[str, str]:
-    """The role of each arm that was trained."""
-    run_list = read_run_list(data / "runs" / experiment)
-    return {run.arm: run.role for run in run_list.runs} if run_list else {}
-
-
 def curves_table(results: Sequence[ResultLine]) -> bytes:
     """One row per arm, replicate and epoch for `dvc plots show`."""
     text = io.StringIO()
@@ -129,7 +123,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     write_atomically(data / "results" / f"{name}.jsonl", write_lines(found.results))
     write_atomically(data / "results" / f"{name}.cost.jsonl", write_lines(found.costs))
-    write_atomically(data / "metrics" / f"{name}.json", metrics_document(found.results, _roles(name, data)))
+    run_list = read_run_list(data / "runs" / name)
+    write_atomically(
+        data / "metrics" / f"{name}.json",
+        metrics_document(found.results, {run.arm: run.role for run in run_list.runs} if run_list else {}),
+    )
     write_atomically(data / "plots" / f"{name}.csv", curves_table(found.results))
     for line in found.results:
         label = f"{line.arm}.{line.replicate}"

@@ -166,18 +166,14 @@ class Rows:
 def count_rows(name: str, source: DatasetSource, *, is_stand_in: bool) -> Rows:
     """Rows of the declared data set, or of its stand-in."""
     if source.kind == "text":
-        return _count_windows(name, source, is_stand_in)
+        train, test, window = source.train, source.test, source.shape[0]
+        if is_stand_in:
+            train, test = text.split_lengths(len(text.compose_stand_in(name)))
+            window = text.stand_in_window(source)
+        return Rows(train=(train - 1) // window, test=(test - 1) // window, shape=(window,))
     train, test = source.train, source.test
     if is_stand_in and source.kind == "table":
         train, test = STAND_IN_ROWS["train"], STAND_IN_ROWS["test"]
     elif is_stand_in:
         train, test = stand_in_counts(source.classes)
     return Rows(train=train, test=test, shape=source.shape)
-
-
-def _count_windows(name: str, source: DatasetSource, is_stand_in: bool) -> Rows:
-    train, test, window = source.train, source.test, source.shape[0]
-    if is_stand_in:
-        train, test = text.split_lengths(len(text.compose_stand_in(name)))
-        window = text.stand_in_window(source)
-    return Rows(train=(train - 1) // window, test=(test - 1) // window, shape=(window,))

@@ -51,7 +51,11 @@ class Cluster:
             copy_code([spec for group in groups for spec in group.specs], self._code)
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        self._process = context.Process(target=bridge, args=(theirs, self.address, self._code, _environment()))
+        handed = {name: os.environ[name] for name in ("ATEN_CPU_CAPABILITY",) if name in os.environ}
+        self._process = context.Process(
+            target=bridge,
+            args=(theirs, self.address, self._code, handed | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUTF8": "1"}),
+        )
         self._process.start()
         theirs.close()
         self._pipe = ours
@@ -89,12 +93,6 @@ class Cluster:
             if not received:
                 raise ConnectionError(LOST) from None
         return received
-
-
-def _environment() -> dict[str, str]:
-    """What trainings on nodes inherit from here, and not from the nodes."""
-    handed = {name: os.environ[name] for name in ("ATEN_CPU_CAPABILITY",) if name in os.environ}
-    return handed | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUTF8": "1"}
 
 
 MOST_BYTES = 100 * 2**20
