@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.campaign_parcels import MIB, DamagedParcel, cut, read_json, unpack_back
 from stages.datasets.packed import PackedDataError, PackedInfo, read_info
-from stages.datasets.rows import count_rows
+from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import Experiment, Params, ParamsError, load_params
 from stages.priorities.looks import PROFILE, RunName

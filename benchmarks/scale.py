@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.simulated import Job, Simulated, Site, bound, longest_first, simulate
-from stages.datasets.rows import count_rows
+from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import CountFlops, FlopCounts
 from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import Params, load_params

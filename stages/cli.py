@@ -15,7 +15,7 @@ from stages.faults import FAULTS, INTERRUPTED, STOPPED, Mistake, describe_fault,
 from stages.params.schema import nearest
 from stages.proving.show import STEPS
 from stages.results import UnknownName
-from stages.scheduling.engine.choice import default_engine
+from stages.scheduling.engine.groups import default_engine
 
 CODES = {0: "done", 1: "failed; one line on stderr explains why", USAGE: "mistyped command, option or name"}
 

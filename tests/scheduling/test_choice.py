@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stages.scheduling.engine import local
-from stages.scheduling.engine.choice import ENGINE, EngineError, default_engine, find_engine
+from stages.scheduling.engine.groups import ENGINE, EngineError, default_engine, find_engine
 from tests.preloaded import python
 from tests.project import EXPERIMENT, environment, make_project
 
