@@ -36,6 +36,7 @@ from stages.checkpoint.contract import CheckpointError
 from stages.images import ImageError, ImageTooLarge
 from stages.results import (
     ResultsUnavailable,
+    SameModel,
     UnknownCheckpoint,
     UnknownClaim,
     UnknownMetric,
@@ -141,6 +142,7 @@ def _page_before(request: Request) -> str:
 
 STATUS: dict[type[Exception], int] = {
     NotAcceptable: 406,
+    SameModel: 422,
     UnknownMetric: 422,
     UnknownProfile: 422,
     UnknownName: 404,

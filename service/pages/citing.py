@@ -7,19 +7,18 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from service.pages.legend import address_of, is_part, meaning_of, word_of
+from service.pages.legend import address_of, is_part, key_of, meaning_of
 from service.pages.opening import holds_in_its_order_only
 from service.pages.wording import say_claim, verdict_in_words
-from stages.results import ClaimRecord, ExperimentComparison, Paper, Result, Tally
+from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER, ClaimRecord, ExperimentComparison, Paper, Result, Tally
 
 DIGITS = 12  # of a digest, as pages show it
-RATINGS = {"for": 5, "reading": 3, "against": 1}
+RATINGS = {"for": 5, "open": 3, "against": 1}
+"""Of a claim that something decided; what depends on how it is read lies between."""
 COLOURS = {
     "for": "#1f6b3a",
-    "reading": "#5d6361",
     "against": "#a11d2b",
     "open": "#2c4d86",
-    "noted": "#6f4e00",
     "waiting": "#5d6361",
 }
 _LETTER, _MARGIN, _HEIGHT = 6.6, 12, 22  # pixels
@@ -93,7 +92,7 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
         article["url"] = link
     said = say_claim(name, record.claim)
     claim = {"@type": "Claim", "name": said, "appearance": article}
-    if side not in RATINGS:
+    if record.verdict.status not in (*FOR_THE_PAPER, *AGAINST_THE_PAPER):
         return {"@context": "https://schema.org", **claim, "url": address}
     day = dated(record)
     is_whole = not (holds_in_its_order_only(record.verdict) or is_part(record.verdict))
@@ -109,7 +108,7 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
         "reviewRating": {
             **rating,
             "alternateName": verdict_in_words(record),
-            "ratingExplanation": meaning_of(word_of(record)),
+            "ratingExplanation": meaning_of(key_of(record)),
         },
         "reviewBody": record.verdict.explanation,
         **({"datePublished": day} if day else {}),
