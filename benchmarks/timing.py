@@ -70,16 +70,16 @@ class Line:
         return "even" if self.span is not None and self.span[1] > 1 else "slower"
 
     def cells(self) -> tuple[str, ...]:
-        goal = f"{'at most' if self.at_most else 'at least'} {self.goal:g} {self.unit}"
-        measured = f"{self.value:.3g} {self.unit}"
-        if self.span is not None:
-            measured += f" ({self.span[0]:.3g} to {self.span[1]:.3g})"
-        if self.most is not None:
-            measured += f"; at most {self.most:.3g}"
-        return self.what, self.setting, goal, self.peer, self.ours, measured, self.verdict
+        """The row of the table, with the strongest peer alone."""
+        setting = self.setting.removesuffix(", 1 thread")
+        what = self.what if setting in ("", "float32") else f"{self.what}, {setting}"
+        limit = f" (limit {self.most:.3g})" if self.most is not None and not self.is_met else ""
+        peer, ours = (side.partition(";")[0] for side in (self.peer, self.ours))
+        goal = f"{'≤' if self.at_most else '≥'} {self.goal:g}"
+        return what, peer, ours, f"{self.value:.3g} {self.unit}{limit}", goal, self.verdict
 
 
-HEADINGS = ("what", "type, threads", "goal", "strongest peer; others", "ours", "measured", "met")
+HEADINGS = ("benchmark", "strongest peer", "ours", "ratio", "goal", "met")
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -115,7 +115,6 @@ class Race:
             ours=_ranked(self.ours, images),
             value=self.ratio,
             goal=goal,
-            unit="× as fast",
             setting=setting(dtype),
             span=self.span,
             most=1 / share_of_products(self.strongest) if same_products else None,
@@ -130,7 +129,6 @@ class Race:
             value=1 / self.ratio,
             goal=goal,
             at_most=True,
-            unit="× its time",
             setting=setting(dtype),
         )
 
@@ -325,5 +323,5 @@ def milliseconds(seconds: float) -> str:
 def machine(device: torch.device) -> tuple[str, str]:
     """Origin of the figures: the kind of machine, and versions."""
     facts = describe_environment(device)
-    kind = f"{facts['device_name']}, {facts['cpu_capability']}{', played' if PLAYED in LESSER else ''}"
+    kind = f"{facts['device_name']}, {facts['cpu_capability']}{', emulated' if PLAYED in LESSER else ''}"
     return kind, f"torch {facts['torch']}, Python {platform.python_version()}"

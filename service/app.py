@@ -220,7 +220,6 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
     """Add the middleware; the last one added is the outermost."""
     settings = parts.settings
     keys = KeyFile(settings.keys_file) if settings.keys_file else None
-    app.add_middleware(ServerErrorMiddleware)
     app.add_middleware(
         BodyLimit, limit=settings.max_body_bytes, together=settings.max_bodies_bytes, seconds=settings.body_seconds
     )
@@ -228,6 +227,7 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
         KeysAndRates,
         policy=AccessPolicy(keys, settings.requests_per_minute, counts=RequestCounter(settings.counts_file)),
     )
+    app.add_middleware(ServerErrorMiddleware)
     packed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
     app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=GZIP_LEVEL, exclude_content_types=packed)
     if settings.cors_origins:

@@ -68,7 +68,7 @@ def add_papers(parser: argparse.ArgumentParser) -> None:
 def add_register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="of the new file in data/registrations/")
     names(parser.add_argument("claims", nargs="*", metavar="claim", help="a claim, or a pattern of ids"), "claims")
-    parser.add_argument("--why", help="the reason, as a sentence")
+    parser.add_argument("--why", type=str.strip, help="the reason, as a sentence")
     parser.add_argument(
         "--runs", nargs="+", metavar="PATTERN", help="of <experiment>.<arm>.<replicate> (default: all that they need)"
     )
@@ -77,7 +77,7 @@ def add_register(parser: argparse.ArgumentParser) -> None:
 
 def add_history(parser: argparse.ArgumentParser) -> None:
     names(parser.add_argument("claims", nargs="?", default="*", help="pattern of claim ids"), "claims")
-    parser.add_argument("--why", help="write down, with this reason, what changed since the last line")
+    parser.add_argument("--why", type=str.strip, help="write down, with this reason, what changed since the last line")
     parser.add_argument(
         "--alters-nothing",
         action="store_true",
@@ -101,7 +101,9 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--retract", metavar="WHY", help="give this reason for everything that is missing now")
+    parser.add_argument(
+        "--retract", type=str.strip, metavar="WHY", help="give this reason for everything that is missing now"
+    )
 
 
 def add_release(parser: argparse.ArgumentParser) -> None:

@@ -26,8 +26,7 @@ from stages.run import ModelSpec
 from stages.runs.curves import EpochRow
 from stages.runs.evidence import ResultLine, write_lines
 from stages.runs.fingerprint import source_path
-from stages.runs.runlist import read_run_list
-from stages.runs.store import write_atomically
+from stages.runs.store import read_run_list, write_atomically
 
 INCOMPLETE = 4
 """Exit code where some runs couldn't be evaluated; the others are written."""

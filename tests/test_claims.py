@@ -18,6 +18,7 @@ from stages.claims.judging import EXACT, NO_NUMBER
 from stages.claims.lines import TALLIES, Kind, parse_claims
 from stages.claims.trained import JUDGES
 from stages.params.experiment import Experiment, Params, load_params
+from tests.project import findings_on_page
 
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "data" / "claims.csv"
@@ -87,7 +88,7 @@ def test_computed_claims_are_those_of_the_page_of_findings(claims: dict[str, Cla
 
     A finding may also stand beside a row that is measured (NiNformer's times), never the other way round.
     """
-    found = set(re.findall(r"^\| `([\w.]+)`", (ROOT / "docs" / "findings.md").read_text(), re.MULTILINE))
+    found = findings_on_page().keys()
     assert {i for i, claim in claims.items() if is_computed(claim)} - found == set()
     assert found - set(claims) == set()
 

@@ -108,16 +108,3 @@ def test_folder_that_cannot_be_written_is_one_line(
     assert message.startswith("fetch: data")
     assert ": Not a directory; a file is where a folder belongs" in message
     assert message.count("\n") == 1
-
-
-def test_unknown_dataset_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_params(tmp_path, "quick", tiny=tiny_mnist().source)
-    assert fetch.main(["big"]) == 1
-    assert capsys.readouterr().err == "fetch: params.yaml: no data set 'big'; known: tiny\n"
-
-
-def test_verb_starts_without_heavy_libraries() -> None:
-    script = "import sys; import stages.fetch; print(*sorted(sys.modules))"
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    names = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, env=environment)
-    assert set(names.stdout.split()).isdisjoint({"torch", "torchvision", "sklearn", "pandas", "scipy"})

@@ -243,12 +243,6 @@ def test_command_says_how_far_the_goal_is(
     assert f" Goal: everything as printed within 40 hours of one NVIDIA H100; planned are {total:.0f}, " in said
 
 
-def test_an_unknown_experiment_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(ROOT)
-    assert main(["plan", "ninformer"]) == 1
-    assert "no experiment 'ninformer'; did you mean ninformer-mnist?" in capsys.readouterr().err
-
-
 def test_makespan_is_that_of_slots_that_take_the_longest_first() -> None:
     assert makespan([2, 3, 4, 5], 2) == 7
     assert makespan([10, 1, 1], 2) == 10

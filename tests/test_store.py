@@ -9,26 +9,6 @@ import pytest
 
 from stages.runs.store import RunStore, write_atomically
 
-FILES = {"spec.json": b"{}", "result.json": b"{}"}
-
-
-def test_published_files_appear_together(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    assert store.published("k") is None
-    (store.work("k") / "resume.pt").write_bytes(b"state")
-    folder = store.publish("k", FILES)
-    assert store.published("k") == folder
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
-    assert not (tmp_path / "work" / "k").exists(), "the scratch folder goes"
-
-
-def test_second_publication_is_dropped(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    store.publish("k", FILES)
-    folder = store.publish("k", FILES | {"result.json": b"other"})
-    assert (folder / "result.json").read_bytes() == b"{}"
-    assert not list((tmp_path / "staged").iterdir())
-
 
 def test_folder_without_result_is_not_published(tmp_path: Path) -> None:
     (tmp_path / "runs" / "k").mkdir(parents=True)

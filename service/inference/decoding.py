@@ -23,7 +23,6 @@ import numpy as np
 
 from service.inference.batching import InferenceStopped
 from service.inference.processes import Process, ProcessGone, ProcessSlow, leave_signals_to_the_server
-from service.inference.together import all_or_none
 from service.slots import Busy, Request, Slots
 from stages.images import ImageError, ImageTooLarge, Outline, decode_image, outline
 
@@ -292,3 +291,16 @@ def _limit_memory(memory_bytes: int) -> bool:
         resource.setrlimit(resource.RLIMIT_AS, (most if has_all else hard, hard))
         return has_all
     return True
+
+
+Answer = TypeVar("Answer")
+
+
+async def all_or_none(tasks: Sequence[asyncio.Future[Answer]]) -> list[Answer]:
+    """All answers; if one fails or the caller is cancelled, the others are cancelled."""
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from service.database import claim_queries, queries
+from service.database import queries
 from service.database.claim_schemas import (
     ClaimDetailOut,
     ClaimOut,
@@ -218,7 +218,7 @@ def list_claims(
         standing=standing,
         family=family,
     )
-    found = page.cut(claim_queries.list_claims(session, wanted, limit=page.limit + 1, offset=page.offset))
+    found = page.cut(queries.list_claims(session, wanted, limit=page.limit + 1, offset=page.offset))
     names = name_claims(session, found)
     return page.answer(ClaimOut, [describe_claim(row, names[row.claim.id], unit_of(row.claim)) for row in found])
 
@@ -239,7 +239,7 @@ def count_verdicts(
     kind: Annotated[str | None, Query(examples=["value"])] = None,
 ) -> VerdictsOut:
     """The number of claims of each paper by verdict, and one sentence for each table."""
-    counts = claim_queries.tally_claims(session, ClaimFilter(paper=paper, dataset=dataset, kind=kind))
+    counts = queries.tally_claims(session, ClaimFilter(paper=paper, dataset=dataset, kind=kind))
     return VerdictsOut(
         papers=[TallyOut.model_validate(row) for row in counts],
         tables=[FamilyOut.model_validate(row) for row in list_families(session, paper=paper)],

@@ -18,7 +18,7 @@ from stages.faults import Mistake, named
 from stages.params.experiment import Params, load_params
 from stages.priorities.looks import PROFILE, Brought, brought_by
 from stages.results import ResultsUnavailable
-from stages.runs.stores import open_store
+from stages.runs.object_store import open_store
 from stages.scheduling.journal import Row, Session, Watched, watch
 from stages.scheduling.planning import two_digits
 

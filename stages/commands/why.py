@@ -34,11 +34,10 @@ from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, read_equivalences
 from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
 from stages.runs.fingerprint import training_code
+from stages.runs.object_store import open_store
 from stages.runs.store import Store
-from stages.runs.stores import open_store
-from stages.scheduling.engine.leases import Attempt, owner_in_words
-from stages.scheduling.engine.opening import open_leases
-from stages.scheduling.engine.owner import is_gone
+from stages.scheduling.engine.leases import Attempt, is_gone, owner_in_words
+from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.runner import Way, find_outcome, previous_specs, ways_to
 
 _SHORTEST = 6

@@ -29,7 +29,7 @@ from stages.runs.consistency import find_contradictions
 from stages.runs.equivalence import read_equivalences
 from stages.runs.evidence import CostLine, Measurement, ResultLine
 from stages.runs.fingerprint import changed_modules, code_today, unlike_loaded
-from stages.runs.runlist import RunList, read_run_list
+from stages.runs.store import RunList, read_run_list
 from stages.training.environment import describe_environment
 from stages.training.kinds import RowSet, read_rows
 from stages.training.process import describe_variables

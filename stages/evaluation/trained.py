@@ -15,7 +15,7 @@ from stages.run import RunSpec
 from stages.runs.curves import EpochRow
 from stages.runs.evidence import CostLine, DataUsed, Divergence, Layers, Measurement, Moment, ResultLine
 from stages.runs.outcome import find_fault, outcome_digest
-from stages.runs.runlist import ListedRun, RunList
+from stages.runs.store import ListedRun, RunList
 
 
 class EvaluationError(ValueError):

@@ -35,8 +35,8 @@ from stages.run import Protocol, Replicate, RunSpec
 from stages.runs.equivalence import PATH, Equivalences, is_of_one_cpu, path_of
 from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
 from stages.runs.fingerprint import kind_of
+from stages.runs.object_store import open_store
 from stages.runs.store import home
-from stages.runs.stores import open_store
 
 Codes = Callable[[Sequence[tuple[str, str, str]]], Sequence[Mapping[str, str] | None]]
 

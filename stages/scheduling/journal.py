@@ -24,9 +24,8 @@ from typing import Literal
 from stages.faults import FAULTS, describe_fault
 from stages.runs.store import Scratch, Store
 from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.leases import EXPIRY_SECONDS, Leases
-from stages.scheduling.engine.opening import open_leases
-from stages.scheduling.engine.owner import is_gone, process_identity
+from stages.scheduling.engine.leases import EXPIRY_SECONDS, Leases, is_gone, process_identity
+from stages.scheduling.engine.object_leases import open_leases
 
 PREFIX = "progress-"
 _FILE = "progress.json"

@@ -16,8 +16,8 @@ from stages.datasets.rows import count_rows
 from stages.evaluation.flops import CountFlops
 from stages.params.budget import PlannedRun
 from stages.params.experiment import Experiment, Params, ParamsError
+from stages.runs.object_store import open_store
 from stages.runs.store import Store
-from stages.runs.stores import open_store
 from stages.scheduling.engine.choice import find_engine
 from stages.scheduling.engine.groups import Event, Group, Report
 from stages.scheduling.journal import Journal

@@ -16,11 +16,11 @@ from stages.datasets.packed import PackedDataError, digest_packed, read_info
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params
 from stages.results import Checkpoint, Result
-from stages.run import canonical_json
+from stages.run import canonical_json, environment_digest
 from stages.runs.consistency import find_contradictions
 from stages.runs.curves import EpochRow
 from stages.runs.equivalence import PATH
-from stages.runs.evidence import DataUsed, Divergence, Measurement, ResultLine, digest_environment
+from stages.runs.evidence import DataUsed, Divergence, Measurement, ResultLine
 from stages.runs.revisions import has_revision, is_full_clone, refusal
 from stages.upkeep.publishing import COSTS, compare_with_run, digest_at
 
@@ -145,7 +145,7 @@ def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
 
 def check_environment(result: Result) -> Link:
     """Check that the environment's digest is that of its facts, and that no code ran that nothing vouches for."""
-    digest = digest_environment(result.environment)
+    digest = environment_digest(result.environment)
     if digest != result.environment_digest:
         return Link("environment", "broken", f"its facts give {digest}, recorded {result.environment_digest}")
     process = result.environment.get("process")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from stages.datasets.manifest import Manifest
-from stages.datasets.packed import read_images
 from stages.datasets.prepare import READERS, prepare
 from stages.params.experiment import DatasetSource, load_params
 from tests.project import REPOSITORY
@@ -57,15 +56,6 @@ def test_shared_folder_holds_the_same_files() -> None:
     for source in sharing.values():
         other: DatasetSource = DATASETS[source.folder or ""]
         assert (source.files, source.archive, source.urls) == (other.files, other.archive, other.urls)
-
-
-@pytest.mark.parametrize("name", IMAGES)
-def test_every_data_set_has_a_stand_in_of_its_size(tmp_path: Path, name: str) -> None:
-    source = IMAGES[name]
-    info = prepare(source, Manifest(dataset=name, source="embedded"), tmp_path, tmp_path / "packed")
-    assert (info.provenance, info.kind, info.shape) == ("embedded", "images", source.shape)
-    assert read_images(tmp_path / "packed", "train").images.shape == (max(128, source.classes), *source.shape)
-    assert (len(info.classes), info.shared_test_images) == (source.classes, 0)
 
 
 def test_the_page_has_the_declared_counts() -> None:

@@ -12,13 +12,9 @@ import pytest
 import torch
 
 from stages.device import pick_device
+from stages.run import environment_digest
 from stages.training import environment
-from stages.training.environment import (
-    describe_environment,
-    environment_digest,
-    peak_memory_bytes,
-    reset_peak_memory,
-)
+from stages.training.environment import describe_environment, peak_memory_bytes, reset_peak_memory
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")

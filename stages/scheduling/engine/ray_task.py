@@ -22,11 +22,9 @@ from typing import Any
 
 from stages.faults import on_signal
 from stages.run import RunSpec
-from stages.runs.bucket import StoreFault
 from stages.runs.fingerprint import changed_modules
-from stages.runs.object_store import ObjectStore
-from stages.runs.stacks import STATE
-from stages.runs.store import FolderScratch, Scratch
+from stages.runs.object_store import ObjectStore, StoreFault
+from stages.runs.store import STATE, FolderScratch, Scratch
 from stages.scheduling.engine.endings import describe_failure
 from stages.scheduling.engine.node_data import Packed, place
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stages.papers.brownian import ViT
 from stages.papers.brownian.observations import observe
 from stages.papers.brownian.probe import head_rows, motion_rows
-from tests.papers.brownian.test_probe import draw_images
+from tests.papers.properties import draw_images
 
 Build = Callable[..., ViT]
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from stages.evaluation.cost import flops_per_sample
 from stages.papers.hyperbf import HyperBF, ViT
 from stages.papers.hyperbf.findings import COMMON, HYPERBF, LAST_COMMIT_HYPERBF, LAST_COMMIT_VIT, VIT
-from tests.papers.hyperbf.conftest import SMALL, Build
-from tests.papers.properties import draw_images, loss_of_one_batch, moved_by_the_second, without_gradient
+from tests.papers.hyperbf.conftest import OWN, SMALL
 
 TABLE_OF_224: dict[str, Any] = {"position_image_size": 224}
 # Image size, arguments of ViT and of HyperBF, and the counts for 10, 100 and 200 classes: computed from shapes, and
@@ -69,84 +66,12 @@ def test_work_equals_the_counted_products(wide: int) -> None:
     assert flops_per_sample(hyperbf, (3, 32, 32)) == plain + augmented
 
 
-def test_model_maps_images_to_logits(small_model: Build) -> None:
-    assert small_model()(draw_images()).shape == (4, 5)
-
-
-def test_one_batch_is_overfitted(small_model: Build) -> None:
-    model = small_model()
-    images, labels = draw_images(5), torch.arange(5)
-    assert loss_of_one_batch(model, images, labels, torch.optim.Adam(model.parameters(), lr=0.01)) < 0.05
-
-
-def test_every_parameter_but_the_unused_gets_a_gradient(small_model: Build) -> None:
-    model = small_model()
-    # At the very start attention sees equal positions and M = I; one step away from it nothing is special.
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
-    F.cross_entropy(model(draw_images()), torch.arange(4)).backward()
-    assert [name for name in without_gradient(model) if not name.endswith(".unused")] == []
-    assert all(p.grad is None for name, p in model.named_parameters() if name.endswith(".unused"))
-
-
-def test_a_sample_changes_only_its_own_logits(small_model: Build) -> None:
-    model = small_model().double()
-    images = draw_images(dtype=torch.float64)
-    moved = moved_by_the_second(model, images)
-    assert moved[1] > 1e-4
-    assert moved[[0, 2, 3]].max() < 1e-12
-
-
-def check_one_graph(model: nn.Module) -> None:
-    torch.compiler.reset()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(draw_images()), model(draw_images()), rtol=0, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_every_arm_compiles_into_one_graph(small_model: Build) -> None:
-    check_one_graph(small_model(depth=1))
-
-
-def test_hyperbf_compiles_into_one_graph() -> None:
-    check_one_graph(HyperBF(**SMALL | HYPERBF | {"depth": 1}))
-
-
-def test_bfloat16_autocast_stays_near_float32(small_model: Build) -> None:
-    model = small_model()
-    with torch.no_grad():
-        exact = model(draw_images())
-        with torch.autocast("cpu", torch.bfloat16):
-            low = model(draw_images())
-    torch.testing.assert_close(low.float(), exact, rtol=0, atol=0.05)
-
-
-def test_linear_layers_start_without_bias_and_tokens_at_zero(small_model: Build) -> None:
-    model = small_model()
+@pytest.mark.parametrize("name", OWN)
+def test_linear_layers_start_without_bias_and_tokens_at_zero(name: str) -> None:
+    model_class, own = OWN[name]
+    model = model_class(**SMALL | own)
     tensors = dict(model.named_parameters())
     zero = {name for name, p in tensors.items() if p.abs().max() == 0}
     linear = {f"{name}.bias" for name, m in model.named_modules() if isinstance(m, nn.Linear) and m.bias is not None}
     norms = {f"{name}.bias" for name, m in model.named_modules() if isinstance(m, nn.LayerNorm)}
     assert zero == linear | norms | {"embedding.class_token", "embedding.positions"}
-
-
-@pytest.mark.parametrize(("model_class", "own"), [(ViT, VIT), (HyperBF, HYPERBF)])
-def test_weights_start_with_pytorchs_mean_and_variance(model_class: type[nn.Module], own: dict[str, Any]) -> None:
-    """Uniform within 1/√fan_in: mean 0, variance 1 / (3 fan_in)."""
-    torch.manual_seed(0)
-    model = model_class(**COMMON | {"image_size": 32, "num_classes": 10, "depth": 1} | own)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            fan_in, n = module.weight[0].numel(), module.weight.numel()
-            # Five standard errors of the mean and of the variance of n uniform numbers.
-            assert abs(module.weight.mean().item()) < 5 * math.sqrt(1 / (3 * fan_in * n)), name
-            assert module.weight.var().item() * 3 * fan_in == pytest.approx(1, abs=5 * math.sqrt(0.8 / n)), name
-
-
-def test_patches_and_heads_that_do_not_fit_are_refused(small_model: Build) -> None:
-    with pytest.raises(ValueError, match="patch_size is 5; expected a divisor of the image's size, which is 12"):
-        small_model(patch_size=5)
-    with pytest.raises(ValueError, match="num_heads is 3; expected a divisor of"):
-        small_model(num_heads=3)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import runpy
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,9 @@ from stages.papers.hyperbf import ViT
 from stages.papers.hyperbf.findings import VIT
 from stages.papers.hyperbf.vit import DotProductAttention, attention_reference
 from tests.papers.hyperbf.conftest import SMALL
+from tests.papers.properties import assert_equals, renamed
 
-MAKER = Path(__file__).parents[2] / "golden" / "make_hyperbf_timm.py"
+GOLDEN = Path(__file__).parents[2] / "golden" / "hyperbf_timm.npz"
 OUR_NAMES = {
     "cls_token": "embedding.class_token",
     "pos_embed": "embedding.positions",
@@ -28,37 +28,13 @@ OUR_NAMES = {
 }
 
 
-@pytest.fixture(scope="module")
-def vectors() -> dict[str, np.ndarray]:
-    with np.load(MAKER.with_name("hyperbf_timm.npz")) as file:
-        return dict(file)
-
-
-def test_vit_equals_timm_in_logits_and_image_gradients(vectors: dict[str, np.ndarray]) -> None:
+def test_vit_equals_timm_in_logits_and_image_gradients() -> None:
+    with np.load(GOLDEN) as file:
+        vectors = dict(file)
     own = VIT | {"hidden_dim": 5, "has_unused_matrix": False}
     model = ViT(**SMALL | {"dim": 8, "num_classes": 3} | own).double()
-    weights = {}
-    for name, array in vectors.items():
-        if name.startswith("vit/"):
-            our_name = name.removeprefix("vit/")
-            for theirs, ours in OUR_NAMES.items():
-                our_name = our_name.replace(theirs, ours)
-            weights[our_name] = torch.from_numpy(array)
-    model.load_state_dict(weights)
-    images = torch.from_numpy(vectors["images"]).requires_grad_()
-    logits = model(images)
-    (logits * torch.from_numpy(vectors["logit_weights"])).sum().backward()
-    assert images.grad is not None
-    np.testing.assert_allclose(logits.detach().numpy(), vectors["logits"], rtol=0, atol=1e-9)
-    np.testing.assert_allclose(images.grad.numpy(), vectors["image_gradients"], rtol=0, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_stored_vectors_are_what_the_installed_timm_gives(vectors: dict[str, np.ndarray]) -> None:
-    fresh = runpy.run_path(str(MAKER))["make_vectors"]()
-    assert fresh.keys() == vectors.keys()
-    for name in fresh.keys() - {"origin"}:
-        np.testing.assert_allclose(fresh[name], vectors[name], rtol=0, atol=1e-9, err_msg=name)
+    model.load_state_dict(renamed(vectors, "vit/", OUR_NAMES))
+    assert_equals(model, vectors)
 
 
 def test_attention_reference_gives_a_hand_worked_case() -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from stages.papers.ninformer.local_vit import LocalFeedForward, LocalViTBlock
 from stages.papers.ninformer.separable_local_vit import SeparableFeedForward
 from stages.papers.ninformer.squeeze_excite_local_vit import SqueezeExciteFeedForward
+from tests.papers.properties import renamed
 
 OUR_NAMES = {
     "conv_pw.": "expand.0.",
@@ -82,14 +83,10 @@ def test_conv_equals_timm_in_value_and_gradients(
     timm_vectors: dict[str, np.ndarray], name: str, conv_class: type[LocalFeedForward]
 ) -> None:
     layer = conv_class(dim=8, channels=16, dropout=0.5).double().eval()
-    weights = {}
-    for key, array in timm_vectors.items():
-        if key.startswith(f"{name}/"):
-            our_name = key.removeprefix(f"{name}/")
-            for theirs, ours in OUR_NAMES.items():
-                our_name = our_name.replace(theirs, ours)
-            # timm squeezes with 1x1 convolutions.
-            weights[our_name] = torch.from_numpy(array[:, :, 0, 0] if "/se." in key and array.ndim == 4 else array)
+    weights = {  # timm squeezes with 1x1 convolutions
+        place: tensor[:, :, 0, 0] if "depthwise.3." in place and tensor.ndim == 4 else tensor
+        for place, tensor in renamed(timm_vectors, f"{name}/", OUR_NAMES).items()
+    }
     missing = layer.load_state_dict(weights, strict=False)
     assert not missing.unexpected_keys
     assert all(key.endswith("num_batches_tracked") for key in missing.missing_keys)

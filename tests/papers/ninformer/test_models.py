@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from stages.params.experiment import Params
 from stages.run import ModelSpec
-from tests.papers.properties import draw_images, loss_of_one_batch, moved_by_the_second, without_gradient
+from tests.papers.properties import draw_images
 
 Build = Callable[..., nn.Module]
 
@@ -41,21 +40,6 @@ def test_parameter_counts_of_every_class_equal_the_hand_computed_ones(
     assert counts == PARAMETERS_OF_CLASSES
 
 
-def test_weights_are_drawn_as_pytorch_draws_them(small_model: Build) -> None:
-    """Uniform in ±1/√fan_in for every product's weight and bias, so a variance of 1/(3 fan_in); norms are 1 and 0."""
-    for name, module in small_model(dim=128, depth=1).named_modules():
-        if isinstance(module, (nn.Linear, nn.Conv2d)):
-            fan_in, n = module.weight[0].numel(), module.weight.numel()
-            assert abs(module.weight.mean()) < 4 * (1 / (3 * fan_in * n)) ** 0.5, name
-            assert module.weight.var().item() == pytest.approx(1 / (3 * fan_in), rel=5 / n**0.5), name
-            if module.bias is not None:
-                assert module.bias.abs().max() <= fan_in**-0.5, name
-                assert module.bias.abs().max() > 0, name
-        elif isinstance(module, (nn.LayerNorm, nn.BatchNorm2d)):
-            assert (module.weight == 1).all(), name
-            assert (module.bias == 0).all(), name
-
-
 def test_every_params_block_builds_a_model_that_maps_its_images_to_its_classes(
     params: Params, printed_models: dict[tuple[str, str], nn.Module]
 ) -> None:
@@ -76,52 +60,10 @@ def test_arms_of_a_data_set_differ_only_in_their_own_keywords(
         assert len({tuple(block[key] for key in shared) for block in blocks}) == 1
 
 
-def test_one_batch_is_overfitted(small_model: Build) -> None:
-    model = small_model()
-    images, labels = draw_images(5), torch.arange(5)
-    assert loss_of_one_batch(model, images, labels, torch.optim.Adam(model.parameters(), lr=0.01)) < 0.05
-
-
-def test_every_parameter_gets_a_gradient(small_model: Build) -> None:
-    model = small_model(dropout=0.5).train()
-    F.cross_entropy(model(draw_images()), torch.arange(4)).backward()
-    assert without_gradient(model) == []
-
-
-def test_a_sample_changes_only_its_own_logits_in_evaluation(small_model: Build) -> None:
-    model = small_model(dropout=0.5).double().eval()
-    images = draw_images().double()
-    moved = moved_by_the_second(model, images)
-    assert moved[1] > 1e-3
-    assert moved[[0, 2, 3]].max() < 1e-12
-
-
-def test_dropout_acts_in_training_and_not_in_evaluation(small_model: Build) -> None:
-    # A step in training mode moves BatchNorm's statistics, so each mode gets its own models.
-    images = draw_images()
-    kept, dropped = small_model(dropout=0.0), small_model(dropout=0.5)
-    assert torch.equal(kept.eval()(images), dropped.eval()(images))
-    assert not torch.allclose(kept.train()(images), dropped.train()(images))
-
-
 def test_dropout_stands_only_in_the_mlps(small_model: Build) -> None:
     dropouts = {name.rsplit(".", 1)[0] for name, m in small_model().named_modules() if isinstance(m, nn.Dropout)}
     assert dropouts
     assert all(name.endswith(("mlp", "conv")) for name in dropouts)
-
-
-def test_model_compiles_into_one_graph(small_model: Build) -> None:
-    model = small_model(depth=1).eval()
-    torch.compiler.reset()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    images = draw_images()
-    with torch.no_grad():
-        assert torch.equal(compiled(images), model(images))
-
-
-def test_patches_that_do_not_tile_the_image_are_refused(small_model: Build) -> None:
-    with pytest.raises(ValueError, match="patch_size is 5; expected a divisor of image_size, which is 12"):
-        small_model(patch_size=5)
 
 
 def test_only_vit_cannot_tell_the_order_of_patches(small_model: Build) -> None:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from stages.papers.ninformer import PositionedViT, ViT
+from stages.papers.ninformer import MLPMixer, PositionedViT, ViT
 from stages.papers.ninformer.positioned_vit import PositionedPatchEmbedding
+from tests.papers.properties import assert_equals, renamed
 
 OUR_NAMES = {
     "patch_embed.proj": "patch_embedding.projection",
@@ -26,22 +27,29 @@ def test_vit_equals_timm_in_logits_and_image_gradients(
     model = model_class(
         image_size=12, in_channels=3, num_classes=5, patch_size=4, dim=8, depth=2, num_heads=2, mlp_dim=16, dropout=0.0
     ).double()
-    weights = {}
-    for key, array in timm_vectors.items():
-        if key.startswith(f"{name}/"):
-            our_name = key.removeprefix(f"{name}/")
-            for theirs, ours in OUR_NAMES.items():
-                our_name = our_name.replace(theirs, ours)
-            weights[our_name] = torch.from_numpy(
-                array[0] if key.endswith("pos_embed") else array
-            )  # theirs has a batch axis
+    weights = renamed(timm_vectors, f"{name}/", OUR_NAMES)
+    if name == "positioned_vit":  # theirs has a batch axis
+        weights["patch_embedding.positions"] = weights["patch_embedding.positions"][0]
     model.load_state_dict(weights)
-    images = torch.from_numpy(timm_vectors["images"]).requires_grad_()
-    logits = model(images)
-    (logits * torch.from_numpy(timm_vectors["logit_weights"])).sum().backward()
-    assert images.grad is not None
-    np.testing.assert_allclose(logits.detach().numpy(), timm_vectors[f"{name}_logits"], rtol=0, atol=1e-9)
-    np.testing.assert_allclose(images.grad.numpy(), timm_vectors[f"{name}_image_gradients"], rtol=0, atol=1e-9)
+    assert_equals(model, timm_vectors, f"{name}_")
+
+
+MIXERS_NAMES = {
+    "stem.proj": "patch_embedding.projection",
+    "norm1": "token_norm",
+    "mlp_tokens": "token_mlp",
+    "norm2": "channel_norm",
+    "mlp_channels": "channel_mlp",
+    "fc1": "expand",
+    "fc2": "contract",
+}
+
+
+def test_mixer_equals_timm_in_logits_and_image_gradients(timm_vectors: dict[str, np.ndarray]) -> None:
+    sizes = {"image_size": 12, "in_channels": 3, "num_classes": 5, "patch_size": 4, "dim": 8, "depth": 2}
+    model = MLPMixer(**sizes, token_dim=12, channel_dim=16, dropout=0.0).double()
+    model.load_state_dict(renamed(timm_vectors, "mixer/", MIXERS_NAMES))
+    assert_equals(model, timm_vectors, "mixer_")
 
 
 def test_positions_are_drawn_small_and_around_zero() -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
-import stages.papers.nmn
 from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.papers.nmn import GPT2, AetherGPT, AetherResNet18, PostNormGPT, ResNet18, YatGPT, YatMLP
 from stages.params.experiment import load_params
-from tests.papers.nmn.conftest import SMALL, SmallModel
-from tests.papers.properties import without_gradient
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL_CORPUS = {"vocabulary_size": 4096, "context": 256, "width": 256, "depth": 6, "num_heads": 8, "dropout": 0.2}
@@ -28,10 +23,6 @@ GPT2_SMALL = {
     "num_heads": 12,
     "dropout": 0.0,
 }
-
-
-def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
 @pytest.mark.parametrize(
@@ -103,79 +94,8 @@ def test_flops_of_image_models_are_those_of_the_formula(image_size: int, classes
         assert flops_per_sample(aether, images) == conv_flops(image_size, classes, 512 * 256 + 256 * classes)
 
 
-def test_models_take_keywords_alone_and_every_one_is_exported() -> None:
-    for model_class in {model.model_class for model in SMALL.values()}:
-        assert model_class.__name__ in stages.papers.nmn.__all__
-        kinds = {parameter.kind for parameter in inspect.signature(model_class).parameters.values()}
-        assert kinds == {inspect.Parameter.KEYWORD_ONLY}
-
-
-def test_model_maps_its_inputs_to_logits(small_model: SmallModel) -> None:
-    logits = small_model.build()(small_model.inputs(4))
-    assert logits.shape == ((4, 8, 13) if small_model.reads_text else (4, 5))
-
-
-def test_one_batch_is_overfitted(small_model: SmallModel) -> None:
-    wider = {"width": 24} if small_model.reads_text else {"width": 8}
-    model = small_model.build(**{name: size for name, size in wider.items() if name in small_model.keywords})
-    inputs, targets = small_model.inputs(3), small_model.targets(3)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(45):
-        optimizer.zero_grad()
-        loss = mean_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert min(losses) < 0.05
-
-
-def test_every_parameter_gets_a_gradient(small_model: SmallModel) -> None:
-    model = small_model.build()
-    mean_loss(model(small_model.inputs(4)), small_model.targets(4)).backward()
-    assert without_gradient(model) == []
-
-
-def test_a_sample_changes_only_its_own_logits_in_evaluation(small_model: SmallModel) -> None:
-    model = small_model.build().double().eval()
-    inputs = small_model.inputs(4)
-    inputs = inputs if small_model.reads_text else inputs.double()
-    changed = inputs.clone()
-    changed[1] = (inputs[1] + 1) % 13 if small_model.reads_text else inputs[1] + 1
-    moved = (model(inputs) - model(changed)).abs().flatten(1).amax(dim=1)
-    assert moved[1] > 1e-6
-    assert moved[[0, 2, 3]].max() == 0
-
-
-def test_bfloat16_autocast_gives_finite_gradients(small_model: SmallModel) -> None:
-    model = small_model.build()
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = model(small_model.inputs(4))
-    mean_loss(logits.float(), small_model.targets(4)).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
-@pytest.mark.slow
-def test_model_compiles_into_one_graph(small_model: SmallModel) -> None:
-    model = small_model.build().eval()
-    torch.compiler.reset()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    inputs = small_model.inputs(2)
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(inputs), model(inputs))  # eager has fast paths, in another order of sums
-
-
-def test_aether_models_have_no_normalisation_and_no_activation(small_models: dict[str, SmallModel]) -> None:
+def test_aether_models_have_no_normalisation_and_no_activation(build_small: Callable[..., nn.Module]) -> None:
     allowed = {nn.Linear, nn.Conv2d, nn.Embedding, nn.Identity, nn.Dropout}
     for name in ("aether-resnet", "aether-gpt"):
-        leaves = {type(m) for m in small_models[name].build().modules() if not list(m.children())}
+        leaves = {type(m) for m in build_small(name).modules() if not list(m.children())}
         assert {leaf for leaf in leaves if leaf.__module__.startswith("torch.")} <= allowed
-
-
-@pytest.mark.parametrize("image_size", [0, 4, 28, 33])
-@pytest.mark.parametrize("name", ["resnet", "aether-resnet"])
-def test_images_that_do_not_halve_three_times_are_refused(
-    name: str, image_size: int, build_small: Callable[..., nn.Module]
-) -> None:
-    with pytest.raises(ValueError, match=f"image_size is {image_size}; expected a positive multiple of 8"):
-        build_small(name, image_size=image_size)
