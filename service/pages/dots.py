@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from service.pages.formats import GAINS, SIDES_OF_A_SIZE, in_terms_of
 from service.pages.legend import COLOURS, word_of
 from service.pages.wording import print_ours, print_value, span_of
-from stages.results import JudgedClaim
+from stages.results import JudgedClaim, Word
 
 WIDTH, MOST = 640.0, 1.5
 """Of the drawing in pixels, and the largest share of a printed number that has a place of its own."""
@@ -133,26 +133,30 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> Strip:
     return Strip(height=height, dots=tuple(dots), told=told)
 
 
-def draw_rows(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> Strip:
-    """One line for each number of a paper, what fails first; the names stand beside it."""
-    found = [(row, share) for row in rows if (share := share_of(row)) is not None]
-    order = list(COLOURS.values())
-    found.sort(key=lambda item: (-(order.index(COLOURS[word_of(item[0])]) == 1), item[1][1] is None))
-    dots = [
-        Dot(
-            x=_place(share),
-            y=ROW * (number + 0.5),
-            low=None if low is None else _place(low),
-            high=None if high is None else _place(high),
-            side=COLOURS[word_of(row)],
-            count=1,
-            told=_tell(row, names),
-            claim=row.claim.id,
-            label=f"{print_value(row.claim)} → {print_ours(row.verdict, row.claim)}",
-        )
-        for number, (row, (share, low, high)) in enumerate(found)
-    ]
-    return Strip(height=ROW * len(dots), dots=tuple(dots), told=f"{len(dots)} printed numbers with ours")
+def draw_lines(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> list[tuple[JudgedClaim, Strip]]:
+    """A line for each number of a paper: what fails first, then what is open, then trained before computed."""
+    order = (Word.FAILS, Word.OPEN, Word.HOLDS, Word.NOT_TESTED)
+    found = sorted(
+        (row for row in rows if share_of(row)),
+        key=lambda row: (order.index(word_of(row)), row.verdict.basis != "results"),
+    )
+    return [(row, _line(row, names)) for row in found]
+
+
+def _line(row: JudgedClaim, names: Mapping[str, str]) -> Strip:
+    share, low, high = share_of(row) or (0.0, None, None)
+    dot = Dot(
+        x=_place(share),
+        y=ROW / 2,
+        low=None if low is None else _place(low),
+        high=None if high is None else _place(high),
+        side=COLOURS[word_of(row)],
+        count=1,
+        told=_tell(row, names),
+        claim=row.claim.id,
+        label=f"{share:.2g} × ▸" if share > MOST else "",
+    )
+    return Strip(height=ROW, dots=(dot,), told=dot.told)
 
 
 Write = Callable[[float], str]

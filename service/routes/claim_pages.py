@@ -16,8 +16,8 @@ from service.database.queries import lacking_test_images, list_deviations, list_
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.pages.charts import blocks_chart
-from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
-from service.pages.claim_charts import arms_charts, difference_chart, forest_chart, gain_chart, pairs_chart, trend_chart
+from service.pages.citing import bibtex, bibtex_paper, claim_badge, json_ld, paper_badge, times_reproduced
+from service.pages.claim_charts import arms_charts, pairs_chart, trend_chart
 from service.pages.concluding import (
     conclude,
     find_trend,
@@ -29,7 +29,7 @@ from service.pages.concluding import (
     tell_other_reading,
     tell_whole,
 )
-from service.pages.dots import draw_strip, share_of
+from service.pages.dots import draw_claim, draw_lines, draw_strip, share_of
 from service.pages.legend import A_PART, BY_WORD, MEANINGS, has_word, known_word, word_of
 from service.pages.models import describe_looks, first_looks, timed_here, told_chances
 from service.pages.opening import (
@@ -85,6 +85,7 @@ from stages.results import (
 router = APIRouter(include_in_schema=False)
 Word = Annotated[str | None, AfterValidator(lambda word: word and known_word(word)), Query(max_length=64)]
 MOST_FOUND = 100  # on one page
+MOST_DRAWN = 12  # numbers that a paper's page begins with
 GROUNDS = ("results", "finding", "params", "none")  # a list of all claims begins with what training decided
 COMPUTED = "Computed without training"
 
@@ -145,6 +146,7 @@ def show_paper(
     titles, arms = titles_of(session)
     deviations = list_deviations(session, name)
     names = {row.claim.id: name_claim(row, titles, arms) for row in judged}
+    drawn, address = draw_lines(judged, names), app_state_of(request).settings.address
     return app_state_of(request).templates.TemplateResponse(
         request,
         "paper.html",
@@ -172,7 +174,13 @@ def show_paper(
             "deviations": deviations if verdict is None else [],
             "explained": first_places(session, deviations, groups),
             "tests": tell_tests(deviations, arms, compare),
-            "charts": {place: forest_chart(place, rows, names) for place, rows in parts.results.items()},
+            "answer": answer(
+                [row for row in every if any(fnmatchcase(row.claim.id, one) for one in paper.answered_by)],
+                {item.experiment: item for item in compare(Question(paper=name))},
+            ),
+            "drawn": drawn[:MOST_DRAWN],
+            "counts_drawn": len(drawn),
+            "bibtex": bibtex_paper(paper, counts, address, queries.content_digest(session)),
             "verdict": verdict,
         },
     )
@@ -327,9 +335,9 @@ def show_claim(
             "tried": times_reproduced(record),
             "tests": tell_tests(record.deviations, titles_of(session)[1], compare),
             "cited": cited,
-            "bibtex": bibtex(record, names[claim_id], paper, address),
+            "bibtex": bibtex(record, names[claim_id], paper, app_state_of(request).settings.address),
             "json_ld": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),
-            "chart": gain_chart(names[claim_id], record) or difference_chart(names[claim_id], record),
+            "plot": draw_claim(record, names[claim_id]),
             "strip": strip_of(record),
             "posterior": tell_chance_of_truth(record),
             "pairs_chart": pairs_chart(names[claim_id], record.pairs, titles, record.claim),

@@ -88,7 +88,12 @@ def test_a_paper_s_page_has_every_claim_under_its_place_with_its_verdict(client:
     rows = Page(html).rows
     assert ["Model", "MNIST", "CIFAR-10", "CIFAR-100"] in rows, "Table 2 as it is printed"
     vit = next(row for row in rows if row[0] == "ViT")
-    assert vit[:3] == ["ViT", "MNIST", "97.12 %"] and vit[-5:-1] == ["34.87 %", "○", "not tested", "not trained or computed yet"]
+    assert vit[:3] == ["ViT", "MNIST", "97.12 %"] and vit[-5:-1] == [
+        "34.87 %",
+        "○",
+        "not tested",
+        "not trained or computed yet",
+    ]
     cut = client.get("/papers/ninformer?verdict=contradicted").text
     shown = set(re.findall(r'href="/claims/([^"]+)"', cut))
     assert shown == {claim["id"] for claim in claims if claim["verdict"]["status"] == "contradicted"} != set()
@@ -99,7 +104,11 @@ def test_a_claim_s_page_says_what_was_computed_and_by_which_rules(client: TestCl
     html = client.get("/claims/ninformer.table3.mnist.vit").text
     facts = {row[0]: row[1] for row in Page(html).rows if len(row) > 1}
     assert facts["over the card’s peak"] == "113.3 times"
-    assert "excluded by the paper’s other numbers" in html and "141.62 ns" in html and claim["verdict"]["rules"][:12] in html
+    assert (
+        "excluded by the paper’s other numbers" in html
+        and "141.62 ns" in html
+        and claim["verdict"]["rules"][:12] in html
+    )
 
 
 def test_a_claim_that_no_run_speaks_for_leads_to_what_was_run(client: TestClient) -> None:
