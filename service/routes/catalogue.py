@@ -29,7 +29,7 @@ from service.http.paging import Paging, list_responses
 from service.http.strict import StrictRoute
 from service.pages.formats import unit_of
 from service.pages.wording import name_claims
-from stages.results import ClaimFilter, Standing, Status, UnknownArm, find_judged, list_families
+from stages.results import ClaimFilter, Standing, Status, UnknownArm, Word, find_judged, list_families
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 PaperFilter = Annotated[str | None, Query(description="name of a paper", examples=["ninformer"])]
@@ -205,6 +205,7 @@ def list_claims(
     experiment: ExperimentFilter = None,
     kind: Annotated[str | None, Query(examples=["value"])] = None,
     verdict: VerdictFilter = None,
+    word: Annotated[Word | None, Query(description="a verdict in one of four words", examples=["fails"])] = None,
     standing: Annotated[
         Standing | None, Query(description="decided, open, waiting, untestable or setting", examples=["waiting"])
     ] = None,
@@ -219,6 +220,7 @@ def list_claims(
         experiment=experiment,
         kind=kind,
         verdict=verdict,
+        word=word,
         standing=standing,
         family=family,
     )
