@@ -34,7 +34,6 @@ from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.outcome import seal
 from stages.runs.store import Scratch, remember, stack_id
 from stages.training.canary import canary_of
-from stages.training.energy import EnergyMeter, energy_joules, sum_known
 from stages.training.environment import (
     describe_environment,
     environment_digest,
@@ -45,7 +44,7 @@ from stages.training.loop import Outcome, Progress, TrainingState, TrainingStopp
 from stages.training.parallel import agreed, describe_ranks, from_first, highest, joined, share
 from stages.training.process import describe_fast_paths, describe_process
 from stages.training.ranks import Rank, run_together
-from stages.training.resuming import ResumeState, first_line
+from stages.training.resuming import EnergyMeter, ResumeState, energy_joules, first_line, sum_known
 from stages.training.session import Session, flushing_denormals, open_session, plain_network, task_of
 from stages.training.stacked import StackState, code_of_stack, fit_stack, mode_of, stack_class
 from stages.training.tables import Regression

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from stages.runs.store import FolderScratch
-from stages.training.energy import EnergyMeter, energy_joules
 from stages.training.loop import TrainingState
-from stages.training.resuming import ResumeState
+from stages.training.resuming import EnergyMeter, ResumeState, energy_joules
 
 
 def resume_state(folder: Path, *, joules: list | None = None, is_stopping: bool = False) -> ResumeState:
