@@ -24,8 +24,7 @@ from typing import Any
 
 from stages.datasets.prepare import Rows, count_rows
 from stages.device import processor_name
-from stages.evaluation.flops import CountFlops
-from stages.evaluation.kept import Kept, digest_of
+from stages.evaluation.flops import CountFlops, Kept, digest_of
 from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import DatasetSource, Params, Profile, Rate
 from stages.run import Protocol, Replicate, RunSpec, SplitSpec, canonical_json, steps_per_epoch, training_counts
