@@ -40,8 +40,7 @@ from stages.runs.store import (
     write_run_list,
 )
 from stages.scheduling.counting import RunCounter
-from stages.scheduling.engine.groups import DEFAULT, Event, Group, Report, find_engine
-from stages.scheduling.grouping import form_groups
+from stages.scheduling.engine.groups import DEFAULT, Event, Group, Report, find_engine, form_groups
 from stages.scheduling.journal import Journal
 
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
