@@ -31,8 +31,7 @@ from stages.ops.fast.cpp import TAKEN, keep_compiled_steps_apart
 from stages.ops.fast.replay import describe_graphs
 from stages.run import RunSpec, canonical_json
 from stages.runs.fingerprint import is_pinned, unlike_loaded
-from stages.runs.outcome import seal
-from stages.runs.store import Scratch, remember, stack_id
+from stages.runs.store import Scratch, remember, seal, stack_id
 from stages.training.canary import canary_of
 from stages.training.environment import (
     describe_environment,

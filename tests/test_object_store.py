@@ -19,8 +19,7 @@ import pytest
 from stages.faults import describe_fault
 from stages.runs import object_store as bucket_module
 from stages.runs.object_store import Bucket, ObjectStore, StoreFault, open_store
-from stages.runs.outcome import seal
-from stages.runs.store import RunStore, Store
+from stages.runs.store import RunStore, Store, seal
 from tests.object_server import ObjectServer
 
 

@@ -29,8 +29,7 @@ from stages.runs.curves import EpochRow
 from stages.runs.equivalence import read_equivalences
 from stages.runs.evidence import CostLine, DataUsed, Divergence, Layers, Measurement, Moment, ResultLine
 from stages.runs.fingerprint import changed_modules, code_today, unlike_loaded
-from stages.runs.outcome import find_fault, outcome_digest
-from stages.runs.store import ListedRun, RunList, read_run_list
+from stages.runs.store import ListedRun, RunList, find_fault, outcome_digest, read_run_list
 from stages.training.environment import describe_environment
 from stages.training.kinds import RowSet, read_rows
 from stages.training.process import describe_variables

@@ -28,13 +28,14 @@ from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, is_of_one_cpu, read_equivalences
 from stages.runs.fingerprint import training_code
 from stages.runs.object_store import open_store
-from stages.runs.outcome import find_fault, outcome_digest
 from stages.runs.store import (
     DamagedRunList,
     ListedRun,
     RunList,
     Store,
     clone,
+    find_fault,
+    outcome_digest,
     read_run_list,
     write_atomically,
     write_run_list,

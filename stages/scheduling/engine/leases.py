@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from stages.faults import FAULTS, describe_fault
-from stages.runs.outcome import find_fault
-from stages.runs.store import Store
+from stages.runs.store import Store, find_fault
 
 EXPIRY_SECONDS = 60.0
 HEARTBEAT_SECONDS = 10.0
