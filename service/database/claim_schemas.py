@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from service.database.observed import ObservedPoint
+from service.database.curves import ObservedPoint
 from service.database.schemas import Out, RegistrationOut
 from stages.results import (
     WORD_OF,

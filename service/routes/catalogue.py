@@ -19,8 +19,7 @@ from service.database.claim_schemas import (
     describe_record,
 )
 from service.database.comparing import Provenance, Question
-from service.database.curves import Curve, list_curves
-from service.database.observed import UnknownQuantity, known_quantities, list_behind, list_observed
+from service.database.curves import Curve, UnknownQuantity, known_quantities, list_behind, list_curves, list_observed
 from service.database.samples import PNG, Samples
 from service.database.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
 from service.dependencies import Compare, ResultsSession, app_state_of
