@@ -37,7 +37,7 @@ FAST_PATHS := $(patsubst %,tests/ops/fast/test_%.py,attention crops dac dac_stac
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup cluster repro test test-long test-cluster capabilities lint check format serve bench soak oldest report mirror lock sbom audit clean clean-data
+.PHONY: help setup cluster repro test test-long test-cluster capabilities lint check shape format serve bench soak oldest report mirror lock sbom audit clean clean-data
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
@@ -91,7 +91,10 @@ lint: $(READY)  ## format, lint, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-check: lint  ## format, lint, types, tests
+check: lint test  ## format, lint, types, tests
+
+shape:  ## lines, modules and repeated names of the code (AGAINST=main: next to those of a revision)
+	@python3 .ci/shape.py $(AGAINST)
 
 format: $(READY)  ## rewrite the code in the house format
 	$(BIN)/ruff format .

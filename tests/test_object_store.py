@@ -18,12 +18,10 @@ from pathlib import Path
 import pytest
 
 from stages.faults import describe_fault
-from stages.runs import bucket as bucket_module
-from stages.runs.bucket import Bucket, StoreFault
-from stages.runs.object_store import ObjectStore
+from stages.runs import object_store as bucket_module
+from stages.runs.object_store import Bucket, ObjectStore, StoreFault, open_store
 from stages.runs.outcome import seal
 from stages.runs.store import RunStore, Store, write_atomically
-from stages.runs.stores import open_store
 from tests.object_server import ObjectServer
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from stages.cli import main
 from stages.datasets.manifest import Manifest
-from stages.datasets.prepare import prepare
-from stages.datasets.rows import count_rows
+from stages.datasets.prepare import count_rows, prepare
 from stages.evaluation.flops import FlopCounts
 from stages.params.budget import describe_cut, plan_runs
 from stages.params.experiment import Params, load_params

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from stages.faults import describe_fault
-from stages.runs.bucket import Bucket, StoreFault
-from stages.runs.object_store import ObjectStore
+from stages.runs.object_store import Bucket, ObjectStore, StoreFault
 from stages.runs.store import RunStore, Store
-from stages.scheduling.engine.opening import open_leases
-from stages.scheduling.engine.owner import process_identity
+from stages.scheduling.engine.leases import process_identity
+from stages.scheduling.engine.object_leases import open_leases
 from tests.hardship import obey_modes, write_little
 from tests.preloaded import python
 from tests.project import environment

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator
 
 from service.database import queries
-from service.database.claim_queries import lacking_test_images, list_deviations, list_mentioned, tally_of
 from service.database.comparing import Question, first_of_each_dataset
 from service.database.observed import list_behind
+from service.database.queries import lacking_test_images, list_deviations, list_mentioned, tally_of
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.pages.charts import blocks_chart

@@ -37,7 +37,14 @@ class FlopCounts:
         parts = [model.path, dict(model.arguments), list(shape), vocabulary, _code(model.path.split(":")[0])]
         key = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
         if key not in self.known:
-            self.known[key] = _count_forward(model, shape, vocabulary)
+            import torch  # only here: a plan whose models have all been counted needs no torch
+
+            from stages.evaluation.cost import flops_per_sample
+            from stages.papers import build_model
+
+            with torch.device("meta"):  # shapes without numbers: a model of any size is built at once
+                network = build_model(model)
+            self.known[key] = flops_per_sample(network, shape, vocabulary)
             self.added += 1
         return self.known[key]
 
@@ -56,14 +63,3 @@ class FlopCounts:
 @cache
 def _code(module: str) -> Mapping[str, str]:
     return code_fingerprint([module])
-
-
-def _count_forward(model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
-    import torch  # only here: a plan whose models have all been counted needs no torch
-
-    from stages.evaluation.cost import flops_per_sample
-    from stages.papers import build_model
-
-    with torch.device("meta"):  # shapes without numbers: a model of any size is built at once
-        network = build_model(model)
-    return flops_per_sample(network, shape, vocabulary)

@@ -130,7 +130,9 @@ def _tally(paper: str, rows: Sequence[tuple[Claim, VerdictRow]]) -> Tally:
         trained=_count(grounds["trained"]),
         computed=_count(grounds["computed"]),
         data=_count(grounds["data"]),
-        outlook=_foresee([verdict.power for _, verdict in grounds["trained"] if _waits(verdict)]),
+        outlook=_foresee(
+            [verdict.power for _, verdict in grounds["trained"] if (verdict.is_decidable and verdict.status in NOT_YET)]
+        ),
         discoveries=_discover([verdict for _, verdict in once if verdict.basis == "results"]),
         settings=sum(claim.kind == "setup" for claim, _ in once),
         untestable=sum(claim.kind != "setup" and not verdict.is_decidable for claim, verdict in once),
@@ -174,10 +176,6 @@ def _discover(verdicts: Sequence[VerdictRow]) -> Discoveries:
         survive=sum(rate <= FALSE_DISCOVERIES for rate in rates),
         without=len(decided) - len(rates),
     )
-
-
-def _waits(verdict: VerdictRow) -> bool:
-    return verdict.is_decidable and verdict.status in NOT_YET
 
 
 def _foresee(powers: Sequence[dict[str, Any] | None]) -> Outlook:

@@ -1,20 +1,24 @@
 """Storage of outcomes by `run_key`: what every store does, the one in a folder, and its atomic writes.
 
-Standard library only.  `stages.runs.stores` opens the store that the environment names.
+Standard library only.  `stages.runs.object_store` opens the store that the environment names.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
 from stages.faults import named
+from stages.run import RunSpec, canonical_json
 from stages.runs.outcome import find_fault
 
 _FICLONE = 0x40049409
@@ -209,3 +213,90 @@ class RunStore:
         _fsync_folder(target.parent)
         self.scratch.drop(run_key)
         return target
+
+
+Specs = tuple[RunSpec, ...]
+
+STACK_PREFIX, STATE, _MANIFEST = "stack-", "resume.pt", "group.json"
+
+
+def stack_id(specs: Sequence[RunSpec]) -> str:
+    """The name of the ordered list of runs that train as one."""
+    return STACK_PREFIX + hashlib.sha256("+".join(spec.run_key for spec in specs).encode()).hexdigest()
+
+
+def remember(specs: Sequence[RunSpec], scratch: Scratch) -> None:
+    """Keep the list of a stack's runs beside its state, so that it can be resumed as it was."""
+    scratch.save(f"{stack_id(specs)}/{_MANIFEST}", canonical_json([spec.to_dict() for spec in specs]).encode())
+
+
+def members_of(stack: str, scratch: Scratch) -> Specs:
+    """The runs of the stack; none if its list can't be read."""
+    try:
+        specs = tuple(RunSpec.from_dict(spec) for spec in json.loads(scratch.load(f"{stack}/{_MANIFEST}") or b""))
+    except (OSError, TypeError, ValueError, KeyError):
+        return ()
+    return specs if stack_id(specs) == stack else ()
+
+
+def begun_stacks(scratch: Scratch) -> list[Specs]:
+    """Stacks whose training was interrupted after an epoch."""
+    return [members_of(name, scratch) for name in scratch.list_works(STACK_PREFIX) if scratch.holds(f"{name}/{STATE}")]
+
+
+class DamagedRunList(ValueError):
+    """A `runs.json` that can't be read; `train` rewrites it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRun:
+    """One row of `runs.json`: a run with its arm and replicate.
+
+    `digest`: of the outcome's files, so that whatever depends on the list depends on all that it lists; "" in lists of
+    older versions.
+    """
+
+    arm: str
+    role: str
+    replicate: int
+    run_key: str
+    digest: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunList:
+    """`data/runs/<experiment>/runs.json`: what was requested, under which profile, and its runs.
+
+    `missing`: labels, `<arm>.<replicate>`, of runs that have no outcome.
+    """
+
+    experiment: str
+    dataset: str
+    profile: str
+    cut: str
+    runs: tuple[ListedRun, ...]
+    missing: tuple[str, ...] = ()
+
+
+def read_run_list(folder: Path) -> RunList | None:
+    """Read the run list of an experiment's folder; None if there is none.
+
+    Raises:
+        DamagedRunList: it can't be read.
+    """
+    path = folder / "runs.json"
+    if not path.is_file():
+        return None
+    try:
+        fields = json.loads(path.read_bytes())
+        runs, missing = tuple(ListedRun(**run) for run in fields["runs"]), tuple(fields.get("missing", ()))
+        return RunList(**fields | {"runs": runs, "missing": missing})
+    except (ValueError, KeyError, TypeError):
+        raise DamagedRunList(f"{path}: damaged; `python -m stages.train {folder.name}` writes it anew") from None
+
+
+def write_run_list(folder: Path, run_list: RunList) -> None:
+    fields = asdict(run_list)
+    if not run_list.missing:
+        del fields["missing"]
+    write_atomically(folder / "runs.json", (json.dumps(fields, indent=1) + "\n").encode())

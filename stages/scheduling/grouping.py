@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 
 from stages.run import Replicate, RunSpec, steps_per_epoch, training_counts
-from stages.runs.stacks import Specs, begun_stacks
-from stages.runs.store import Store
+from stages.runs.store import Specs, Store, begun_stacks
 
 # Networks with a `Stack` beside them, which is faster than one after the other (bench_stacking, up to 200 units).
 STACKED = ("stages.papers.dac.mlp:MLP", "stages.papers.dac.mlp:DACMLP")

@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from stages.datasets.rows import Rows, count_rows
+from stages.datasets.prepare import Rows, count_rows
 from stages.device import processor_name
 from stages.evaluation.flops import CountFlops
 from stages.evaluation.kept import Kept, digest_of

@@ -14,8 +14,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from stages.runs.stacks import STATE
-from stages.runs.store import Scratch
+from stages.runs.store import STATE, Scratch
 from stages.training.energy import EnergyMeter
 from stages.training.loop import TrainingState
 from stages.training.stacked import StackState

@@ -115,14 +115,16 @@ def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rul
     )
 
 
-def power_of_proportion(networks: int, replicates: int, claimed: tuple[int, int], margin: float, rules: Rules) -> Power:
+def power_of_proportion(
+    networks: int, replicates: int, claimed: tuple[int, int], margin: float, rules: Rules, slope: float = 0.0
+) -> Power:
     """Power for a printed proportion (count, of) by one look at `replicates` trainings of each of the `networks`."""
     rate, planned = claimed[0] / claimed[1], networks * replicates
     chances, rng = {}, np.random.default_rng(0)
     for truth, status in ((rate, Status.REPRODUCED), (rate + 2 * margin, Status.NOT_REPRODUCED)):
         draws = rng.binomial(replicates, min(truth, 1.0), (_DRAWS, networks)).tolist()
         drawn = (Failures(counts=tuple(counts), each=replicates) for counts in draws)
-        found = [judge_proportion(claimed, failures, margin, rules=rules).status for failures in drawn]
+        found = [judge_proportion(claimed, failures, margin, rules=rules, slope=slope).status for failures in drawn]
         chances[status] = found.count(status) / _DRAWS
     same, off = chances[Status.REPRODUCED], chances[Status.NOT_REPRODUCED]
     return Power(

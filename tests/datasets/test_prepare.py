@@ -11,9 +11,15 @@ import numpy as np
 import pytest
 
 from stages.datasets import packed
-from stages.datasets.checks import check_split, find_shared, pixel_statistics
 from stages.datasets.embedded import class_names, compose_stand_in, load_sources
-from stages.datasets.manifest import Manifest, judge_provenance, read_manifest
+from stages.datasets.manifest import (
+    Manifest,
+    check_split,
+    find_shared,
+    judge_provenance,
+    pixel_statistics,
+    read_manifest,
+)
 from stages.datasets.packed import ImageSet, PackedDataError, PackedInfo, digest_images, read_images, read_info
 from stages.datasets.prepare import READERS, prepare
 from stages.datasets.sources import fetch_dataset

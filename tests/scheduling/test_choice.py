@@ -9,8 +9,7 @@ import pytest
 
 from stages.scheduling.counting import Count, RunCounter, StageTimes, read_count
 from stages.scheduling.engine import local
-from stages.scheduling.engine.choice import ENGINE, EngineError, default_engine, find_engine
-from stages.scheduling.engine.groups import Event
+from stages.scheduling.engine.groups import ENGINE, EngineError, Event, default_engine, find_engine
 from tests.preloaded import python
 from tests.project import EXPERIMENT, environment, make_project
 

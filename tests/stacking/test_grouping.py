@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
-from stages.runs.stacks import members_of, remember, stack_id
-from stages.runs.store import RunStore
+from stages.runs.store import RunStore, members_of, remember, stack_id
 from stages.scheduling.grouping import MIN_STEPS, form_groups, is_worth_stacking
 
 ROWS = 100_000

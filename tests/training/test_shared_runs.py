@@ -17,11 +17,10 @@ import pytest
 from stages.datasets.packed import PackedInfo, TokenSet, write_packed
 from stages.device import devices_of
 from stages.run import RunSpec
-from stages.runs.stacks import STATE
-from stages.runs.store import RunStore
+from stages.runs.store import STATE, RunStore
 from stages.scheduling.engine.groups import Event, Group
 from stages.scheduling.engine.local import run_groups
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.object_leases import open_leases
 from stages.worker import Job, Trained, TrainingStopped, can_stack, train_run
 from tests.small_gpt import CONTEXT, MODELS, PROTOCOL, VOCABULARY, WINDOWS, spec_of
 

@@ -19,17 +19,12 @@ from stages.datasets.packed import ImageSet, PackedInfo, digest_images, write_pa
 from stages.device import pick_device
 from stages.ops.fast import cpp, dropout
 from stages.papers.ninformer import MLPMixer
-from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
+from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, environment_digest
 from stages.runs.store import FolderScratch, RunStore
 from stages.training import environment
 from stages.training.canary import STEPS
 from stages.training.energy import EnergyMeter, energy_joules
-from stages.training.environment import (
-    describe_environment,
-    environment_digest,
-    peak_memory_bytes,
-    reset_peak_memory,
-)
+from stages.training.environment import describe_environment, peak_memory_bytes, reset_peak_memory
 from stages.training.loop import TrainingState
 from stages.training.resuming import ResumeState
 from stages.worker import Job, train_run

@@ -62,6 +62,8 @@ def test_only_batches_of_32_fit_steps_and_epochs_of_imagenette(
     (found,) = (finding for finding in printed_numbers() if finding.claim == "dac.image.setup.steps_imagenette")
     assert found.status == status
     assert found.computed["steps_of_32_an_epoch"] == 247 and round(found.computed["epochs_of_64k_steps_of_32"]) == 259
+    fifth = found.computed["epochs_of_a_fifth_of_the_steps_with_4_to_1_to_1"]
+    assert fifth == pytest.approx(259.5 * batch / 128, abs=0.1), "disclosed, though it needs two other words"
 
 
 def test_a_number_is_the_printed_one_up_to_half_of_its_last_place() -> None:
