@@ -147,4 +147,4 @@ clean:  ## remove what the tools leave behind
 
 clean-data:  ## remove what `make repro` makes, trained runs included (not downloads, not evidence)
 	rm -rf data/inputs data/raw data/processed data/runs data/results data/metrics data/plots data/report data/logs data/store .dvc/cache .dvc/tmp
-	rm -f data/results.db* data/findings.jsonl
+	rm -f data/results.db* data/findings.jsonl data/hours.json

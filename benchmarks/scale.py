@@ -22,8 +22,8 @@ from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import Params, load_params
 from stages.run import canonical_json
 from stages.runs.store import RunStore, Specs
+from stages.scheduling.engine.groups import form_groups
 from stages.scheduling.engine.lease import EXPIRY_SECONDS
-from stages.scheduling.grouping import form_groups
 from stages.scheduling.planning import cost_of_run, expected_epochs
 from stages.verdicts.intervals import half_width
 

@@ -70,7 +70,7 @@ from stages.results import ResultsUnavailable, open_results
 HERE = Path(__file__).parent
 CPU_BATCH, GPU_BATCH = 8, 32  # larger ones are no faster on a CPU, and workers wait for each other
 ASKERS = 4  # of short questions to the database; each takes milliseconds
-SHOWN = {"repository", "contact", "max_images", "keys", "root_path"}  # settings that pages tell
+SHOWN = {"repository", "address", "contact", "max_images", "keys", "root_path"}  # settings that pages tell
 ASK_SECONDS = 5.0
 GZIP_LEVEL = 4  # the usual 9 takes two to three times as long, for a twentieth fewer bytes
 PRELOADED_SHARE = 0.5  # of the memory for weights

@@ -17,7 +17,7 @@ from typing import Any
 from stages.checkpoint.contract import CheckpointError
 from stages.device import pick_device
 from stages.evaluation.experiment import EvaluationError, evaluate_experiment
-from stages.evaluation.kept import Kept
+from stages.evaluation.flops import Kept
 from stages.faults import in_one_line
 from stages.params.experiment import ParamsError, load_params
 from stages.params.stage_inputs import code_digests, refuse_changed

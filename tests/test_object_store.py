@@ -20,8 +20,7 @@ import pytest
 from stages.faults import describe_fault
 from stages.runs import object_store as bucket_module
 from stages.runs.object_store import Bucket, ObjectStore, StoreFault, open_store
-from stages.runs.outcome import seal
-from stages.runs.store import RunStore, Store, write_atomically
+from stages.runs.store import RunStore, Store, seal, write_atomically
 from tests.object_server import ObjectServer
 
 

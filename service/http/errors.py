@@ -34,6 +34,7 @@ from stages.checkpoint.contract import CheckpointError
 from stages.images import ImageError, ImageTooLarge
 from stages.results import (
     ResultsUnavailable,
+    SameModel,
     UnknownCheckpoint,
     UnknownClaim,
     UnknownMetric,
@@ -125,6 +126,7 @@ def problem_response(
 
 STATUS: dict[type[Exception], int] = {
     NotAcceptable: 406,
+    SameModel: 422,
     UnknownMetric: 422,
     UnknownProfile: 422,
     UnknownName: 404,

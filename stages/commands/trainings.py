@@ -27,8 +27,7 @@ from stages.runs.equivalence import read_equivalences
 from stages.runs.object_store import open_store
 from stages.runs.store import Store, write_atomically
 from stages.scheduling.counting import ProgressDisplay
-from stages.scheduling.engine.groups import Group, default_engine
-from stages.scheduling.grouping import form_groups
+from stages.scheduling.engine.groups import Group, default_engine, form_groups
 from stages.scheduling.planning import (
     Cost,
     Planned,

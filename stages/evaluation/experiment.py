@@ -1,6 +1,6 @@
 """From an experiment's trained runs to its result and cost lines: measures finished runs on test data.
 
-Only one network is in memory at a time.  A run's measurements are kept and reused (`stages.evaluation.kept`); a run
+Only one network is in memory at a time.  A run's measurements are kept and reused (`stages.evaluation.flops`); a run
 that can't be evaluated doesn't stop the others.
 """
 
@@ -20,8 +20,7 @@ import torch
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.datasets.packed import PackedInfo, read_info
 from stages.evaluation.cost import Latency, Stopwatch
-from stages.evaluation.flops import FlopCounts
-from stages.evaluation.kept import Kept, digest_of
+from stages.evaluation.flops import FlopCounts, Kept, digest_of
 from stages.evaluation.scores import Observer, cut_info, cut_rows, score
 from stages.params.experiment import LatencySpec, Profile
 from stages.run import ModelSpec, RunSpec
@@ -30,8 +29,7 @@ from stages.runs.curves import EpochRow
 from stages.runs.equivalence import read_equivalences
 from stages.runs.evidence import CostLine, DataUsed, Divergence, Layers, Measurement, Moment, ResultLine
 from stages.runs.fingerprint import changed_modules, code_today, unlike_loaded
-from stages.runs.outcome import find_fault, outcome_digest
-from stages.runs.store import ListedRun, RunList, read_run_list
+from stages.runs.store import ListedRun, RunList, find_fault, outcome_digest, read_run_list
 from stages.training.environment import describe_environment
 from stages.training.kinds import RowSet, read_rows
 from stages.training.process import describe_variables

@@ -29,7 +29,7 @@ from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER
 from stages.run import RunSpec, canonical_json
 from stages.runs.equivalence import read_equivalences
 from stages.runs.object_store import open_store
-from stages.scheduling.grouping import MAX_MODELS
+from stages.scheduling.engine.groups import MAX_MODELS
 from stages.scheduling.planning import cost_of_run, network_of
 from stages.scheduling.runner import assignments, find_experiment, find_outcome, read_packed, ways_to
 from stages.verdicts import EvidenceLevel, Status, Verdict

@@ -36,8 +36,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.runs.outcome import find_fault
-from stages.runs.store import RunStore, Store, home
+from stages.runs.store import RunStore, Store, find_fault, home
 
 LEASES, RUNS, BLOBS, WORK = "leases", "runs", "blobs", "work"
 

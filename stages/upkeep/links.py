@@ -96,8 +96,11 @@ def check_run(result: Result) -> Link:
 
 def check_params(params: Params, result: Result) -> Link:
     """Check the spec's model, protocol and seed against the params files' current ones for this arm and profile."""
-    experiment = params.experiments[result.experiment]
-    source, profile = params.datasets[experiment.dataset], params.profiles[result.profile]
+    experiment, profile = params.experiments.get(result.experiment), params.profiles.get(result.profile)
+    if experiment is None or profile is None:
+        missing = f"experiment {result.experiment}" if experiment is None else f"profile {result.profile}"
+        return Link("params", "broken", f"params.yaml has no {missing}")
+    source = params.datasets[experiment.dataset]
     for planned in plan_runs(experiment, profile, source, every_role=True):
         if (planned.arm, planned.replicate_index) == (result.arm, result.replicate):
             spec = planned.spec().to_dict()

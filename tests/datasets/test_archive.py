@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stages.datasets.archive import walk
-from stages.datasets.pictures import decode_square, read_pictures
+from stages.datasets.archive import decode_square, read_pictures, walk
 from stages.datasets.verified import DatasetError
 from tests.datasets.archives import write_archive, write_tar_special, write_zip, write_zip_link
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from stages.datasets import isic2019
+from stages.datasets.archive import decode_square
 from stages.datasets.isic2019 import ARCHIVE, COLUMNS, METADATA, TRUTH
-from stages.datasets.pictures import decode_square
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import DatasetError

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from stages.datasets import cifar10, cifar100, imagenette, imagewoof, mnist, stl10, tinyimagenet, tinyimagenet32
+from stages.datasets.archive import decode_square
 from stages.datasets.packed import read_images
-from stages.datasets.pictures import decode_square
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import DatasetError

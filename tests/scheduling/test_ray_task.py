@@ -15,8 +15,7 @@ import pytest
 from stages.datasets.packed import PackedDataError
 from stages.params.experiment import load_params
 from stages.runs.object_store import ObjectStore
-from stages.runs.outcome import find_fault
-from stages.runs.store import RunStore
+from stages.runs.store import RunStore, find_fault
 from stages.scheduling.engine.groups import Group
 from stages.scheduling.engine.ray_bridge import Inbox, Node, Share
 from stages.scheduling.engine.ray_cluster import Shares, TooMuchCode, copy_code

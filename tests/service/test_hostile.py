@@ -50,6 +50,7 @@ FEW = ("quote", "long", "surrogate", "invalid utf-8", "right to left")
 NAME_FILTERS = {
     "/api/v1/experiments/ninformer-mnist/curves": ("arm",),
     "/compare": ("dataset", "paper"),
+    "/versus": ("dataset",),
     "/api/v1/experiments": ("dataset", "paper"),
     "/api/v1/claims": ("paper", "kind", "family"),
     "/api/v1/runs": ("experiment", "arm"),

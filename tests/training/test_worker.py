@@ -23,10 +23,9 @@ from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, e
 from stages.runs.store import FolderScratch, RunStore
 from stages.training import environment
 from stages.training.canary import STEPS
-from stages.training.energy import EnergyMeter, energy_joules
 from stages.training.environment import describe_environment, peak_memory_bytes, reset_peak_memory
 from stages.training.loop import TrainingState
-from stages.training.resuming import ResumeState
+from stages.training.resuming import EnergyMeter, ResumeState, energy_joules
 from stages.worker import Job, train_run
 
 

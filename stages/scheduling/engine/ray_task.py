@@ -34,7 +34,7 @@ from stages.run import RunSpec
 from stages.runs.fingerprint import changed_modules
 from stages.runs.object_store import ObjectStore, StoreFault
 from stages.runs.store import STATE, FolderScratch, Scratch
-from stages.scheduling.engine.endings import describe_failure
+from stages.scheduling.engine.leases import describe_failure
 
 _WORKER = "stages.worker"
 _BEAT_SECONDS = 5.0
