@@ -170,7 +170,7 @@ def test_one_error_at_several_places_counts_once() -> None:
     rows = [judge(name, "contradicted") for name in "abc"]
     for row in rows[:2]:
         row.claim.finding = {"error": "unit", "explanation": "The unit can't be right. By its peak."}
-    assert count_errors([*rows, judge("d", "holds")]) == {"contradicted": (3, 2)}
+    assert count_errors([*rows, judge("d", "holds")]) == {"fails": (3, 2)}
     assert count_errors(rows[1:]) == {}
 
 
