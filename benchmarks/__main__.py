@@ -66,8 +66,9 @@ def together(kept: Sequence[Sequence[str]], measured: Sequence[Sequence[str]]) -
 
 def page(earlier: str, kind: str, versions: str, rows: Sequence[Sequence[str]]) -> str:
     """The page with these rows as the table of this kind of processor, those that miss a goal first."""
-    order = ("slower", "even", "no", "yes")
-    table = markdown([HEADINGS, *sorted(rows, key=lambda row: order.index(row[-1]))])
+    order = ("slower", "even", "missed")
+    ranked = sorted(rows, key=lambda row: next((i for i, word in enumerate(order) if word in row[-1]), len(order)))
+    table = markdown([HEADINGS, *ranked])
     sections = {kind: f"{versions}. Last run: {datetime.date.today()}.\n\n{table}"}
     sections |= {name: text for name, text in _sections(earlier).items() if name != kind}
     return INTRODUCTION + "".join(f"\n## {name}\n\n{text}" for name, text in sections.items())

@@ -34,7 +34,7 @@ def measure() -> list[Line]:
             value=seconds,
             goal=1.0,
             at_most=True,
-            unit="s",
+            unit=" s",
             setting=setting("float32"),
         )
     ]

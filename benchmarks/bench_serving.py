@@ -321,5 +321,5 @@ def lone(model: str, ours: Side, alone: float, piped: float) -> Line:
         value=1000 * (one - 1 / alone),
         goal=2.0,
         at_most=True,
-        unit="ms more",
+        unit=" ms more",
     )

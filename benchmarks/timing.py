@@ -62,11 +62,11 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """Whether the goal is met; a peer that we meant to beat and that is faster says so: in every round, or not."""
+        """met, missed, or how often a peer that we meant to beat is faster: even in most rounds, slower in all."""
         if self.is_met:
-            return "yes"
+            return "met"
         if self.at_most or not self.value < 1 <= self.goal:
-            return "no"
+            return "missed"
         return "even" if self.span is not None and self.span[1] > 1 else "slower"
 
     def cells(self) -> tuple[str, ...]:
@@ -74,12 +74,12 @@ class Line:
         setting = self.setting.removesuffix(", 1 thread")
         what = self.what if setting in ("", "float32") else f"{self.what}, {setting}"
         limit = f" (limit {self.most:.3g})" if self.most is not None and not self.is_met else ""
-        peer, ours = (side.partition(";")[0] for side in (self.peer, self.ours))
-        goal = f"{'≤' if self.at_most else '≥'} {self.goal:g}"
-        return what, peer, ours, f"{self.value:.3g} {self.unit}{limit}", goal, self.verdict
+        ours = self.ours.partition(";")[0].rpartition(": ")[2]
+        goal = f"{'≤' if self.at_most else '≥'}{self.goal:g}{f', {self.verdict}' if not self.is_met else ''}"
+        return what, self.peer.partition(";")[0], ours, f"{self.value:.3g}{self.unit}{limit}", goal
 
 
-HEADINGS = ("benchmark", "strongest peer", "ours", "ratio", "goal", "met")
+HEADINGS = ("benchmark", "strongest peer", "ours", "ratio", "goal")
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

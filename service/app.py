@@ -78,7 +78,9 @@ SERVER_BYTES, WORKER_BYTES, EXPORT_BYTES = 800 << 20, 256 << 20, 512 << 20
 """Memory of the server with shared code, of a worker without weights, and of exports if /tmp is in memory."""
 MOST_WEIGHT_BYTES, LEAST_WEIGHT_BYTES = 1 << 30, 128 << 20
 MAX_WORKERS = 4  # each is an interpreter of some 300 MB with its own models
-DESCRIPTION = "Do the numbers of machine-learning papers hold?  Results, comparisons and the trained models themselves."
+DESCRIPTION = (
+    "Checks the numbers that machine-learning papers print: results, comparisons, verdicts and the trained models."
+)
 logger = logging.getLogger("claimcheck")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from stages.datasets.rows import count_rows
+from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import FlopCounts
 from stages.faults import in_one_line
 from stages.papers.finding import Finding

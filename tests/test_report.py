@@ -45,7 +45,7 @@ def test_every_experiment_has_a_table_in_markdown_and_csv(root: Path) -> None:
         f"{n}.{kind}" for n in names for kind in ("md", "csv")
     }
     mnist = (folder / "ninformer-mnist.md").read_text()
-    assert cells(mnist, "ViT (baseline)")[1:] == ["97.12 %", "97.22 % ± 0.17 %", "3"]
+    assert cells(mnist, "ViT (baseline)")[1:] == ["97.12", "97.22 ± 0.17", "3"]
     assert "The models finish in the paper’s order." in mnist
     with (folder / "ninformer-mnist.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -56,7 +56,7 @@ def test_placeholder_results_fill_no_cell(root: Path) -> None:
     record(root, "data/results.db")
     report.main([])
     text = (root / "data" / "report" / "ninformer-cifar10.md").read_text()
-    assert cells(text, "ViT (baseline)")[1:] == ["65.74 %", "–", "0"]
+    assert cells(text, "ViT (baseline)")[1:] == ["65.74", "–", "0"]
     assert "says nothing about the claim" in text
 
 
@@ -64,7 +64,7 @@ def test_docs_come_from_evidence_alone(root: Path) -> None:
     assert report.main(["--docs"]) == 0
     before = (root / "docs" / "results.md").read_bytes()
     assert b"ninformer-cifar100" not in before and b"CIFAR-100" in before
-    assert cells(before.decode(), "ViT (baseline)")[1] == "97.12 %"
+    assert cells(before.decode(), "ViT (baseline)")[1] == "97.12"
     assert b"stand-in)" not in before
     shutil.rmtree(root / "data" / "results")
     shutil.rmtree(root / "data" / "runs")

@@ -69,10 +69,10 @@ class ProblemOut(BaseModel):
             }
         }
     )
-    type: str = Field(description="a stable address of this kind of problem")
+    type: str = Field(description="stable URI of this kind of problem")
     title: str
     status: int
-    detail: str = Field(description="what was expected and what came")
+    detail: str = Field(description="what happened and what was expected")
     instance: str = Field(description="path of the request")
 
 

@@ -220,19 +220,15 @@ class Decoder:
         else:
             if not fault:
                 raise Busy("the processes that decode images were killed")
-            self._require_working(process)
+            try:
+                process.ask((GOOD, [(1, 1, 1)]))
+            except ProcessGone:
+                _replace(process)
+                raise InferenceStopped("images can't be decoded at the moment: decoders end at once") from None
             raise ImageError(fault)
         if share.computed < BUSY * self.seconds:
             raise Busy("this machine is too busy to decode the image in time")
         raise ImageError(f"decoding takes longer than {self.seconds:g} s, which is for all images of a request")
-
-    def _require_working(self, process: Process) -> None:
-        """Blame no image for the end of a decoder that decodes nothing.  Raises `InferenceStopped`."""
-        try:
-            process.ask((GOOD, [(1, 1, 1)]))
-        except ProcessGone:
-            _replace(process)
-            raise InferenceStopped("images can't be decoded at the moment: decoders end at once") from None
 
 
 def _is_tiny(upload: Upload, found: Outline) -> bool:

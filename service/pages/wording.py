@@ -17,7 +17,7 @@ from jinja2 import Environment
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.database.observed import name_quantity
+from service.database.curves import name_quantity
 from service.database.queries import list_datasets
 from service.pages import formats
 from service.pages.formats import (

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 from service.database import queries
 from service.database.comparing import Question, first_of_each_dataset
-from service.database.observed import list_behind
+from service.database.curves import list_behind
 from service.database.queries import lacking_test_images, list_deviations, list_mentioned, tally_of
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared

@@ -42,17 +42,19 @@ def read_comparison(
     form: ListFormat,
     dataset: DatasetFilter = None,
     paper: PaperFilter = None,
-    profile: Annotated[str | None, Query(description="pin a profile; else the best", examples=["quick"])] = None,
+    profile: Annotated[
+        str | None, Query(description="profile; default: the strongest with results", examples=["quick"])
+    ] = None,
     metric: Annotated[
-        str | None, Query(description="else the one that the paper prints, of each experiment", examples=["loss"])
+        str | None, Query(description="metric; default: the one that each paper prints", examples=["loss"])
     ] = None,
     provenance: ProvenanceFilter = None,
 ) -> ComparisonOut | Response:
-    """Per experiment and arm: ours and the paper's number with their errors, the difference, order, fidelity and cost.
+    """Compare our results with the paper's, by experiment and arm: numbers with errors, difference, order and cost.
 
-    In the metric that the paper prints of these arms, unless another is asked for.  Shows the best evidence there is:
-    real data before placeholders, then the stronger profile.  All arms of an experiment were trained under the same
-    protocol on the same data.  A number from placeholder data is not ours: `ours` is null, and `reason` says so.
+    The metric is the one that the paper prints, unless you ask for another.  Shows the best available evidence: real
+    data before placeholder data, then the stronger profile.  All arms of an experiment were trained under the same
+    protocol on the same data.  Placeholder results are never reported as ours: `ours` is null, and `reason` says so.
     """
     question = Question(dataset=dataset, paper=paper, profile=profile, metric=metric, provenance=provenance)
     found = compare(question)

@@ -147,7 +147,13 @@ def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[Re
         yield "nothing has trained in this store yet"
         return
     for session in watched.sessions:
-        yield _session_in_words(session)
+        began = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.began))
+        held = sum(session.held.values())
+        kept = f", {held} runs were in the store" if held else ""
+        ended = f", ended {time.strftime('%H:%M', time.localtime(session.ended))}" if session.ended else ""
+        where = f"{session.engine} engine on {session.node}, profile {session.profile}"
+        dashboard = f"; dashboard: {session.dashboard}" if session.dashboard else ""
+        yield f"{where}, since {began}{ended}{kept}{dashboard}"
     yield ""
     numbers = [Column(name) for name in ("running", "waiting", "done", "failed", "lost")]
     more = [Column("samples/s", 1), Column("hours\nspent", 2), Column("hours\nleft", 1), Column("USD\nspent", 3)]
@@ -168,16 +174,6 @@ def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[Re
     if watched.left_seconds:
         yield f"all of it is over in about {in_words(watched.left_seconds)}"
     yield from _show_brought(watched, brought)
-
-
-def _session_in_words(session: Session) -> str:
-    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.began))
-    held = sum(session.held.values())
-    kept = f", {held} runs were in the store" if held else ""
-    ended = f", ended {time.strftime('%H:%M', time.localtime(session.ended))}" if session.ended else ""
-    where = f"{session.engine} engine on {session.node}, profile {session.profile}"
-    dashboard = f"; dashboard: {session.dashboard}" if session.dashboard else ""
-    return f"{where}, since {began}{ended}{kept}{dashboard}"
 
 
 def _cells(row: Row) -> list[str]:

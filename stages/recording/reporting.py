@@ -138,12 +138,13 @@ def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[
 
 def as_markdown(comparison: ExperimentComparison) -> str:
     """The heading, label and table of one experiment; models without a result appear only if none has one."""
+    unit = "%" if comparison.metric.unit == "fraction" else comparison.metric.unit
     lines = [
         f"## {comparison.title}",
         "",
         f"**{comparison.metric.title}.** {comparison.label[0].upper()}{comparison.label[1:]}.{_order(comparison)}",
         "",
-        "| model | paper | ours | n |",
+        f"| model | paper, {unit} | ours, {unit} | n |",
         "|---|--:|--:|--:|",
     ]
     for arm in [arm for arm in comparison.arms if arm.ours] or comparison.arms:
@@ -153,7 +154,7 @@ def as_markdown(comparison: ExperimentComparison) -> str:
             _with_error(arm.ours.value, arm.ours.stderr, comparison.metric.unit) if arm.ours else NONE,
             _count(arm),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(cells)} |".replace(f" {unit}", ""))
     return "\n".join([*lines, *_gains(comparison)]) + "\n"
 
 

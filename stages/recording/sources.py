@@ -30,6 +30,9 @@ from stages.runs.evidence import CostLine, EvidenceLine, ResultLine, evidence_fi
 from stages.runs.fingerprint import changed_modules
 from stages.runs.trial import Trial
 
+PLAN_CHANGED = "PLAN CHANGED: "
+"""Begins each note on published results that the params files no longer plan."""
+
 
 class RecordError(Mistake, ValueError):
     """Inputs that contradict each other; the message names the file and what was expected."""
@@ -114,9 +117,14 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
         arm = arms[line.experiment].index(line.arm)
         return positions[line.experiment], arm, line.replicate, item.source, line.run_key, line.environment_digest
 
+    departed = Counter(item.file for item in marked if item.source == "evidence" and not item.follows_plan)
     notes = [
-        f"{file}: {count} results of the profile {profile!r} left out: params.yaml has no such profile; "
-        f"known: {', '.join(params.profiles)}"
+        f"{PLAN_CHANGED}{file}: params/ plans another protocol or other seeds than {count} of its results have; take "
+        "params/ from git again, or retract them with the reason (claimcheck audit --retract)"
+        for file, count in departed.items()
+    ] + [
+        f"{PLAN_CHANGED if file.parent.name == 'evidence' else ''}{file}: {count} results of the profile {profile!r} "
+        f"left out: params.yaml has no such profile; known: {', '.join(params.profiles)}"
         for (file, profile), count in left_out.items()
     ]
     canaries = compare_canaries(item.result for item in marked)

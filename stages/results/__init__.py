@@ -31,7 +31,18 @@ from stages.results.claims import (
 )
 from stages.results.comparison import compare, cut_of_each, describe_fidelity, fidelity_of, kind_of_run
 from stages.results.comparison_rows import t_interval, wilson_interval
-from stages.results.counts import Counts, Discoveries, Outlook, Tally, ground_of, tally, tally_rows
+from stages.results.counts import (
+    Counts,
+    Discoveries,
+    Levels,
+    Outlook,
+    Tally,
+    ground_of,
+    levels_of,
+    read_rules,
+    tally,
+    tally_rows,
+)
 from stages.results.database import (
     Sessions,
     UnknownArm,
@@ -50,7 +61,6 @@ from stages.results.database import (
     open_results,
 )
 from stages.results.estimates import ArmComparison, ArmVerdict, ExperimentComparison, as_csv, no_formula
-from stages.results.levels import Levels, levels_of, read_rules
 from stages.results.metrics import METRICS, SHOWN_METRICS
 from stages.results.tables import (
     SCHEMA_VERSION,

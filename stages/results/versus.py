@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 from stages.results.claim_tables import VerdictRow
 from stages.results.comparison import cut_of_each
 from stages.results.comparison_rows import ComparedRun, ComparisonRows, load_facts, printed_metrics, values_of
+from stages.results.counts import read_rules
 from stages.results.database import UnknownArm
-from stages.results.levels import read_rules
 from stages.results.metrics import FIRST_METRICS, METRICS, MetricInfo
 from stages.results.tables import Arm, Array, Claim, Dataset, Experiment
 from stages.rules import Rules

@@ -36,8 +36,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.runs.outcome import find_fault
-from stages.runs.store import RunStore, Store, home
+from stages.runs.store import RunStore, Store, find_fault, home
 
 LEASES, RUNS, BLOBS, WORK = "leases", "runs", "blobs", "work"
 
@@ -140,15 +139,11 @@ class ObjectStore:
             f"  {run_key[:12]}: the outcome in {self.address} is damaged: {fault}; it will be trained anew",
             file=sys.stderr,
         )
-        self._withdraw(run_key)
-        return None
-
-    def _withdraw(self, run_key: str) -> None:
-        """Take back the publication of a damaged outcome; one of meanwhile gets its manifest from the next claim."""
         record, tag = self.read(run_key)
         self.bucket.delete([_manifest(run_key)])
         if tag is not None and record.is_published:
             self.write(run_key, dataclasses.replace(record, is_published=False, files={}), tag)
+        return None
 
     def publish(self, run_key: str, files: Mapping[str, bytes]) -> Path:
         """Publish an outcome without a lease, as `dvc pull` brings it; whoever trains the run loses it."""

@@ -137,7 +137,10 @@ class Journal:
 
     def __enter__(self) -> Journal:
         if self._groups:
-            self._forget_old()
+            with suppress(*FAULTS):
+                ended = [(session.updated, work) for work, session in read_sessions(self._scratch) if session.ended]
+                for _, work in sorted(ended)[:-_KEPT]:
+                    self._scratch.drop(work)
             self._write()
         return self
 
@@ -185,12 +188,6 @@ class Journal:
             self._scratch.save(f"{self._work}/{_FILE}", json.dumps(asdict(self.session)).encode())
         except FAULTS as error:
             self._fault = describe_fault(error)
-
-    def _forget_old(self) -> None:
-        with suppress(*FAULTS):
-            ended = [(session.updated, work) for work, session in read_sessions(self._scratch) if session.ended]
-            for _, work in sorted(ended)[:-_KEPT]:
-                self._scratch.drop(work)
 
 
 RECENT_SECONDS = 3600.0

@@ -257,6 +257,7 @@ TENSOR = {"name": "image", "datatype": "UINT8", "shape": [1, 3, 32, 32], "data":
         {"inputs": [TENSOR | {"data": [[1], [1, 2]]}]},
         {"inputs": [TENSOR | {"data": {}}]},
         {"inputs": [TENSOR | {"parameters": {"binary_data_size": 3072}}]},
+        {"inputs": [TENSOR | {"parameters": {"shared_memory_region": "x"}}]},
         {"inputs": [TENSOR | {"parameters": []}], "outputs": 5},
         {"inputs": [TENSOR], "outputs": [{"name": "logits"}]},
         {"inputs": [TENSOR], "outputs": [{"name": "classes", "parameters": {"classification": 3}}]},

@@ -2,6 +2,8 @@
 
 A lease is taken over from an owner that is gone.  Each take-over raises the run's token, and only the holder of the
 newest token publishes (fencing), so a process that wakes up late can't publish over its successor.
+
+Every engine ends its trainings here.
 """
 
 from __future__ import annotations
@@ -11,12 +13,16 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal, Protocol
+
+from stages.faults import FAULTS, describe_fault
+from stages.runs.store import Store, find_fault
 
 EXPIRY_SECONDS = 60.0
 HEARTBEAT_SECONDS = 10.0
@@ -198,3 +204,46 @@ def _is_running(identity: str) -> bool:
 def is_gone(owner: str) -> bool:
     """True if `owner` is a process of this boot and namespace that is gone; about others nothing is known."""
     return owner.rsplit(":", 2)[0] == _scope() and os.path.isdir("/proc/self") and not _is_running(owner)
+
+
+_OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+
+
+class BadOutcome(ValueError):
+    """What was trained isn't an outcome of the leased runs; nothing of it is published."""
+
+
+def publish(outcomes: Mapping[str, Mapping[str, bytes]], work: str, lease: Lease, leases: Leases, store: Store) -> None:
+    """Publish the outcomes, sealed files by run key, after checking each; then drop the scratch called `work`.
+
+    Raises:
+        BadOutcome: one is damaged, or of a run that the lease doesn't cover.
+        LeaseLost: another process has taken over a run.
+    """
+    for run_key, files in outcomes.items():
+        if run_key not in lease.run_keys:
+            raise BadOutcome(f"an outcome of run {run_key[:12]} came back from the training of {lease.name}")
+        if fault := find_fault(files, run_key):
+            raise BadOutcome(f"the outcome of run {run_key[:12]} isn't whole: {fault}; nothing is published")
+    for run_key, files in outcomes.items():
+        leases.publish(lease, run_key, files)
+    store.scratch.drop(work)
+
+
+def describe_failure(error: BaseException) -> tuple[End, str]:
+    """How an attempt that raised `error` ended, and what to tell; a traceback only where the fault may be ours."""
+    if is_out_of_memory(error):
+        return "memory", f"out of memory ({' '.join(str(error).split()) or 'on this machine'})"
+    if isinstance(error, FAULTS):
+        return "failed", describe_fault(error)
+    if isinstance(error, TypeError | ValueError):
+        return "failed", str(error)
+    return "failed", "".join(traceback.format_exception(error))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for want of memory, of the machine or of a device, by whatever library."""
+    words = str(error)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(phrase in words for phrase in _OUT_OF_MEMORY)
+    )

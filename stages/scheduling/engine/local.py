@@ -19,9 +19,8 @@ from typing import Any
 
 from stages.faults import FAULTS, describe_fault
 from stages.runs.store import Store, home
-from stages.scheduling.engine.endings import describe_failure, publish
 from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
-from stages.scheduling.engine.leases import Lease, LeaseLost, Leases, process_identity
+from stages.scheduling.engine.leases import Lease, LeaseLost, Leases, describe_failure, process_identity, publish
 from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.engine.orphan import end_as_orphan, end_with
 

@@ -66,16 +66,13 @@ class ObjectLeases:
         for run_key in sorted(run_keys):
             token = self._take(run_key)
             if token is None:
-                self._give_back(taken)
+                lease = Lease(tuple(taken))
+                self.close(lease, None)
+                self.release(lease)
                 return None
             taken.append((run_key, token))
         order = dict(taken)
         return Lease(tuple((run_key, order[run_key]) for run_key in run_keys))
-
-    def _give_back(self, taken: list[tuple[str, int]]) -> None:
-        lease = Lease(tuple(taken))
-        self.close(lease, None)
-        self.release(lease)
 
     def _take(self, run_key: str) -> int | None:
         """The token of a run that is now ours; None if it is somebody else's."""
