@@ -4,7 +4,7 @@ the fastest way of training them one after the other at 25 units, 1.3 times at 5
 One after the other they are trained by `fit`, or by forward, backward and a fused Adam on one fixed batch, eager or
 compiled (of DAC's with our sums, which compiled code keeps).  Batches of 1,024 rows, Adam, one thread, as with one slot
 per core; denormals are flushed on all sides.  Compiling is not in the rate; the line gives its
-time, into an empty cache and out of a full one, and `stages.scheduling.grouping` decides when it pays.
+time, into an empty cache and out of a full one, and `stages.scheduling.engine.groups` decides when it pays.
 Run: python -m benchmarks stacking
 """
 

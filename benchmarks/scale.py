@@ -16,15 +16,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.simulated import Job, Simulated, Site, bound, longest_first, simulate
-from stages.datasets.rows import count_rows
+from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import CountFlops, FlopCounts
 from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import Params, load_params
 from stages.run import canonical_json
-from stages.runs.stacks import Specs
-from stages.runs.store import RunStore
+from stages.runs.store import RunStore, Specs
+from stages.scheduling.engine.groups import form_groups
 from stages.scheduling.engine.lease import EXPIRY_SECONDS
-from stages.scheduling.grouping import form_groups
 from stages.scheduling.planning import cost_of_run, expected_epochs
 from stages.verdicts.intervals import half_width
 

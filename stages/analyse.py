@@ -1,6 +1,6 @@
 """`python -m stages.analyse`: judge the claims that need no training, into `data/findings.jsonl`.
 
-With `--docs`, write `docs/findings.md` instead.
+Also the hours of each planned training, into `data/hours.json`.  With `--docs`, write `docs/findings.md` instead.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from stages.datasets.prepare import count_rows
+from stages.evaluation.flops import FlopCounts
 from stages.faults import in_one_line
 from stages.papers.finding import Finding
-from stages.params.experiment import load_params
+from stages.params.budget import plan_runs
+from stages.params.experiment import Params, load_params
 from stages.params.stage_inputs import refuse_changed
 from stages.run import canonical_json
 from stages.runs.store import write_atomically
+from stages.scheduling.planning import cost_of_run
 
-TARGET, DOCS = Path("data/findings.jsonl"), Path("docs/findings.md")
+TARGET, HOURS, DOCS = Path("data/findings.jsonl"), Path("data/hours.json"), Path("docs/findings.md")
 _DIGITS = 9  # significant ones; processors differ in the last of a double's
 HEAD = """# Claims judged without training
 
@@ -40,16 +44,35 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.analyse", description=__doc__)
     parser.add_argument("--docs", action="store_true", help="write docs/findings.md instead of the lines")
     options = parser.parse_args(arguments)
-    margins = load_params().verdicts.margins
+    params = load_params()
+    margins = params.verdicts.margins
     found: dict[str, list[Finding]] = {
         paper: import_module(f"stages.papers.{paper}.findings").findings(margins) for paper in papers()
     }
     if refuse_changed("analyse"):
         return 1
-    write_atomically(*((DOCS, page(found)) if options.docs else (TARGET, lines(found))))
+    if options.docs:
+        write_atomically(DOCS, page(found))
+    else:
+        write_atomically(TARGET, lines(found))
+        write_atomically(HOURS, (canonical_json(hours(params)) + "\n").encode())
     for paper, findings in found.items():
         print(f"analyse: {paper}: {_counts(findings)}")
     return 0
+
+
+def hours(params: Params) -> dict[str, dict[str, float]]:
+    """`{<experiment>.<arm>: {device: hours of one training as printed}}`, in three digits."""
+    counts, told = FlopCounts(), dict[str, dict[str, float]]()
+    for name, experiment in params.experiments.items():
+        source = params.datasets[experiment.dataset]
+        rows = count_rows(experiment.dataset, source, is_stand_in=False)
+        for run in plan_runs(experiment, params.profiles["paper"], source):
+            if run.replicate_index == 0:
+                cost = cost_of_run(run, rows, source, params.rates, counts.count, rows.test)
+                told[f"{name}.{run.arm}"] = {kind: float(f"{cost.hours(kind):.3g}") for kind in params.rates}
+    counts.save()
+    return told
 
 
 def lines(found: Mapping[str, Sequence[Finding]]) -> bytes:

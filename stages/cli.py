@@ -15,7 +15,7 @@ from stages.faults import FAULTS, INTERRUPTED, STOPPED, Mistake, describe_fault,
 from stages.params.schema import nearest
 from stages.proving.show import STEPS
 from stages.results import UnknownName
-from stages.scheduling.engine.choice import default_engine
+from stages.scheduling.engine.groups import default_engine
 
 CODES = {0: "done", 1: "failed; one line on stderr explains why", USAGE: "mistyped command, option or name"}
 
@@ -74,7 +74,7 @@ def add_papers(parser: argparse.ArgumentParser) -> None:
 def add_register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="name of the new file in data/registrations/")
     names(parser.add_argument("claims", nargs="*", metavar="claim", help="claim id or pattern"), "claims")
-    parser.add_argument("--why", help="reason, as a sentence")
+    parser.add_argument("--why", type=str.strip, help="reason, as a sentence")
     parser.add_argument(
         "--runs",
         nargs="+",
@@ -86,7 +86,7 @@ def add_register(parser: argparse.ArgumentParser) -> None:
 
 def add_history(parser: argparse.ArgumentParser) -> None:
     names(parser.add_argument("claims", nargs="?", default="*", help="pattern of claim ids"), "claims")
-    parser.add_argument("--why", help="record what changed since the last line, with this reason")
+    parser.add_argument("--why", type=str.strip, help="record what changed since the last line, with this reason")
     parser.add_argument(
         "--alters-nothing",
         action="store_true",
@@ -114,7 +114,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--retract", metavar="WHY", help="reason for everything that is now missing")
+    parser.add_argument("--retract", type=str.strip, metavar="WHY", help="reason for everything that is now missing")
 
 
 def add_release(parser: argparse.ArgumentParser) -> None:

@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from stages.claims import read_claims
+from stages.claims.history import PATH as HISTORY
+from stages.claims.history import append, committed_claims, pending, read_history
+from stages.params.experiment import load_params
 from stages.recording import RecordError, record
 from stages.recording.append_only import (
     RETRACTIONS,
+    Version,
     digest_history,
     find_lost,
     read_retractions,
@@ -20,7 +25,7 @@ from stages.recording.append_only import (
     row_faults,
 )
 from stages.results import Meta, open_results
-from stages.runs.evidence import EvidenceLine, Release, read_lines, write_lines
+from stages.runs.evidence import EvidenceError, EvidenceLine, Release, read_lines, write_lines
 from stages.runs.revisions import ask_git
 from tests.service.results_factory import REPOSITORY, make_root
 from tests.test_cli import claimcheck
@@ -93,6 +98,9 @@ def test_retraction_cannot_be_withdrawn(root: Path) -> None:
     content = json.loads((root / RETRACTIONS).read_bytes())
     (root / RETRACTIONS).write_text(json.dumps(content | {"why": "Another reason"}) + "\n", encoding="utf-8")
     assert [one.path for one in find_lost(root, read_versions(root))] == [str(RETRACTIONS)]
+    (root / RETRACTIONS).write_text(json.dumps(content | {"why": " "}) + "\n", encoding="utf-8")
+    with pytest.raises(EvidenceError, match="retractions"):
+        find_lost(root, read_versions(root))
 
 
 def test_digest_of_the_record_changes_with_each_commit_to_it_alone(root: Path) -> None:
@@ -155,12 +163,26 @@ def test_released_model_without_a_file_is_refused(root: Path) -> None:
         record(root, "data/results.db")
 
 
-def test_claim_row_without_a_line_in_its_history_is_a_fault(tmp_path: Path) -> None:
+def test_claim_row_whose_history_says_nothing_or_denies_evidence_is_a_fault(tmp_path: Path) -> None:
     for name in ("params.yaml", "params", "data/claims.csv", "data/claims-history.jsonl"):
         source, target = REPOSITORY / name, tmp_path / name
         target.parent.mkdir(exist_ok=True)
         shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
-    assert row_faults(tmp_path) == []
+    history = tmp_path / HISTORY
+    began = Version("1" * 40, str(HISTORY), history.read_bytes())
+    versions = [began, Version("2" * 40, EVIDENCE, b"{}")]
+    assert row_faults(tmp_path, versions) == []
     path = tmp_path / "data" / "claims.csv"
     path.write_text(path.read_text(encoding="utf-8").replace(",value,0.9712,", ",value,0.9812,", 1), encoding="utf-8")
-    assert [fault.split(":")[0] for fault in row_faults(tmp_path)] == ["ninformer.table2.mnist.vit"]
+    assert [fault.split(":")[0] for fault in row_faults(tmp_path, versions)] == ["ninformer.table2.mnist.vit"]
+    rules, known = load_params(tmp_path).verdicts, committed_claims(REPOSITORY)
+    changes = pending(read_claims(path), rules, read_history(history), known=known, published=())
+    (change,) = (change for change in changes if change.subject == "claim")
+    append(history, [change], date="2026-01-01", why="A digit was misread")
+    committed = [*versions, Version("3" * 40, str(HISTORY), history.read_bytes())]
+    for seen in (versions, committed):
+        (fault,) = row_faults(tmp_path, seen)
+        assert fault.endswith("evidence on ninformer.table2.mnist.vit was committed before that change")
+    assert row_faults(tmp_path, [began, *committed[2:], *versions[1:]]) == [], "the change came first"
+    append(history, [dataclasses.replace(change, after_evidence=True)], date="2026-01-01", why="Again")
+    assert f"ninformer.table2.mnist.vit was not {change.before} before it" in row_faults(tmp_path, versions)[0]

@@ -281,5 +281,5 @@ def test_ten_modules_import_by_name() -> None:
     """
     users = {module_name(path) for path in python_files("stages") if "import_module" in path.read_text()}
     papers = {"stages.papers", "stages.analyse", "stages.training.stacked"}
-    engine = {f"stages.scheduling.engine.{name}" for name in ("choice", "local", "ray_bridge", "ray_task")}
+    engine = {f"stages.scheduling.engine.{name}" for name in ("groups", "local", "ray_bridge", "ray_task")}
     assert users == papers | engine | {"stages.training.optimizer", "stages.proving.driver", "stages.preloaded"}

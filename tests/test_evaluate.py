@@ -23,7 +23,7 @@ import pytest
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.datasets.packed import ImageSet, PackedInfo, TableSet, TokenSet, read_images
 from stages.evaluate import INCOMPLETE, main, metrics_document
-from stages.evaluation import trained as trained_runs
+from stages.evaluation import experiment as trained_runs
 from stages.evaluation.experiment import evaluate_experiment
 from stages.evaluation.scores import cut_info, cut_rows
 from stages.params.experiment import load_params
@@ -32,9 +32,9 @@ from stages.results import open_results
 from stages.run import environment_digest
 from stages.runs.consistency import find_contradictions
 from stages.runs.evidence import CostLine, Measurement, ResultLine, read_lines, unpack_confusion, unpack_correct
-from stages.runs.outcome import seal as seal_outcome
+from stages.runs.store import seal as seal_outcome
 from stages.scheduling.runner import train_experiment
-from stages.upkeep.recomputing import compare, recompute, spot_check
+from stages.upkeep.links import compare, recompute, spot_check
 from stages.upkeep.verifying import find_trails
 from tests.project import EXPERIMENT, REPOSITORY, edit, make_project, pack_stand_in
 

@@ -17,9 +17,7 @@ import torch.nn.functional as F
 
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import ParamsError, load_params
-from stages.runs.outcome import outcome_digest, seal
-from stages.runs.runlist import read_run_list
-from stages.runs.store import RunStore
+from stages.runs.store import RunStore, outcome_digest, read_run_list, seal
 from stages.scheduling.engine.groups import Event
 from stages.scheduling.runner import assignments, slot_devices, train_experiment
 from stages.scheduling.together import longest_first

@@ -13,7 +13,7 @@ from stages.scheduling.planning import add_up, plan_costs
 from stages.training import loop
 from tests.project import REPOSITORY
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_jobs_take_the_plans_hours_and_the_page_has_their_figures() -> None:

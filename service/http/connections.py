@@ -150,7 +150,7 @@ class _Connection(H11Protocol):
         super().data_received(data)
         self._expect_client()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """A client that sends no more (`nc -N`) still gets its answers."""
         is_awaited = self.conn.their_state in HAS_ANSWERED
         if is_awaited and self._until_probed is None:

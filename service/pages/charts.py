@@ -10,8 +10,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from service.database.comparing import COSTS, UNITS, Cost
-from service.database.curves import SIDES, Curve, CurvePoint, name_curve, unit_of_curve
-from service.database.observed import ObservedPoint, name_quantity, points_of
+from service.database.curves import (
+    SIDES,
+    Curve,
+    CurvePoint,
+    ObservedPoint,
+    name_curve,
+    name_quantity,
+    points_of,
+    unit_of_curve,
+)
 from stages.results import ExperimentComparison, Result
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"

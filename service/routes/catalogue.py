@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from service.database import claim_queries, queries
+from service.database import queries
 from service.database.claim_schemas import (
     ClaimDetailOut,
     ClaimOut,
@@ -19,8 +19,7 @@ from service.database.claim_schemas import (
     describe_record,
 )
 from service.database.comparing import Provenance, Question
-from service.database.curves import Curve, list_curves
-from service.database.observed import UnknownQuantity, known_quantities, list_behind, list_observed
+from service.database.curves import Curve, UnknownQuantity, known_quantities, list_behind, list_curves, list_observed
 from service.database.samples import PNG, Samples
 from service.database.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
 from service.dependencies import Compare, ResultsSession, app_state_of
@@ -29,7 +28,7 @@ from service.http.paging import Paging, list_responses
 from service.http.strict import StrictRoute
 from service.pages.formats import unit_of
 from service.pages.wording import name_claims
-from stages.results import ClaimFilter, Standing, Status, UnknownArm, find_judged, list_families
+from stages.results import ClaimFilter, Standing, Status, UnknownArm, Word, find_judged, list_families
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 PaperFilter = Annotated[str | None, Query(description="name of a paper", examples=["ninformer"])]
@@ -205,6 +204,7 @@ def list_claims(
     experiment: ExperimentFilter = None,
     kind: Annotated[str | None, Query(examples=["value"])] = None,
     verdict: VerdictFilter = None,
+    word: Annotated[Word | None, Query(description="a verdict in one of four words", examples=["fails"])] = None,
     standing: Annotated[
         Standing | None, Query(description="decided, open, waiting, untestable or setting", examples=["waiting"])
     ] = None,
@@ -219,10 +219,11 @@ def list_claims(
         experiment=experiment,
         kind=kind,
         verdict=verdict,
+        word=word,
         standing=standing,
         family=family,
     )
-    found = page.cut(claim_queries.list_claims(session, wanted, limit=page.limit + 1, offset=page.offset))
+    found = page.cut(queries.list_claims(session, wanted, limit=page.limit + 1, offset=page.offset))
     names = name_claims(session, found)
     return page.answer(ClaimOut, [describe_claim(row, names[row.claim.id], unit_of(row.claim)) for row in found])
 
@@ -243,7 +244,7 @@ def count_verdicts(
     kind: Annotated[str | None, Query(examples=["value"])] = None,
 ) -> VerdictsOut:
     """Number of claims by verdict for each paper, and a summary of each table."""
-    counts = claim_queries.tally_claims(session, ClaimFilter(paper=paper, dataset=dataset, kind=kind))
+    counts = queries.tally_claims(session, ClaimFilter(paper=paper, dataset=dataset, kind=kind))
     return VerdictsOut(
         papers=[TallyOut.model_validate(row) for row in counts],
         tables=[FamilyOut.model_validate(row) for row in list_families(session, paper=paper)],

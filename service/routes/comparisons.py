@@ -1,4 +1,4 @@
-"""`GET /compare`: ours beside the paper's."""
+"""`GET /compare`: ours beside the paper's; `GET /api/v1/versus`: whether one model beats another."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from service.database import queries
+from service.database.claim_schemas import VersusOut, describe_versus
 from service.database.comparing import Question
 from service.database.schemas import Out
-from service.dependencies import Compare
+from service.dependencies import Compare, ResultsSession
 from service.http.errors import declared
 from service.http.strict import StrictRoute
 from service.http.tabular import CSV_TOO, ListFormat, Table
+from service.pages.versus import answer_versus
 from service.routes.catalogue import DatasetFilter, PaperFilter, ProvenanceFilter
-from stages.results import ExperimentComparison, as_csv
+from stages.results import ExperimentComparison, as_csv, versus
 
 router = APIRouter(route_class=StrictRoute)
+ModelName = Annotated[
+    str,
+    Query(min_length=1, max_length=120, description="an arm, <experiment>.<arm>, or a title", examples=["ninformer"]),
+]
 
 
 class ComparisonOut(Out):
@@ -55,3 +62,18 @@ def read_comparison(
         return Table(as_csv(found), "compare")
     response.headers["vary"] = "Accept"
     return ComparisonOut(comparisons=tuple(found))
+
+
+@router.get("/api/v1/versus", tags=["comparison"], operation_id="versus", responses=declared(404, 422))
+def read_versus(
+    session: ResultsSession,
+    dataset: Annotated[str, Query(description="name of a data set", examples=["cifar10"])],
+    a: ModelName,
+    b: ModelName,
+) -> VersusOut:
+    """Does `a` beat `b` on this data set?  In one sentence, with interval, power and cost, and a test image by image.
+
+    Judged as an order that a paper prints is, by full-length runs of the experiment that trains both.
+    """
+    found = versus(session, queries.find_dataset(session, dataset), a, b)
+    return describe_versus(found, answer_versus(found))

@@ -19,7 +19,7 @@ from service.database.schemas import (
 from service.dependencies import ResultsSession, app_state_of
 from service.http.disconnects import unless_gone
 from service.http.errors import declared
-from service.inference.model_names import find_version, find_versions
+from service.inference.choices import find_version, find_versions
 from service.inference.tensors import InferRequest, describe_tensors, read_request, write_answer
 from service.routes.health import require_ready
 

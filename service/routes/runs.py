@@ -15,8 +15,9 @@ from service.database.schemas import (
     RunCostOut,
     RunDetailOut,
     RunOut,
+    TrailsOut,
+    describe_trails,
 )
-from service.database.trails import TrailsOut, describe_trails
 from service.dependencies import ResultsSession
 from service.http.errors import declared
 from service.http.paging import Paging, list_responses

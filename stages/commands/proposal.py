@@ -151,7 +151,13 @@ def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableTyp
     columns += [Column("decided"), Column("weight", 1), Column("supported", 2), Column("reproduced", 3)]
     columns += [Column("not\nreproduced", 4)]
     rows = [
-        [one["claim"], _look(one), in_percent(one["chance"]), two_digits(one["weight"]), *_chances(one["power"])]
+        [
+            one["claim"],
+            f"at {one['look']}, the last" if one["look"] == one["planned"] else f"at {one['look']} of {one['planned']}",
+            in_percent(one["chance"]),
+            two_digits(one["weight"]),
+            *_chances(one["power"]),
+        ]
         for one in claims
     ]
     yield Rows(columns, rows)
@@ -180,14 +186,6 @@ def _pattern(arm: str, replicates: Sequence[str]) -> str:
     digits = "".join(which for which in replicates if len(which) == 1)
     longer = [f"{arm}.{which}" for which in replicates if len(which) > 1]
     return " ".join([f"{arm}.[{digits}]" if len(digits) > 1 else f"{arm}.{digits}"] * bool(digits) + longer)
-
-
-def _look(claim: Mapping[str, Any]) -> str:
-    return (
-        f"at {claim['look']}, the last"
-        if claim["look"] == claim["planned"]
-        else f"at {claim['look']} of {claim['planned']}"
-    )
 
 
 def _chances(power: Mapping[str, float | None] | None) -> list[str]:

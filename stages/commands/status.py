@@ -18,7 +18,7 @@ from stages.faults import Mistake, named
 from stages.params.experiment import Params, load_params
 from stages.priorities.looks import PROFILE, Brought, brought_by
 from stages.results import ResultsUnavailable
-from stages.runs.stores import open_store
+from stages.runs.object_store import open_store
 from stages.scheduling.journal import Row, Session, Watched, watch
 from stages.scheduling.planning import two_digits
 
@@ -121,20 +121,25 @@ def _session(session: Session) -> dict[str, Any]:
 
 def _show_verdicts(tallies: Sequence[Any]) -> Iterator[RenderableType]:
     from stages.recording.reporting import by_ground, shared_errors  # brings the database
+    from stages.results import WORD_OF, Word
 
     parts = [
-        [row.paper, ground, *(str(number) for number in (part.in_favour, part.against, part.open, part.waiting))]
+        [row.paper, ground, *map(str, (part.plainly, part.against, part.open + part.under_reading, part.waiting))]
         for row in tallies
         for ground, part in by_ground(row)
     ]
     heading = (Column("paper", left=True), Column("decided", left=True))
-    numbers = [Column(name) for name in ("in favour", "against", "open", "waiting")]
-    words = sorted({word for row in tallies for word in row.by_verdict})
-    verdicts = [[word, str(sum(row.by_verdict.get(word, 0) for row in tallies))] for word in words]
+    numbers = [Column(word) for word in Word]
+    found = {status for row in tallies for status in row.by_verdict}
+    verdicts = [
+        [word, status, str(sum(row.by_verdict.get(status, 0) for row in tallies))]
+        for status, word in sorted(WORD_OF.items(), key=lambda item: [*Word].index(item[1]))
+        if status in found
+    ]
     yield Rows([*heading, *numbers], parts)
     yield from shared_errors(tallies)
     yield ""
-    yield Rows([Column("verdict", left=True), Column("claims")], verdicts)
+    yield Rows([Column("verdict", left=True), Column("because", left=True), Column("claims")], verdicts)
 
 
 def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[RenderableType]:
@@ -142,7 +147,13 @@ def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[Re
         yield "nothing has trained in this store yet"
         return
     for session in watched.sessions:
-        yield _session_in_words(session)
+        began = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.began))
+        held = sum(session.held.values())
+        kept = f", {held} runs were in the store" if held else ""
+        ended = f", ended {time.strftime('%H:%M', time.localtime(session.ended))}" if session.ended else ""
+        where = f"{session.engine} engine on {session.node}, profile {session.profile}"
+        dashboard = f"; dashboard: {session.dashboard}" if session.dashboard else ""
+        yield f"{where}, since {began}{ended}{kept}{dashboard}"
     yield ""
     numbers = [Column(name) for name in ("running", "waiting", "done", "failed", "lost")]
     more = [Column("samples/s", 1), Column("hours\nspent", 2), Column("hours\nleft", 1), Column("USD\nspent", 3)]
@@ -163,16 +174,6 @@ def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[Re
     if watched.left_seconds:
         yield f"all of it is over in about {in_words(watched.left_seconds)}"
     yield from _show_brought(watched, brought)
-
-
-def _session_in_words(session: Session) -> str:
-    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.began))
-    held = sum(session.held.values())
-    kept = f", {held} runs were in the store" if held else ""
-    ended = f", ended {time.strftime('%H:%M', time.localtime(session.ended))}" if session.ended else ""
-    where = f"{session.engine} engine on {session.node}, profile {session.profile}"
-    dashboard = f"; dashboard: {session.dashboard}" if session.dashboard else ""
-    return f"{where}, since {began}{ended}{kept}{dashboard}"
 
 
 def _cells(row: Row) -> list[str]:

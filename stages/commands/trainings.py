@@ -24,12 +24,10 @@ from stages.params.budget import describe_cut
 from stages.params.experiment import Params, ParamsError, Rate, load_params
 from stages.params.schema import nearest
 from stages.runs.equivalence import read_equivalences
+from stages.runs.object_store import open_store
 from stages.runs.store import Store, write_atomically
-from stages.runs.stores import open_store
 from stages.scheduling.counting import ProgressDisplay
-from stages.scheduling.engine.choice import default_engine
-from stages.scheduling.engine.groups import Group
-from stages.scheduling.grouping import form_groups
+from stages.scheduling.engine.groups import Group, default_engine, form_groups
 from stages.scheduling.planning import (
     Cost,
     Planned,

@@ -34,11 +34,10 @@ from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, read_equivalences
 from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
 from stages.runs.fingerprint import training_code
+from stages.runs.object_store import open_store
 from stages.runs.store import Store
-from stages.runs.stores import open_store
-from stages.scheduling.engine.leases import Attempt, owner_in_words
-from stages.scheduling.engine.opening import open_leases
-from stages.scheduling.engine.owner import is_gone
+from stages.scheduling.engine.leases import Attempt, is_gone, owner_in_words
+from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.runner import Way, find_outcome, previous_specs, ways_to
 
 _SHORTEST = 6
@@ -179,6 +178,8 @@ def _explain(
     way = find_outcome(store, ways, {*store.run_keys()})
     before = _before(asked, root, published) if asked else None
     changed = _changed(asked, before, equivalences) if asked and before else []
+    numbers = sorted({number for way in ways for number in way.lines})
+    lines = [(number, equivalences.lines[number - 1]) for number in numbers]
     return {
         "run": asked.name.label if asked else known.name.label if known and known.name else None,
         "run_key": key,
@@ -194,7 +195,9 @@ def _explain(
         ],
         "against": None if before is None else {"run_key": before.run_key, "where": before.where},
         "changed": changed,
-        "equivalences": _lines(equivalences, ways),
+        "equivalences": [
+            {"line": number, "before": line.before, "after": line.after, "made": line.made} for number, line in lines
+        ],
         "claims": _claims(asked.name, params, root) if asked else [],
         "attempts": [_attempt(one) for one in open_leases(store).attempts(key)] if key else [],
     }
@@ -262,13 +265,6 @@ def _outcome(store: Store, key: str | None, way: Way | None) -> dict[str, Any] |
     result = json.loads((folder / "result.json").read_bytes())
     told = ("status", "train_seconds", "samples_per_second", "peak_memory_bytes", "environment_digest")
     return {"run_key": found, "folder": str(folder), **{name: result.get(name) for name in told}}
-
-
-def _lines(equivalences: Equivalences, ways: Sequence[Way]) -> list[dict[str, Any]]:
-    """The lines by which an outcome of older code would stand for the run."""
-    numbers = sorted({number for way in ways for number in way.lines})
-    lines = [(number, equivalences.lines[number - 1]) for number in numbers]
-    return [{"line": number, "before": line.before, "after": line.after, "made": line.made} for number, line in lines]
 
 
 def _claims(name: RunName, params: Params, root: Path) -> list[dict[str, Any]]:

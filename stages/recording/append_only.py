@@ -6,6 +6,7 @@ registration, and every released model.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stages.claims import read_claims
 from stages.claims.history import PATH as HISTORY
-from stages.claims.history import pending, read_history
+from stages.claims.history import Reason, pending, read_history
 from stages.params.experiment import load_params
 from stages.run import STRICT, canonical_json
 from stages.runs.evidence import EvidenceError
@@ -38,7 +39,7 @@ class Retraction:
 
     __pydantic_config__: ClassVar = STRICT
     date: str
-    why: str
+    why: Reason
     lines: tuple[str, ...]
     same_numbers: bool = False
 
@@ -179,15 +180,37 @@ def _name(piece: bytes) -> str:
         return f"a line ({digest_piece(piece)})"
 
 
-def row_faults(root: Path) -> list[str]:
-    """Claims and rules that changed without a line in their history."""
+def row_faults(root: Path, versions: Iterable[Version]) -> list[str]:
+    """Claims and rules that changed without a line in their history, and lines of it that git contradicts.
+
+    The lines with which the history began tell of earlier changes, so evidence before them says nothing.
+    """
     claims, rules = read_claims(root / "data" / "claims.csv"), load_params(root).verdicts
-    changes = pending(claims, rules, read_history(root / HISTORY), known={}, published=())
-    return [
+    path, history = root / HISTORY, read_history(root / HISTORY)
+    found = [
         f"{change.claims}: the {change.subject} changed, and {HISTORY} doesn't say why (claimcheck history --why)"
-        for change in changes
+        for change in pending(claims, rules, history, known={}, published=())
         if change.subject in ("claim", "rules")
     ]
+    published, before = set[str](), dict[bytes, set[str]]()
+    for version in versions:
+        if version.path == str(HISTORY):
+            until = published.copy() if before else set()
+            before = dict.fromkeys(version.content.splitlines(), until) | before
+        elif version.path.startswith("data/evidence/"):
+            published.add(Path(version.path).stem)
+    experiments = {claim.id: claim.experiment or "" for claim in claims}
+    state: dict[object, str | None] = {}
+    for number, change in enumerate(history, start=1):
+        if change.subject != "rule" and state.get(change.key) != change.before:
+            found.append(f"{HISTORY}, line {number}: {change.claims} was not {change.before} before it")
+        state[change.key] = change.after
+    for number, piece in enumerate(path.read_bytes().splitlines() if path.is_file() else (), start=1):
+        line = json.loads(piece)
+        known = fnmatch.filter(before.get(piece, published), experiments.get(line["claims"], ""))
+        if line["subject"] == "claim" and known and not line["after_evidence"]:
+            found.append(f"{HISTORY}, line {number}: evidence on {line['claims']} was committed before that change")
+    return found
 
 
 def describe_lost(lost: list[Lost]) -> str:

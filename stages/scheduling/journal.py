@@ -24,9 +24,8 @@ from typing import Literal
 from stages.faults import FAULTS, describe_fault
 from stages.runs.store import Scratch, Store
 from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.leases import EXPIRY_SECONDS, Leases
-from stages.scheduling.engine.opening import open_leases
-from stages.scheduling.engine.owner import is_gone, process_identity
+from stages.scheduling.engine.leases import EXPIRY_SECONDS, Leases, is_gone, process_identity
+from stages.scheduling.engine.object_leases import open_leases
 
 PREFIX = "progress-"
 _FILE = "progress.json"
@@ -138,7 +137,10 @@ class Journal:
 
     def __enter__(self) -> Journal:
         if self._groups:
-            self._forget_old()
+            with suppress(*FAULTS):
+                ended = [(session.updated, work) for work, session in read_sessions(self._scratch) if session.ended]
+                for _, work in sorted(ended)[:-_KEPT]:
+                    self._scratch.drop(work)
             self._write()
         return self
 
@@ -186,12 +188,6 @@ class Journal:
             self._scratch.save(f"{self._work}/{_FILE}", json.dumps(asdict(self.session)).encode())
         except FAULTS as error:
             self._fault = describe_fault(error)
-
-    def _forget_old(self) -> None:
-        with suppress(*FAULTS):
-            ended = [(session.updated, work) for work, session in read_sessions(self._scratch) if session.ended]
-            for _, work in sorted(ended)[:-_KEPT]:
-                self._scratch.drop(work)
 
 
 RECENT_SECONDS = 3600.0

@@ -22,17 +22,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from stages.datasets.rows import Rows, count_rows
+from stages.datasets.prepare import Rows, count_rows
 from stages.device import processor_name
-from stages.evaluation.flops import CountFlops
-from stages.evaluation.kept import Kept, digest_of
+from stages.evaluation.flops import CountFlops, Kept, digest_of
 from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import DatasetSource, Params, Profile, Rate
 from stages.run import Protocol, Replicate, RunSpec, SplitSpec, canonical_json, steps_per_epoch, training_counts
 from stages.runs.store import RunStore
-from stages.scheduling.engine.groups import Event, Group
+from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking
 from stages.scheduling.engine.local import run_groups
-from stages.scheduling.grouping import MAX_MODELS, is_worth_stacking
 
 
 @dataclass(frozen=True, kw_only=True)

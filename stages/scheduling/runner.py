@@ -27,14 +27,21 @@ from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, is_of_one_cpu, read_equivalences
 from stages.runs.fingerprint import training_code
-from stages.runs.outcome import find_fault, outcome_digest
-from stages.runs.runlist import DamagedRunList, ListedRun, RunList, read_run_list, write_run_list
-from stages.runs.store import Store, clone, write_atomically
-from stages.runs.stores import open_store
+from stages.runs.object_store import open_store
+from stages.runs.store import (
+    DamagedRunList,
+    ListedRun,
+    RunList,
+    Store,
+    clone,
+    find_fault,
+    outcome_digest,
+    read_run_list,
+    write_atomically,
+    write_run_list,
+)
 from stages.scheduling.counting import RunCounter
-from stages.scheduling.engine.choice import DEFAULT, find_engine
-from stages.scheduling.engine.groups import Event, Group, Report
-from stages.scheduling.grouping import form_groups
+from stages.scheduling.engine.groups import DEFAULT, Event, Group, Report, find_engine, form_groups
 from stages.scheduling.journal import Journal
 
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")

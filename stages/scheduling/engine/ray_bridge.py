@@ -18,9 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from stages.scheduling.engine.node_data import pack_files
 from stages.scheduling.engine.orphan import end_with
-from stages.scheduling.engine.ray_task import Ask, Unheard, train_group
+from stages.scheduling.engine.ray_task import Ask, Unheard, pack_files, train_group
 
 ADDRESS = "RAY_ADDRESS"
 """Ray's own name for the cluster's address; without it one is started on this machine."""
