@@ -119,7 +119,7 @@ def lines(jobs: Sequence[Job]) -> Iterator[str]:
     yield ""
     yield from _rows(HEADINGS)
     for gpus, life in itertools.product(GPUS, LIVES_HOURS):
-        yield _row(jobs, gpus, life)
+        yield row(jobs, gpus, life)
     yield ""
     yield from _rows(("the longest groups train on", *(f"bound on {gpus} GPUs, h" for gpus in GPUS)))
     for together in TOGETHER:
@@ -133,7 +133,7 @@ def _rows(headings: Sequence[str]) -> Iterator[str]:
     yield f"|{'--:|' * len(headings)}"
 
 
-def _row(jobs: Sequence[Job], gpus: int, life_hours: float) -> str:
+def row(jobs: Sequence[Job], gpus: int, life_hours: float) -> str:
     least = bound(jobs, gpus) / 3600
     ours, in_file = repeat(longest_first(jobs), gpus, life_hours), repeat(jobs, gpus, life_hours)
     hours = [one.makespan / 3600 for one in ours]

@@ -29,16 +29,11 @@ from stages.evaluation.flops import FlopCounts
 from stages.memory import keep_freed_memory
 from stages.ops.fast.cpp import TAKEN, keep_compiled_steps_apart
 from stages.ops.fast.replay import describe_graphs
-from stages.run import RunSpec, canonical_json
+from stages.run import RunSpec, canonical_json, environment_digest
 from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.store import Scratch, remember, seal, stack_id
 from stages.training.canary import canary_of
-from stages.training.environment import (
-    describe_environment,
-    environment_digest,
-    peak_memory_bytes,
-    reset_peak_memory,
-)
+from stages.training.environment import describe_environment, peak_memory_bytes, reset_peak_memory
 from stages.training.loop import Outcome, Progress, TrainingState, TrainingStopped
 from stages.training.parallel import agreed, describe_ranks, from_first, highest, joined, share
 from stages.training.process import describe_fast_paths, describe_process

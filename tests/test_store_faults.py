@@ -1,6 +1,6 @@
 """Faults of a store, at every moment of a publication: named, nothing half-published, and later it goes on.
 
-Damaged outcomes: tests/test_runner.py, tests/test_object_store.py; states: tests/training/test_resume.py; a store that
+Damaged outcomes: tests/test_runner.py, tests/test_object_store.py; states: tests/training/test_worker.py; a store that
 is away: tests/test_object_store.py, tests/scheduling/test_object_leases.py; what a verb says: tests/test_faults.py.
 """
 

@@ -253,6 +253,25 @@ def test_the_profile_of_the_next_run_changes_nothing_that_is_recorded(root: Path
     assert recorded.status == "holds", recorded
 
 
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("params/ninformer-cifar10.yaml", "seeds: [0, 1, 2, 3, 4]", "seeds: [1, 2, 3, 4, 5]"),
+        ("params/ninformer-cifar10.yaml", "lr: 0.001", "lr: 0.002"),
+        ("params.yaml", "  quick:\n", "  other:\n"),
+    ],
+)
+def test_params_that_no_longer_plan_published_results_break_the_record(
+    root: Path, file: str, before: str, after: str
+) -> None:
+    content = (root / file).read_text(encoding="utf-8")
+    assert before in content
+    (root / file).write_text(content.replace(before, after, 1), encoding="utf-8")
+    recorded, trail = verify_one(root)
+    assert recorded.status == "broken" and recorded.detail.startswith("PLAN CHANGED: "), recorded
+    assert EVIDENCE in recorded.detail and statuses(trail)["params"] == "broken"
+
+
 def test_a_cell_that_was_changed_in_the_database_is_told(root: Path) -> None:
     with sqlite3.connect(root / "data" / "results.db") as connection:
         connection.execute("UPDATE metrics SET value = value + 1e-9 WHERE result_id = 1 AND metric = 'accuracy'")

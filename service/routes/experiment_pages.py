@@ -105,7 +105,7 @@ def show_experiment(
             "comparison": comparison,
             "paper": paper,
             "bibtex": bibtex_table(
-                comparison, paper, str(request.url.replace(query="")), queries.content_digest(session)
+                comparison, paper, app_state_of(request).settings.address, queries.content_digest(session)
             ),
             "claims": claims,
             "names": name_claims(session, claims),

@@ -121,20 +121,25 @@ def _session(session: Session) -> dict[str, Any]:
 
 def _show_verdicts(tallies: Sequence[Any]) -> Iterator[RenderableType]:
     from stages.recording.reporting import by_ground, shared_errors  # brings the database
+    from stages.results import WORD_OF, Word
 
     parts = [
-        [row.paper, ground, *(str(number) for number in (part.in_favour, part.against, part.open, part.waiting))]
+        [row.paper, ground, *map(str, (part.plainly, part.against, part.open + part.under_reading, part.waiting))]
         for row in tallies
         for ground, part in by_ground(row)
     ]
     heading = (Column("paper", left=True), Column("decided", left=True))
-    numbers = [Column(name) for name in ("in favour", "against", "open", "waiting")]
-    words = sorted({word for row in tallies for word in row.by_verdict})
-    verdicts = [[word, str(sum(row.by_verdict.get(word, 0) for row in tallies))] for word in words]
+    numbers = [Column(word) for word in Word]
+    found = {status for row in tallies for status in row.by_verdict}
+    verdicts = [
+        [word, status, str(sum(row.by_verdict.get(status, 0) for row in tallies))]
+        for status, word in sorted(WORD_OF.items(), key=lambda item: [*Word].index(item[1]))
+        if status in found
+    ]
     yield Rows([*heading, *numbers], parts)
     yield from shared_errors(tallies)
     yield ""
-    yield Rows([Column("verdict", left=True), Column("claims")], verdicts)
+    yield Rows([Column("verdict", left=True), Column("because", left=True), Column("claims")], verdicts)
 
 
 def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[RenderableType]:

@@ -50,12 +50,12 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure",
         action="store_true",
-        help="train a few steps of the missing networks, seconds for each kind, and say how long all will take here",
+        help="train a few steps of each kind of missing network and estimate the total time here",
     )
     parser.add_argument(
         "--device",
         default=os.environ.get("CLAIMCHECK_DEVICE", "auto"),
-        help="that --measure trains on, as for `run` (default: CLAIMCHECK_DEVICE, else auto)",
+        help="device for --measure, as for `run` (default: CLAIMCHECK_DEVICE, else auto)",
     )
 
 
@@ -309,7 +309,7 @@ def write_profile(name: str) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="all experiments of params.yaml")
+    parser.add_argument("--all", action="store_true", help="all experiments in params.yaml")
     parser.add_argument(
         "--engine", default=default_engine(), help="local or ray (default: CLAIMCHECK_ENGINE, else local)"
     )
@@ -318,7 +318,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("CLAIMCHECK_DEVICE", "auto"),
         help="auto, cpu, cuda, or one per slot: cuda:0,cuda:1 (default: CLAIMCHECK_DEVICE, else auto)",
     )
-    parser.add_argument("--profile", help="written into params.yaml first, as by `claimcheck profile`")
+    parser.add_argument("--profile", help="profile to set in params.yaml first, as `claimcheck profile` does")
 
 
 def run(options: argparse.Namespace) -> Answer:

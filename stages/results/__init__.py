@@ -31,7 +31,18 @@ from stages.results.claims import (
 )
 from stages.results.comparison import compare, cut_of_each, describe_fidelity, fidelity_of, kind_of_run
 from stages.results.comparison_rows import t_interval, wilson_interval
-from stages.results.counts import Counts, Discoveries, Levels, Outlook, Tally, ground_of, levels_of, read_rules, tally
+from stages.results.counts import (
+    Counts,
+    Discoveries,
+    Levels,
+    Outlook,
+    Tally,
+    ground_of,
+    levels_of,
+    read_rules,
+    tally,
+    tally_rows,
+)
 from stages.results.database import (
     Sessions,
     UnknownArm,
@@ -73,6 +84,8 @@ from stages.results.tables import (
     ResultsUnavailable,
     damaged,
 )
+from stages.results.versus import ImagePair, SameModel, Side, Versus, models_on, versus
+from stages.results.words import ICONS, WORD_OF, Word
 from stages.rules import Rules
 from stages.runs.evidence import INEXACT_SHARE
 from stages.verdicts import Status

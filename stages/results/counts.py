@@ -108,7 +108,11 @@ class Tally(Counts):
 def tally(session: Session, wanted: ClaimFilter | None = None) -> list[Tally]:
     """Counts by verdict for each paper that has claims, in the order of the params file; other papers follow."""
     rows = session.execute(narrowed(CLAIMS, wanted or ClaimFilter())).all()
-    judged = [(row.Claim, row.VerdictRow) for row in rows]
+    return tally_rows(session, [(row.Claim, row.VerdictRow) for row in rows])
+
+
+def tally_rows(session: Session, judged: Sequence[tuple[Claim, VerdictRow]]) -> list[Tally]:
+    """The same of these claims."""
     order = list(session.scalars(select(Paper.name).order_by(Paper.position)))
     papers = [*order, *(paper for paper in dict.fromkeys(claim.paper for claim, _ in judged) if paper not in order)]
     return [_tally(paper, [row for row in judged if row[0].paper == paper]) for paper in papers]

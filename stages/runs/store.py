@@ -145,7 +145,7 @@ class FolderScratch:
 class RunStore:
     """The store in a folder: `runs/<key>/` is complete and never changes, `work/<key>/` is a training in progress.
 
-    A published folder holds `stages.runs.outcome.FILES`, read-only; weights only if the run didn't diverge.
+    A published folder holds `FILES`, read-only; weights only if the run didn't diverge.
     """
 
     def __init__(self, root: Path) -> None:

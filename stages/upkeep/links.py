@@ -24,11 +24,11 @@ from stages.evaluation.scores import Observer, Scores, correctness, cut_rows, sc
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params
 from stages.results import Checkpoint, Result
-from stages.run import RunSpec, canonical_json
+from stages.run import RunSpec, canonical_json, environment_digest
 from stages.runs.consistency import find_contradictions
 from stages.runs.curves import EpochRow
 from stages.runs.equivalence import PATH
-from stages.runs.evidence import DataUsed, Divergence, Measurement, ResultLine, digest_environment, unpack_correct
+from stages.runs.evidence import DataUsed, Divergence, Measurement, ResultLine, unpack_correct
 from stages.runs.revisions import has_revision, is_full_clone, refusal
 from stages.training.kinds import read_rows
 from stages.upkeep.publishing import COSTS, compare_with_run, digest_at
@@ -96,8 +96,11 @@ def check_run(result: Result) -> Link:
 
 def check_params(params: Params, result: Result) -> Link:
     """Check the spec's model, protocol and seed against the params files' current ones for this arm and profile."""
-    experiment = params.experiments[result.experiment]
-    source, profile = params.datasets[experiment.dataset], params.profiles[result.profile]
+    experiment, profile = params.experiments.get(result.experiment), params.profiles.get(result.profile)
+    if experiment is None or profile is None:
+        missing = f"experiment {result.experiment}" if experiment is None else f"profile {result.profile}"
+        return Link("params", "broken", f"params.yaml has no {missing}")
+    source = params.datasets[experiment.dataset]
     for planned in plan_runs(experiment, profile, source, every_role=True):
         if (planned.arm, planned.replicate_index) == (result.arm, result.replicate):
             spec = planned.spec().to_dict()
@@ -154,7 +157,7 @@ def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
 
 def check_environment(result: Result) -> Link:
     """Check that the environment's digest is that of its facts, and that no code ran that nothing vouches for."""
-    digest = digest_environment(result.environment)
+    digest = environment_digest(result.environment)
     if digest != result.environment_digest:
         return Link("environment", "broken", f"its facts give {digest}, recorded {result.environment_digest}")
     process = result.environment.get("process")

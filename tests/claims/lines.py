@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from stages.datasets.sources import compose_manifest
 from stages.datasets.verified import Digests
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params, load_params
-from stages.run import RunSpec, canonical_json
+from stages.run import RunSpec, environment_digest
 from stages.runs.curves import EpochRow
 from stages.runs.evidence import (
     CostLine,
@@ -161,7 +160,7 @@ def results(
                     test_images=source.test - excluded,
                     excluded_test_images=excluded,
                 ),
-                environment_digest=hashlib.sha256(canonical_json(facts).encode()).hexdigest()[:12],
+                environment_digest=environment_digest(facts),
                 environment=facts,
                 metrics=() if value is None else _metrics(metric, value, source.test - excluded),
                 curves=tuple(_row(number, error, source.kind) for number, error in enumerate(errors, start=1)),

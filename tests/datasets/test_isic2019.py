@@ -14,7 +14,7 @@ from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource, load_params
 from tests.datasets.archives import write_zip
-from tests.datasets.test_pictures import jpeg
+from tests.datasets.test_archive import jpeg
 
 COUNTS = (18, 12, 6, 6, 6, 6, 6, 6)
 IMAGES = {f"ISIC_{100 * label + number:07d}": label for label, count in enumerate(COUNTS) for number in range(count)}

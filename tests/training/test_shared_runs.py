@@ -80,7 +80,7 @@ def test_a_shared_run_is_the_same_run_and_says_who_shared_it(data: Path, tmp_pat
 
 
 def test_stopped_and_resumed_together_gives_the_same_bits(data: Path, tmp_path: Path) -> None:
-    spec, stop = longer(40), threading.Event()
+    spec, stop = longer(12), threading.Event()
     job, store = Job(spec=spec, data=data, device=TOGETHER), RunStore(tmp_path)
     undisturbed = files_of(train_run(job, store.scratch))
     with pytest.raises(TrainingStopped, match="stopped after"):
