@@ -16,15 +16,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.simulated import Job, Simulated, Site, bound, longest_first, simulate
-from stages.datasets.rows import count_rows
+from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import CountFlops, FlopCounts
 from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import Params, load_params
 from stages.run import canonical_json
-from stages.runs.stacks import Specs
-from stages.runs.store import RunStore
+from stages.runs.store import RunStore, Specs
+from stages.scheduling.engine.groups import form_groups
 from stages.scheduling.engine.lease import EXPIRY_SECONDS
-from stages.scheduling.grouping import form_groups
 from stages.scheduling.planning import cost_of_run, expected_epochs
 from stages.verdicts.intervals import half_width
 
@@ -120,7 +119,7 @@ def lines(jobs: Sequence[Job]) -> Iterator[str]:
     yield ""
     yield from _rows(HEADINGS)
     for gpus, life in itertools.product(GPUS, LIVES_HOURS):
-        yield _row(jobs, gpus, life)
+        yield row(jobs, gpus, life)
     yield ""
     yield from _rows(("the longest groups train on", *(f"bound on {gpus} GPUs, h" for gpus in GPUS)))
     for together in TOGETHER:
@@ -134,7 +133,7 @@ def _rows(headings: Sequence[str]) -> Iterator[str]:
     yield f"|{'--:|' * len(headings)}"
 
 
-def _row(jobs: Sequence[Job], gpus: int, life_hours: float) -> str:
+def row(jobs: Sequence[Job], gpus: int, life_hours: float) -> str:
     least = bound(jobs, gpus) / 3600
     ours, in_file = repeat(longest_first(jobs), gpus, life_hours), repeat(jobs, gpus, life_hours)
     hours = [one.makespan / 3600 for one in ours]

@@ -70,7 +70,7 @@ from stages.results import ResultsUnavailable, open_results
 HERE = Path(__file__).parent
 CPU_BATCH, GPU_BATCH = 8, 32  # larger ones are no faster on a CPU, and workers wait for each other
 ASKERS = 4  # of short questions to the database; each takes milliseconds
-SHOWN = {"repository", "contact", "max_images", "keys", "root_path"}  # settings that pages tell
+SHOWN = {"repository", "address", "contact", "max_images", "keys", "root_path"}  # settings that pages tell
 ASK_SECONDS = 5.0
 GZIP_LEVEL = 4  # the usual 9 takes two to three times as long, for a twentieth fewer bytes
 PRELOADED_SHARE = 0.5  # of the memory for weights
@@ -78,7 +78,9 @@ SERVER_BYTES, WORKER_BYTES, EXPORT_BYTES = 800 << 20, 256 << 20, 512 << 20
 """Memory of the server with shared code, of a worker without weights, and of exports if /tmp is in memory."""
 MOST_WEIGHT_BYTES, LEAST_WEIGHT_BYTES = 1 << 30, 128 << 20
 MAX_WORKERS = 4  # each is an interpreter of some 300 MB with its own models
-DESCRIPTION = "Do the numbers of machine-learning papers hold?  Results, comparisons and the trained models themselves."
+DESCRIPTION = (
+    "Checks the numbers that machine-learning papers print: results, comparisons, verdicts and the trained models."
+)
 logger = logging.getLogger("claimcheck")
 
 
@@ -220,7 +222,6 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
     """Add the middleware; the last one added is the outermost."""
     settings = parts.settings
     keys = KeyFile(settings.keys_file) if settings.keys_file else None
-    app.add_middleware(ServerErrorMiddleware)
     app.add_middleware(
         BodyLimit, limit=settings.max_body_bytes, together=settings.max_bodies_bytes, seconds=settings.body_seconds
     )
@@ -228,6 +229,7 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
         KeysAndRates,
         policy=AccessPolicy(keys, settings.requests_per_minute, counts=RequestCounter(settings.counts_file)),
     )
+    app.add_middleware(ServerErrorMiddleware)
     packed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
     app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=GZIP_LEVEL, exclude_content_types=packed)
     if settings.cors_origins:

@@ -62,7 +62,7 @@ class FairQueue(Generic[Waiting]):
     """
 
     def __init__(self, what: str, most: float) -> None:
-        self.what, self.most = what, most
+        self.what, self.most, self._full = what, most, f"{what}: too much is waiting already"
         self._tickets: dict[str, list[Waiting]] = {}  # by client, in the order of their turns
         self._clock = 0.0
         self._served: dict[str, float] = {}  # by client, if beyond the clock
@@ -76,7 +76,7 @@ class FairQueue(Generic[Waiting]):
         request = tickets[0].request
         if is_bounded:
             refused = self.require_room(request.client, sum(ticket.cost for ticket in tickets))
-            refuse(refused, Busy(f"{self.what}: too much is waiting already"))
+            refuse(refused, Busy(self._full))
         request.turn = max(request.turn, self._served_to(request.client))
         for ticket in tickets:
             ticket.turn = request.turn
@@ -125,7 +125,7 @@ class FairQueue(Generic[Waiting]):
         while sum(held.values()) + cost > self.most:
             heaviest = max(held, key=held.__getitem__, default=client)
             if held[heaviest] <= held[client] + cost:
-                raise Busy(f"{self.what}: too much is waiting already")
+                raise Busy(self._full)
             others = {ticket.request for ticket in waiting if ticket.request.client == heaviest} - refused
             refused.add(newest := max(others, key=attrgetter("number")))
             held[heaviest] -= sum(ticket.cost for ticket in waiting if ticket.request is newest)

@@ -38,7 +38,8 @@ _TURNS: dict[object, Image.Transpose] = {
 MAX_PIXELS = 16_000_000
 MAX_SCANS = 100
 """Of a JPEG: each makes the decoder walk over the whole image again.  Encoders write 10, the most thorough about 20."""
-MAX_SEGMENTS = 10_000
+MAX_SEGMENTS, MAX_FILL_BYTES = 10_000, 64 * 1024
+"""Of a PNG's chunks and a JPEG's segments, and of bytes before a JPEG's: the decoder reads each in Python."""
 
 _JPEG_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")  # what isn't stuffed and restarts no interval
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -98,9 +99,12 @@ def _jpeg_outline(content: bytes) -> Outline:
     Scans are what the marker of one is found in the rest: only where it is found too often, in other data perhaps, are
     they walked over, too.
     """
-    width = height = scans = offset = 0
+    width = height = scans = offset = fill = 0
     for _ in range(MAX_SEGMENTS):
         found = _JPEG_MARKER.search(content, offset)
+        fill += (found.start() if found else len(content)) - offset
+        if not scans and fill > MAX_FILL_BYTES:
+            raise ImageError(f"the image is damaged: it has more than {MAX_FILL_BYTES:,} bytes between its segments")
         if found is None or (kind := found[1][0]) == _JPEG_END:
             return Outline(width, height, max(scans, 1))
         offset = found.end()
@@ -131,13 +135,19 @@ def _webp_size(content: bytes) -> tuple[int, int]:
 
 
 def _only_pixels(content: bytes) -> bytes:
-    """A PNG without texts, profiles and times, which may be damaged, or huge once they are unpacked."""
+    """A PNG without texts, profiles and times, which may be damaged, or huge once they are unpacked.
+
+    Raises:
+        ImageTooLarge: more than `MAX_SEGMENTS` chunks are left.
+    """
     parts, offset = [content[:8]], 8
     while offset < len(content):
         end, name = offset + 12 + int.from_bytes(content[offset : offset + 4], "big"), content[offset + 4 : offset + 8]
         is_whole = zlib.crc32(content[offset + 4 : end - 4]) == int.from_bytes(content[end - 4 : end], "big")
         if name[:1].isupper() or name == b"tRNS" or (name == b"eXIf" and is_whole):
             parts.append(content[offset:end])
+            if len(parts) > MAX_SEGMENTS:
+                raise ImageTooLarge(f"the image has more than {MAX_SEGMENTS:,} chunks")
         offset = len(content) if name == b"IEND" else end
     return b"".join(parts)
 

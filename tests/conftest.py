@@ -49,7 +49,7 @@ LONG = (
     "test_browser.py",
     "test_flood.py",
     "test_equivalence.py",
-    "test_cuda_kernels.py",
+    "test_devices.py",
     "test_gpu_campaign.py",
     "test_gpu_check.py",
     "test_verifying.py",

@@ -148,6 +148,6 @@ def test_a_stage_has_the_parameters_that_it_uses_and_no_others() -> None:
     assert entered == {
         "latency": {"train", "evaluate", "record"},
         "overrides": {"train", "record"},
-        "another profile": {"record"},
-        "data set": {"fetch", "preprocess", "record"},
+        "another profile": {"analyse", "record"},
+        "data set": {"analyse", "fetch", "preprocess", "record"},
     }

@@ -346,12 +346,6 @@ def test_the_verb_says_what_it_wrote_or_what_is_wrong(
     assert capsys.readouterr().err.startswith("record: data/claims.csv: No such file")
 
 
-def test_json_columns_keep_their_values_whatever_the_key_order(root: Path) -> None:
-    record(root, DATABASE)
-    spec = json.loads(rows(root, "(SELECT spec FROM results WHERE id = 1)")[0][0])
-    assert list(spec) == sorted(spec)
-
-
 def test_arms_that_differ_on_purpose_are_compared_and_others_are_not(root: Path) -> None:
     params = whole_file("ninformer-cifar100", root)
     params["arms"]["vit"]["protocol"] = {"optimizer": {"name": "sgd", "lr": 0.1}}

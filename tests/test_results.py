@@ -239,14 +239,6 @@ def test_an_absent_a_broken_and_an_older_database_each_say_so(root: Path, tmp_pa
             session.execute(text("SELECT 1"))
 
 
-def test_comparisons_find_their_results_by_index(root: Path) -> None:
-    with open_results(str(root / "data" / "results.db"))() as session:
-        plan = session.execute(
-            text("EXPLAIN QUERY PLAN SELECT * FROM results WHERE experiment IN ('a', 'b') AND is_selected")
-        ).all()
-    assert "USING INDEX results_by_experiment" in plan[0].detail
-
-
 @pytest.mark.parametrize(
     ("provenance", "cut", "words"),
     [

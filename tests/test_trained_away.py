@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.runs.object_store import ObjectStore
-from stages.runs.stores import open_store
+from stages.runs.object_store import ObjectStore, open_store
 from stages.scheduling.engine.object_leases import ObjectLeases
 from stages.scheduling.journal import PREFIX
 from tests.object_server import ObjectServer

@@ -21,9 +21,8 @@ from stages.recording.append_only import read_versions, retract
 from stages.results import UnknownCheckpoint, open_results
 from stages.run import canonical_json
 from stages.runs.evidence import EvidenceLine, ResultLine, pack_correct, read_lines, seal, unpack_correct
-from stages.runs.outcome import seal as seal_outcome
-from stages.upkeep.links import REMEDIES, Link, check_data
-from stages.upkeep.recomputing import compare, compare_released, recompute, spot_check
+from stages.runs.store import seal as seal_outcome
+from stages.upkeep.links import REMEDIES, Link, check_data, compare, compare_released, recompute, spot_check
 from stages.upkeep.verifying import Trail, find_trails, verify
 from tests.packed_table import pack_table
 

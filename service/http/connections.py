@@ -33,6 +33,7 @@ FREE_CHUNKS, LEAST_CHUNK_BYTES = 4096, 256
 CAN_ANSWER = (h11.IDLE, h11.SEND_RESPONSE)
 HAS_ANSWERED = (h11.DONE, h11.MUST_CLOSE)
 RESERVED = 32  # connections beyond the limit, for probes
+PROBE_SECONDS = 0.25  # between interim answers to a client that sends no more
 PROBES = tuple(path.encode() for path in FOR_MACHINES)
 
 logger = logging.getLogger("claimcheck.access")
@@ -106,6 +107,7 @@ class _Connection(H11Protocol):
         self._client: str | None = None
         self._until_heard: asyncio.TimerHandle | None = None
         self._until_read: asyncio.TimerHandle | None = None
+        self._until_probed: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -135,7 +137,7 @@ class _Connection(H11Protocol):
             self.by_client[self._client] -= 1
         else:
             del self.by_client[self._client]
-        for timer in (self._until_heard, self._until_read):
+        for timer in (self._until_heard, self._until_read, self._until_probed):
             if timer is not None:
                 timer.cancel()
 
@@ -147,6 +149,23 @@ class _Connection(H11Protocol):
             self._until_read = None
         super().data_received(data)
         self._expect_client()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client that sends no more (`nc -N`) still gets its answers."""
+        is_awaited = self.conn.their_state in HAS_ANSWERED
+        if is_awaited and self._until_probed is None:
+            self._probe_client()
+        return is_awaited
+
+    def _probe_client(self) -> None:
+        """Send what a client skips until its answer begins: the kernel of one that is gone refuses it."""
+        if (
+            self._until_probed is not None
+            and self.conn.our_state is h11.SEND_RESPONSE
+            and self.scope["http_version"] == "1.1"
+        ):
+            self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+        self._until_probed = self.loop.call_later(PROBE_SECONDS, self._probe_client)
 
     def _expect_client(self) -> None:
         """A client has `head_seconds` for its headers, and for what is left of a body once that is answered."""
@@ -177,6 +196,8 @@ class _Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._until_probed is not None and self.conn.our_state is h11.IDLE:
+            self.transport.close()
         self._expect_client()
         self._expect_reading()
 

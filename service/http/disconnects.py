@@ -23,24 +23,21 @@ class ClientGone(Problem):
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Done]) -> Done:
-    """The outcome of `work`, which is cancelled where the client of a request whose body was received goes away."""
-    loop, working = asyncio.get_running_loop(), asyncio.current_task()
-    assert working is not None, "a request is answered in a task"
-    watching: list[asyncio.Task[None]] = []
-    is_gone = False
+    """The outcome of `work`, which is cancelled if the client of a request whose body was received goes away."""
+    loop, watching = asyncio.get_running_loop(), list[asyncio.Task[None]]()
 
-    async def watch() -> None:
-        nonlocal is_gone
+    async def watch(limit: asyncio.Timeout) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        is_gone = True
-        working.cancel()
+        limit.reschedule(0)
 
-    later = loop.call_later(LOOK_SECONDS, lambda: watching.append(loop.create_task(watch())))
+    limit = asyncio.timeout(None)
+    later = loop.call_later(LOOK_SECONDS, lambda: watching.append(loop.create_task(watch(limit))))
     try:
-        return await work
-    except asyncio.CancelledError:
-        if is_gone and not working.uncancel():
+        async with limit:
+            return await work
+    except TimeoutError:
+        if limit.expired():
             raise ClientGone from None
         raise
     finally:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import errno
 import logging
-import re
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -28,14 +26,15 @@ from service.database.samples import NoSample
 from service.http.negotiation import NotAcceptable, weight
 from service.http.problem_pages import explain
 from service.inference.batching import AnswerFailed, InferenceStopped, SetAside
+from service.inference.choices import UnknownModel
 from service.inference.engine import TooManyAnswers
-from service.inference.model_names import UnknownModel
 from service.inference.tensors import TensorError
 from service.slots import Busy
 from stages.checkpoint.contract import CheckpointError
 from stages.images import ImageError, ImageTooLarge
 from stages.results import (
     ResultsUnavailable,
+    SameModel,
     UnknownCheckpoint,
     UnknownClaim,
     UnknownMetric,
@@ -51,8 +50,6 @@ FOR_PROGRAMS = ("/api/", "/compare", "/health/", "/metrics", "/static/", "/v2")
 FOR_MACHINES = ("/health/", "/metrics", "/v2/health/")
 """Beginnings of addresses that probes and Prometheus ask, naming a host by its address."""
 
-OWN_PATH = re.compile(r"/(?!/)[A-Za-z0-9._~%!$&'()*+,;=:@/?-]*")
-"""A browser takes `//` and a backslash for the beginning of another host, and leaves out control characters."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 logger = logging.getLogger("claimcheck")
@@ -72,10 +69,10 @@ class ProblemOut(BaseModel):
             }
         }
     )
-    type: str = Field(description="a stable address of this kind of problem")
+    type: str = Field(description="stable URI of this kind of problem")
     title: str
     status: int
-    detail: str = Field(description="what was expected and what came")
+    detail: str = Field(description="what happened and what was expected")
     instance: str = Field(description="path of the request")
 
 
@@ -119,7 +116,7 @@ def problem_response(
         if weight(accept, "text/html") > weight(accept, MEDIA_TYPE):
             templates: Jinja2Templates = request.app.state.claimcheck.templates
             told = explain(status, detail, error, request)
-            shown = {"problem": problem, "told": told, "back": _page_before(request)}
+            shown = {"problem": problem, "told": told}
             return templates.TemplateResponse(request, "problem.html", shown, status, headers)
     content = problem.model_dump()
     if path == "/v2" or path.startswith("/v2/"):
@@ -127,20 +124,9 @@ def problem_response(
     return JSONResponse(content, status, headers, MEDIA_TYPE)
 
 
-def _page_before(request: Request) -> str:
-    """The page of ours that linked here, else the first one."""
-    first = f"{root_path(request.scope)}/"
-    try:
-        linked = urlsplit(request.headers.get("referer", ""))
-    except ValueError:
-        return first
-    path = f"{linked.path}?{linked.query}" if linked.query else linked.path
-    is_ours = linked.scheme in ("http", "https") and linked.netloc == request.headers.get("host")
-    return path if is_ours and OWN_PATH.fullmatch(path) and path.startswith(first) else first
-
-
 STATUS: dict[type[Exception], int] = {
     NotAcceptable: 406,
+    SameModel: 422,
     UnknownMetric: 422,
     UnknownProfile: 422,
     UnknownName: 404,

@@ -144,9 +144,8 @@ def route_of(scope: Scope) -> str:
 
 
 class ServerErrorMiddleware(HttpMiddleware):
-    """Answers an error that nobody expected: 500, or 503 where the machine has no room; logged with the request's id.
-
-    Where an answer has begun already it just ends, and the server closes the connection.
+    """Answers what a middleware refuses, and an error that nobody expected: 500, or 503 if the machine has no room;
+    logged with the request's id.  An answer that has begun just ends, and the server closes the connection.
     """
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -160,7 +159,11 @@ class ServerErrorMiddleware(HttpMiddleware):
         try:
             await self.app(scope, receive, watched)
         except Exception as error:  # noqa: BLE001  (this is where every fault ends)
-            response = fault_response(Request(scope), error)
+            request = Request(scope)
+            if isinstance(error, Problem):
+                response = problem_response(request, error.status_code, error.detail, dict(error.headers or {}))
+            else:
+                response = fault_response(request, error)
             if not has_begun:
                 await response(scope, receive, send)
 
@@ -224,9 +227,7 @@ class RequestCheckMiddleware(HttpMiddleware):
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._normalise(scope)
-        if refusal := self._refusal(scope, Headers(scope=scope)):
-            await problem_response(Request(scope), *refusal)(scope, receive, send)
-            return
+        self._check(scope, Headers(scope=scope))
         scope["headers"] = [pair for pair in scope["headers"] if not _is_ignored(*pair)]
         await self.app(scope, receive, send)
 
@@ -244,23 +245,21 @@ class RequestCheckMiddleware(HttpMiddleware):
             if scope["path"] == root:
                 scope["path"] += "/"
 
-    def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str, dict[str, str]] | None:
-        """Status, detail and headers of the answer to a request that is refused."""
+    def _check(self, scope: Scope, headers: Headers) -> None:
         if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
             detail = "the request has a Transfer-Encoding beside a Content-Length or in HTTP/1.0; send one length"
-            return 400, detail, {"connection": "close"}
+            raise Problem(400, detail, {"connection": "close"})
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self.header_bytes:
-            return 431, f"the request's headers are larger than {self.header_bytes:,} bytes", {}
+            raise Problem(431, f"the request's headers are larger than {self.header_bytes:,} bytes")
         given = headers.get("host", "").lower()
         host = re.sub(r":\d*$", "", given)
         if not {"*", host} & self.hosts and not own_path(scope).startswith(FOR_MACHINES):
             detail = f"this service doesn't answer for the host {host[:80]!r}; CLAIMCHECK_ALLOWED_HOSTS names its own"
-            return 421, detail, {}
+            raise Problem(421, detail)
         origin = headers.get("origin", "") if scope["method"] == "POST" else ""
         if origin and not {"*", origin} & self.origins and origin.lower().partition("://")[2] != given:
             detail = f"pages of {origin[:80]!r} may not send this; CLAIMCHECK_CORS_ORIGINS names those that may"
-            return 403, detail, {}
-        return None
+            raise Problem(403, detail)
 
 
 def _is_ignored(name: bytes, value: bytes) -> bool:
@@ -298,11 +297,7 @@ class KeysAndRates(HttpMiddleware):
                 scope["state"]["key"] = await self._admit(authorization, client[0] if client else "")
             except AccessDenied as refused:
                 scope["state"]["key"] = refused.key
-                response = problem_response(
-                    Request(scope), refused.status_code, refused.detail, dict(refused.headers or {})
-                )
-                await response(scope, receive, send)
-                return
+                raise
         await self.app(scope, receive, send)
 
 
@@ -318,13 +313,10 @@ class BodyLimit(HttpMiddleware):
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         if (encoding := headers.get("content-encoding", "").lower()) not in ("", "identity"):
-            detail = f"a body encoded as {encoding[:40]!r} isn't read; send it plain"
-            await problem_response(Request(scope), 415, detail)(scope, receive, send)
-            return
+            raise Problem(415, f"a body encoded as {encoding[:40]!r} isn't read; send it plain")
         declared, too_large = headers.get("content-length", ""), f"the request body is larger than {self.limit:,} bytes"
         if declared.isdecimal() and int(declared[:20]) > self.limit:
-            await problem_response(Request(scope), 413, too_large)(scope, receive, send)
-            return
+            raise Problem(413, too_large)
         received, is_complete, client = 0, False, holder.get()
         deadline = time.monotonic() + self.seconds
 

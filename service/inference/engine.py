@@ -15,9 +15,8 @@ import numpy as np
 from service.database.queries import ServedCheckpoint
 from service.database.schemas import AnswerOut, ClassOut, ImageAnswersOut, ModelOut, PredictionOut
 from service.inference.batching import AnswerFailed, Batcher, InferenceStopped, Job, SetAside, answers
-from service.inference.decoding import Decoder, Upload
+from service.inference.decoding import Decoder, Upload, all_or_none
 from service.inference.models import Model, Models, cost_of
-from service.inference.together import all_or_none
 from service.inference.workers import Worker
 from service.slots import Busy
 from stages.checkpoint.contract import CheckpointError, InputContract

@@ -29,6 +29,7 @@ Value = TypeVar("Value")
 
 class _TensorParameters(Struct):
     binary_data_size: int | UnsetType = UNSET
+    shared_memory_region: Raw | UnsetType = UNSET
 
 
 class _Tensor(Struct):
@@ -118,7 +119,10 @@ def _image(tensor: _Tensor, raw: bytes, shape: tuple[int, int, int], max_images:
     if count > max_images:
         raise TensorError(f"{count} images; one request takes at most {max_images}")
     size = count * shape[0] * shape[1] * shape[2]
-    binary = UNSET if tensor.parameters is UNSET else tensor.parameters.binary_data_size
+    parameters = _TensorParameters() if tensor.parameters is UNSET else tensor.parameters
+    if parameters.shared_memory_region is not UNSET:
+        raise TensorError("no shared memory here; send the tensor as data, or as raw bytes behind the JSON")
+    binary = parameters.binary_data_size
     if binary is not UNSET:
         if binary != size or len(raw) != size or tensor.data is not UNSET:
             came = f"binary_data_size is {str(binary)[:40]} with {len(raw)} raw bytes"

@@ -26,9 +26,11 @@ SAMPLE = re.compile(r"([a-z0-9-]{1,64})/([0-9]{1,12})")
 Checkpoints = Annotated[
     list[str], Query(max_length=MAX_NAMES, description="ids of checkpoints", examples=[["ninformer-cifar100.vit.0"]])
 ]
-DatasetName = Annotated[str | None, Query(description="instead: the models of a data set", examples=["cifar100"])]
+DatasetName = Annotated[
+    str | None, Query(description="instead of checkpoints: all models of a data set", examples=["cifar100"])
+]
 Arms = Annotated[
-    list[str], Query(max_length=MAX_NAMES, description="with dataset: only these arms", examples=[["vit"]])
+    list[str], Query(max_length=MAX_NAMES, description="with `dataset`: only these arms", examples=[["vit"]])
 ]
 SUCCESS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/json": {}, "text/html": {}}},
@@ -40,9 +42,9 @@ async def choose_served_checkpoints(
     checkpoint: Checkpoints = [],  # noqa: B006
     dataset: DatasetName = None,
     arm: Arms = [],  # noqa: B006
-    form_checkpoint: Annotated[list[str], Form(alias="checkpoint", description="as in the query")] = [],  # noqa: B006
-    form_dataset: Annotated[str | None, Form(alias="dataset", description="as in the query")] = None,
-    form_arm: Annotated[list[str], Form(alias="arm", description="as in the query")] = [],  # noqa: B006
+    form_checkpoint: Annotated[list[str], Form(alias="checkpoint", description="checkpoint ids, as in the query")] = [],  # noqa: B006
+    form_dataset: Annotated[str | None, Form(alias="dataset", description="data set, as in the query")] = None,
+    form_arm: Annotated[list[str], Form(alias="arm", description="arms, as in the query")] = [],  # noqa: B006
 ) -> list[queries.ServedCheckpoint]:
     """Names come in the query or in the form."""
     names, arms = (*checkpoint, *form_checkpoint), (*arm, *form_arm)
@@ -101,17 +103,16 @@ async def create_prediction(
     request: Request,
     served_checkpoints: Annotated[list[queries.ServedCheckpoint], Depends(choose_served_checkpoints)],
     file: Annotated[list[UploadFile], File(description="PNG, JPEG or WebP, any size; repeat it for more images")] = [],  # noqa: B006
-    sample: Annotated[list[str], Form(description="instead: test images, as <data set>/<position>")] = [],  # noqa: B006
-    top_k: Annotated[int, Query(ge=1, le=MAX_TOP, description="this many of the likeliest classes")] = TOP,
+    sample: Annotated[list[str], Form(description="instead of files: test images, as <data set>/<position>")] = [],  # noqa: B006
+    top_k: Annotated[int, Query(ge=1, le=MAX_TOP, description="number of classes to return, most likely first")] = TOP,
 ) -> PredictionOut | Response:
-    """The likeliest classes of each image, by one model or by several side by side.
+    """Classify images with one or more models.
 
-    `checkpoint` names trained models; it is the only way to ask one that was trained on placeholder data.  `dataset`
-    asks every model of a data set, or those that `arm` names (an arm is a model as an experiment trains it).  Of each
-    arm one checkpoint answers: of those with the best evidence on real data, the lowest replicate.  Where arms of
-    several experiments fit, the answer is 409 with the ids of their checkpoints.  Images of several requests run
-    through a model together; 503 with Retry-After says that too many are waiting.  A file among others that can't be
-    read has a `problem` in place of answers; if none can be read, the whole request is refused.
+    `checkpoint` names trained models; models trained on placeholder data answer only if named this way.  `dataset` asks
+    all models of a data set, or those that `arm` names; each arm answers with its lowest replicate with the best
+    evidence on real data.  If arms of several experiments match, the response is 409 with the ids of their checkpoints.
+    Requests are batched; 503 with Retry-After means that too many are waiting.  An unreadable file has a `problem`
+    instead of answers; if no file can be read, the request is rejected.
     """
     parts = app_state_of(request)
     wanted = preferred(request.headers.get("accept", "*/*"), {"json": "application/json", "html": "text/html"})

@@ -10,9 +10,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from stages.datasets.archive import walk
+from stages.datasets.archive import read_pictures, walk
 from stages.datasets.packed import ImageSet, Split
-from stages.datasets.pictures import read_pictures
 from stages.datasets.verified import DatasetError
 
 WNIDS = (

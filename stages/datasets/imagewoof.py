@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stages.datasets.archive import read_pictures
 from stages.datasets.imagenette import SIDE, labels_by_folder
 from stages.datasets.packed import ImageSet, Split
-from stages.datasets.pictures import read_pictures
 
 WNIDS = (
     "n02086240",

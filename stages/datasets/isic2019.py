@@ -13,9 +13,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from stages.datasets.archive import Member, walk
+from stages.datasets.archive import Member, read_pictures, size_of, walk
 from stages.datasets.packed import ImageSet, Split
-from stages.datasets.pictures import read_pictures, size_of
 from stages.datasets.verified import DatasetError
 
 CLASSES = (

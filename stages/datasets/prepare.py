@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -15,21 +16,23 @@ from stages.datasets import (
     isic2019,
     mnist,
     stl10,
+    text,
     tinyimagenet,
     tinyimagenet32,
 )
-from stages.datasets.checks import (
+from stages.datasets.embedded import class_names, compose_stand_in, stand_in_counts
+from stages.datasets.manifest import (
+    Manifest,
     check_classes,
     check_shared,
     check_split,
     find_reader,
     find_shared,
+    judge_provenance,
     pixel_statistics,
 )
-from stages.datasets.embedded import class_names, compose_stand_in
-from stages.datasets.manifest import Manifest, judge_provenance
 from stages.datasets.packed import ImageSet, PackedInfo, Split, digest_images, write_packed
-from stages.datasets.prepare_table import prepare_table
+from stages.datasets.prepare_table import STAND_IN_ROWS, prepare_table
 from stages.datasets.text import prepare_text
 from stages.datasets.verified import ChecksumMismatch, DatasetError, digest_file
 from stages.params.experiment import DatasetSource
@@ -149,3 +152,28 @@ def _exact_rows(manifest: Manifest, rows: int) -> np.ndarray | None:
     if not manifest.inexact_test_rows:
         return None
     return np.setdiff1d(np.arange(rows), np.array(manifest.inexact_test_rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowCounts:
+    """Rows of the official training and test set, and the shape of one; in a text a row is a window of tokens."""
+
+    train: int
+    test: int
+    shape: tuple[int, ...]
+
+
+def count_rows(name: str, source: DatasetSource, *, is_stand_in: bool) -> RowCounts:
+    """Rows of the declared data set, or of its stand-in."""
+    if source.kind == "text":
+        train, test, window = source.train, source.test, source.shape[0]
+        if is_stand_in:
+            train, test = text.split_lengths(len(text.compose_stand_in(name)))
+            window = text.stand_in_window(source)
+        return RowCounts(train=(train - 1) // window, test=(test - 1) // window, shape=(window,))
+    train, test = source.train, source.test
+    if is_stand_in and source.kind == "table":
+        train, test = STAND_IN_ROWS["train"], STAND_IN_ROWS["test"]
+    elif is_stand_in:
+        train, test = stand_in_counts(source.classes)
+    return RowCounts(train=train, test=test, shape=source.shape)

@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from stages.datasets.archive import walk
+from stages.datasets.archive import read_pictures, walk
 from stages.datasets.packed import ImageSet, Split
-from stages.datasets.pictures import read_pictures
 from stages.datasets.verified import DatasetError
 
 # WordNet id and first word of each class, as the official wnids.txt and words.txt have them, by id.

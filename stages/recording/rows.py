@@ -112,10 +112,12 @@ class Rows:
         history: Sequence[Change],
         registered: Registered,
         history_digest: str,
+        hours: Mapping[str, Mapping[str, float]],
     ) -> None:
         self.params, self.weights, self.claims, self.findings = params, weights, claims, findings
         self.found = [dataclasses.replace(item, row=number) for number, item in enumerate(found, start=1)]
         self.deviations, self.history, self.history_digest = deviations, history, history_digest
+        self.hours = hours
         judged = judge(claims, params, self.found, findings=findings, deviations=deviations)
         self.speaking, self.judgements, self.sentences = judged.speaking, judged.judgements, judged.sentences
         self.marks = {
@@ -192,6 +194,7 @@ class Rows:
             [vars(change) for change in self.history],
             {claim: vars(mark) for claim, mark in self.marks.items()},
             self.history_digest,
+            {arm: dict(taken) for arm, taken in self.hours.items()},
         ]
         return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 
@@ -219,7 +222,9 @@ class Rows:
                     summary=summary,
                     repository=found.repository if found else None,
                     before_use=list(found.before_use) if found else [],
-                    argument=list(found.argument) if found else [],
+                    called=(found and found.called) or paper,
+                    asks=found.question.asks if found and found.question else None,
+                    answered_by=list(found.question.claims) if found and found.question else [],
                 )
             )
         for position, (name, profile) in enumerate(self.params.profiles.items()):
@@ -266,6 +271,7 @@ class Rows:
                 model=dict(arm.model),
                 protocol=dict(arm.protocol),
                 against=arm.against,
+                hours=self.hours.get(f"{experiment.name}.{arm.name}", {}),
             )
             for experiment in self.params.experiments.values()
             for position, arm in enumerate(experiment.arms.values())

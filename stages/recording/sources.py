@@ -68,6 +68,20 @@ def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingL
     return findings
 
 
+def read_hours(path: Path) -> dict[str, dict[str, float]]:
+    """The hours of one training of each `<experiment>.<arm>`, by device; none if `analyse` has not run.
+
+    Raises:
+        RecordError: the file can't be read.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        return TypeAdapter(dict[str, dict[str, float]]).validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise RecordError(f"{path}: {error.errors()[0]['msg']}; run `python -m stages.analyse`") from None
+
+
 def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> tuple[list[Trial], list[str]]:
     """Every result below `data/evidence` and `data/results`, in the order of the params files, evidence first.
 

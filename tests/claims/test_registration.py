@@ -32,7 +32,7 @@ from stages.runs.evidence import EvidenceLine, write_lines
 from stages.runs.revisions import ask_git
 from tests.claims.lines import ORIGIN, as_evaluated, claims, copy_project, cost, params, results, trials
 from tests.commands.waiting import claimcheck
-from tests.priorities.test_looks import judged_with
+from tests.priorities.test_proposal import judged_with
 from tests.test_publishing import git
 
 EXPERIMENT, CLAIM, ARM, N = "ninformer-mnist", "ninformer.table2.mnist.ninformer", "ninformer", 5

@@ -17,9 +17,8 @@ from pathlib import Path
 import psutil
 
 from stages.runs.object_store import ObjectStore
-from stages.runs.stacks import STATE
-from stages.runs.store import RunStore, Store
-from stages.scheduling.engine.opening import open_leases
+from stages.runs.store import STATE, RunStore, Store
+from stages.scheduling.engine.object_leases import open_leases
 from tests.cluster.nodes import Nodes, kill_session, name_of, wait_for
 from tests.cluster.runs import outcomes_in, start_command
 from tests.object_server import BUCKET, ObjectServer

@@ -11,7 +11,7 @@ import yaml
 
 from stages.runs.store import RunStore, Store
 from stages.scheduling.engine.leases import Attempt
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.object_leases import open_leases
 from tests.cluster.nodes import Nodes
 from tests.project import EXPERIMENT, edit, environment, make_project
 

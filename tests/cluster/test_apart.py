@@ -15,7 +15,7 @@ import pytest
 
 from stages.datasets.packed import read_info
 from stages.runs.object_store import ObjectStore
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.object_leases import open_leases
 from tests.cluster.nodes import Nodes, without_grammar
 from tests.cluster.runs import finish, outcomes_in, start
 from tests.object_server import BUCKET, ObjectServer

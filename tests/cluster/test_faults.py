@@ -16,7 +16,7 @@ import pytest
 
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.journal import read_sessions
 from tests.cluster.nodes import Nodes, wait_for
 from tests.cluster.runs import attempts, finish, lost_reasons, outcomes_in, saved_states, start

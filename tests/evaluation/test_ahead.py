@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stages.evaluate import main
-from stages.evaluation.kept import Kept
+from stages.evaluation.flops import Kept
 from stages.params.experiment import load_params
 from stages.scheduling.runner import train_experiment
 from tests.project import EXPERIMENT, make_project

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from stages.runs.object_store import ObjectStore
-from stages.runs.outcome import seal
-from stages.runs.store import RunStore, Store
+from stages.runs.store import RunStore, Store, seal
 from stages.scheduling.engine import lease as folder_leases
 from stages.scheduling.engine import object_leases
 from stages.scheduling.engine.leases import LeaseLost, Leases

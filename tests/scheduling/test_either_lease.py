@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.runs.bucket import StoreFault
-from stages.runs.object_store import ObjectStore
+from stages.runs.object_store import ObjectStore, StoreFault
 from stages.scheduling.engine import lease as folder_leases
 from stages.scheduling.engine import object_leases
 from stages.scheduling.engine.lease import LeaseTable

@@ -15,8 +15,7 @@ import pytest
 
 from stages.scheduling.engine import lease as lease_module
 from stages.scheduling.engine.lease import LeaseTable
-from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost
-from stages.scheduling.engine.owner import process_identity
+from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost, process_identity
 from tests.project import environment
 
 

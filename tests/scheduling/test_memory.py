@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stages.runs.store import RunStore
-from stages.scheduling.engine.endings import describe_failure, is_out_of_memory
 from stages.scheduling.engine.lease import LeaseTable
+from stages.scheduling.engine.leases import describe_failure, is_out_of_memory
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project, outcomes
 
 pytestmark = pytest.mark.long

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from stages.runs.outcome import find_fault
-from stages.runs.store import RunStore, Store
+from stages.runs.store import RunStore, Store, find_fault
 from tests.project import environment
 from tests.scheduling import racer
 from tests.soak import write_soak_report

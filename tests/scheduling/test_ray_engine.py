@@ -16,9 +16,8 @@ import pytest
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import RunStore
 from stages.scheduling.engine import ray_engine
-from stages.scheduling.engine.choice import EngineError
-from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.groups import EngineError, Event, Group
+from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node, Share
 from stages.scheduling.engine.ray_engine import Patience
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stages.runs.store import RunStore
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.object_leases import open_leases
 from tests.checkout import make_checkout
 from tests.cluster.nodes import wait_for
 from tests.cluster.runs import saved_states

@@ -14,9 +14,8 @@ import pytest
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import FolderScratch, RunStore
 from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.leases import EXPIRY_SECONDS
-from stages.scheduling.engine.opening import open_leases
-from stages.scheduling.engine.owner import process_identity
+from stages.scheduling.engine.leases import EXPIRY_SECONDS, process_identity
+from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.journal import PREFIX, Journal, Row, Watched, read_sessions, watch
 from tests.polling import wait_until
 from tests.project import EXPERIMENT, make_project, start_training, train

@@ -243,6 +243,9 @@ def laborious() -> Iterator[Hostile]:
     yield Hostile("jpeg with scans in its thumbnail", within_jpeg(segment(0xE1, b"\xff\xda\0\x08" * 200)), 200)
     yield Hostile("jpeg with scans behind its end", encode("JPEG") + b"\xff\xda\0\x08" * 200, 200)
     yield Hostile("jpeg of 12,000 segments", within_jpeg(segment(0xFE, b"") * 12_000), 413, "10,000 segments")
+    yield Hostile("jpeg of 90,000 fill bytes", b"\xff\xd8" + b"\xff" * 90_000, 422, "between its segments")
+    filled = within_jpeg(*[b"\xff" * 9000 + segment(0xFE, b"")] * 9)
+    yield Hostile("jpeg with fill bytes before each of its segments", filled, 422, "between its segments")
     crowded = b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + bytes(65_000)
     yield Hostile("jpeg with 65,535 entries of exif", within_jpeg(segment(0xE1, crowded)), 200)
     sizes = b"".join(segment(0xC0, b"\x08" + struct.pack(">HH", side, side)) for side in (5, 9))
@@ -258,6 +261,8 @@ def laborious() -> Iterator[Hostile]:
     yield Hostile("png with a bomb of foreign text", within_png(note), 200)
     yield Hostile("png with a bomb of a profile", within_png(chunk(b"iCCP", b"x\0\0" + _zeros(90_000_000))), 200)
     yield Hostile("png of 20,000 chunks", within_png(*[chunk(b"abCd", b"")] * 20_000), 200)
+    parts = within_png(*[chunk(b"IDAT", b"")] * 12_000)
+    yield Hostile("png of 12,000 empty parts of its pixels", parts, 413, "more than 10,000 chunks")
     grown = chunk(b"IHDR", struct.pack(">IIBBBBB", 9000, 9000, 8, 2, 0, 0, 0))
     yield Hostile("png with a second header", within_png(grown), 422, "more pixels than its header says")
     frames = [Image.new("RGB", (200, 200), (number, 0, 0)) for number in range(200)]

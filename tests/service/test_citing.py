@@ -37,7 +37,7 @@ def test_a_decided_claim_is_a_review_for_search_engines(client: TestClient) -> N
     review, claim = linked_data(client, GAIN), client.get(f"/api/v1{GAIN}").json()
     assert (review["@context"], review["@type"]) == ("https://schema.org", "ClaimReview")
     assert (claim["verdict"]["status"], claim["verdict"]["size"]["status"]) == ("supported", "inconclusive")
-    assert review["reviewRating"]["alternateName"] == "order supported, size open, at 5 and 8 layers, exploratory"
+    assert review["reviewRating"]["alternateName"] == "holds, size open, at 5 and 8 layers, exploratory"
     assert review["reviewRating"]["ratingValue"] == review["reviewRating"]["bestRating"] - 1, "its size is open"
     part = linked_data(client, "/claims/dac.sgemm.crossover_low")["reviewRating"]
     assert part["ratingValue"] == part["bestRating"] - 1, "it is said of four sizes alone"
@@ -48,7 +48,7 @@ def test_a_decided_claim_is_a_review_for_search_engines(client: TestClient) -> N
     assert review["url"] == f"http://127.0.0.1{GAIN}" and re.fullmatch(r"\d{4}-\d\d-\d\d", review["datePublished"])
     assert "reviewRating" not in linked_data(client, "/claims/dac.sgemm.uniform"), "it is open"
     against = linked_data(client, "/claims/nmn.ext.mnist.frameworks")
-    assert against["reviewRating"]["alternateName"] == "reversed, exploratory"
+    assert against["reviewRating"]["alternateName"] == "fails, exploratory"
     assert against["reviewRating"]["ratingValue"] == against["reviewRating"]["worstRating"] == 1
 
 
@@ -83,7 +83,7 @@ def test_a_claim_is_cited_with_verdict_and_digest(client: TestClient) -> None:
     entry, verdict = unescape(found[0]), client.get(f"/api/v1{GAIN}").json()["verdict"]
     assert entry.startswith("@misc{claimcheck-dac-sgemm-gain,")
     assert (
-        "falls by 0.25: order supported, size open, at 5 and 8 layers, exploratory}}" in entry
+        "falls by 0.25: holds, size open, at 5 and 8 layers, exploratory}}" in entry
         and verdict["digest"][:12] in entry
         and "year = {2026}" in entry
     )
@@ -136,7 +136,7 @@ def test_badges_say_the_verdict_and_are_well_formed(client: TestClient) -> None:
     assert answer.headers["content-type"] == "image/svg+xml"
     title = ElementTree.fromstring(answer.text).findtext("{http://www.w3.org/2000/svg}title")
     assert title is not None and re.fullmatch(
-        r"claim: order supported, size open, at 5 and 8 layers, exploratory, n = 5, 2026-\d\d", title
+        r"claim: holds, size open, at 5 and 8 layers, exploratory, n = 5, 2026-\d\d", title
     )
     (counts,) = client.get("/api/v1/verdicts?paper=dac").json()["papers"]
     paper = client.get("/papers/dac/badge.svg").text

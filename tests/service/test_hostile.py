@@ -50,6 +50,7 @@ FEW = ("quote", "long", "surrogate", "invalid utf-8", "right to left")
 NAME_FILTERS = {
     "/api/v1/experiments/ninformer-mnist/curves": ("arm",),
     "/compare": ("dataset", "paper"),
+    "/versus": ("dataset",),
     "/api/v1/experiments": ("dataset", "paper"),
     "/api/v1/claims": ("paper", "kind", "family"),
     "/api/v1/runs": ("experiment", "arm"),
@@ -256,6 +257,7 @@ TENSOR = {"name": "image", "datatype": "UINT8", "shape": [1, 3, 32, 32], "data":
         {"inputs": [TENSOR | {"data": [[1], [1, 2]]}]},
         {"inputs": [TENSOR | {"data": {}}]},
         {"inputs": [TENSOR | {"parameters": {"binary_data_size": 3072}}]},
+        {"inputs": [TENSOR | {"parameters": {"shared_memory_region": "x"}}]},
         {"inputs": [TENSOR | {"parameters": []}], "outputs": 5},
         {"inputs": [TENSOR], "outputs": [{"name": "logits"}]},
         {"inputs": [TENSOR], "outputs": [{"name": "classes", "parameters": {"classification": 3}}]},

@@ -16,7 +16,6 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from service.express import MAX_BYTES, read_query
-from service.http.errors import OWN_PATH
 from service.http.forms import only_file
 from service.http.headers import MAX_REQUEST_HEADER_BYTES, known_tags
 from service.http.middleware import ADDRESS, _is_ignored
@@ -115,7 +114,6 @@ PARSERS = [
     Parser("tags", lambda text: known_tags(Headers(raw=[(b"if-none-match", text)])), HEADER, (b"", b'W/"'), b'",W/ *'),
     Parser("cookie", read_cookie, HEADER - len("cookie"), (b"", b'a="'), b'=;" \\'),
     Parser("address", ADDRESS.fullmatch, HEADER, (b"", b"http://"), b"/:h"),
-    Parser("referer", in_header(OWN_PATH.fullmatch), HEADER, (b"", b"/"), b"/%a"),
     Parser("outline", read_outline, 10 * 1024 * 1024, FILES[1:], b"\x00\xff", MARKERS),
     Parser("tiny image", read_tiny, TINY_BYTES, FILES, MARKERS),
 ]

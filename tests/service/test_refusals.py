@@ -27,7 +27,7 @@ from service.settings import Settings
 from stages.recording import record
 from tests.service.conftest import png, serving
 from tests.service.running import Running, running
-from tests.service.test_errors import BROWSER, VIT, assert_problem
+from tests.service.test_errors import VIT, assert_problem
 from tests.service.test_hostile import NAME_FILTERS, NAMES, RESOURCES
 from tests.service.test_problems import is_problem
 from tests.service.test_server import FORM, HEADERS, exchange, head, request
@@ -147,34 +147,6 @@ def test_what_is_not_acceptable_is_not_unchanged(client: TestClient) -> None:
         assert (answer.status_code, answer.content) == (304, b"") and answer.headers["etag"]
         assert "content-length" not in answer.headers or answer.headers["content-length"] == "0"
     assert client.get("/health/ready", headers={"if-none-match": "*"}).status_code == 200, "it has no tag"
-
-
-@pytest.mark.parametrize(
-    ("referer", "back"),
-    [
-        ("http://127.0.0.1/?dataset=mnist", "/?dataset=mnist"),
-        ("http://127.0.0.1/papers/ninformer", "/papers/ninformer"),
-        ("http://127.0.0.1/\\stranger.example", "/"),
-        ("http://127.0.0.1/\\/stranger.example/x", "/"),
-        ("http://127.0.0.1//stranger.example", "/"),
-        ("http://127.0.0.1///stranger.example", "/"),
-        ("http://127.0.0.1/\t/stranger.example", "/"),
-        ("http://stranger.example/?a=//127.0.0.1/\\stranger.example", "/"),
-        ("http://stranger.example/?a=//127.0.0.1/papers", "/"),
-        ("http://stranger.example//127.0.0.1/papers", "/"),
-        ("http://127.0.0.1@stranger.example/papers", "/"),
-        ("http://[::1/papers", "/"),
-        ("javascript://127.0.0.1/%0Aalert(1)", "/"),
-        ("//127.0.0.1/papers", "/"),
-        ("http://127.0.0.1", "/"),
-        ("http://127.0.0.1/é", "/"),
-        ("", "/"),
-    ],
-)
-def test_the_way_back_leads_to_a_page_of_ours(client: TestClient, referer: str, back: str) -> None:
-    page = client.get("/nothing", headers=BROWSER | {"referer": referer.encode()}).text  # type: ignore[dict-item]
-    (found,) = re.findall(r'<a href="([^"]*)">(?:All papers|Back)</a>', page)
-    assert found == back
 
 
 def problem_in(service: Running, content: bytes) -> tuple[int, dict[str, Any]]:

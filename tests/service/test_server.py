@@ -8,10 +8,11 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from stages.recording import record
+from tests.polling import wait_until
 from tests.service.conftest import png
 from tests.service.results_factory import make_root
 from tests.service.running import Running, running
@@ -284,6 +286,28 @@ def test_clients_that_go_away_leave_the_service_answering(service: Running) -> N
             with socket.create_connection((service.host, service.port), timeout=30) as connection:
                 connection.sendall(head("POST", PATH, f"Content-Length: {len(FORM)}", content_type) + FORM[:cut])
     assert request(service, "POST", PATH, FORM, HEADERS)[0] == 200
+
+
+def test_a_client_that_sends_no_more_gets_its_answers_and_one_that_is_gone_is_noticed(
+    service: Running, own_root: Path
+) -> None:
+    """Both end what they send, and only the kernel of the second one refuses an answer."""
+    asked = head("GET", "/api/v1/papers") + head("GET", "/health/live")
+    with closing(sqlite3.connect(own_root / "data" / "results.db", isolation_level=None)) as lock:
+        lock.execute("BEGIN EXCLUSIVE")
+        with ExitStack() as stack:
+            gone, waiting = (stack.enter_context(socket.create_connection((service.host, service.port))) for _ in "ab")
+            ports = {connection.getsockname()[1] for connection in (gone, waiting)}
+            for connection in (gone, waiting):
+                connection.sendall(asked)
+            gone.close()
+            waiting.shutdown(socket.SHUT_WR)
+            left = {waiting.getsockname()[1]}
+            process = psutil.Process(service.process.pid)
+            wait_until(lambda: {one.raddr.port for one in process.net_connections() if one.raddr} & ports == left, 1.5)
+            lock.rollback()
+            content = b"".join(iter(lambda: waiting.recv(65536), b""))
+    assert content.count(b"HTTP/1.1 200 ") == 2 and b'"alive"' in content
 
 
 def logged(service: Running, identity: str) -> dict[str, Any]:

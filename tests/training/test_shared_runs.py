@@ -17,11 +17,10 @@ import pytest
 from stages.datasets.packed import PackedInfo, TokenSet, write_packed
 from stages.device import devices_of
 from stages.run import RunSpec
-from stages.runs.stacks import STATE
-from stages.runs.store import RunStore
+from stages.runs.store import STATE, RunStore
 from stages.scheduling.engine.groups import Event, Group
 from stages.scheduling.engine.local import run_groups
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.object_leases import open_leases
 from stages.worker import Job, Trained, TrainingStopped, can_stack, train_run
 from tests.small_gpt import CONTEXT, MODELS, PROTOCOL, VOCABULARY, WINDOWS, spec_of
 
@@ -81,7 +80,7 @@ def test_a_shared_run_is_the_same_run_and_says_who_shared_it(data: Path, tmp_pat
 
 
 def test_stopped_and_resumed_together_gives_the_same_bits(data: Path, tmp_path: Path) -> None:
-    spec, stop = longer(40), threading.Event()
+    spec, stop = longer(12), threading.Event()
     job, store = Job(spec=spec, data=data, device=TOGETHER), RunStore(tmp_path)
     undisturbed = files_of(train_run(job, store.scratch))
     with pytest.raises(TrainingStopped, match="stopped after"):

@@ -501,6 +501,7 @@ def _imagenette() -> Finding:
         ),
     )
     per_epoch = math.ceil(parts["4:0.8:2"] / FITTING_BATCH)
+    of_five, two_thirds = IMAGENETTE_STEPS // 5, round(IMAGENETTE_SOURCE * 2 / 3)
     return Finding(
         claim="dac.image.setup.steps_imagenette",
         contradicted=True,
@@ -510,12 +511,15 @@ def _imagenette() -> Finding:
             "training_images_of_4_to_0_8": float(parts["4:0.8:2"]),
             "steps_of_32_an_epoch": float(per_epoch),
             "epochs_of_64k_steps_of_32": IMAGENETTE_STEPS / per_epoch,
+            "epochs_of_a_fifth_of_the_steps_with_4_to_1_to_1": of_five * printed_batch / two_thirds,
             "steps_of_259_epochs_of_128": float(IMAGENETTE_EPOCHS * math.ceil(parts["five folds"] / printed_batch)),
         },
         explanation=f"128, 64k and 259 don't fit together; {FITTING_BATCH} in place of 128 would: "
         f"{parts['4:0.8:2']:,} images, 4 : 0.8 : 2 of the publisher's, are {per_epoch} steps of {FITTING_BATCH}, and "
         f"{IMAGENETTE_STEPS:,} / {per_epoch} is {IMAGENETTE_STEPS / per_epoch:.0f}. Steps and epochs agree, so the "
-        "odd number may be the batch size.",
+        f"odd number may be the batch size. As the sum of five trainings of {two_thirds:,} images, 4 : 1 : 1 of the "
+        "publisher's, 64k would fit 128, too. But 4 : 1 : 2 is printed, and CIFAR's "
+        '"total of 80k steps, corresponding to 256 epochs" is of one training.',
         ours=readings[0].ours,
         readings=readings,
     )

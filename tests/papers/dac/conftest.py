@@ -21,7 +21,7 @@ from stages.papers.dac import (
 )
 
 Build = Callable[..., nn.Module]
-
+SMALL = {"image_size": 12, "in_channels": 3, "num_classes": 5, "width": 4}
 OWN: dict[str, tuple[type[nn.Module], dict[str, int]]] = {
     "ResNetV1": (ResNetV1, {"depth": 8}),
     "DACResNetV1": (DACResNetV1, {"depth": 8}),
@@ -42,6 +42,6 @@ def small_model(request: pytest.FixtureRequest) -> Build:
 
     def build(**changes: int) -> nn.Module:
         torch.manual_seed(0)
-        return kind(**{"image_size": 12, "in_channels": 3, "num_classes": 5, "width": 4} | own | changes)
+        return kind(**SMALL | own | changes)
 
     return build
