@@ -1,7 +1,5 @@
 """The simulated jobs are the plan's: as many runs and hours, grouped as the engine groups them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

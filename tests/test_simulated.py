@@ -1,7 +1,5 @@
 """The simulated scheduler does what is worked out by hand, and loses no second without saying where it went."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable
