@@ -1,7 +1,5 @@
 """Allowed imports between parts, read from the syntax trees: docs/architecture.md draws the same picture."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`claimcheck plan`: the cost of trainings, from the real params and before anything trains."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

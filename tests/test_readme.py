@@ -1,7 +1,5 @@
 """The README and docs/results.md say what the evidence says, and name what exists."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

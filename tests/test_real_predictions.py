@@ -1,7 +1,5 @@
 """Real test images through a real server: `/predict` gives the same as `evaluate`'s own predictor."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """What changes a run's numbers without changing its key is named in the environment of its result."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """Result lines as `evaluate` writes them, with numbers that a test chooses."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import shutil

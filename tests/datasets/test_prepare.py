@@ -1,7 +1,5 @@
 """Preparing a data set: what is packed, checked against its declaration, and how complete it is."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Raw formats, from bytes written by hand."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The real data sets, from a mirror to the packed form, against facts that others have published about them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

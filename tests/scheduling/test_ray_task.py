@@ -1,7 +1,5 @@
 """A group's training as a node runs it, without Ray: what it tells, and what it refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -1,7 +1,5 @@
 """The short way reads a form as the parser of all forms does, or leaves it to that parser."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 

@@ -1,7 +1,5 @@
 """Every parser that a client can reach takes time in proportion to what it reads: none can hold the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time
