@@ -230,7 +230,7 @@ def _rest_of_grid(record: ClaimRecord) -> list[str]:
     low, high = scope["whole_low"], scope["whole_high"]
     write = as_precise_as(low, high)
     ends = [in_terms_of(end, claim, write).removeprefix("+") for end in (low, high)]
-    zero = ", so there no gain at all is still possible" if low <= 0 <= high else ""
+    zero = ", so no gain at all is still possible" if low <= 0 <= high else ""
     interval = f"the {as_confidence(scope['whole_confidence'])} interval is {from_to(*ends)}"
     return [f"{missing}: for the whole grid {interval}{zero}."]
 
