@@ -21,7 +21,6 @@ ALLOWED: dict[str, set[str]] = {
     "faults": set(),
     "images": set(),
     "device": set(),
-    "memory": set(),
     "observation": set(),
     "preloaded": set(),
     "rules": set(),
@@ -32,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "papers": {"run", "observation", "rules", "ops", "optim"},
     "params": {"run", "faults", "rules", "runs", "papers"},
     "datasets": {"faults", "runs", "params"},
-    "training": {"run", "device", "memory", "runs", "datasets", "ops", "papers"},
+    "training": {"run", "device", "runs", "datasets", "ops", "papers"},
     "checkpoint": {"run", "faults", "ops", "papers"},
     "evaluation": {
         *("run", "device", "observation", "runs", "params", "datasets", "training", "papers", "checkpoint"),
@@ -75,12 +74,12 @@ ALLOWED: dict[str, set[str]] = {
         *("scheduling", "results", "claims", "verdicts", "recording", "upkeep", "proving", "priorities"),
     },
     "worker": {
-        *("run", "device", "memory", "ops", "runs", "datasets", "training", "checkpoint", "evaluation"),
+        *("run", "device", "ops", "runs", "datasets", "training", "checkpoint", "evaluation"),
     },
 }
 SERVICE_MAY_IMPORT = {
     *("stages.params.experiment", "stages.results", "stages.checkpoint", "stages.images", "stages.device"),
-    *("stages.datasets.packed", "stages.memory"),
+    "stages.datasets.packed",
 }
 # part of `service` -> the other parts that it may import
 SERVICE: dict[str, set[str]] = {
@@ -218,7 +217,7 @@ def test_every_part_of_the_service_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("path", python_files("service"), ids=module_name)
-def test_service_knows_seven_modules_of_stages(path: Path) -> None:
+def test_service_knows_six_modules_of_stages(path: Path) -> None:
     inside = {module for module in SERVICE_MAY_IMPORT if (ROOT / module.replace(".", "/")).is_dir()}
     for name in our_imports(path):
         assert name in SERVICE_MAY_IMPORT or name.rpartition(".")[0] in inside, f"{name} is not in {SERVICE_MAY_IMPORT}"

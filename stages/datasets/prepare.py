@@ -155,7 +155,7 @@ def _exact_rows(manifest: Manifest, rows: int) -> np.ndarray | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class RowCounts:
     """Rows of the official training and test set, and the shape of one; in a text a row is a window of tokens."""
 
     train: int
@@ -163,17 +163,17 @@ class Rows:
     shape: tuple[int, ...]
 
 
-def count_rows(name: str, source: DatasetSource, *, is_stand_in: bool) -> Rows:
+def count_rows(name: str, source: DatasetSource, *, is_stand_in: bool) -> RowCounts:
     """Rows of the declared data set, or of its stand-in."""
     if source.kind == "text":
         train, test, window = source.train, source.test, source.shape[0]
         if is_stand_in:
             train, test = text.split_lengths(len(text.compose_stand_in(name)))
             window = text.stand_in_window(source)
-        return Rows(train=(train - 1) // window, test=(test - 1) // window, shape=(window,))
+        return RowCounts(train=(train - 1) // window, test=(test - 1) // window, shape=(window,))
     train, test = source.train, source.test
     if is_stand_in and source.kind == "table":
         train, test = STAND_IN_ROWS["train"], STAND_IN_ROWS["test"]
     elif is_stand_in:
         train, test = stand_in_counts(source.classes)
-    return Rows(train=train, test=test, shape=source.shape)
+    return RowCounts(train=train, test=test, shape=source.shape)
