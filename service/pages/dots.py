@@ -134,11 +134,11 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> Strip:
 
 
 def draw_lines(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> list[tuple[JudgedClaim, Strip]]:
-    """A line for each number of a paper: what fails first, then what is open, then trained before computed."""
+    """A line for each number of a paper: what fails first, then trained before computed."""
     order = (Word.FAILS, Word.OPEN, Word.HOLDS, Word.NOT_TESTED)
     found = sorted(
         (row for row in rows if share_of(row)),
-        key=lambda row: (order.index(word_of(row)), row.verdict.basis != "results"),
+        key=lambda row: (word_of(row) is not Word.FAILS, row.verdict.basis != "results", order.index(word_of(row))),
     )
     return [(row, _line(row, names)) for row in found]
 

@@ -223,7 +223,6 @@ class Rows:
                     summary=summary,
                     repository=found.repository if found else None,
                     before_use=list(found.before_use) if found else [],
-                    argument=list(found.argument) if found else [],
                     called=(found and found.called) or paper,
                     asks=found.question.asks if found and found.question else None,
                     answered_by=list(found.question.claims) if found and found.question else [],

@@ -44,7 +44,7 @@ def judged(name: str, status: str, **about: Any) -> JudgedClaim:
 def test_three_cards_count_what_holds_plainly_what_fails_and_what_waits_with_what_decided_them() -> None:
     whole = tally(counts(in_favour=3, under_reading=1, waiting=4), counts(against=2), counts(in_favour=5))
     holds, fails, waits = cards_of([whole, whole])
-    assert (holds.number, holds.parts) == (14, ((4, "by training"), (10, "by counting")))
+    assert (holds.number, holds.parts) == (14, ((4, "by training"), (10, "by counting in the data")))
     assert (fails.number, fails.parts) == (4, ((4, "by computing"),))
     assert (waits.number, waits.parts) == (8, ((8, "by training"),))
     assert still_open([tally(counts(open=2, in_favour=1, under_reading=1))]) == (2, 1)
