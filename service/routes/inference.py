@@ -1,8 +1,8 @@
 """`POST /predict`: what do the trained models see in an image?
 
 The request that is sent most often, one small file answered as JSON, skips what FastAPI does for any form: a parser for
-all of them, dependencies, validation of what was validated (`ExpressRoute`).  Every other request, and every one that is
-refused, goes on to the route itself with its body as it came, so all rules and errors are in one place.
+all of them, dependencies, validation of what was validated (`ExpressRoute`).  Every other request, and every one that
+is refused, goes on to the route itself with its body as it came, so all rules and errors are in one place.
 """
 
 from __future__ import annotations
