@@ -90,10 +90,8 @@ SERVICE: dict[str, set[str]] = {
     "http": {"slots", "database", "inference"},
     "pages": {"slots", "database"},
     "dependencies": {"settings", "slots", "database", "inference", "http", "pages"},
-    "express": {"inference", "http", "dependencies"},
-    "routes": {"settings", "database", "inference", "http", "pages", "dependencies", "express"},
-    "openapi": {"examples", "http"},
-    "app": {"settings", "slots", "database", "inference", "http", "pages", "dependencies", "routes", "openapi"},
+    "routes": {"settings", "database", "inference", "http", "pages", "dependencies"},
+    "app": {"settings", "slots", "examples", "database", "inference", "http", "pages", "dependencies", "routes"},
     "__main__": {"settings", "examples", "inference", "http", "app"},
 }
 WITHOUT_TORCH = (
