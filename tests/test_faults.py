@@ -1,7 +1,5 @@
 """No traceback reaches a user: a full disk, an unwritable folder and a damaged file each give one line."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 import sqlite3

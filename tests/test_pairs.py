@@ -1,7 +1,5 @@
 """The pairs behind a gain over a grid."""
 
-from __future__ import annotations
-
 import pytest
 from scipy import stats
 

@@ -1,7 +1,5 @@
 """A comparison uses the metric that the paper prints, ours and the paper's each with its error."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections import defaultdict

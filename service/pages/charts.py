@@ -84,15 +84,6 @@ def interval_layer(x: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def band_layer(ends: Mapping[str, float], x: dict[str, Any]) -> dict[str, Any]:
-    """A band from `low` to `high`: where our value is as good as the paper's."""
-    return {
-        "data": {"values": [ends]},
-        "mark": {"type": "rect", "opacity": 0.15},
-        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
-    }
-
-
 def point_layers(x: dict[str, Any], shown: Sequence[str], about: Sequence[dict[str, str]] = ()) -> dict[str, Any]:
     side = side_colors(["ours", "paper"], shown)
     return {

@@ -27,15 +27,6 @@ from stages.results import (
 )
 
 
-@dataclass(frozen=True)
-class Ground:
-    """What decides claims, and how many over all papers."""
-
-    what: str
-    counts: Counts
-    is_of_data: bool = False
-
-
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """A number of claims on the front page, with what decided them as (number, how)."""
@@ -48,16 +39,11 @@ class Card:
 
 def cards_of(tallies: Sequence[Tally]) -> list[Card]:
     """Confirmed, contradicted and not tested; what is open has a sentence of its own."""
-    grounds = dict(zip(("by training", "by computing", "by counting"), by_ground(tallies), strict=True))
 
     def card(word: Word, title: str, name: str) -> Card:
-        parts = [(getattr(ground.counts, name), how) for how, ground in grounds.items()]
-        return Card(
-            word=word,
-            title=title,
-            number=sum(number for number, _ in parts),
-            parts=tuple(part for part in parts if part[0]),
-        )
+        parts = [(getattr(counts, name), how.lower()) for how, counts in by_ground(tallies)]
+        number = sum(each for each, _ in parts)
+        return Card(word=word, title=title, number=number, parts=tuple(part for part in parts if part[0]))
 
     return [
         card(Word.HOLDS, "confirmed", "plainly"),
@@ -142,12 +128,12 @@ def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
-def by_ground(tallies: Sequence[Tally]) -> list[Ground]:
-    """Training, computing and counting, in this order."""
+def by_ground(tallies: Sequence[Tally]) -> list[tuple[str, Counts]]:
+    """Claims that need training, that are computed, and that are counted in the data, with their counts."""
     return [
-        Ground("Needs trained models", add([tally.trained for tally in tallies])),
-        Ground("Computed without training", add([tally.computed for tally in tallies])),
-        Ground("Facts of the data sets", add([tally.data for tally in tallies]), True),
+        ("By training", add([tally.trained for tally in tallies])),
+        ("By computing", add([tally.computed for tally in tallies])),
+        ("By counting in the data", add([tally.data for tally in tallies])),
     ]
 
 

@@ -136,7 +136,7 @@ def draw_gain(found: Versus) -> Interval | None:
     return draw_interval(
         verdict.estimate,
         (verdict.low, verdict.high),
-        lambda gain: gain_in_words(found, gain),
+        points if found.metric.unit == "fraction" else value_in(found.metric.unit),
         side=COLOURS[headline_of(verdict.status)],
         told=f"The gain of {ours} over {theirs} with its interval, right of zero if {ours} is better",
         has_zero=True,

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cache
 from math import isclose
 from pathlib import Path
@@ -413,34 +412,6 @@ def count_verdicts(judged: Sequence[JudgedClaim]) -> str:
 
 def _tell(counts: Mapping[Word, int]) -> str:
     return ", ".join(f"{number} {word}" for word, number in counts.items())
-
-
-def highlights(judged: Iterable[JudgedClaim], argument: Sequence[str] = ("*",)) -> dict[str, JudgedClaim]:
-    """The strongest finding against the paper and the strongest for it, by `side_of`.
-
-    For it speaks only what is about its proposal: the claims whose ids match a pattern of `argument`, in its order.
-    Trained before computed, then in that order, those with a number of ours before those without, then those read in
-    several ways.  What holds as read in one way only stands where nothing holds plainly.
-    """
-    found: dict[str, JudgedClaim] = {}
-    for row in sorted(judged, key=lambda row: _weight(row, argument)):
-        side = side_of(row.verdict.status)
-        if side == "against" or _place_in(row, argument) < len(argument):
-            found.setdefault(side, row)
-    sides = ("against", "for" if "for" in found else "open")
-    return {side: found[side] for side in sides if side in found}
-
-
-def _weight(row: JudgedClaim, argument: Sequence[str]) -> tuple[bool, int, bool, bool]:
-    is_read = bool(row.claim.finding and row.claim.finding.get("readings"))
-    is_for = side_of(row.verdict.status) != "against"
-    place = _place_in(row, argument) if is_for else 0
-    return row.verdict.basis != "results", place, row.verdict.ours is None, not is_read
-
-
-def _place_in(row: JudgedClaim, argument: Sequence[str]) -> int:
-    """The place of the first pattern that the claim's id matches; their number where none does."""
-    return next((place for place, one in enumerate(argument) if fnmatchcase(row.claim.id, one)), len(argument))
 
 
 def shared_errors(judged: Iterable[JudgedClaim], tally: Tally) -> dict[str, JudgedClaim]:

@@ -59,7 +59,6 @@ from service.pages.versus import (
 )
 from service.pages.wording import (
     count_verdicts,
-    highlights,
     is_decided,
     name_claim,
     name_claims,
@@ -73,7 +72,6 @@ from stages.results import (
     ClaimFilter,
     JudgedClaim,
     find_judged,
-    list_decided,
     list_families,
     list_judged,
     read_rules,
@@ -85,7 +83,7 @@ from stages.results import (
 router = APIRouter(include_in_schema=False)
 Word = Annotated[str | None, AfterValidator(lambda word: word and known_word(word)), Query(max_length=64)]
 MOST_FOUND = 100  # on one page
-MOST_DRAWN = 12  # numbers that a paper's page begins with
+MOST_DRAWN = 10  # numbers that a paper's page begins with
 GROUNDS = ("results", "finding", "params", "none")  # a list of all claims begins with what training decided
 COMPUTED = "Computed without training"
 
@@ -139,7 +137,6 @@ def show_paper(
     counts = tally_of(session, name)
     every = list_judged(session, ClaimFilter(paper=name))
     judged = [row for row in every if has_word(row, verdict)]
-    decided = [row for row in list_decided(session) if row.claim.paper == name]
     parts = take_apart(judged)
     groups = {**parts.results, COMPUTED: parts.computed, "counted": parts.counted, "settings": parts.settings}
     looks = first_looks(name, judged, compare, queries.list_datasets(session))
@@ -158,7 +155,6 @@ def show_paper(
             "prospects": prospects(counts.outlook) if counts else "",
             "discoveries": tell_discoveries(counts) if counts else "",
             "grounds": by_ground([counts]) if counts else [],
-            "highlights": highlights(decided, paper.argument or ["*"]) if verdict is None else {},
             "families": list_families(session, paper=name),
             "parts_of": parts,
             "groups": {place: lay_out(rows, titles, arms) for place, rows in parts.results.items()},

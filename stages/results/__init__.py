@@ -24,7 +24,6 @@ from stages.results.claims import (
     count_seen,
     error_of,
     find_judged,
-    list_decided,
     list_families,
     list_judged,
     rule_after,

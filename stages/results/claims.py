@@ -199,12 +199,6 @@ def list_judged(
     return _judged(session, narrowed(CLAIMS, wanted).limit(limit).offset(offset))
 
 
-def list_decided(session: Session) -> list[JudgedClaim]:
-    """Claims that hold or don't, by what was computed or trained; counts of data sets are left out."""
-    is_decided = VerdictRow.status.in_([str(status) for status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)])
-    return _judged(session, CLAIMS.where(is_decided, VerdictRow.basis.in_(["finding", "results"])))
-
-
 def _judged(session: Session, query: Select[Claim, VerdictRow]) -> list[JudgedClaim]:
     rows = session.execute(query).all()
     places = _places(session, [row.Claim.id for row in rows])

@@ -82,8 +82,8 @@ class Paper(Base):
     """`title` and `summary` are the first and the second paragraph of the docstring of the paper's package.
 
     `repository` is the address of its authors' public code, where there is any.  `before_use`: what whoever uses its
-    comparison must know first.  `argument`: patterns of the ids of the claims about what it proposes.  `called` is its
-    short name, `asks` its main question, which the claims that match a pattern of `answered_by` answer.
+    comparison must know first.  `called` is its short name, `asks` its main question, which
+    the claims that match a pattern of `answered_by` answer.
     """
 
     __tablename__ = "papers"
@@ -93,7 +93,6 @@ class Paper(Base):
     summary: Mapped[str]
     repository: Mapped[str | None]
     before_use: Mapped[list[Any]]
-    argument: Mapped[list[Any]]
     called: Mapped[str]
     asks: Mapped[str | None]
     answered_by: Mapped[list[Any]]

@@ -1,7 +1,5 @@
 """A verdict is confirmatory only if its runs were trained after a committed registration that still fits."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence

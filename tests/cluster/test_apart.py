@@ -1,7 +1,5 @@
 """Where the cluster is: nodes that see nothing of the clone, and one of this machine where no address is given."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

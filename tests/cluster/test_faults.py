@@ -3,8 +3,6 @@
 Real processes of a Ray cluster on this machine, and `claimcheck run --all --engine ray` as a person calls it.
 """
 
-from __future__ import annotations
-
 import signal
 import socket
 import time

@@ -3,8 +3,6 @@
 Whether two GPUs train a run together, no machine here can say: only what Ray gives the run is looked at.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """What is measured ahead of dvc's stage is kept for it, and the two never measure at once."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Metrics and costs."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

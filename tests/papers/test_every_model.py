@@ -1,7 +1,5 @@
 """Every network of the papers, small: it learns, all of it learns, and samples keep to themselves."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import partial

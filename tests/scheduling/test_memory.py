@@ -1,7 +1,5 @@
 """Want of memory on a device: noted with its reason, tried once more alone there, and never with another batch."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The missing trainings of several experiments, as one list."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

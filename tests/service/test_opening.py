@@ -1,7 +1,5 @@
 """The front page answers each paper's question, and counts nothing as plainly true that depends on how it is read."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 from typing import Any
@@ -44,7 +42,7 @@ def judged(name: str, status: str, **about: Any) -> JudgedClaim:
 def test_three_cards_count_what_holds_plainly_what_fails_and_what_waits_with_what_decided_them() -> None:
     whole = tally(counts(in_favour=3, under_reading=1, waiting=4), counts(against=2), counts(in_favour=5))
     holds, fails, waits = cards_of([whole, whole])
-    assert (holds.number, holds.parts) == (14, ((4, "by training"), (10, "by counting")))
+    assert (holds.number, holds.parts) == (14, ((4, "by training"), (10, "by counting in the data")))
     assert (fails.number, fails.parts) == (4, ((4, "by computing"),))
     assert (waits.number, waits.parts) == (8, ((8, "by training"),))
     assert still_open([tally(counts(open=2, in_favour=1, under_reading=1))]) == (2, 1)
@@ -120,12 +118,12 @@ def test_the_front_page_s_numbers_are_the_verdicts_of_the_database(client: TestC
     assert f"Of the verdicts by training, {len(late)} are exploratory" in html and html.count("exploratory") == 1
 
 
-def test_every_number_that_the_picture_draws_is_that_of_its_claim(client: TestClient) -> None:
-    html = unescape(client.get("/").text)
-    claims = {claim["id"]: claim for claim in client.get("/api/v1/claims?limit=1000").json()}
+def test_every_number_that_the_picture_draws_is_that_of_its_claim(computed_client: TestClient) -> None:
+    html = unescape(computed_client.get("/").text)
+    claims = {claim["id"]: claim for claim in computed_client.get("/api/v1/claims?limit=1000").json()}
     drawn = re.findall(r'<a href="/claims/([^"]+)" class="(\w+)"><title>([^<]+)</title>', html)
     words = {"for": "holds", "against": "fails", "open": "open", "waiting": "not tested"}
-    assert len(drawn) > 10
+    assert len(drawn) > 8
     for name, side, told in drawn:
         assert claims[name]["verdict"]["word"] == words[side] and told.endswith(words[side])
         assert claims[name]["verdict"]["ours"] and claims[name]["value"]

@@ -1,7 +1,5 @@
 """How pages name a claim, which claims they show first, and how they sum up a paper."""
 
-from __future__ import annotations
-
 import csv
 import re
 
@@ -16,7 +14,6 @@ from service.pages.wording import (
     caption_all,
     count_verdicts,
     for_readers,
-    highlights,
     name_claim,
     name_metric,
     name_reading,
@@ -51,23 +48,6 @@ def judge(name: str, status: str, basis: str = "finding", ours: float | None = N
 )
 def test_agreement_is_of_models_that_saw_real_images(answers: list[str], provenances: list[str], told: str) -> None:
     assert agreement(answers, provenances) == told
-
-
-def test_the_strongest_finding_on_each_side_is_trained_before_computed_and_has_a_number() -> None:
-    computed = [judge("a", "holds"), judge("b", "fails"), judge("c", "contradicted", ours=0.05)]
-    trained = [judge("d", "supported", "results", ours=0.2), judge("e", "inconclusive", "results", ours=0.2)]
-    found = highlights([*computed, *trained])
-    assert {side: row.claim.id for side, row in found.items()} == {"against": "c", "for": "d"}
-    assert list(found) == ["against", "for"]
-    assert list(highlights(computed[:1])) == ["for"], "nothing is said against it"
-    assert highlights([]) == {}
-
-
-def test_what_holds_as_read_in_one_way_is_a_paper_s_for_only_where_nothing_holds_plainly() -> None:
-    plain, read = judge("a", "holds"), judge("b", "holds under a reading", ours=2.0)
-    read.claim.finding = {"readings": [{"name": "one way", "holds": True, "text": ""}]}
-    assert {side: row.claim.id for side, row in highlights([read, plain]).items()} == {"for": "a"}
-    assert {side: row.claim.id for side, row in highlights([read]).items()} == {"open": "b"}
 
 
 def test_a_place_begins_with_how_many_of_its_claims_are_decided() -> None:
@@ -170,7 +150,7 @@ def test_one_error_at_several_places_counts_once() -> None:
     rows = [judge(name, "contradicted") for name in "abc"]
     for row in rows[:2]:
         row.claim.finding = {"error": "unit", "explanation": "The unit can't be right. By its peak."}
-    assert count_errors([*rows, judge("d", "holds")]) == {"contradicted": (3, 2)}
+    assert count_errors([*rows, judge("d", "holds")]) == {"fails": (3, 2)}
     assert count_errors(rows[1:]) == {}
 
 

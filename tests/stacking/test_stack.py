@@ -1,7 +1,5 @@
 """A stack against its reference, the same networks trained one by one."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 from collections.abc import Sequence

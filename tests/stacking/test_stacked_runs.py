@@ -1,7 +1,5 @@
 """Stacks from the engine to the store: what is published, where training stops, and without a compiler."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """A language model trained by two processes is the one that a single process trains, except for rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """A run that several processes train: published as one, stopped and resumed as one, ended when one of them dies."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
