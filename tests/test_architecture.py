@@ -67,8 +67,9 @@ ALLOWED: dict[str, set[str]] = {
         ),
     },
     "proving": {"run", "faults", "runs", "params", "datasets"},
+    "reported": {"rules", "verdicts"},
     "commands": {
-        *("faults", "preloaded", "run", "runs", "params", "datasets", "checkpoint", "evaluation"),
+        *("faults", "preloaded", "run", "rules", "runs", "params", "datasets", "checkpoint", "evaluation", "reported"),
         *("scheduling", "results", "claims", "verdicts", "recording", "upkeep", "proving", "priorities"),
     },
     "worker": {
@@ -89,14 +90,12 @@ SERVICE: dict[str, set[str]] = {
     "http": {"slots", "database", "inference"},
     "pages": {"slots", "database"},
     "dependencies": {"settings", "slots", "database", "inference", "http", "pages"},
-    "express": {"inference", "http", "dependencies"},
-    "routes": {"settings", "database", "inference", "http", "pages", "dependencies", "express"},
-    "openapi": {"examples", "http"},
-    "app": {"settings", "slots", "database", "inference", "http", "pages", "dependencies", "routes", "openapi"},
+    "routes": {"settings", "database", "inference", "http", "pages", "dependencies"},
+    "app": {"settings", "slots", "examples", "database", "inference", "http", "pages", "dependencies", "routes"},
     "__main__": {"settings", "examples", "inference", "http", "app"},
 }
 WITHOUT_TORCH = (
-    *("run", "rules", "runs", "params", "verdicts", "claims", "results", "recording", "proving"),
+    *("run", "rules", "runs", "params", "verdicts", "reported", "claims", "results", "recording", "proving"),
     *("scheduling.engine", "scheduling.runner", "scheduling.journal", "fetch", "preprocess"),
 )
 # A worker starts where nothing but these is installed; Triton comes with a torch for GPUs, and only those need it.

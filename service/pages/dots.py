@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ WIDTH, MOST = 640.0, 1.5
 NARROW = 14.0  # pixels: a shorter interval is not seen beside its dot
 LANE, DOT, MOST_LANES = 7.0, 5.0, 6
 MOST_TICKS = 6
+STACK = 17.0  # pixels between groups of two sides at one place
 ROW = 22.0  # pixels of a claim that has a line of its own
 
 
@@ -109,7 +111,8 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> Strip:
         )
         for number, (row, share, low, high) in enumerate(alone)
     ]
-    for (side, _), group in together.items():
+    stacked = Counter[int]()
+    for (side, place), group in together.items():
         first, share = group[0]
         told = _tell(first, names) if len(group) == 1 else f"{len(group)} numbers, as {_tell(first, names)}"
         label = f"{print_value(first.claim)} → {print_ours(first.verdict, first.claim)}" if side == "against" else ""
@@ -117,7 +120,7 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> Strip:
         dots.append(
             Dot(
                 x=_place(share),
-                y=height / 2 if not alone else DOT + 6,
+                y=DOT + 8 + STACK * stacked[place],
                 low=None,
                 high=None,
                 side=side,
@@ -127,6 +130,8 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> Strip:
                 label=label,
             )
         )
+        stacked[place] += 1
+    height = max(height, 2 * (DOT + 8) + STACK * (max(stacked.values(), default=1) - 1))
     told = (
         f"{sum(dot.count for dot in dots)} printed numbers with ours" if dots else "no printed number has one of ours"
     )

@@ -212,5 +212,5 @@ def tell_part(judged: JudgedClaim) -> str:
     if not part:
         return ""
     if status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER):
-        return f"So “{status}” is said {part} alone: {A_PART}."
+        return f"So “{headline_of(status)}” is said {part} alone: {A_PART}."
     return f"That is not enough for a verdict on all: {A_PART}."

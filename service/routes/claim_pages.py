@@ -83,7 +83,7 @@ from stages.results import (
 router = APIRouter(include_in_schema=False)
 Word = Annotated[str | None, AfterValidator(lambda word: word and known_word(word)), Query(max_length=64)]
 MOST_FOUND = 100  # on one page
-MOST_DRAWN = 12  # numbers that a paper's page begins with
+MOST_DRAWN = 10  # numbers that a paper's page begins with
 GROUNDS = ("results", "finding", "params", "none")  # a list of all claims begins with what training decided
 COMPUTED = "Computed without training"
 

@@ -118,12 +118,12 @@ def test_the_front_page_s_numbers_are_the_verdicts_of_the_database(client: TestC
     assert f"Of the verdicts by training, {len(late)} are exploratory" in html and html.count("exploratory") == 1
 
 
-def test_every_number_that_the_picture_draws_is_that_of_its_claim(client: TestClient) -> None:
-    html = unescape(client.get("/").text)
-    claims = {claim["id"]: claim for claim in client.get("/api/v1/claims?limit=1000").json()}
+def test_every_number_that_the_picture_draws_is_that_of_its_claim(computed_client: TestClient) -> None:
+    html = unescape(computed_client.get("/").text)
+    claims = {claim["id"]: claim for claim in computed_client.get("/api/v1/claims?limit=1000").json()}
     drawn = re.findall(r'<a href="/claims/([^"]+)" class="(\w+)"><title>([^<]+)</title>', html)
     words = {"for": "holds", "against": "fails", "open": "open", "waiting": "not tested"}
-    assert len(drawn) > 10
+    assert len(drawn) > 8
     for name, side, told in drawn:
         assert claims[name]["verdict"]["word"] == words[side] and told.endswith(words[side])
         assert claims[name]["verdict"]["ours"] and claims[name]["value"]
