@@ -2,7 +2,7 @@
 
 Each `bench_<name>.py` has `measure()`, which returns the lines of its claim and runs in a separate process: none
 inherits another's memory, threads or replaced operators.  The table goes to docs/performance.md, which has one per kind
-of processor; lines of benchmarks that weren't named stay there, each with its date, if the versions are the same.
+of processor; rows of benchmarks that weren't named stay there if the versions are the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import datetime
 import multiprocessing
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -23,18 +23,14 @@ from benchmarks.timing import HEADINGS, PLAYED, Line, machine, markdown, prepare
 PAGE = Path("docs/performance.md")
 INTRODUCTION = """# Performance
 
-Written by `make bench`. Each line races us against the strongest thing that a competent user would write, in the same
-type, with as many threads and after as much warming up; where several are natural all are measured, the fastest counts
-and stands first. All sides take turns in one run, and medians are compared; a benchmark's file in `benchmarks/` says
-what each does. Times on a CPU are processor time; those marked "wall" are by the clock. Each kind of processor has its
-newest table; a played one is this machine with PyTorch, oneDNN, MKL and our C++ told to leave its better instructions
-alone. "At most" is what the figure would be if all cost nothing but what both sides need: the peer's matrix products,
-its convolutions, the conversion of a batch's bytes, answers without a server. In brackets stand the lowest and the
-highest round; "slower" is what was slower in every round, "even" what was so in most. The [log](log.md) has what was
-tried, [decision 0051](decisions.md#0051) why it is so.
+`make bench` writes this page; `benchmarks/bench_<name>.py` says what each benchmark does. We compare with the strongest
+alternative that a competent user would write, with the same type, threads and warm-up. All sides run in turn; the ratio
+is the median over rounds. If the goal is ≥, the ratio says how many times as fast we are; if ≤, it is our time or
+memory as a multiple of theirs. Rows are float32 on one thread unless they say otherwise. Times are CPU time, except for
+uploads (wall time). A *limit* is the best possible ratio, given the work that neither side can avoid. *Even* means that
+the alternative won most rounds; *slower*, that it won all. Missed goals come first. *Emulated* means that the
+processor's newer instructions were disabled. The [log](log.md) lists what we tried.
 """
-COLUMNS = (*HEADINGS, "on")
-LOST = "Where a peer is faster, or a goal is missed"
 
 
 def main(names: list[str]) -> int:
@@ -54,42 +50,36 @@ def main(names: list[str]) -> int:
         print(f"{name} …", file=sys.stderr, flush=True)
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), prepare) as process:
             lines: list[Line] = process.submit(import_module(f"benchmarks.bench_{name}").measure).result()
-        measured += [(*line.cells(), str(datetime.date.today())) for line in lines]
+        measured += [line.cells() for line in lines]
         # after each, so that an early end keeps the measured ones
         PAGE.write_text(page(earlier, kind, versions, together(kept, measured)), encoding="utf-8")
-    print(f"{kind}, {versions}\n\n{markdown([COLUMNS, *measured])}", end="")
+    print(f"{kind}, {versions}\n\n{markdown([HEADINGS, *measured])}", end="")
     return 0
 
 
 def together(kept: Sequence[Sequence[str]], measured: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """The kept rows with measured ones in the place of those of the same name and setting, and the new ones after."""
-    newest = {tuple(row[:2]): row for row in measured}
-    replaced = [newest.pop(tuple(row[:2]), row) for row in kept]
+    """Kept rows, each replaced by a measured one of its name, and the new rows after them."""
+    newest = {row[0]: row for row in measured}
+    replaced = [newest.pop(row[0], row) for row in kept]
     return [*replaced, *newest.values()]
 
 
 def page(earlier: str, kind: str, versions: str, rows: Sequence[Sequence[str]]) -> str:
-    """The page with these rows in place of the previous ones of this kind of processor, opened by what we lose."""
-    others = {name: text for name, text in _sections(earlier).items() if name not in (kind, LOST)}
-    sections = {kind: f"{versions}.\n\n{markdown([COLUMNS, *rows])}"} | others
-    written = "".join(f"\n## {name}\n\n{text}" for name, text in sections.items())
-    return f"{INTRODUCTION}\n## {LOST}\n\n{lost(sections)}{written}"
+    """The page with these rows as the table of this kind of processor, those that miss a goal first."""
+    order = ("slower", "even", "missed")
+    ranked = sorted(rows, key=lambda row: next((i for i, word in enumerate(order) if word in row[-1]), len(order)))
+    table = markdown([HEADINGS, *ranked])
+    sections = {kind: f"{versions}. Last run: {datetime.date.today()}.\n\n{table}"}
+    sections |= {name: text for name, text in _sections(earlier).items() if name != kind}
+    return INTRODUCTION + "".join(f"\n## {name}\n\n{text}" for name, text in sections.items())
 
 
 def rows_of(earlier: str, kind: str, versions: str) -> list[Sequence[str]]:
     """The rows of this kind of processor on the page, if they were measured with these versions."""
     text = _sections(earlier).get(kind, "")
-    return _rows(text) if text.startswith(f"{versions}.\n") else []
-
-
-def lost(sections: Mapping[str, str]) -> str:
-    """The rows of all sections whose goal is missed, those with a faster peer first, then the even ones; or that there
-    are none.
-    """
-    verdict = COLUMNS.index("met")
-    rows = [(kind, *row) for kind, text in sections.items() for row in _rows(text) if row[verdict] != "yes"]
-    rows.sort(key=lambda row: {"slower": 0, "even": 1}.get(row[1 + verdict], 2))
-    return markdown([("processor", *COLUMNS), *rows]) if rows else "Nowhere.\n"
+    if not text.startswith(f"{versions}. "):
+        return []
+    return [line[2:-2].split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
 
 
 def _sections(text: str) -> dict[str, str]:
@@ -98,11 +88,6 @@ def _sections(text: str) -> dict[str, str]:
         name, _, content = section.partition("\n")
         found[name] = f"{content.strip()}\n"
     return found
-
-
-def _rows(text: str) -> list[Sequence[str]]:
-    cells = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in text.splitlines() if line[:2] == "| "]
-    return [row for row in cells[2:] if len(row) == len(COLUMNS)]
 
 
 if __name__ == "__main__":

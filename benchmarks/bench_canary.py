@@ -28,13 +28,13 @@ def measure() -> list[Line]:
     name, _, seconds = max(measured, key=lambda item: item[2])
     return [
         Line(
-            what=f"an arm's canary, once per process: the slowest of {len(measured)}, {name}",
+            what=f"slowest canary of {len(measured)} models, {name}",
             peer="–",
             ours=f"{seconds:.2g} s",
             value=seconds,
             goal=1.0,
             at_most=True,
-            unit="s",
+            unit=" s",
             setting=setting("float32"),
         )
     ]

@@ -87,7 +87,7 @@ def convolution(channels: int, side: int) -> list[Line]:
     plain = passes(eager_and_compiled("ReLU and convolution", ordinary), leaves)
     return [
         race(own, passes(peers, leaves), rounds=15).line(what, 5.0),
-        race(own, plain, rounds=41).cost(f"{what}, beside an ordinary one", 5.0),
+        race(own, plain, rounds=41).cost(f"{what}, against an ordinary layer", 5.0),
     ]
 
 
@@ -99,7 +99,7 @@ def dense() -> list[Line]:
     plain = passes(eager_and_compiled("ReLU and linear", dense_ordinary), leaves)
     return [
         race(own, peer, rounds=41).line(what, 3.0),
-        race(own, plain, rounds=41).cost(f"{what}, beside an ordinary one", 3.5),
+        race(own, plain, rounds=41).cost(f"{what}, against an ordinary layer", 3.5),
     ]
 
 

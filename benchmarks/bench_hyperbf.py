@@ -51,5 +51,5 @@ def measure() -> list[Line]:
     what = "HyperBF attention, 32 heads of 64, 64 tokens"
     return [
         race(own, passes(peers, leaves), rounds=101).line(what, 1.2),
-        race(own, plain, rounds=101).cost(f"{what}, beside the plain one", 1.3),
+        race(own, plain, rounds=101).cost(f"{what}, against plain attention", 1.3),
     ]

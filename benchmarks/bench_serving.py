@@ -5,8 +5,8 @@ docs/decisions.md#0055.
 Each released model answers PNG uploads over kept-alive connections; the first alone is asked over one connection, too.
 Model alone and peers take turns with the service, round by round, all on the same cores with the single client thread.
 LitServe takes part where it is installed (`pip install litserve`), as it is no dependency of ours, with the same model:
-as its documentation starts it, and with what makes it faster: a worker a core with one thread each, and besides a
-process a core that speaks HTTP.
+as its documentation starts it, and with what makes it faster: one worker per core with one thread each, and
+one HTTP process per core.
 Run: python -m benchmarks serving
 """
 
@@ -36,8 +36,8 @@ from benchmarks.server import free_port, server
 from benchmarks.timing import Line, milliseconds
 from service.inference.workers import cores_here
 from stages.checkpoint.predictor import Predictor, load_predictor
+from stages.device import keep_freed_memory
 from stages.images import decode_image
-from stages.memory import keep_freed_memory
 from stages.recording import record
 
 MODELS = (
@@ -50,8 +50,8 @@ MANY = 32
 """Connections at once."""
 PEERS = {
     "LitServe": ("", "", {}),
-    "LitServe, a worker a core": (f", workers_per_device={cores_here()}", "", {"OMP_NUM_THREADS": "1"}),
-    "LitServe, a worker and an HTTP process a core": (
+    "LitServe, worker per core": (f", workers_per_device={cores_here()}", "", {"OMP_NUM_THREADS": "1"}),
+    "LitServe, worker and HTTP process per core": (
         f", workers_per_device={cores_here()}",
         f", num_api_servers={cores_here()}",
         {"OMP_NUM_THREADS": "1"},
@@ -80,7 +80,7 @@ import sys
 from benchmarks.asking import pngs
 from benchmarks.bench_serving import file_of, raw
 from stages.checkpoint.predictor import load_predictor
-from stages.memory import keep_freed_memory
+from stages.device import keep_freed_memory
 keep_freed_memory()
 predictor = load_predictor(file_of(sys.argv[1]))
 images = pngs(64, predictor.contract.shape)
@@ -246,11 +246,11 @@ def show(side: Side) -> None:
         print(f"    processor time of a request: {milliseconds(seen.processor_seconds)}")
 
 
-def faster(model: str, beside: str, peers: Mapping[str, float], ours: float, goal: float) -> Line:
+def faster(model: str, against: str, peers: Mapping[str, float], ours: float, goal: float) -> Line:
     """Against the fastest of `peers` (answers per second by name), which comes first."""
     best_first = sorted(peers.items(), key=lambda peer: -peer[1])
     return Line(
-        what=f"PNG uploads to {model}, {MANY} connections, beside {beside}, wall",
+        what=f"PNG uploads to {model}, {MANY} connections, against {against}",
         peer="; ".join(f"{name}: {rate:.0f}/s" for name, rate in best_first),
         ours=f"{ours:.0f}/s",
         value=ours / best_first[0][1],
@@ -300,10 +300,10 @@ def asked_at_once(model: str, seconds: float, rounds: int, at_once: Sequence[int
 
 
 def at_many(model: str, sides: Sequence[Side], alone: float, together: float) -> list[Line]:
-    """Beside no server, and beside LitServe if it took part; rates per second."""
+    """Compare with no server, and with LitServe if it took part; rates per second."""
     busy = sides[0].middle(MANY).per_second
     others = {side.name: side.middle(MANY).per_second for side in sides[1:]}
-    bare = {"decoding and model alone": alone, "a process a core": together}
+    bare = {"decoding and model alone": alone, "process per core": together}
     found = [faster(model, "no server", bare, busy, 0.7)]
     if not others:
         return found
@@ -315,11 +315,11 @@ def lone(model: str, ours: Side, alone: float, piped: float) -> Line:
     """One connection beside the model `alone` (images per second) and seconds of an answer that is `piped`."""
     one = statistics.median(ours.middle(1).seconds)
     return Line(
-        what=f"PNG uploads to {model}, 1 connection, wall",
+        what=f"PNG uploads to {model}, 1 connection",
         peer=f"decoding and model alone: {1000 / alone:.2f} ms; asked by a pipe: {1000 * piped:.2f} ms",
         ours=f"{1000 * one:.2f} ms",
         value=1000 * (one - 1 / alone),
         goal=2.0,
         at_most=True,
-        unit="ms more",
+        unit=" ms more",
     )

@@ -4,7 +4,7 @@ the fastest way of training them one after the other at 25 units, 1.3 times at 5
 One after the other they are trained by `fit`, or by forward, backward and a fused Adam on one fixed batch, eager or
 compiled (of DAC's with our sums, which compiled code keeps).  Batches of 1,024 rows, Adam, one thread, as with one slot
 per core; denormals are flushed on all sides.  Compiling is not in the rate; the line gives its
-time, into an empty cache and out of a full one, and `stages.scheduling.grouping` decides when it pays.
+time, into an empty cache and out of a full one, and `stages.scheduling.engine.groups` decides when it pays.
 Run: python -m benchmarks stacking
 """
 
@@ -88,7 +88,7 @@ def beside_one_after_the_other(case: Case) -> Line:
 
     peers = {"`fit`": lambda: rate(alone).steps_per_second}
     for way in ("eager", "compiled"):
-        peers[f"a script, {way}, fused Adam"] = partial(script_rate, script(case, way), max(case.steps, 20))
+        peers[f"script, {way}"] = partial(script_rate, script(case, way), max(case.steps, 20))
     with flushing_denormals():
         turns = [(rate(stacked), {name: peer() for name, peer in peers.items()}) for _ in range(ROUNDS)]
     ours = statistics.median(case.count * own.steps_per_second for own, _ in turns)
@@ -102,7 +102,6 @@ def beside_one_after_the_other(case: Case) -> Line:
         ours=f"{ours:.0f} steps/s; first step {first:.0f} s, from the cache {later:.1f} s",
         value=statistics.median(case.count * own.steps_per_second / theirs[best] for own, theirs in turns),
         goal=case.goal,
-        unit="× as fast",
         setting=setting("float32"),
     )
 
@@ -157,7 +156,6 @@ def beside_denormals() -> Line:
         ours=f"flushed: {milliseconds(result.ours_seconds)}",
         value=result.ratio,
         goal=1.0,
-        unit="× as fast",
         setting=setting("float32"),
     )
 

@@ -48,7 +48,7 @@ def lines(
     ordinary = passes(eager_and_compiled(plain, other), leaves)
     return [
         race(own, peers, rounds=61).line(what, GOAL, same_products=same_products),
-        race(own, ordinary, rounds=61).cost(f"{what}, beside an ordinary one", cost),
+        race(own, ordinary, rounds=61).cost(f"{what}, against an ordinary layer", cost),
     ]
 
 

@@ -13,17 +13,16 @@ from typing import Any
 
 from benchmarks.campaign_parcels import MIB, DamagedParcel, cut, read_json, unpack_back
 from stages.datasets.packed import PackedDataError, PackedInfo, read_info
-from stages.datasets.rows import count_rows
+from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import Experiment, Params, ParamsError, load_params
 from stages.priorities.looks import PROFILE, RunName
 from stages.priorities.proposal import propose
 from stages.run import canonical_json
 from stages.runs.equivalence import read_equivalences
-from stages.runs.stacks import Specs
-from stages.runs.store import Store, write_atomically
-from stages.runs.stores import open_store
-from stages.scheduling.grouping import form_groups
+from stages.runs.object_store import open_store
+from stages.runs.store import Specs, Store, write_atomically
+from stages.scheduling.engine.groups import form_groups
 from stages.scheduling.planning import cost_of_run
 from stages.scheduling.runner import Assignment, assignments, find_experiment, find_outcome, ways_to
 

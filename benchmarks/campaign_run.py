@@ -21,8 +21,7 @@ from benchmarks.attempt import in_words
 from benchmarks.campaign_parcels import join, pack_back, take_in
 from stages.device import pick_device
 from stages.run import RunSpec
-from stages.runs.outcome import find_fault
-from stages.runs.store import RunStore, write_atomically
+from stages.runs.store import RunStore, find_fault, write_atomically
 from stages.worker import Job, TrainingStopped, can_stack, train_run, train_stack
 
 

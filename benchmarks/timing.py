@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from stages.memory import keep_freed_memory
+from stages.device import keep_freed_memory
 from stages.ops.fast import attention, dac
 from stages.training.environment import describe_environment
 
@@ -62,24 +62,24 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """Whether the goal is met; a peer that we meant to beat and that is faster says so: in every round, or not."""
+        """met, missed, or how often a peer that we meant to beat is faster: even in most rounds, slower in all."""
         if self.is_met:
-            return "yes"
+            return "met"
         if self.at_most or not self.value < 1 <= self.goal:
-            return "no"
+            return "missed"
         return "even" if self.span is not None and self.span[1] > 1 else "slower"
 
     def cells(self) -> tuple[str, ...]:
-        goal = f"{'at most' if self.at_most else 'at least'} {self.goal:g} {self.unit}"
-        measured = f"{self.value:.3g} {self.unit}"
-        if self.span is not None:
-            measured += f" ({self.span[0]:.3g} to {self.span[1]:.3g})"
-        if self.most is not None:
-            measured += f"; at most {self.most:.3g}"
-        return self.what, self.setting, goal, self.peer, self.ours, measured, self.verdict
+        """The row of the table, with the strongest peer alone."""
+        setting = self.setting.removesuffix(", 1 thread")
+        what = self.what if setting in ("", "float32") else f"{self.what}, {setting}"
+        limit = f" (limit {self.most:.3g})" if self.most is not None and not self.is_met else ""
+        ours = self.ours.partition(";")[0].rpartition(": ")[2]
+        goal = f"{'≤' if self.at_most else '≥'}{self.goal:g}{f', {self.verdict}' if not self.is_met else ''}"
+        return what, self.peer.partition(";")[0], ours, f"{self.value:.3g}{self.unit}{limit}", goal
 
 
-HEADINGS = ("what", "type, threads", "goal", "strongest peer; others", "ours", "measured", "met")
+HEADINGS = ("benchmark", "strongest peer", "ours", "ratio", "goal")
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -115,7 +115,6 @@ class Race:
             ours=_ranked(self.ours, images),
             value=self.ratio,
             goal=goal,
-            unit="× as fast",
             setting=setting(dtype),
             span=self.span,
             most=1 / share_of_products(self.strongest) if same_products else None,
@@ -130,7 +129,6 @@ class Race:
             value=1 / self.ratio,
             goal=goal,
             at_most=True,
-            unit="× its time",
             setting=setting(dtype),
         )
 
@@ -325,5 +323,5 @@ def milliseconds(seconds: float) -> str:
 def machine(device: torch.device) -> tuple[str, str]:
     """Origin of the figures: the kind of machine, and versions."""
     facts = describe_environment(device)
-    kind = f"{facts['device_name']}, {facts['cpu_capability']}{', played' if PLAYED in LESSER else ''}"
+    kind = f"{facts['device_name']}, {facts['cpu_capability']}{', emulated' if PLAYED in LESSER else ''}"
     return kind, f"torch {facts['torch']}, Python {platform.python_version()}"

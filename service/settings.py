@@ -31,6 +31,12 @@ class Settings(BaseSettings):
         description="address of the repository, for links of the pages to its files; unset: the service shows these",
     )
 
+    address: str | None = Field(
+        default=None,
+        pattern='^https?://[^ "<>]+$',
+        description="permanent address of the service, for citations; unset: these name none",
+    )
+
     contact: str | None = Field(
         default=None,
         pattern=r'^(https?://[^ "<>]+|[^ @"<>]+@[^ @"<>]+)$',

@@ -1,6 +1,6 @@
-"""`python -m stages.analyse`: what can be said of the papers without training, into `data/findings.jsonl`.
+"""`python -m stages.analyse`: judge the claims that need no training, into `data/findings.jsonl`.
 
-With `--docs`, `docs/findings.md` instead.
+Also the hours of each planned training, into `data/hours.json`.  With `--docs`, write `docs/findings.md` instead.
 """
 
 from __future__ import annotations
@@ -13,16 +13,25 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from stages.datasets.prepare import count_rows
+from stages.evaluation.flops import FlopCounts
 from stages.faults import in_one_line
 from stages.papers.finding import Finding
-from stages.params.experiment import load_params
+from stages.params.budget import plan_runs
+from stages.params.experiment import Params, load_params
 from stages.params.stage_inputs import refuse_changed
 from stages.run import canonical_json
 from stages.runs.store import write_atomically
+from stages.scheduling.planning import cost_of_run
 
-TARGET, DOCS = Path("data/findings.jsonl"), Path("docs/findings.md")
+TARGET, HOURS, DOCS = Path("data/findings.jsonl"), Path("data/hours.json"), Path("docs/findings.md")
 _DIGITS = 9  # significant ones; processors differ in the last of a double's
-_ROUNDING = 1e-10  # smaller numbers are differences that rounding leaves of a 0
+HEAD = """# Claims judged without training
+
+`make report` writes this page; every `dvc repro` computes the findings again. The tables list the claims that depend on
+how the text is read, and those that fail under every reading. `make serve` shows each claim with its readings, numbers
+and method at `/claims/<claim>`; the papers' pages explain the main ones.
+"""
 
 
 def papers() -> list[str]:
@@ -35,16 +44,35 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.analyse", description=__doc__)
     parser.add_argument("--docs", action="store_true", help="write docs/findings.md instead of the lines")
     options = parser.parse_args(arguments)
-    margins = load_params().verdicts.margins
+    params = load_params()
+    margins = params.verdicts.margins
     found: dict[str, list[Finding]] = {
         paper: import_module(f"stages.papers.{paper}.findings").findings(margins) for paper in papers()
     }
     if refuse_changed("analyse"):
         return 1
-    write_atomically(*((DOCS, page(found)) if options.docs else (TARGET, lines(found))))
+    if options.docs:
+        write_atomically(DOCS, page(found))
+    else:
+        write_atomically(TARGET, lines(found))
+        write_atomically(HOURS, (canonical_json(hours(params)) + "\n").encode())
     for paper, findings in found.items():
         print(f"analyse: {paper}: {_counts(findings)}")
     return 0
+
+
+def hours(params: Params) -> dict[str, dict[str, float]]:
+    """`{<experiment>.<arm>: {device: hours of one training as printed}}`, in three digits."""
+    counts, told = FlopCounts(), dict[str, dict[str, float]]()
+    for name, experiment in params.experiments.items():
+        source = params.datasets[experiment.dataset]
+        rows = count_rows(experiment.dataset, source, is_stand_in=False)
+        for run in plan_runs(experiment, params.profiles["paper"], source):
+            if run.replicate_index == 0:
+                cost = cost_of_run(run, rows, source, params.rates, counts.count, rows.test)
+                told[f"{name}.{run.arm}"] = {kind: float(f"{cost.hours(kind):.3g}") for kind in params.rates}
+    counts.save()
+    return told
 
 
 def lines(found: Mapping[str, Sequence[Finding]]) -> bytes:
@@ -58,17 +86,26 @@ def lines(found: Mapping[str, Sequence[Finding]]) -> bytes:
 
 
 def page(found: Mapping[str, Sequence[Finding]]) -> bytes:
-    """The findings for a reader, with those that don't hold first."""
-    text = "# What can be said without training\n\n"
-    text += "Written by `make report`; `dvc repro` computes it again on every machine. Ids: `data/claims.csv`.\n"
+    """The findings for a reader, with those that depend on the reading or don't hold in a table."""
+    text = HEAD
     for paper, findings in found.items():
         text += f"\n## [{paper}](papers/{paper}.md): {_counts(findings)}\n\n"
-        text += "| claim | | numbers | how |\n|---|---|---|---|\n"
-        for finding in sorted(findings, key=lambda finding: finding.status == "holds"):
-            numbers = "; ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in finding.computed.items())
-            text += f"| `{finding.claim}` | {finding.status} | {numbers} | {_in_a_cell(finding.explanation)} |\n"
-        text += "".join(_readings(finding, places) for finding, *places in _by_error(findings) if finding.readings)
+        disputed = [group for group in _by_error(findings) if group[0].status != "holds"]
+        if disputed:
+            text += "| claim | verdict | holds if read | fails if read |\n|---|---|---|---|\n"
+        for first, *places in disputed:
+            also = f", also {_ids(places)}" if places else ""
+            held, failed = (
+                "; ".join(reading.name for reading in first.readings if reading.holds is holds) or "–"
+                for holds in (True, False)
+            )
+            text += f"| `{first.claim}`{also} | {first.status} | {held} | {failed} |\n"
+        text += f"\nHold: {_ids([one for one in findings if one.status == 'holds']) or 'none'}.\n"
     return text.encode()
+
+
+def _ids(findings: Sequence[Finding]) -> str:
+    return ", ".join(f"`{finding.claim}`" for finding in findings)
 
 
 def _by_error(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -80,31 +117,12 @@ def _by_error(findings: Sequence[Finding]) -> list[list[Finding]]:
     return list(groups.values())
 
 
-def _readings(finding: Finding, other_places: Sequence[Finding]) -> str:
-    alike = f", and by the same error {len(other_places)} more" if other_places else ""
-    text = f"\n`{finding.claim}`{alike}, {finding.status}:\n\n"
-    return text + "".join(
-        f"- {'holds' if reading.holds else 'does not hold'}, read {reading.name}: {reading.text}\n"
-        for reading in finding.readings
-    )
-
-
-def _in_a_cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 def _counts(findings: Sequence[Finding]) -> str:
     """The number of findings by status; an error counts once, with its places."""
     groups = _by_error(findings)
     counts = sorted(Counter(group[0].status for group in groups).items())
     errors = "".join(f"; one error at {len(group)} places" for group in groups if len(group) > 1)
     return ", ".join(f"{number} {status}" for status, number in counts) + errors
-
-
-def _short(value: float) -> str:
-    if abs(value) < _ROUNDING:
-        return "0"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
 if __name__ == "__main__":

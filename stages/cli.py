@@ -8,20 +8,20 @@ import sys
 from pathlib import Path
 
 from stages.claims import ClaimsError
-from stages.commands import claims, command, evidence, proposal, repro, status, trainings, why
+from stages.commands import claims, command, evidence, proposal, reported, repro, status, trainings, why
 from stages.commands.command import USAGE, Command, Parser, UsageError, names, print_answer
 from stages.datasets.packed import PackedDataError
 from stages.faults import FAULTS, INTERRUPTED, STOPPED, Mistake, describe_fault, mend_streams
 from stages.params.schema import nearest
 from stages.proving.show import STEPS
 from stages.results import UnknownName
-from stages.scheduling.engine.choice import default_engine
+from stages.scheduling.engine.groups import default_engine
 
-CODES = {0: "done", 1: "it couldn't be done; one line on stderr says why", USAGE: "a word of the command is mistyped"}
+CODES = {0: "done", 1: "failed; one line on stderr explains why", USAGE: "mistyped command, option or name"}
 
 
 def add_experiments(parser: argparse.ArgumentParser, nargs: str = "*") -> None:
-    taken = parser.add_argument("experiments", nargs=nargs, metavar="experiment", help="a file of params/")
+    taken = parser.add_argument("experiments", nargs=nargs, metavar="experiment", help="name of a file in params/")
     names(taken, "experiments")
 
 
@@ -38,86 +38,110 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 def add_next(parser: argparse.ArgumentParser) -> None:
     add_experiments(parser)
     parser.add_argument("--budget", type=proposal.seconds_of, required=True, help="device time: 90min, 2h, 1.5d")
-    parser.add_argument("--device", default="cpu", help="a rate of params.yaml: cpu, cuda (default: %(default)s)")
-    parser.add_argument("--run", action="store_true", help="train them, best first; needs the profile paper")
+    parser.add_argument(
+        "--device", default="cpu", help="device with a rate in params.yaml: cpu, cuda (default: %(default)s)"
+    )
+    parser.add_argument("--run", action="store_true", help="train them, best first; needs profile paper")
     parser.add_argument("--engine", default=default_engine(), help="with --run: local or ray (default: %(default)s)")
 
 
 def add_why(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="<experiment>.<arm>.<replicate>, or the beginning of a run key")
+    parser.add_argument("run", help="<experiment>.<arm>.<replicate>, or the start of a run key")
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
-    taken = parser.add_argument("name", metavar="profile", help="smoke, quick, paper, or another of params.yaml")
+    taken = parser.add_argument(
+        "name", metavar="profile", help="smoke, quick, paper, or another profile in params.yaml"
+    )
     names(taken, "profiles")
 
 
 def add_shown(parser: argparse.ArgumentParser) -> None:
     taken = parser.add_argument(
-        "names", nargs="+", metavar="experiment|claim", help="a file of params/, a row of data/claims.csv"
+        "names", nargs="+", metavar="experiment|claim", help="a file in params/ or a row of data/claims.csv"
     )
     names(taken, "shown")
 
 
 def add_papers(parser: argparse.ArgumentParser) -> None:
-    names(parser.add_argument("papers", nargs="*", metavar="paper", help="only these"), "papers")
-    parser.add_argument("--watch", action="store_true", help="the trainings, live until Ctrl-C on a terminal")
-    parser.add_argument("--prometheus", type=Path, metavar="FILE", help="write metrics for node_exporter's textfiles")
+    names(parser.add_argument("papers", nargs="*", metavar="paper", help="only these papers"), "papers")
+    parser.add_argument("--watch", action="store_true", help="show trainings live until Ctrl-C")
+    parser.add_argument(
+        "--prometheus", type=Path, metavar="FILE", help="write metrics for node_exporter's textfile collector"
+    )
 
 
 def add_register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="of the new file in data/registrations/")
-    names(parser.add_argument("claims", nargs="*", metavar="claim", help="a claim, or a pattern of ids"), "claims")
-    parser.add_argument("--why", help="the reason, as a sentence")
+    parser.add_argument("name", nargs="?", help="name of the new file in data/registrations/")
+    names(parser.add_argument("claims", nargs="*", metavar="claim", help="claim id or pattern"), "claims")
+    parser.add_argument("--why", type=str.strip, help="reason, as a sentence")
     parser.add_argument(
-        "--runs", nargs="+", metavar="PATTERN", help="of <experiment>.<arm>.<replicate> (default: all that they need)"
+        "--runs",
+        nargs="+",
+        metavar="PATTERN",
+        help="runs as <experiment>.<arm>.<replicate> (default: all that the claims need)",
     )
-    parser.add_argument("--check", action="store_true", help="instead: do the registrations still fit?")
+    parser.add_argument("--check", action="store_true", help="instead, check whether the registrations still match")
 
 
 def add_history(parser: argparse.ArgumentParser) -> None:
     names(parser.add_argument("claims", nargs="?", default="*", help="pattern of claim ids"), "claims")
-    parser.add_argument("--why", help="write down, with this reason, what changed since the last line")
+    parser.add_argument("--why", type=str.strip, help="record what changed since the last line, with this reason")
     parser.add_argument(
         "--alters-nothing",
         action="store_true",
-        help="with --why: changed code touched no rule, metric, statement or verdict",
+        help="with --why: the change affects no rule, metric, statement or verdict",
     )
 
 
 def add_sample(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dataset", help="a data set of images that is packed here")
-    parser.add_argument("--index", type=int, default=0, help="of the image in the test set (default: %(default)s)")
+    parser.add_argument("dataset", help="packed data set of images")
+    parser.add_argument("--index", type=int, default=0, help="position in the test set (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="file to write (default: <dataset>-<index>.png)")
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoints", nargs="*", metavar="checkpoint", help="list every link of these")
+    parser.add_argument("checkpoints", nargs="*", metavar="checkpoint", help="list every link of these checkpoints")
     parser.add_argument("--all", action="store_true", help="list every link of every checkpoint")
-    parser.add_argument("--weights", action="store_true", help="predict whole test sets with all weights; minutes")
     parser.add_argument(
-        "--equivalences", action="store_true", help="train a path of each equivalence again, with both codes; minutes"
+        "--weights", action="store_true", help="predict whole test sets with all weights (takes minutes)"
+    )
+    parser.add_argument(
+        "--equivalences",
+        action="store_true",
+        help="train one path of each equivalence again with both versions (takes minutes)",
     )
 
 
 def add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--retract", metavar="WHY", help="give this reason for everything that is missing now")
+    parser.add_argument("--retract", type=str.strip, metavar="WHY", help="reason for everything that is now missing")
 
 
 def add_release(parser: argparse.ArgumentParser) -> None:
-    names(parser.add_argument("experiment", help="a file of params/"), "experiments")
-    parser.add_argument("arms", nargs="+", metavar="arm", help="a model of it, with published results")
+    names(parser.add_argument("experiment", help="name of a file in params/"), "experiments")
+    parser.add_argument("arms", nargs="+", metavar="arm", help="model of the experiment with published results")
 
 
 def add_crate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="a folder that isn't there yet")
+    parser.add_argument("folder", type=Path, help="new folder")
 
 
 def add_equivalent(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("revision", help="whose code made the evidence, or that an earlier line leads to")
-    parser.add_argument("--steps", type=int, default=STEPS, help="of each path (default: %(default)s)")
-    parser.add_argument("--again", action="store_true", help="compare what lines cover already; write nothing")
-    parser.add_argument("--plain", action="store_true", help="without C++: for a change that takes out a fast path")
+    parser.add_argument("revision", help="revision that made the evidence, or that an earlier line leads to")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps for each path (default: %(default)s)")
+    parser.add_argument("--again", action="store_true", help="compare again what existing lines cover; write nothing")
+    parser.add_argument("--plain", action="store_true", help="without C++, for a change that removes a fast path")
+
+
+def add_judge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("claims", type=Path, help="CSV with the columns id, kind, metric, arm, baseline, printed, ...")
+    parser.add_argument("results", type=Path, help="CSV with the columns dataset, arm, seed, metric, value")
+    parser.add_argument("--rules", type=Path, help="YAML with other margins and levels (default: those of params.yaml)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a self-contained page")
+
+
+def add_lint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("claims", type=Path, help="CSV as for claimcheck judge, or data/claims.csv")
 
 
 def add_shell(parser: argparse.ArgumentParser) -> None:
@@ -126,85 +150,99 @@ def add_shell(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS = {
     "repro": Command(
-        does="Run the pipeline, or what the named experiments need of it, and tell how far it is.",
+        does="Run the pipeline, or only what the named experiments need, and show progress.",
         example="claimcheck repro ninformer-mnist",
         add_to=add_experiments,
         run=repro.repro,
-        codes={1: "a stage failed, whose output is shown; dvc's own code where it is another"},
+        codes={1: "a stage failed (its output is shown); otherwise dvc's exit code"},
         has_json=False,
     ),
     "run": Command(
-        does="Train what the named experiments lack, all at once and the longest first, here or on a cluster.",
+        does="Train all missing runs of the named experiments, longest first, here or on a cluster.",
         example="claimcheck run --all --engine ray",
         add_to=add_run,
         run=trainings.run,
         codes={1: "a training failed or was stopped; the others are in the store"},
     ),
     "plan": Command(
-        does="Say what the trainings will cost, on each device and under each profile, and which are done.",
+        does="Estimate what the trainings cost on each device and under each profile, and list which are done.",
         example="claimcheck plan ninformer-mnist",
         add_to=add_plan,
         run=trainings.plan,
     ),
     "next": Command(
-        does="Propose the trainings from which most decided claims can be expected within a budget.",
+        does="Suggest the trainings that are expected to decide most claims within a budget.",
         example="claimcheck next --budget 2h --device cuda",
         add_to=add_next,
         run=proposal.next_trainings,
     ),
     "profile": Command(
-        does="Set the profile in params.yaml: how much work is done.",
+        does="Set the profile (the training budget) in params.yaml.",
         example="claimcheck profile quick",
         add_to=add_profile,
         run=trainings.set_profile,
     ),
     "status": Command(
-        does="Tell where things stand: how many claims have which verdict, and what trains now.",
+        does="Show how many claims have which verdict, and what trains now.",
         example="claimcheck status --watch",
         add_to=add_papers,
         run=status.status,
     ),
     "show": Command(
-        does="Show an experiment's whole params, or a claim with what we have and the verdict.",
+        does="Show an experiment's complete params, or a claim with our results and its verdict.",
         example="claimcheck show dac.sgemm.gain",
         add_to=add_shown,
         run=claims.show,
     ),
     "history": Command(
-        does="Tell how claims, rules and judging code changed, and why.",
+        does="Show how claims, rules and judging code changed, and why.",
         example="claimcheck history 'dac.sgemm.*'",
         add_to=add_history,
         run=claims.history,
     ),
     "register": Command(
-        does="Write down claims, rules, margins and planned runs before the runs are trained.",
+        does="Record claims, rules, margins and planned runs before training.",
         example='claimcheck register sgemm dac.sgemm.gain --why "Three more depths"',
         add_to=add_register,
         run=claims.register,
-        codes={1: "nothing was written, or with --check a registration no longer fits"},
+        codes={1: "nothing was written, or a registration no longer matches (--check)"},
+    ),
+    "judge": Command(
+        does="Judge printed numbers by results that you already have, without training.",
+        example="claimcheck judge claims.csv results.csv --html report.html",
+        add_to=add_judge,
+        run=reported.judge,
+        codes={1: "a row couldn't be judged; the others were"},
+    ),
+    "lint": Command(
+        does="Check a table of claims: units, directions, models, and printed gains against their cells.",
+        example="claimcheck lint claims.csv",
+        add_to=add_lint,
+        run=reported.lint,
+        codes={1: "a row has a fault"},
     ),
     "why": Command(
-        does="Say why a run was trained or would be: what its key holds, what changed, which claims want it.",
+        does="Explain why a run was or would be trained: its key, what changed, which claims need it.",
         example="claimcheck why dac-sgemm.mlp-25x5.0",
         add_to=add_why,
         run=why.why,
     ),
     "verify": Command(
-        does="Recompute what served models rest on, from checkpoint to data, and list what is broken.",
+        does="Recompute the digests and metrics behind the served models, and list what no longer matches.",
         example="claimcheck verify",
         add_to=add_verify,
         run=evidence.verify,
-        codes={1: "a link is broken, or it couldn't be checked"},
+        codes={1: "a link is broken or couldn't be checked"},
     ),
     "audit": Command(
-        does="Compare the published record with every commit of it, and print one digest for the whole.",
+        does="Compare the published record with its git history, and print one digest for all of it.",
         example="claimcheck audit",
         add_to=add_audit,
         run=evidence.audit,
-        codes={1: "something that was committed is missing, and no retraction says why"},
+        codes={1: "something that was committed is missing without a retraction"},
     ),
     "sample": Command(
-        does="Write a test image of a packed data set, to try a model on.",
+        does="Write a test image of a packed data set to a file, to try a model on.",
         example="claimcheck sample mnist --index 7",
         add_to=add_sample,
         run=evidence.sample,
@@ -216,35 +254,35 @@ COMMANDS = {
         run=evidence.publish,
     ),
     "release": Command(
-        does="Put published models into data/models/, rounded to float16.",
+        does="Copy published models to data/models/, rounded to float16.",
         example="claimcheck release ninformer-mnist vit",
         add_to=add_release,
         run=evidence.release,
     ),
     "crate": Command(
-        does="Write everything that ran, with its inputs, numbers and verdicts, as a Process Run RO-Crate.",
+        does="Export everything that ran, with inputs, numbers and verdicts, as a Process Run RO-Crate.",
         example="claimcheck crate ../claimcheck-crate",
         add_to=add_crate,
         run=evidence.crate,
     ),
     "equivalent": Command(
-        does="Show, by training with both, that code changed since a revision changes no number.",
+        does="Show that code changes since a revision change no number, by training with both versions.",
         example="claimcheck equivalent HEAD~1",
         add_to=add_equivalent,
         run=evidence.equivalent,
     ),
     "du": Command(
-        does="Tell what data and trainings take on disk.",
+        does="Show disk usage of data and trainings.",
         example="claimcheck du",
         run=evidence.usage,
     ),
     "gc": Command(
-        does="Remove what killed trainings left behind; no outcome goes.",
+        does="Remove leftovers of killed trainings, never an outcome.",
         example="claimcheck gc",
         run=evidence.clean_up,
     ),
     "completion": Command(
-        does="Print a script by which a shell completes commands, options and names.",
+        does="Print a shell script that completes commands, options and names.",
         example='eval "$(claimcheck completion bash)"',
         add_to=add_shell,
         run=lambda options: command.script(build_parser()[0], options.shell),
@@ -257,7 +295,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     """The parser of the whole command line, and that of each command."""
     parser = Parser(
         prog="claimcheck",
-        description="Claimcheck tells whether the numbers that papers print hold: run it in the root of a clone.",
+        description="Check the numbers that papers print. Run it in the root of a clone.",
         example="claimcheck status",
         codes=CODES,
     )

@@ -16,9 +16,8 @@ from typing import Any
 
 from stages.checkpoint.contract import CheckpointError
 from stages.device import pick_device
-from stages.evaluation.experiment import evaluate_experiment
-from stages.evaluation.kept import Kept
-from stages.evaluation.trained import EvaluationError
+from stages.evaluation.experiment import EvaluationError, evaluate_experiment
+from stages.evaluation.flops import Kept
 from stages.faults import in_one_line
 from stages.params.experiment import ParamsError, load_params
 from stages.params.stage_inputs import code_digests, refuse_changed
@@ -26,8 +25,7 @@ from stages.run import ModelSpec
 from stages.runs.curves import EpochRow
 from stages.runs.evidence import ResultLine, write_lines
 from stages.runs.fingerprint import source_path
-from stages.runs.runlist import read_run_list
-from stages.runs.store import write_atomically
+from stages.runs.store import read_run_list, write_atomically
 
 INCOMPLETE = 4
 """Exit code where some runs couldn't be evaluated; the others are written."""
@@ -60,12 +58,6 @@ def metrics_document(results: Sequence[ResultLine], roles: Mapping[str, str]) ->
 def _main_metric(names: Container[str]) -> str | None:
     """The main one of these metrics, which depends on the kind of data; None where nothing was measured."""
     return next((name for name in _IN_WORDS if name in names), None)
-
-
-def _roles(experiment: str, data: Path) -> dict[str, str]:
-    """The role of each arm that was trained."""
-    run_list = read_run_list(data / "runs" / experiment)
-    return {run.arm: run.role for run in run_list.runs} if run_list else {}
 
 
 def curves_table(results: Sequence[ResultLine]) -> bytes:
@@ -131,7 +123,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     write_atomically(data / "results" / f"{name}.jsonl", write_lines(found.results))
     write_atomically(data / "results" / f"{name}.cost.jsonl", write_lines(found.costs))
-    write_atomically(data / "metrics" / f"{name}.json", metrics_document(found.results, _roles(name, data)))
+    run_list = read_run_list(data / "runs" / name)
+    write_atomically(
+        data / "metrics" / f"{name}.json",
+        metrics_document(found.results, {run.arm: run.role for run in run_list.runs} if run_list else {}),
+    )
     write_atomically(data / "plots" / f"{name}.csv", curves_table(found.results))
     for line in found.results:
         label = f"{line.arm}.{line.replicate}"

@@ -203,6 +203,11 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+def environment_digest(environment: Mapping[str, Any]) -> str:
+    """Twelve hexadecimal digits that identify an environment."""
+    return hashlib.sha256(canonical_json(environment).encode()).hexdigest()[:12]
+
+
 def changed_parts(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Dotted names of the leaves in which two specs differ, e.g. `protocol.optimizer.lr: 0.001 -> 0.01`."""
     changes: list[str] = []

@@ -14,8 +14,7 @@ from stages.params.experiment import ParamsError, load_params
 from stages.params.stage_inputs import refuse_changed
 from stages.runs.evidence import EvidenceError
 from stages.scheduling.counting import ProgressDisplay
-from stages.scheduling.engine.choice import EngineError, default_engine
-from stages.scheduling.engine.groups import TrainingsKilled
+from stages.scheduling.engine.groups import EngineError, TrainingsKilled, default_engine
 from stages.scheduling.engine.orphan import OrphanedStage, dvc_and_shells, end_with
 from stages.scheduling.runner import slot_devices, train_experiment
 from stages.scheduling.together import longest_first

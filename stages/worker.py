@@ -24,29 +24,20 @@ from torch import nn
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import dump_checkpoint
 from stages.datasets.packed import PackedInfo, read_info
-from stages.device import devices_of, pick_device
+from stages.device import devices_of, keep_freed_memory, pick_device
 from stages.evaluation.flops import FlopCounts
-from stages.memory import keep_freed_memory
 from stages.ops.fast.cpp import TAKEN, keep_compiled_steps_apart
 from stages.ops.fast.replay import describe_graphs
-from stages.run import RunSpec, canonical_json
+from stages.run import RunSpec, canonical_json, environment_digest
 from stages.runs.fingerprint import is_pinned, unlike_loaded
-from stages.runs.outcome import seal
-from stages.runs.stacks import remember, stack_id
-from stages.runs.store import Scratch
+from stages.runs.store import Scratch, remember, seal, stack_id
 from stages.training.canary import canary_of
-from stages.training.energy import EnergyMeter, energy_joules, sum_known
-from stages.training.environment import (
-    describe_environment,
-    environment_digest,
-    peak_memory_bytes,
-    reset_peak_memory,
-)
+from stages.training.environment import describe_environment, peak_memory_bytes, reset_peak_memory
 from stages.training.loop import Outcome, Progress, TrainingState, TrainingStopped
 from stages.training.parallel import agreed, describe_ranks, from_first, highest, joined, share
 from stages.training.process import describe_fast_paths, describe_process
 from stages.training.ranks import Rank, run_together
-from stages.training.resuming import ResumeState, first_line
+from stages.training.resuming import EnergyMeter, ResumeState, energy_joules, first_line, sum_known
 from stages.training.session import Session, flushing_denormals, open_session, plain_network, task_of
 from stages.training.stacked import StackState, code_of_stack, fit_stack, mode_of, stack_class
 from stages.training.tables import Regression

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import atexit
 import gc
 import hashlib
@@ -49,7 +47,7 @@ LONG = (
     "test_browser.py",
     "test_flood.py",
     "test_equivalence.py",
-    "test_cuda_kernels.py",
+    "test_devices.py",
     "test_gpu_campaign.py",
     "test_gpu_check.py",
     "test_verifying.py",
@@ -59,7 +57,7 @@ LONG = (
     "test_all_trained.py",
     "test_asking.py",
     "test_deploy.py",
-    "test_shared_runs.py",
+    "test_parallel.py",
     "test_refusals.py",
     "test_evaluate.py",
     "test_cli.py",
@@ -68,10 +66,9 @@ LONG = (
     "test_power.py",
     "test_recovery.py",
     "test_workers.py",
-    "test_together.py",
     "test_memory.py",
     "test_decoding.py",
-    "test_stacked_runs.py",
+    "test_stack.py",
 )
 
 

@@ -1,8 +1,7 @@
 """A small project in a separate folder: one experiment, two tiny arms, a packed stand-in, ready to train."""
 
-from __future__ import annotations
-
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -114,3 +113,11 @@ def outcomes(project: Path) -> dict[str, tuple[bytes, bytes]]:
         folder.name: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
         for folder in sorted((project / "data" / "store" / "runs").iterdir())
     }
+
+
+def findings_on_page() -> dict[str, str]:
+    """Claims of `docs/findings.md` with their statuses."""
+    page = (REPOSITORY / "docs" / "findings.md").read_text()
+    rows = re.findall(r"^\| (`[^|]+) \| ([a-z ]+) \|", page, re.MULTILINE)
+    rows += [(line, "holds") for line in re.findall(r"^Hold: (.*)$", page, re.MULTILINE)]
+    return {claim: status for claims, status in rows for claim in re.findall(r"`([\w.]+)`", claims)}

@@ -1,7 +1,5 @@
 """Published lines stay: `record`, `verify` and `audit` compare the record with git's history."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
@@ -9,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from stages.claims import read_claims
+from stages.claims.history import PATH as HISTORY
+from stages.claims.history import append, committed_claims, pending, read_history
+from stages.params.experiment import load_params
 from stages.recording import RecordError, record
 from stages.recording.append_only import (
     RETRACTIONS,
+    Version,
     digest_history,
     find_lost,
     read_retractions,
@@ -20,8 +23,10 @@ from stages.recording.append_only import (
     row_faults,
 )
 from stages.results import Meta, open_results
-from stages.runs.evidence import EvidenceLine, Release, read_lines, write_lines
+from stages.runs.evidence import EvidenceError, EvidenceLine, Release, read_lines, write_lines
+from stages.runs.revisions import ask_git
 from tests.service.results_factory import REPOSITORY, make_root
+from tests.test_cli import claimcheck
 from tests.test_publishing import git
 
 EVIDENCE = "data/evidence/ninformer-mnist.jsonl"
@@ -91,6 +96,9 @@ def test_retraction_cannot_be_withdrawn(root: Path) -> None:
     content = json.loads((root / RETRACTIONS).read_bytes())
     (root / RETRACTIONS).write_text(json.dumps(content | {"why": "Another reason"}) + "\n", encoding="utf-8")
     assert [one.path for one in find_lost(root, read_versions(root))] == [str(RETRACTIONS)]
+    (root / RETRACTIONS).write_text(json.dumps(content | {"why": " "}) + "\n", encoding="utf-8")
+    with pytest.raises(EvidenceError, match="retractions"):
+        find_lost(root, read_versions(root))
 
 
 def test_digest_of_the_record_changes_with_each_commit_to_it_alone(root: Path) -> None:
@@ -102,6 +110,48 @@ def test_digest_of_the_record_changes_with_each_commit_to_it_alone(root: Path) -
     assert digest_history(read_versions(root)) != first
 
 
+@pytest.fixture
+def merged(root: Path) -> Path:
+    """A record whose history has a merge that keeps nothing of its second parent."""
+    content = (root / EVIDENCE).read_bytes()
+    git(root, "checkout", "-qb", "other")
+    (root / EVIDENCE).write_bytes(content.splitlines(keepends=True)[0])
+    commit_all(root)
+    git(root, "checkout", "-q", "-")
+    (root / EVIDENCE).write_bytes(content + b'{"name":"more"}\n')
+    commit_all(root)
+    git(root, "checkout", "-q", "other")
+    git(root, "merge", "-q", "-s", "ours", "-m", "merge", "@{-1}")
+    return root
+
+
+def test_merge_that_drops_lines_is_found_and_each_full_clone_has_the_same_digest(
+    merged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, first = find_lost(merged, read_versions(merged)), digest_history(read_versions(merged))
+    assert [one.text.split()[0] for one in lost[-1:]] == ["more"] and len(lost) > 1
+    (tmp_path / "settings").write_text("[log]\nshowRoot = false\ndiffMerges = combined\n[diff]\nrelative = true\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "settings"))
+    git(tmp_path, "clone", "-q", merged.as_uri(), "clone")
+    git(tmp_path / "clone", "repack", "-qad", "--write-midx")
+    git(tmp_path / "clone", "commit-graph", "write", "--reachable", "--changed-paths")
+    assert digest_history(read_versions(tmp_path / "clone")) == first
+    assert find_lost(tmp_path / "clone", read_versions(tmp_path / "clone")) == lost
+
+
+def test_clone_that_lacks_contents_of_the_record_is_refused(merged: Path, tmp_path: Path) -> None:
+    git(merged, "config", "uploadpack.allowFilter", "true")
+    git(tmp_path, "clone", "-q", "--filter=blob:none", merged.as_uri(), "partial")
+    git(tmp_path, "clone", "-q", "--depth=1", merged.as_uri(), "shallow")
+    blob = str(ask_git(merged, "rev-parse", f"HEAD~1:{EVIDENCE}"))
+    shutil.copytree(merged, tmp_path / "damaged")
+    (tmp_path / "damaged" / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    shutil.move(merged, tmp_path / "moved")
+    for name, words in (("partial", "lacks contents"), ("shallow", "this clone is shallow"), ("damaged", "damaged")):
+        done = claimcheck("audit", cwd=tmp_path / name)
+        assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
+
+
 def test_released_model_without_a_file_is_refused(root: Path) -> None:
     first, *rest = read_lines(root / EVIDENCE, EvidenceLine)
     release = Release(sha256="0" * 64, dtype="float16", accuracy=0.5, same_class=0.0, n=10_000)
@@ -111,12 +161,26 @@ def test_released_model_without_a_file_is_refused(root: Path) -> None:
         record(root, "data/results.db")
 
 
-def test_claim_row_without_a_line_in_its_history_is_a_fault(tmp_path: Path) -> None:
+def test_claim_row_whose_history_says_nothing_or_denies_evidence_is_a_fault(tmp_path: Path) -> None:
     for name in ("params.yaml", "params", "data/claims.csv", "data/claims-history.jsonl"):
         source, target = REPOSITORY / name, tmp_path / name
         target.parent.mkdir(exist_ok=True)
         shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
-    assert row_faults(tmp_path) == []
+    history = tmp_path / HISTORY
+    began = Version("1" * 40, str(HISTORY), history.read_bytes())
+    versions = [began, Version("2" * 40, EVIDENCE, b"{}")]
+    assert row_faults(tmp_path, versions) == []
     path = tmp_path / "data" / "claims.csv"
     path.write_text(path.read_text(encoding="utf-8").replace(",value,0.9712,", ",value,0.9812,", 1), encoding="utf-8")
-    assert [fault.split(":")[0] for fault in row_faults(tmp_path)] == ["ninformer.table2.mnist.vit"]
+    assert [fault.split(":")[0] for fault in row_faults(tmp_path, versions)] == ["ninformer.table2.mnist.vit"]
+    rules, known = load_params(tmp_path).verdicts, committed_claims(REPOSITORY)
+    changes = pending(read_claims(path), rules, read_history(history), known=known, published=())
+    (change,) = (change for change in changes if change.subject == "claim")
+    append(history, [change], date="2026-01-01", why="A digit was misread")
+    committed = [*versions, Version("3" * 40, str(HISTORY), history.read_bytes())]
+    for seen in (versions, committed):
+        (fault,) = row_faults(tmp_path, seen)
+        assert fault.endswith("evidence on ninformer.table2.mnist.vit was committed before that change")
+    assert row_faults(tmp_path, [began, *committed[2:], *versions[1:]]) == [], "the change came first"
+    append(history, [dataclasses.replace(change, after_evidence=True)], date="2026-01-01", why="Again")
+    assert f"ninformer.table2.mnist.vit was not {change.before} before it" in row_faults(tmp_path, versions)[0]

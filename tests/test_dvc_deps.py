@@ -1,7 +1,5 @@
 """DVC follows no imports: `stages.inputs` does, and a stage of dvc.yaml depends on the file that it writes for it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -148,6 +146,6 @@ def test_a_stage_has_the_parameters_that_it_uses_and_no_others() -> None:
     assert entered == {
         "latency": {"train", "evaluate", "record"},
         "overrides": {"train", "record"},
-        "another profile": {"record"},
-        "data set": {"fetch", "preprocess", "record"},
+        "another profile": {"analyse", "record"},
+        "data set": {"analyse", "fetch", "preprocess", "record"},
     }

@@ -3,8 +3,6 @@
 It is incremental by run, holds one network at a time, and a run that can't be evaluated delays no other.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import hashlib
@@ -23,18 +21,18 @@ import pytest
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.datasets.packed import ImageSet, PackedInfo, TableSet, TokenSet, read_images
 from stages.evaluate import INCOMPLETE, main, metrics_document
-from stages.evaluation import trained as trained_runs
+from stages.evaluation import experiment as trained_runs
 from stages.evaluation.experiment import evaluate_experiment
 from stages.evaluation.scores import cut_info, cut_rows
 from stages.params.experiment import load_params
 from stages.recording import record
 from stages.results import open_results
+from stages.run import environment_digest
 from stages.runs.consistency import find_contradictions
 from stages.runs.evidence import CostLine, Measurement, ResultLine, read_lines, unpack_confusion, unpack_correct
-from stages.runs.outcome import seal as seal_outcome
+from stages.runs.store import seal as seal_outcome
 from stages.scheduling.runner import train_experiment
-from stages.training.environment import environment_digest
-from stages.upkeep.recomputing import compare, recompute, spot_check
+from stages.upkeep.links import compare, recompute, spot_check
 from stages.upkeep.verifying import find_trails
 from tests.project import EXPERIMENT, REPOSITORY, edit, make_project, pack_stand_in
 
@@ -170,16 +168,6 @@ def test_other_test_data_are_refused(trained: Path, capsys: pytest.CaptureFixtur
 def test_without_runs_it_says_what_to_run(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lost"]) == 1
     assert "run `dvc repro train@lost` first" in capsys.readouterr().err
-
-
-def test_exchanged_weights_are_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = sorted((Path("data/runs") / EXPERIMENT).glob("*/weights.safetensors"))
-    content = other.read_bytes()
-    one.unlink()
-    one.write_bytes(content)
-    assert main([EXPERIMENT]) == INCOMPLETE
-    assert "weights.safetensors is not the file that result.json names" in capsys.readouterr().err
-    assert [line.run_key for line in read_lines(RESULTS, ResultLine)] == [other.parent.name]
 
 
 def test_what_was_measured_is_not_measured_again(trained: Path, loads: list[str]) -> None:

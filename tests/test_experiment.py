@@ -1,7 +1,5 @@
 """Params: the printed numbers are there, plans derived from them are right, and every mistake is one clear error."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Callable
@@ -12,7 +10,7 @@ import pytest
 import yaml
 
 from stages.params.budget import describe_cut, plan_runs
-from stages.params.experiment import ParamsError, load_params, resolve_protocol
+from stages.params.experiment import ArmTemplate, ParamsError, expand_arms, load_params, resolve_protocol
 from tests.project import REPOSITORY, edit
 
 EXPERIMENTS = ("ninformer-mnist", "ninformer-cifar10", "ninformer-cifar100", "nmn-gpt")
@@ -379,3 +377,51 @@ def test_the_documented_profile_is_one(project: Path) -> None:
     runs = plan_runs(experiment, params.profiles["evening"], params.datasets["cifar100"])
     assert {run.protocol.epochs for run in runs} == {10}
     assert {run.replicate_index for run in runs} == {0, 1}
+
+
+def template(**fields: Any) -> ArmTemplate:
+    return ArmTemplate(**{"role": "baseline", "title": "A net"} | fields)
+
+
+def test_a_grid_is_every_combination_under_its_own_name() -> None:
+    arms = expand_arms(
+        {
+            "net{depth}x{width}": template(
+                title="Net {depth}", grid={"depth": [1, 2], "width": [3, 4]}, model={"name": "Net", "bias": True}
+            )
+        }
+    )
+    assert list(arms) == ["net1x3", "net1x4", "net2x3", "net2x4"]
+    assert arms["net2x3"].model == {"name": "Net", "bias": True, "depth": 2, "width": 3}
+    assert arms["net2x3"].title == "Net 2"
+
+
+def test_each_arm_of_a_grid_takes_over_from_and_stands_against_its_own_partner() -> None:
+    arms = expand_arms(
+        {
+            "base{depth}": template(grid={"depth": [1, 2]}, model={"name": "Base"}, protocol={"epochs": 3}),
+            "dac{depth}": template(
+                role="proposed",
+                like="base{depth}",
+                against="base{depth}",
+                grid={"depth": [1, 2]},
+                model={"name": "DAC"},
+            ),
+        }
+    )
+    assert arms["dac2"].model == {"name": "DAC", "depth": 2}
+    assert (arms["dac2"].protocol, arms["dac2"].against, arms["dac2"].role) == ({"epochs": 3}, "base2", "proposed")
+
+
+@pytest.mark.parametrize(
+    ("arms", "message"),
+    [
+        ({"net": template(grid={"depth": [1, 2]})}, "arms.net: net stands twice"),
+        ({"net{width}": template(grid={"depth": [1]})}, "arms.net{width}: 'net{width}' has braces for depth only"),
+        ({"net": template(like="other")}, "arms.net.like is 'other'; known above it: "),
+        ({"net": template(against="other")}, "arms.net.against is 'other'; known: net"),
+    ],
+)
+def test_a_mistake_in_a_grid_is_named(arms: dict[str, ArmTemplate], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("{", r"\{").replace(".", r"\.")):
+        expand_arms(arms)

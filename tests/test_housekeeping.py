@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import os
 import time
@@ -8,11 +6,8 @@ from pathlib import Path
 import pytest
 
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
-from stages.runs.bucket import StoreFault
-from stages.runs.object_store import ObjectStore
-from stages.runs.stacks import remember, stack_id
-from stages.runs.store import RunStore
-from stages.runs.stores import open_store
+from stages.runs.object_store import ObjectStore, StoreFault, open_store
+from stages.runs.store import RunStore, remember, stack_id
 from stages.scheduling.engine.object_leases import ObjectLeases
 from stages.upkeep import housekeeping
 from stages.upkeep.housekeeping import ABANDONED_SECONDS, disk_usage, remove_leftovers, remove_objects

@@ -1,11 +1,11 @@
-"""The commands that the README promises lead to modules and subcommands that exist."""
-
-from __future__ import annotations
+"""The frame: the Makefile's commands exist, and .ci/setup installs its part of the locks or says why not."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -122,3 +122,212 @@ def test_the_image_copies_what_is_there() -> None:
     assert {source for source in sources if not (ROOT / source).exists()} == set()
     ignored = (ROOT / ".dockerignore").read_text()
     assert {source for source in sources if f"!{source}" not in ignored} == set()
+
+
+GROUPS = ("serve", "pipeline", "dev")
+
+
+def setup(
+    *arguments: str, env: dict[str, str] | None = None, script: Path = ROOT / ".ci/setup"
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(script), *arguments],
+        env={**os.environ, "LC_ALL": "C", **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def package_names(lines: str) -> set[str]:
+    return set(re.findall(r"^([A-Za-z0-9._-]+)==", lines, re.MULTILINE))
+
+
+def locked(*groups: str) -> str:
+    return "".join((ROOT / "requirements" / f"{group}.lock").read_text() for group in groups or GROUPS)
+
+
+def test_no_package_is_in_two_locks() -> None:
+    """So none is pinned to two versions, and a group is installed with those before it."""
+    packages = [package_names(locked(group)) for group in GROUPS]
+    assert all(packages)
+    assert sum(len(names) for names in packages) == len(set[str]().union(*packages))
+
+
+def test_what_a_group_names_is_in_its_lock_or_in_one_before() -> None:
+    for place, group in enumerate(GROUPS):
+        lines = (ROOT / "requirements" / f"{group}.in").read_text().splitlines()
+        named = {match[0].lower() for line in lines if (match := re.match(r"[A-Za-z0-9._-]+", line)) and line[0] != "-"}
+        assert named and named <= package_names(locked(*GROUPS[: place + 1]))
+        assert (f"-r {GROUPS[place - 1]}.in" in lines) == (place > 0)
+
+
+def test_the_default_installs_the_locks_to_the_byte() -> None:
+    assert setup("lines", "locked").stdout == locked()
+
+
+def test_the_small_install_leaves_out_torch_and_cuda_alone() -> None:
+    left_out = package_names(locked()) - package_names(setup("lines", "cpu").stdout)
+    assert {name for name in left_out if not name.startswith(("nvidia-", "cuda-"))} == {
+        "torch",
+        "torchvision",
+        "triton",
+    }
+    assert "nvidia-cudnn-cu13" in left_out
+
+
+def test_what_is_left_of_the_lock_keeps_its_hashes() -> None:
+    for text in re.split(r"\n(?=[A-Za-z0-9])", setup("lines", "cpu").stdout):
+        assert "--hash=sha256:" in text
+        assert text in locked()
+
+
+def test_the_service_is_given_no_package_of_training_or_of_tests() -> None:
+    installed = package_names(setup("lines", "locked", "serving").stdout)
+    assert {"torch", "fastapi", "sqlalchemy", "pillow"} <= installed
+    others = {"dvc", "celery", "asyncssh", "diskcache", "gevent", "pandas", "pytest", "mypy", "ruff", "playwright"}
+    assert others <= package_names(locked()) - installed
+
+
+def test_an_unknown_backend_is_refused_with_the_choices() -> None:
+    done = setup("install", "gpu")
+    assert (done.returncode, done.stderr) == (1, "setup: TORCH_BACKEND is 'gpu'; known: locked, cpu\n")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The script in a separate folder, so that a mistaken success can't touch this clone's environment."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/setup", tmp_path / ".ci/setup")
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    return tmp_path
+
+
+def stand_in(folder: Path, name: str, body: str) -> dict[str, str]:
+    """An environment whose PATH finds a command `name` of ours first."""
+    bin_folder = folder / "bin"
+    bin_folder.mkdir(exist_ok=True)
+    (bin_folder / name).write_text(f"#!/bin/sh\n{body}\n")
+    (bin_folder / name).chmod(0o755)
+    return {"PATH": f"{bin_folder}:{os.environ['PATH']}"}
+
+
+def test_a_full_disk_is_noticed_before_anything_is_made(copy: Path) -> None:
+    env = stand_in(copy, "df", "printf 'Filesystem 1024-blocks Used Available\\n/dev/x 9 9 1024000\\n'")
+    done = setup("install", env=env, script=copy / ".ci/setup")
+    assert done.returncode == 1
+    assert "1000 MiB of disk are free here, 8000 MiB are needed; TORCH_BACKEND=cpu needs 2500 MiB" in done.stderr
+    assert not (copy / ".venv").exists()
+
+
+def test_an_old_python_is_refused_by_its_version(copy: Path) -> None:
+    body = 'test "$1" = --version && echo "Python 3.9.2"; test "$1" = --version'
+    done = setup("install", env=stand_in(copy, "python3", body), script=copy / ".ci/setup")
+    assert (done.returncode, done.stderr[:48]) == (1, "setup: Python 3.9.2 is too old, 3.11 or later is")
+
+
+def test_a_python_without_venv_names_the_package(copy: Path) -> None:
+    body = 'case "$2" in *ensurepip*) exit 1;; esac'
+    done = setup("install", env=stand_in(copy, "python3", body), script=copy / ".ci/setup")
+    assert (done.returncode, "apt install python3-venv" in done.stderr) == (1, True)
+
+
+def test_a_small_pytorch_that_cannot_be_had_is_found_before_any_other_package(copy: Path) -> None:
+    programs, asked = copy / ".venv/bin", copy / "asked"
+    programs.mkdir(parents=True)
+    uv = f'echo "$*" >>{asked}; case "$*" in *--dry-run*) echo no route >&2; exit 1;; esac'
+    for name, body in (("python", "exit 0"), ("uv", uv)):
+        (programs / name).write_text(f"#!/bin/sh\n{body}\n")
+        (programs / name).chmod(0o755)
+    done = setup("install", "cpu", script=copy / ".ci/setup")
+    assert (done.returncode, len(asked.read_text().splitlines())) == (1, 1)
+    assert "setup: the host of the small PyTorch can't be reached: no route\n" in done.stderr
+    assert "without TORCH_BACKEND=cpu the locked one is installed" in done.stderr
+
+
+class Clone:
+    """A clone's frame, and an environment that imports `stages` from it as an installation does."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.venv = root, root / ".venv"
+        (root / "stages").mkdir(parents=True)
+        (root / "stages" / "__init__.py").touch()
+        (root / "params").mkdir()
+        (root / ".ci").mkdir()
+        for name in (".ci/setup", "Makefile", "pyproject.toml"):
+            shutil.copy(ROOT / name, root / name)
+        shutil.copytree(ROOT / "requirements", root / "requirements", copy_function=shutil.copy)
+
+    def install(self, clone: Path) -> None:
+        """As `make setup` leaves it, importing from `clone`."""
+        venv.create(self.venv, symlinks=True)
+        site = next(self.venv.glob("lib/python*/site-packages"))
+        (site / "claimcheck.pth").write_text(f"{clone}\n")
+        (self.venv / "ready-locked").touch()
+
+    def make(self) -> subprocess.CompletedProcess[str]:
+        """`make setup`, with a Python that can't make environments: nothing can be installed by mistake."""
+        env = stand_in(self.root, "python3", "exit 1")
+        return subprocess.run(
+            ["make", "setup", "TORCH_BACKEND=locked"],
+            cwd=self.root,
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Clone:
+    clone = Clone(tmp_path / "owner")
+    clone.install(clone.root)
+    return clone
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_an_environment_that_imports_this_clone_is_ready(owner: Clone) -> None:
+    done = owner.make()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Nothing to be done" in done.stdout
+
+
+@pytest.mark.parametrize("part", [".venv", ".venv/bin", ".venv/lib"])
+def test_an_environment_is_never_changed_through_a_link(owner: Clone, tmp_path: Path, part: str) -> None:
+    other = Clone(tmp_path / "other")
+    if part != ".venv":
+        shutil.copytree(owner.venv, other.venv, symlinks=True)
+        shutil.rmtree(other.root / part)
+    (other.root / part).symlink_to(owner.root / part)
+    before = content(owner.venv)
+    done = other.make()
+    assert done.returncode != 0
+    assert f"setup: {part} is a link to {owner.root / part}" in done.stderr
+    assert f"remove the link (rm {part})" in done.stderr
+    assert content(owner.venv) == before
+    assert owner.make().returncode == 0
+
+
+def test_a_copied_environment_is_not_believed_and_made_anew(owner: Clone, tmp_path: Path) -> None:
+    other = Clone(tmp_path / "other")
+    shutil.copytree(owner.venv, other.venv, symlinks=True)
+    done = other.make()
+    assert f"setup: .venv is a copy of the environment of {owner.root}; it is made anew" in done.stderr
+    assert not other.venv.exists()
+    assert owner.make().returncode == 0
+
+
+def test_an_environment_that_was_pointed_elsewhere_is_not_believed(owner: Clone, tmp_path: Path) -> None:
+    owner.install(Clone(tmp_path / "other").root)
+    assert "it is made anew" in owner.make().stderr
+
+
+def test_another_clones_environment_named_by_hand_is_refused(owner: Clone, tmp_path: Path) -> None:
+    other, before = Clone(tmp_path / "other"), content(owner.venv)
+    done = setup("install", env={"VENV": str(owner.venv)}, script=other.root / ".ci/setup")
+    assert (done.returncode, f"is the environment of the clone {owner.root}" in done.stderr) == (1, True)
+    assert content(owner.venv) == before

@@ -1,10 +1,9 @@
-"""The store in an object store: whole outcomes or none, published once, damage noticed, the same as a folder's."""
-
-from __future__ import annotations
+"""The store, in a folder or an object store: whole outcomes or none, published once, damage noticed."""
 
 import hashlib
 import json
 import math
+import multiprocessing
 import pickle
 import re
 import shutil
@@ -17,12 +16,9 @@ from pathlib import Path
 import pytest
 
 from stages.faults import describe_fault
-from stages.runs import bucket as bucket_module
-from stages.runs.bucket import Bucket, StoreFault
-from stages.runs.object_store import ObjectStore
-from stages.runs.outcome import seal
-from stages.runs.store import RunStore, Store
-from stages.runs.stores import open_store
+from stages.runs import object_store as bucket_module
+from stages.runs.object_store import Bucket, ObjectStore, StoreFault, open_store
+from stages.runs.store import RunStore, Store, seal, write_atomically
 from tests.object_server import ObjectServer
 
 
@@ -267,3 +263,38 @@ def test_without_the_package_the_command_that_adds_it_is_named(monkeypatch: pyte
     monkeypatch.setattr(bucket_module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(StoreFault, match="needs the package obstore, which isn't installed: `make cluster` adds it"):
         Bucket("s3://runs/x")
+
+
+def test_folder_without_result_is_not_published(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "k").mkdir(parents=True)
+    assert RunStore(tmp_path).published("k") is None
+
+
+def test_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    write_atomically(target, b"old")
+    with pytest.raises(TypeError):
+        write_atomically(target, None)  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert target.read_bytes() == b"old"
+
+
+def _write_many(path: str, letter: bytes) -> None:
+    for _ in range(50):
+        write_atomically(Path(path), letter * 200_000)
+
+
+def test_a_reader_beside_two_writers_sees_whole_files(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    write_atomically(target, b"a" * 200_000)
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_write_many, args=(str(target), letter)) for letter in (b"a", b"b")]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        content = target.read_bytes()
+        assert len(content) == 200_000
+        assert len(set(content)) == 1
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0

@@ -1,7 +1,5 @@
 """Inside trained networks: really trained ones are observed, recorded, queried and drawn."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -28,7 +26,7 @@ from stages.params.experiment import load_params
 from stages.recording import record
 from stages.runs.evidence import ResultLine, read_lines, write_lines
 from stages.scheduling.runner import train_experiment
-from stages.upkeep.recomputing import look_again
+from stages.upkeep.links import look_again
 from tests.project import REPOSITORY, pack_stand_in
 
 TINY = {

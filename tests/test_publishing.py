@@ -1,7 +1,5 @@
 """Evidence: only real data and current code are published, with the revision and whether it was clean."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stages.run import canonical_json
+from stages.run import canonical_json, environment_digest
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Compared, EquivalenceLine, Proof, append_line, path_of, read_equivalences
 from stages.runs.evidence import (
@@ -30,7 +28,6 @@ from stages.runs.evidence import (
 )
 from stages.runs.fingerprint import source_digest, source_path, training_code
 from stages.runs.revisions import has_revision, is_full_clone, refusal, run_git
-from stages.training.environment import environment_digest
 from stages.upkeep.publishing import PublishError, is_dirty, publish
 from tests.project import REPOSITORY
 

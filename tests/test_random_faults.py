@@ -6,13 +6,11 @@ cache, results, evidence, database.  Afterwards `claimcheck verify` and `dvc rep
 the undisturbed one in only two cases: it belongs to another run, with another run key, or a message says by name that
 it doesn't hold.  Code and parameters that were changed are changes, not faults: put back, the old numbers are back.
 
-Edits of what is published (an environment, evidence, claims, a released model), sealed as a forger would, are named by
-`record` or `verify`.
+Edits of what is published (an environment, evidence, claims, a released model, proofs that code is equivalent and
+registrations), sealed and often committed as a forger would, are named by `record` or `verify`.
 
 `CLAIMCHECK_SOAK_FAULTS` and `CLAIMCHECK_SOAK_EDITS` say how many; `CLAIMCHECK_SOAK_SEED` the first seed.
 """
-
-from __future__ import annotations
 
 import csv
 import hashlib
@@ -35,9 +33,9 @@ import pytest
 
 from stages.recording import ClaimsError, RecordError, record
 from stages.recording.append_only import read_versions, retract
-from stages.run import canonical_json
+from stages.run import canonical_json, environment_digest
+from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.evidence import EvidenceError, pack_correct, seal, unpack_correct
-from stages.training.environment import environment_digest
 from stages.upkeep.verifying import verify
 from tests.checkout import DVC, make_checkout, repro, run
 from tests.project import EXPERIMENT, REPOSITORY, environment
@@ -64,6 +62,7 @@ PLACES = {
 }
 ASKED = ("code", "params", "graph", "claims")
 """What git holds and people change: a change of them is taken at its word."""
+AUTHOR = ("-c", "user.name=t", "-c", "user.email=t@example.com")
 PUBLISHED = "data/evidence/ninformer-mnist.jsonl"
 Numbers = dict[str, dict[str, Any]]
 
@@ -94,7 +93,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data" / "evidence" / f"{EXPERIMENT}.jsonl").write_text("".join(f"{line}\n" for line in published))
     repro(folder)
     run(folder, "git", "add", "-A")
-    run(folder, "git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "finished")
+    run(folder, "git", *AUTHOR, "commit", "-qm", "finished")
     return folder
 
 
@@ -258,9 +257,11 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("published") / "clone"
     subprocess.run(["git", "clone", "--quiet", str(REPOSITORY), str(root)], check=True)
     for path in (root / PUBLISHED).parent.glob("*.jsonl"):
-        if path.name != Path(PUBLISHED).name:
+        if path.name not in (Path(PUBLISHED).name, EQUIVALENCES.name):
             path.unlink()
     retract(root, read_versions(root), date="2026-01-01", why="A small record is faster")
+    run(root, "git", "add", "-A")
+    run(root, "git", *AUTHOR, "commit", "-qm", "A small record")
     record(root, "data/results.db", evidence_only=True)
     return root
 
@@ -371,7 +372,38 @@ def edit_release(root: Path, rng: random.Random) -> str:
     return f"{path.name} {kind}"
 
 
-EDITS = {"environment": edit_environment, "evidence": edit_evidence, "claims": edit_claims, "releases": edit_release}
+def edit_proof(root: Path, rng: random.Random) -> str:
+    """A line of the equivalences deleted or another digest in it; a digit of a registration."""
+    path = rng.choice([root / EQUIVALENCES, *sorted((root / "data" / "registrations").glob("*.json"))])
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        index = rng.choice([place for place, letter in enumerate(text) if letter.isdigit()])
+        path.write_text(f"{text[:index]}{(int(text[index]) + 1) % 10}{text[index + 1 :]}", encoding="utf-8")
+        return f"{path.name}: digit at {index}"
+    lines = text.splitlines(keepends=True)
+    number = rng.randrange(len(lines))
+    line = json.loads(lines.pop(number))
+    if changed := rng.random() < 0.7:
+        rng.choice(rng.choice(line["proofs"])["compared"])["path"] = f"{rng.getrandbits(64):016x}"
+        lines.insert(number, f"{canonical_json(seal(line))}\n")
+    path.write_text("".join(lines), encoding="utf-8")
+    return f"{path.name}: line {number + 1} {'changed' if changed else 'deleted'}"
+
+
+def commit(root: Path, published: Path) -> None:
+    """Commit all as a forger would, in a copy of the clone's history."""
+    (root / ".git").unlink()
+    subprocess.run(["cp", "-al", str(published / ".git"), str(root / ".git")], check=True)
+    run(root, "git", "-c", "core.logAllRefUpdates=false", *AUTHOR, "commit", "-qam", "forged")
+
+
+EDITS = {
+    "environment": edit_environment,
+    "evidence": edit_evidence,
+    "claims": edit_claims,
+    "releases": edit_release,
+    "proofs": edit_proof,
+}
 
 
 def name_edit(root: Path) -> str:
@@ -395,6 +427,9 @@ def test_each_edit_of_what_is_published_is_named(published: Path, tmp_path: Path
         (root / ".git").symlink_to(published / ".git")
         kind = rng.choice(list(EDITS))
         what = EDITS[kind](root, rng)
+        if rng.random() < 0.5:
+            commit(root, published)
+            what += ", committed"
         said = name_edit(root)
         seen.append(Seen(seed, kind, what, "named" if said else "unnoticed", "" if said else "nobody says so"))
         report(seen, "random-edits")

@@ -1,15 +1,26 @@
-"""Run specs: one text for one training, and a key that changes with everything that decides the numbers."""
+"""Run specs, their keys, and the code in them: all that a run executes, wherever it lies."""
 
-from __future__ import annotations
-
+import ast
 import dataclasses
+import io
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stages import LOADED
+from stages.datasets.packed import Kind
+from stages.faults import in_one_line
+from stages.params.schema import known_papers
 from stages.run import (
     AugmentationSpec,
     ModelSpec,
@@ -20,6 +31,22 @@ from stages.run import (
     SplitSpec,
     changed_parts,
 )
+from stages.runs.fingerprint import (
+    CHOOSING,
+    PACKAGE_ROOT,
+    TRAINING_ROOTS,
+    code_fingerprint,
+    import_closure,
+    imported_modules,
+    is_fast,
+    is_pinned,
+    module_digest,
+    significant_text,
+    source_path,
+    unlike_loaded,
+)
+from tests.preloaded import python
+from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
 
 SPEC = RunSpec(
     model=ModelSpec(path="stages.papers.ninformer.vit:ViT", arguments={"dim": 16}),
@@ -89,3 +116,408 @@ def test_changed_parts_name_what_changed() -> None:
         "protocol.optimizer.lr: 0.001 -> 0.01",
     ]
     assert changed_parts(SPEC.to_dict(), SPEC.to_dict()) == []
+
+
+SOURCE = '''"""What it is."""
+import math  # for pi
+
+def area(r):
+    """πr²"""
+    # the formula
+    return f"{math.pi * r**2} # not a comment"
+'''
+BARE = 'import math\ndef area(r):\n    return f"{math.pi * r**2} # not a comment"'
+
+
+def test_comments_docstrings_and_blank_lines_do_not_count() -> None:
+    assert significant_text(SOURCE) == BARE
+
+
+def test_code_and_strings_count() -> None:
+    assert significant_text(SOURCE.replace("r**2", "r**3")) != BARE
+    assert significant_text(SOURCE.replace("# not", "# nota")) != BARE
+
+
+def test_docstring_beside_umlauts_and_several_lines() -> None:
+    source = 'def f():\n    """a\n    é"""; return "ü"\n'
+    assert significant_text(source) == 'def f():\n    ; return "ü"'
+
+
+def tokens_that_count(source: str) -> str:
+    """The same computed differently: all tokens but comments and docstrings, without white space."""
+    docstrings = {
+        (node.body[0].lineno, node.body[0].col_offset)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None
+    }
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    kept = [token.string for token in tokens if token.type != tokenize.COMMENT and token.start not in docstrings]
+    return "".join("".join(kept).split())
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE_ROOT / "stages").rglob("*.py")), ids=lambda path: path.stem)
+def test_nothing_but_comments_and_docstrings_is_lost(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert "".join(significant_text(source).split()) == tokens_that_count(source)
+
+
+def test_closure_follows_imports_and_holds_the_model() -> None:
+    closure = import_closure([*TRAINING_ROOTS["images"], "stages.papers.ninformer.ninformer"])
+    assert {
+        "stages.training.augment",
+        "stages.training.seeding",
+        "stages.ops.normalize",
+        "stages.papers.ninformer.layers",
+        "stages.papers.ninformer.mlp_mixer",
+    } <= closure
+    assert "stages.papers.ninformer.local_vit" not in closure, "another arm's model is none of its business"
+
+
+def test_fast_paths_are_in_no_run_key_and_the_operators_that_call_them_are() -> None:
+    closure = import_closure(["stages.papers.hyperbf.hyperbf", "stages.papers.dac.resnet_v1"])
+    assert {"stages.ops.rbf_fused", "stages.ops.dac_recompute", "stages.ops.precision"} <= closure
+    assert is_fast("stages.ops.fast.dac") and "stages.ops.fast.dac" in imported_modules("stages.ops.dac_recompute")
+    assert not any(is_fast(module) for module in closure)
+    assert not is_fast("fast") and not is_fast("mine.ops.fast.dac") and not is_fast("stages.ops.faster")
+
+
+@pytest.mark.parametrize(("kind", "model"), [("images", "ninformer.vit"), ("table", "dac.mlp"), ("text", "nmn.gpt2")])
+def test_closure_holds_every_module_that_training_really_loads(kind: Kind, model: str) -> None:
+    """Against the interpreter: what `import` brings in of ours is in the static closure."""
+    roots = [*TRAINING_ROOTS[kind], f"stages.papers.{model}"]
+    script = f"import sys, {', '.join(roots)}; print(*[m for m in sys.modules if m.startswith('stages.')])"
+    done = python("-c", script, cwd=PACKAGE_ROOT, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.split()
+    packages = {name for name in loaded if (PACKAGE_ROOT / Path(*name.split("."))).is_dir()}
+    # The paper's package imports all its models, and a fast path answers to its reference by test.
+    siblings = import_closure([f"stages.papers.{model.partition('.')[0]}"])
+    fast = {name for name in loaded if is_fast(name)}
+    # Whoever chooses among modules imports them all, and what is chosen is a root.
+    others = import_closure(name for module in CHOOSING for name in imported_modules(module))
+    assert set(loaded) - packages - siblings - fast - others <= import_closure(roots)
+
+
+def test_a_module_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(ModuleNotFoundError, match="os is not a module"):
+        code_fingerprint(["os"])
+
+
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_digests_are_the_same_in_other_pythons(version: str) -> None:
+    roots = [*TRAINING_ROOTS["images"], "stages.papers.ninformer.local_vit"]
+    script = f"from stages.runs.fingerprint import code_fingerprint as f; print(f({roots!r}))"
+    found = shutil.which(f"python{version}")
+    if found is None or subprocess.run([found, "--version"], capture_output=True, check=False).returncode:
+        pytest.skip(f"no python{version} on this machine")
+    other = subprocess.run([found, "-c", script], capture_output=True, text=True, check=True, cwd=PACKAGE_ROOT)
+    assert other.stdout.strip() == str(code_fingerprint(roots))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"def f(:\n", r"line 1: .*invalid syntax"), (b"x = '\xff'\n", "not UTF-8 at byte 5")]
+)
+def test_a_module_that_cannot_be_parsed_is_named_in_one_line(
+    content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "broken.py"
+    path.write_bytes(content)
+
+    @in_one_line("inputs")
+    def verb() -> int:
+        module_digest(path)
+        return 0
+
+    assert verb() == 1
+    assert re.fullmatch(
+        rf"inputs: {path}.*{said}; mend it, or put it back \(`git checkout {path}`\), .*\n", capsys.readouterr().err
+    )
+
+
+MODEL = "stages/papers/ninformer/layers.py"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A project with its own code."""
+    project = make_project(tmp_path / "project", epochs=1)
+    shutil.copytree(REPOSITORY / "stages", project / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    return project
+
+
+def import_anew(project: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """The output of `code` in an interpreter that is started for it."""
+    env = environment() | {"PYTHONPATH": str(project), "PYTHONDONTWRITEBYTECODE": ""}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+
+
+def ask(project: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`python arguments` with the project's own code."""
+    return python(*arguments, cwd=project, env=environment() | {"PYTHONPATH": str(project)} | variables)
+
+
+def test_this_process_runs_what_lies_on_the_disk() -> None:
+    code = code_fingerprint(["stages.verdicts"])
+    assert set(code) & LOADED.keys() and unlike_loaded(code) == []
+    assert unlike_loaded(dict.fromkeys(code, "0" * 16)) == sorted(set(code) & LOADED.keys())
+    assert source_path("stages") is not None
+
+
+def test_an_edit_within_a_second_that_keeps_the_length_is_seen(checkout: Path) -> None:
+    """Bytecode that is checked by time would be taken for the new source."""
+    path = checkout / "stages" / "device.py"
+    path.write_text("x = 1\n")
+    assert import_anew(checkout, "from stages.device import x; print(x)").stdout == "1\n"
+    before = path.stat()
+    path.write_text("x = 2\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert import_anew(checkout, "from stages.device import x; print(x)").stdout == "2\n"
+
+
+def test_damaged_bytecode_is_made_anew(checkout: Path) -> None:
+    path = checkout / "stages" / "device.py"
+    path.write_text("x = 1\n")
+    assert import_anew(checkout, "import stages.device").returncode == 0
+    (cached,) = (path.parent / "__pycache__").glob("device.*.pyc")
+    cached.write_bytes(cached.read_bytes()[:-3])
+    assert import_anew(checkout, "from stages.device import x; print(x)").stdout == "1\n"
+
+
+TRAIN_WITH_AN_EDIT = f"""
+import re, sys, threading
+from pathlib import Path
+from stages.scheduling import runner
+from stages.scheduling.engine import local
+from stages.params.experiment import load_params
+path = Path({MODEL!r})
+source = path.read_text()
+names = local.run_groups
+def edit_first(*arguments):
+    path.write_text(source.replace("GELU", "Tanh").replace("gelu", "tanh") + "EDITED = 1\\n")
+    try:
+        return names(*arguments)
+    finally:
+        path.write_text(source)
+local.run_groups = edit_first
+events = []
+done = runner.train_experiment({EXPERIMENT!r}, load_params(), data=Path("data"), devices=["cpu"],
+    report=events.append, stop=threading.Event())
+print(done, [event.message for event in events if event.kind == "failed"])
+"""
+
+
+def test_a_training_that_loads_other_code_than_its_key_names_publishes_nothing(checkout: Path) -> None:
+    """ReLU to Tanh between the fingerprint and the import, undone afterwards."""
+    done = ask(checkout, "-c", TRAIN_WITH_AN_EDIT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("False ['run "), done.stdout
+    assert "asks for other code than this process has loaded (stages.papers.ninformer.layers)" in done.stdout
+    assert not list((checkout / "data" / "store" / "runs").glob("*/result.json"))
+    assert ask(checkout, "-m", "stages.train", EXPERIMENT).returncode == 0, "and the next one trains"
+
+
+def test_an_evaluation_by_other_code_is_refused(checkout: Path) -> None:
+    assert ask(checkout, "-m", "stages.train", EXPERIMENT).returncode == 0
+    path = checkout / MODEL
+    source = path.read_text()
+    path.write_text(source + "EDITED = 1\n")
+    refused = ask(checkout, "-m", "stages.evaluate", EXPERIMENT)
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr
+    assert "was trained by other code than evaluates it (stages.papers.ninformer.layers)" in refused.stderr
+    assert not (checkout / "data" / "results").exists()
+    path.write_text(source)
+    assert ask(checkout, "-m", "stages.evaluate", EXPERIMENT).returncode == 0
+
+
+def test_params_that_were_edited_while_dvc_ran_are_refused_at_the_end_of_a_stage(checkout: Path) -> None:
+    assert ask(checkout, "-m", "stages.train", EXPERIMENT).returncode == 0
+    assert ask(checkout, "-m", "stages.inputs").returncode == 0
+    params, name = checkout / "params.yaml", f"evaluate@{EXPERIMENT}"
+    content = params.read_text()
+    params.write_text(content.replace("warmup: 1", "warmup: 0", 1))
+    assert params.read_text() != content
+    refused = ask(checkout, "-m", "stages.evaluate", EXPERIMENT, DVC_STAGE=name)
+    assert refused.returncode == 1
+    assert f"{name}: params changed while dvc repro ran; nothing is written, run dvc repro again" in refused.stderr
+    assert not (checkout / "data" / "results").exists()
+    params.write_text(content)
+    again = ask(checkout, "-m", "stages.evaluate", EXPERIMENT, DVC_STAGE=name)
+    assert again.returncode == 0, again.stderr
+
+
+VIT = Path("stages/papers/ninformer/vit.py")
+LAYERS = '''"""A layer of one's own."""
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .helpers import SLOPE
+
+
+class Leaky(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, x, SLOPE * x)
+'''
+
+
+@pytest.fixture
+def with_mine(tmp_path: Path) -> Path:
+    """A project with its own code, whose ViT takes a layer from a user's package beside `stages`."""
+    project = make_project(tmp_path / "project", epochs=1, steps_per_epoch=1)
+    shutil.copytree(REPOSITORY / "stages", project / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    (project / "mine").mkdir()
+    (project / "mine" / "__init__.py").write_text("NAME = 'mine'\n")
+    (project / "mine" / "layers.py").write_text(LAYERS)
+    (project / "mine" / "helpers.py").write_text("SLOPE = 0.01\n")
+    use(project, "Leaky()", "from mine.layers import Leaky")
+    return project
+
+
+def use(project: Path, layer: str, statement: str) -> None:
+    """Put `layer` behind the ViT's MLPs."""
+    source = shutil.copy(REPOSITORY / VIT, project / VIT).read_text()
+    plain = "FeedForward(dim=dim, hidden_dim=mlp_dim, dropout=dropout)"
+    assert source.count(plain) == source.count("from torch import") == 1
+    source = source.replace(plain, f"nn.Sequential({plain}, {layer})")
+    (project / VIT).write_text(source.replace("from torch import", f"{statement}\nfrom torch import"))
+
+
+def train(project: Path) -> str:
+    done = ask(project, "-m", "stages.train", EXPERIMENT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def spec_of(project: Path, arm: str) -> dict[str, str]:
+    folder = project / "data" / "runs" / EXPERIMENT
+    runs = json.loads((folder / "runs.json").read_text())["runs"]
+    key = next(run["run_key"] for run in runs if run["arm"] == arm)
+    code: dict[str, str] = json.loads((folder / key / "spec.json").read_text())["code"]
+    return code
+
+
+def test_a_users_module_is_in_the_key_and_an_edit_there_trains_anew(with_mine: Path) -> None:
+    train(with_mine)
+    assert {"mine", "mine.layers", "mine.helpers"} <= spec_of(with_mine, "vit").keys()
+    assert not {"mine.layers"} & spec_of(with_mine, "ninformer").keys(), "which doesn't import it"
+    assert "0 to train" in train(with_mine)
+    (with_mine / "mine" / "helpers.py").write_text("SLOPE = 0.01  # explained\n")
+    assert "0 to train" in train(with_mine)
+    (with_mine / "mine" / "helpers.py").write_text("SLOPE = 0.5\n")
+    said = train(with_mine)
+    assert "vit.0: to train, code of mine.helpers" in said and "ninformer.0: taken from the store" in said
+
+
+def test_a_package_elsewhere_on_the_path_is_keyed_too_and_a_missing_one_refused(
+    with_mine: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (with_mine / "mine").rename(tmp_path / "elsewhere" / "mine")
+    refused = ask(with_mine, "-m", "stages.train", EXPERIMENT)
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr
+    assert f"{EXPERIMENT}.vit can't be trained: " in refused.stderr
+    assert "vit.py: imports mine.layers, which can't be found" in refused.stderr
+    both = os.pathsep.join([str(with_mine), str(tmp_path / "elsewhere")])
+    done = ask(with_mine, "-m", "stages.train", EXPERIMENT, PYTHONPATH=both)
+    assert done.returncode == 0, done.stderr
+    assert "mine.helpers" in spec_of(with_mine, "vit")
+
+
+def test_an_edit_of_a_users_module_while_it_trains_publishes_nothing(with_mine: Path) -> None:
+    script = f"""
+import threading
+from pathlib import Path
+from stages.scheduling import runner
+from stages.scheduling.engine import local
+from stages.params.experiment import load_params
+path = Path("mine/helpers.py")
+run_groups = local.run_groups
+def edit_first(*arguments):
+    path.write_text("SLOPE = 0.5\\n")
+    try:
+        return run_groups(*arguments)
+    finally:
+        path.write_text("SLOPE = 0.01\\n")
+local.run_groups = edit_first
+events = []
+runner.train_experiment({EXPERIMENT!r}, load_params(), data=Path("data"), devices=["cpu"],
+    report=events.append, stop=threading.Event(), only=["vit.0"])
+print([event.message for event in events if event.kind == "failed"])
+"""
+    done = ask(with_mine, "-c", script)
+    assert "asks for other code than this process has loaded (mine.helpers)" in done.stdout, done.stdout + done.stderr
+    assert not list((with_mine / "data" / "store" / "runs").glob("*/result.json"))
+
+
+def test_a_layer_that_is_imported_by_name_is_refused(with_mine: Path) -> None:
+    use(with_mine, 'import_module("mine.layers").Leaky()', "from importlib import import_module")
+    done = ask(with_mine, "-m", "stages.train", EXPERIMENT, "--runs", "vit.0")
+    assert done.returncode == 1
+    assert "has layers of mine.layers, which its key doesn't cover" in done.stdout + done.stderr
+
+
+def test_what_a_stage_runs_of_a_users_package_is_in_its_file(with_mine: Path) -> None:
+    done = ask(with_mine, "-m", "stages.inputs")
+    assert done.returncode == 0, done.stderr
+    for verb in ("train", "evaluate"):
+        content = json.loads((with_mine / "data" / "inputs" / f"{verb}@{EXPERIMENT}.json").read_text())
+        assert {"mine", "mine.layers", "mine.helpers"} <= content["code"].keys(), verb
+
+
+def test_the_worker_makes_no_number_that_the_key_doesnt_cover(with_mine: Path) -> None:
+    """Where denormals are flushed and networks are built is in the key of every run."""
+    train(with_mine)
+    session = with_mine / "stages" / "training" / "session.py"
+    source = session.read_text()
+    assert source.count("torch.set_flush_denormal(True)") == 1
+    session.write_text(source.replace("torch.set_flush_denormal(True)", "torch.set_flush_denormal(False)"))
+    assert train(with_mine).count("to train, code of stages.training.session") == 2
+
+
+def test_the_worker_itself_touches_neither_rows_nor_layers() -> None:
+    """Its work with networks is in `stages.training.session`; it may check whether weights are finite."""
+    tree = (REPOSITORY / "stages" / "worker.py").read_text()
+    assert [
+        word for word in ("flush_denormal", "build_model", "make_task", "read_rows", "manual_seed") if word in tree
+    ] == []
+
+
+def test_installed_packages_and_the_library_are_pinned() -> None:
+    assert all(is_pinned(name) for name in ("os", "json.decoder", "torch.nn", "pydantic", "yaml", "_struct"))
+    assert not is_pinned("tests") and source_path("torch.nn") is None and source_path("os.path") is None
+    assert not is_pinned("no_such_module") and source_path("no_such_module") is None
+
+
+def test_relative_imports_and_parents_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "relative_example"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "top.py").write_text("X = 1\n")
+    (package / "inner" / "__init__.py").write_text("from . import leaf\n")
+    (package / "inner" / "leaf.py").write_text("from .. import top\nfrom ..top import X\n")
+    (package / "maybe.py").write_text("try:\n    import not_there\nexcept ImportError:\n    not_there = None\n")
+    (package / "never.py").write_text("import not_there\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert imported_modules("relative_example.inner.leaf") == {"relative_example", "relative_example.top"}
+    assert import_closure(["relative_example.inner"]) == {
+        "relative_example",
+        "relative_example.inner",
+        "relative_example.inner.leaf",
+        "relative_example.top",
+    }
+    assert "relative_example.maybe" in code_fingerprint(["relative_example.maybe"])
+    with pytest.raises(ModuleNotFoundError, match=r"never\.py: imports not_there, which can't be found"):
+        code_fingerprint(["relative_example.never"])
+
+
+NAMES_ONLY = ("ops", "optim", "training", *(f"papers/{name}" for name in known_papers()))
+
+
+@pytest.mark.parametrize("package", NAMES_ONLY)
+def test_packages_on_the_way_hold_names_alone(package: str) -> None:
+    """A package's file runs with each of its modules; the papers' import each other's models and are in no key."""
+    body = ast.parse((REPOSITORY / "stages" / package / "__init__.py").read_text()).body
+    assert {type(node) for node in body} <= {ast.Expr, ast.ImportFrom, ast.Assign}
+    assert [ast.unparse(node.targets[0]) for node in body if isinstance(node, ast.Assign)] in ([], ["__all__"])

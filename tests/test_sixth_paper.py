@@ -1,8 +1,5 @@
 """docs/add-a-paper.md, carried out in a copy of the project: the page's steps suffice, and its answers come."""
 
-from __future__ import annotations
-
-import csv
 import json
 import os
 import re
@@ -13,18 +10,12 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
 from benchmarks.server import free_port
-from service.app import create_app
-from service.settings import Settings
 from tests.polling import wait_until
-from tests.preloaded import python
 from tests.project import REPOSITORY, environment
 from tests.story import Block, differences, is_printed, read_story
 
@@ -35,12 +26,6 @@ BIN = Path(sys.executable).parent
 # This environment instead of one that make sets up.
 MAKE = ["make", "--no-print-directory", f"BIN={BIN}", "READY="]
 PRINTED_PLACE = "127.0.0.1:8000"
-VERBS = """
-from stages import evaluate, fetch, preprocess, record, train
-assert not fetch.main(["mnist"]) and not preprocess.main(["mnist"])
-assert not train.main(["toy-mnist"]) and not evaluate.main(["toy-mnist"])
-assert not record.main()
-"""
 
 
 def environment_of(folder: Path) -> dict[str, str]:
@@ -112,37 +97,6 @@ def test_the_files_on_the_page_are_in_the_house_format(project: Path) -> None:
     run(project, "ruff", "check", "stages/papers/toy")
 
 
-def test_the_paper_goes_from_data_to_an_answer(project: Path, tmp_path: Path) -> None:
-    """Without DVC and without the findings of the other papers: both are in the test of the commands."""
-    project = Path(shutil.copytree(project, tmp_path / "claimcheck"))
-    done = python("-c", VERBS, cwd=project, env=environment_of(project))
-    assert done.returncode == 0, done.stdout + done.stderr
-    client = TestClient(create_app(Settings(root=project)), base_url="http://127.0.0.1")
-    (comparison,) = client.get("/compare", params={"paper": "toy"}).json()["comparisons"]
-    assert [(arm["arm"], len(arm["run_keys"]), arm["ours"]) for arm in comparison["arms"]] == [
-        ("softmax-regression", 1, None),
-        ("perceptron", 1, None),
-    ]
-    for address, shown in answers_shown().items():
-        assert list(differences(shown, client.get(address).json())) == [], address
-    claims = client.get("/api/v1/claims", params={"paper": "toy"}).json()
-    assert {claim["id"]: claim["verdict"]["status"] for claim in claims} == dict.fromkeys(toy_claims(), "not tested")
-    paper = client.get("/api/v1/papers/toy").json()
-    assert paper["title"].startswith("A toy paper, invented to show how one is added")
-
-
-def answers_shown() -> dict[str, Any]:
-    """The page's answers by the address that is asked, without those that rest on findings."""
-    pairs = [(asked.text, json.loads(answer.text)) for asked, answer in pairwise(STORY) if answer.language == "json"]
-    by_address = {shlex.split(asked)[1].removeprefix(PRINTED_PLACE): shown for asked, shown in pairs}
-    return {address: shown for address, shown in by_address.items() if "finding" not in shown}
-
-
-def toy_claims() -> list[str]:
-    (text,) = (block.text for block in STORY if block.file == "data/claims.csv")
-    return [row["id"] for row in csv.DictReader(text.splitlines())]
-
-
 @pytest.fixture(scope="module")
 def served(project: Path) -> Iterator[str]:
     """The service of the copy, as `make serve` starts it; its host and port."""
@@ -173,7 +127,7 @@ def answers(place: str) -> bool:
 
 @pytest.mark.timeout(900)
 def test_the_commands_print_what_the_page_shows(project: Path, request: pytest.FixtureRequest) -> None:
-    """Each command with real make, DVC and service, in the order of the page."""
+    """From data to an answer: each command with real make, DVC and service, in the order of the page."""
     output, ran = "", []
     for block in STORY:
         if block.language == "sh":

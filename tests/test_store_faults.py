@@ -1,10 +1,8 @@
 """Faults of a store, at every moment of a publication: named, nothing half-published, and later it goes on.
 
-Damaged outcomes: tests/test_runner.py, tests/test_object_store.py; states: tests/training/test_resume.py; a store that
+Damaged outcomes: tests/test_runner.py, tests/test_object_store.py; states: tests/training/test_worker.py; a store that
 is away: tests/test_object_store.py, tests/scheduling/test_object_leases.py; what a verb says: tests/test_faults.py.
 """
-
-from __future__ import annotations
 
 import errno
 import os
@@ -15,11 +13,10 @@ from typing import Any
 import pytest
 
 from stages.faults import describe_fault
-from stages.runs.bucket import Bucket, StoreFault
-from stages.runs.object_store import ObjectStore
+from stages.runs.object_store import Bucket, ObjectStore, StoreFault
 from stages.runs.store import RunStore, Store
-from stages.scheduling.engine.opening import open_leases
-from stages.scheduling.engine.owner import process_identity
+from stages.scheduling.engine.leases import process_identity
+from stages.scheduling.engine.object_leases import open_leases
 from tests.hardship import obey_modes, write_little
 from tests.preloaded import python
 from tests.project import environment

@@ -1,14 +1,11 @@
 """An experiment trained into an object store: bit for bit the folder's result, and no other clone trains it again."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 import pytest
 
-from stages.runs.object_store import ObjectStore
-from stages.runs.stores import open_store
+from stages.runs.object_store import ObjectStore, open_store
 from stages.scheduling.engine.object_leases import ObjectLeases
 from stages.scheduling.journal import PREFIX
 from tests.object_server import ObjectServer

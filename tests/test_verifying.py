@@ -1,7 +1,5 @@
 """`claimcheck verify` on a clone of this repository with its published evidence, each link changed once."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -21,9 +19,8 @@ from stages.recording.append_only import read_versions, retract
 from stages.results import UnknownCheckpoint, open_results
 from stages.run import canonical_json
 from stages.runs.evidence import EvidenceLine, ResultLine, pack_correct, read_lines, seal, unpack_correct
-from stages.runs.outcome import seal as seal_outcome
-from stages.upkeep.links import REMEDIES, Link, check_data
-from stages.upkeep.recomputing import compare, compare_released, recompute, spot_check
+from stages.runs.store import seal as seal_outcome
+from stages.upkeep.links import REMEDIES, Link, check_data, compare, compare_released, recompute, spot_check
 from stages.upkeep.verifying import Trail, find_trails, verify
 from tests.packed_table import pack_table
 
@@ -252,6 +249,25 @@ def test_the_profile_of_the_next_run_changes_nothing_that_is_recorded(root: Path
     params.write_text(params.read_text().replace("profile: smoke", "profile: quick", 1))
     recorded, _ = verify_one(root)
     assert recorded.status == "holds", recorded
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("params/ninformer-cifar10.yaml", "seeds: [0, 1, 2, 3, 4]", "seeds: [1, 2, 3, 4, 5]"),
+        ("params/ninformer-cifar10.yaml", "lr: 0.001", "lr: 0.002"),
+        ("params.yaml", "  quick:\n", "  other:\n"),
+    ],
+)
+def test_params_that_no_longer_plan_published_results_break_the_record(
+    root: Path, file: str, before: str, after: str
+) -> None:
+    content = (root / file).read_text(encoding="utf-8")
+    assert before in content
+    (root / file).write_text(content.replace(before, after, 1), encoding="utf-8")
+    recorded, trail = verify_one(root)
+    assert recorded.status == "broken" and recorded.detail.startswith("PLAN CHANGED: "), recorded
+    assert EVIDENCE in recorded.detail and statuses(trail)["params"] == "broken"
 
 
 def test_a_cell_that_was_changed_in_the_database_is_told(root: Path) -> None:

@@ -7,22 +7,35 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from service.database.observed import ObservedPoint
+from service.database.curves import ObservedPoint
 from service.database.schemas import Out, RegistrationOut
-from stages.results import ClaimRecord, Family, JudgedClaim, PairGain, Standing, Status, VerdictRun
+from stages.results import (
+    WORD_OF,
+    ClaimRecord,
+    Family,
+    JudgedClaim,
+    PairGain,
+    Standing,
+    Status,
+    VerdictRun,
+    Versus,
+    Word,
+)
 
 
 class MeasuredOut(Out):
     """A number of ours, as in `/compare`."""
 
     value: float
-    low: float | None = Field(description="95 % interval over replicates in `/compare`, the verdict's own in claims")
+    low: float | None = Field(
+        description="95 % interval over replicates in `/compare`, the verdict's interval in claims"
+    )
     high: float | None
-    n: int | None = Field(description="replicates; null of what no training gives")
+    n: int | None = Field(description="replicates; null without training")
 
 
 def _measured(value: Any) -> Any:
-    """A bare number of a finding or a reading, which has no interval and no replicates."""
+    """A number without an interval or replicates, from a finding or a reading."""
     return (
         value
         if value is None or isinstance(value, MeasuredOut)
@@ -31,21 +44,21 @@ def _measured(value: Any) -> Any:
 
 
 def _as_ours(row: PairGain | Family, value: float | None, n: int | None) -> dict[str, Any]:
-    """A row whose gain stands beside its interval, with both as `ours`."""
+    """A row that returns its gain and interval as `ours`."""
     ours = None if value is None else MeasuredOut(value=value, low=row.low, high=row.high, n=n)
     return {**vars(row), "ours": ours}
 
 
 class ReadingOut(Out):
-    """One way to read the claim, and whether it holds so."""
+    """One reading of the claim, and whether it holds."""
 
     name: str
-    text: str = Field(description="what is taken to be meant, and why the words allow it")
+    text: str = Field(description="assumed meaning, and why the words allow it")
     holds: bool
     ours: Annotated[MeasuredOut | None, BeforeValidator(_measured)] = Field(
         description="our number under this reading, in the claim's unit"
     )
-    brief: str | None = Field(description="what comes out under it, in a few words, where it is no number of the claim")
+    brief: str | None = Field(description="result under this reading in a few words, if it is not the claim's number")
 
 
 class FindingOut(Out):
@@ -54,19 +67,21 @@ class FindingOut(Out):
     status: str = Field(examples=["contradicted"], description="holds, holds under a reading, fails or contradicted")
     computed: dict[str, float] = Field(examples=[{"relative_gain_percent": 4.992922}])
     explanation: str
-    readings: list[ReadingOut] = Field(description="ways to read the claim; fails and contradicted are false under all")
-    error: str | None = Field(description="findings with one error are one mistake at several places, counted once")
+    readings: list[ReadingOut] = Field(
+        description="readings of the claim; fails and contradicted mean false under all of them"
+    )
+    error: str | None = Field(description="one mistake that several findings share, counted once")
 
 
 class StretchOut(Out):
-    """The status by every margin from `start` on, up to the next stretch."""
+    """The status for margins from `start` to the next stretch."""
 
-    start: float = Field(examples=[0.0134], description="in the unit of the margin")
+    start: float = Field(examples=[0.0134], description="start of the stretch, in the margin's unit")
     status: Status
 
 
 class SizeOut(Out):
-    """The size of a difference, judged apart from its sign: our gain − the paper's."""
+    """Verdict on the size of a difference, apart from its sign: our gain − the paper's."""
 
     status: Status
     explanation: str
@@ -77,74 +92,78 @@ class SizeOut(Out):
     margin: float | None
     n: int
     replicates_expected: int | None
-    by_margin: list[StretchOut] = Field(description="what it would be by any other margin; empty: the same")
-    posterior: float | None = Field(description="chance, with a flat prior, that the true difference is in the margin")
+    by_margin: list[StretchOut] = Field(description="verdict under other margins; empty if always the same")
+    posterior: float | None = Field(
+        description="chance, with a flat prior, that the true difference is within the margin"
+    )
 
 
 class PowerOut(Out):
-    """The power of a claim's plan, known before anything runs: how probable each verdict is at its end."""
+    """The power of a claim's plan: the chance of each verdict, known before training."""
 
     planned: int = Field(description="replicates")
     spread: float | None = Field(
-        description="standard deviation of one replicate, of one difference for a gain; null: nobody says it"
+        description="standard deviation of one replicate, or of one difference for a gain; null if unknown"
     )
     spread_source: str | None = Field(
         examples=["printed"], description="measured, printed or assumed", validation_alias="source"
     )
-    reproduced: float | None = Field(description="where the paper is right; of a gain's size")
+    reproduced: float | None = Field(description="chance if the paper is right; for a gain, of its size")
     not_reproduced: float | None = Field(
-        description="where the truth is two margins from the paper's number; of comparable arms: reversed, where one "
-        "is worse by twice what the paper calls comparable"
+        description="chance if the truth is two margins from the paper's number; for comparable arms, chance of "
+        "reversed if one is worse by twice what the paper calls comparable"
     )
-    supported: float | None = Field(description="where the gain is as printed, or comparable arms are alike")
-    supported_at_half: float | None = Field(description="where the gain is half the printed one")
+    supported: float | None = Field(description="chance if the gain is as printed, or comparable arms are equal")
+    supported_at_half: float | None = Field(description="chance if the gain is half the printed one")
     needed: int | None = Field(
-        description="replicates, the planned or more, that give 80 % of supported for a gain, else of reproduced"
+        description="replicates (at least those planned) for an 80 % chance of supported for a gain, else of reproduced"
     )
-    needed_for_size: int | None = Field(description="that give 80 % of reproduced for a gain's size; null: none do")
-    can_reproduce: bool = Field(description="false: no number of replicates can say reproduced")
-    margin: float | None = Field(description="of the printed number, or of a gain's size")
-    paper_error: float | None = Field(description="standard error of the paper's number, as printed or as of its runs")
-    most: float | None = Field(description="the chance of reproduced with any number of replicates")
+    needed_for_size: int | None = Field(
+        description="replicates for an 80 % chance of reproducing a gain's size; null if none do"
+    )
+    can_reproduce: bool = Field(description="false if no number of replicates can reproduce it")
+    margin: float | None = Field(description="margin of the printed number, or of a gain's size")
+    paper_error: float | None = Field(
+        description="standard error of the paper's number, printed or computed from its runs"
+    )
+    most: float | None = Field(description="highest chance of reproduced with any number of replicates")
     explanation: str
 
 
 class ScopeOut(Out):
-    """The part of a grid that a verdict is of."""
+    """The part of a grid that a verdict covers."""
 
-    pairs: int = Field(description="of two models each, that ran")
-    planned_pairs: int | None = Field(description="of the whole grid; null where results tell which models are pairs")
-    factor: str | None = Field(examples=["depth"], description="what was varied, where whole slices of the grid ran")
-    ran: list[Any] = Field(examples=[[5, 8]], description="its levels that ran")
-    missing: list[Any] = Field(examples=[[6, 11, 16]], description="its levels that did not")
+    pairs: int = Field(description="pairs of models that ran")
+    planned_pairs: int | None = Field(description="pairs of the whole grid; null if results determine the pairs")
+    factor: str | None = Field(examples=["depth"], description="varied factor, if whole slices of the grid ran")
+    ran: list[Any] = Field(examples=[[5, 8]], description="levels that ran")
+    missing: list[Any] = Field(examples=[[6, 11, 16]], description="levels that didn't run")
     whole_low: float | None = Field(
         description="interval of the whole grid's gain at `whole_confidence`, as if the levels that ran were drawn "
         "from it"
     )
     whole_high: float | None
     whole_confidence: float | None
-    models: int | None = Field(description="of the grid that ran, where results tell which models are pairs")
+    models: int | None = Field(description="models of the grid that ran, if results determine the pairs")
     planned_models: int | None
 
 
 class ClaimCostOut(Out):
-    """Of all runs behind a verdict, each counted once."""
+    """Cost of all runs behind a verdict, each counted once."""
 
     device_seconds: float | None
-    flops: float | None = Field(description="of the trainings, forward and backward")
+    flops: float | None = Field(description="FLOPs of the trainings, forward and backward")
     peak_memory_bytes: int | None
-    energy_joules: float | None = Field(description="of the devices, where they report it")
+    energy_joules: float | None = Field(description="energy reported by the devices")
     usd: float | None = Field(description="device-hours at the rates of params.yaml")
 
 
 class VariantOut(Out):
-    """The same claim in another metric."""
+    """Verdict on the same claim in another metric."""
 
     metric: str
     status: Status
-    size_status: Status | None = Field(
-        description="how large a difference is, apart from its sign", validation_alias="size"
-    )
+    size_status: Status | None = Field(description="verdict on the size of the difference", validation_alias="size")
     ours: MeasuredOut | None = Field(description="in the claim's unit")
 
     @model_validator(mode="before")
@@ -157,19 +176,19 @@ class VariantOut(Out):
 
 
 class ChangeOut(Out):
-    """A change of a claim's row, or of the rules or the code that judge it."""
+    """A change to a claim's row, or to the rules or code that judge it."""
 
     date: str = Field(examples=["2026-11-22"])
     part: str = Field(
-        description="what was changed: claim (its row), rules (their numbers), rule (the way it is judged) or code",
+        description="claim (its row), rules (their numbers), rule (how it is judged) or code",
         validation_alias="subject",
     )
-    changed: dict[str, tuple[str | float | None, str | float | None]] = Field(description="old and new, by column")
-    after_evidence: bool = Field(description="results of its experiments had been published")
-    alters: bool = Field(description="it touched a rule, a metric, a statement or a verdict")
-    seen: int | None = Field(
-        description="of a rule: how many of the claim's own results (pairs, where it is of pairs) had been seen before"
+    changed: dict[str, tuple[str | float | None, str | float | None]] = Field(
+        description="old and new values, by column"
     )
+    after_evidence: bool = Field(description="true if results of its experiments had been published")
+    alters: bool = Field(description="true if it changed a rule, a metric, a statement or a verdict")
+    seen: int | None = Field(description="for a rule: number of the claim's results (or pairs) seen before it")
     why: str
 
 
@@ -177,46 +196,49 @@ class VerdictOut(Out):
     """The judgement of a claim by its evidence."""
 
     status: Status = Field(examples=["reproduced"])
-    explanation: str = Field(description="the verdict as a sentence, with its numbers, or why there is none")
+    word: Word = Field(description="the status in one of four words, as on the pages: holds, fails, open, not tested")
+    explanation: str = Field(description="the verdict in words, with its numbers, or why there is none")
     basis: str = Field(examples=["results"], description="results, finding, params or none")
     standing: Standing = Field(
-        description="decided, open (evidence, and no decision), waiting, untestable here, or a training's setting"
+        description="decided, open (evidence without a decision), waiting, untestable, or setting"
     )
     unit: str | None = Field(
-        description="of `estimate`, its interval, `margin` and `by_margin`; null: a number without a unit"
+        description="unit of `estimate`, its interval, `margin` and `by_margin`; null if it has none"
     )
-    is_decidable: bool = Field(description="something here can decide the claim, now or later; a badge counts these")
+    is_decidable: bool = Field(description="true if the claim can be decided here, now or later; badges count these")
     ours: MeasuredOut | None = Field(description="our number, in the claim's unit")
-    estimate: float | None = Field(description="ours − paper, or proposed − baseline with better positive")
+    estimate: float | None = Field(description="ours − paper, or proposed − baseline (positive is better)")
     low: float | None = Field(description="interval of the estimate at `confidence`")
     high: float | None
     confidence: float | None = Field(examples=[0.96])
-    margin: float | None = Field(description="within ± this of the paper's number is the same number")
-    n: int = Field(description="replicates judged, the diverged among them")
+    margin: float | None = Field(description="largest difference that counts as equal")
+    n: int = Field(description="replicates judged, including diverged ones")
     n_diverged: int
-    replicates_expected: int | None = Field(description="at which the present estimate would decide")
+    replicates_expected: int | None = Field(description="replicates at which the present estimate would decide")
     p_value: float | None = Field(description="two-sided, not adjusted for other claims")
     size: SizeOut | None
-    prediction_low: float | None = Field(description="by our replicates, the paper's own rerun would lie from here")
-    prediction_high: float | None = Field(description="to here, in the claim's unit")
+    prediction_low: float | None = Field(description="lower end of the interval predicted for the paper's own rerun")
+    prediction_high: float | None = Field(description="upper end of that interval, in the claim's unit")
     prediction_confidence: float | None = Field(examples=[0.95])
-    is_predicted: bool | None = Field(description="whether the paper's number lies there")
+    is_predicted: bool | None = Field(description="true if the paper's number lies in it")
     power: PowerOut | None
-    scope: ScopeOut | None = Field(description="null of a whole grid, and where there is none")
-    seen_before_rule: int | None = Field(description="results (or pairs) seen before its rule; null: none")
-    registration: RegistrationOut | None = Field(description="null where no trained model was judged")
+    scope: ScopeOut | None = Field(description="null for a whole grid, and without a grid")
+    seen_before_rule: int | None = Field(
+        description="results (or pairs) seen before its rule was written; null if none"
+    )
+    registration: RegistrationOut | None = Field(description="null if no trained model was judged")
     false_discovery_rate: float | None = Field(
         description="q-value: of the paper's claims that training judged on a sign with a p-value no larger, the "
         "share that is expected to be wrong (Benjamini, Hochberg 1995); null without a p-value on a sign"
     )
-    by_margin: list[StretchOut] = Field(description="what the verdict would be by any other margin; empty: the same")
+    by_margin: list[StretchOut] = Field(description="verdict under other margins; empty if always the same")
     posterior: float | None = Field(
         description="chance, with a flat prior, that the truth is in the margin or, of an order, that the gain has the "
         "claimed sign; it decides nothing"
     )
     rules: str = Field(description="sha256 of the numbers of the rules in params.yaml")
     digest: str = Field(description="sha256 of rules, the claim's row with its metric, judging code, and finding")
-    variants: list[VariantOut] = Field(description="what other defensible metrics would say")
+    variants: list[VariantOut] = Field(description="verdicts under other defensible metrics")
     cost: ClaimCostOut
 
 
@@ -224,11 +246,11 @@ class ClaimOut(Out):
     """A statement of a paper, with its verdict."""
 
     id: str = Field(examples=["ninformer.table2.c100.vit"])
-    title: str = Field(description="what is claimed, as on the pages")
+    title: str = Field(description="the claim as a sentence")
     paper: str
     place: str
-    experiment: str | None = Field(description="where it is tested; * stands for any text")
-    experiments: list[str] = Field(description="the same, written out")
+    experiment: str | None = Field(description="experiment, or a pattern with *")
+    experiments: list[str] = Field(description="names of all matching experiments")
     datasets: list[str]
     arm: str | None
     metric: str
@@ -241,13 +263,15 @@ class ClaimOut(Out):
     baseline_arm: str | None
     better: str | None
     note: str | None
-    high: float | None = Field(description="a range ends here")
-    trials: int | None = Field(description="a count is value of these")
-    factor: str | None = Field(description="a uniform gain is alike over its levels")
-    family: str | None = Field(description="the claims that are judged together with this one")
-    statement: str | None = Field(description="what is stated where there is no number")
-    reason: str | None = Field(description="why nothing here can test it")
-    reading: str | None = Field(description="our reading of an experiment that the text leaves open: no refutation")
+    high: float | None = Field(description="end of a range")
+    trials: int | None = Field(description="total of which `value` is counted")
+    factor: str | None = Field(description="factor over whose levels a gain is uniform")
+    family: str | None = Field(description="family of claims judged together")
+    statement: str | None = Field(description="the claim's words, if it has no number")
+    reason: str | None = Field(description="why it can't be tested here")
+    reading: str | None = Field(
+        description="our reading of an experiment that the text leaves open; a result can't refute the claim"
+    )
     finding: FindingOut | None
     verdict: VerdictOut
 
@@ -258,9 +282,9 @@ class VerdictRunOut(Out):
     run_key: str
     experiment: str
     arm: str
-    side: str = Field(description="proposed or baseline; a single value's arm is proposed")
+    side: str = Field(description="proposed or baseline; proposed for a single value")
     replicate: int
-    value: float | None = Field(description="null: the run diverged, or the claim counts how runs ended")
+    value: float | None = Field(description="null if the run diverged, or if the claim counts how runs ended")
     profile: str
     provenance: str
     source: str = Field(description="evidence (published) or local")
@@ -276,21 +300,21 @@ class VerdictArmOut(Out):
     n: int = Field(description="folds")
     value: float = Field(description="in the claim's metric, at the chosen epoch")
     stderr: float = Field(description="as the paper computes it")
-    low: float = Field(description="95 % interval of the mean, the choice of the epoch in it")
+    low: float = Field(description="95 % interval of the mean, including the choice of the epoch")
     high: float
-    epoch: int = Field(examples=[187], description="chosen, from 1; the middle one of a window")
+    epoch: int = Field(examples=[187], description="chosen epoch, from 1; the middle one of a window")
     epochs: int = Field(examples=[256])
-    flops_per_image: float | None = Field(description="of one forward pass", validation_alias="flops")
+    flops_per_image: float | None = Field(description="FLOPs of one forward pass", validation_alias="flops")
     parameters: float | None
 
 
 class PairOut(Out):
-    """One pair of a grid: the gain of the proposed arm, better positive, with its own 95 % interval."""
+    """One pair of a grid: the gain of the proposed arm (positive is better), with its 95 % interval."""
 
     experiment: str
     arm: str
-    against: str = Field(description="the arm that it is compared with")
-    ours: MeasuredOut = Field(description="in the claim's unit; `n` is of the arm that has fewer replicates")
+    against: str = Field(description="baseline arm")
+    ours: MeasuredOut = Field(description="in the claim's unit; `n` is that of the arm with fewer replicates")
 
     @model_validator(mode="before")
     @classmethod
@@ -308,11 +332,11 @@ class DeviationOut(Out):
     authors_code: str | None = Field(description="what its authors' public code does", validation_alias="code")
     done: str = Field(description="what we do", validation_alias="ours")
     why: str | None
-    departs: bool = Field(description="ours is not the paper's or, where it is silent, not its authors' code's")
+    departs: bool = Field(description="true if we differ from the paper or, if it is silent, from its authors' code")
 
 
 class ObservedPointOut(Out):
-    """A quantity inside an arm's networks, in one block: over heads and replicates."""
+    """A quantity inside one block of an arm's networks, over heads and replicates."""
 
     experiment: str
     arm: str
@@ -321,26 +345,25 @@ class ObservedPointOut(Out):
     block: int = Field(description="from 1")
     replicates: int
     mean: float
-    low: float = Field(description="of all heads and replicates the lowest")
+    low: float = Field(description="lowest of all heads and replicates")
     high: float
 
 
 class FamilyOut(Out):
-    """The sentence of a table: the mean gain of its orders, which says nothing of others."""
+    """Summary of a table: the mean gain of its orders."""
 
     name: str = Field(examples=["ninformer.table2"])
     paper: str
     text: str
     status: str = Field(description="supported: the interval of the gain is on the printed side of 0")
     ours: MeasuredOut | None = Field(
-        description="mean gain of these orders, better positive, its interval at `confidence`; "
-        "replicates, and not orders, are what it is uncertain by"
+        description="mean gain of these orders (positive is better), with its interval over replicates at `confidence`"
     )
     confidence: float | None
-    tau: float | None = Field(description="standard deviation between orders beyond their own chance")
-    p_heterogeneity: float | None = Field(description="of orders that don't differ")
-    i2: float | None = Field(description="share of tau² in what orders differ by")
-    ahead: int = Field(description="of those tested, orders with a gain above 0")
+    tau: float | None = Field(description="standard deviation between orders beyond chance")
+    p_heterogeneity: float | None = Field(description="p-value for orders that don't differ")
+    i2: float | None = Field(description="share of the variance between orders that is tau²")
+    ahead: int = Field(description="tested orders with a gain above 0")
     tested: int
     orders: int
 
@@ -354,15 +377,13 @@ class ClaimDetailOut(ClaimOut):
     """One claim with everything behind its verdict."""
 
     runs: list[VerdictRunOut]
-    arms: list[VerdictArmOut] = Field(description="of a metric that chooses an epoch: each arm's number and epoch")
-    pairs: list[PairOut] = Field(description="of a gain over a grid: each proposed arm against its own baseline")
-    observations: list[ObservedPointOut] = Field(
-        description="from inside the networks that it is about, real data only"
-    )
+    arms: list[VerdictArmOut] = Field(description="each arm's number and epoch, if the metric chooses an epoch")
+    pairs: list[PairOut] = Field(description="for a gain over a grid: each proposed arm against its baseline")
+    observations: list[ObservedPointOut] = Field(description="measured inside the networks, on real data only")
     deviations: list[DeviationOut]
-    changes: list[ChangeOut] = Field(description="how the claim and its judging came to be, oldest first")
-    table: FamilyOut | None = Field(description="the sentence of the claim's family")
-    same_error: list[str] = Field(description="other claims that are wrong by the same error, which counts once")
+    changes: list[ChangeOut] = Field(description="changes of the claim and its rules, oldest first")
+    table: FamilyOut | None = Field(description="summary of the claim's family")
+    same_error: list[str] = Field(description="other claims with the same error, which counts once")
 
 
 def describe_claim(judged: JudgedClaim, title: str, unit: str) -> ClaimOut:
@@ -399,7 +420,7 @@ def _claim(judged: JudgedClaim, title: str, unit: str) -> dict[str, object]:
 
 
 def _ours(judged: JudgedClaim) -> MeasuredOut | None:
-    """Our number; with the verdict's interval where that is of this number, or of its distance to the printed one."""
+    """Our number, with the verdict's interval if that is of this number or of its difference from the printed one."""
     verdict = judged.verdict
     if verdict.ours is None:
         return None
@@ -423,31 +444,31 @@ class CountsOut(Out):
     """Verdicts of claims that can be decided here, now or later."""
 
     decidable: int
-    in_favour: int = Field(description="reproduced, supported, holds, if only under a reading")
-    plainly: int = Field(description="of those in favour: without a reading; the pages say of these that they hold")
-    under_reading: int = Field(description="of those in favour: true only if the words are read in one way")
+    in_favour: int = Field(description="reproduced, supported or holds, also under one reading only")
+    plainly: int = Field(description="those in favour that don't depend on the reading")
+    under_reading: int = Field(description="those in favour that depend on the reading")
     opposed: int = Field(validation_alias="against", description="not reproduced, reversed, fails, contradicted")
-    open: int = Field(description="there is evidence that doesn't decide yet")
+    open: int = Field(description="evidence doesn't decide yet")
     waiting: int = Field(description="not run yet")
 
 
 class OutlookOut(Out):
-    """What the planned trainings can show of the waiting claims, by the power of their plans."""
+    """Chances of the waiting claims, by the power of the planned trainings."""
 
-    waiting: int = Field(description="claims that wait for training")
-    hopeless: int = Field(description="even if the paper is right, confirmed with probability below 5 %")
-    order_only: int = Field(description="the order can be confirmed, the size of the difference can't")
-    unlikely: int = Field(description="of the others, confirmed with probability below 50 % if the paper is right")
-    unknown: int = Field(description="no size is printed or no spread is known, so nothing can be reckoned")
-    assumed: int = Field(description="of all but the unknown: the spread of a run is neither measured nor printed")
+    waiting: int = Field(description="claims waiting for training")
+    hopeless: int = Field(description="confirmed with a chance below 5 % even if the paper is right")
+    order_only: int = Field(description="claims whose order can be confirmed, but not the size of the difference")
+    unlikely: int = Field(description="of the others, confirmed with a chance below 50 % if the paper is right")
+    unknown: int = Field(description="chance unknown, because no size is printed or no spread is known")
+    assumed: int = Field(description="claims whose spread is neither measured nor printed, but assumed")
 
 
 class DiscoveriesOut(Out):
     """Decided claims of a paper that survive a false discovery rate of 5 % (Benjamini, Hochberg 1995)."""
 
-    tested: int = Field(description="claims judged by training with a p-value on a sign, open ones as well")
-    decided: int = Field(description="of these")
-    survive: int = Field(description="of the decided, with a false discovery rate of at most 5 %")
+    tested: int = Field(description="claims judged by training with a p-value on a sign, including open ones")
+    decided: int = Field(description="those that are decided")
+    survive: int = Field(description="decided claims with a false discovery rate of at most 5 %")
     without: int = Field(description="decided by training without a p-value on a sign, counted apart")
 
 
@@ -456,18 +477,100 @@ class TallyOut(CountsOut):
 
     paper: str
     claims: int
-    trained: CountsOut = Field(description="those that trained models decide")
-    computed: CountsOut = Field(description="those that are computed without training")
-    data: CountsOut = Field(description="sizes and ranges of data sets")
-    outlook: OutlookOut = Field(description="of the claims that wait for training")
+    trained: CountsOut = Field(description="claims decided by training")
+    computed: CountsOut = Field(description="claims decided by computing")
+    data: CountsOut = Field(description="claims about sizes and ranges of data sets")
+    outlook: OutlookOut = Field(description="outlook of the claims waiting for training")
     discoveries: DiscoveriesOut
-    settings: int = Field(description="settings of trainings, which can't hold or fail")
-    untestable: int = Field(description="other claims that nothing planned here can decide")
+    settings: int = Field(description="training settings, which can't hold or fail")
+    untestable: int = Field(description="other claims that can't be decided here")
     by_verdict: dict[str, int]
     by_kind: dict[str, dict[str, int]]
-    errors: dict[str, int] = Field(examples=[{"inference times in nanoseconds": 12}], description="places of each")
+    errors: dict[str, int] = Field(
+        examples=[{"inference times in nanoseconds": 12}], description="number of places of each error"
+    )
 
 
 class VerdictsOut(Out):
     papers: list[TallyOut]
     tables: list[FamilyOut]
+
+
+class VersusSideOut(Out):
+    """One of the two models; `ours` may be of shortened runs."""
+
+    experiment: str
+    arm: str
+    title: str
+    ours: MeasuredOut | None = Field(description="mean in the metric; null without a result on real data")
+    trained: int = Field(description="replicates trained as printed on all official data")
+    planned: int
+
+
+class ImagePairOut(Out):
+    """Two networks of one replicate on the same test images, by McNemar's exact test of their right answers."""
+
+    replicate: int
+    images: int
+    a_alone: int = Field(description="images that only a's network gets right")
+    b_alone: int
+    p_value: float = Field(description="two-sided; about these two networks, not about their kinds")
+
+
+class VersusOut(Out):
+    """The answer to "does a beat b?"."""
+
+    dataset: str
+    metric: str
+    sentence: str = Field(description="the answer, with interval, power and cost")
+    word: Word = Field(description="holds: a beats b; fails: b beats a; open; not tested")
+    status: Status = Field(description="of an order that a beats b, as for claims")
+    explanation: str
+    a: VersusSideOut
+    b: VersusSideOut
+    gain: MeasuredOut | None = Field(description="of a over b, better positive, with the verdict's own interval")
+    confidence: float | None
+    p_value: float | None = Field(description="two-sided, of Welch's or the paired t test")
+    cut: str = Field(description="how the runs were shortened; empty of full-length ones and of none")
+    detectable: float | None = Field(description="difference that the plan detects with a chance of 80 %")
+    spread_source: str | None = Field(description="of the spread behind it: measured, printed or assumed")
+    missing: int = Field(description="trainings to go")
+    hours: dict[str, float] | None = Field(description="that they take, by device; null: not computed here")
+    images: list[ImagePairOut]
+    claims: list[str] = Field(description="the paper's own on this pair")
+
+
+def describe_versus(found: Versus, sentence: str) -> VersusOut:
+    verdict = found.verdict
+    a, b = (
+        VersusSideOut(
+            experiment=side.experiment.name,
+            arm=side.arm.name,
+            title=side.arm.title,
+            ours=None if side.value is None else MeasuredOut(value=side.value, low=None, high=None, n=side.n),
+            trained=side.trained,
+            planned=side.planned,
+        )
+        for side in (found.a, found.b)
+    )
+    gain = verdict.estimate
+    return VersusOut(
+        dataset=found.dataset.name,
+        metric=found.metric.name,
+        sentence=sentence,
+        word=WORD_OF[verdict.status],
+        status=verdict.status,
+        explanation=verdict.explanation,
+        a=a,
+        b=b,
+        gain=None if gain is None else MeasuredOut(value=gain, low=verdict.low, high=verdict.high, n=verdict.n),
+        confidence=verdict.confidence,
+        p_value=verdict.p_value,
+        cut=found.cut,
+        detectable=found.least,
+        spread_source=found.spread_source,
+        missing=found.missing,
+        hours=found.hours,
+        images=[ImagePairOut.model_validate(pair) for pair in found.images],
+        claims=list(found.claims),
+    )

@@ -41,7 +41,10 @@ def find_table(name: str) -> Table:
 
 def write_table(session: Session, file: IO[bytes], table: Table) -> None:
     """Write a table as a Parquet file, a row group at a time; at most `ROWS_AT_ONCE` rows are in memory."""
-    schema = _schema(session, table)
+    fields = [pa.field(column.name, _type(column.type), nullable=bool(column.nullable)) for column in table.columns]
+    about = {"claimcheck.content": queries.content_digest(session), "claimcheck.schema_version": str(SCHEMA_VERSION)}
+    about["claimcheck.record"] = queries.read_meta(session, "record") or ""
+    schema = pa.schema(fields, metadata=about)
     plain = [_plain(column.type) for column in table.columns]
     query = select(table).order_by(*_order(table)).execution_options(yield_per=ROWS_AT_ONCE)
     with parquet.ParquetWriter(pa.PythonFile(file, mode="w"), schema, compression="zstd") as writer:
@@ -64,13 +67,6 @@ def write_zip(session: Session, file: IO[bytes]) -> None:
 def _order(table: Table) -> list[Any]:
     """Results in theirs, then what a table numbers itself, then its key."""
     return [*(table.c[name] for name in ("result_id", "position", "rank") if name in table.c), *table.primary_key]
-
-
-def _schema(session: Session, table: Table) -> pa.Schema:
-    fields = [pa.field(column.name, _type(column.type), nullable=bool(column.nullable)) for column in table.columns]
-    about = {"claimcheck.content": queries.content_digest(session), "claimcheck.schema_version": str(SCHEMA_VERSION)}
-    about["claimcheck.record"] = queries.read_meta(session, "record") or ""
-    return pa.schema(fields, metadata=about)
 
 
 def _type(kind: Any) -> pa.DataType:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,21 +14,29 @@ from stages.results import (
     Arm,
     Checkpoint,
     Claim,
+    ClaimFilter,
     Dataset,
+    Deviation,
     Experiment,
+    JudgedClaim,
     Meta,
     Metric,
     Paper,
     Result,
+    Tally,
     UnknownArm,
     UnknownCheckpoint,
     UnknownDataset,
     UnknownExperiment,
+    UnknownName,
     UnknownPaper,
     UnknownRun,
     cut_of_each,
     damaged,
     fidelity_of,
+    list_families,
+    list_judged,
+    tally,
 )
 
 FEW = 8  # names in a message
@@ -403,3 +412,74 @@ def _some(served_checkpoints: Sequence[ServedCheckpoint]) -> str:
     """List their ids; if there are more than a message holds, the first ones and where all are listed."""
     ids = ", ".join(served_checkpoint.id for served_checkpoint in served_checkpoints[:FEW])
     return ids if len(served_checkpoints) <= FEW else f"{ids}, …; /api/v1/checkpoints lists all"
+
+
+class UnknownKind(UnknownName):
+    kind = "kind"
+
+
+class UnknownFamily(UnknownName):
+    kind = "family"
+
+
+def list_claims(session: Session, wanted: ClaimFilter, *, limit: int, offset: int) -> list[JudgedClaim]:
+    """The claims that match, with their verdicts, in their order.
+
+    Raises:
+        UnknownPaper, UnknownDataset, UnknownExperiment, UnknownKind, UnknownFamily: what the filter names isn't there.
+    """
+    check_filter(session, wanted)
+    return list_judged(session, wanted, limit=limit, offset=offset)
+
+
+def tally_claims(session: Session, wanted: ClaimFilter) -> list[Tally]:
+    """Count verdicts for each paper; raises as `list_claims`."""
+    check_filter(session, wanted)
+    found = tally(session, wanted)
+    return [counts for counts in found if wanted.paper in (None, counts.paper)]
+
+
+def tally_of(session: Session, paper: str) -> Tally | None:
+    """The counts of one paper; None if it has no claims."""
+    return next(iter(tally_claims(session, ClaimFilter(paper=paper))), None)
+
+
+def list_deviations(session: Session, paper: str) -> Sequence[Deviation]:
+    """Everything in which we depart from a paper, in the order of its records."""
+    return session.scalars(select(Deviation).where(Deviation.paper == paper).order_by(Deviation.position)).all()
+
+
+def list_mentioned(session: Session, claim: Claim) -> list[JudgedClaim]:
+    """The claims of the same paper whose ids its note names: what bears on it."""
+    named = set(re.findall(r"\w+(?:\.\w+)+", claim.note or ""))
+    if not named:
+        return []
+    return [row for row in list_judged(session, ClaimFilter(paper=claim.paper)) if row.claim.id in named]
+
+
+def lacking_test_images(session: Session, experiments: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """`{data set: (official test images, those that no result here is scored on)}` where our source lacks some."""
+    query = (
+        select(Experiment.dataset, Result.test_images, Result.excluded_test_images)
+        .join(Result, Result.experiment == Experiment.name)
+        .where(Experiment.name.in_(list(experiments)), Result.is_selected, Result.excluded_test_images > 0)
+        .distinct()
+    )
+    return {row[0]: (row[1] + row[2], row[2]) for row in session.execute(query)}
+
+
+def check_filter(session: Session, wanted: ClaimFilter) -> None:
+    if wanted.paper is not None:
+        find_paper(session, wanted.paper)
+    if wanted.dataset is not None:
+        find_dataset(session, wanted.dataset)
+    if wanted.experiment is not None:
+        require_experiment(session, wanted.experiment)
+    if wanted.kind is not None:
+        kinds = session.scalars(select(Claim.kind).distinct().order_by(Claim.kind)).all()
+        if wanted.kind not in kinds:
+            raise UnknownKind(wanted.kind[:80], kinds)
+    if wanted.family is not None:
+        families = [family.name for family in list_families(session)]
+        if wanted.family not in families:
+            raise UnknownFamily(wanted.family[:80], families)

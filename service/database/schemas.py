@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
+
+from service.database import queries
+from stages.results import Result
 
 
 class Out(BaseModel):
@@ -12,16 +17,16 @@ class Out(BaseModel):
 
 
 class RegistrationOut(Out):
-    """The mark of a verdict by training: were claim, rules and runs registered before the runs were trained?"""
+    """Mark of a verdict by training: whether claim, rules and runs were registered before training."""
 
     mark: str = Field(
         examples=["exploratory"],
-        description="confirmatory, exploratory, or unknown where git would have to say and can't",
+        description="confirmatory, exploratory, or unknown without git",
     )
     why: str
-    registrations: list[str] = Field(description="files of data/registrations that cover the claim as it is now")
-    after: int = Field(description="runs behind the verdict that were trained after one of them was committed")
-    runs: int = Field(description="of these")
+    registrations: list[str] = Field(description="files in data/registrations that cover the claim in its current form")
+    after: int = Field(description="runs behind the verdict that were trained after a registration was committed")
+    runs: int = Field(description="all runs behind the verdict")
 
 
 class PaperOut(Out):
@@ -35,7 +40,7 @@ class DatasetOut(Out):
     title: str = Field(examples=["CIFAR-100"])
     kind: str = Field(description="images, table or text", examples=["images"])
     shape: list[int] = Field(
-        description="of a sample: channels, height, width; columns; or tokens", examples=[[3, 32, 32]]
+        description="shape of a sample: channels, height, width; columns; or tokens", examples=[[3, 32, 32]]
     )
     classes: int
     train_images: int
@@ -45,10 +50,10 @@ class DatasetOut(Out):
 
 
 class SampleOut(Out):
-    position: int = Field(description="in the packed test set")
+    position: int = Field(description="position in the packed test set")
     true_class: str = Field(examples=["horse"])
     provenance: str = Field(description="embedded (placeholder data), subset or full", examples=["full"])
-    address: str = Field(description="of the image", examples=["/api/v1/datasets/cifar10/samples/13"])
+    address: str = Field(description="URL of the image", examples=["/api/v1/datasets/cifar10/samples/13"])
 
 
 class ArmOut(Out):
@@ -56,8 +61,8 @@ class ArmOut(Out):
     title: str
     role: str = Field(examples=["baseline"])
     model: dict[str, Any] = Field(description="the network's name and its arguments")
-    protocol: dict[str, Any] = Field(description="where the arm departs from the experiment's protocol")
-    against: str | None = Field(description="the arm it is compared with")
+    protocol: dict[str, Any] = Field(description="fields in which the arm departs from the experiment's protocol")
+    against: str | None = Field(description="baseline arm")
 
 
 class ExperimentOut(Out):
@@ -65,7 +70,7 @@ class ExperimentOut(Out):
     title: str
     paper: str
     dataset: str
-    protocol: dict[str, Any] = Field(description="as printed, before a profile cuts it")
+    protocol: dict[str, Any] = Field(description="as printed, before the profile's cuts")
     seeds: list[int]
     arms: list[ArmOut]
 
@@ -74,7 +79,7 @@ class MetricOut(Out):
     metric: str = Field(examples=["accuracy"])
     split: str = Field(examples=["test"])
     value: float
-    n_samples: int | None = Field(description="samples behind the number", validation_alias="n")
+    n_samples: int | None = Field(description="number of samples", validation_alias="n")
 
 
 class RunOut(Out):
@@ -85,13 +90,13 @@ class RunOut(Out):
     arm: str
     replicate: int
     source: str = Field(description="evidence (published) or local")
-    is_selected: bool = Field(description="enters comparisons")
+    is_selected: bool = Field(description="true if used in comparisons")
     profile: str
     provenance: str = Field(description="embedded (placeholder data), subset or full")
     cut: str
     status: str
-    label: str = Field(description="what this result may be taken for")
-    changed_code: list[str] = Field(description="modules that have changed since it was measured")
+    label: str = Field(description="how far this result may be trusted")
+    changed_code: list[str] = Field(description="modules changed since it was measured")
     metrics: list[MetricOut]
 
 
@@ -108,13 +113,13 @@ class EpochOut(Out):
 
 
 class CurvePointOut(Out):
-    """One epoch of an arm, over the replicates that are compared."""
+    """One epoch of an arm, over the compared replicates."""
 
     arm: str = Field(examples=["ninformer"])
     epoch: int
     replicates: int
     mean: float
-    low: float = Field(description="of all replicates the lowest")
+    low: float = Field(description="lowest of all replicates")
     high: float
 
 
@@ -125,7 +130,7 @@ class ObservedNumberOut(Out):
     moment: str = Field(description="start (its initial weights) or trained")
     block: int = Field(description="from 1, as heads")
     head: int
-    value: float | None = Field(description="null: not defined there")
+    value: float | None = Field(description="null if not defined")
 
 
 class RunCostOut(Out):
@@ -133,7 +138,7 @@ class RunCostOut(Out):
     epoch_seconds: list[float]
     samples_per_second: float
     peak_memory_bytes: int
-    energy_joules: float | None = Field(description="of the device, where it reports it")
+    energy_joules: float | None = Field(description="energy reported by the device")
     latency_seconds_per_sample: float | None
     latency_batch_size: int | None
     latency_warmup: int | None
@@ -146,7 +151,9 @@ class ArmResultOut(RunOut):
     """One result with everything behind it."""
 
     curves: list[EpochOut]
-    observations: list[ObservedNumberOut] = Field(description="what its inside shows, where its paper speaks of that")
+    observations: list[ObservedNumberOut] = Field(
+        description="quantities measured inside the network, if the paper makes claims about them"
+    )
     cost: RunCostOut | None
     environment_digest: str
     environment: dict[str, Any]
@@ -155,13 +162,13 @@ class ArmResultOut(RunOut):
     test_images: int
     excluded_test_images: int
     weights_sha256: str | None
-    checkpoint: str | None = Field(description="id of the checkpoint, where its weights are here")
+    checkpoint: str | None = Field(description="checkpoint id, if the weights are available")
     divergence: dict[str, Any] | None
     origin: dict[str, Any] | None = Field(description="git revision and versions of published evidence")
 
 
 class RunDetailOut(Out):
-    """A run, and its results: one for every arm that it serves and every environment that it ran in."""
+    """A run with its results, one per arm and environment."""
 
     run_key: str
     spec: dict[str, Any]
@@ -170,8 +177,8 @@ class RunDetailOut(Out):
 
 class CheckpointOut(Out):
     id: str = Field(examples=["ninformer-cifar100.vit.0"])
-    model_name: str = Field(description="of its model under /v2", examples=["ninformer-cifar100.vit"])
-    model_version: str = Field(description="of that model under /v2", examples=["0"])
+    model_name: str = Field(description="name of its model under /v2", examples=["ninformer-cifar100.vit"])
+    model_version: str = Field(description="version of that model under /v2", examples=["0"])
     experiment: str
     arm: str
     replicate: int
@@ -182,8 +189,8 @@ class CheckpointOut(Out):
     profile: str
     provenance: str
     label: str
-    dtype: str | None = Field(description="of weights rounded to be kept in git; null for weights as trained")
-    accuracy: float | None = Field(description="of these very weights on the test set of the data they were trained on")
+    dtype: str | None = Field(description="type of weights rounded for git; null for weights as trained")
+    accuracy: float | None = Field(description="accuracy of these weights on their data's test set")
 
 
 class ClassOut(Out):
@@ -200,12 +207,12 @@ class AnswerOut(Out):
 class ImageAnswersOut(Out):
     file: str
     answers: list[AnswerOut]
-    problem: str | None = Field(default=None, description="why it has no answer, if it is no image among others")
-    sample: SampleOut | None = Field(default=None, description="of a test image: what it shows; null of an upload")
+    problem: str | None = Field(default=None, description="why this file has no answer")
+    sample: SampleOut | None = Field(default=None, description="class of a test image; null for an upload")
 
 
 class ModelOut(Out):
-    """A checkpoint that answered, and what is known of it."""
+    """A checkpoint that made predictions, with its provenance."""
 
     checkpoint: str
     experiment: str
@@ -219,16 +226,16 @@ class ModelOut(Out):
     profile: str
     provenance: str
     label: str
-    our_accuracy: float | None = Field(description="null for a model of placeholder data, whose number says nothing")
+    our_accuracy: float | None = Field(description="null for a model trained on placeholder data")
     paper_accuracy: float | None
     paper_claim: str | None
-    seconds: float = Field(description="forward pass over all images of the request, decoding apart")
+    seconds: float = Field(description="forward pass over all images of the request, without decoding")
 
 
 class PredictionOut(Out):
     images: list[ImageAnswersOut]
     models: list[ModelOut]
-    seconds: float = Field(description="the whole request after upload: loading, decoding, answering")
+    seconds: float = Field(description="time for the whole request after upload: loading, decoding and predicting")
 
 
 class HealthOut(Out):
@@ -253,7 +260,7 @@ class ServerMetadataOut(Out):
 class TensorMetadataOut(Out):
     name: str
     datatype: str
-    shape: list[int] = Field(description="−1 is the number of images")
+    shape: list[int] = Field(description="−1 for the number of images")
 
 
 class ModelMetadataOut(Out):
@@ -273,7 +280,9 @@ class TensorOut(Out):
     name: str = Field(examples=["classes"])
     datatype: str = Field(examples=["INT64"])
     shape: list[int] = Field(examples=[[1]])
-    data: list[float] | None = Field(default=None, description="row by row; absent where the bytes follow the JSON")
+    data: list[float] | None = Field(
+        default=None, description="values in row-major order; absent if bytes follow the JSON"
+    )
     parameters: dict[str, int] | None = None
 
 
@@ -281,5 +290,92 @@ class InferOut(Out):
     model_name: str
     model_version: str
     id: str | None = None
-    parameters: dict[str, str] = Field(description="run key and digest of the weights that answered")
+    parameters: dict[str, str] = Field(description="run key and digest of the weights used")
     outputs: list[TensorOut]
+
+
+class CheckpointLinkOut(Out):
+    id: str
+    sha256: str
+    size_bytes: int
+    dtype: str | None = Field(description="type of weights rounded after training; null for weights as trained")
+
+
+class CodeLinkOut(Out):
+    revision: str | None = Field(description="git revision of published evidence; null for the tree that recorded it")
+    dirty: bool | None = Field(description="true if the revision had uncommitted changes")
+    modules: dict[str, str] = Field(description="digest of the source of each module that the run executed")
+    changed_code: list[str] = Field(description="modules that differ in the recorded tree")
+    equivalences: list[int] = Field(
+        description="lines of data/evidence/equivalences.jsonl that show that its code and the tree's are equivalent"
+    )
+
+
+class DataLinkOut(Out):
+    dataset: str
+    digest: str = Field(description="digest of the packed training and test images")
+    provenance: str = Field(description="embedded (placeholder data), subset or full")
+
+
+class EnvironmentLinkOut(Out):
+    digest: str
+    facts: dict[str, Any]
+
+
+class TrailOut(Out):
+    """Trail of one result of the run: one arm in one environment."""
+
+    experiment: str
+    arm: str
+    replicate: int
+    source: str
+    checkpoint: CheckpointLinkOut | None = Field(description="null if the weights are not available")
+    trained_weights_sha256: str | None
+    params: dict[str, Any] = Field(description="model, resolved protocol and replicate")
+    code: CodeLinkOut
+    data: DataLinkOut
+    environment: EnvironmentLinkOut
+
+
+class TrailsOut(Out):
+    """`run_key` is the sha256 of params, data digest and code of each trail."""
+
+    run_key: str
+    trails: list[TrailOut]
+
+
+def describe_trails(results: Sequence[Result], session: Session) -> TrailsOut:
+    """The trail of each result of one run."""
+    ids = queries.checkpoint_ids(session, results)
+    found = {
+        served_checkpoint.id: served_checkpoint
+        for served_checkpoint in queries.list_checkpoints(session, ids=list(ids.values()))
+    }
+    names = {result.experiment for result in results}
+    datasets = {name: queries.find_experiment(session, name).dataset for name in names}
+    return TrailsOut(
+        run_key=results[0].run_key,
+        trails=[_trail(result, datasets[result.experiment], found.get(ids.get(result.id, ""))) for result in results],
+    )
+
+
+def _trail(result: Result, dataset: str, checkpoint: queries.ServedCheckpoint | None) -> TrailOut:
+    origin = result.origin or {}
+    return TrailOut(
+        experiment=result.experiment,
+        arm=result.arm,
+        replicate=result.replicate,
+        source=result.source,
+        checkpoint=CheckpointLinkOut.model_validate(checkpoint) if checkpoint else None,
+        trained_weights_sha256=result.weights_sha256,
+        params={name: value for name, value in result.spec.items() if name in ("model", "protocol", "replicate")},
+        code=CodeLinkOut(
+            revision=origin.get("revision"),
+            dirty=origin.get("dirty"),
+            modules=result.spec["code"],
+            changed_code=result.changed_code,
+            equivalences=result.equivalences,
+        ),
+        data=DataLinkOut(dataset=dataset, digest=result.data_digest, provenance=result.provenance),
+        environment=EnvironmentLinkOut(digest=result.environment_digest, facts=result.environment),
+    )

@@ -26,14 +26,15 @@ from service.database.samples import NoSample
 from service.http.negotiation import NotAcceptable, weight
 from service.http.problem_pages import explain
 from service.inference.batching import AnswerFailed, InferenceStopped, SetAside
+from service.inference.choices import UnknownModel
 from service.inference.engine import TooManyAnswers
-from service.inference.model_names import UnknownModel
 from service.inference.tensors import TensorError
 from service.slots import Busy
 from stages.checkpoint.contract import CheckpointError
 from stages.images import ImageError, ImageTooLarge
 from stages.results import (
     ResultsUnavailable,
+    SameModel,
     UnknownCheckpoint,
     UnknownClaim,
     UnknownMetric,
@@ -68,10 +69,10 @@ class ProblemOut(BaseModel):
             }
         }
     )
-    type: str = Field(description="a stable address of this kind of problem")
+    type: str = Field(description="stable URI of this kind of problem")
     title: str
     status: int
-    detail: str = Field(description="what was expected and what came")
+    detail: str = Field(description="what happened and what was expected")
     instance: str = Field(description="path of the request")
 
 
@@ -125,6 +126,7 @@ def problem_response(
 
 STATUS: dict[type[Exception], int] = {
     NotAcceptable: 406,
+    SameModel: 422,
     UnknownMetric: 422,
     UnknownProfile: 422,
     UnknownName: 404,

@@ -22,9 +22,9 @@ from service.http.tabular import CSV_TOO, ListFormat, Table, rows_as_csv
 
 Row = TypeVar("Row")
 Item = TypeVar("Item", bound=BaseModel)
-Limit = Annotated[int | None, Query(ge=1, le=1000, description="at most this many; else 100, as CSV all")]
+Limit = Annotated[int | None, Query(ge=1, le=1000, description="page size; default: 100, or everything as CSV")]
 USUAL, WHOLE = 100, 1 << 40
-Cursor = Annotated[str | None, Query(max_length=200, description="of a Link header: where the next page begins")]
+Cursor = Annotated[str | None, Query(max_length=200, description="cursor of the next page, from a Link header")]
 
 
 class Page:

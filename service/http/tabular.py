@@ -24,7 +24,9 @@ Cell = str | int | float | None
 
 
 def choose_format(
-    format: Annotated[Literal["json", "csv"] | None, Query(description="else by Accept")] = None,  # noqa: A002
+    format: Annotated[  # noqa: A002
+        Literal["json", "csv"] | None, Query(description="json or csv; default: from the Accept header")
+    ] = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "*/*",
 ) -> str:
     """Choose the form in which a list is sent: json or csv.

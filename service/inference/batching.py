@@ -313,7 +313,10 @@ class Batcher:
                         continue
                     if not worker.is_alive or worker.is_stopped:
                         return []
-                    batch = self._share(jobs)
+                    fair = math.ceil(sum(len(job.images) for job in jobs) / len(self._idle))
+                    most = min(self.max_batch, fair, int(PASS_SECONDS / jobs[0].model.seconds))
+                    sizes = itertools.accumulate(len(job.images) for job in jobs)
+                    batch = list(jobs[: max(1, sum(size <= most for size in sizes))])
                     self._queue.take(*batch)
                     self._running[worker] = client = batch[0].request.client
                     if not worker.has_loaded(batch[0].model):
@@ -356,13 +359,6 @@ class Batcher:
         if is_full or not self._announced or self._stopping.is_set():
             return 0.0
         return min(job.submitted for job in jobs) + self.max_wait_seconds - time.monotonic()
-
-    def _share(self, jobs: Sequence[Job]) -> list[Job]:
-        """As many of `jobs` as fit into a pass, divided evenly among idle workers."""
-        fair = math.ceil(sum(len(job.images) for job in jobs) / len(self._idle))
-        most = min(self.max_batch, fair, int(PASS_SECONDS / jobs[0].model.seconds))
-        sizes = itertools.accumulate(len(job.images) for job in jobs)
-        return list(jobs[: max(1, sum(size <= most for size in sizes))])
 
     def _answer(self, batch: Sequence[Job], worker: Runner) -> None:
         """Run one pass; if it fails, run each job by itself, so that one bad image spoils no other's answer."""

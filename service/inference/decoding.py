@@ -23,7 +23,6 @@ import numpy as np
 
 from service.inference.batching import InferenceStopped
 from service.inference.processes import Process, ProcessGone, ProcessSlow, leave_signals_to_the_server
-from service.inference.together import all_or_none
 from service.slots import Busy, Request, Slots
 from stages.images import ImageError, ImageTooLarge, Outline, decode_image, outline
 
@@ -221,19 +220,15 @@ class Decoder:
         else:
             if not fault:
                 raise Busy("the processes that decode images were killed")
-            self._require_working(process)
+            try:
+                process.ask((GOOD, [(1, 1, 1)]))
+            except ProcessGone:
+                _replace(process)
+                raise InferenceStopped("images can't be decoded at the moment: decoders end at once") from None
             raise ImageError(fault)
         if share.computed < BUSY * self.seconds:
             raise Busy("this machine is too busy to decode the image in time")
         raise ImageError(f"decoding takes longer than {self.seconds:g} s, which is for all images of a request")
-
-    def _require_working(self, process: Process) -> None:
-        """Blame no image for the end of a decoder that decodes nothing.  Raises `InferenceStopped`."""
-        try:
-            process.ask((GOOD, [(1, 1, 1)]))
-        except ProcessGone:
-            _replace(process)
-            raise InferenceStopped("images can't be decoded at the moment: decoders end at once") from None
 
 
 def _is_tiny(upload: Upload, found: Outline) -> bool:
@@ -292,3 +287,16 @@ def _limit_memory(memory_bytes: int) -> bool:
         resource.setrlimit(resource.RLIMIT_AS, (most if has_all else hard, hard))
         return has_all
     return True
+
+
+Answer = TypeVar("Answer")
+
+
+async def all_or_none(tasks: Sequence[asyncio.Future[Answer]]) -> list[Answer]:
+    """All answers; if one fails or the caller is cancelled, the others are cancelled."""
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,8 +10,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from service.database.comparing import COSTS, UNITS, Cost
-from service.database.curves import SIDES, Curve, CurvePoint, name_curve, unit_of_curve
-from service.database.observed import ObservedPoint, name_quantity, points_of
+from service.database.curves import (
+    SIDES,
+    Curve,
+    CurvePoint,
+    ObservedPoint,
+    name_curve,
+    name_quantity,
+    points_of,
+    unit_of_curve,
+)
 from stages.results import ExperimentComparison, Result
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -72,15 +80,6 @@ def interval_layer(x: dict[str, Any]) -> dict[str, Any]:
     return {
         "transform": [{"filter": "isValid(datum.low)"}],
         "mark": {"type": "rule", "strokeWidth": 2},
-        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
-    }
-
-
-def band_layer(ends: Mapping[str, float], x: dict[str, Any]) -> dict[str, Any]:
-    """A band from `low` to `high`: where our value is as good as the paper's."""
-    return {
-        "data": {"values": [ends]},
-        "mark": {"type": "rect", "opacity": 0.15},
         "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
     }
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from service.pages.legend import address_of, is_part, meaning_of, word_of
+from service.pages.legend import address_of, is_part, key_of, meaning_of
 from service.pages.opening import holds_in_its_order_only
 from service.pages.wording import say_claim, verdict_in_words
-from stages.results import ClaimRecord, ExperimentComparison, Paper, Result, Tally
+from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER, ClaimRecord, ExperimentComparison, Paper, Result, Tally
 
 DIGITS = 12  # of a digest, as pages show it
-RATINGS = {"for": 5, "reading": 3, "against": 1}
+RATINGS = {"for": 5, "open": 3, "against": 1}
+"""Of a claim that something decided; what depends on how it is read lies between."""
 COLOURS = {
     "for": "#1f6b3a",
-    "reading": "#5d6361",
     "against": "#a11d2b",
     "open": "#2c4d86",
-    "noted": "#6f4e00",
     "waiting": "#5d6361",
 }
 _LETTER, _MARGIN, _HEIGHT = 6.6, 12, 22  # pixels
@@ -31,15 +30,24 @@ def published_on(results: Iterable[Result]) -> str | None:
     return max(days, default=None)
 
 
-def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str) -> str:
+def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str | None) -> str:
     """An entry that names the claim, its verdict, and the digest by which one sees whether either was changed.
 
-    Its address holds the digest, too (`cited=`): the page says whether it still stands.
+    `address` is the permanent one of the service, if it has any.  That of the claim holds the digest, too (`cited=`):
+    the page says whether it still stands.
     """
     digest = record.verdict.digest[:DIGITS]
     note = f"Claim {record.claim.id} of “{paper.title}”, {record.claim.place}; verdict {digest}"
     title = f"{name}: {verdict_in_words(record)}"
-    return _entry(record.claim.id, title, note, f"{address}?cited={digest}", dated(record))
+    url = address and f"{address.rstrip('/')}/claims/{record.claim.id}?cited={digest}"
+    return _entry(record.claim.id, title, note, url, dated(record))
+
+
+def bibtex_paper(paper: Paper, tally: Tally | None, address: str | None, content: str) -> str:
+    """An entry of all verdicts on a paper, with their counts and the digest of all results."""
+    counts = f"{tally.plainly} hold, {tally.against} fail, {tally.waiting} are not tested yet" if tally else "no claim"
+    url = address and f"{address.rstrip('/')}/papers/{paper.name}"
+    return _entry(paper.name, f"Claims of “{paper.title}”", f"{counts}; results {content[:DIGITS]}", url, None)
 
 
 def dated(record: ClaimRecord) -> str | None:
@@ -47,19 +55,20 @@ def dated(record: ClaimRecord) -> str | None:
     return published_on(_results(record)) or max((change.date for change in record.changes), default=None)
 
 
-def bibtex_table(comparison: ExperimentComparison, paper: Paper, address: str, content: str) -> str:
+def bibtex_table(comparison: ExperimentComparison, paper: Paper, address: str | None, content: str) -> str:
     """An entry of an experiment's table beside the paper's, with the digest of all results that the database holds."""
     note = f"Results beside those of “{paper.title}”: {comparison.label}; results {content[:DIGITS]}"
-    return _entry(comparison.experiment, comparison.title, note, address, None)
+    url = address and f"{address.rstrip('/')}/experiments/{comparison.experiment}"
+    return _entry(comparison.experiment, comparison.title, note, url, None)
 
 
-def _entry(key: str, title: str, note: str, address: str, day: str | None) -> str:
+def _entry(key: str, title: str, note: str, address: str | None, day: str | None) -> str:
     fields = {
         "title": f"{{{_tex(title)}}}",
         "author": "{The Claimcheck authors}",
         **({"year": day[:4]} if day else {}),
         "note": _tex(note),
-        "url": address,
+        **({"url": address} if address else {}),
     }
     lines = ",\n".join(f"  {field} = {{{text}}}" for field, text in fields.items())
     return f"@misc{{claimcheck-{re.sub('[^a-z0-9]+', '-', key.lower())},\n{lines}\n}}"
@@ -93,7 +102,7 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
         article["url"] = link
     said = say_claim(name, record.claim)
     claim = {"@type": "Claim", "name": said, "appearance": article}
-    if side not in RATINGS:
+    if record.verdict.status not in (*FOR_THE_PAPER, *AGAINST_THE_PAPER):
         return {"@context": "https://schema.org", **claim, "url": address}
     day = dated(record)
     is_whole = not (holds_in_its_order_only(record.verdict) or is_part(record.verdict))
@@ -109,7 +118,7 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
         "reviewRating": {
             **rating,
             "alternateName": verdict_in_words(record),
-            "ratingExplanation": meaning_of(word_of(record)),
+            "ratingExplanation": meaning_of(key_of(record)),
         },
         "reviewBody": record.verdict.explanation,
         **({"datePublished": day} if day else {}),
@@ -128,31 +137,46 @@ def claim_badge(record: ClaimRecord, side: str) -> str:
 
 
 def paper_badge(tally: Tally | None) -> str:
-    """As "5 of 126 by training, 34 of 37 by computing, 3 against, 3 in one reading only"; facts of data don't count."""
-    grounds = [(tally.trained, "training"), (tally.computed, "computing")] if tally else []
-    known = [(counts, how) for counts, how in grounds if counts.decidable]
-    if not known:
-        return badge("claims", "none can be decided here", COLOURS["waiting"])
-    decided, against, plainly, read = (
-        sum(getattr(counts, name) for counts, _ in known) for name in ("decided", "against", "plainly", "under_reading")
-    )
-    parts = [f"{counts.decided} of {counts.decidable} by {how}" for counts, how in known]
-    parts += [f"{against} against"] if decided else []
-    parts += [f"{read} in one reading only"] if read else []
-    colour = "against" if against else "for" if plainly else "reading" if read else "waiting"
-    return badge("claims decided", ", ".join(parts), COLOURS[colour])
+    """As "36 hold, 2 fail, 15 open, 121 not tested", each part in its own colour; facts of data don't count."""
+    grounds = [tally.trained, tally.computed] if tally else []
+    numbers = [sum(getattr(counts, name) for counts in grounds) for name in ("plainly", "against", "waiting")]
+    left = sum(counts.open + counts.under_reading for counts in grounds)
+    parts = [
+        (f"{number} {told}", COLOURS[side])
+        for number, told, side in (
+            (numbers[0], "hold" if numbers[0] != 1 else "holds", "for"),
+            (numbers[1], "fail" if numbers[1] != 1 else "fails", "against"),
+            (left, "open", "open"),
+            (numbers[2], "not tested", "waiting"),
+        )
+        if number
+    ]
+    return _badge("claims", parts or [("none can be decided here", COLOURS["waiting"])])
 
 
 def badge(label: str, text: str, colour: str) -> str:
-    """Two fields side by side, readable on any background."""
-    left, right = (round(_LETTER * len(part) + 2 * _MARGIN) for part in (label, text))
-    name, width = escape(f"{label}: {text}"), left + right
+    return _badge(label, [(text, colour)])
+
+
+def _badge(label: str, parts: Sequence[tuple[str, str]]) -> str:
+    """Fields side by side, readable on any background."""
+    texts = [label, *(text for text, _ in parts)]
+    widths = [round(_LETTER * len(text) + 2 * _MARGIN) for text in texts]
+    starts = [sum(widths[:number]) for number in range(len(widths))]
+    name, whole = escape(f"{label}: {', '.join(texts[1:])}"), sum(widths)
+    colours = ["#1d1f1e", *(colour for _, colour in parts)]
+    fields = "".join(
+        f'<rect x="{start}" width="{width}" height="{_HEIGHT}" fill="{colour}"/>'
+        for start, width, colour in zip(starts, widths, colours, strict=True)
+    )
+    told = "".join(
+        f'<text x="{start + width / 2}" y="15">{escape(text)}</text>'
+        for start, width, text in zip(starts, widths, texts, strict=True)
+    )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{_HEIGHT}" role="img" aria-label="{name}">'
-        f"<title>{name}</title>"
-        f'<rect width="{width}" height="{_HEIGHT}" rx="4" fill="{colour}"/>'
-        f'<path d="M4 0h{left - 4}v{_HEIGHT}H4a4 4 0 0 1-4-4V4a4 4 0 0 1 4-4z" fill="#1d1f1e"/>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole}" height="{_HEIGHT}" role="img" aria-label="{name}">'
+        f'<title>{name}</title><clipPath id="r"><rect width="{whole}" height="{_HEIGHT}" rx="4"/></clipPath>'
+        f'<g clip-path="url(#r)">{fields}</g>'
         '<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" text-anchor="middle">'
-        f'<text x="{left / 2}" y="15">{escape(label)}</text>'
-        f'<text x="{left + right / 2}" y="15">{escape(text)}</text></g></svg>'
+        f"{told}</g></svg>"
     )

@@ -1,144 +1,19 @@
-"""Charts of claims: differences from the paper, a gain beside the paper's, the pairs behind it."""
+"""Charts of claims: the pairs behind a gain, a trend over a factor, models at the epoch that their folds choose."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.pages import charts
 from service.pages.concluding import Trend
-from service.pages.formats import GAINS, unit_of
-from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain
+from service.pages.formats import unit_of
+from stages.results import Claim, ClaimRecord, PairGain
 
 IN_FAVOUR = "to the right in favour of the proposed model"
 """A line of its own: one with the unit before it is wider than a telephone."""
 
-SHADED_IS_THE_SAME = "shaded: counts as the same"
-NAME_CHARACTERS = 26
-"""As many stand in a line of `LONGEST_NAME`."""
 LONGEST_NAME = 180  # pixels: "DAC, 5 layers of 100 units" fits, as numbers at its end tell the arms of a grid apart
-
-
-def forest_chart(title: str, judged: Sequence[JudgedClaim], names: Mapping[str, str]) -> dict[str, Any] | None:
-    """One row per claim: our difference from the paper with its interval, in margins, so that -1 to 1 is "the same".
-
-    None unless two claims have both an interval and a margin: one alone has its chart on its own page.
-    """
-    rows = []
-    for row in judged:
-        verdict = row.verdict
-        if verdict.estimate is None or verdict.low is None or verdict.high is None or not verdict.margin:
-            continue
-        numbers = {name: getattr(verdict, name) / verdict.margin for name in ("estimate", "low", "high")}
-        lines = textwrap.wrap(names[row.claim.id], NAME_CHARACTERS)
-        rows.append({"claim": "\n".join(lines), "lines": len(lines), "verdict": verdict.marked_status, **numbers})
-    if len(rows) < 2:
-        return None
-    x = {"type": "quantitative", "title": ["ours − paper, in margins", SHADED_IS_THE_SAME], "scale": {"zero": True}}
-    axis = {"labelExpr": r"split(datum.label, '\n')", "labelLimit": LONGEST_NAME}
-    y = {"field": "claim", "type": "nominal", "sort": None, "title": None, "axis": axis}
-    same = {"low": -1, "high": 1}
-    height = max(70, sum(34 + 12 * (row["lines"] - 1) for row in rows))
-    return {
-        **charts.frame(f"{title}: differences from the paper with intervals, in margins", height=height),
-        "layer": [
-            charts.band_layer(same, x),
-            {
-                "data": {"values": rows},
-                "encoding": {
-                    "y": {**y, "axis": {"labelExpr": r"split(datum.label, '\n')", "labelLimit": LONGEST_NAME}}
-                },
-                "layer": [
-                    {
-                        "mark": {"type": "rule", "strokeWidth": 2},
-                        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
-                    },
-                    {
-                        "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
-                        "encoding": {
-                            "x": {"field": "estimate", **x},
-                            "tooltip": [
-                                {"field": "claim"},
-                                {"field": "verdict"},
-                                {"field": "estimate", "format": ".3~g"},
-                            ],
-                        },
-                    },
-                ],
-            },
-        ],
-    }
-
-
-def difference_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
-    """One claim's estimate with its interval, in the claim's unit, and the margin around 0 within which it is the same.
-
-    The estimate is our difference from the paper's number; of a gain that is to be uniform, the difference of the
-    largest and the smallest.  None without an interval or a margin.
-    """
-    claim, verdict = judged.claim, judged.verdict
-    if verdict.estimate is None or verdict.low is None or verdict.high is None or not verdict.margin:
-        return None
-    unit, scale = _gain_unit(claim)
-    what = f"largest − smallest gain by {claim.factor}" if claim.kind == "uniform" else "ours − paper"
-    is_range = claim.kind == "uniform"  # which is never below 0
-    ends = {"domainMin": 0, "nice": True} if is_range else {"zero": True}
-    x = {"type": "quantitative", "title": [f"{what} ({unit})", SHADED_IS_THE_SAME], "scale": ends}
-    least = 0.0 if is_range else -scale * verdict.margin
-    numbers = {"value": verdict.estimate, "low": verdict.low, "high": verdict.high}
-    ours = {"side": "ours", **{name: scale * number for name, number in numbers.items()}}
-    return {
-        **charts.frame(f"{title}: {what} with its interval, in {unit}", height=70),
-        "data": {"values": [ours]},
-        "layer": [
-            charts.band_layer({"low": least, "high": scale * verdict.margin}, x),
-            {
-                "encoding": {"y": {"field": "side", "type": "nominal", "title": None}},
-                "layer": [charts.interval_layer(x), charts.point_layers(x, shown=["ours"])],
-            },
-        ],
-    }
-
-
-def gain_chart(title: str, judged: JudgedClaim) -> dict[str, Any] | None:
-    """A difference between two arms: our gain with the verdict's interval, the paper's gain, and the line of no gain.
-
-    The band around the paper's gain is the margin within which ours counts as equally large.  For arms that the paper
-    calls comparable the band is around 0, with a line at the largest loss that it still calls comparable.  None if
-    there is no interval, or no gain.
-    """
-    claim, verdict = judged.claim, judged.verdict
-    is_gain = claim.kind in GAINS and verdict.basis == "results"
-    if not is_gain or verdict.estimate is None or verdict.low is None or verdict.high is None:
-        return None
-    unit, scale = _gain_unit(claim)
-    ours = {"value": verdict.estimate, "low": verdict.low, "high": verdict.high}
-    rows: list[dict[str, Any]] = [{"side": "ours", **{name: scale * number for name, number in ours.items()}}]
-    x = {"type": "quantitative", "title": [f"gain ({unit})", IN_FAVOUR]}
-    layers = [_line(0, x, None)]
-    if claim.kind == "equivalence":
-        if verdict.margin:
-            layers.insert(0, charts.band_layer({"low": -scale * verdict.margin, "high": scale * verdict.margin}, x))
-        if claim.value is not None:
-            layers.append(_line(-scale * claim.value, x, "paper"))
-    elif claim.value is not None:
-        rows.append({"side": "paper", "value": scale * claim.value})
-        if margin := verdict.margin or (verdict.size or {}).get("margin"):
-            same = {"low": scale * (claim.value - margin), "high": scale * (claim.value + margin)}
-            layers.insert(0, charts.band_layer(same, x))
-    shown = ["ours", "paper"] if claim.value is not None else ["ours"]
-    return {
-        **charts.frame(f"{title}: our gain with its interval beside the paper's", height=44 * len(rows)),
-        "data": {"values": rows},
-        "layer": [
-            *layers,
-            {
-                "encoding": {"y": {"field": "side", "type": "nominal", "sort": None, "title": None}},
-                "layer": [charts.interval_layer(x), charts.point_layers(x, shown=shown)],
-            },
-        ],
-    }
 
 
 def pairs_chart(

@@ -25,7 +25,7 @@ from service.pages.formats import (
     unit_of,
     value_in,
 )
-from service.pages.legend import is_part, levels, sizes, tell_part
+from service.pages.legend import headline_of, is_part, levels, sizes, tell_part
 from service.pages.wording import name_metric, print_ours, print_value, side_of, span_of
 from stages.results import (
     INEXACT_SHARE,
@@ -230,7 +230,7 @@ def _rest_of_grid(record: ClaimRecord) -> list[str]:
     low, high = scope["whole_low"], scope["whole_high"]
     write = as_precise_as(low, high)
     ends = [in_terms_of(end, claim, write).removeprefix("+") for end in (low, high)]
-    zero = ", so there no gain at all is still possible" if low <= 0 <= high else ""
+    zero = ", so no gain at all is still possible" if low <= 0 <= high else ""
     interval = f"the {as_confidence(scope['whole_confidence'])} interval is {from_to(*ends)}"
     return [f"{missing}: for the whole grid {interval}{zero}."]
 
@@ -270,7 +270,7 @@ def _metrics(record: ClaimRecord) -> list[str]:
         first = changed.changed["metric"][0]
         said = f"It was first listed by another metric, “{lower_first(name_metric(first))}”"
         if found := variants.pop(first, None):
-            said += f": by that it is {found['status']}{_ends(found, claim)}"
+            said += f": by that it is {headline_of(found['status'])}{_ends(found, claim)}"
         rules = (row for row in record.changes if row.seen is not None and row.date == changed.date)
         rule = next(rules, None)
         seen = "after results had been published" if changed.after_evidence else "before any result"
@@ -279,7 +279,7 @@ def _metrics(record: ClaimRecord) -> list[str]:
         why = lower_first(rule.why if rule else changed.why.partition(";")[0]).rstrip(".")
         told.append(f"{said}. The metric was changed on {changed.date}, {seen} ({why}).")
     told += [
-        f"By “{lower_first(name_metric(name))}” it is {found['status']}{_ends(found, claim)}."
+        f"By “{lower_first(name_metric(name))}” it is {headline_of(found['status'])}{_ends(found, claim)}."
         for name, found in variants.items()
         if found["status"] != verdict.status
     ]

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, Template
 from markupsafe import Markup, escape
 
-from service.database.observed import name_quantity
+from service.database.curves import name_quantity
 from stages.results import METRICS, Claim
 
 NONE = "–"

@@ -1,4 +1,4 @@
-"""The words of verdicts in plain English, and of the part of a grid that a verdict is about."""
+"""The four words of verdicts with their reasons in plain English, and of the part of a grid that a verdict is about."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import Any
 from urllib.parse import urlencode
 
 from service.pages.formats import listed
-from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER, ArmVerdict, JudgedClaim, Paper, Status, VerdictRow
+from stages.results import (
+    AGAINST_THE_PAPER,
+    FOR_THE_PAPER,
+    WORD_OF,
+    ArmVerdict,
+    JudgedClaim,
+    Paper,
+    Status,
+    VerdictRow,
+    Word,
+)
 
 WAITING = "waiting"
 TO_BE_SHOWN = "waiting to be shown"
@@ -47,16 +57,39 @@ _OF_NOISE: Mapping[str, str] = {
     Status.REVERSED: "We trained again with other seeds: they alone don’t explain what the paper prints.",
     Status.UNRESOLVED: "Trained again as often as planned: other seeds may explain what the paper prints or not.",
 }
-SIDES: Mapping[str, tuple[str, ...]] = {
-    "For the paper": tuple(status for status in FOR_THE_PAPER if status is not Status.HOLDS_UNDER_READING),
-    "True as read in one way": (Status.HOLDS_UNDER_READING,),
-    "Against it": AGAINST_THE_PAPER,
-    "Open": (Status.INCONCLUSIVE, Status.UNRESOLVED, Status.UNDECIDABLE, Status.AGREES, Status.DISAGREES),
-    "Waiting": (WAITING, TO_BE_SHOWN),
-    "No test": (Status.AS_PRINTED, Status.DEVIATES, Status.SHOWN, NEVER, NEVER_ON_HARDWARE),
+REASONS: Mapping[str, str] = {
+    Status.REPRODUCED: "our training gives the printed number",
+    Status.SUPPORTED: "our training agrees",
+    Status.HOLDS: "computed or counted",
+    Status.NOT_REPRODUCED: "our training gives something else",
+    Status.REVERSED: "our training says the opposite",
+    Status.FAILS: "computed: false however it is read",
+    Status.CONTRADICTED: "excluded by the paper’s other numbers, or by physics",
+    Status.HOLDS_UNDER_READING: "depends on how it is read",
+    Status.INCONCLUSIVE: "trained; either answer is possible",
+    Status.UNRESOLVED: "trained; no clear difference",
+    Status.UNDECIDABLE: "trained; results scatter more than the margin",
+    Status.AGREES: "a shortened run agrees",
+    Status.DISAGREES: "a shortened run disagrees",
+    WAITING: "not trained or computed yet",
+    TO_BE_SHOWN: "has no number; not drawn yet",
+    Status.SHOWN: "has no number; our results are drawn",
+    NEVER: "can’t be tested here",
+    NEVER_ON_HARDWARE: "needs a device that we don’t have",
+    Status.AS_PRINTED: "a setting, and ours is the same",
+    Status.DEVIATES: "a setting, and ours differs",
 }
-"""Every word once, in the order of the legend."""
-WORDS = tuple(word for several in SIDES.values() for word in several)
+"""The second line of a verdict, by its status or by what "not tested" means: each once, in the order of the legend."""
+
+
+def headline_of(key: str) -> Word:
+    """The word of a status; what waits and what never can be decided is not tested."""
+    return WORD_OF[Status(key)] if key in list(Status) else Word.NOT_TESTED
+
+
+BY_WORD = {word: tuple(key for key in REASONS if headline_of(key) is word) for word in Word}
+COLOURS = {Word.HOLDS: "for", Word.FAILS: "against", Word.OPEN: "open", Word.NOT_TESTED: "waiting"}
+"""Names of colours in the style sheet."""
 
 _DRAWN = ("figure", "qualitative")
 """Kinds of claims that nothing decides: our results are drawn."""
@@ -64,8 +97,8 @@ _DRAWN = ("figure", "qualitative")
 _ARXIV = re.compile(r"arXiv[: ]\s*(\d{4}\.\d{4,5}(?:v\d+)?)")
 
 
-def word_of(judged: JudgedClaim | ArmVerdict) -> str:
-    """The verdict's word on pages: its status, but of "not tested" one for what waits and one for what never can be."""
+def key_of(judged: JudgedClaim | ArmVerdict) -> str:
+    """The verdict's key in `REASONS`: its status; "not tested" has one for what waits and one for what never can be."""
     verdict, claim = (judged.verdict, judged.claim) if isinstance(judged, JudgedClaim) else (judged, judged)
     if verdict.status == Status.OTHER_HARDWARE:
         return NEVER_ON_HARDWARE
@@ -77,24 +110,30 @@ def word_of(judged: JudgedClaim | ArmVerdict) -> str:
     return TO_BE_SHOWN if claim.kind in _DRAWN and is_run else NEVER
 
 
+def word_of(judged: JudgedClaim | ArmVerdict) -> Word:
+    return headline_of(key_of(judged))
+
+
 def has_word(judged: JudgedClaim, word: str | None) -> bool:
-    """True if the verdict has the word or the status; None: any."""
-    return word in (None, word_of(judged), judged.verdict.status)
+    """True if the verdict has the word, or the status that pages had as a word before; None: any."""
+    return word in (None, word_of(judged), key_of(judged), judged.verdict.status)
 
 
 def known_word(text: str) -> str:
-    """Check that pages have this word, or had it before what waits and what never can be had words of their own.
+    """Check that pages have this word, or had it before there were four.
 
     Raises:
         ValueError: they have others.
     """
-    if text not in WORDS and text not in list(Status):
-        raise ValueError(f"expected one of {', '.join(WORDS)}")
+    if text not in (*Word, *REASONS, *Status):
+        raise ValueError(f"expected one of {', '.join(Word)}")
     return text
 
 
 def data_query(word: str) -> str:
     """The word as filters of `/api/v1/claims`, by the names there."""
+    if word in list(Word):
+        return urlencode({"word": word})
     if word == NEVER_ON_HARDWARE:
         return urlencode({"verdict": str(Status.OTHER_HARDWARE)})
     if word in (WAITING, TO_BE_SHOWN, NEVER):
@@ -105,7 +144,7 @@ def data_query(word: str) -> str:
 
 
 def meaning_of(word: str, kind: str | None = None, reading: str | None = None) -> str:
-    """Explain a verdict's word; some words mean something else for claims of some kinds, or by a reading of ours."""
+    """Explain a verdict's status; some mean something else for claims of some kinds, or by a reading of ours."""
     own = _OF_NOISE if kind == "noise" else _OF_A_READING if reading else {}
     return own.get(word) or MEANINGS[word]
 
@@ -173,5 +212,5 @@ def tell_part(judged: JudgedClaim) -> str:
     if not part:
         return ""
     if status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER):
-        return f"So “{status}” is said {part} alone: {A_PART}."
+        return f"So “{headline_of(status)}” is said {part} alone: {A_PART}."
     return f"That is not enough for a verdict on all: {A_PART}."

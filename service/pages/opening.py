@@ -1,7 +1,8 @@
-"""What came out of all papers in a few sentences: what training decided first, then computing, then facts of data."""
+"""What came out of all papers at a glance: cards, an answer to each paper's question, and what plans can show."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -10,139 +11,91 @@ from sqlalchemy.orm import Session
 
 from service.database.comparing import Question
 from service.pages.formats import listed, value_in
-from service.pages.legend import is_part
+from service.pages.legend import word_of
 from stages.results import (
-    AGAINST_THE_PAPER,
     FOR_THE_PAPER,
-    METRICS,
     ClaimDeviation,
     Counts,
     Deviation,
     ExperimentComparison,
     JudgedClaim,
     Outlook,
+    Status,
     Tally,
     VerdictRow,
-    ground_of,
+    Word,
 )
 
-MOST_NAMED = 6
-"""Decided claims that the front page names; a longer list is a page of its own."""
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A number of claims on the front page, with what decided them as (number, how)."""
+
+    word: Word
+    title: str
+    number: int
+    parts: tuple[tuple[int, str], ...]
 
 
-@dataclass(frozen=True)
-class Ground:
-    """What decides claims, how many over all papers, and what the others wait for, as a label."""
+def cards_of(tallies: Sequence[Tally]) -> list[Card]:
+    """Confirmed, contradicted and not tested; what is open has a sentence of its own."""
 
-    what: str
-    counts: Counts
-    waits: str
-    is_of_data: bool = False
+    def card(word: Word, title: str, name: str) -> Card:
+        parts = [(getattr(counts, name), how.lower()) for how, counts in by_ground(tallies)]
+        number = sum(each for each, _ in parts)
+        return Card(word=word, title=title, number=number, parts=tuple(part for part in parts if part[0]))
+
+    return [
+        card(Word.HOLDS, "confirmed", "plainly"),
+        card(Word.FAILS, "contradicted", "against"),
+        card(Word.NOT_TESTED, "not tested yet", "waiting"),
+    ]
 
 
-@dataclass(frozen=True)
-class Opening:
-    """The front page's sentences: `whole` is all in one, `first` of what training decided, `then` of what needed none.
+def still_open(tallies: Sequence[Tally]) -> tuple[int, int]:
+    """(claims that the runs leave open, those that depend on how they are read)."""
+    return sum(tally.open for tally in tallies), sum(tally.under_reading for tally in tallies)
 
-    `named` are claims that training decided, first those that do not hold, `unnamed` how many more; `waiting` is of
-    what it didn't, `planned` of what the planned runs can show of that.
+
+def answer(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComparison]) -> str:
+    """The answer to a paper's question by the claims that answer it, in a few words.
+
+    `comparisons` are the paper's, by experiment.
     """
-
-    whole: str
-    first: str
-    waiting: str
-    planned: str
-    then: str
-    named: tuple[JudgedClaim, ...]
-    unnamed: int
-
-
-def open_with(tallies: Sequence[Tally], decided: Sequence[JudgedClaim], datasets: Mapping[str, str]) -> Opening:
-    """Sum up all papers; `decided` are claims that hold or don't, `datasets` the titles of the data sets."""
-    trained, computed, data = (ground.counts for ground in by_ground(tallies))
-    by_training = [row for row in decided if ground_of(row.claim, row.verdict) == "trained"]
-    left = []
-    if trained.open:
-        left.append(f"{_count(trained.open, 'more is', 'more are')} open: their runs don't decide between the answers.")
-    if waiting := trained.waiting:
-        left.append(f"{_count(waiting, 'waits', 'wait')} for models trained as long as the paper’s.")
-    then = [_decided("Computing, without training, has", computed), _decided("Counting in the data has", data)]
-    if computed.waiting:
-        then.append(f"{_count(computed.waiting, 'waits', 'wait')} to be computed, which make repro does.")
-    if data.waiting:
-        then.append(f"{_count(data.waiting, 'waits', 'wait')} to be counted.")
-    then.append(_others(tallies))
-    is_against = [row for row in by_training if row.verdict.status in AGAINST_THE_PAPER]
-    named = [*is_against, *(row for row in by_training if row not in is_against)]
-    return Opening(
-        whole=_sum_up(tallies, trained, computed, data),
-        first=_trained(trained, by_training, datasets),
-        waiting=" ".join(left),
-        planned=prospects(sum_outlooks([tally.outlook for tally in tallies])) if trained.waiting else "",
-        then=" ".join(filter(None, then)),
-        named=tuple(named[:MOST_NAMED]),
-        unnamed=len(named[MOST_NAMED:]),
-    )
+    words = Counter(word_of(row) for row in rows)
+    holds, fails, left = words[Word.HOLDS], words[Word.FAILS], words[Word.OPEN] + words[Word.NOT_TESTED]
+    if not rows or words[Word.NOT_TESTED] == len(rows):
+        return f"Not known yet: {_trained(rows, comparisons)}"
+    if not left:
+        return "Yes." if not fails else "No." if not holds else f"In part: {holds} of {len(rows)} claims hold."
+    if words[Word.OPEN] == len(rows):
+        readings = sum(row.verdict.status == Status.HOLDS_UNDER_READING for row in rows)
+        return f"It depends on how it is read: so do {readings} of {len(rows)} claims." if readings else "Open."
+    has_one_answer = not words[Word.OPEN] and not (holds and fails)
+    start = ("Yes so far" if holds else "No so far") if has_one_answer else "In part"
+    told = [f"{words[word]} {word}" for word in (Word.HOLDS, Word.FAILS, Word.OPEN, Word.NOT_TESTED) if words[word]]
+    return f"{start}: of {len(rows)} claims, {listed(told)}."
 
 
-def _sum_up(tallies: Sequence[Tally], trained: Counts, computed: Counts, data: Counts) -> str:
-    """What this is and how far it is."""
-    papers, claims = len(tallies), sum(tally.claims for tally in tallies)
-    make = f"{papers} machine-learning papers make" if papers != 1 else "A machine-learning paper makes"
-    by = (("training the models again", trained), ("computing", computed), ("counting in the data", data))
-    decided = listed([f"{counts.decided or 'none'} by {how}" for how, counts in by if counts.decidable])
-    left = trained.waiting + trained.open
-    waits = f"; {_count(left, 'still needs', 'still need')} training" if left else ""
-    return f"{make} {_count(claims, 'claim', 'claims')}." + (f" Decided so far: {decided}{waits}." if decided else "")
-
-
-def _trained(counts: Counts, decided: Sequence[JudgedClaim], datasets: Mapping[str, str]) -> str:
-    if not counts.decidable:
-        return "No claim needs trained models."
-    if not counts.decided:
-        return f"None of the {counts.decidable} claims that need trained models is decided yet."
-    names = list(dict.fromkeys(datasets[name] for row in decided for name in row.datasets))
-    where = (
-        f", all on {names[0]}" if len(names) == 1 and counts.decided > 1 else f", on {listed(names)}" if names else ""
-    )
-    said = f"Of the {counts.decidable} claims that need trained models, "
-    sizes = [row.verdict.size["status"] for row in decided if holds_in_its_order_only(row.verdict) and row.verdict.size]
-    wrong = sum(status in AGAINST_THE_PAPER for status in sizes)
-    said += f"{_count(counts.decided, 'is', 'are')} decided{where}: "
-    said += f"{outcome(counts, open_sizes=len(sizes) - wrong, wrong_sizes=wrong)}.{_limits(decided)}"
-    if not any(row.claim.metric in METRICS and METRICS[row.claim.metric].unit == "fraction" for row in decided):
-        said += " No accuracy and no error rate is among them."
-    return said
-
-
-def _limits(decided: Sequence[JudgedClaim]) -> str:
-    """How many of the decided claims rest on part of a grid, and how many are exploratory."""
-    models = {
-        (scope["models"], scope["planned_models"])
-        for row in decided
-        if (scope := row.verdict.scope) and scope["models"]
-    }
-    of = ""
-    if len(models) == 1:
-        ran, planned = models.pop()
-        of = f" ({ran} of its {planned} models)"
-    limits: dict[str, int] = {
-        f"on part of a grid{of}": sum(is_part(row.verdict) for row in decided),
-        "on rules not known to be registered before training (exploratory)": sum(
-            row.verdict.mark not in ("", "confirmatory") for row in decided
-        ),
-    }
-    by_number: dict[int, list[str]] = {}
-    for limit, number in limits.items():
-        by_number.setdefault(number, []).append(limit)
-    return "".join(f" {_those(number, len(decided))} {listed(named)}." for number, named in by_number.items() if number)
-
-
-def _those(number: int, of: int) -> str:
-    """All 4 rest; 2 of these rest; it rests"""
-    if number == of:
-        return f"All {of} rest" if of > 1 else "It rests"
-    return f"{number} of these {'rests' if number == 1 else 'rest'}"
+def _trained(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComparison]) -> str:
+    """As "0 of 12 models trained in full; first looks agree in 5 of 6"."""
+    models: dict[tuple[str, str], bool] = {}
+    looks: list[bool] = []
+    for row in rows:
+        for comparison in (comparisons[name] for name in row.experiments):
+            arms = {arm.arm: arm for arm in comparison.arms if arm.arm in (row.claim.arm, row.claim.baseline_arm)}
+            is_full = comparison.is_real and not comparison.cut
+            models |= {(comparison.experiment, name): is_full and bool(arm.run_keys) for name, arm in arms.items()}
+            ours = [arms[name].ours for name in (row.claim.arm, row.claim.baseline_arm) if name in arms]
+            if comparison.cut and len(ours) == 2 and ours[0] and ours[1] and row.claim.kind in ("order", "difference"):
+                ahead = ours[0].value - ours[1].value
+                looks.append(ahead > 0 if comparison.metric.better == "higher" else ahead < 0)
+    told = f"{sum(models.values())} of {len(models)} models trained in full"
+    if looks:
+        agree = sum(looks)
+        many = "" if agree == len(looks) else f" in {agree} of {len(looks)}"
+        told += f"; first looks agree{many}" if agree else "; first looks disagree"
+    return f"{told}."
 
 
 def holds_in_its_order_only(verdict: VerdictRow) -> bool:
@@ -171,57 +124,16 @@ def sum_outlooks(outlooks: Sequence[Outlook]) -> Outlook:
     return Outlook(**{field.name: sum(getattr(item, field.name) for item in outlooks) for field in fields(Outlook)})
 
 
-def _decided(what: str, counts: Counts) -> str:
-    return f"{what} decided {counts.decided}: {outcome(counts)}." if counts.decided else ""
-
-
-def outcome(counts: Counts, *, open_sizes: int = 0, wrong_sizes: int = 0) -> str:
-    """As "50 hold, 10 hold only if their words are read in one way and 4 do not hold".
-
-    Of those that hold, the size of the difference is still open with `open_sizes`, and not as printed with
-    `wrong_sizes`.
-    """
-    read = "only if {} words are read in one way".format("its" if counts.under_reading == 1 else "their")
-    sizes = [
-        f"the size of {number} of them {said}" if counts.plainly > 1 else f"its size {said}"
-        for number, said in ((open_sizes, "is still open"), (wrong_sizes, "is not as printed"))
-        if number
-    ]
-    order = f" ({listed(sizes)})" if sizes else ""
-    parts = [
-        _count(counts.plainly, "holds", "hold") + order if counts.plainly else "",
-        f"{_count(counts.under_reading, 'holds', 'hold')} {read}" if counts.under_reading else "",
-        _count(counts.against, "does not hold", "do not hold") if counts.against else "",
-    ]
-    return listed([part for part in parts if part])
-
-
-def _others(tallies: Sequence[Tally]) -> str:
-    """The number of all claims, and why the rest can't be decided."""
-    claims, decidable = (sum(getattr(tally, name) for tally in tallies) for name in ("claims", "decidable"))
-    settings, untestable = (sum(getattr(tally, name) for tally in tallies) for name in ("settings", "untestable"))
-    papers = f"the {len(tallies)} papers make" if len(tallies) != 1 else "the paper makes"
-    said = f"In all {papers} {_count(claims, 'claim', 'claims')}"
-    repeated = claims - decidable - settings - untestable
-    parts = [
-        _count(settings, "is a setting of a training", "are settings of a training") if settings else "",
-        _count(repeated, "repeats an error", "repeat an error") if repeated else "",
-        _count(untestable, "can’t be tested here", "can’t be tested here") if untestable else "",
-    ]
-    rest = [part for part in parts if part]
-    return f"{said}; of the others {listed(rest)}." if rest else f"{said}."
-
-
 def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
-def by_ground(tallies: Sequence[Tally]) -> list[Ground]:
-    """Training, computing and counting, in this order."""
+def by_ground(tallies: Sequence[Tally]) -> list[tuple[str, Counts]]:
+    """Claims that need training, that are computed, and that are counted in the data, with their counts."""
     return [
-        Ground("Needs trained models", add([tally.trained for tally in tallies]), "waiting for full-length training"),
-        Ground("Computed without training", add([tally.computed for tally in tallies]), "not computed here yet"),
-        Ground("Facts of the data sets", add([tally.data for tally in tallies]), "not counted here yet", True),
+        ("By training", add([tally.trained for tally in tallies])),
+        ("By computing", add([tally.computed for tally in tallies])),
+        ("By counting in the data", add([tally.data for tally in tallies])),
     ]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.pages.formats import GAINS, as_confidence, in_terms_of, percent, unit_of
+from service.pages.legend import headline_of
 from service.pages.wording import side_of
 from stages.results import Claim, JudgedClaim, Levels, Rules, Status, VerdictRow, levels_of
 
@@ -259,7 +260,7 @@ def strip_of(judged: JudgedClaim) -> Strip | None:
         x = scale * start
         label = distance(start, claim) if start and x >= free else ""
         free = x + CLEAR if label else free
-        status = stretch["status"].removesuffix(" at this margin")
+        status = headline_of(stretch["status"])
         side = "waiting" if stretch["status"] == Status.UNDECIDABLE else side_of(stretch["status"])
         width = (WIDTH if end is None else scale * end) - x
         parts.append(Part(status=status, side=side, x=round(x, 1), width=round(width, 1), label=label))

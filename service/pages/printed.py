@@ -14,6 +14,7 @@ from service.database.comparing import Question
 from service.database.curves import Curve, known_curves, list_curves
 from service.pages.charts import band_chart, cost_chart
 from service.pages.formats import SIDES_OF_A_SIZE, exact, is_of_the_other, value_in
+from service.pages.legend import word_of
 from service.pages.wording import name_metric
 from stages.results import METRICS, Claim, ClaimRecord, Dataset, ExperimentComparison, JudgedClaim, Status, ground_of
 
@@ -109,11 +110,11 @@ def _table(metric: str, filled: Mapping[tuple[str, str], Cell], is_of_pairs: boo
 
 
 def count_errors(judged: Sequence[JudgedClaim]) -> dict[str, tuple[int, int]]:
-    """`{verdict: (claims, errors)}` where fewer errors than claims stand behind a verdict; a paper counts errors."""
+    """`{word: (claims, errors)}` where fewer errors than claims stand behind a verdict; a paper counts errors."""
     found: dict[str, list[str]] = {}
     for row in judged:
-        found.setdefault(row.verdict.status, []).append((row.claim.finding or {}).get("error") or row.claim.id)
-    return {status: (len(names), len(set(names))) for status, names in found.items() if len(set(names)) < len(names)}
+        found.setdefault(word_of(row), []).append((row.claim.finding or {}).get("error") or row.claim.id)
+    return {word: (len(names), len(set(names))) for word, names in found.items() if len(set(names)) < len(names)}
 
 
 IN_THE_TEXT = "In the text"

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cache
 from math import isclose
 from pathlib import Path
@@ -17,7 +16,7 @@ from jinja2 import Environment
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.database.observed import name_quantity
+from service.database.curves import name_quantity
 from service.database.queries import list_datasets
 from service.pages import formats
 from service.pages.formats import (
@@ -35,11 +34,21 @@ from service.pages.formats import (
     unit_of,
     value_in,
 )
-from service.pages.legend import SIDES, address_of, data_query, date_of, meaning_of, part_of, word_of
+from service.pages.legend import (
+    COLOURS,
+    REASONS,
+    address_of,
+    data_query,
+    date_of,
+    headline_of,
+    key_of,
+    meaning_of,
+    part_of,
+    word_of,
+)
 from service.pages.models import threads
 from stages.results import (
-    AGAINST_THE_PAPER,
-    FOR_THE_PAPER,
+    ICONS,
     METRICS,
     Arm,
     Claim,
@@ -48,6 +57,7 @@ from stages.results import (
     Status,
     Tally,
     VerdictRow,
+    Word,
     error_of,
     kind_of_run,
 )
@@ -195,14 +205,6 @@ PLAINLY = {
 _WEB_PAGES = "authors' web pages"
 """The place of what a paper's authors print outside it."""
 
-_SIDES = {
-    "for": (*SIDES["For the paper"], Status.AS_PRINTED),
-    "reading": SIDES["True as read in one way"],
-    "against": SIDES["Against it"],
-    "open": SIDES["Open"],
-    "noted": (Status.DEVIATES, Status.SHOWN),
-}
-
 
 def install(environment: Environment) -> None:
     """Register the functions that take one claim or verdict as filters."""
@@ -225,6 +227,9 @@ def install(environment: Environment) -> None:
     environment.filters["for_readers"] = for_readers
     environment.filters["meaning"] = meaning_of
     environment.filters["word_of"] = word_of
+    environment.filters["key_of"] = key_of
+    environment.filters["headline"] = headline_of
+    environment.globals.update(icons=ICONS, reasons=REASONS)
     environment.filters["speaker"] = speaker
     environment.filters["threads"] = threads
     environment.filters["caption_all"] = caption_all
@@ -244,13 +249,13 @@ def for_readers(explanation: str) -> str:
 
 
 def side_of(status: str) -> str:
-    """The side that colours a verdict: for, reading, against, open, noted or waiting."""
-    return next((side for side, statuses in _SIDES.items() if status in statuses), "waiting")
+    """The side that colours a verdict: for, against, open or waiting."""
+    return COLOURS[headline_of(status)]
 
 
 def is_decided(status: str) -> bool:
     """True of a verdict that says of a claim whether it holds; how a training is set up is not a claim."""
-    return status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)
+    return headline_of(status) in (Word.HOLDS, Word.FAILS)
 
 
 def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tuple[str, str], str]) -> str:
@@ -336,9 +341,7 @@ def span_of(low: float, high: float, claim: Claim) -> str:
 
 def size_of(size: Mapping[str, Any] | None) -> str:
     """What is said of a difference's size beside its verdict, as "size open"; nothing where it isn't judged."""
-    if size is None:
-        return ""
-    return "size open" if side_of(size["status"]) == "open" else f"size {size['status']}"
+    return "" if size is None else f"size {headline_of(size['status'])}"
 
 
 def say_claim(name: str, claim: Claim) -> str:
@@ -366,10 +369,10 @@ def ours_is(verdict: VerdictRow, claim: Claim) -> str:
 
 
 def verdict_in_words(judged: JudgedClaim) -> str:
-    """The verdict where it travels without its page: an order apart from its size, its part, and its mark."""
-    verdict = judged.verdict
-    told = f"order {verdict.status}, {size_of(verdict.size)}" if verdict.size else word_of(judged)
-    return ", ".join(filter(None, (told, part_of(judged), verdict.mark)))
+    """The verdict where it travels without its page: its word, why nothing decided it, size, part, and mark."""
+    verdict, word = judged.verdict, word_of(judged)
+    told = str(word) if is_decided(verdict.status) else f"{word}: {REASONS[key_of(judged)]}"
+    return ", ".join(filter(None, (told, size_of(verdict.size), part_of(judged), verdict.mark)))
 
 
 def name_reading(judged: JudgedClaim) -> str | None:
@@ -385,10 +388,10 @@ def name_reading(judged: JudgedClaim) -> str | None:
 
 
 def tell_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ()) -> str:
-    """How many of the claims of one place are decided, by verdict; `looks` are claims with a first number of ours."""
+    """How many of the claims of one place are decided, by word; `looks` are claims with a first number of ours."""
     counts = Counter(word_of(row) for row in judged)
-    decided = {status: number for status, number in counts.items() if is_decided(status)}
-    others = {status: number for status, number in counts.items() if status not in decided}
+    decided = {word: counts[word] for word in (Word.HOLDS, Word.FAILS) if counts[word]}
+    others = {word: counts[word] for word in (Word.OPEN, Word.NOT_TESTED) if counts[word]}
     seen = sum(row.claim.id in looks for row in judged)
     of_looks = f" {seen} {'has' if seen == 1 else 'have'} a first look of ours, which decides nothing." if seen else ""
     if not decided:
@@ -403,40 +406,12 @@ def tell_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ()) -> 
 
 
 def count_verdicts(judged: Sequence[JudgedClaim]) -> str:
-    """As "as printed: 26, waiting: 2"."""
-    return _tell(Counter(word_of(row) for row in judged))
+    """As "a setting, and ours is the same: 26; not trained or computed yet: 2"."""
+    return "; ".join(f"{REASONS[key]}: {n}" for key, n in Counter(key_of(row) for row in judged).items())
 
 
-def _tell(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{status}: {number}" for status, number in counts.items())
-
-
-def highlights(judged: Iterable[JudgedClaim], argument: Sequence[str] = ("*",)) -> dict[str, JudgedClaim]:
-    """The strongest finding against the paper and the strongest for it, by `side_of`.
-
-    For it speaks only what is about its proposal: the claims whose ids match a pattern of `argument`, in its order.
-    Trained before computed, then in that order, those with a number of ours before those without, then those read in
-    several ways.  What holds as read in one way only stands where nothing holds plainly.
-    """
-    found: dict[str, JudgedClaim] = {}
-    for row in sorted(judged, key=lambda row: _weight(row, argument)):
-        side = side_of(row.verdict.status)
-        if side == "against" or _place_in(row, argument) < len(argument):
-            found.setdefault(side, row)
-    sides = ("against", "for" if "for" in found else "reading")
-    return {side: found[side] for side in sides if side in found}
-
-
-def _weight(row: JudgedClaim, argument: Sequence[str]) -> tuple[bool, int, bool, bool]:
-    is_read = bool(row.claim.finding and row.claim.finding.get("readings"))
-    is_for = side_of(row.verdict.status) != "against"
-    place = _place_in(row, argument) if is_for else 0
-    return row.verdict.basis != "results", place, row.verdict.ours is None, not is_read
-
-
-def _place_in(row: JudgedClaim, argument: Sequence[str]) -> int:
-    """The place of the first pattern that the claim's id matches; their number where none does."""
-    return next((place for place, one in enumerate(argument) if fnmatchcase(row.claim.id, one)), len(argument))
+def _tell(counts: Mapping[Word, int]) -> str:
+    return ", ".join(f"{number} {word}" for word, number in counts.items())
 
 
 def shared_errors(judged: Iterable[JudgedClaim], tally: Tally) -> dict[str, JudgedClaim]:

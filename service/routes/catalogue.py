@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from service.database import claim_queries, queries
+from service.database import queries
 from service.database.claim_schemas import (
     ClaimDetailOut,
     ClaimOut,
@@ -19,8 +19,7 @@ from service.database.claim_schemas import (
     describe_record,
 )
 from service.database.comparing import Provenance, Question
-from service.database.curves import Curve, list_curves
-from service.database.observed import UnknownQuantity, known_quantities, list_behind, list_observed
+from service.database.curves import Curve, UnknownQuantity, known_quantities, list_behind, list_curves, list_observed
 from service.database.samples import PNG, Samples
 from service.database.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
 from service.dependencies import Compare, ResultsSession, app_state_of
@@ -29,7 +28,7 @@ from service.http.paging import Paging, list_responses
 from service.http.strict import StrictRoute
 from service.pages.formats import unit_of
 from service.pages.wording import name_claims
-from stages.results import ClaimFilter, Standing, Status, UnknownArm, find_judged, list_families
+from stages.results import ClaimFilter, Standing, Status, UnknownArm, Word, find_judged, list_families
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 PaperFilter = Annotated[str | None, Query(description="name of a paper", examples=["ninformer"])]
@@ -86,7 +85,7 @@ def read_dataset(name: str, session: ResultsSession) -> DatasetOut:
     responses=list_responses(404),
 )
 def list_samples(name: str, request: Request, session: ResultsSession, page: Paging) -> Sequence[SampleOut] | Response:
-    """Test images to try a model with: a few classes, one image each."""
+    """Test images to try a model on: a few classes, one image each."""
     settings = app_state_of(request).settings
     samples = Samples(settings.root, queries.find_dataset(session, name).name, settings.root_path)
     return page.answer_with(SampleOut, samples.chosen())
@@ -101,7 +100,7 @@ def list_samples(name: str, request: Request, session: ResultsSession, page: Pag
 )
 def read_sample(
     name: str,
-    position: Annotated[int, Path(ge=0, lt=1 << 40, description="in the packed test set")],
+    position: Annotated[int, Path(ge=0, lt=1 << 40, description="position in the packed test set")],
     request: Request,
     session: ResultsSession,
 ) -> Response:
@@ -143,11 +142,13 @@ def list_experiment_curves(
     session: ResultsSession,
     compare: Compare,
     page: Paging,
-    curve: Annotated[Curve, Query(description="what is followed over the epochs")] = "test_accuracy",
-    profile: Annotated[str | None, Query(description="pin a profile; else the best", examples=["quick"])] = None,
+    curve: Annotated[Curve, Query(description="quantity to plot over epochs")] = "test_accuracy",
+    profile: Annotated[
+        str | None, Query(description="profile; default: the strongest with results", examples=["quick"])
+    ] = None,
     arm: Annotated[list[str], Query(max_length=64, description="only these arms", examples=[["vit"]])] = [],  # noqa: B006
 ) -> Sequence[CurvePointOut] | Response:
-    """Learning curves: of each arm and epoch the mean, lowest and highest of the replicates that are compared."""
+    """Learning curves: mean, minimum and maximum over the compared replicates, by arm and epoch."""
     experiment = queries.find_experiment(session, name)
     known = [item.name for item in experiment.arms]
     for wanted in arm:
@@ -171,10 +172,12 @@ def list_experiment_observations(
     session: ResultsSession,
     compare: Compare,
     page: Paging,
-    profile: Annotated[str | None, Query(description="pin a profile; else the best", examples=["quick"])] = None,
-    quantity: Annotated[str | None, Query(description="only this one", examples=["attention_sigma"])] = None,
+    profile: Annotated[
+        str | None, Query(description="profile; default: the strongest with results", examples=["quick"])
+    ] = None,
+    quantity: Annotated[str | None, Query(description="only this quantity", examples=["attention_sigma"])] = None,
 ) -> Sequence[ObservedPointOut] | Response:
-    """Quantities inside the compared networks, before training and after, block by block."""
+    """Quantities measured inside the compared networks, before and after training, by block."""
     experiment = queries.find_experiment(session, name)
     found = compare(Question(dataset=experiment.dataset, profile=profile))
     comparison = next(item for item in found if item.experiment == name)
@@ -201,29 +204,33 @@ def list_claims(
     experiment: ExperimentFilter = None,
     kind: Annotated[str | None, Query(examples=["value"])] = None,
     verdict: VerdictFilter = None,
+    word: Annotated[Word | None, Query(description="a verdict in one of four words", examples=["fails"])] = None,
     standing: Annotated[
-        Standing | None, Query(description="whether it is decided, may yet be, or never can here", examples=["waiting"])
+        Standing | None, Query(description="decided, open, waiting, untestable or setting", examples=["waiting"])
     ] = None,
-    family: Annotated[str | None, Query(description="a table's orders", examples=["ninformer.table2"])] = None,
+    family: Annotated[
+        str | None, Query(description="name of a table's family of claims", examples=["ninformer.table2"])
+    ] = None,
 ) -> Sequence[ClaimOut] | Response:
-    """The papers' claims in their order, each with its verdict."""
+    """The papers' claims, each with its verdict."""
     wanted = ClaimFilter(
         paper=paper,
         dataset=dataset,
         experiment=experiment,
         kind=kind,
         verdict=verdict,
+        word=word,
         standing=standing,
         family=family,
     )
-    found = page.cut(claim_queries.list_claims(session, wanted, limit=page.limit + 1, offset=page.offset))
+    found = page.cut(queries.list_claims(session, wanted, limit=page.limit + 1, offset=page.offset))
     names = name_claims(session, found)
     return page.answer(ClaimOut, [describe_claim(row, names[row.claim.id], unit_of(row.claim)) for row in found])
 
 
 @router.get("/claims/{claim_id}", tags=["claims"], operation_id="getClaim", responses=declared(404))
 def read_claim(claim_id: str, session: ResultsSession, compare: Compare) -> ClaimDetailOut:
-    """One claim: its verdict, the runs behind it, the deviations that touch it, its cost."""
+    """One claim: its verdict, the runs behind it, its deviations and its cost."""
     record = find_judged(session, claim_id)
     observed = list_behind(session, record, queries.arms_of(session, record.experiments), compare)
     return describe_record(record, observed, name_claims(session, [record])[claim_id], unit_of(record.claim))
@@ -236,8 +243,8 @@ def count_verdicts(
     dataset: DatasetFilter = None,
     kind: Annotated[str | None, Query(examples=["value"])] = None,
 ) -> VerdictsOut:
-    """The number of claims of each paper by verdict, and one sentence for each table."""
-    counts = claim_queries.tally_claims(session, ClaimFilter(paper=paper, dataset=dataset, kind=kind))
+    """Number of claims by verdict for each paper, and a summary of each table."""
+    counts = queries.tally_claims(session, ClaimFilter(paper=paper, dataset=dataset, kind=kind))
     return VerdictsOut(
         papers=[TallyOut.model_validate(row) for row in counts],
         tables=[FamilyOut.model_validate(row) for row in list_families(session, paper=paper)],

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from fnmatch import fnmatchcase
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator
 
 from service.database import queries
-from service.database.claim_queries import lacking_test_images, list_deviations, list_mentioned, tally_of
 from service.database.comparing import Question, first_of_each_dataset
-from service.database.observed import list_behind
+from service.database.curves import list_behind
+from service.database.queries import lacking_test_images, list_deviations, list_mentioned, tally_of
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.pages.charts import blocks_chart
-from service.pages.citing import bibtex, claim_badge, json_ld, paper_badge, times_reproduced
-from service.pages.claim_charts import arms_charts, difference_chart, forest_chart, gain_chart, pairs_chart, trend_chart
+from service.pages.citing import bibtex, bibtex_paper, claim_badge, json_ld, paper_badge, times_reproduced
+from service.pages.claim_charts import arms_charts, pairs_chart, trend_chart
 from service.pages.concluding import (
     conclude,
     find_trend,
@@ -28,15 +29,36 @@ from service.pages.concluding import (
     tell_other_reading,
     tell_whole,
 )
-from service.pages.legend import A_PART, MEANINGS, SIDES, has_word, known_word, word_of
+from service.pages.dots import draw_claim, draw_lines, draw_strip, share_of
+from service.pages.legend import A_PART, BY_WORD, MEANINGS, has_word, known_word, word_of
 from service.pages.models import describe_looks, first_looks, timed_here, told_chances
-from service.pages.opening import by_ground, first_places, open_with, prospects, tell_discoveries, tell_open, tell_tests
+from service.pages.opening import (
+    answer,
+    by_ground,
+    cards_of,
+    first_places,
+    prospects,
+    still_open,
+    sum_outlooks,
+    tell_discoveries,
+    tell_open,
+    tell_tests,
+)
 from service.pages.planning import plan_in_words, strip_of, tell_chance_of_truth, tell_levels, tell_margins
 from service.pages.printed import count_errors, lay_out, list_shown, take_apart
 from service.pages.searching import Found, search
+from service.pages.versus import (
+    Pair,
+    answer_versus,
+    draw_gain,
+    facts_of,
+    first_pair,
+    list_titles,
+    name_sides,
+    tell_images,
+)
 from service.pages.wording import (
     count_verdicts,
-    highlights,
     is_decided,
     name_claim,
     name_claims,
@@ -50,40 +72,54 @@ from stages.results import (
     ClaimFilter,
     JudgedClaim,
     find_judged,
-    list_decided,
     list_families,
     list_judged,
     read_rules,
     rule_after,
-    tally,
+    tally_rows,
+    versus,
 )
 
 router = APIRouter(include_in_schema=False)
 Word = Annotated[str | None, AfterValidator(lambda word: word and known_word(word)), Query(max_length=64)]
 MOST_FOUND = 100  # on one page
+MOST_DRAWN = 10  # numbers that a paper's page begins with
 GROUNDS = ("results", "finding", "params", "none")  # a list of all claims begins with what training decided
 COMPUTED = "Computed without training"
 
 
 def show_papers(request: Request, session: ResultsSession, compare: Compare) -> Response:
-    """The first page: what was tested and what came out, paper by paper, and the data sets of the comparisons."""
-    tallies = {counts.paper: counts for counts in tally(session)}
-    papers, decided = queries.list_papers(session), list_decided(session)
-    datasets = queries.list_datasets(session)
-    titles = {item.name: item.title for item in datasets}
-    of_paper = {paper.name: [row for row in decided if row.claim.paper == paper.name] for paper in papers}
+    """The first page: what came out at a glance, an answer to each paper's question, and the data sets."""
+    papers, datasets = queries.list_papers(session), queries.list_datasets(session)
+    judged, comparisons = list_judged(session, ClaimFilter()), compare(Question())
+    tallies = tally_rows(session, [(row.claim, row.verdict) for row in judged])
+    by_paper = {paper.name: [row for row in judged if row.claim.paper == paper.name] for paper in papers}
+    asked = {
+        paper.name: [
+            row for row in by_paper[paper.name] if any(fnmatchcase(row.claim.id, one) for one in paper.answered_by)
+        ]
+        for paper in papers
+    }
+    drawn = {name: [row for row in rows if share_of(row)] for name, rows in by_paper.items()}
+    names = name_claims(session, [row for rows in drawn.values() for row in rows])
+    by_experiment = {item.experiment: item for item in comparisons}
+    marks = Counter(row.verdict.mark for row in judged if row.verdict.registration)
     return app_state_of(request).templates.TemplateResponse(
         request,
         "front.html",
         {
             "papers": papers,
-            "opening": open_with(list(tallies.values()), decided, titles),
-            "grounds": by_ground(list(tallies.values())),
-            "grounds_of": {paper: by_ground([counts]) for paper, counts in tallies.items()},
-            "highlights": {paper.name: highlights(of_paper[paper.name], paper.argument or ["*"]) for paper in papers},
-            "names": name_claims(session, decided),
+            "strips": {name: draw_strip(rows, names) for name, rows in drawn.items()},
+            "counts": {tally.paper: tally for tally in tallies},
+            "cards": cards_of(tallies),
+            "open": still_open(tallies),
+            "answers": {name: answer(rows, by_experiment) for name, rows in asked.items()},
+            "exploratory": sum(number for mark, number in marks.items() if mark != "confirmatory"),
+            "planned": prospects(sum_outlooks([tally.outlook for tally in tallies])),
+            "pair": first_pair(asked.values(), comparisons),
+            "titles": list_titles(comparisons),
             "datasets": datasets,
-            "overview": first_of_each_dataset([item for item in compare(Question()) if item.provenance]),
+            "overview": first_of_each_dataset([item for item in comparisons if item.provenance]),
         },
     )
 
@@ -101,13 +137,13 @@ def show_paper(
     counts = tally_of(session, name)
     every = list_judged(session, ClaimFilter(paper=name))
     judged = [row for row in every if has_word(row, verdict)]
-    decided = [row for row in list_decided(session) if row.claim.paper == name]
     parts = take_apart(judged)
     groups = {**parts.results, COMPUTED: parts.computed, "counted": parts.counted, "settings": parts.settings}
     looks = first_looks(name, judged, compare, queries.list_datasets(session))
     titles, arms = titles_of(session)
     deviations = list_deviations(session, name)
     names = {row.claim.id: name_claim(row, titles, arms) for row in judged}
+    drawn, address = draw_lines(judged, names), app_state_of(request).settings.address
     return app_state_of(request).templates.TemplateResponse(
         request,
         "paper.html",
@@ -116,11 +152,9 @@ def show_paper(
             "tally": counts,
             "before_use": [*paper.before_use, *(filter(None, [tell_open(counts)]) if counts else [])],
             "words": Counter(word_of(row) for row in every),
-            "sides": SIDES,
             "prospects": prospects(counts.outlook) if counts else "",
             "discoveries": tell_discoveries(counts) if counts else "",
             "grounds": by_ground([counts]) if counts else [],
-            "highlights": highlights(decided, paper.argument or ["*"]) if verdict is None else {},
             "families": list_families(session, paper=name),
             "parts_of": parts,
             "groups": {place: lay_out(rows, titles, arms) for place, rows in parts.results.items()},
@@ -136,8 +170,46 @@ def show_paper(
             "deviations": deviations if verdict is None else [],
             "explained": first_places(session, deviations, groups),
             "tests": tell_tests(deviations, arms, compare),
-            "charts": {place: forest_chart(place, rows, names) for place, rows in parts.results.items()},
+            "answer": answer(
+                [row for row in every if any(fnmatchcase(row.claim.id, one) for one in paper.answered_by)],
+                {item.experiment: item for item in compare(Question(paper=name))},
+            ),
+            "drawn": drawn[:MOST_DRAWN],
+            "counts_drawn": len(drawn),
+            "bibtex": bibtex_paper(paper, counts, address, queries.content_digest(session)),
             "verdict": verdict,
+        },
+    )
+
+
+@router.get("/versus", responses=declared(404, 422))
+def show_versus(
+    request: Request,
+    session: ResultsSession,
+    compare: Compare,
+    dataset: str | None = None,
+    a: Annotated[str, Query(max_length=120)] = "",
+    b: Annotated[str, Query(max_length=120)] = "",
+) -> Response:
+    """Whether one model beats another on a data set; without two models the form alone."""
+    chosen = queries.find_dataset(session, dataset) if dataset is not None else None
+    found = versus(session, chosen, a.strip(), b.strip()) if chosen and a.strip() and b.strip() else None
+    claims = [find_judged(session, claim) for claim in found.claims] if found else []
+    return app_state_of(request).templates.TemplateResponse(
+        request,
+        "versus.html",
+        {
+            "found": found,
+            "sentence": answer_versus(found) if found else "",
+            "images": tell_images(found) if found else "",
+            "sides": name_sides(found) if found else (),
+            "plot": draw_gain(found) if found else None,
+            "told": facts_of(found) if found else [],
+            "claims": claims,
+            "names": name_claims(session, claims),
+            "pair": Pair(a=a, b=b, dataset=dataset),
+            "titles": list_titles(compare(Question(dataset=dataset))),
+            "datasets": queries.list_datasets(session),
         },
     )
 
@@ -181,7 +253,6 @@ def search_claims(
             "looks": looks,
             "shortened": describe_looks(looks, found.claims, titles),
             "words": Counter(word_of(row) for row in everything),
-            "sides": SIDES,
             "page": page,
             "pages": -(-len(found.claims) // MOST_FOUND),
         },
@@ -199,7 +270,7 @@ def show_method(request: Request, session: ResultsSession) -> Response:
         request,
         "method.html",
         {
-            "sides": SIDES,
+            "by_word": BY_WORD,
             "meanings": MEANINGS,
             "margins": tell_margins(rules),
             "levels": tell_levels(rules, plans),
@@ -260,9 +331,9 @@ def show_claim(
             "tried": times_reproduced(record),
             "tests": tell_tests(record.deviations, titles_of(session)[1], compare),
             "cited": cited,
-            "bibtex": bibtex(record, names[claim_id], paper, address),
+            "bibtex": bibtex(record, names[claim_id], paper, app_state_of(request).settings.address),
             "json_ld": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),
-            "chart": gain_chart(names[claim_id], record) or difference_chart(names[claim_id], record),
+            "plot": draw_claim(record, names[claim_id]),
             "strip": strip_of(record),
             "posterior": tell_chance_of_truth(record),
             "pairs_chart": pairs_chart(names[claim_id], record.pairs, titles, record.claim),

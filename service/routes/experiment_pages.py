@@ -31,11 +31,12 @@ from service.database.curves import (
     drawn_together,
     find_line,
     known_curves,
+    known_quantities,
     list_curves,
+    list_observed,
     name_curve,
     unit_of_curve,
 )
-from service.database.observed import known_quantities, list_observed
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import Problem, declared
 from service.pages.charts import MOST_LINES, Smooth, band_chart, blocks_chart, cost_chart
@@ -104,7 +105,7 @@ def show_experiment(
             "comparison": comparison,
             "paper": paper,
             "bibtex": bibtex_table(
-                comparison, paper, str(request.url.replace(query="")), queries.content_digest(session)
+                comparison, paper, app_state_of(request).settings.address, queries.content_digest(session)
             ),
             "claims": claims,
             "names": name_claims(session, claims),

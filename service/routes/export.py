@@ -50,7 +50,7 @@ async def export_table(table: TableName, request: Request) -> Response:
     responses=_bytes(ZIP) | declared(),
 )
 async def export_database(request: Request) -> Response:
-    """The whole database: every table as a Parquet file, in one zip, of one state of the results."""
+    """All tables as Parquet files in one zip archive, from one state of the database."""
     return await _download(request, "claimcheck.zip", ZIP, write_zip)
 
 

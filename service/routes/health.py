@@ -17,13 +17,13 @@ EXPOSITION: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {
 
 @router.get("/health/live", operation_id="live", responses=declared())
 async def live() -> HealthOut:
-    """The process answers: the event loop does, without a thread, the database or a model."""
+    """Liveness: the event loop responds. Uses no thread, database or model."""
     return HealthOut(status="ok", detail="alive")
 
 
 @router.get("/health/ready", operation_id="ready", responses=declared())
 async def ready(request: Request) -> HealthOut:
-    """Requests may be sent here: the results can be read and models can answer; 503 where not."""
+    """Readiness: results can be read and models respond; otherwise 503."""
     parts = app_state_of(request)
     require_ready(parts)
     await parts.engine.decoder.check()
@@ -55,5 +55,5 @@ def require_ready(parts: AppState) -> None:
     responses=EXPOSITION | declared(),
 )
 async def read_metrics(request: Request) -> Response:
-    """For Prometheus: requests, forward passes, queue and memory."""
+    """Prometheus metrics: requests, forward passes, queue and memory."""
     return Response(app_state_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -19,7 +19,7 @@ from service.database.schemas import (
 from service.dependencies import ResultsSession, app_state_of
 from service.http.disconnects import unless_gone
 from service.http.errors import declared
-from service.inference.model_names import find_version, find_versions
+from service.inference.choices import find_version, find_versions
 from service.inference.tensors import InferRequest, describe_tensors, read_request, write_answer
 from service.routes.health import require_ready
 
@@ -69,13 +69,13 @@ async def read_server(request: Request) -> ServerMetadataOut:
 
 @router.get("/health/live", operation_id="serverLive", responses=declared())
 async def live() -> ServerLiveOut:
-    """The process answers."""
+    """Liveness: the process responds."""
     return ServerLiveOut(live=True)
 
 
 @router.get("/health/ready", operation_id="serverReady", responses=declared())
 async def ready(request: Request) -> ServerReadyOut:
-    """As `/health/ready`: 503 where requests shouldn't be sent here."""
+    """Readiness, as at `/health/ready`: 503 if requests should go elsewhere."""
     require_ready(parts := app_state_of(request))
     await parts.engine.decoder.check()
     await parts.asking.ask(queries.content_digest)
@@ -130,20 +130,20 @@ def read_model(model: ModelName, versions: Versions, session: ResultsSession) ->
     dependencies=[Depends(named_version)],
 )
 def read_version(model: ModelName, versions: Versions, session: ResultsSession) -> ModelMetadataOut:
-    """Versions and tensors of a model, where it has this version."""
+    """Tensors of one version of a model."""
     return _metadata(model, versions, session)
 
 
 @router.get("/models/{model}/ready", operation_id="modelReady", responses=declared(404, 422))
 async def model_ready(model: ModelName, served_checkpoint: Lowest, request: Request) -> ModelReadyOut:
-    """The model may be asked: its weights are those that were recorded; 503 where they can't be read."""
+    """Readiness of a model: its weights match the record; 503 if they can't be read."""
     await app_state_of(request).engine.model(served_checkpoint)
     return ModelReadyOut(name=model, ready=True)
 
 
 @router.get("/models/{model}/versions/{version}/ready", operation_id="modelVersionReady", responses=declared(404, 422))
 async def version_ready(model: ModelName, served_checkpoint: Named, request: Request) -> ModelReadyOut:
-    """As above, of one version."""
+    """Readiness of one version."""
     await app_state_of(request).engine.model(served_checkpoint)
     return ModelReadyOut(name=model, ready=True)
 
@@ -198,7 +198,7 @@ async def infer(
     body: Body,
     header_length: HeaderLength = None,
 ) -> Response:
-    """Probabilities and classes of images by a model's lowest replicate; tensors as JSON or as raw bytes behind it."""
+    """Classify images with a model's lowest replicate; tensors are JSON, or raw bytes after it."""
     return await _infer(request, served_checkpoint, body, header_length)
 
 
@@ -209,5 +209,5 @@ async def infer_version(
     body: Body,
     header_length: HeaderLength = None,
 ) -> Response:
-    """As above, by one version."""
+    """Classify images with one version of a model."""
     return await _infer(request, served_checkpoint, body, header_length)

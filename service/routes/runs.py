@@ -15,8 +15,9 @@ from service.database.schemas import (
     RunCostOut,
     RunDetailOut,
     RunOut,
+    TrailsOut,
+    describe_trails,
 )
-from service.database.trails import TrailsOut, describe_trails
 from service.dependencies import ResultsSession
 from service.http.errors import declared
 from service.http.paging import Paging, list_responses
@@ -24,7 +25,7 @@ from service.http.strict import StrictRoute
 from service.routes.catalogue import DatasetFilter, ExperimentFilter, ProvenanceFilter
 from stages.results import Result, fidelity_of
 
-RunKey = Annotated[str, Path(description="64 hexadecimal digits, or the first 7 or more where no other run has them")]
+RunKey = Annotated[str, Path(description="64 hexadecimal digits, or a unique prefix of at least 7")]
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 
 
@@ -43,10 +44,12 @@ def list_runs(
     profile: Annotated[str | None, Query(examples=["quick"])] = None,
     provenance: ProvenanceFilter = None,
     source: Literal["evidence", "local"] | None = None,
-    selected: Annotated[bool | None, Query(description="enters comparisons")] = None,
-    sort: Annotated[queries.RunOrder, Query(description="a minus turns it round", examples=["-accuracy"])] = "position",
+    selected: Annotated[bool | None, Query(description="only results used in comparisons")] = None,
+    sort: Annotated[
+        queries.RunOrder, Query(description="field to sort by; a leading minus reverses it", examples=["-accuracy"])
+    ] = "position",
 ) -> Sequence[RunOut] | Response:
-    """Results, in the order of experiments, arms and replicates or as `sort` says."""
+    """Results, ordered by experiment, arm and replicate, or by `sort`."""
     wanted = queries.RunFilter(
         experiment=experiment, arm=arm, profile=profile, provenance=provenance, source=source, is_selected=selected
     )
@@ -58,7 +61,7 @@ def list_runs(
 
 @router.get("/runs/{run_key}", tags=["runs"], operation_id="getRun", responses=declared(404))
 def read_run(run_key: RunKey, session: ResultsSession) -> RunDetailOut:
-    """One run: its spec, and for each of its results curves, cost and environment."""
+    """One run: its spec, and curves, cost and environment of each result."""
     results = queries.find_run(session, run_key)
     ids = queries.checkpoint_ids(session, results)
     return RunDetailOut(
@@ -70,9 +73,9 @@ def read_run(run_key: RunKey, session: ResultsSession) -> RunDetailOut:
 
 @router.get("/runs/{run_key}/trail", tags=["runs"], operation_id="getTrail", responses=declared(404, 422))
 def read_trail(run_key: RunKey, session: ResultsSession) -> TrailsOut:
-    """The trail of a run's numbers: checkpoint, run, params, code, data, environment, each with its digest.
+    """Provenance of a run's numbers: checkpoint, run, params, code, data and environment, each with its digest.
 
-    `claimcheck verify` recomputes these digests from the files and names the first that doesn't hold.
+    `claimcheck verify` recomputes these digests and reports the first mismatch.
     """
     return describe_trails(queries.find_run(session, run_key), session)
 
@@ -87,7 +90,7 @@ def read_trail(run_key: RunKey, session: ResultsSession) -> TrailsOut:
 def list_checkpoints(
     session: ResultsSession, page: Paging, dataset: DatasetFilter = None, experiment: ExperimentFilter = None
 ) -> Sequence[CheckpointOut] | Response:
-    """Trained models that can answer."""
+    """Trained models available for predictions."""
     found = queries.list_checkpoints(
         session, dataset=dataset, experiment=experiment, limit=page.limit + 1, offset=page.offset
     )

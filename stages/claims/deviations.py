@@ -41,8 +41,19 @@ class Deviation:
     in_titles: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """The question that a reader comes with; the claims whose ids match a pattern of `claims` answer it."""
+
+    __pydantic_config__: ClassVar = STRICT
+    asks: str
+    claims: tuple[str, ...]
+
+
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+    called: str | None = None
+    question: Question | None = None
     device: str | None = None
     repository: str | None = None
     before_use: tuple[str, ...] = ()
@@ -56,10 +67,12 @@ class PaperDeviations:
 
     `repository`: the address of its authors' public code; None where there is none.  `before_use`: what whoever uses
     the paper's comparison must know first, in sentences.  `argument`: patterns of the ids of the claims that are about
-    what the paper proposes, the weightiest first.
+    what the paper proposes, the weightiest first.  `called`: a short name of the paper; `question`: its main question.
     """
 
     paper: str
+    called: str | None = None
+    question: Question | None = None
     device: str | None
     repository: str | None = None
     before_use: tuple[str, ...] = ()
@@ -83,6 +96,8 @@ def read_deviations(papers: Collection[str]) -> list[PaperDeviations]:
         found.append(
             PaperDeviations(
                 paper=paper,
+                called=file.called,
+                question=file.question,
                 device=file.device,
                 repository=file.repository,
                 before_use=file.before_use,

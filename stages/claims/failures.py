@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from stages.claims.judgement import Entry, Judgement, Side
 from stages.claims.lines import ClaimLine
+from stages.claims.margins import slope_of_margin
 from stages.claims.measures import count_failed
 from stages.claims.sides import Pairs, entry_of
 from stages.claims.trials import ResultGroup, price
@@ -47,8 +48,10 @@ def judge_failures(claim: ClaimLine, pairs: Pairs, group: ResultGroup, params: P
         verdict = judge_proportions(networks["proposed"], networks["baseline"], rules=params.verdicts)
     else:
         printed = int(claim.value), claim.trials
-        margin = params.verdicts.margins.error(printed[0] / printed[1], 1 / printed[1])
-        verdict = judge_proportion(printed, networks["proposed"], margin, rules=params.verdicts)
+        margins = params.verdicts.margins
+        margin = margins.error(printed[0] / printed[1], 1 / printed[1])
+        slope = slope_of_margin(claim, margins) * claim.trials  # of the proportion, not of the count
+        verdict = judge_proportion(printed, networks["proposed"], margin, rules=params.verdicts, slope=slope)
     return Judgement(
         claim=claim,
         verdict=verdict,

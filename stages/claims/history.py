@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from stages.claims.lines import ClaimLine, ClaimsError, parse_claims
 from stages.faults import named
@@ -30,6 +30,7 @@ from stages.runs.revisions import ask_git
 PATH = Path("data/claims-history.jsonl")
 Subject = Literal["claim", "rules", "code", "rule"]
 EVERY_CLAIM = "*"
+Reason = Annotated[str, StringConstraints(pattern=r"\S")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class Change:
     after: str | None
     changed: Mapping[str, tuple[Any, Any]]
     after_evidence: bool
-    why: str
+    why: Reason
     alters: bool = True
     seen: int | None = None
 

@@ -120,7 +120,8 @@ def _of_one_look(claim: ClaimLine, rules: Rules, pairs: Pairs, replicates: int, 
     printed = int(claim.value), claim.trials
     if not pairs.baseline:
         margin = rules.margins.error(printed[0] / printed[1], 1 / printed[1])
-        return power_of_proportion(pairs.planned, replicates, printed, margin, rules)
+        slope = slope_of_margin(claim, rules.margins) * claim.trials
+        return power_of_proportion(pairs.planned, replicates, printed, margin, rules, slope)
     named = (claim.experiment, claim.metric, claim.baseline_arm)
     (other,) = (one for one in claims if (one.experiment, one.metric, one.arm) == named)
     assert other.value is not None and other.trials is not None, f"{other.id} has no count"

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from stages.claims.history import Change, Subject, digest_code, digest_row
+from stages.claims.history import Change, Reason, Subject, digest_code, digest_row
 from stages.claims.lines import ClaimLine, ClaimsError, Kind
 from stages.claims.margins import margin_of
 from stages.rules import Rules
@@ -95,7 +95,7 @@ class Registration:
 
     __pydantic_config__: ClassVar = STRICT
     name: str
-    why: str
+    why: Reason
     claims: tuple[RegisteredClaim, ...]
     rules: Mapping[str, Any]
     rules_digest: str

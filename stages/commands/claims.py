@@ -88,7 +88,7 @@ def _claim(name: str) -> dict[str, Any]:
 
 def _show_claim(claim: Mapping[str, Any]) -> Iterator[str]:
     from stages.recording.reporting import in_unit
-    from stages.results import METRICS
+    from stages.results import METRICS, WORD_OF
 
     verdict, unit, runs = claim["verdict"], claim["unit"], claim["runs"]
     yield f"{claim['claim']} ({claim['paper']}, {claim['place']})"
@@ -106,11 +106,12 @@ def _show_claim(claim: Mapping[str, Any]) -> Iterator[str]:
             low, high = in_unit(verdict["low"], unit), in_unit(verdict["high"], unit)
             interval = f", {100 * verdict['confidence']:.3g} % interval {low} to {high}"
         yield f"ours      {in_unit(verdict['ours'], unit)}{interval}"
-    yield f"verdict   {verdict['status']}: {verdict['explanation']}"
+    word, status = WORD_OF[verdict["status"]], verdict["status"]
+    yield f"verdict   {word}{f' ({status})' if status != word else ''}: {verdict['explanation']}"
     if verdict["registration"]:
         yield f"marked    {verdict['registration']['mark']}: {verdict['registration']['why']}"
     if verdict["size"]:
-        yield f"its size  {verdict['size']['status']}: {verdict['size']['explanation']}"
+        yield f"its size  {WORD_OF[verdict['size']['status']]}: {verdict['size']['explanation']}"
     if runs:
         more = f" and {len(runs) - _FEW} more" if len(runs) > _FEW else ""
         yield f"runs      {', '.join(key[:12] for key in runs[:_FEW])}{more}"

@@ -191,7 +191,7 @@ class Column:
         return max(map(cell_len, (*self.heading.split("\n"), *cells)))
 
 
-class Rows:
+class TextTable:
     """A table without lines and with whole cells; a line below it names the columns that don't fit the width."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
@@ -207,18 +207,15 @@ class Rows:
                 break
             left_out += [number for number in kept if self.columns[number].rank == rank]
             kept = [number for number in kept if self.columns[number].rank < rank]
-        yield self._table(kept)
-        if left_out:
-            names = ", ".join(" ".join(self.columns[number].heading.split()) for number in sorted(left_out))
-            yield Text(f"not in {options.max_width} columns: {names}; --json has all", style="dim")
-
-    def _table(self, kept: Sequence[int]) -> Table:
         table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
         for column in (self.columns[number] for number in kept):
             table.add_column(column.heading, justify="left" if column.left else "right", no_wrap=True)
         for row in self.rows:
             table.add_row(*(row[number] for number in kept))
-        return table
+        yield table
+        if left_out:
+            names = ", ".join(" ".join(self.columns[number].heading.split()) for number in sorted(left_out))
+            yield Text(f"not in {options.max_width} columns: {names}; --json has all", style="dim")
 
 
 def in_words(seconds: float) -> str:

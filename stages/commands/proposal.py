@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from stages.commands.command import Answer, Column, Rows, Terminal, in_words
+from stages.commands.command import Answer, Column, Terminal, TextTable, in_words
 from stages.faults import stop_on_signals
 from stages.params.experiment import Params, ParamsError, load_params
 from stages.priorities.looks import PROFILE, RunName
@@ -145,16 +145,24 @@ def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableTyp
         for step in steps
         for name, patterns in _by_experiment(step["runs"])
     ]
-    yield Rows([Column("experiment", left=True), Column("runs", left=True), Column("hours"), Column("claims")], rows)
+    yield TextTable(
+        [Column("experiment", left=True), Column("runs", left=True), Column("hours"), Column("claims")], rows
+    )
     yield ""
     columns = [Column("claim", left=True), Column("look", left=True)]
     columns += [Column("decided"), Column("weight", 1), Column("supported", 2), Column("reproduced", 3)]
     columns += [Column("not\nreproduced", 4)]
     rows = [
-        [one["claim"], _look(one), in_percent(one["chance"]), two_digits(one["weight"]), *_chances(one["power"])]
+        [
+            one["claim"],
+            f"at {one['look']}, the last" if one["look"] == one["planned"] else f"at {one['look']} of {one['planned']}",
+            in_percent(one["chance"]),
+            two_digits(one["weight"]),
+            *_chances(one["power"]),
+        ]
         for one in claims
     ]
-    yield Rows(columns, rows)
+    yield TextTable(columns, rows)
     yield "Chances are those at this interim analysis if the paper is right; not reproduced: if it is two margins off."
     if left["claims"]:
         yield ""
@@ -180,14 +188,6 @@ def _pattern(arm: str, replicates: Sequence[str]) -> str:
     digits = "".join(which for which in replicates if len(which) == 1)
     longer = [f"{arm}.{which}" for which in replicates if len(which) > 1]
     return " ".join([f"{arm}.[{digits}]" if len(digits) > 1 else f"{arm}.{digits}"] * bool(digits) + longer)
-
-
-def _look(claim: Mapping[str, Any]) -> str:
-    return (
-        f"at {claim['look']}, the last"
-        if claim["look"] == claim["planned"]
-        else f"at {claim['look']} of {claim['planned']}"
-    )
 
 
 def _chances(power: Mapping[str, float | None] | None) -> list[str]:

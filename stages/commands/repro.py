@@ -147,7 +147,15 @@ class LogView:
 
     def _take(self, line: bytes, place: int) -> None:
         if match := _STARTS.fullmatch(line):
-            self._start(match[1].decode(), place)
+            stage = match[1].decode()
+            self._end()
+            self._stage_from = place
+            self.stage, self._stage_started, self._is_open = stage, time.monotonic(), True
+            self._times.start(stage)
+            self.seen += 1
+            self.ran += 1
+            if not self._terminal.is_terminal:
+                print(self._position(), end="", flush=True)
         elif match := _SKIPPED.fullmatch(line):
             self._end()
             self._times.skip(match[1].decode())
@@ -155,17 +163,6 @@ class LogView:
             self._stage_from = place + len(line) + 1
         elif line.startswith(b"Updating lock file"):
             self._end()
-
-    def _start(self, stage: str, place: int) -> None:
-        """A stage begins, whose output begins at `place` of the log."""
-        self._end()
-        self._stage_from = place
-        self.stage, self._stage_started, self._is_open = stage, time.monotonic(), True
-        self._times.start(stage)
-        self.seen += 1
-        self.ran += 1
-        if not self._terminal.is_terminal:
-            print(self._position(), end="", flush=True)
 
     def _end(self) -> None:
         """End the line that the stage's start began: its runs and how long it took."""
@@ -302,7 +299,10 @@ def _repro(options: argparse.Namespace) -> Answer:
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder, log.open("wb") as written:
         count = Path(folder) / "count.json"
         address = str(Path(folder) / "preloaded")
-        view = LogView(log, count, _stages(params, experiments))
+        names = ["inputs", *stage_inputs(params)]
+        wanted = {*experiments, *(params.experiments[name].dataset for name in experiments)}
+        kept = [name for name in names if not experiments or "@" not in name or name.partition("@")[2] in wanted]
+        view = LogView(log, count, {name: _runs(name, params) for name in kept})
         own = _environment(Path(folder), has_git=not no_git)
         environment = own | {COUNT_FILE: str(count), ADDRESS: address}
         loaded = _libraries_loaded(environment, written.fileno(), view)
@@ -312,14 +312,6 @@ def _repro(options: argparse.Namespace) -> Answer:
                 if code:
                     return Answer(document=None, shown=view.failure(code), code=code)
     return Answer(document=None, shown=view.success())
-
-
-def _stages(params: Params, experiments: Sequence[str]) -> dict[str, float]:
-    """The stages of dvc.yaml without those of other experiments and their data, each with its number of runs, or 1."""
-    names = ["inputs", *stage_inputs(params)]
-    wanted = {*experiments, *(params.experiments[name].dataset for name in experiments)}
-    kept = [name for name in names if not experiments or "@" not in name or name.partition("@")[2] in wanted]
-    return {name: _runs(name, params) for name in kept}
 
 
 def _runs(stage: str, params: Params) -> float:

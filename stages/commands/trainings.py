@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from stages.commands.command import Answer, Column, Rows, UsageError
+from stages.commands.command import Answer, Column, TextTable, UsageError
 from stages.datasets.packed import PackedDataError, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.faults import stop_on_signals
@@ -24,15 +24,13 @@ from stages.params.budget import describe_cut
 from stages.params.experiment import Params, ParamsError, Rate, load_params
 from stages.params.schema import nearest
 from stages.runs.equivalence import read_equivalences
+from stages.runs.object_store import open_store
 from stages.runs.store import Store, write_atomically
-from stages.runs.stores import open_store
 from stages.scheduling.counting import ProgressDisplay
-from stages.scheduling.engine.choice import default_engine
-from stages.scheduling.engine.groups import Group
-from stages.scheduling.grouping import form_groups
+from stages.scheduling.engine.groups import Group, default_engine, form_groups
 from stages.scheduling.planning import (
-    Cost,
     Planned,
+    PlannedCost,
     add_up,
     in_other_profile,
     makespan,
@@ -52,12 +50,12 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure",
         action="store_true",
-        help="train a few steps of the missing networks, seconds for each kind, and say how long all will take here",
+        help="train a few steps of each kind of missing network and estimate the total time here",
     )
     parser.add_argument(
         "--device",
         default=os.environ.get("CLAIMCHECK_DEVICE", "auto"),
-        help="that --measure trains on, as for `run` (default: CLAIMCHECK_DEVICE, else auto)",
+        help="device for --measure, as for `run` (default: CLAIMCHECK_DEVICE, else auto)",
     )
 
 
@@ -167,7 +165,7 @@ def _measure(names: Iterable[str], params: Params, device: str, counts: FlopCoun
 
 def _show_measured(measured: Mapping[str, Any]) -> Iterable[RenderableType]:
     yield ""
-    yield Rows(
+    yield TextTable(
         [Column(f"measured, {len(measured['devices'])} at a time", left=True), Column("missing"), Column("time here")],
         [
             [name, f"{line['missing']:,}", _time(line["seconds"] / 3600)]
@@ -181,7 +179,7 @@ def _show_measured(measured: Mapping[str, Any]) -> Iterable[RenderableType]:
         yield Text(f"{measured['not_trained']} networks can't be trained here and aren't counted", style="dim")
 
 
-def _say_what_counts(totals: Mapping[str, Cost], rates: Mapping[str, Rate]) -> Iterator[str]:
+def _say_what_counts(totals: Mapping[str, PlannedCost], rates: Mapping[str, Rate]) -> Iterator[str]:
     """What the hours as printed are made of, and how many there would be where products are in TF32."""
     if PRINTED in totals:
         yield from what_counts(totals[PRINTED], rates)
@@ -189,7 +187,7 @@ def _say_what_counts(totals: Mapping[str, Cost], rates: Mapping[str, Rate]) -> I
             yield from in_other_profile(IN_TF32, totals[IN_TF32], totals[PRINTED], rates)
 
 
-def _told(cost: Cost, rates: Mapping[str, Rate]) -> dict[str, Any]:
+def _told(cost: PlannedCost, rates: Mapping[str, Rate]) -> dict[str, Any]:
     return {
         "runs": cost.runs,
         "epochs": cost.epochs,
@@ -221,7 +219,7 @@ def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:
     numbers = [Column("runs"), Column("epochs", 5), Column("steps", 3), Column("FLOPs", 2)]
     numbers += [Column(f"time on\n{kind}", min(1, place)) for place, kind in enumerate(devices)]
     numbers += [Column(f"{kind}\nUSD", 4) for kind in devices]
-    yield Rows(
+    yield TextTable(
         [Column(f"profile {plan['profile']}", left=True), Column("in\nstore"), *numbers],
         [
             [line["experiment"], "–" if line["in_store"] is None else f"{line['in_store']:,}", *_cells(line)]
@@ -240,7 +238,7 @@ def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:
     if plan["measured"]:
         yield from _show_measured(plan["measured"])
     yield ""
-    yield Rows(
+    yield TextTable(
         [Column("profile, paper", left=True), *numbers, *(Column(f"{kind}\nlimit", 6) for kind in devices)],
         [
             [
@@ -311,7 +309,7 @@ def write_profile(name: str) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="all experiments of params.yaml")
+    parser.add_argument("--all", action="store_true", help="all experiments in params.yaml")
     parser.add_argument(
         "--engine", default=default_engine(), help="local or ray (default: CLAIMCHECK_ENGINE, else local)"
     )
@@ -320,7 +318,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("CLAIMCHECK_DEVICE", "auto"),
         help="auto, cpu, cuda, or one per slot: cuda:0,cuda:1 (default: CLAIMCHECK_DEVICE, else auto)",
     )
-    parser.add_argument("--profile", help="written into params.yaml first, as by `claimcheck profile`")
+    parser.add_argument("--profile", help="profile to set in params.yaml first, as `claimcheck profile` does")
 
 
 def run(options: argparse.Namespace) -> Answer:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.datasets.checks import check_response, find_reader
-from stages.datasets.manifest import Manifest, all_files, judge_provenance
+from stages.datasets.manifest import Manifest, all_files, check_response, find_reader, judge_provenance
 from stages.datasets.packed import PackedInfo, Split, TableSet, digest_tables, write_packed
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from stages.datasets.archive import UNREADABLE, Member, walk
-from stages.datasets.checks import find_reader
-from stages.datasets.manifest import Manifest, all_files, judge_provenance
+from stages.datasets.manifest import Manifest, all_files, find_reader, judge_provenance
 from stages.datasets.packed import PackedInfo, TokenSet, digest_tokens, write_packed
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource

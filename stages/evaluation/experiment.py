@@ -1,35 +1,35 @@
 """From an experiment's trained runs to its result and cost lines: measures finished runs on test data.
 
-Only one network is in memory at a time.  A run's measurements are kept and reused (`stages.evaluation.kept`); a run
+Only one network is in memory at a time.  A run's measurements are kept and reused (`stages.evaluation.flops`); a run
 that can't be evaluated doesn't stop the others.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stages.checkpoint.predictor import Predictor
+from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.datasets.packed import PackedInfo, read_info
 from stages.evaluation.cost import Latency, Stopwatch
-from stages.evaluation.flops import FlopCounts
-from stages.evaluation.kept import Kept, digest_of
+from stages.evaluation.flops import FlopCounts, Kept, digest_of
 from stages.evaluation.scores import Observer, cut_info, cut_rows, score
-from stages.evaluation.trained import EvaluationError, Measured, TrainedRun
 from stages.params.experiment import LatencySpec, Profile
-from stages.run import ModelSpec
+from stages.run import ModelSpec, RunSpec
 from stages.runs.consistency import find_contradictions
+from stages.runs.curves import EpochRow
 from stages.runs.equivalence import read_equivalences
-from stages.runs.evidence import CostLine, Measurement, ResultLine
+from stages.runs.evidence import CostLine, DataUsed, Divergence, Layers, Measurement, Moment, ResultLine
 from stages.runs.fingerprint import changed_modules, code_today, unlike_loaded
-from stages.runs.runlist import RunList, read_run_list
+from stages.runs.store import ListedRun, RunList, find_fault, outcome_digest, read_run_list
 from stages.training.environment import describe_environment
 from stages.training.kinds import RowSet, read_rows
 from stages.training.process import describe_variables
@@ -147,7 +147,7 @@ class _Bench:
         kept = None if self.anew or not run.has_network else _read_measured(self.kept.read(run.run.run_key, stands_on))
         if kept is not None and find_contradictions(run.result_line(self.run_list, kept)):
             kept = None
-        measured = kept or Measured()
+        measured = kept or MeasuredRun()
         if run.has_network and (kept is None or watch is not None):
             predictor = run.load(self.device)
             self._refuse_other_code(unlike_loaded(code_today(run.spec) or run.planned.code))
@@ -172,12 +172,12 @@ class _Bench:
                 f"run `dvc repro train@{self.run_list.experiment}` first"
             )
 
-    def _measure(self, run: TrainedRun, predictor: Predictor) -> Measured:
+    def _measure(self, run: TrainedRun, predictor: Predictor) -> MeasuredRun:
         info, spec = self.info, run.planned
         flops = self.counts.count(spec.model, info.shape, info.vocabulary)
         scores = score(predictor, self.test_set, info, spec.protocol, run.history, flops)
         inside = self.observer.observe(predictor, spec.replicate)
-        return Measured(
+        return MeasuredRun(
             metrics=(*scores.metrics, *inside.metrics),
             correct=scores.correct,
             confusion=scores.confusion,
@@ -205,11 +205,13 @@ def _held_up_alone(run: TrainedRun, found: Evaluation) -> Iterator[None]:
         found.results[:] = [line for line in found.results if (line.arm, line.replicate) != identity]
 
 
-def _read_measured(kept: Any) -> Measured | None:
+def _read_measured(kept: Any) -> MeasuredRun | None:
     """The measurement as it was made: a whole number stays one, so that the line is identical to the byte."""
     try:
         return (
-            None if kept is None else Measured(**kept | {"metrics": tuple(Measurement(**m) for m in kept["metrics"])})
+            None
+            if kept is None
+            else MeasuredRun(**kept | {"metrics": tuple(Measurement(**m) for m in kept["metrics"])})
         )
     except (KeyError, TypeError):
         return None
@@ -232,3 +234,118 @@ def _stopwatch(info: PackedInfo, spec: LatencySpec, device: str) -> Stopwatch:
         warmup=spec.warmup,
         repeats=spec.repeats,
     )
+
+
+class EvaluationError(ValueError):
+    """A run, or every run, can't be evaluated; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """Results of a pass over the test set, and the paper's observations inside; empty for a run that diverged."""
+
+    metrics: tuple[Measurement, ...] = ()
+    correct: str | None = None
+    confusion: str | None = None
+    observed: Mapping[Moment, Layers] | None = None
+
+
+class TrainedRun:
+    """A run whose outcome is complete, without its network.
+
+    Raises:
+        EvaluationError: the outcome is damaged, or was trained on other data than `info`'s.
+    """
+
+    def __init__(self, run: ListedRun, folder: Path, info: PackedInfo) -> None:
+        self.run, self.folder, self.info = run, folder, info
+        train = f"dvc repro train@{folder.parent.name}"
+        if fault := find_fault(folder, run.run_key):
+            raise EvaluationError(f"{folder}: {fault}; `{train}` trains it anew")
+        try:
+            self.digest = outcome_digest(folder)
+            self.spec: dict[str, Any] = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
+            self.result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+            # Losses are means of single-precision numbers: eight digits are all that they hold.
+            lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+            self.history = [json.loads(line, parse_float=lambda text: float(f"{float(text):.8g}")) for line in lines]
+            self.planned = RunSpec.from_dict(self.spec)
+        except (ValueError, TypeError, KeyError) as error:  # an outcome of an older version has no digest over all
+            raise EvaluationError(f"{folder}: can't be read ({error}); `{train}` trains it anew") from None
+        if self.planned.data_digest != info.digest:
+            raise EvaluationError(
+                f"data/processed/{info.dataset} has digest {info.digest[:12]}, this was trained on "
+                f"{self.planned.data_digest[:12]}; run `{train}` first"
+            )
+
+    @property
+    def label(self) -> str:
+        return f"{self.run.arm}.{self.run.replicate}"
+
+    @property
+    def has_network(self) -> bool:
+        """False if the run diverged."""
+        return bool(self.result["status"] == "finished")
+
+    def load(self, device: str) -> Predictor:
+        """Load its network.
+
+        Raises:
+            CheckpointError: the weights can't be loaded.
+        """
+        weights = self.folder / "weights.safetensors"
+        return load_predictor(weights, device=device, expected_sha256=self.result["weights_sha256"])
+
+    def result_line(self, run_list: RunList, measured: MeasuredRun) -> ResultLine:
+        info, known = self.info, {field.name for field in fields(EpochRow)}
+        return ResultLine(
+            experiment=run_list.experiment,
+            arm=self.run.arm,
+            replicate=self.run.replicate,
+            run_key=self.run.run_key,
+            profile=run_list.profile,
+            cut=run_list.cut,
+            status=self.result["status"],
+            spec=self.spec,
+            data=DataUsed(
+                dataset=info.dataset,
+                digest=info.digest,
+                provenance=info.provenance,
+                train_images=info.train_images,
+                test_images=info.test_images,
+                excluded_test_images=info.excluded_test_images,
+            ),
+            environment_digest=self.result["environment_digest"],
+            environment=self.result["environment"],
+            metrics=measured.metrics,
+            curves=tuple(
+                EpochRow(**{key: value for key, value in row.items() if key in known}) for row in self.history
+            ),
+            weights_sha256=self.result["weights_sha256"],
+            correct=measured.correct,
+            confusion=measured.confusion,
+            divergence=Divergence(**self.result["divergence"]) if self.result["divergence"] else None,
+            observed=measured.observed,
+        )
+
+    def cost_line(self, experiment: str, latency: Latency | None) -> CostLine:
+        rate, info = self.result["samples_per_second"], self.info
+        return CostLine(
+            experiment=experiment,
+            arm=self.run.arm,
+            replicate=self.run.replicate,
+            run_key=self.run.run_key,
+            environment_digest=self.result["environment_digest"],
+            train_seconds=self.result["train_seconds"],
+            epoch_seconds=tuple(round(seconds, 4) for seconds in self.result["epoch_seconds"]),
+            samples_per_second=rate,
+            train_tokens_per_second=rate * info.shape[0] if info.kind == "text" else None,
+            peak_memory_bytes=self.result["peak_memory_bytes"],
+            energy_joules=self.result.get("energy_joules"),
+            latency_seconds_per_sample=latency.seconds_per_sample if latency else None,
+            latency_batch_size=latency.batch_size if latency else None,
+            latency_warmup=latency.warmup if latency else None,
+            latency_repeats=latency.repeats if latency else None,
+            latency_device=latency.device if latency else None,
+            latency_threads=latency.threads if latency else None,
+        )

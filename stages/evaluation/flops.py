@@ -1,13 +1,19 @@
-"""Forward FLOPs of models, each counted once: counting loads torch's compiler, which takes longer than torch itself."""
+"""What was measured once: forward FLOPs of models and what `evaluate` measured of each run.
+
+Counting FLOPs loads torch's compiler, which takes longer than torch itself.  DVC removes a stage's outputs before it
+runs: without the cache, a new replicate would cause all others to be re-evaluated.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from stages.run import ModelSpec, canonical_json
 from stages.runs.fingerprint import code_fingerprint
@@ -37,7 +43,14 @@ class FlopCounts:
         parts = [model.path, dict(model.arguments), list(shape), vocabulary, _code(model.path.split(":")[0])]
         key = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
         if key not in self.known:
-            self.known[key] = _count_forward(model, shape, vocabulary)
+            import torch  # only here: a plan whose models have all been counted needs no torch
+
+            from stages.evaluation.cost import flops_per_sample
+            from stages.papers import build_model
+
+            with torch.device("meta"):  # shapes without numbers: a model of any size is built at once
+                network = build_model(model)
+            self.known[key] = flops_per_sample(network, shape, vocabulary)
             self.added += 1
         return self.known[key]
 
@@ -58,12 +71,41 @@ def _code(module: str) -> Mapping[str, str]:
     return code_fingerprint([module])
 
 
-def _count_forward(model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
-    import torch  # only here: a plan whose models have all been counted needs no torch
+def digest_of(parts: Any) -> str:
+    """sha256 over the JSON values that a measurement depends on."""
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 
-    from stages.evaluation.cost import flops_per_sample
-    from stages.papers import build_model
 
-    with torch.device("meta"):  # shapes without numbers: a model of any size is built at once
-        network = build_model(model)
-    return flops_per_sample(network, shape, vocabulary)
+class Kept:
+    """One file per name, with the newest measurement, the digest of what it depends on, and a digest over both."""
+
+    def __init__(self, kind: str, root: Path | None = None) -> None:
+        self.folder = (root or home() / "store") / kind
+
+    @contextmanager
+    def held(self, name: str, *, is_patient: bool = True) -> Iterator[bool]:
+        """Measure what this name stands for alone: others wait, or get False at once where they aren't patient."""
+        path = self.folder / f"{name}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if is_patient else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def read(self, name: str, stands_on: str) -> Any:
+        """The measurement, or None if there is none, its dependencies have changed, or its file is damaged."""
+        try:
+            content = json.loads((self.folder / f"{name}.json").read_bytes())
+            is_whole = content.pop("digest") == digest_of(content)
+            return content["measured"] if is_whole and content["stands_on"] == stands_on else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def write(self, name: str, stands_on: str, measured: Any) -> None:
+        """Keep JSON values, replacing what was kept under this name."""
+        content = {"stands_on": stands_on, "measured": measured}
+        text = json.dumps(content | {"digest": digest_of(content)}, sort_keys=True)
+        write_atomically(self.folder / f"{name}.json", f"{text}\n".encode())

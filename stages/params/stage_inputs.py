@@ -40,7 +40,11 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
     everything = asdict(params)
     profile = {"profile": everything.pop("profile_name")} | everything["profiles"][params.profile_name]
     found = {
-        "analyse": StageInputs(("stages.analyse", *findings), {"margins": everything["verdicts"]["margins"]}),
+        "analyse": StageInputs(
+            ("stages.analyse", *packages, *findings),
+            {"margins": everything["verdicts"]["margins"], "printed": everything["profiles"]["paper"]}
+            | {name: everything[name] for name in ("experiments", "datasets", "rates")},
+        ),
         "record": StageInputs(("stages.record", *packages), everything, files=("papers/*/*.yaml",)),
         "report": StageInputs(("stages.report",)),
     }

@@ -18,9 +18,8 @@ from stages.claims import ClaimLine, Judgement
 from stages.claims.lines import CROSSOVERS
 from stages.claims.sides import arms_of
 from stages.claims.trained import JUDGES
-from stages.claims.trials import ResultGroup
 from stages.datasets.packed import PackedDataError
-from stages.datasets.rows import count_rows
+from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import CountFlops
 from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import Experiment, Params, ParamsError
@@ -29,8 +28,8 @@ from stages.recording.judged import judge_today
 from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER
 from stages.run import RunSpec, canonical_json
 from stages.runs.equivalence import read_equivalences
-from stages.runs.stores import open_store
-from stages.scheduling.grouping import MAX_MODELS
+from stages.runs.object_store import open_store
+from stages.scheduling.engine.groups import MAX_MODELS
 from stages.scheduling.planning import cost_of_run, network_of
 from stages.scheduling.runner import assignments, find_experiment, find_outcome, read_packed, ways_to
 from stages.verdicts import EvidenceLevel, Status, Verdict
@@ -78,18 +77,16 @@ class Standing:
 def standing_today(root: Path, params: Params) -> Standing:
     """What evidence and local results say as they are now, judged as `record` does."""
     judged = judge_today(root, params)
-    return Standing(judgements=judged.judgements, decided_by=_deciding(judged.groups))
-
-
-def _deciding(groups: Mapping[str, Sequence[ResultGroup]]) -> frozenset[RunName]:
-    """The runs of each experiment's strongest group of results, where these decide."""
-    strongest = [(name, next(iter(of_it), None)) for name, of_it in groups.items()]
-    return frozenset(
-        RunName(name, arm, trial.result.replicate)
-        for name, group in strongest
-        if group is not None and group.evidence_level is EvidenceLevel.DECIDES
-        for arm, trials in group.arms.items()
-        for trial in trials
+    strongest = [(name, next(iter(of_it), None)) for name, of_it in judged.groups.items()]
+    return Standing(
+        judgements=judged.judgements,
+        decided_by=frozenset(
+            RunName(name, arm, trial.result.replicate)
+            for name, group in strongest
+            if group is not None and group.evidence_level is EvidenceLevel.DECIDES
+            for arm, trials in group.arms.items()
+            for trial in trials
+        ),
     )
 
 
@@ -304,7 +301,7 @@ def runs_named(labels: Collection[str], params: Params) -> list[RunName]:
     for label in labels:
         name, _, cell = label.partition(".")
         arm, _, replicate = cell.rpartition(".")
-        if name in params.experiments and arm in params.experiments[name].arms and replicate.isdigit():
+        if name in params.experiments and arm in params.experiments[name].arms and replicate.isdecimal():
             found.append(RunName(name, arm, int(replicate)))
     return found
 

@@ -35,8 +35,8 @@ from stages.run import Protocol, Replicate, RunSpec
 from stages.runs.equivalence import PATH, Equivalences, is_of_one_cpu, path_of
 from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
 from stages.runs.fingerprint import kind_of
+from stages.runs.object_store import open_store
 from stages.runs.store import home
-from stages.runs.stores import open_store
 
 Codes = Callable[[Sequence[tuple[str, str, str]]], Sequence[Mapping[str, str] | None]]
 
@@ -187,7 +187,12 @@ class DataHere:
     def cut(self, folder: Path, protocol: Protocol, replicate: Replicate, batches: float) -> Path:
         """Cut a packed set to its first rows, as many as this number of batches of an epoch of `protocol` needs."""
         info = read_info(folder)
-        wanted = _rows(protocol, replicate, batches)
+        split, held_out = protocol.split, 0.0
+        if split.kind == "fraction" and split.fraction is not None:
+            held_out = split.fraction
+        elif split.kind == "folds" and split.folds is not None and replicate.fold is not None:
+            held_out = 1 / split.folds
+        wanted = max(2, math.ceil(batches * protocol.batch_size / (1 - held_out)))
         target = self.scratch / "cut" / f"{info.dataset}-{info.digest[:12]}-{wanted}"
         if not target.exists():
             _write_cut(folder, info, wanted, target)
@@ -231,16 +236,6 @@ def _cut_protocol(protocol: Protocol, batch_size: int, epochs: int, steps_per_ep
         early_stop=stop,
         steps_per_epoch=None if protocol.steps_per_epoch is None else min(protocol.steps_per_epoch, steps_per_epoch),
     )
-
-
-def _rows(protocol: Protocol, replicate: Replicate, batches: float) -> int:
-    """Rows of the training part for this number of batches, plus those held out."""
-    split, held_out = protocol.split, 0.0
-    if split.kind == "fraction" and split.fraction is not None:
-        held_out = split.fraction
-    elif split.kind == "folds" and split.folds is not None and replicate.fold is not None:
-        held_out = 1 / split.folds
-    return max(2, math.ceil(batches * protocol.batch_size / (1 - held_out)))
 
 
 def _write_cut(folder: Path, info: PackedInfo, wanted: int, target: Path) -> None:

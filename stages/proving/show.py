@@ -344,7 +344,10 @@ class _Path:
 
     def keep(self, cut: Cut, threads: int, gave: Mapping[str, Any]) -> None:
         self.steps[str(cut.specs[0].protocol.batch_size)] = len(gave["scores"])
-        self.found.setdefault(str(threads), []).append(_digest(gave))
+        outcomes = [{name: value for name, value in one.items() if name != "environment"} for one in gave["outcomes"]]
+        self.found.setdefault(str(threads), []).append(
+            hashlib.sha256(canonical_json({**gave, "outcomes": outcomes}).encode()).hexdigest()[:16]
+        )
 
     def compared(self, *, plain: bool) -> Compared:
         kind, model, optimizer = self.item.made.question
@@ -381,12 +384,6 @@ def _training(item: Affected, cut: Cut, side: str) -> dict[str, Any]:
     code = dict(getattr(item, side))
     specs = [dataclasses.replace(spec, code=code).to_dict() for spec in cut.specs]
     return {"specs": specs, "data": str(cut.data), "is_stacked": item.made.is_stacked}
-
-
-def _digest(found: Mapping[str, Any]) -> str:
-    """Digest of everything that is compared."""
-    outcomes = [{name: value for name, value in one.items() if name != "environment"} for one in found["outcomes"]]
-    return hashlib.sha256(canonical_json({**found, "outcomes": outcomes}).encode()).hexdigest()[:16]
 
 
 def _proofs(paths: Sequence[_Path], *, plain: bool) -> tuple[Proof, ...]:

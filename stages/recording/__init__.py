@@ -22,7 +22,7 @@ from stages.params.experiment import load_params
 from stages.recording.append_only import describe_lost, digest_history, find_lost, read_versions
 from stages.recording.judged import read_paper_deviations, read_placed_claims
 from stages.recording.rows import Rows
-from stages.recording.sources import RecordError, find_results, find_weights, read_findings
+from stages.recording.sources import RecordError, find_results, find_weights, read_findings, read_hours
 from stages.results import create_results, database_url
 from stages.runs.revisions import is_full_clone
 from stages.runs.store import put_in_place
@@ -74,6 +74,7 @@ def _record(root: Path, database: str, *, evidence_only: bool) -> Summary:
     params = load_params(root)
     claims = read_placed_claims(root, params)
     findings = read_findings(root / "data" / "findings.jsonl", claims) if not evidence_only else {}
+    hours = read_hours(root / "data" / "hours.json") if not evidence_only else {}
     found, left_out = find_results(root, params, evidence_only=evidence_only)
     versions = read_versions(root)
     if lost := find_lost(root, versions):
@@ -83,7 +84,7 @@ def _record(root: Path, database: str, *, evidence_only: bool) -> Summary:
     history = read_history(root / HISTORY)
     registered = Registered(root, params.verdicts, history)
     digest = digest_history(versions) if is_full_clone(root) else ""
-    rows = Rows(params, found, weights, claims, findings, deviations, history, registered, digest)
+    rows = Rows(params, found, weights, claims, findings, deviations, history, registered, digest, hours)
     url = make_url(database_url(database))
     if url.get_backend_name() != "sqlite":
         create_results(url.render_as_string(hide_password=False), rows.fill)

@@ -6,6 +6,7 @@ registration, and every released model.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stages.claims import read_claims
 from stages.claims.history import PATH as HISTORY
-from stages.claims.history import pending, read_history
+from stages.claims.history import Reason, pending, read_history
 from stages.params.experiment import load_params
 from stages.run import STRICT, canonical_json
 from stages.runs.evidence import EvidenceError
@@ -38,7 +39,7 @@ class Retraction:
 
     __pydantic_config__: ClassVar = STRICT
     date: str
-    why: str
+    why: Reason
     lines: tuple[str, ...]
     same_numbers: bool = False
 
@@ -69,22 +70,35 @@ class Lost:
 
 
 def read_versions(root: Path) -> list[Version]:
-    """All committed contents of the record, oldest first; none if git has no history of this folder."""
-    arguments = ("log", "--reverse", "--topo-order", "-m", "--raw", "--no-abbrev", "--no-renames", "-z", "--format=@%H")
-    try:
-        words = run_git(root, *arguments, "--", *_RECORD).decode().replace("\n", "\0").split("\0")
+    """All committed contents of the record, oldest first; none if git has no history of this folder.
+
+    Raises:
+        EvidenceError: the clone lacks contents, and they can't be fetched.
+    """
+    try:  # plumbing: a user's settings change what `git log` shows
+        commits = run_git(root, "rev-list", "--reverse", "--topo-order", "--full-history", "HEAD", "--", *_RECORD)
+        options = ("--stdin", "--root", "-m", "-r", "--raw", "--no-abbrev", "--no-renames", "-z")
+        words = iter(run_git(root, "diff-tree", *options, "--", *_RECORD, given=commits).decode().split("\0"))
     except GitError:
         return []
     commit, named = "", []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word.startswith("@"):
-            commit = word[1:]
-        elif word.startswith(":") and set(blob := word.split()[3]) != {"0"}:
-            named.append((commit, following, blob))
+    for word in words:
+        if not word.startswith(":"):
+            commit = word
+        elif set(blob := word.split()[3]) == {"0"}:
+            next(words)
+        else:
+            named.append((commit, next(words), blob))
     named = list(dict.fromkeys(named))
     blobs = list(dict.fromkeys(blob for _, _, blob in named))
-    contents = dict(zip(blobs, read_objects(root, blobs), strict=True))
-    return [Version(commit, path, contents[blob] or b"") for commit, path, blob in named]
+    try:
+        found = read_objects(root, blobs)
+    except GitError as error:
+        raise EvidenceError(f"this clone lacks contents of the record; first: git fetch --refetch ({error})") from None
+    contents = {blob: content for blob, content in zip(blobs, found, strict=True) if content is not None}
+    if missing := sorted({path for _, path, blob in named if blob not in contents}):
+        raise EvidenceError(f"git's objects are damaged: committed contents of {', '.join(missing)} are missing")
+    return [Version(commit, path, contents[blob]) for commit, path, blob in named]
 
 
 def _pieces(path: str, content: bytes) -> Iterable[bytes]:
@@ -166,15 +180,37 @@ def _name(piece: bytes) -> str:
         return f"a line ({digest_piece(piece)})"
 
 
-def row_faults(root: Path) -> list[str]:
-    """Claims and rules that changed without a line in their history."""
+def row_faults(root: Path, versions: Iterable[Version]) -> list[str]:
+    """Claims and rules that changed without a line in their history, and lines of it that git contradicts.
+
+    The lines with which the history began tell of earlier changes, so evidence before them says nothing.
+    """
     claims, rules = read_claims(root / "data" / "claims.csv"), load_params(root).verdicts
-    changes = pending(claims, rules, read_history(root / HISTORY), known={}, published=())
-    return [
+    path, history = root / HISTORY, read_history(root / HISTORY)
+    found = [
         f"{change.claims}: the {change.subject} changed, and {HISTORY} doesn't say why (claimcheck history --why)"
-        for change in changes
+        for change in pending(claims, rules, history, known={}, published=())
         if change.subject in ("claim", "rules")
     ]
+    published, before = set[str](), dict[bytes, set[str]]()
+    for version in versions:
+        if version.path == str(HISTORY):
+            until = published.copy() if before else set()
+            before = dict.fromkeys(version.content.splitlines(), until) | before
+        elif version.path.startswith("data/evidence/"):
+            published.add(Path(version.path).stem)
+    experiments = {claim.id: claim.experiment or "" for claim in claims}
+    state: dict[object, str | None] = {}
+    for number, change in enumerate(history, start=1):
+        if change.subject != "rule" and state.get(change.key) != change.before:
+            found.append(f"{HISTORY}, line {number}: {change.claims} was not {change.before} before it")
+        state[change.key] = change.after
+    for number, piece in enumerate(path.read_bytes().splitlines() if path.is_file() else (), start=1):
+        line = json.loads(piece)
+        known = fnmatch.filter(before.get(piece, published), experiments.get(line["claims"], ""))
+        if line["subject"] == "claim" and known and not line["after_evidence"]:
+            found.append(f"{HISTORY}, line {number}: evidence on {line['claims']} was committed before that change")
+    return found
 
 
 def describe_lost(lost: list[Lost]) -> str:
@@ -199,12 +235,13 @@ def retract(root: Path, versions: Iterable[Version], *, date: str, why: str) -> 
 def digest_history(versions: Iterable[Version]) -> str:
     """Merkle root over all committed contents of the record: equal roots mean equal records and equal histories.
 
-    It is empty if there are none, and means nothing in a shallow clone, which lacks some.
+    It is empty if there are none, and means nothing in a shallow clone, which lacks some.  The leaves are sorted,
+    because commits name their parents and git promises no order of branches.
     """
-    level = [
+    level = sorted(
         hashlib.sha256(f"{one.commit} {one.path} ".encode() + hashlib.sha256(one.content).digest()).digest()
         for one in versions
-    ]
+    )
     while len(level) > 1:
         level = list(_parents(level))
     return level[0].hex() if level else ""

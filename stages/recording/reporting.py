@@ -1,6 +1,6 @@
-"""Comparisons and verdicts as documents: one Markdown and one CSV file per experiment, and `docs/results.md`.
+"""Write comparisons and verdicts: one Markdown and one CSV file per experiment, and `docs/results.md`.
 
-Numbers in CSV are fractions and units; percentages appear only in Markdown, which people read.
+CSV has every column, as fractions and units; Markdown is a summary with percentages.
 """
 
 from __future__ import annotations
@@ -29,15 +29,13 @@ from stages.results import (
 from stages.runs.store import write_atomically
 
 NONE = "–"
+MANY, BEST = 20, 3  # a table of more models shows the best of each role alone
 DOCS_HEAD = """# Results
 
-Written by `make report` from the committed evidence (`data/evidence/`) alone: the same bytes on every machine.
-Each table is in the metric that its paper prints. Ours is the mean over n replicates; ± is one standard error,
-intervals are Student's t, 95 %. A metric that chooses an epoch on all folds has the paper's own standard error, at that
-epoch. Accuracy is on all official test images unless a table says how many are left out. A time ratio stands where both
-models' times were published at one revision, and taken on one kind of machine in one way.
-A label says how runs were cut, and how many there are of those that are planned today.
-How a verdict is reached: [verdicts.md](verdicts.md). Claims that need no training: [findings.md](findings.md).
+`make report` writes this page from the published evidence (`data/evidence/`). Each table uses the metric that its paper
+prints. Ours is the mean over n seeds or folds; ± is one standard error. Accuracy is on all official test images unless
+a table says otherwise. `GET /compare` adds intervals, differences, ranks, costs and run keys. See also
+[how verdicts are reached](verdicts.md) and [claims that need no training](findings.md).
 """
 
 
@@ -91,7 +89,7 @@ def results_page(database: str) -> str:
     parts = [DOCS_HEAD, *(verdict_table(paper, judged, families) for paper in papers)]
     parts += [as_markdown(comparison) for comparison in measured]
     if open_titles:
-        parts.append("## Without evidence so far\n\n" + "".join(f"- {title}\n" for title in open_titles))
+        parts.append(f"## Not trained yet\n\n{'; '.join(open_titles)}.\n")
     return "\n".join(parts)
 
 
@@ -126,54 +124,45 @@ def shared_errors(counts: Sequence[Tally]) -> list[str]:
 def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[Family]) -> str:
     """One row per claim of one paper, and the sentences of its tables."""
     lines = [f"## Verdicts: {paper}", ""]
-    lines += [f"- `{family.name}`: {family.text}" for family in families if family.paper == paper]
-    lines += ["", "| claim | paper | ours | verdict | |", "|---|--:|--:|---|---|"]
+    if sentences := [f"- `{family.name}`: {family.text}" for family in families if family.paper == paper]:
+        lines += [*sentences, ""]
+    lines += ["| claim | paper | ours | verdict | note |", "|---|--:|--:|---|---|"]
     for row in judged:
         claim, verdict = row.claim, row.verdict
         if claim.paper == paper:
-            said = verdict.explanation
-            if verdict.size:
-                said += f" Its size: {verdict.size['status']}. {verdict.size['explanation']}"
-            if told := rule_after(claim, verdict):
-                said += f" {told}."
-            said = said.replace("|", "\\|")
-            ours = in_unit(verdict.ours, claim.unit)
+            notes = [f"Its size: {verdict.size['status']}" if verdict.size else None, rule_after(claim, verdict)]
             printed = f"{in_unit(claim.value, claim.unit)} {claim.qualifier}".rstrip()
-            lines.append(f"| `{claim.id}` | {printed} | {ours} | {verdict.marked_status} | {said} |")
+            cells = [f"`{claim.id}`", printed, in_unit(verdict.ours, claim.unit), verdict.marked_status]
+            lines.append(f"| {' | '.join([*cells, '. '.join(filter(None, notes))])} |")
     return "\n".join(lines) + "\n"
 
 
 def as_markdown(comparison: ExperimentComparison) -> str:
-    """The heading, label and table of one experiment."""
-    unit = comparison.metric.unit
+    """The heading, label and table of one experiment: those with a result, or the best of many."""
+    arms = [arm for arm in comparison.arms if arm.ours] or comparison.arms
+    if is_long := len(arms) > MANY:
+        ranked = sorted(arms, key=lambda arm: arm.rank_ours or len(comparison.arms))
+        by_role = [[arm for arm in ranked if arm.role == role] for role in dict.fromkeys(arm.role for arm in arms)]
+        arms = [arm for group in by_role for arm in group[:BEST]]
+    unit = "%" if comparison.metric.unit == "fraction" else comparison.metric.unit
     lines = [
         f"## {comparison.title}",
         "",
-        f"**{comparison.metric.title}.** {comparison.label[0].upper()}{comparison.label[1:]}.{_order(comparison)}",
+        f"**{comparison.metric.title}.** {comparison.label[0].upper()}{comparison.label[1:]}.{_order(comparison)}"
+        f"{f' The {BEST} best models of each role; `/compare?format=csv` has all.' if is_long else ''}",
         "",
-        "| model | paper | ours | 95 % interval | n | ours − paper | rank, paper’s | parameters | train "
-        "| time ratio, our device | paper’s, on its own |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        f"| model | paper, {unit} | ours, {unit} | n |",
+        "|---|--:|--:|--:|",
     ]
-    for arm in comparison.arms:
+    for arm in arms:
         cells = [
             f"{arm.title} ({arm.role})",
             _with_error(arm.printed.value, arm.printed.stderr, arm.printed.unit) if arm.printed else NONE,
-            _with_error(arm.ours.value, arm.ours.stderr, unit) if arm.ours else NONE,
-            _interval(arm, unit),
+            _with_error(arm.ours.value, arm.ours.stderr, comparison.metric.unit) if arm.ours else NONE,
             _count(arm),
-            _difference(arm, unit),
-            f"{arm.rank_ours or NONE} / {arm.rank_printed or NONE}",
-            NONE if arm.cost.parameters is None else f"{arm.cost.parameters:,}",
-            NONE if arm.cost.train_seconds is None else f"{arm.cost.train_seconds / 60:.1f} min",
-            NONE if arm.cost.latency_ratio is None else f"{arm.cost.latency_ratio:.2f}",
-            NONE if arm.cost.printed_latency_ratio is None else f"{arm.cost.printed_latency_ratio:.2f}",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return (
-        "\n".join([*lines, "", *_gains(comparison), *_missing(comparison), *_method(comparison), *_runs(comparison)])
-        + "\n"
-    )
+        lines.append(f"| {' | '.join(cells)} |".replace(f" {unit}", ""))
+    return "\n".join([*lines, *_gains(comparison)]) + "\n"
 
 
 def _order(comparison: ExperimentComparison) -> str:
@@ -207,18 +196,6 @@ def _count(arm: ArmComparison) -> str:
     return f"{arm.ours.n}" + (f" (+ {arm.ours.n_diverged} diverged)" if arm.ours.n_diverged else "")
 
 
-def _interval(arm: ArmComparison, unit: str) -> str:
-    if arm.ours is None or arm.ours.low is None or arm.ours.high is None:
-        return NONE
-    return f"{in_unit(arm.ours.low, unit)} to {in_unit(arm.ours.high, unit)}"
-
-
-def _difference(arm: ArmComparison, unit: str) -> str:
-    if arm.difference is None:
-        return NONE
-    return _points(arm.difference.value, unit)
-
-
 def _points(value: float, unit: str | None) -> str:
     """A difference with its sign."""
     return f"{100 * value:+.2f} pp" if unit == "fraction" else f"{value:+.4g}"
@@ -238,50 +215,5 @@ def _gains(comparison: ExperimentComparison) -> list[str]:
         ours = f"{_points(gain.ours.value, gain.printed.unit)} (n = {gain.ours.n}"
         if gain.ours.low is not None and gain.ours.high is not None:
             ours += f", {_points(gain.ours.low, gain.printed.unit)} to {_points(gain.ours.high, gain.printed.unit)}"
-        lines.append(f"{arm.title} over {titles[gain.against]}, better positive: the paper {paper}, ours {ours}).\n")
+        lines.append(f"\n{arm.title} over {titles[gain.against]} (positive is better): paper {paper}, ours {ours}).")
     return lines
-
-
-def _missing(comparison: ExperimentComparison) -> list[str]:
-    """The arms without a number of ours, and why; if nothing real was trained, the label says so."""
-    without: dict[str, list[str]] = {}
-    for arm in comparison.arms if comparison.is_real else ():
-        if arm.reason:
-            without.setdefault(arm.reason, []).append(arm.title)
-    return [f"No number of ours: {'; '.join(titles)}: {reason}.\n" for reason, titles in without.items()]
-
-
-def _method(comparison: ExperimentComparison) -> list[str]:
-    """How times were measured and compared, and which arms were measured with code that has changed since."""
-    lines = []
-    for method, arms in comparison.stopwatches.items():
-        of = f" of {'; '.join(arm.title for arm in arms)}" if len(comparison.stopwatches) > 1 else ""
-        lines.append(f"Inference times{of}: {method}.\n")
-    timed = {arm.arm: arm for arm in comparison.arms if arm.cost.latency_method}
-    ratios = {arm.title: arm.cost.latency_baseline for arm in timed.values() if arm.cost.latency_ratio is not None}
-    first = comparison.arms[0].arm
-    others = [f"{title} to {timed[name].title}" for title, name in ratios.items() if name is not None and name != first]
-    if others:
-        lines.append(f"Time ratios to another model than the first: {'; '.join(others)}.\n")
-    apart = [
-        arm.title for arm in timed.values() if arm.cost.latency_ratio is None and arm.cost.latency_baseline in timed
-    ]
-    if apart:
-        why = "times published at another revision, or taken on another machine or otherwise, than the baseline's"
-        lines.append(f"No time ratio for {'; '.join(apart)}: {why}.\n")
-    if len(comparison.machines) > 1:
-        machines = "; on ".join(comparison.machines)
-        lines.append(f"Times were taken on {machines}: minutes compare on one of them only.\n")
-    return lines + [
-        f"{arm.title}: measured with older code: {', '.join(arm.changed_code)} changed since.\n"
-        for arm in comparison.arms
-        if arm.changed_code
-    ]
-
-
-def _runs(comparison: ExperimentComparison) -> list[str]:
-    """The runs that the numbers come from."""
-    keys = [
-        f"{arm.title} {', '.join(f'`{key[:12]}`' for key in arm.run_keys)}" for arm in comparison.arms if arm.run_keys
-    ]
-    return [f"Runs: {'; '.join(keys)}."] if keys else []

@@ -30,6 +30,9 @@ from stages.runs.evidence import CostLine, EvidenceLine, ResultLine, evidence_fi
 from stages.runs.fingerprint import changed_modules
 from stages.runs.trial import Trial
 
+PLAN_CHANGED = "PLAN CHANGED: "
+"""Begins each note on published results that the params files no longer plan."""
+
 
 class RecordError(Mistake, ValueError):
     """Inputs that contradict each other; the message names the file and what was expected."""
@@ -63,6 +66,20 @@ def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingL
             raise RecordError(f"{path}, line {number}: no claim {finding.claim} in data/claims.csv")
         findings[finding.claim] = finding
     return findings
+
+
+def read_hours(path: Path) -> dict[str, dict[str, float]]:
+    """The hours of one training of each `<experiment>.<arm>`, by device; none if `analyse` has not run.
+
+    Raises:
+        RecordError: the file can't be read.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        return TypeAdapter(dict[str, dict[str, float]]).validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise RecordError(f"{path}: {error.errors()[0]['msg']}; run `python -m stages.analyse`") from None
 
 
 def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> tuple[list[Trial], list[str]]:
@@ -100,9 +117,14 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
         arm = arms[line.experiment].index(line.arm)
         return positions[line.experiment], arm, line.replicate, item.source, line.run_key, line.environment_digest
 
+    departed = Counter(item.file for item in marked if item.source == "evidence" and not item.follows_plan)
     notes = [
-        f"{file}: {count} results of the profile {profile!r} left out: params.yaml has no such profile; "
-        f"known: {', '.join(params.profiles)}"
+        f"{PLAN_CHANGED}{file}: params/ plans another protocol or other seeds than {count} of its results have; take "
+        "params/ from git again, or retract them with the reason (claimcheck audit --retract)"
+        for file, count in departed.items()
+    ] + [
+        f"{PLAN_CHANGED if file.parent.name == 'evidence' else ''}{file}: {count} results of the profile {profile!r} "
+        f"left out: params.yaml has no such profile; known: {', '.join(params.profiles)}"
         for (file, profile), count in left_out.items()
     ]
     canaries = compare_canaries(item.result for item in marked)

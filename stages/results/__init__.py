@@ -24,14 +24,24 @@ from stages.results.claims import (
     count_seen,
     error_of,
     find_judged,
-    list_decided,
     list_families,
     list_judged,
     rule_after,
 )
 from stages.results.comparison import compare, cut_of_each, describe_fidelity, fidelity_of, kind_of_run
 from stages.results.comparison_rows import t_interval, wilson_interval
-from stages.results.counts import Counts, Discoveries, Outlook, Tally, ground_of, tally
+from stages.results.counts import (
+    Counts,
+    Discoveries,
+    Levels,
+    Outlook,
+    Tally,
+    ground_of,
+    levels_of,
+    read_rules,
+    tally,
+    tally_rows,
+)
 from stages.results.database import (
     Sessions,
     UnknownArm,
@@ -50,7 +60,6 @@ from stages.results.database import (
     open_results,
 )
 from stages.results.estimates import ArmComparison, ArmVerdict, ExperimentComparison, as_csv, no_formula
-from stages.results.levels import Levels, levels_of, read_rules
 from stages.results.metrics import METRICS, SHOWN_METRICS
 from stages.results.tables import (
     SCHEMA_VERSION,
@@ -74,6 +83,8 @@ from stages.results.tables import (
     ResultsUnavailable,
     damaged,
 )
+from stages.results.versus import ImagePair, SameModel, Side, Versus, models_on, versus
+from stages.results.words import ICONS, WORD_OF, Word
 from stages.rules import Rules
 from stages.runs.evidence import INEXACT_SHARE
 from stages.verdicts import Status

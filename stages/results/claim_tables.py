@@ -9,6 +9,8 @@ from sqlalchemy import ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from stages.results.tables import Base, JSONOf, Result
+from stages.results.words import WORD_OF, Word
+from stages.verdicts import Status
 
 
 class VerdictRow(Base):
@@ -71,6 +73,10 @@ class VerdictRow(Base):
     def mark(self) -> str:
         """`confirmatory`, `exploratory` or `unknown`; empty where no trained model was judged."""
         return mark_of(self.registration)
+
+    @property
+    def word(self) -> Word:
+        return WORD_OF[Status(self.status)]
 
     @property
     def marked_status(self) -> str:

@@ -25,6 +25,7 @@ from stages.results.claim_tables import (
 from stages.results.database import UnknownClaim
 from stages.results.estimates import ArmVerdict
 from stages.results.tables import Arm, Claim, Experiment, Metric
+from stages.results.words import WORD_OF, Word
 from stages.verdicts import Observation, Sample, Status
 from stages.verdicts.difference import measure_gain
 from stages.verdicts.intervals import half_width
@@ -139,6 +140,7 @@ class ClaimFilter:
     experiment: str | None = None
     kind: str | None = None
     verdict: Status | None = None
+    word: Word | None = None
     standing: Standing | None = None
     family: str | None = None
 
@@ -197,12 +199,6 @@ def list_judged(
     return _judged(session, narrowed(CLAIMS, wanted).limit(limit).offset(offset))
 
 
-def list_decided(session: Session) -> list[JudgedClaim]:
-    """Claims that hold or don't, by what was computed or trained; counts of data sets are left out."""
-    is_decided = VerdictRow.status.in_([str(status) for status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)])
-    return _judged(session, CLAIMS.where(is_decided, VerdictRow.basis.in_(["finding", "results"])))
-
-
 def _judged(session: Session, query: Select[Claim, VerdictRow]) -> list[JudgedClaim]:
     rows = session.execute(query).all()
     places = _places(session, [row.Claim.id for row in rows])
@@ -250,6 +246,8 @@ def narrowed(query: Any, wanted: ClaimFilter) -> Any:
         query = query.where(Claim.family == wanted.family)
     if wanted.verdict is not None:
         query = query.where(VerdictRow.status == str(wanted.verdict))
+    if wanted.word is not None:
+        query = query.where(VerdictRow.status.in_([str(key) for key, word in WORD_OF.items() if word is wanted.word]))
     if wanted.standing is not None:
         query = query.where(*_standing(wanted.standing))
     if wanted.dataset is not None or wanted.experiment is not None:

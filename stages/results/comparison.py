@@ -201,7 +201,9 @@ def _compare_experiment(
     profiles = tuple(dict.fromkeys(group[0].profile for group in groups))
     group = next((group for group in groups if asked.fits(group[0])), [])
     first = group[0] if group else None
-    metric = next((item for item in metrics if any(_holds(result, item) for result in group)), metrics[0])
+    metric = next(
+        (item for item in metrics if any((item.name, item.split) in result.numbers for result in group)), metrics[0]
+    )
     shown = {result.arm for result in group} | {arm for _, name, arm in facts.claims if name == experiment.name}
     for (name, where, arm), claim in facts.gains.items():
         shown |= {arm, str(claim.baseline_arm)} if (name, where) == (metric.name, experiment.name) else set()
@@ -303,10 +305,6 @@ def _compare_arm(
 def _real(results: Sequence[ComparedRun]) -> list[ComparedRun]:
     """The results on real data: a stand-in's number doesn't count as ours."""
     return [result for result in results if result.provenance != "embedded"]
-
-
-def _holds(result: ComparedRun, metric: MetricInfo) -> bool:
-    return (metric.name, metric.split) in result.numbers
 
 
 def _printed(claim: tables.Claim | None) -> Printed | None:

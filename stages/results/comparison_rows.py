@@ -18,6 +18,7 @@ from stages.results.claim_tables import ClaimExperiment
 from stages.results.claims import arm_verdicts
 from stages.results.estimates import ArmVerdict, Estimate, Population
 from stages.results.metrics import COST_COLUMNS, METRICS, MetricInfo
+from stages.runs.evidence import Provenance
 from stages.verdicts.intervals import t_quantile, wilson
 
 COST_OF_EVERY_ARM = ("parameters", "flops_per_image")
@@ -40,7 +41,7 @@ class ComparedRun:
     source: str
     changed_code: list[str]
     profile: str
-    provenance: str
+    provenance: Provenance
     cut: str
     conditions: str
     group_position: int

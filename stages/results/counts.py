@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,10 @@ from sqlalchemy.orm import Session
 
 from stages.results.claim_tables import VerdictRow
 from stages.results.claims import AGAINST_THE_PAPER, CLAIMS, FOR_THE_PAPER, NOT_YET, ClaimFilter, error_of, narrowed
-from stages.results.tables import Claim, Paper
+from stages.results.tables import Claim, Meta, Paper, damaged
+from stages.rules import Margins, Rules
 from stages.verdicts import Status
+from stages.verdicts.looks import level, looks_from, looks_of_plan
 
 NO_BETTER_THAN_CHANCE = 0.05
 """A plan that confirms a right number no more often than its test may confirm a wrong one shows nothing."""
@@ -105,7 +108,11 @@ class Tally(Counts):
 def tally(session: Session, wanted: ClaimFilter | None = None) -> list[Tally]:
     """Counts by verdict for each paper that has claims, in the order of the params file; other papers follow."""
     rows = session.execute(narrowed(CLAIMS, wanted or ClaimFilter())).all()
-    judged = [(row.Claim, row.VerdictRow) for row in rows]
+    return tally_rows(session, [(row.Claim, row.VerdictRow) for row in rows])
+
+
+def tally_rows(session: Session, judged: Sequence[tuple[Claim, VerdictRow]]) -> list[Tally]:
+    """The same of these claims."""
     order = list(session.scalars(select(Paper.name).order_by(Paper.position)))
     papers = [*order, *(paper for paper in dict.fromkeys(claim.paper for claim, _ in judged) if paper not in order)]
     return [_tally(paper, [row for row in judged if row[0].paper == paper]) for paper in papers]
@@ -130,7 +137,9 @@ def _tally(paper: str, rows: Sequence[tuple[Claim, VerdictRow]]) -> Tally:
         trained=_count(grounds["trained"]),
         computed=_count(grounds["computed"]),
         data=_count(grounds["data"]),
-        outlook=_foresee([verdict.power for _, verdict in grounds["trained"] if _waits(verdict)]),
+        outlook=_foresee(
+            [verdict.power for _, verdict in grounds["trained"] if (verdict.is_decidable and verdict.status in NOT_YET)]
+        ),
         discoveries=_discover([verdict for _, verdict in once if verdict.basis == "results"]),
         settings=sum(claim.kind == "setup" for claim, _ in once),
         untestable=sum(claim.kind != "setup" and not verdict.is_decidable for claim, verdict in once),
@@ -176,10 +185,6 @@ def _discover(verdicts: Sequence[VerdictRow]) -> Discoveries:
     )
 
 
-def _waits(verdict: VerdictRow) -> bool:
-    return verdict.is_decidable and verdict.status in NOT_YET
-
-
 def _foresee(powers: Sequence[dict[str, Any] | None]) -> Outlook:
     """Sort waiting claims by the chance that the plan confirms them, an order apart from its size."""
     counts = Counter(map(_prospect, powers))
@@ -211,3 +216,52 @@ def _count_once(rows: Sequence[tuple[Claim, VerdictRow]]) -> list[tuple[Claim, V
         error = error_of(*row)
         first.setdefault(("error", error) if error else ("claim", row[0].id), row)
     return list(first.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Levels:
+    """`{look: confidence of its interval}` for each question that a plan's replicates answer.
+
+    `order`: which of two models is better.  `same` and `other`: whether a number, or the size of a difference, is the
+    paper's or another; `with_error` is the first of these where the paper prints its own error.
+    """
+
+    planned: int
+    order: dict[int, float]
+    same: dict[int, float]
+    with_error: dict[int, float]
+    other: dict[int, float]
+
+
+def read_rules(session: Session) -> Rules:
+    """The numbers of the rules by which the verdicts were reached.
+
+    Raises:
+        ResultsUnavailable: the database doesn't say.
+    """
+    found = session.scalar(select(Meta.value).where(Meta.name == "rules"))
+    if found is None:
+        raise damaged("it doesn't hold the numbers of the rules")
+    numbers = json.loads(found)
+    looks = {int(n): share for n, share in numbers["looks"].items()}
+    return Rules(**{**numbers, "margins": Margins(**numbers["margins"]), "looks": looks})
+
+
+def levels_of(rules: Rules, planned: int) -> Levels:
+    """The confidence of every question at each look of a plan of so many replicates, as `stages.verdicts` asks it."""
+    orders = looks_of_plan(rules.looks, planned)
+    values, printed = (
+        looks_of_plan(looks_from(rules.looks, minimum), planned)
+        for minimum in (rules.minimum, rules.minimum_with_error)
+    )
+
+    def confidence(looks: dict[int, float], alpha: float) -> dict[int, float]:
+        return {n: 1 - level(looks, n, alpha) for n in looks}
+
+    return Levels(
+        planned=planned,
+        order=confidence(orders, rules.alpha_outside),
+        same=confidence(values, 2 * rules.alpha_within),
+        with_error=confidence(printed, 2 * rules.alpha_within),
+        other=confidence(values, rules.alpha_outside),
+    )

@@ -1,6 +1,6 @@
 """The parts of a comparison: estimates, differences, gains, costs.
 
-The service returns them as they are, so a field's description stands in its reference.  Fractions are in [0, 1].
+The service returns them unchanged, so field descriptions appear in its API reference.  Fractions are in [0, 1].
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from stages.results.metrics import MetricInfo
 
 @dataclass(frozen=True, kw_only=True)
 class Population:
-    """Wilson's 95 % interval: where accuracy on new images of the same kind would lie.  It decides nothing.
+    """Wilson's 95 % interval of the accuracy on new images of the same kind.  It decides nothing.
 
-    For the last epoch only: the best one was chosen on the test images themselves.
+    For the last epoch only, because the best one was chosen on the test images.
     """
 
     low: float
@@ -31,44 +31,48 @@ class Population:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A number of ours, wherever it stands: its value, its interval where there is one, the replicates behind it."""
+    """One of our numbers, with its interval, if it has one, and its replicates."""
 
     value: float
-    low: Annotated[float | None, Field(description="95 % interval over replicates, where there are two or more")]
+    low: Annotated[float | None, Field(description="95 % interval over replicates, if there are at least two")]
     high: float | None
-    n: Annotated[int | None, Field(description="replicates; null of what no training gives")]
+    n: Annotated[int | None, Field(description="replicates; null without training")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate(Measured):
     """Mean over replicates, its standard error and its 95 % t-interval; `interval_missing` says why there is none.
 
-    For a metric of the arm as a whole, `value` is that, `epoch` the chosen one, `stderr` the paper's own there, and
-    the interval is that of the folds' shares, which includes the choice of the epoch; there is no `std`.
+    For a metric of all folds together, `epoch` is the chosen one, `stderr` is the paper's own there, the interval
+    includes the choice of the epoch (jackknife over folds), and there is no `std`.
     """
 
     n: int
-    std: Annotated[float | None, Field(description="over replicates; null of a metric that is one number of all folds")]
+    std: Annotated[
+        float | None, Field(description="standard deviation over replicates; null for metrics of all folds together")
+    ]
     stderr: Annotated[
         float | None,
-        Field(description="of the mean; of min_error and window_error the paper's own, at the chosen epoch"),
+        Field(
+            description="standard error of the mean; for min_error and window_error, the paper's at the chosen epoch"
+        ),
     ]
     interval_missing: Annotated[str | None, Field(description="why there is no interval")]
     n_diverged: int
     n_test: int | None
-    epoch: Annotated[int | None, Field(description="the one chosen, of min_error and window_error")]
+    epoch: Annotated[int | None, Field(description="chosen epoch, for min_error and window_error")]
     population: Population | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Printed:
-    """A number as a paper prints it; `precision` is the printed rounding, in `unit`, `n` the replicates behind it."""
+    """A number as printed by a paper; `precision` is its rounding, in `unit`, and `n` its replicates."""
 
     value: float
     unit: str | None
     claim: str
     place: str
-    stderr: Annotated[float | None, Field(description="where it is printed, as `n` is")]
+    stderr: Annotated[float | None, Field(description="null if not printed, like `n`")]
     n: Annotated[int | None, Field(description="replicates")]
     precision: float | None
     note: str | None
@@ -85,16 +89,16 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """How much better an arm is than `against`, where the paper itself prints that; positive is better.
+    """How much better an arm is than `against`, if the paper prints that; positive is better.
 
-    The interval of `ours` has folds paired, and its `n` is of the arm that has fewer replicates, or of the folds that
-    both have; `ours` is None if either arm has no number of ours, or one of a shortened run.
+    Folds are paired in the interval of `ours`; its `n` is that of the arm with fewer replicates, or the number of
+    folds that both have.  `ours` is None unless both arms have full-length results.
     """
 
     against: str
     printed: Printed
     ours: Annotated[
-        Measured | None, Field(description="null without a full-length number of either arm; folds are paired")
+        Measured | None, Field(description="null unless both arms have full-length results; folds are paired")
     ]
 
 
@@ -102,8 +106,8 @@ class Gain:
 class CostSummary:
     """Means over the replicates; `latency_method` says how ours was timed.
 
-    `latency_ratio` is to `latency_baseline`, where both were timed alike and published at one revision, since code
-    that no run key holds changes times.  `printed_latency_ratio` is the paper's own, of its two printed times.
+    `latency_ratio` compares with `latency_baseline`, if both were timed alike and published at one revision, because
+    times depend on code outside run keys.  `printed_latency_ratio` is the ratio of the paper's two times.
     """
 
     train_seconds: float | None
@@ -116,11 +120,12 @@ class CostSummary:
     latency_repeats: int | None
     latency_device: str | None
     latency_threads: int | None
-    latency_method: Annotated[str | None, Field(description="how it was timed, in words")]
+    latency_method: Annotated[str | None, Field(description="how it was timed")]
     latency_ratio: Annotated[
-        float | None, Field(description="to latency_baseline, if both were published at one revision and timed alike")
+        float | None,
+        Field(description="ratio to latency_baseline, if both were published at one revision and timed alike"),
     ]
-    printed_latency_ratio: Annotated[float | None, Field(description="the paper's, to the same baseline")]
+    printed_latency_ratio: Annotated[float | None, Field(description="the paper's ratio to the same baseline")]
     latency_baseline: str | None
 
 
@@ -135,75 +140,72 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmVerdict:
-    """The verdict on a claim about an arm, in the metric in which the paper prints it."""
+    """The verdict on a claim about an arm, in the paper's metric."""
 
     claim: Annotated[str, Field(examples=["ninformer.table2.c100.vit"])]
     kind: str
-    metric: Annotated[str, Field(description="the one that the paper prints")]
+    metric: Annotated[str, Field(description="metric that the paper prints")]
     status: Annotated[str, Field(examples=["reproduced"])]
     mark: Annotated[str, Field(examples=["exploratory"], description="as in `registration` of the claim's verdict")]
-    is_decidable: Annotated[bool, Field(description="something here can decide the claim, now or later")]
+    is_decidable: Annotated[bool, Field(description="true if the claim can be decided here, now or later")]
     explanation: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArmComparison:
-    """`ratio` is the comparison for a cost, which has no difference; `changed_code` lists modules changed since.
+    """Our result for one arm, next to the paper's.
 
-    `ours` is None if there is no number from real data, and `reason` says why.  `verdicts` are those of the paper's
-    claims about this arm, from the group of results that speaks for each.
+    Costs have a `ratio` instead of a difference.  `ours` is None without results on real data; `reason` says why.
+    `verdicts` are those of the paper's claims about this arm.
     """
 
     arm: str
     title: str
     role: str
-    ours: Annotated[Estimate | None, Field(description="null where nothing on real data has the metric: see `reason`")]
+    ours: Annotated[Estimate | None, Field(description="null if no result on real data has the metric; see `reason`")]
     reason: Annotated[
         str | None,
         Field(
-            description="why there is no number of ours",
+            description="why `ours` is null",
             examples=["placeholder data: its number says nothing about the claim"],
         ),
     ]
     printed: Printed | None
     difference: Annotated[
-        Difference | None, Field(description="null without ours, for costs, and of shortened runs: see `no_difference`")
+        Difference | None,
+        Field(description="null without `ours`, for costs, and for shortened runs; see `no_difference`"),
     ]
     no_difference: Annotated[
         str | None,
         Field(
-            description="why ours is subtracted from no other number; null where it may be",
+            description="why `difference` is null",
             examples=["a shortened run (3 of 100 epochs): how far it is from a full one is not known"],
         ),
     ]
-    gain: Annotated[
-        Gain | None, Field(description="null where the paper prints no difference of this arm in this metric")
-    ]
-    ratio: Annotated[Ratio | None, Field(description="for a cost: what is compared instead of a difference")]
+    gain: Annotated[Gain | None, Field(description="null if the paper prints no gain of this arm in this metric")]
+    ratio: Annotated[Ratio | None, Field(description="for a cost: compared instead of a difference")]
     rank_ours: int | None
     rank_printed: int | None
     cost: CostSummary
     checkpoints: tuple[str, ...]
     run_keys: tuple[str, ...]
     sources: tuple[str, ...]
-    changed_code: Annotated[
-        tuple[str, ...], Field(description="modules that have changed since these results were measured")
-    ]
-    verdicts: Annotated[tuple[ArmVerdict, ...], Field(description="of the paper's claims about this arm")] = ()
+    changed_code: Annotated[tuple[str, ...], Field(description="modules changed since these results were measured")]
+    verdicts: Annotated[tuple[ArmVerdict, ...], Field(description="verdicts on the paper's claims about this arm")] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Arms from best to worst; `agrees` is None for a cost, and if either side can't order all of them."""
+    """Arms from best to worst; `agrees` is None for costs, and unless both sides order all arms."""
 
     of_ours: tuple[str, ...]
     of_printed: tuple[str, ...]
-    agrees: Annotated[bool | None, Field(description="null for costs, and where an arm is missing")]
+    agrees: Annotated[bool | None, Field(description="null for costs, and if an arm is missing")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentComparison:
-    """`profile`, `cut` and `provenance` say how faithful the results are; None while there are none."""
+    """Results of one experiment; `profile`, `cut` and `provenance` say how faithful they are (None without results)."""
 
     experiment: str
     title: str
@@ -213,20 +215,19 @@ class ExperimentComparison:
     printed_metrics: Annotated[
         tuple[str, ...],
         Field(
-            description="metrics of the paper's claims about these arms; the first is shown unless another is asked "
-            "for",
+            description="metrics of the paper's claims about these arms; the first is the default",
             examples=[["min_error", "window_error"]],
         ),
     ]
     profile: str | None
     cut: str | None
     provenance: str | None
-    conditions: Annotated[str | None, Field(description="digest of protocol and data, equal for all arms shown")]
+    conditions: Annotated[str | None, Field(description="digest of protocol and data, the same for all arms")]
     label: str
     trained_models: Annotated[int, Field(description="baseline and proposed models with results")]
     planned_models: Annotated[int, Field(description="baseline and proposed models of the experiment")]
-    reason: Annotated[str | None, Field(description="why no arm has a number of ours; null where one has")]
-    profiles: Annotated[tuple[str, ...], Field(description="profiles with results, the best first")]
+    reason: Annotated[str | None, Field(description="why no arm has a result; null if one has")]
+    profiles: Annotated[tuple[str, ...], Field(description="profiles with results, strongest first")]
     arms: tuple[ArmComparison, ...]
     order: Order
 

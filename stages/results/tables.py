@@ -55,7 +55,7 @@ class JSONOf(TypeDecorator):
         return value
 
 
-SCHEMA_VERSION = 19
+SCHEMA_VERSION = 20
 
 
 class Base(DeclarativeBase):
@@ -82,7 +82,8 @@ class Paper(Base):
     """`title` and `summary` are the first and the second paragraph of the docstring of the paper's package.
 
     `repository` is the address of its authors' public code, where there is any.  `before_use`: what whoever uses its
-    comparison must know first.  `argument`: patterns of the ids of the claims about what it proposes.
+    comparison must know first.  `called` is its short name, `asks` its main question, which
+    the claims that match a pattern of `answered_by` answer.
     """
 
     __tablename__ = "papers"
@@ -92,7 +93,9 @@ class Paper(Base):
     summary: Mapped[str]
     repository: Mapped[str | None]
     before_use: Mapped[list[Any]]
-    argument: Mapped[list[Any]]
+    called: Mapped[str]
+    asks: Mapped[str | None]
+    answered_by: Mapped[list[Any]]
 
 
 class Profile(Base):
@@ -135,7 +138,10 @@ class Experiment(Base):
 
 
 class Arm(Base):
-    """`protocol`: fields in which the arm departs from its experiment's; `against`: the arm it is compared with."""
+    """`protocol`: fields in which the arm departs from its experiment's; `against`: the arm it is compared with.
+
+    `hours`: what one training as printed takes on each kind of device, as planned; empty if nothing counted it.
+    """
 
     __tablename__ = "arms"
     experiment: Mapped[str] = mapped_column(ForeignKey("experiments.name"), primary_key=True)
@@ -146,6 +152,7 @@ class Arm(Base):
     model: Mapped[dict[str, Any]]
     protocol: Mapped[dict[str, Any]]
     against: Mapped[str | None]
+    hours: Mapped[dict[str, Any]]
 
 
 _CHOICE = ("experiment", "is_selected", "profile", "arm", "provenance", "source")

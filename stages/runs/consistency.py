@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.run import canonical_json
+from stages.run import canonical_json, environment_digest
 from stages.runs.curves import COLUMNS, as_curves
 from stages.runs.evidence import CostLine, Release, ResultLine, unpack_correct
 
@@ -90,11 +90,11 @@ def compare_canaries(results: Iterable[Any]) -> list[str]:
 
 
 def _digests(line: ResultLine) -> Iterator[str]:
-    for name, recorded, of, value in (
-        ("run_key", line.run_key, "spec", line.spec),
-        ("environment_digest", line.environment_digest, "environment", line.environment),
+    spec = hashlib.sha256(canonical_json(line.spec).encode()).hexdigest()
+    for name, recorded, of, digest in (
+        ("run_key", line.run_key, "spec", spec),
+        ("environment_digest", line.environment_digest, "environment", environment_digest(line.environment)),
     ):
-        digest = hashlib.sha256(canonical_json(value).encode()).hexdigest()[: 12 if of == "environment" else None]
         if recorded != digest:
             yield f"{name} is {recorded[:12]}, the sha256 of its {of} is {digest[:12]}"
     in_spec = line.spec.get("data_digest", line.data.digest)

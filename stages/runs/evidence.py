@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from stages.faults import Mistake
-from stages.run import STRICT, canonical_json
+from stages.run import STRICT, canonical_json, environment_digest
 from stages.runs.curves import Curves, EpochRow, given_columns
 
 Provenance = Literal["embedded", "subset", "full"]
@@ -78,11 +78,6 @@ class Divergence:
     last_finite_loss: float | None
 
 
-def digest_environment(environment: Mapping[str, Any]) -> str:
-    """Twelve hexadecimal digits that identify an environment, without the torch that `stages.training` loads."""
-    return hashlib.sha256(canonical_json(environment).encode()).hexdigest()[:12]
-
-
 @dataclass(frozen=True, kw_only=True)
 class ResultLine:
     """One run in one environment, under one arm.  A diverged run has no metrics and says where it stopped.
@@ -118,7 +113,7 @@ class ResultLine:
         if process is None:
             return self.environment_digest
         own = {name: value for name, value in process.items() if name not in ("canary", "fast_paths")}
-        return digest_environment({**self.environment, "process": own})
+        return environment_digest({**self.environment, "process": own})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,16 +197,6 @@ def is_fast(module: str) -> bool:
     return f"{module}.".startswith(f"{_FAST}.")
 
 
-def _refuse_missing(modules: Iterable[str]) -> None:
-    for module in sorted(modules):
-        for asked in _imports(module):
-            if not asked.is_optional and not is_pinned(asked.module) and not _is_module(asked.module):
-                raise ModuleNotFoundError(
-                    f"{source_path(module)}: imports {asked.module}, which can't be found, so nobody knows what would "
-                    "run: install it, put its folder on PYTHONPATH, or lay it beside stages"
-                )
-
-
 def _is_module(name: str) -> bool:
     """True if there is such a module, or a package without a file of its own."""
     if source_path(name) is not None:
@@ -270,7 +260,13 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
         if source_path(root) is None:
             raise ModuleNotFoundError(f"{root} is not a module below {PACKAGE_ROOT.name}/stages")
     closure = import_closure(roots) - _KEYED_BY_VALUE
-    _refuse_missing(closure)
+    for module in sorted(closure):
+        for asked in _imports(module):
+            if not asked.is_optional and not is_pinned(asked.module) and not _is_module(asked.module):
+                raise ModuleNotFoundError(
+                    f"{source_path(module)}: imports {asked.module}, which can't be found, so nobody knows what would "
+                    "run: install it, put its folder on PYTHONPATH, or lay it beside stages"
+                )
     paths = {module: source_path(module) for module in sorted(closure)}
     digests = {module: module_digest(path) for module, path in paths.items() if path is not None}
     return {module: digest for module, digest in digests.items() if digest != source_digest("")}

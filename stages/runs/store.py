@@ -1,21 +1,26 @@
 """Storage of outcomes by `run_key`: what every store does, the one in a folder, and its atomic writes.
 
-Standard library only.  `stages.runs.stores` opens the store that the environment names.
+Standard library only.  `stages.runs.object_store` opens the store that the environment names.
+
+`result.json` names one digest over the whole outcome: every other file, and all that the result itself says.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from stages.faults import named
-from stages.runs.outcome import find_fault
+from stages.run import RunSpec, canonical_json
 
 _FICLONE = 0x40049409
 """Linux: a copy on write of a whole file (btrfs, XFS, ZFS, …)."""
@@ -140,7 +145,7 @@ class FolderScratch:
 class RunStore:
     """The store in a folder: `runs/<key>/` is complete and never changes, `work/<key>/` is a training in progress.
 
-    A published folder holds `stages.runs.outcome.FILES`, read-only; weights only if the run didn't diverge.
+    A published folder holds `FILES`, read-only; weights only if the run didn't diverge.
     """
 
     def __init__(self, root: Path) -> None:
@@ -209,3 +214,180 @@ class RunStore:
         _fsync_folder(target.parent)
         self.scratch.drop(run_key)
         return target
+
+
+Specs = tuple[RunSpec, ...]
+
+STACK_PREFIX, STATE, _MANIFEST = "stack-", "resume.pt", "group.json"
+
+
+def stack_id(specs: Sequence[RunSpec]) -> str:
+    """The name of the ordered list of runs that train as one."""
+    return STACK_PREFIX + hashlib.sha256("+".join(spec.run_key for spec in specs).encode()).hexdigest()
+
+
+def remember(specs: Sequence[RunSpec], scratch: Scratch) -> None:
+    """Keep the list of a stack's runs beside its state, so that it can be resumed as it was."""
+    scratch.save(f"{stack_id(specs)}/{_MANIFEST}", canonical_json([spec.to_dict() for spec in specs]).encode())
+
+
+def members_of(stack: str, scratch: Scratch) -> Specs:
+    """The runs of the stack; none if its list can't be read."""
+    try:
+        specs = tuple(RunSpec.from_dict(spec) for spec in json.loads(scratch.load(f"{stack}/{_MANIFEST}") or b""))
+    except (OSError, TypeError, ValueError, KeyError):
+        return ()
+    return specs if stack_id(specs) == stack else ()
+
+
+def begun_stacks(scratch: Scratch) -> list[Specs]:
+    """Stacks whose training was interrupted after an epoch."""
+    return [members_of(name, scratch) for name in scratch.list_works(STACK_PREFIX) if scratch.holds(f"{name}/{STATE}")]
+
+
+class DamagedRunList(ValueError):
+    """A `runs.json` that can't be read; `train` rewrites it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRun:
+    """One row of `runs.json`: a run with its arm and replicate.
+
+    `digest`: of the outcome's files, so that whatever depends on the list depends on all that it lists; "" in lists of
+    older versions.
+    """
+
+    arm: str
+    role: str
+    replicate: int
+    run_key: str
+    digest: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunList:
+    """`data/runs/<experiment>/runs.json`: what was requested, under which profile, and its runs.
+
+    `missing`: labels, `<arm>.<replicate>`, of runs that have no outcome.
+    """
+
+    experiment: str
+    dataset: str
+    profile: str
+    cut: str
+    runs: tuple[ListedRun, ...]
+    missing: tuple[str, ...] = ()
+
+
+def read_run_list(folder: Path) -> RunList | None:
+    """Read the run list of an experiment's folder; None if there is none.
+
+    Raises:
+        DamagedRunList: it can't be read.
+    """
+    path = folder / "runs.json"
+    if not path.is_file():
+        return None
+    try:
+        fields = json.loads(path.read_bytes())
+        runs, missing = tuple(ListedRun(**run) for run in fields["runs"]), tuple(fields.get("missing", ()))
+        return RunList(**fields | {"runs": runs, "missing": missing})
+    except (ValueError, KeyError, TypeError):
+        raise DamagedRunList(f"{path}: damaged; `python -m stages.train {folder.name}` writes it anew") from None
+
+
+def write_run_list(folder: Path, run_list: RunList) -> None:
+    fields = asdict(run_list)
+    if not run_list.missing:
+        del fields["missing"]
+    write_atomically(folder / "runs.json", (json.dumps(fields, indent=1) + "\n").encode())
+
+
+RESULT = "result.json"
+FILES = ("spec.json", "history.jsonl", RESULT, "weights.safetensors")
+_DIGEST = "outcome_sha256"
+_DIGESTS: dict[tuple[int, ...], str] = {}
+"""By the identity of a file as the system tells it, with its last change."""
+
+
+def seal(files: Mapping[str, bytes], known: Mapping[str, str] | None = None) -> dict[str, bytes]:
+    """`files` of an outcome, with their joint digest written into `result.json`.
+
+    `known`: the sha256 of large files that the caller has taken already.
+    """
+    result = json.loads(files[RESULT])
+    result.pop(_DIGEST, None)
+    digests = dict(known or {})
+    for name, content in files.items():
+        if name not in {RESULT, *digests}:
+            digests[name] = hashlib.sha256(content).hexdigest()
+    return {**files, RESULT: _canonical(result | {_DIGEST: _combine(digests, result)})}
+
+
+def find_fault(outcome: Path | Mapping[str, bytes], run_key: str) -> str | None:
+    """The fault of an outcome, in a folder or as bytes by file, or None if it is complete and belongs to `run_key`.
+
+    Outcomes of older versions have no digest over all; theirs covers only spec and weights.
+    """
+    try:
+        if isinstance(outcome, Path):
+            digests, content = file_digests(outcome), (outcome / RESULT).read_bytes()
+        else:
+            if strange := sorted(outcome.keys() - FILES):
+                return f"{strange[0]} is no file of an outcome; those are {', '.join(FILES)}"
+            digests = {name: hashlib.sha256(file).hexdigest() for name, file in outcome.items()}
+            content = outcome.get(RESULT, b"")
+        result = json.loads(content)
+        if missing := [name for name in ("spec.json", "history.jsonl") if name not in digests]:
+            return f"{missing[0]} is missing"
+        if digests["spec.json"] != run_key:
+            return f"spec.json is of run {digests['spec.json'][:12]}, not {run_key[:12]}, or was changed"
+        if result["run_key"] != run_key:
+            return f"result.json is of run {str(result['run_key'])[:12]}, not {run_key[:12]}"
+        if digests.get("weights.safetensors") != result["weights_sha256"]:
+            return "weights.safetensors is not the file that result.json names"
+        sealed = result.pop(_DIGEST, None)
+    except OSError as error:
+        return f"{error.filename or outcome}: {error.strerror}"
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return f"result.json can't be read ({type(error).__name__})"
+    others = {name: digest for name, digest in digests.items() if name != RESULT}
+    if sealed is not None and sealed != _combine(others, result):
+        return "history.jsonl or result.json is not as published: the digest over all of it is another"
+    return None
+
+
+def outcome_digest(folder: Path, *, is_whole: bool = False) -> str:
+    """sha256 over the names and contents of an outcome's files.
+
+    `is_whole`: it was found so, or published, a moment ago; its weights aren't read then, as `result.json` has their
+    digest, and whoever evaluates the outcome compares the two.
+    """
+    digests = file_digests(folder, FILES[:-1] if is_whole else FILES)
+    if is_whole and (weights := json.loads((folder / RESULT).read_bytes())["weights_sha256"]):
+        digests[FILES[-1]] = weights
+    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def file_digests(folder: Path, names: Iterable[str] = FILES) -> dict[str, str]:
+    """sha256 of each file of the outcome in `folder`; a file is read once per process, under all its names."""
+    found = {}
+    for name in names:
+        path = folder / name
+        if path.is_file():
+            status = path.stat()
+            identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+            if identity not in _DIGESTS:
+                with path.open("rb") as file:
+                    _DIGESTS[identity] = hashlib.file_digest(file, "sha256").hexdigest()
+            found[name] = _DIGESTS[identity]
+    return found
+
+
+def _combine(digests: Mapping[str, str], result: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical([sorted(digests.items()), result])).hexdigest()
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

@@ -27,14 +27,21 @@ from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, is_of_one_cpu, read_equivalences
 from stages.runs.fingerprint import training_code
-from stages.runs.outcome import find_fault, outcome_digest
-from stages.runs.runlist import DamagedRunList, ListedRun, RunList, read_run_list, write_run_list
-from stages.runs.store import Store, clone, write_atomically
-from stages.runs.stores import open_store
+from stages.runs.object_store import open_store
+from stages.runs.store import (
+    DamagedRunList,
+    ListedRun,
+    RunList,
+    Store,
+    clone,
+    find_fault,
+    outcome_digest,
+    read_run_list,
+    write_atomically,
+    write_run_list,
+)
 from stages.scheduling.counting import RunCounter
-from stages.scheduling.engine.choice import DEFAULT, find_engine
-from stages.scheduling.engine.groups import Event, Group, Report
-from stages.scheduling.grouping import form_groups
+from stages.scheduling.engine.groups import DEFAULT, Event, Group, Report, find_engine, form_groups
 from stages.scheduling.journal import Journal
 
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
@@ -138,7 +145,7 @@ def train_experiment(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class MissingRuns:
     """An experiment's wanted runs beside the store: what is missing, as groups; `taken` has each outcome's key, which
     may be one of older code.
     """
@@ -159,7 +166,7 @@ def compare(
     store: Store,
     only: Sequence[str] | None = None,
     listed: Collection[str] | None = None,
-) -> Compared:
+) -> MissingRuns:
     """Look which of the experiment's runs (those that fit `only`) the store has, whole, and say why others train.
 
     `listed`: the keys of all outcomes, if the store was just asked.
@@ -201,7 +208,7 @@ def compare(
         for specs, is_stack in form_groups([a.spec for a in missing], packed.train_images, store)
     ]
     keys_taken = {key: held[key].run_key if key in held else key for key in ways}
-    return Compared(wanted=wanted, missing=missing, groups=groups, taken=keys_taken)
+    return MissingRuns(wanted=wanted, missing=missing, groups=groups, taken=keys_taken)
 
 
 @dataclass(frozen=True)

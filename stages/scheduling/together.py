@@ -12,14 +12,13 @@ from functools import cache
 from pathlib import Path
 
 from stages.datasets.packed import PackedDataError
-from stages.datasets.rows import count_rows
+from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import CountFlops
 from stages.params.budget import PlannedRun
 from stages.params.experiment import Experiment, Params, ParamsError
+from stages.runs.object_store import open_store
 from stages.runs.store import Store
-from stages.runs.stores import open_store
-from stages.scheduling.engine.choice import find_engine
-from stages.scheduling.engine.groups import Event, Group, Report
+from stages.scheduling.engine.groups import Event, Group, Report, find_engine
 from stages.scheduling.journal import Journal
 from stages.scheduling.planning import cost_of_run
 from stages.scheduling.runner import Order, compare, find_experiment, read_packed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 from pathlib import Path
@@ -10,9 +9,7 @@ from typing import Any
 
 import torch
 
-from stages.device import device_name
-from stages.memory import give_back_freed_memory
-from stages.run import canonical_json
+from stages.device import device_name, give_back_freed_memory
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
@@ -32,11 +29,6 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "system": platform.system(),
         "cores": os.cpu_count(),
     }
-
-
-def environment_digest(environment: dict[str, Any]) -> str:
-    """Twelve hexadecimal digits that identify an environment."""
-    return hashlib.sha256(canonical_json(environment).encode()).hexdigest()[:12]
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import hashlib
 import io
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Generic, TypeVar
 
 import torch
 
-from stages.runs.stacks import STATE
-from stages.runs.store import Scratch
-from stages.training.energy import EnergyMeter
+from stages.runs.store import STATE, Scratch
 from stages.training.loop import TrainingState
 from stages.training.stacked import StackState
 
@@ -82,3 +82,47 @@ class ResumeState(Generic[State]):
 def first_line(error: Exception) -> str:
     """Of what an error says."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+class EnergyMeter:
+    """Joules by the counter `read` from now on, plus `earlier` ones of previous attempts; None if some aren't known."""
+
+    def __init__(self, read: Callable[[], float | None]) -> None:
+        self.read = read
+        self.earlier: float | None = 0.0
+        self.began = read()
+
+    def used(self) -> float | None:
+        now = self.read()
+        if now is None or self.began is None or self.earlier is None:
+            return None
+        return self.earlier + now - self.began
+
+
+def energy_joules(device: torch.device) -> float | None:
+    """Joules since the driver was loaded (Volta and newer); None if the device reports nothing, as on every CPU."""
+    library = _nvml() if device.type == "cuda" else None
+    if library is None:
+        return None
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
+    handle, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
+    if library.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle)):
+        return None
+    failed = library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules))
+    return None if failed else millijoules.value / 1000
+
+
+def sum_known(joules: Iterable[float | None]) -> float | None:
+    """The sum; None if some aren't known."""
+    found = list(joules)
+    return None if None in found else sum(value for value in found if value is not None)
+
+
+@cache
+def _nvml() -> ctypes.CDLL | None:
+    """The driver's management library, which comes with every driver; no package wraps these three calls for less."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return None if library.nvmlInit_v2() else library

@@ -88,13 +88,11 @@ def write_crate(root: Path, folder: Path) -> Written:
                 *(entity for one in judged for entity in _verdict(one)),
                 *_judging(results, judged),
             ]
-            published = max((_day(result) for result in results if result.origin), default=None)
+            published = max(
+                (str((result.origin or {})["published"])[:10] for result in results if result.origin), default=None
+            )
     _write(root, folder, entities, published or datetime.date.today().isoformat())
     return Written(folder=folder, trainings=len(results), verdicts=len(judged))
-
-
-def _day(result: Result) -> str:
-    return str((result.origin or {})["published"])[:10]
 
 
 def _id(entity: str) -> dict[str, str]:

@@ -8,10 +8,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from stages.runs.object_store import BLOBS, WORK, ObjectStore
-from stages.runs.stacks import STACK_PREFIX, members_of
-from stages.runs.store import RunStore, Store, home
-from stages.runs.stores import open_store, store_folder
+from stages.runs.object_store import BLOBS, WORK, ObjectStore, open_store, store_folder
+from stages.runs.store import STACK_PREFIX, RunStore, Store, home, members_of
 
 # If nothing was written for this long, files still marked as partial belong to a process that was killed.
 ABANDONED_SECONDS = 3600.0

@@ -19,9 +19,8 @@ from stages.runs.curves import EpochRow
 from stages.runs.equivalence import Equivalences, paths_of, read_equivalences
 from stages.runs.evidence import CostLine, EvidenceLine, Origin, ResultLine, read_lines, write_lines
 from stages.runs.fingerprint import changed_modules, module_digest, source_digest, source_path
-from stages.runs.outcome import find_fault
 from stages.runs.revisions import GitError, read_objects, run_git
-from stages.runs.store import write_atomically
+from stages.runs.store import find_fault, write_atomically
 
 # Changes in these don't touch what a run computes, so they don't make its evidence dirty.
 _UNCOUNTED = ("dvc.lock", "docs/", "README.md", "CHANGELOG.md", "data/evidence/", "data/models/")

@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session, contains_eager
 
 from stages.params.experiment import Params, load_params
 from stages.recording import ClaimsError, RecordError, record
-from stages.recording.append_only import row_faults
+from stages.recording.append_only import read_versions, row_faults
+from stages.recording.sources import PLAN_CHANGED
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
 from stages.runs.consistency import compare_canaries
 from stages.runs.equivalence import read_equivalences
@@ -105,9 +106,11 @@ def _check_record(root: Path, session: Session) -> Link:
             equivalences = read_equivalences(root)
             lines = [fault for number in range(1, len(equivalences.lines) + 1) for fault in equivalences.faults(number)]
             ran = select(Result.experiment, Result.arm, Result.replicate, Result.environment)
-            if faults := [*compare_canaries(session.execute(ran)), *lines, *row_faults(root)]:
+            if faults := [*compare_canaries(session.execute(ran)), *lines, *row_faults(root, read_versions(root))]:
                 return Link("record", "broken", "; ".join(faults))
-            record(root, database)
+            notes = record(root, database).notes
+            if changed := [note for note in notes if note.startswith(PLAN_CHANGED)]:
+                return Link("record", "broken", "; ".join(changed))
         except (EvidenceError, RecordError, ClaimsError) as error:
             return Link("record", "broken", str(error))
         with open_results(database)() as rebuilt:

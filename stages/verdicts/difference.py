@@ -26,14 +26,18 @@ from stages.verdicts.grid_part import GridPart
 from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
 from stages.verdicts.looks import Looks, complete_look, level, looks_from, looks_of_part, looks_of_plan
 from stages.verdicts.numerals import signed, with_interval
-from stages.verdicts.value import Spread, judge_equivalence, tell, too_few, too_many_diverged, with_prediction
+from stages.verdicts.value import (
+    Spread,
+    about_skew,
+    judge_equivalence,
+    tell,
+    too_few,
+    too_many_diverged,
+    with_prediction,
+)
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 Pairing = Literal["fold", "none"]
-UNEQUAL = 3.0
-"""Ratio of the arms' spreads from which a decided verdict says that skewed noise would make it less certain."""
-SKEWED = 3.0
-"""Width of an interval that holds its level for exponential noise in one arm, in widths of Student's: 2.0 to 3.2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +58,12 @@ class GainClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Our gain, and its variance as a function of n: `s2` is that of one pair, `df` at `n` replicates.
-
-    `ratio`: the larger standard deviation of two independent arms over the smaller; 1 for shared folds.
-    """
+    """Our gain, and its variance as a function of n: `s2` is that of one pair, `df` at `n` replicates."""
 
     mean: float
     s2: float
     df: float
     n: int
-    ratio: float = 1.0
 
     def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
         """(variance, df) with n replicates per arm."""
@@ -81,8 +81,7 @@ def measure_gain(proposed: Sample, baseline: Sample, better: Literal["higher", "
     own = [float(variance_of(arm)) for arm in arms]
     variance, df = combine([(s2 / arm.size, float(arm.size - 1)) for s2, arm in zip(own, arms, strict=True)])
     n, mean = min(arm.size for arm in arms), sign * float(arms[0].mean() - arms[1].mean())
-    ratio = math.sqrt(max(own) / min(own)) if min(own) else math.inf
-    return Gain(mean=mean, s2=float(variance * n), df=float(df), n=n, ratio=ratio)
+    return Gain(mean=mean, s2=float(variance * n), df=float(df), n=n)
 
 
 def judge_gain(
@@ -126,28 +125,27 @@ def judge_gain(
     sign = _judge_sign(claim, gain, arms, rules=rules, looks=of_part, widening=widening)
     design = "shared folds" if pairing == "fold" else "independent replicates"
     sign = tell(sign, f"Gain of the proposed model (n = {n} {design})", proposed, baseline)
-    sign = with_assumptions(sign, gain, folds, widening)
+    sign = with_assumptions(sign, gain, folds, widening, pairs=pairs[1])
     if part is not None:
         sign = _of_part(part, gain, sign, level(looks, n, rules.alpha_outside / 2))
     return dataclasses.replace(sign, size=size, stderr=stderr)
 
 
-def with_assumptions(verdict: Verdict, gain: Gain, folds: int | None, widening: float, limit: float = 0.0) -> Verdict:
-    """Say what the interval takes for granted: images that folds share, and spreads that differ without skew.
+def with_assumptions(
+    verdict: Verdict, gain: Gain, folds: int | None, widening: float, limit: float = 0.0, pairs: int = 1
+) -> Verdict:
+    """Say what the interval takes for granted: noise without skew, and images that folds share.
 
     Nadeau and Bengio (2003) allow for training images in common: Var = s² (1/n + 1/(folds − 1)) instead of s²/n.
-    Skew is mentioned where it could have moved the interval past the `limit` that the verdict is about.
+    `limit`: the gain that the verdict is about.  The mean of several `pairs` is hardly skewed, and its level holds.
     """
-    said, is_decided = "", verdict.status in (Status.SUPPORTED, Status.HOLDS_UNDER_READING, Status.REVERSED)
+    unequal = " and the spreads of the two models differ by a factor of 3 or more"
+    said = about_skew(verdict, limit, unequal) if pairs == 1 else ""
     if folds is not None and gain.s2 and verdict.confidence is not None:
         variance = gain.s2 * (1 / gain.n + 1 / (folds - 1))
         half = float(half_width(variance, gain.df, (1 - verdict.confidence) / 2)) + widening
         wider = with_interval(gain.mean, gain.mean - half, gain.mean + half, verdict.confidence, verdict.margin)
-        said = f" This holds for these training images, which the folds share; allowing for others: {wider}."
-    reach = SKEWED * ((verdict.high or 0.0) - (verdict.low or 0.0)) / 2
-    if is_decided and gain.ratio >= UNEQUAL and abs(gain.mean - limit) <= reach:
-        said += f" The spreads of the two models differ by a factor of {gain.ratio:.2g}: if the noise is skewed, such "
-        said += "a verdict is wrong in 10 to 20 % of cases, not 5 %."
+        said += f" This holds for these training images, which the folds share; allowing for others: {wider}."
     return dataclasses.replace(verdict, explanation=verdict.explanation + said)
 
 

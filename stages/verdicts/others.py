@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import scipy
@@ -136,19 +137,25 @@ def judge_proportions(proposed: Failures, baseline: Failures, *, rules: Rules) -
     )
 
 
-def judge_proportion(claimed: tuple[int, int], failures: Failures, margin: float, *, rules: Rules) -> Verdict:
+def judge_proportion(
+    claimed: tuple[int, int], failures: Failures, margin: float, *, rules: Rules, slope: float = 0.0
+) -> Verdict:
     """Judge a printed proportion (count, trials) against ours by the interval of their difference.
+
+    `slope`: how much the margin grows with the printed proportion, and so shares its error, as in `ValueClaim`.
 
     If our networks differ by more than independent trainings would, all trainings of a network count as one, the
     paper's too: with so few failures, an estimate of how much less they count errs too often.
     """
     ours, effect = failures.total, failures.each if design_effect(failures) > 1 else 1
-    difference = ours[0] / ours[1] - claimed[0] / claimed[1]
-    inner = newcombe(ours, claimed, 1 - 2 * rules.alpha_within, effect)
-    outer = newcombe(ours, claimed, 1 - rules.alpha_outside, effect)
-    paper_alone = newcombe(claimed, claimed, 1 - 2 * rules.alpha_within, effect)
+    rate = claimed[0] / claimed[1]
+    difference = ours[0] / ours[1] - rate
+    lower, upper = (partial(newcombe, ours, claimed, effect=effect, scale=1 + end * slope) for end in (-1, 1))
+    inner = lower(1 - 2 * rules.alpha_within)[0], upper(1 - 2 * rules.alpha_within)[1]
+    outer = upper(1 - rules.alpha_outside)[0], lower(1 - rules.alpha_outside)[1]
     apart, within = max(outer[0], -outer[1]), max(-inner[0], inner[1])
-    least = (paper_alone[1] - paper_alone[0]) / (2 * math.sqrt(2))
+    low, high = wilson(rate, claimed[1] / effect, rules.alpha_within)
+    least = ((1 + slope) * (rate - low) + (1 - slope) * (high - rate)) / 2
 
     def status_at(by: float) -> Status:
         if apart > by:
@@ -175,15 +182,15 @@ def judge_proportion(claimed: tuple[int, int], failures: Failures, margin: float
 
 
 def newcombe(
-    first: tuple[int, int], second: tuple[int, int], confidence: float, effect: float = 1.0
+    first: tuple[int, int], second: tuple[int, int], confidence: float, effect: float = 1.0, scale: float = 1.0
 ) -> tuple[float, float]:
     """Interval of the difference of two proportions from their Wilson intervals (Newcombe 1998, method 10).
 
-    A design `effect` makes so many trials worth one.
+    A design `effect` makes so many trials worth one, and the second proportion's error counts `scale` times.
     """
     alpha = (1 - confidence) / 2
     p1, p2 = first[0] / first[1], second[0] / second[1]
     (l1, u1), (l2, u2) = wilson(p1, first[1] / effect, alpha), wilson(p2, second[1] / effect, alpha)
-    low = p1 - p2 - math.hypot(p1 - l1, u2 - p2)
-    high = p1 - p2 + math.hypot(u1 - p1, p2 - l2)
+    low = p1 - p2 - math.hypot(p1 - l1, scale * (u2 - p2))
+    high = p1 - p2 + math.hypot(u1 - p1, scale * (p2 - l2))
     return low, high

@@ -34,19 +34,23 @@ _RARE = 1e-6
 _TOGETHER = "Less, if trainings of one network fail together."
 
 
-def power_of_sign(design: Design, rules: Rules, *, is_known: bool) -> Power:
-    """Power for a number said to lie on one side of a bound, at no stated distance; `is_known`: its spread is known."""
+def least_detected(design: Design, rules: Rules) -> float | None:
+    """Smallest distance from zero whose sign the plan detects with 80 %, in spreads; None if it has no analysis."""
     n = judged_replicates(design, rules)
     unit = dataclasses.replace(design, spread=1.0)
 
     def short_by(distance: float) -> float:
         return one_sided(unit, distance, n, rules.alpha_outside / 2, rules) - WANTED
 
-    start = f"Planned are {design.planned} replicates"
-    if short_by(1e6) < 0:
+    return float(scipy.optimize.brentq(short_by, 0.0, 1e6)) if short_by(1e6) >= 0 else None
+
+
+def power_of_sign(design: Design, rules: Rules, *, is_known: bool) -> Power:
+    """Power for a number said to lie on one side of a bound, at no stated distance; `is_known`: its spread is known."""
+    start, least = f"Planned are {design.planned} replicates", least_detected(design, rules)
+    if least is None:
         text = f"{start}: too few for a look, the first is at {min(rules.looks)}."
         return Power(planned=design.planned, spread=None, source=None, explanation=text, can_reproduce=False)
-    least = float(scipy.optimize.brentq(short_by, 0.0, 1e6))
     told = f"No size is printed. The side is told with probability {in_percent(WANTED)} where the truth is at least "
     if not is_known:
         text = f"{start}; how far they spread isn't known. {told}{least:.2g} standard deviations of a replicate away."
@@ -115,14 +119,16 @@ def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rul
     )
 
 
-def power_of_proportion(networks: int, replicates: int, claimed: tuple[int, int], margin: float, rules: Rules) -> Power:
+def power_of_proportion(
+    networks: int, replicates: int, claimed: tuple[int, int], margin: float, rules: Rules, slope: float = 0.0
+) -> Power:
     """Power for a printed proportion (count, of) by one look at `replicates` trainings of each of the `networks`."""
     rate, planned = claimed[0] / claimed[1], networks * replicates
     chances, rng = {}, np.random.default_rng(0)
     for truth, status in ((rate, Status.REPRODUCED), (rate + 2 * margin, Status.NOT_REPRODUCED)):
         draws = rng.binomial(replicates, min(truth, 1.0), (_DRAWS, networks)).tolist()
         drawn = (Failures(counts=tuple(counts), each=replicates) for counts in draws)
-        found = [judge_proportion(claimed, failures, margin, rules=rules).status for failures in drawn]
+        found = [judge_proportion(claimed, failures, margin, rules=rules, slope=slope).status for failures in drawn]
         chances[status] = found.count(status) / _DRAWS
     same, off = chances[Status.REPRODUCED], chances[Status.NOT_REPRODUCED]
     return Power(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from stages.verdicts.expected import expected_replicates, say_expected
 from stages.verdicts.intervals import Numbers, half_width, variance_of
 from stages.verdicts.looks import complete_look, level, looks_of_plan
 from stages.verdicts.numerals import with_interval
-from stages.verdicts.value import tell, too_few, too_many_diverged
+from stages.verdicts.value import about_skew, tell, too_few, too_many_diverged
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 
@@ -72,4 +73,5 @@ def judge_side(
         p_value=None if below is None else 2 * below,
         posterior=None if below is None else 1 - below if mean > 0 else below,
     )
-    return tell(verdict, f"How far {claimed} {bound:g} (mean of n = {n} networks)", sample)
+    verdict = tell(verdict, f"How far {claimed} {bound:g} (mean of n = {n} networks)", sample)
+    return dataclasses.replace(verdict, explanation=verdict.explanation + about_skew(verdict))

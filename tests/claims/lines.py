@@ -1,9 +1,6 @@
 """Result lines as `evaluate` writes them, with numbers that a test chooses."""
 
-from __future__ import annotations
-
 import dataclasses
-import hashlib
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,7 +17,7 @@ from stages.datasets.sources import compose_manifest
 from stages.datasets.verified import Digests
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params, load_params
-from stages.run import RunSpec, canonical_json
+from stages.run import RunSpec, environment_digest
 from stages.runs.curves import EpochRow
 from stages.runs.evidence import (
     CostLine,
@@ -107,7 +104,7 @@ def loaded(dataset: str) -> Provenance:
         digests = Digests(md5=file.md5 or "0" * 32, sha256=file.sha256 or "0" * 64, size_bytes=1)
         files[file.name] = describe_file(digests, file)
     manifest = compose_manifest(dataset, dataset, MirrorInfo(complete=True, files=files))
-    by_split = READERS[source.reader].FILES if source.kind == "images" else all_files(source)
+    by_split = READERS[source.reader].files if source.kind == "images" else all_files(source)
     return judge_provenance(source, manifest, source.train, source.test, files=by_split, content_is_whole=True)
 
 
@@ -161,7 +158,7 @@ def results(
                     test_images=source.test - excluded,
                     excluded_test_images=excluded,
                 ),
-                environment_digest=hashlib.sha256(canonical_json(facts).encode()).hexdigest()[:12],
+                environment_digest=environment_digest(facts),
                 environment=facts,
                 metrics=() if value is None else _metrics(metric, value, source.test - excluded),
                 curves=tuple(_row(number, error, source.kind) for number, error in enumerate(errors, start=1)),

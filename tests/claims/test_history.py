@@ -1,8 +1,7 @@
 """A change made after the data were seen is reported with the verdict; a change without a reason is refused."""
 
-from __future__ import annotations
-
 import dataclasses
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -111,6 +110,10 @@ def test_the_command_writes_down_what_changed_and_nothing_twice(tmp_path: Path) 
 
 def test_a_line_that_is_no_change_is_refused_with_its_number(tmp_path: Path) -> None:
     (tmp_path / "history.jsonl").write_text('{"date": "2026-11-24"}\n')
+    with pytest.raises(ClaimsError, match="line 1"):
+        read_history(tmp_path / "history.jsonl")
+    line = json.loads((ROOT / PATH).read_bytes().splitlines()[0])
+    (tmp_path / "history.jsonl").write_text(json.dumps(line | {"why": " "}))
     with pytest.raises(ClaimsError, match="line 1"):
         read_history(tmp_path / "history.jsonl")
 

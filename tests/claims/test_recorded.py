@@ -1,7 +1,5 @@
 """From files to a real database: which result counts, and that every claim of the five papers has its row."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -21,7 +19,6 @@ from stages.results import (
     VerdictRow,
     compare,
     find_judged,
-    list_decided,
     list_families,
     list_judged,
     open_results,
@@ -69,13 +66,6 @@ def test_every_claim_of_the_five_papers_has_a_row(session: Session) -> None:
     assert [row.claim.id for row in judged] == list(claims())
     assert {row.verdict.rules for row in judged} == {params().verdicts.digest()}
     assert {Status(row.verdict.status) for row in judged} <= set(Status)
-
-
-def test_what_was_trained_is_decided_and_sizes_of_data_sets_are_no_news(session: Session) -> None:
-    decided = {row.claim.id for row in list_decided(session)}
-    assert {VIT, LEAD} <= decided
-    assert list_judged(session, ClaimFilter(kind="count", verdict=Status.HOLDS)), "sizes are as printed"
-    assert not decided & {row.claim.id for row in list_judged(session, ClaimFilter(kind="count"))}
 
 
 def test_published_evidence_speaks_and_not_what_ran_later(session: Session) -> None:

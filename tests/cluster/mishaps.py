@@ -1,7 +1,5 @@
 """One fault in the life of `claimcheck run`, drawn from a seed, and what has to be true once the command has ended."""
 
-from __future__ import annotations
-
 import random
 import re
 import signal
@@ -17,9 +15,8 @@ from pathlib import Path
 import psutil
 
 from stages.runs.object_store import ObjectStore
-from stages.runs.stacks import STATE
-from stages.runs.store import RunStore, Store
-from stages.scheduling.engine.opening import open_leases
+from stages.runs.store import STATE, RunStore, Store
+from stages.scheduling.engine.object_leases import open_leases
 from tests.cluster.nodes import Nodes, kill_session, name_of, wait_for
 from tests.cluster.runs import outcomes_in, start_command
 from tests.object_server import BUCKET, ObjectServer

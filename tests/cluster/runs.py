@@ -1,7 +1,5 @@
 """A project of two experiments, its trainings on a cluster as a person calls them, and what came of each."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,7 +9,7 @@ import yaml
 
 from stages.runs.store import RunStore, Store
 from stages.scheduling.engine.leases import Attempt
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.object_leases import open_leases
 from tests.cluster.nodes import Nodes
 from tests.project import EXPERIMENT, edit, environment, make_project
 

@@ -1,7 +1,5 @@
 """The store is out of reach for a minute while two clones, one on a cluster and one on this machine, train into it."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import time
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stages.runs.object_store import ObjectStore
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.object_leases import open_leases
 from tests.cluster.nodes import Nodes, wait_for
 from tests.cluster.runs import finish, outcomes_in, start, start_command
 from tests.object_server import BUCKET, ObjectServer

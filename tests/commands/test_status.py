@@ -1,7 +1,5 @@
 """`claimcheck status`: verdicts and trainings, as tables, JSON and metrics, and live on a terminal."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -16,7 +14,7 @@ from stages.recording import record
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.journal import Journal
 from tests.claims.lines import copy_project
 from tests.commands.waiting import claimcheck

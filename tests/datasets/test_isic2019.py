@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -7,14 +5,14 @@ import numpy as np
 import pytest
 
 from stages.datasets import isic2019
+from stages.datasets.archive import decode_square
 from stages.datasets.isic2019 import ARCHIVE, COLUMNS, METADATA, TRUTH
-from stages.datasets.pictures import decode_square
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource, load_params
 from tests.datasets.archives import write_zip
-from tests.datasets.test_pictures import jpeg
+from tests.datasets.test_archive import jpeg
 
 COUNTS = (18, 12, 6, 6, 6, 6, 6, 6)
 IMAGES = {f"ISIC_{100 * label + number:07d}": label for label, count in enumerate(COUNTS) for number in range(count)}

@@ -1,19 +1,30 @@
-from __future__ import annotations
+"""Preparing a data set: what is packed, checked against its declaration, and how complete it is."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from stages.datasets.manifest import Manifest, judge_provenance, read_manifest
-from stages.datasets.packed import PackedInfo, read_images, read_info
+from stages.datasets import packed
+from stages.datasets.embedded import class_names, compose_stand_in, load_sources
+from stages.datasets.manifest import (
+    Manifest,
+    check_split,
+    find_shared,
+    judge_provenance,
+    pixel_statistics,
+    read_manifest,
+)
+from stages.datasets.packed import ImageSet, PackedDataError, PackedInfo, digest_images, read_images, read_info
 from stages.datasets.prepare import READERS, prepare
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import ChecksumMismatch, DatasetError
-from stages.params.experiment import DatasetSource
+from stages.params.experiment import DatasetSource, load_params
 from tests.datasets.tiny import TEST, TRAIN, TinyDataset, cifar10_files, tiny_cifar10, tiny_mnist, write_mirror_json
+from tests.project import REPOSITORY
 
 TEST_BATCH = "cifar-10-batches-bin/test_batch.bin"
 BATCH_2 = "cifar-10-batches-bin/data_batch_2.bin"
@@ -27,7 +38,7 @@ def pack(dataset: TinyDataset, home: Path, source: DatasetSource | None = None) 
 
 
 def provenance_of(source: DatasetSource, manifest: Manifest, test: int = TEST) -> str:
-    files = READERS[source.reader].FILES
+    files = READERS[source.reader].files
     return judge_provenance(source, manifest, TRAIN, test, files=files, content_is_whole=False)
 
 
@@ -180,3 +191,320 @@ def test_bad_manifest_says_how_to_make_it(tmp_path: Path, text: str | None, mess
         path.write_text(text)
     with pytest.raises(DatasetError, match=f"{message}.*; `python -m stages.fetch tiny` writes it"):
         read_manifest(path)
+
+
+ROW = 3073
+
+
+def with_shared_pixels() -> TinyDataset:
+    """The third test picture is the second one of the second training batch, under another class."""
+    files = cifar10_files()
+    test = bytearray(files[TEST_BATCH])
+    test[2 * ROW + 1 : 3 * ROW] = files[BATCH_2][ROW + 1 : 2 * ROW]
+    return tiny_cifar10({**files, TEST_BATCH: bytes(test)})
+
+
+def test_image_in_both_splits_is_found_whatever_its_class() -> None:
+    train = ImageSet(np.arange(4 * 12, dtype=np.uint8).reshape(4, 3, 2, 2), np.arange(4))
+    test = ImageSet(np.stack([train.images[3] + 1, train.images[2]]), np.array([9, 9]))
+    assert find_shared(train, test) == [(2, 1)]
+
+
+@pytest.mark.parametrize(("declared", "is_refused"), [(0, True), (1, False), (None, False)])
+def test_official_sets_share_as_many_images_as_declared(tmp_path: Path, declared: int | None, is_refused: bool) -> None:
+    dataset = with_shared_pixels()
+    source = dataclasses.replace(dataset.source, shared_images=declared)
+    dataset.write(tmp_path / "downloads/tiny")
+    manifest = fetch_dataset("tiny", source, tmp_path, None, lambda line: None)
+    if is_refused:
+        with pytest.raises(DatasetError, match=r"tiny: 1 test images .*: test image 2 is training image 11"):
+            prepare(source, manifest, tmp_path, tmp_path / "packed")
+    else:
+        assert prepare(source, manifest, tmp_path, tmp_path / "packed").shared_test_images == 1
+
+
+def test_part_of_a_data_set_shares_no_image(tmp_path: Path) -> None:
+    dataset = with_shared_pixels()
+    source = dataclasses.replace(
+        dataset.source, files=tuple(dataclasses.replace(file, md5="0" * 32) for file in dataset.source.files)
+    )
+    dataset.write(tmp_path / "mirror/tiny")
+    write_mirror_json(tmp_path / "mirror/tiny", dataclasses.replace(dataset, source=source))
+    manifest = fetch_dataset("tiny", source, tmp_path, tmp_path / "mirror", lambda line: None)
+    assert manifest.source == "mirror"
+    with pytest.raises(DatasetError, match="0 expected"):
+        prepare(source, manifest, tmp_path, tmp_path / "packed")
+
+
+def test_count_of_each_class_is_the_declared_one() -> None:
+    images = ImageSet(np.zeros((50, 3, 32, 32), dtype=np.uint8), np.arange(50) % 10)
+    source = tiny_cifar10().source
+    for right in (None, 5, (5,) * 10):
+        declared = dataclasses.replace(source, train_per_class=right)
+        check_split(images, "train", declared, "tiny, train", may_be_part=False)
+    declared = dataclasses.replace(source, train_per_class=(5, 5, 5, 4, 6, 5, 5, 5, 5, 5))
+    with pytest.raises(DatasetError, match=r"tiny, train: 5 images of class 3, more than params.yaml declares"):
+        check_split(images, "train", declared, "tiny, train", may_be_part=False)
+
+
+def test_statistics_are_those_of_numpy() -> None:
+    images = np.random.RandomState(0).randint(0, 256, (20, 3, 8, 8)).astype(np.uint8)
+    images[:, 1] //= 7
+    mean, std = pixel_statistics(images)
+    np.testing.assert_allclose(mean, images.mean((0, 2, 3)) / 255, rtol=1e-12)
+    np.testing.assert_allclose(std, images.std((0, 2, 3), dtype=np.float64) / 255, rtol=1e-12)
+
+
+def test_statistics_know_nothing_of_the_test_set(tmp_path: Path) -> None:
+    seen = []
+    for seed in (0, 1):
+        files = cifar10_files()
+        test = np.random.RandomState(seed).bytes(200 * ROW)
+        rows = np.frombuffer(test, dtype=np.uint8).reshape(200, ROW).copy()
+        rows[:, 0] = np.arange(200) % 10
+        dataset = tiny_cifar10({**files, TEST_BATCH: rows.tobytes()})
+        home = tmp_path / str(seed)
+        dataset.write(home / "downloads/tiny")
+        manifest = fetch_dataset("tiny", dataset.source, home, None, lambda line: None)
+        info = prepare(dataset.source, manifest, home, home / "packed")
+        seen.append((info.mean, info.std))
+    assert seen[0] == seen[1]
+
+
+CLASSES = ("cat", "dog")
+
+
+def image_set(count: int, seed: int) -> ImageSet:
+    random = np.random.RandomState(seed)
+    return ImageSet(random.randint(0, 256, (count, 3, 4, 4)).astype(np.uint8), np.arange(count) % 2)
+
+
+def packed_set(folder: Path) -> tuple[ImageSet, ImageSet, PackedInfo]:
+    train, test = image_set(6, 0), image_set(4, 1)
+    info = PackedInfo(
+        dataset="tiny",
+        provenance="full",
+        digest=digest_images(train, test, CLASSES),
+        classes=CLASSES,
+        shape=(3, 4, 4),
+        train_images=6,
+        test_images=4,
+        test_rows=(0, 1, 2, 4),
+        excluded_test_images=1,
+        source="mirror",
+    )
+    packed.write_packed(folder, {"train": train, "test": test}, info)
+    return train, test, info
+
+
+def test_packed_set_reads_back_as_written(tmp_path: Path) -> None:
+    train, test, info = packed_set(tmp_path / "tiny")
+    assert read_info(tmp_path / "tiny") == info
+    for written, split in ((train, "train"), (test, "test")):
+        read = read_images(tmp_path / "tiny", split)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(read.images, written.images)
+        np.testing.assert_array_equal(read.labels, written.labels)
+        assert (read.images.dtype, read.labels.dtype) == (np.uint8, np.int64)
+
+
+def test_packed_set_is_the_same_bytes_twice(tmp_path: Path) -> None:
+    packed_set(tmp_path / "a")
+    packed_set(tmp_path / "b")
+    contents = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("a", "b")]
+    assert contents[0] == contents[1]
+    assert set(contents[0]) == {"train.safetensors", "test.safetensors", "dataset.json"}
+
+
+def test_packed_set_replaces_the_old_one_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "stale.safetensors").write_bytes(b"")
+    (tmp_path / ".tiny.partial").mkdir()  # left by a killed process
+    packed_set(folder)
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny"}
+    assert {path.name for path in folder.iterdir()} == {"train.safetensors", "test.safetensors", "dataset.json"}
+
+
+def test_failed_write_leaves_the_old_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "tiny"
+    packed_set(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full_disk(path: Path, content: bytes) -> None:
+        path.write_bytes(content[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(packed, "_write_durably", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        packed_set(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_digest_turns_with_every_part() -> None:
+    train, test = image_set(6, 0), image_set(4, 1)
+    pixel = train.images.copy()
+    pixel[0, 0, 0, 0] ^= 1
+    variants = [
+        (train, test, CLASSES),
+        (dataclasses.replace(train, images=pixel), test, CLASSES),
+        (dataclasses.replace(train, labels=1 - train.labels), test, CLASSES),
+        (train, image_set(4, 2), CLASSES),
+        (train, test, ("cat", "fox")),
+        (dataclasses.replace(train, images=train.images.reshape(6, 3, 2, 8)), test, CLASSES),
+    ]
+    assert len({digest_images(*variant) for variant in variants}) == len(variants)
+
+
+def test_digest_is_of_the_values_and_not_of_their_layout() -> None:
+    train, test = image_set(6, 0), image_set(4, 1)
+    turned = ImageSet(np.asfortranarray(train.images), train.labels.astype(">i8"))
+    assert digest_images(turned, test, CLASSES) == digest_images(train, test, CLASSES)
+
+
+def test_missing_set_says_how_to_make_it(tmp_path: Path) -> None:
+    for read in (read_info, lambda folder: read_images(folder, "train")):
+        with pytest.raises(PackedDataError, match=r"no such file; `python -m stages.preprocess tiny` writes it"):
+            read(tmp_path / "tiny")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"test_rows": null, "classes": [], "shape": [], "extra": 1}'])
+def test_damaged_description_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "dataset.json").write_text(text)
+    with pytest.raises(PackedDataError, match=r"dataset.json: not the description of a packed set"):
+        read_info(tmp_path)
+
+
+def test_damaged_split_is_named(tmp_path: Path) -> None:
+    packed_set(tmp_path / "tiny")
+    path = tmp_path / "tiny/test.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(PackedDataError, match=r"test.safetensors: not a packed split"):
+        read_images(tmp_path / "tiny", "test")
+
+
+MNIST, CIFAR10, CIFAR100 = ((1, 28, 28), 10), ((3, 32, 32), 10), ((3, 32, 32), 100)
+TINY_IMAGENET, STL10, ISIC = ((3, 64, 64), 200), ((3, 96, 96), 10), ((3, 80, 80), 8)
+ALL = [MNIST, CIFAR10, CIFAR100, TINY_IMAGENET, STL10, ISIC]
+
+Kind = tuple[tuple[int, int, int], int]
+
+
+@pytest.mark.parametrize("kind", ALL, ids=["mnist", "cifar10", "cifar100", "tinyimagenet", "stl10", "isic"])
+def test_stand_in_has_the_shape_and_classes_of_its_data_set(kind: Kind) -> None:
+    shape, classes = kind
+    train, test = compose_stand_in("any", shape, classes)
+    assert train.images.shape == (max(128, classes), *shape)
+    assert test.images.shape == (16, *shape)
+    assert set(train.labels.tolist()) == set(range(classes))
+    assert len(set(test.labels.tolist())) == min(classes, 16)
+    counts = np.bincount(train.labels)
+    assert counts.max() - counts.min() <= 1
+
+
+def test_classes_are_named_for_what_they_show() -> None:
+    assert class_names(10)[7] == "digits-7"
+    assert class_names(100)[7] == "digits-07"
+    assert class_names(200)[142] == "digits-142"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "digest"),
+    [
+        ("mnist", MNIST, "c2c936e2243d"),
+        ("cifar10", CIFAR10, "1faaea649f59"),
+        ("cifar100", CIFAR100, "81930dbb751a"),
+    ],
+)
+def test_stand_in_is_the_same_on_every_machine(name: str, kind: Kind, digest: str) -> None:
+    train, test = compose_stand_in(name, *kind)
+    assert digest_images(train, test, class_names(kind[1])).startswith(digest)
+
+
+def cells(images: np.ndarray, places: int) -> set[bytes]:
+    """The handwriting in images [N, 1, 8, 8 * places]: at this size every source appears pixel by pixel."""
+    ink = (images[:, 0].astype(int) * 16 + 254) // 255
+    return {cell.astype(np.uint8).tobytes() for part in np.split(ink, places, axis=2) for cell in part}
+
+
+@pytest.mark.parametrize(("classes", "places"), [(10, 1), (100, 2)])
+def test_no_handwriting_is_in_both_splits(classes: int, places: int) -> None:
+    train, test = compose_stand_in("any", (1, 8, 8 * places), classes)
+    images, _ = load_sources()
+    sources = {image.tobytes() for image in images}
+    assert cells(train.images, places) <= sources, "cells are recovered exactly"
+    assert cells(test.images, places) <= sources
+    assert cells(train.images, places).isdisjoint(cells(test.images, places))
+
+
+def test_label_reads_off_the_image_as_tens_and_units() -> None:
+    images, digits = load_sources()
+    meaning = {image.tobytes(): int(digit) for image, digit in zip(images, digits, strict=True)}
+    train, _ = compose_stand_in("any", (1, 8, 16), 100)
+    ink = ((train.images[:, 0].astype(int) * 16 + 254) // 255).astype(np.uint8)
+    read = [10 * meaning[i[:, :8].tobytes()] + meaning[i[:, 8:].tobytes()] for i in ink]
+    assert read == train.labels.tolist()
+
+
+PAGE = (REPOSITORY / "docs" / "data.md").read_text()
+DATASETS = load_params().datasets
+IMAGES = {name: source for name, source in DATASETS.items() if source.kind == "images"}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_reader_reads_the_declared_files_and_no_other(name: str) -> None:
+    source = IMAGES[name]
+    reader = READERS[source.reader]
+    assert {file for split in ("train", "test") for file in reader.files[split]} == {f.name for f in source.files}
+    assert len(reader.classes) == source.classes
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_declaration_names_terms_place_and_digests(name: str) -> None:
+    source = DATASETS[name]
+    assert source.licence and source.homepage.startswith("http")
+    assert source.urls and all(url.startswith("http") and url.endswith("/") for url in source.urls)
+    for file in (*source.files, *([source.archive] if source.archive else [])):
+        assert file.md5 is None or len(bytes.fromhex(file.md5)) == 16
+        assert file.sha256 is None or len(bytes.fromhex(file.sha256)) == 32
+
+
+def test_two_data_sets_have_files_without_a_digest() -> None:
+    """Nobody publishes any for them; a third such set would have to say why, too."""
+    unpinned = {name for name, source in DATASETS.items() for f in source.files if f.md5 is None and f.sha256 is None}
+    assert unpinned == {"isic2019", "openwebtext"}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_counts_of_classes_add_up(name: str) -> None:
+    source = IMAGES[name]
+    for whole, parts in ((source.train, source.train_per_class), (source.test, source.test_per_class)):
+        if parts is not None:
+            assert np.broadcast_to(parts, source.classes).sum() == whole
+
+
+def test_shared_folder_holds_the_same_files() -> None:
+    sharing = {name: source for name, source in DATASETS.items() if source.folder is not None}
+    assert sharing
+    for source in sharing.values():
+        other: DatasetSource = DATASETS[source.folder or ""]
+        assert (source.files, source.archive, source.urls) == (other.files, other.archive, other.urls)
+
+
+def test_the_page_has_the_declared_counts() -> None:
+    rows = re.findall(r"^\| ([\w -]+) \| ([\d,]+) \+ ([\d,]+)(?:,| rows| tokens)", PAGE, flags=re.MULTILINE)
+    shown = {title: tuple(int(number.replace(",", "")) for number in numbers) for title, *numbers in rows}
+    declared = {source.title: (source.train, source.test) for source in DATASETS.values()}
+    assert shown == {re.sub(",.*| GPU kernel.*", "", title): counts for title, counts in declared.items()}
+
+
+def test_the_page_names_the_files_that_are_written(tmp_path: Path) -> None:
+    named = set(re.findall(r"`(\w+\.safetensors)`", PAGE)) | {"dataset.json"}
+    for name in ("mnist", "sgemm", "tinyshakespeare"):
+        prepare(DATASETS[name], Manifest(dataset=name, source="embedded"), tmp_path, tmp_path / name)
+        assert {path.name for path in (tmp_path / name).iterdir()} == named, name
+
+
+def test_the_notice_names_every_data_set() -> None:
+    notice = (REPOSITORY / "NOTICE").read_text()
+    assert [source.title for source in DATASETS.values() if source.title.split(",")[0] not in notice] == []

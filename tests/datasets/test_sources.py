@@ -1,18 +1,23 @@
 """Fetching from downloads, mirror and official host, with every fault that a host can have."""
 
-from __future__ import annotations
-
+import hashlib
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from stages.datasets.archive import walk
 from stages.datasets.manifest import Manifest
+from stages.datasets.mirror import copy_to_mirror, main, read_mirror
+from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset, find_source
-from stages.datasets.verified import ChecksumMismatch, DatasetError
-from stages.params.experiment import DatasetSource
+from stages.datasets.verified import ChecksumMismatch, DatasetError, Digests, Pin, digest_file, store_verified
+from stages.params.experiment import DatasetSource, SourceFile
+from tests.datasets import test_isic2019
+from tests.datasets.conftest import write_folder
 from tests.datasets.official_host import Answer, OfficialHost
 from tests.datasets.tiny import (
     TEST,
@@ -24,6 +29,7 @@ from tests.datasets.tiny import (
     tiny_mnist,
     write_mirror_json,
 )
+from tests.datasets.workplace import write_params
 
 ARCHIVE = "cifar-10-binary.tar.gz"
 TEST_BATCH = "cifar-10-batches-bin/test_batch.bin"
@@ -266,3 +272,241 @@ def test_unknown_dataset_lists_the_known() -> None:
         find_source({"mnist": source, "cifar10": source}, "svhn")
     with pytest.raises(DatasetError, match=r"no data set 'mnits'; did you mean mnist\?$"):
         find_source({"mnist": source, "cifar10": source}, "mnits")
+
+
+def quiet(line: str) -> None:
+    """Say nothing."""
+
+
+def fetched(dataset: TinyDataset, home: Path) -> Path:
+    dataset.write(home / "downloads/tiny")
+    fetch_dataset("tiny", dataset.source, home, None, quiet)
+    return home / "downloads/tiny"
+
+
+def test_mirror_of_what_was_fetched_serves_another_machine(tmp_path: Path) -> None:
+    dataset = tiny_mnist()
+    info = copy_to_mirror(dataset.source, fetched(dataset, tmp_path / "here"), tmp_path / "mirror/tiny")
+    assert info.complete
+    there = fetch_dataset("tiny", dataset.source, tmp_path / "there", tmp_path / "mirror", quiet)
+    here = fetch_dataset("tiny", dataset.source, tmp_path / "here", None, quiet)
+    assert there == here
+
+
+def test_mirror_carries_inexact_rows_on(tmp_path: Path) -> None:
+    dataset = tiny_cifar10()
+    dataset.write(tmp_path / "first/tiny")
+    path = tmp_path / "first/tiny" / TEST_BATCH
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    write_mirror_json(tmp_path / "first/tiny", dataset, inexact_test_rows=[199])
+    manifest = fetch_dataset("tiny", dataset.source, tmp_path, tmp_path / "first", quiet)
+    copied = copy_to_mirror(dataset.source, tmp_path / "downloads/tiny", tmp_path / "second/tiny")
+    assert (copied.complete, copied.inexact_test_rows) == (False, (199,))
+    assert fetch_dataset("tiny", dataset.source, tmp_path / "there", tmp_path / "second", quiet) == manifest
+
+
+def test_written_description_has_the_fields_of_the_format(tmp_path: Path) -> None:
+    dataset = tiny_mnist()
+    dataset.write(tmp_path / "by-hand")
+    write_mirror_json(tmp_path / "by-hand", dataset)
+    copy_to_mirror(dataset.source, fetched(dataset, tmp_path), tmp_path / "written")
+    assert read_mirror(tmp_path / "written") == read_mirror(tmp_path / "by-hand")
+
+
+def test_changed_download_is_not_mirrored(tmp_path: Path) -> None:
+    dataset = tiny_mnist()
+    downloads = fetched(dataset, tmp_path)
+    (downloads / IMAGES).write_bytes(b"rotten")
+    with pytest.raises(ChecksumMismatch, match=IMAGES):
+        copy_to_mirror(dataset.source, downloads, tmp_path / "mirror")
+    assert not (tmp_path / "mirror/mirror.json").exists()
+
+
+def test_incomplete_downloads_are_not_mirrored(tmp_path: Path) -> None:
+    dataset = tiny_mnist()
+    downloads = fetched(dataset, tmp_path)
+    (downloads / IMAGES).unlink()
+    with pytest.raises(DatasetError, match="no such file; fetch the data set with real data first"):
+        copy_to_mirror(dataset.source, downloads, tmp_path / "mirror")
+
+
+def test_command_mirrors_every_fetched_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = tiny_mnist()
+    write_params(tmp_path, "quick", tiny=dataset.source, other=dataset.source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
+    assert main(["mirror"]) == 1, "nothing was fetched yet"
+    fetched(dataset, tmp_path / "data")
+    assert main(["mirror"]) == 0
+    assert "mirror: tiny: 4 files, complete" in capsys.readouterr().out
+    assert (tmp_path / "mirror/tiny" / IMAGES).read_bytes() == dataset.files[IMAGES]
+    (tmp_path / "data/downloads/tiny" / IMAGES).write_bytes(b"rotten")
+    assert main(["mirror"]) == 1
+    assert "expected md5" in capsys.readouterr().err
+    assert main([]) == 2
+
+
+CONTENT = b"seven bytes" * 7
+MD5 = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+def test_verified_bytes_are_stored_with_their_digests(tmp_path: Path) -> None:
+    target = tmp_path / "new/folder/file"
+    digests = store_verified([CONTENT[:5], CONTENT[5:]], target, Pin(official_md5=MD5), "here")
+    assert target.read_bytes() == CONTENT
+    assert digests == Digests(md5=MD5, sha256=SHA256, size_bytes=77) == digest_file(target)
+
+
+def test_wrong_bytes_leave_the_old_file_alone(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    target.write_bytes(b"old")
+    with pytest.raises(ChecksumMismatch, match=f"^here: expected md5 {MD5}, got "):
+        store_verified([b"wrong"], target, Pin(official_md5=MD5), "here")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert target.read_bytes() == b"old"
+
+
+def test_interrupted_bytes_leave_nothing(tmp_path: Path) -> None:
+    def interrupted() -> Iterator[bytes]:
+        yield CONTENT
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store_verified(interrupted(), tmp_path / "file", Pin(official_md5=MD5), "here")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pin_tells_official_from_declared_inexact_bytes() -> None:
+    digests = Digests(md5=MD5, sha256=SHA256, size_bytes=77)
+    other = "0" * 32
+    assert Pin(official_md5=MD5).check(digests, "here") is True
+    assert Pin(official_md5=other, inexact_sha256=SHA256).check(digests, "here") is False
+    with pytest.raises(ChecksumMismatch, match="expected sha256 1111"):
+        Pin(official_md5=other, inexact_sha256="1" * 64).check(digests, "here")
+
+
+def test_pin_with_two_digests_wants_both() -> None:
+    digests = Digests(md5=MD5, sha256=SHA256, size_bytes=77)
+    assert Pin(official_sha256=SHA256).check(digests, "here") is True
+    assert Pin(official_md5=MD5, official_sha256=SHA256).check(digests, "here") is True
+    with pytest.raises(ChecksumMismatch, match="expected sha256 1111"):
+        Pin(official_md5=MD5, official_sha256="1" * 64).check(digests, "here")
+    with pytest.raises(ChecksumMismatch, match="expected md5 0000"):
+        Pin(official_md5="0" * 32, official_sha256=SHA256).check(digests, "here")
+
+
+def test_file_without_a_published_digest_answers_to_its_mirror_or_to_nobody() -> None:
+    digests = Digests(md5=MD5, sha256=SHA256, size_bytes=77)
+    assert Pin().check(digests, "here") is None
+    assert Pin(inexact_sha256=SHA256).check(digests, "here") is False
+    with pytest.raises(ChecksumMismatch, match="expected sha256 1111"):
+        Pin(inexact_sha256="1" * 64).check(digests, "here")
+
+
+PICTURES, TRUTH, METADATA = test_isic2019.ARCHIVE, test_isic2019.TRUTH, test_isic2019.METADATA
+
+
+def declare(*urls: str, archive: str = PICTURES) -> DatasetSource:
+    """As `params.yaml` declares ISIC 2019, for the pictures of its test."""
+    return DatasetSource(
+        title="tiny",
+        reader="isic2019",
+        shape=(3, 80, 80),
+        classes=8,
+        train=55,
+        test=11,
+        licence="none",
+        homepage="http://127.0.0.1/",
+        urls=urls,
+        files=(SourceFile(name=METADATA, optional=True), SourceFile(name=TRUTH), SourceFile(name=archive)),
+    )
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    folder.mkdir()
+    test_isic2019.write(folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def loose(folder: Path) -> dict[str, bytes]:
+    """The same files with the archive's content instead of the archive, and without the metadata."""
+    files = written(folder)
+    members = {member.name: member.read() for member in walk(folder / PICTURES)}
+    return {TRUTH: files[TRUTH], **members}
+
+
+def test_whole_set_without_digests_is_never_full(tmp_path: Path, official_host: OfficialHost) -> None:
+    files = written(tmp_path / "official")
+    official_host.answers = {name: Answer(body=content) for name, content in files.items()}
+    source = declare(official_host.url)
+    manifest = fetch(source, tmp_path)
+    assert [file.name for file in manifest.files] == [METADATA, TRUTH, PICTURES]
+    assert [(file.official_md5, file.matches_official) for file in manifest.files] == [("", False)] * 3
+    info = prepare(source, manifest, tmp_path, tmp_path / "packed")
+    assert (info.provenance, info.train_images, info.test_images) == ("subset", 55, 11)
+
+
+def test_what_came_without_a_digest_is_held_to_its_first_bytes(tmp_path: Path) -> None:
+    write_folder(tmp_path / "mirror/tiny", written(tmp_path / "official"))
+    manifest = fetch(declare(), tmp_path, tmp_path / "mirror")
+    assert fetch(declare(), tmp_path) == manifest
+    path = tmp_path / "downloads/tiny" / TRUTH
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(DatasetError, match=rf"{TRUTH}: sha256 was .* when it was fetched"):
+        fetch(declare(), tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tgz"])
+def test_unpacked_part_becomes_the_archive_always_the_same(tmp_path: Path, suffix: str) -> None:
+    files = loose(tmp_path / "official")
+    write_folder(tmp_path / "mirror/tiny", files)
+    source = declare(archive=f"archive{suffix}")
+    first = fetch(source, tmp_path / "a", tmp_path / "mirror")
+    assert first == fetch(source, tmp_path / "b", tmp_path / "mirror") == fetch(source, tmp_path / "a")
+    assert [file.name for file in first.files] == [TRUTH, f"archive{suffix}"]
+    packed = {member.name: member.read() for member in walk(tmp_path / f"a/downloads/tiny/archive{suffix}")}
+    assert packed == {name: content for name, content in files.items() if name != TRUTH}
+    assert list(packed) == sorted(packed)
+
+
+def test_mirror_of_a_mirror_lacks_what_that_lacked(tmp_path: Path) -> None:
+    write_folder(tmp_path / "mirror/tiny", loose(tmp_path / "official"))
+    manifest = fetch(declare(), tmp_path, tmp_path / "mirror")
+    info = copy_to_mirror(declare(), tmp_path / "downloads/tiny", tmp_path / "second/tiny")
+    assert (info.complete, list(info.files)) == (False, [TRUTH, PICTURES])
+    assert fetch(declare(), tmp_path / "there", tmp_path / "second") == manifest
+
+
+def hostile(folder: Path, name: str) -> None:
+    """A mirror whose description lists `name` beside the unpacked part."""
+    document = json.loads((folder / "mirror.json").read_text())
+    document["files"][name] = document["files"][TRUTH]
+    (folder / "mirror.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("../../outside", "leads out"), ("linked", "leads out"), ("gone.jpg", "lists gone.jpg, which isn't there")],
+)
+def test_hostile_description_of_a_part_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    folder = tmp_path / "mirror/tiny"
+    write_folder(folder, loose(tmp_path / "official"))
+    (tmp_path / "outside").write_bytes((folder / TRUTH).read_bytes())
+    (folder / "linked").symlink_to(tmp_path / "outside")
+    hostile(folder, name)
+    with pytest.raises(DatasetError, match=message):
+        fetch(declare(), tmp_path / "home", tmp_path / "mirror")
+    assert not (tmp_path / "home/downloads/tiny" / PICTURES).exists()
+
+
+def test_changed_file_of_a_part_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "mirror/tiny"
+    write_folder(folder, loose(tmp_path / "official"))
+    (folder / "ISIC_2019_Training_Input/ISIC_0000003.jpg").write_bytes(b"other")
+    with pytest.raises(ChecksumMismatch, match=r"ISIC_0000003.jpg: expected sha256 .* \(5 bytes\)"):
+        fetch(declare(), tmp_path / "home", tmp_path / "mirror")
+    left = {path.name for path in (tmp_path / "home/downloads/tiny").iterdir()}
+    assert PICTURES not in left and not any("partial" in name for name in left)

@@ -1,20 +1,35 @@
-from __future__ import annotations
+"""Texts and tables, from a file to the packed form."""
 
 import dataclasses
+import hashlib
 import io
+import math
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from stages.datasets import prepare_table
 from stages.datasets.manifest import Manifest
-from stages.datasets.packed import TokenSet, digest_tokens, read_tokens
+from stages.datasets.packed import (
+    Split,
+    TableSet,
+    TokenSet,
+    digest_tables,
+    digest_tokens,
+    read_info,
+    read_table,
+    read_tokens,
+)
 from stages.datasets.prepare import prepare
+from stages.datasets.prepare_table import split_rows, standardise
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.text import compose_stand_in, read_sample
-from stages.datasets.verified import DatasetError
+from stages.datasets.verified import ChecksumMismatch, DatasetError
 from stages.params.experiment import DatasetSource, SourceFile, load_params
+from tests.datasets.archives import write_zip
+from tests.datasets.official_host import Answer, OfficialHost
 
 
 def declare(train: int, test: int) -> DatasetSource:
@@ -158,3 +173,193 @@ CUT = pages_xz(np.random.RandomState(0).bytes(5000))[:2000]
 def test_damaged_pages_are_named(tmp_path: Path, content: bytes, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"urlsf_subset00.tar, openwebtext/urlsf_subset00-0_data.xz"):
         read_sample(web_text(tmp_path, content), 1000)
+
+
+HEADER = "MWG,NWG,KWG,MDIMC,NDIMC,MDIMA,NDIMB,KWI,VWM,VWN,STRM,STRN,SA,SB,Run1 (ms),Run2 (ms),Run3 (ms),Run4 (ms)"
+FIRST = "16,16,16,8,8,8,8,2,1,1,0,0,0,0,115.26,115.87,118.55,115.8"
+SECOND = "128,64,32,32,16,8,16,8,4,2,1,0,1,0,32,33,34,35"
+SPLITS: tuple[Split, ...] = ("train", "test")
+
+
+def write(folder: Path, *lines: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / prepare_table.FILE).write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def declare_table(train: int, test: int, columns: int = 14) -> DatasetSource:
+    return DatasetSource(
+        title="tiny",
+        kind="table",
+        reader="sgemm",
+        shape=(columns,),
+        classes=0,
+        train=train,
+        test=test,
+        licence="none",
+        homepage="http://127.0.0.1/",
+        urls=(),
+        files=(SourceFile(name=prepare_table.FILE),),
+    )
+
+
+def test_row_is_fourteen_settings_and_four_runs(tmp_path: Path) -> None:
+    settings, times = prepare_table.read_rows(write(tmp_path, HEADER, FIRST, SECOND))
+    assert settings.tolist() == [
+        [16, 16, 16, 8, 8, 8, 8, 2, 1, 1, 0, 0, 0, 0],
+        [128, 64, 32, 32, 16, 8, 16, 8, 4, 2, 1, 0, 1, 0],
+    ]
+    assert times.tolist() == [[115.26, 115.87, 118.55, 115.8], [32.0, 33.0, 34.0, 35.0]]
+
+
+FAULTS = {
+    "empty": ((), "first line isn't MWG"),
+    "other header": ((HEADER.replace("SA", "SC"), FIRST), "first line isn't MWG"),
+    "no row": ((HEADER,), "has 0 rows"),
+    "short row": ((HEADER, FIRST, SECOND[:-3]), "columns"),
+    "rows of another width": ((HEADER, FIRST + ",1"), "has 1 rows of 19 values"),
+    "no number": ((HEADER, FIRST.replace("115.26", "fast")), "fast"),
+    "no power of two": ((HEADER, SECOND, FIRST.replace("16,16,16", "16,24,16")), "row 1 has NWG 24"),
+    "no switch": ((HEADER, FIRST.replace("0,0,0,0", "0,0,0,2")), "row 0 has SB 2"),
+    "fraction": ((HEADER, FIRST.replace("16,16,16", "16.5,16,16")), "row 0 has MWG 16.5"),
+    "no time": ((HEADER, FIRST.replace("115.26", "0")), "row 0 has the run time 0 ms"),
+    "no time of a later run": ((HEADER, FIRST.replace("118.55", "-1")), "row 0 has the run time -1 ms"),
+    "endless": ((HEADER, FIRST.replace("115.26", "inf")), "row 0 has the run time inf ms"),
+    "not a time": ((HEADER, FIRST.replace("115.26", "nan")), "row 0 has the run time nan ms"),
+    "setting twice": ((HEADER, FIRST, SECOND, FIRST.replace("115.26", "1")), "a setting comes twice"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:loadtxt")  # numpy's, on a table without rows
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_of_the_table_is_named(tmp_path: Path, fault: str) -> None:
+    lines, message = FAULTS[fault]
+    with pytest.raises(DatasetError, match=message):
+        prepare_table.read_rows(write(tmp_path, *lines))
+
+
+def test_columns_are_logarithms_standardised_by_training_rows_alone() -> None:
+    settings = np.tile([16, 16, 16, 8, 8, 8, 8, 2, 1, 1, 0, 0, 0, 0], (4, 1))
+    settings[1], settings[2, 0], settings[3, 0] = [128, 128, 32, 32, 32, 32, 32, 8, 8, 8, 1, 1, 1, 1], 64, 32
+    rows = {"train": np.array([0, 1]), "test": np.array([2, 3])}
+    splits, mean, std = standardise(settings, np.array([1.0, 2.0, 4.0, 3.0]), rows)  # type: ignore[arg-type]
+    assert (mean[0], std[0]) == ((4 + 7) / 2, 1.5), "log2 of 16 and of 128"
+    assert (mean[-1], std[-1]) == (0.5, 0.5), "a switch stays 0 and 1"
+    np.testing.assert_array_equal(splits["train"].features, [[-1.0] * 14, [1.0] * 14])
+    assert splits["test"].features[0, 0] == np.float32((6 - 5.5) / 1.5)
+    assert splits["test"].targets.tolist() == [2.0, np.float32(math.log2(3))]
+
+
+def test_the_first_run_is_the_target_and_the_range_is_of_all_four(tmp_path: Path) -> None:
+    source = dataclasses.replace(declare_table(2, 0), response_range=(50.0, 118.55))
+    greatest = "128,128,32,32,32,32,32,8,8,8,1,1,1,1,50,51,52,53"  # of every setting, so that every column varies
+    write(tmp_path / "downloads/tiny", HEADER, FIRST, greatest)
+    manifest = fetch_dataset("tiny", source, tmp_path, None, lambda line: None)
+    prepare(source, manifest, tmp_path, tmp_path / "packed")
+    targets = np.concatenate([read_table(tmp_path / "packed", split).targets for split in SPLITS])
+    assert sorted(2**targets) == pytest.approx([50.0, 115.26])
+
+
+def test_split_is_disjoint_whole_and_always_the_same() -> None:
+    counts: dict[Split, int] = {"train": 85, "test": 15}
+    rows = split_rows(counts)
+    assert {split: len(part) for split, part in rows.items()} == counts
+    assert sorted(np.concatenate(list(rows.values()))) == list(range(100))
+    assert rows["test"].tolist() == split_rows(counts)["test"].tolist()
+    assert rows["train"].tolist() != list(range(85))
+
+
+def test_digest_turns_with_every_part() -> None:
+    table = TableSet(np.ones((2, 3), dtype=np.float32), np.ones(2, dtype=np.float32))
+    other = TableSet(np.zeros((2, 3), dtype=np.float32), np.ones(2, dtype=np.float32))
+    third = TableSet(np.ones((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32))
+    base = dict.fromkeys(SPLITS, table)
+    variants = [base, *({**base, split: change} for split in SPLITS for change in (other, third))]
+    digests = {digest_tables(**splits, columns=("a", "b", "c")) for splits in variants}
+    digests.add(digest_tables(**base, columns=("a", "b", "d")))
+    assert len(digests) == len(variants) + 1
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (declare_table(1, 2), DatasetError, "tiny: 2 rows; params.yaml declares 3"),
+        (
+            dataclasses.replace(declare_table(1, 1), response_range=(32.0, 115.26)),
+            DatasetError,
+            "tiny: responses from 32 to 118.55; params.yaml: 32 to 115.26",
+        ),
+        (declare_table(1, 1, columns=13), DatasetError, r"rows have 14 columns; params.yaml: \(13,\)"),
+    ],
+)
+def test_difference_from_the_declaration_is_named(
+    tmp_path: Path, source: DatasetSource, error: type[Exception], message: str
+) -> None:
+    write(tmp_path / "downloads/tiny", HEADER, FIRST, SECOND)
+    manifest = fetch_dataset("tiny", source, tmp_path, None, lambda line: None)
+    with pytest.raises(error, match=message):
+        prepare(source, manifest, tmp_path, tmp_path / "packed")
+
+
+def test_stand_in_has_the_columns_of_the_table_and_the_same_digest_everywhere(tmp_path: Path) -> None:
+    source = load_params().datasets["sgemm"]
+    info = prepare(source, Manifest(dataset="sgemm", source="embedded"), tmp_path, tmp_path / "packed")
+    assert (info.kind, info.provenance, info.shape) == ("table", "embedded", (14,))
+    assert (info.train_images, info.test_images) == (576, 64)
+    assert info.digest.startswith("5d17f1355ff2")
+    assert read_info(tmp_path / "packed") == info
+    tables = [read_table(tmp_path / "packed", split) for split in SPLITS]
+    rows = [row.tobytes() for table in tables for row in table.features]
+    assert len(set(rows)) == len(rows) == 640, "no setting is in two splits"
+    assert [table.features.dtype for table in tables] == [np.float32] * 2
+
+
+def test_stand_in_can_be_learnt_but_not_by_one_column() -> None:
+    settings, times = prepare_table.compose_stand_in(640)
+    splits, _, _ = standardise(settings, times, split_rows({"train": 576, "test": 64}))
+    train, test = splits["train"], splits["test"]
+
+    def error(columns: slice) -> float:
+        inputs = np.c_[train.features[:, columns], np.ones(len(train))]
+        weights = np.linalg.lstsq(inputs, train.targets, rcond=None)[0]
+        return float(((np.c_[test.features[:, columns], np.ones(len(test))] @ weights - test.targets) ** 2).mean())
+
+    assert error(slice(0, 14)) < 0.3 * test.targets.var() < min(error(slice(i, i + 1)) for i in range(14))
+
+
+def test_pinned_table_counts_whatever_archive_it_comes_in(tmp_path: Path, official_host: OfficialHost) -> None:
+    content = write(tmp_path / "raw", HEADER, FIRST, SECOND).joinpath(prepare_table.FILE).read_bytes()
+    members = [
+        (f"__MACOSX/._{prepare_table.FILE}", b"a file manager's"),
+        (prepare_table.FILE, content),
+        ("Readme.txt", b""),
+    ]
+    archive = write_zip(tmp_path / "sgemm.zip", members)
+    official_host.answers = {"sgemm.zip": Answer(body=archive.read_bytes())}
+    source = dataclasses.replace(
+        declare_table(1, 1),
+        urls=(official_host.url,),
+        archive=SourceFile(name="sgemm.zip"),
+        files=(SourceFile(name=prepare_table.FILE, sha256=hashlib.sha256(content).hexdigest()),),
+    )
+    manifest = fetch_dataset("tiny", source, tmp_path, None, lambda line: None)
+    assert (manifest.source, [file.matches_official for file in manifest.files]) == ("official", [True])
+    wrong = dataclasses.replace(source, files=(SourceFile(name=prepare_table.FILE, sha256="0" * 64),))
+    with pytest.raises(ChecksumMismatch, match=rf"sgemm.zip, {prepare_table.FILE}: expected sha256 0000"):
+        fetch_dataset("tiny", wrong, tmp_path / "elsewhere", None, lambda line: None)
+
+
+@pytest.mark.slow
+def test_real_table_is_whole_and_known_by_its_digest(tmp_path: Path, sample_mirror: Path) -> None:
+    source = load_params().datasets["sgemm"]
+    manifest = fetch_dataset("sgemm", source, tmp_path, sample_mirror, lambda line: None)
+    info = prepare(source, manifest, tmp_path, tmp_path / "packed")
+    assert (info.provenance, info.source) == ("full", "official")
+    tables = [read_table(tmp_path / "packed", split) for split in SPLITS]
+    assert [len(table) for table in tables] == [205_360, 36_240]
+    times = 2 ** np.concatenate([table.targets for table in tables])
+    # `prepare` has compared the declared range, 13.25 to 3397.08 ms, with all four runs; these are of the first.
+    assert (times.min().round(2), times.max().round(2)) == (13.29, 3339.63)
+    np.testing.assert_allclose(tables[0].features.mean(0, dtype=np.float64), 0, atol=1e-6)
+    np.testing.assert_allclose(tables[0].features.std(0, dtype=np.float64), 1, atol=1e-6)
+    assert abs(tables[1].features.mean(0)).max() > 1e-4, "the test rows were not used"

@@ -1,9 +1,6 @@
-"""DAC connections against loops from the equations, against their reference, and where they reduce to known layers."""
-
-from __future__ import annotations
+"""DAC and MBA connections against loops from the equations, their references, and known layers."""
 
 import math
-import runpy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,9 +13,9 @@ from torch.nn import functional as F
 
 from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
 from stages.ops.dac_layers import DACConv2d, DACLinear
+from stages.ops.mba import MBA, mba, mba_reference
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "dac_loops.npz"
-MAKER = GOLDEN.with_name("make_dac_loops.py")
 CONVOLUTIONS = ["plain", "strided", "uneven", "sparse", "unshared", "unshared_strided"]
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
 
@@ -78,13 +75,6 @@ def test_convolution_equals_loops_in_value_and_gradients(
     ours = value_and_gradients(bound, inputs, torch.from_numpy(loops[f"{case}/upstream"]))
     for name, tensor in zip(("output", "grad_x", "grad_weight", "grad_bias"), ours, strict=True):
         np.testing.assert_allclose(tensor.detach().numpy(), loops[f"{case}/{name}"], rtol=0, atol=1e-9, err_msg=name)
-
-
-def test_stored_loops_are_what_the_loops_give(loops: dict[str, np.ndarray]) -> None:
-    fresh = runpy.run_path(str(MAKER))["make_vectors"]()
-    assert fresh.keys() == loops.keys()
-    for name in fresh.keys() - {"origin"}:
-        np.testing.assert_array_equal(fresh[name], loops[name], err_msg=name)
 
 
 # (reference, public, shapes of x, weight, bias, upstream); sizes at which the output channels come in several blocks
@@ -198,3 +188,39 @@ def test_a_fully_unshared_module_has_a_bias_for_each_weight() -> None:
     module = DACConv2d(3, 4, (3, 5), is_fully_unshared=True)
     assert module.bias.shape == module.weight.shape == (4, 3, 3, 5)
     assert DACConv2d(3, 4, (3, 5)).bias.shape == (4, 3)
+
+
+def test_equation_3_equals_loops_as_printed_and_as_activation_with_a_linear_layer() -> None:
+    with np.load(GOLDEN) as loops:
+        x, weight, bias, expected = (
+            torch.from_numpy(loops[f"mba/{name}"]) for name in ("x", "weight", "bias", "output")
+        )
+    torch.testing.assert_close(mba_reference(x, weight, bias), expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(F.linear(mba(x, bias), weight.flatten(1)), expected, rtol=0, atol=1e-9)
+
+
+def test_gradients_equal_those_of_the_reference() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((5, 4), (3, 4, 2), (4, 2))
+    leaves = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+    x, weight, bias = leaves
+    outputs = mba_reference(x, weight, bias), F.linear(mba(x, bias), weight.flatten(1))
+    by_reference, ours = (torch.autograd.grad(output.square().sum(), leaves) for output in outputs)
+    for expected, gradient in zip(by_reference, ours, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_copies_of_a_channel_lie_side_by_side() -> None:
+    x = torch.tensor([[[[1.0]], [[-1.0]]]])
+    activated = mba(x, torch.tensor([[0.0, 2.0], [0.5, 3.0]]))
+    assert activated.flatten().tolist() == [1.0, 3.0, 0.0, 2.0]
+
+
+def test_module_starts_with_zero_biases_which_make_it_relu_repeated() -> None:
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(MBA(3, 4)(x), x.relu().repeat_interleave(4, dim=1))
+
+
+def test_biases_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected"):
+        mba(torch.zeros(2, 3), torch.zeros(4, 2))

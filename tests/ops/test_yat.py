@@ -1,11 +1,11 @@
-"""The Yat product and its dense layer against the printed equation, hand-worked numbers and the released package."""
-
-from __future__ import annotations
+"""The Yat layers against the printed equation, hand-worked numbers and the released package."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.ops.yat import (
@@ -18,7 +18,9 @@ from stages.ops.yat import (
     yat_linear_reference,
     yat_ratio,
 )
-from tests.ops.yat_evidence import check_form, check_half, check_layer
+from stages.ops.yat_attention import YatAttention, yat_attention, yat_attention_reference
+from stages.ops.yat_conv import YatConv2d, yat_conv2d, yat_conv2d_reference
+from tests.ops.yat_evidence import check_form, check_half, check_layer, load_case
 
 WIDE = torch.float64
 
@@ -200,3 +202,242 @@ def test_dense_compiles_into_one_graph() -> None:
 def test_impossible_options_are_refused(keywords: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         YatLinear(4, 3, **keywords)  # type: ignore[arg-type]
+
+
+PACKAGE = {
+    "qkv.weight": ["q_proj.weight", "k_proj.weight", "v_proj.weight"],
+    "qkv.bias": ["q_proj.bias", "k_proj.bias", "v_proj.bias"],
+    "projection.weight": ["out_proj.weight"],
+    "projection.bias": ["out_proj.bias"],
+    "scale.alpha": ["alpha"],
+}
+
+
+def of_attention() -> list[Tensor]:
+    """q, k, v, scale, epsilon: 2 heads, 5 queries, 7 keys."""
+    return [draw(3, 2, 5, 4), draw(3, 2, 7, 4, seed=1), draw(3, 2, 7, 6, seed=2), torch.tensor(0.7), torch.tensor(0.3)]
+
+
+def fast_mixed(q: Tensor, k: Tensor, v: Tensor, s: Tensor, eps: Tensor) -> Tensor:
+    return yat_attention(q, k, v, scale=s, epsilon=eps)
+
+
+def test_attention_reference_gives_a_hand_worked_case() -> None:
+    # Scores (2·1)² / (1 + 1) = 2 and (2·3)² / (1 + 1) = 18; s = ln 3 / 16 makes their weights 1/4 and 3/4.
+    q, k, v = torch.tensor([[2.0]]), torch.tensor([[1.0], [3.0]]), torch.tensor([[4.0, 0], [0, 8]])
+    mixed = yat_attention_reference(q, k, v, math.log(3) / 16, 1.0)
+    torch.testing.assert_close(mixed, torch.tensor([[1.0, 6]]))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 2e-4)])
+def test_attention_equals_reference_in_value_and_gradients(dtype: torch.dtype, tolerance: float) -> None:
+    check_form(fast_mixed, yat_attention_reference, of_attention(), dtype, tolerance)
+
+
+def test_attention_in_bfloat16_errs_no_more_than_pytorch() -> None:
+    check_half(fast_mixed, yat_attention_reference, of_attention())
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "is_causal"),
+    [
+        ("attention", {}, False),
+        ("attention_causal", {"epsilon": 0.1}, True),
+        ("attention_spherical", {"epsilon": 0.1, "is_spherical": True}, False),
+    ],
+)
+def test_attention_equals_the_released_package(case: str, options: dict[str, float], is_causal: bool) -> None:
+    layer = YatAttention(6, 2, scale="package", **options)  # type: ignore[arg-type]
+    check_layer(layer, case, PACKAGE, is_causal=is_causal)  # type: ignore[arg-type]
+
+
+def test_a_query_without_a_key_gets_zeros_as_in_the_package() -> None:
+    layer = YatAttention(6, 2, bias=False, scale="package")
+    names = {ours: theirs for ours, theirs in PACKAGE.items() if not ours.endswith("bias")}
+    mask = load_case("attention_keyless")["mask"]
+    check_layer(layer, "attention_keyless", names, attn_mask=mask)
+    q, k, v, s, eps = of_attention()
+    nothing = torch.zeros(5, 7, dtype=torch.bool)
+    leaf = q.requires_grad_()
+    mixed = yat_attention(leaf, k, v, nothing, scale=s, epsilon=eps)
+    mixed.sum().backward()
+    assert mixed.abs().max() == 0
+    assert leaf.grad is not None and leaf.grad.abs().max() == 0
+
+
+def test_causal_mask_joins_a_given_mask() -> None:
+    q, k, v, s, eps = of_attention()
+    mask = torch.ones(5, 7, dtype=torch.bool)
+    mask[:, 1] = False
+    both = yat_attention(q, k, v, mask, is_causal=True, scale=s, epsilon=eps)
+    one = yat_attention(q, k, v, mask & torch.ones(5, 7, dtype=torch.bool).tril(), scale=s, epsilon=eps)
+    assert torch.equal(both, one)
+
+
+def test_spherical_attention_ignores_the_length_of_queries_and_keys() -> None:
+    q, k, v, s, _ = of_attention()
+    once, scaled = (yat_attention(q * f, k * f, v, scale=s, epsilon=1e-12, is_spherical=True) for f in (1, 10))
+    torch.testing.assert_close(once, scaled, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("is_spherical", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_queries_that_equal_keys_give_finite_values_and_gradients(dtype: torch.dtype, is_spherical: bool) -> None:
+    """With q = k the diagonal's distance is 0 or rounding; ε = 0.1, since the score there is ‖q‖⁴ / ε."""
+    q = draw(2, 2, 32, 64).to(dtype).requires_grad_()
+    mixed = yat_attention(q, q, q, is_causal=True, epsilon=0.1, is_spherical=is_spherical)
+    mixed.float().square().sum().backward()
+    assert mixed.dtype == dtype
+    assert mixed.isfinite().all()
+    assert q.grad is not None and q.grad.isfinite().all()
+
+
+def test_scores_are_float32_under_autocast() -> None:
+    q, k, v, s, eps = (t.float() for t in of_attention())
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = fast_mixed(q, k, v, s, eps)
+    assert torch.equal(inside, fast_mixed(q, k, v, s, eps))
+
+
+def test_package_scale_divides_by_the_root_of_the_head_dimension() -> None:
+    torch.manual_seed(0)
+    learned, package = YatAttention(12, 3).double(), YatAttention(12, 3, scale="package").double()
+    package.load_state_dict(learned.state_dict())
+    package.scale.alpha.data.fill_(2.0)  # √E = 2
+    torch.testing.assert_close(package(draw(2, 5, 12)), learned(draw(2, 5, 12)))
+
+
+def test_dropout_acts_on_the_weights_in_training_alone() -> None:
+    torch.manual_seed(0)
+    layer = YatAttention(12, 3, dropout=0.5).double()
+    x = draw(2, 5, 12)
+    assert not torch.equal(layer.train()(x), layer(x))
+    assert torch.equal(layer.eval()(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_heads": 5}, "num_heads is 5; expected a divisor of embed_dim, which is 12"),
+        ({"num_heads": 3, "scale": "sqrt"}, "scale is 'sqrt'; known: learned, package"),
+    ],
+)
+def test_impossible_options_of_attention_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        YatAttention(12, **options)  # type: ignore[arg-type]
+
+
+OPTIONS = [
+    {"stride": 1, "padding": 0, "dilation": 1, "groups": 1},
+    {"stride": 2, "padding": 1, "dilation": 1, "groups": 1},
+    {"stride": 3, "padding": 2, "dilation": 2, "groups": 2},
+    {"stride": 1, "padding": 1, "dilation": 1, "groups": 4},
+]
+
+
+def of_conv(groups: int) -> list[Tensor]:
+    """x, weight, bias, scale, epsilon."""
+    kernels = draw(8, 4 // groups, 3, 2, seed=1)
+    return [draw(2, 4, 7, 6), kernels, draw(8, seed=2), torch.tensor(1.3), torch.tensor(0.05)]
+
+
+def forms(options: dict[str, int]) -> tuple[Any, Any]:
+    def fast(x: Tensor, w: Tensor, b: Tensor, s: Tensor, eps: Tensor) -> Tensor:
+        return yat_conv2d(x, w, b, **options, scale=s, epsilon=eps)
+
+    def printed(x: Tensor, w: Tensor, b: Tensor, s: Tensor, eps: Tensor) -> Tensor:
+        return yat_conv2d_reference(x, w, b, s, eps, **options)
+
+    return fast, printed
+
+
+def test_conv_reference_gives_a_hand_worked_case() -> None:
+    # One 2 x 2 kernel of ones: ⟨K, I⟩ = 1 + 2 + 3 + 4 = 10, ‖K - I‖² = 0 + 1 + 4 + 9 = 14; then 2 + 0 + 4 + 0 padded.
+    image, kernel = torch.tensor([[[[1.0, 2], [3, 4]]]]), torch.ones(1, 1, 2, 2)
+    plain = yat_conv2d_reference(image, kernel, torch.zeros(1), 1.0, 2.0, stride=1, padding=0, dilation=1, groups=1)
+    torch.testing.assert_close(plain, torch.tensor([[[[100 / 16]]]]))
+    padded = yat_conv2d_reference(image, kernel, torch.zeros(1), 1.0, 2.0, stride=1, padding=1, dilation=1, groups=1)
+    torch.testing.assert_close(padded[0, 0, 1, 2], torch.tensor(36 / (1 + 1 + 9 + 1 + 2)))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 2e-4)])
+def test_conv_equals_reference_in_value_and_gradients(
+    options: dict[str, int], dtype: torch.dtype, tolerance: float
+) -> None:
+    check_form(*forms(options), of_conv(options["groups"]), dtype, tolerance)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_conv_in_bfloat16_errs_no_more_than_pytorch(options: dict[str, int]) -> None:
+    check_half(*forms(options), of_conv(options["groups"]))
+
+
+@pytest.mark.parametrize(
+    ("case", "layer"),
+    [
+        ("conv", YatConv2d(4, 6, 3, scale="multiplier")),
+        ("conv_full", YatConv2d(4, 6, 3, 2, (1, 2), 2, 2, scale="multiplier")),
+        ("conv_same", YatConv2d(4, 6, 3, padding="same", bias=False, scale="multiplier", epsilon=0.007)),
+        ("conv_reflect", YatConv2d(4, 6, 3, padding=1, padding_mode="reflect", scale="multiplier")),
+    ],
+)
+def test_conv_equals_the_released_package(case: str, layer: YatConv2d) -> None:
+    theirs = {"weight": ["weight"], "bias": ["bias"], "scale.alpha": ["alpha"]}
+    check_layer(layer, case, {name: theirs[name] for name, _ in layer.named_parameters()})
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+@pytest.mark.parametrize(
+    ("kernel_size", "dilation", "padding"), [((3, 3), 1, "same"), ((2, 4), 3, "same"), ((3, 2), 2, "valid")]
+)
+def test_padding_in_words_is_that_of_pytorch(kernel_size: tuple[int, int], dilation: int, padding: str) -> None:
+    x, w = draw(1, 2, 9, 8), draw(3, 2, *kernel_size, seed=1)
+    pads = []
+    for size in reversed(kernel_size):
+        reach = dilation * (size - 1) if padding == "same" else 0
+        pads += [reach // 2, reach - reach // 2]
+    by_hand = yat_conv2d(F.pad(x, pads), w, dilation=dilation)
+    torch.testing.assert_close(yat_conv2d(x, w, padding=padding, dilation=dilation), by_hand)
+
+
+def test_a_word_that_is_no_padding_is_refused() -> None:
+    with pytest.raises((ValueError, RuntimeError), match=r"[Pp]adding"):
+        yat_conv2d(draw(1, 2, 5, 5), draw(3, 2, 3, 3), padding="full")
+
+
+def test_a_patch_that_meets_its_kernel_is_clamped() -> None:
+    """Float32 patches of 2,304 numbers that equal their kernel: no negative distance, finite gradients."""
+    x = draw(64, 256, 3, 3).float()
+    leaf = x.clone().requires_grad_()
+    response = yat_conv2d(leaf, x, epsilon=1e-5)
+    response.sum().backward()
+    assert (response >= 0).all()
+    assert leaf.grad is not None and leaf.grad.isfinite().all()
+    assert (response.flatten().topk(64).values > 1e6).all()
+
+
+def test_conv_starts_as_a_conv_of_pytorch() -> None:
+    torch.manual_seed(0)
+    ours = YatConv2d(16, 32, 3)
+    torch.manual_seed(0)
+    plain = nn.Conv2d(16, 32, 3)
+    assert torch.equal(ours.weight, plain.weight)
+    assert torch.equal(ours.bias, plain.bias)
+    assert ours.weight.var().item() == pytest.approx(1 / (16 * 9) / 3, rel=0.05)
+
+
+def test_conv_stands_where_a_conv_stood() -> None:
+    layer = YatConv2d(4, 8, (3, 5), (2, 1), (1, 2), 1, 2, False, "circular", None, WIDE)
+    plain = nn.Conv2d(4, 8, (3, 5), (2, 1), (1, 2), 1, 2, False, "circular", None, WIDE)
+    assert layer(draw(2, 4, 9, 9)).shape == plain(draw(2, 4, 9, 9)).shape
+    assert isinstance(layer, nn.Conv2d)
+    assert dict(layer.named_parameters()).keys() - {"scale.alpha"} == dict(plain.named_parameters()).keys()
+
+
+@pytest.mark.slow
+def test_conv_compiles_into_one_graph() -> None:
+    layer, x = YatConv2d(4, 6, 3, 2, 1), draw(2, 4, 7, 7).float()
+    torch.compiler.reset()
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), layer(x))  # eager has the fast path, whose sums are in another order

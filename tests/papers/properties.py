@@ -1,10 +1,10 @@
-"""What every model has to have, measured: the tests of each paper say how much of it."""
+"""Images for the tests of every paper, and the comparison with another library's network."""
 
-from __future__ import annotations
+from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 def draw_images(n: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -12,23 +12,23 @@ def draw_images(n: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(n, 3, 12, 12, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
-def without_gradient(model: nn.Module) -> list[str]:
-    """Names of the parameters to which the last backward pass gave nothing."""
-    return [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+def renamed(vectors: Mapping[str, np.ndarray], prefix: str, names: Mapping[str, str]) -> dict[str, Tensor]:
+    """The arrays whose names begin with `prefix`, by our names; `names` are parts of theirs and of ours."""
+    found = {}
+    for name, array in vectors.items():
+        if name.startswith(prefix):
+            ours = name.removeprefix(prefix)
+            for theirs, replacement in names.items():
+                ours = ours.replace(theirs, replacement)
+            found[ours] = torch.from_numpy(array)
+    return found
 
 
-def moved_by_the_second(model: nn.Module, images: Tensor) -> Tensor:
-    """How far each sample's logits move when the second image changes: [N]."""
-    changed = images.clone()
-    changed[1] += 1
-    with torch.no_grad():
-        return (model(images) - model(changed)).abs().amax(dim=1)
-
-
-def loss_of_one_batch(model: nn.Module, images: Tensor, labels: Tensor, optimizer: torch.optim.Optimizer) -> float:
-    """The loss on a batch after 60 steps on it."""
-    for _ in range(60):
-        optimizer.zero_grad()
-        F.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-    return F.cross_entropy(model(images), labels).item()
+def assert_equals(model: nn.Module, vectors: Mapping[str, np.ndarray], prefix: str = "") -> None:
+    """`model` gives the stored logits and gradients of the images."""
+    images = torch.from_numpy(vectors["images"]).requires_grad_()
+    logits = model(images)
+    (logits * torch.from_numpy(vectors["logit_weights"])).sum().backward()
+    assert images.grad is not None
+    np.testing.assert_allclose(logits.detach().numpy(), vectors[f"{prefix}logits"], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(images.grad.numpy(), vectors[f"{prefix}image_gradients"], rtol=1e-9, atol=1e-9)

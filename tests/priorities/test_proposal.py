@@ -1,18 +1,23 @@
-"""`propose` expects most decided claims, each by the chance of the look that the hours buy and by its weight."""
-
-from __future__ import annotations
+"""What is proposed to be trained next."""
 
 import dataclasses
+import fnmatch
+import itertools
 from functools import cache
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from stages.claims import Judgement, Trial
 from stages.claims.power import foresee
-from stages.priorities.looks import as_printed
-from stages.priorities.proposal import NOBODY_KNOWS, Proposal, chance_of_decision, propose, weigh
+from stages.claims.trained import JUDGES
+from stages.priorities.looks import RunName, Standing, all_trainings, as_printed, looks_of, next_looks, standing_today
+from stages.priorities.proposal import NOBODY_KNOWS, Proposal, chance_of_decision, choose, propose, weigh
 from stages.recording.judged import read_paper_deviations
 from stages.verdicts import Status, Verdict, not_tested
-from tests.claims.lines import ROOT, claims, params
+from tests.claims.lines import ROOT, claims, judge, params, trials
+from tests.claims.test_all_trained import trained
 
 HOUR = 3600.0
 
@@ -74,3 +79,156 @@ def test_what_is_decided_already_is_not_decided_again() -> None:
     assert chance_of_decision(read, power_of_number, not_tested("")) == pytest.approx(0.4), "it can't be refuted"
     unknown = dataclasses.replace(power, supported=None, reproduced=None, not_reproduced=None)
     assert chance_of_decision(claim, unknown, signed) == chance_of_decision(claim, None, signed) == NOBODY_KNOWS
+
+
+SECONDS = {"a": 10.0, "b": 10.0, "c": 10.0, "d": 1.0}
+
+
+def completed(wanted: dict[str, set[str]], items: set[str]) -> set[str]:
+    return {name for name, needs in wanted.items() if needs and needs <= items}
+
+
+class Alike(dict[str, float]):
+    """Every set is worth 1."""
+
+    def __missing__(self, name: str) -> float:
+        return 1.0
+
+
+def test_what_is_worth_more_comes_first_and_what_is_worth_nothing_never() -> None:
+    wanted = {"many": {"a"}, "too": {"a"}, "headline": {"b"}, "hopeless": {"c"}}
+    steps = choose(wanted, SECONDS, {"many": 0.1, "too": 0.2, "headline": 0.5, "hopeless": 0.0})
+    assert [step.completed for step in steps] == [("headline",), ("many", "too")]
+
+
+def test_what_completes_most_a_second_comes_first() -> None:
+    """Two claims need a, one of them b, too: a serves both of its steps, c serves one claim alone."""
+    wanted = {"one": {"a"}, "other": {"a", "b"}, "third": {"a", "b"}, "last": {"c"}}
+    steps = choose(wanted, SECONDS, Alike())
+    assert [(step.items, step.completed) for step in steps] == [
+        (("a", "b"), ("one", "other", "third")),  # 3 in 20 s, before 1 in 10 s
+        (("c",), ("last",)),
+    ]
+    assert [step.seconds for step in steps] == [20.0, 10.0]
+
+
+def test_what_others_have_paid_for_is_cheap() -> None:
+    steps = choose({"one": {"a"}, "two": {"a"}, "more": {"a", "b", "c"}, "apart": {"b"}}, SECONDS, Alike())
+    assert steps[0].items == ("a",) and steps[0].completed == ("one", "two")
+    assert {item for step in steps for item in step.items} == {"a", "b", "c"}
+    assert sum(len(step.items) for step in steps) == 3, "nothing is paid for twice"
+
+
+def test_nothing_beyond_the_budget_and_nothing_in_part() -> None:
+    assert [step.completed for step in choose({"long": {"a", "b"}, "short": {"d"}}, SECONDS, Alike(), 12.0)] == [
+        ("short",)
+    ]
+    assert choose({"long": {"a", "b"}}, SECONDS, Alike(), 19.9) == []
+    assert choose({"complete": set()}, SECONDS, Alike()) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from("vwxyz"), st.sets(st.sampled_from("abcd"), max_size=4), max_size=5),
+    st.floats(0.5, 40),
+)
+def test_a_choice_keeps_its_promises_and_is_never_far_from_the_best(wanted: dict[str, set[str]], budget: float) -> None:
+    steps = choose(wanted, SECONDS, Alike(), budget)
+    taken: set[str] = set()
+    for step in steps:
+        assert not taken & set(step.items) and step.seconds == sum(SECONDS[item] for item in step.items)
+        before, taken = completed(wanted, taken), taken | set(step.items)
+        assert set(step.completed) == completed(wanted, taken) - before
+    assert sum(step.seconds for step in steps) <= budget
+    within = [
+        set(items)
+        for size in range(5)
+        for items in itertools.combinations(SECONDS, size)
+        if sum(SECONDS[item] for item in items) <= budget
+    ]
+    best, found = (max((len(completed(wanted, items)) for items in within), default=0), len(completed(wanted, taken)))
+    assert bool(found) == bool(best) and 2 * found >= best, "half of the best at least, on sets as small as these"
+
+
+TOO_FEW = ("nothing is said before", "a range needs", "the test looks once")
+
+
+@cache
+def everything() -> list[Trial]:
+    return trials([line for experiment in params().experiments.values() for line in trained(experiment)])
+
+
+@cache
+def judged_with(replicates: int) -> list[Judgement]:
+    """All claims of trained models, judged by the first replicates of every arm."""
+    wanted = [claim for claim in claims().values() if claim.kind in JUDGES and claim.experiment and not claim.reason]
+    some = [trial for trial in everything() if trial.result.replicate < replicates]
+    return [one for one in judge(*wanted, entered=some) if one.is_decidable]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("replicates", [2, 3, 4, 5])
+def test_looks_are_where_the_judges_have_them(replicates: int) -> None:
+    for one in judged_with(replicates):
+        (name,) = fnmatch.filter(params().experiments, one.claim.experiment or "")
+        looks = looks_of(one.claim, params().experiments[name], params())
+        at = max((n for n in looks if n <= replicates), default=None)
+        said = one.claim.id, one.verdict.explanation
+        if at is None:
+            is_gap = one.claim.kind == "gap" and "Our gain" in one.verdict.explanation  # shown, and never judged early
+            assert is_gap or any(words in one.verdict.explanation for words in TOO_FEW), said
+            assert one.verdict.status in (Status.INCONCLUSIVE, Status.UNRESOLVED, Status.NOT_TESTED), said
+        elif one.claim.kind == "failures":
+            assert one.verdict.status is not Status.NOT_TESTED, said
+        else:
+            assert one.verdict.n == at, said
+
+
+def standing(replicates: int) -> Standing:
+    there = {RunName(t.result.experiment, t.result.arm, t.result.replicate) for t in everything()}
+    runs = frozenset(run for run in there if run.replicate < replicates)
+    return Standing(judgements=judged_with(replicates), decided_by=runs)
+
+
+def test_a_look_lacks_what_neither_results_nor_the_store_have() -> None:
+    base = standing(2)
+    (look,) = (one for one in next_looks(base, params(), ()) if one.claim.id == "dac.table2.imagewoof.v1.r20.order")
+    arms = ("resnet20-v1", "dac-resnet20-v1")
+    assert (look.at, look.planned) == (3, 5)
+    assert look.runs == {RunName("dac-imagewoof", arm, replicate) for arm in arms for replicate in range(3)}
+    assert look.lacking == {RunName("dac-imagewoof", arm, 2) for arm in arms}
+    (look,) = (one for one in next_looks(base, params(), look.lacking) if one.claim.id == look.claim.id)
+    assert (look.at, look.lacking) == (3, frozenset()), "trained, and not judged yet"
+
+
+def test_no_claim_that_is_settled_or_at_its_plans_end_wants_more() -> None:
+    most = max(experiment.replicates for experiment in params().experiments.values())
+    assert next_looks(standing(most), params(), ()) == []
+    wanted = {one.claim.id for one in next_looks(standing(3), params(), ())}
+    settled = {
+        one.claim.id
+        for one in judged_with(3)
+        if one.verdict.status in (Status.REPRODUCED, Status.NOT_REPRODUCED) and one.verdict.size is None
+    }
+    assert settled and not wanted & settled
+
+
+def test_what_is_said_today_rests_on_the_published_results() -> None:
+    today = standing_today(ROOT, params())
+    on_mnist = {"nmn-mnist", "nmn-mnist-ten-epochs", "nmn-mnist-inversion"}
+    assert {run.experiment for run in today.decided_by} == {"dac-sgemm", *on_mnist}
+    looks = {look.claim.id: look for look in next_looks(today, params(), ())}
+    assert not [one for one in looks.values() if one.claim.experiment in on_mnist], "all ten seeds are published"
+    assert "dac.sgemm.gain" not in looks or looks["dac.sgemm.gain"].lacking
+    assert looks["dac.table1.c10.v1.r20.order"].lacking == looks["dac.table1.c10.v1.r20.order"].runs
+
+
+def test_one_training_of_two_experiments_is_one_training() -> None:
+    trainings = all_trainings(as_printed(params()))
+    shared = [run for run, first in trainings.first.items() if run != first]
+    assert shared and all(trainings.with_same([run]) >= {run, trainings.first[run]} for run in shared)
+    one = shared[0]
+    planned = trainings.planned[one], trainings.planned[trainings.first[one]]
+    assert dataclasses.replace(planned[0], arm="", replicate_index=0) == dataclasses.replace(
+        planned[1], arm="", replicate_index=0
+    )

@@ -4,8 +4,6 @@ It claims to be a machine of its own, so that only time tells others that it is 
 lease expires within a second.  Every claim, publication and loss is a line of the log.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
@@ -16,8 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from stages.runs.object_store import ObjectStore
-from stages.runs.outcome import seal
-from stages.runs.store import RunStore, Store
+from stages.runs.store import RunStore, Store, seal
 from stages.scheduling.engine import lease as folder_leases
 from stages.scheduling.engine import object_leases
 from stages.scheduling.engine.leases import LeaseLost, Leases

@@ -1,15 +1,12 @@
 """What leases of either store have in common: their heartbeat, and which attempts they note."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from pathlib import Path
 
 import pytest
 
-from stages.runs.bucket import StoreFault
-from stages.runs.object_store import ObjectStore
+from stages.runs.object_store import ObjectStore, StoreFault
 from stages.scheduling.engine import lease as folder_leases
 from stages.scheduling.engine import object_leases
 from stages.scheduling.engine.lease import LeaseTable

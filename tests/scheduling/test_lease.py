@@ -1,7 +1,5 @@
 """Leases: one owner at a time, taken over only from the dead, and a late riser can't publish."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sqlite3
@@ -15,8 +13,7 @@ import pytest
 
 from stages.scheduling.engine import lease as lease_module
 from stages.scheduling.engine.lease import LeaseTable
-from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost
-from stages.scheduling.engine.owner import process_identity
+from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost, process_identity
 from tests.project import environment
 
 

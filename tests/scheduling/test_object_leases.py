@@ -1,7 +1,5 @@
 """Leases of an object store: the same promises as in a folder, without comparing the clocks of two machines."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -11,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stages.runs import bucket
+from stages.runs import object_store
 from stages.runs.object_store import ObjectStore, Record
 from stages.scheduling.engine import object_leases
-from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost
-from stages.scheduling.engine.object_leases import ObjectLeases
-from stages.scheduling.engine.opening import open_leases
-from stages.scheduling.engine.owner import process_identity
+from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost, process_identity
+from stages.scheduling.engine.object_leases import ObjectLeases, open_leases
 from tests.object_server import ObjectServer
 from tests.scheduling.racer import keys_of, outcome
 
@@ -221,7 +217,7 @@ def test_while_the_store_is_away_nobody_falls_silent(
 ) -> None:
     """It is away for longer than a lease lives, and back for whoever wants the run before it is for the owner."""
     monkeypatch.setattr(object_leases, "EXPIRY_SECONDS", 1.0)
-    monkeypatch.setattr(bucket, "LATE_SECONDS", 0.5)
+    monkeypatch.setattr(object_store, "LATE_SECONDS", 0.5)
     there = ObjectStore(store.address, tmp_path / "there")
     mine, other = ObjectLeases(store, ELSEWHERE), ObjectLeases(there)
     assert mine.claim("g") is not None and other.claim("g") is None

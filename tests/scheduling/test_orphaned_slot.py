@@ -1,7 +1,5 @@
 """A slot whose parent was killed says so of its attempt, and ends."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 from stages.params.experiment import load_params
 from stages.runs.store import RunStore
 from stages.scheduling.engine import local
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.runner import compare, find_experiment
 from tests.project import EXPERIMENT, make_project
 

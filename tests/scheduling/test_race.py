@@ -2,8 +2,6 @@
 stopped for a while at random: each run is published once, no token is given twice, no late riser publishes.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import signal
@@ -17,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from stages.runs.outcome import find_fault
-from stages.runs.store import RunStore, Store
+from stages.runs.store import RunStore, Store, find_fault
 from tests.project import environment
 from tests.scheduling import racer
 from tests.soak import write_soak_report

@@ -3,8 +3,6 @@
 What real processes of a cluster do to it is in `tests/cluster`.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque
@@ -16,9 +14,8 @@ import pytest
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import RunStore
 from stages.scheduling.engine import ray_engine
-from stages.scheduling.engine.choice import EngineError
-from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.groups import EngineError, Event, Group
+from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node, Share
 from stages.scheduling.engine.ray_engine import Patience
 

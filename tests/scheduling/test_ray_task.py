@@ -1,7 +1,5 @@
 """A group's training as a node runs it, without Ray: what it tells, and what it refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os
@@ -15,14 +13,11 @@ import pytest
 from stages.datasets.packed import PackedDataError
 from stages.params.experiment import load_params
 from stages.runs.object_store import ObjectStore
-from stages.runs.outcome import find_fault
-from stages.runs.store import RunStore
+from stages.runs.store import RunStore, find_fault
 from stages.scheduling.engine.groups import Group
-from stages.scheduling.engine.node_data import pack_files, place
 from stages.scheduling.engine.ray_bridge import Inbox, Node, Share
-from stages.scheduling.engine.ray_code import TooMuchCode, copy_code
-from stages.scheduling.engine.ray_shares import Shares
-from stages.scheduling.engine.ray_task import Ask, ToldScratch, train_group
+from stages.scheduling.engine.ray_cluster import Shares, TooMuchCode, copy_code
+from stages.scheduling.engine.ray_task import TaskRequest, ToldScratch, pack_files, place, train_group
 from stages.scheduling.runner import compare, find_experiment
 from tests.object_server import BUCKET, ObjectServer
 from tests.project import EXPERIMENT, edit, make_project
@@ -44,8 +39,8 @@ def group_of(project: Path) -> Group:
     return found.groups[0]
 
 
-def ask_for(group: Group, **changes: Any) -> Ask:
-    ask = Ask(
+def ask_for(group: Group, **changes: Any) -> TaskRequest:
+    ask = TaskRequest(
         label=group.label,
         specs=group.specs,
         is_stack=False,
@@ -59,7 +54,7 @@ def ask_for(group: Group, **changes: Any) -> Ask:
     return dataclasses.replace(ask, **changes)
 
 
-def told_by(ask: Ask, packed: Any = None) -> list[tuple[Any, ...]]:
+def told_by(ask: TaskRequest, packed: Any = None) -> list[tuple[Any, ...]]:
     told: list[tuple[Any, ...]] = []
     train_group(ask, lambda *event: told.append(event), packed)
     return told
@@ -196,7 +191,7 @@ def test_the_code_of_a_node_is_ours_and_what_the_keys_name(
     copy_code([spec], tmp_path / "code")
     assert (tmp_path / "code" / "stages" / "worker.py").is_file()
     assert not list((tmp_path / "code").rglob("__pycache__"))
-    monkeypatch.setattr("stages.scheduling.engine.ray_code.MOST_BYTES", 1000)
+    monkeypatch.setattr("stages.scheduling.engine.ray_cluster.MOST_BYTES", 1000)
     with pytest.raises(TooMuchCode, match="MiB, Ray takes 0; the largest file is stages/"):
         copy_code([spec], tmp_path / "again")
 

@@ -1,7 +1,5 @@
 """Two at once where one is meant: the second waits or is refused, and says for whom and what to do; one is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stages.runs.store import RunStore
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.object_leases import open_leases
 from tests.checkout import make_checkout
 from tests.cluster.nodes import wait_for
 from tests.cluster.runs import saved_states

@@ -1,7 +1,5 @@
 """Journals of trainings, and what a watcher makes of them: with real leases, and with a real process that is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -14,9 +12,8 @@ import pytest
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import FolderScratch, RunStore
 from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.leases import EXPIRY_SECONDS
-from stages.scheduling.engine.opening import open_leases
-from stages.scheduling.engine.owner import process_identity
+from stages.scheduling.engine.leases import EXPIRY_SECONDS, process_identity
+from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.journal import PREFIX, Journal, Row, Watched, read_sessions, watch
 from tests.polling import wait_until
 from tests.project import EXPERIMENT, make_project, start_training, train

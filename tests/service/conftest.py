@@ -1,6 +1,6 @@
-from __future__ import annotations
-
+import dataclasses
 import io
+import json
 import os
 import shutil
 import time
@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page
 from service.app import create_app
 from service.http.access import digest_of
 from service.settings import Settings
-from stages.analyse import lines, papers
+from stages.analyse import hours, lines, papers
 from stages.params.experiment import load_params
 from stages.recording import record
 from tests.service.browsing import chromium, open_page, watched
@@ -94,6 +94,10 @@ def computed_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             margins = load_params(root).verdicts.margins
             found = {paper: import_module(f"stages.papers.{paper}.findings").findings(margins) for paper in papers()}
             (root / "data" / "findings.jsonl").write_bytes(lines(found))
+            params = load_params(root)
+            few = {name: params.experiments[name] for name in ("ninformer-cifar10",)}
+            told = hours(dataclasses.replace(params, experiments=few))
+            (root / "data" / "hours.json").write_text(json.dumps(told))
             record(root, "data/results.db")
     return root
 

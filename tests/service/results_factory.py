@@ -1,7 +1,5 @@
 """Result lines as `evaluate` writes them and small real checkpoints, for a repository root that `record` reads."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import hashlib
@@ -19,7 +17,7 @@ from stages.checkpoint.predictor import dump_checkpoint
 from stages.papers import build_model
 from stages.params.budget import describe_cut, plan_runs
 from stages.params.experiment import Experiment, load_params
-from stages.run import ModelSpec, RunSpec
+from stages.run import ModelSpec, RunSpec, environment_digest
 from stages.runs.curves import EpochRow
 from stages.runs.evidence import (
     CostLine,
@@ -36,7 +34,6 @@ from stages.runs.evidence import (
     write_lines,
 )
 from stages.runs.fingerprint import training_code
-from stages.training.environment import environment_digest
 from tests.project import pack_stand_in, whole_file
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -1,7 +1,5 @@
 """Vega-Lite specs: the marks drawn, and their axes."""
 
-from __future__ import annotations
-
 import re
 from typing import get_args
 
@@ -10,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from service.pages import charts
 from service.pages.charts import MOST_TICKS, _epochs
-from service.pages.claim_charts import arms_charts, difference_chart, forest_chart, gain_chart, pairs_chart
+from service.pages.claim_charts import arms_charts, pairs_chart
 from stages.params.experiment import Role, load_params
 from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain, VerdictArm, VerdictRow
 from tests.service.results_factory import REPOSITORY
@@ -26,75 +24,6 @@ def test_every_role_has_a_mark_of_its_own() -> None:
     for kind in ("category", "symbol"):
         found = re.search(rf"{kind}: \[(.*?)\]", script)
         assert found is not None and len(set(found[1].split(", "))) >= len(get_args(Role)), kind
-
-
-def test_the_forest_is_drawn_in_margins() -> None:
-    judged = [judge("a", 0.002, 0.001, 0.003, margin=0.002), judge("b", 0.5, 0.4, 0.6, margin=None)]
-    judged.append(judge("c", 0.1, 0.0, 0.2, margin=0.1))
-    names = {"a": "A", "b": "B", "c": "C"}
-    chart = forest_chart("Table 1", judged, names)
-    assert chart is not None
-    row, other = chart["layer"][1]["data"]["values"]
-    assert (row["claim"], row["estimate"], row["low"], row["high"]) == ("A", 1.0, 0.5, 1.5)
-    assert other["claim"] == "C", "without a margin there is nothing to hold B against"
-    assert forest_chart("Table 1", judged[:2], names) is None, "a single one has a chart on its own page"
-
-
-def test_one_claim_is_drawn_in_its_own_unit_against_what_counts_as_the_same() -> None:
-    uniform = judge("a", 0.18, 0.1, 0.32, margin=0.0625)
-    uniform.claim.kind, uniform.claim.unit, uniform.claim.factor = "uniform", "nats", "width"
-    chart = difference_chart("A", uniform)
-    assert chart is not None and chart["data"]["values"] == [{"side": "ours", "value": 0.18, "low": 0.1, "high": 0.32}]
-    assert chart["layer"][0]["data"]["values"] == [{"low": 0.0, "high": 0.0625}]
-    axes = [layer["encoding"]["x"] for layer in (chart["layer"][0], *chart["layer"][1]["layer"])]
-    assert all(axis["scale"]["domainMin"] == 0 for axis in axes), "a range is never below 0"
-    title = axes[1]["title"]
-    assert title == ["largest − smallest gain by width (nats)", "shaded: counts as the same"]
-    value = judge("b", -0.002, -0.006, 0.002, margin=0.01)
-    value.claim.kind, value.claim.unit = "value", "fraction"
-    chart = difference_chart("B", value)
-    assert chart is not None and chart["layer"][0]["data"]["values"] == [{"low": -1.0, "high": 1.0}]
-    assert chart["data"]["values"][0]["value"] == -0.2
-    assert difference_chart("B", judge("b", 0.5, 0.4, 0.6, margin=None)) is None
-
-
-def test_a_long_name_stands_in_lines_of_its_row() -> None:
-    names = {"a": "A claim whose name is longer than a row of the chart has room for", "b": "B"}
-    chart = forest_chart("Table 1", [judge(name, 0.1, 0.0, 0.2, margin=0.1) for name in names], names)
-    assert chart is not None
-    row, _ = chart["layer"][1]["data"]["values"]
-    assert row["claim"].replace("\n", " ") == names["a"] and row["lines"] == 3
-
-
-def test_a_gain_is_drawn_beside_the_paper_s_and_no_gain() -> None:
-    gain = judge("a", 0.214, 0.168, 0.26, margin=None)
-    gain.verdict.basis, gain.verdict.size = "results", {"status": "inconclusive", "margin": 0.0625}
-    assert gain_chart("A", gain) is None, "a value is no gain"
-    gain.claim.kind, gain.claim.unit, gain.claim.value = "difference", "nats", 0.25
-    chart = gain_chart("A", gain)
-    assert chart is not None
-    ours, paper = chart["data"]["values"]
-    assert ours == {"side": "ours", "value": 0.214, "low": 0.168, "high": 0.26}
-    assert paper == {"side": "paper", "value": 0.25}
-    band, zero, _ = chart["layer"]
-    assert band["data"]["values"] == [{"low": 0.1875, "high": 0.3125}] and zero["data"]["values"][0]["value"] == 0
-    gain.claim.unit = "fraction"
-    in_points = gain_chart("A", gain)
-    assert in_points is not None and in_points["data"]["values"][1] == {"side": "paper", "value": 25}
-    gain.verdict.basis = "finding"
-    assert gain_chart("A", gain) is None, "computed without training: no interval"
-
-
-def test_comparable_arms_are_drawn_against_the_margin_and_the_loss_that_the_paper_accepts() -> None:
-    judged = judge("a", -0.002, -0.004, 0.0, margin=0.005)
-    judged.verdict.basis, judged.verdict.size = "results", None
-    judged.claim.kind, judged.claim.unit, judged.claim.value = "equivalence", "fraction", 0.016
-    chart = gain_chart("A", judged)
-    assert chart is not None
-    assert [row["side"] for row in chart["data"]["values"]] == ["ours"], "the paper's is a limit and no gain"
-    band, zero, accepted, _ = chart["layer"]
-    assert band["data"]["values"] == [{"low": -0.5, "high": 0.5}]
-    assert [line["data"]["values"][0]["value"] for line in (zero, accepted)] == [0, -1.6]
 
 
 def test_arms_of_a_figure_are_drawn_by_experiment_where_two_have_a_cost() -> None:

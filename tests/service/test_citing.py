@@ -1,7 +1,5 @@
 """A claim as others cite it: BibTeX, JSON-LD, badges."""
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3
@@ -14,9 +12,11 @@ from xml.etree import ElementTree
 import pytest
 from fastapi.testclient import TestClient
 
-from service.pages.citing import badge
+from service.app import create_app
+from service.pages.citing import COLOURS, badge, paper_badge
 from service.settings import Settings
 from tests.service.conftest import serving
+from tests.service.results_factory import REPOSITORY
 
 GAIN = "/claims/dac.sgemm.gain"
 
@@ -37,7 +37,7 @@ def test_a_decided_claim_is_a_review_for_search_engines(client: TestClient) -> N
     review, claim = linked_data(client, GAIN), client.get(f"/api/v1{GAIN}").json()
     assert (review["@context"], review["@type"]) == ("https://schema.org", "ClaimReview")
     assert (claim["verdict"]["status"], claim["verdict"]["size"]["status"]) == ("supported", "inconclusive")
-    assert review["reviewRating"]["alternateName"] == "order supported, size open, at 5 and 8 layers, exploratory"
+    assert review["reviewRating"]["alternateName"] == "holds, size open, at 5 and 8 layers, exploratory"
     assert review["reviewRating"]["ratingValue"] == review["reviewRating"]["bestRating"] - 1, "its size is open"
     part = linked_data(client, "/claims/dac.sgemm.crossover_low")["reviewRating"]
     assert part["ratingValue"] == part["bestRating"] - 1, "it is said of four sizes alone"
@@ -48,7 +48,7 @@ def test_a_decided_claim_is_a_review_for_search_engines(client: TestClient) -> N
     assert review["url"] == f"http://127.0.0.1{GAIN}" and re.fullmatch(r"\d{4}-\d\d-\d\d", review["datePublished"])
     assert "reviewRating" not in linked_data(client, "/claims/dac.sgemm.uniform"), "it is open"
     against = linked_data(client, "/claims/nmn.ext.mnist.frameworks")
-    assert against["reviewRating"]["alternateName"] == "reversed, exploratory"
+    assert against["reviewRating"]["alternateName"] == "fails, exploratory"
     assert against["reviewRating"]["ratingValue"] == against["reviewRating"]["worstRating"] == 1
 
 
@@ -83,14 +83,26 @@ def test_a_claim_is_cited_with_verdict_and_digest(client: TestClient) -> None:
     entry, verdict = unescape(found[0]), client.get(f"/api/v1{GAIN}").json()["verdict"]
     assert entry.startswith("@misc{claimcheck-dac-sgemm-gain,")
     assert (
-        "falls by 0.25: order supported, size open, at 5 and 8 layers, exploratory}}" in entry
+        "falls by 0.25: holds, size open, at 5 and 8 layers, exploratory}}" in entry
         and verdict["digest"][:12] in entry
         and "year = {2026}" in entry
     )
-    assert (
-        entry.count("{") == entry.count("}")
-        and f"url = {{http://127.0.0.1{GAIN}?cited={verdict['digest'][:12]}}}" in entry
+    assert entry.count("{") == entry.count("}") and "url =" not in entry, (
+        "the host that answered is no permanent address"
     )
+
+
+def test_citations_name_the_permanent_address_that_an_operator_sets(client: TestClient, published: str) -> None:
+    settings = Settings(root=REPOSITORY, database=published, address="https://claims.example/check/")
+    own = TestClient(create_app(settings), base_url="http://127.0.0.1")
+    digest = client.get(f"/api/v1{GAIN}").json()["verdict"]["digest"][:12]
+    for page, url in (
+        (GAIN, f"{GAIN}?cited={digest}"),
+        ("/papers/dac", "/papers/dac"),
+        ("/experiments/dac-sgemm", "/experiments/dac-sgemm"),
+    ):
+        entries = re.findall(r"(?s)@misc\{.*?\n\}", own.get(page).text)
+        assert len(entries) == 1 and f"url = {{https://claims.example/check{url}}}" in entries[0]
 
 
 def test_a_cited_address_says_whether_its_verdict_still_stands(client: TestClient) -> None:
@@ -126,9 +138,7 @@ def test_a_table_is_cited_with_the_digest_of_all_results(client: TestClient) -> 
     assert found is not None
     entry, content = unescape(found[0]), client.get("/health/ready").json()["detail"][len("results ") :][:12]
     assert entry.startswith("@misc{claimcheck-dac-sgemm,") and f"results {content}" in entry
-    assert (
-        "full-length training on official data" in entry and "url = {http://127.0.0.1/experiments/dac-sgemm}" in entry
-    )
+    assert "full-length training on official data" in entry and "url =" not in entry
 
 
 def test_badges_say_the_verdict_and_are_well_formed(client: TestClient) -> None:
@@ -136,16 +146,17 @@ def test_badges_say_the_verdict_and_are_well_formed(client: TestClient) -> None:
     assert answer.headers["content-type"] == "image/svg+xml"
     title = ElementTree.fromstring(answer.text).findtext("{http://www.w3.org/2000/svg}title")
     assert title is not None and re.fullmatch(
-        r"claim: order supported, size open, at 5 and 8 layers, exploratory, n = 5, 2026-\d\d", title
+        r"claim: holds, size open, at 5 and 8 layers, exploratory, n = 5, 2026-\d\d", title
     )
     (counts,) = client.get("/api/v1/verdicts?paper=dac").json()["papers"]
     paper = client.get("/papers/dac/badge.svg").text
-    trained, computed = (
-        f"{counts[ground]['in_favour'] + counts[ground]['opposed']} of {counts[ground]['decidable']} by {how}"
-        for ground, how in (("trained", "training"), ("computed", "computing"))
-    )
-    against = counts["trained"]["opposed"] + counts["computed"]["opposed"]
-    assert f"claims decided: {trained}, {computed}, {against} against" in paper, "facts of data are no results"
+    trained, computed = counts["trained"], counts["computed"]
+    holds, waits = (trained[name] + computed[name] for name in ("plainly", "waiting"))
+    left = sum(part["open"] + part["under_reading"] for part in (trained, computed))
+    assert f"claims: {holds} hold, {left} open, {waits} not tested" in paper, "facts of data are no results"
+    fills = re.findall(r'<rect x="[^"]+" width="\d+" height="22" fill="([^"]+)"', paper)
+    assert fills[1:] == [COLOURS[side] for side in ("for", "open", "waiting")], "each part has its own colour"
+    assert paper_badge(None).count("<rect x=") == 2
     for address in ("/claims/x/badge.svg", "/papers/x/badge.svg"):
         assert client.get(address).status_code == 404
     ElementTree.fromstring(badge("a<b", 'c&d"', "#000"))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import html
 import re
 import shutil
@@ -29,6 +27,7 @@ GETS = (
     "/static/vega.js",
     "/static/style.css",
     "/api/v1/openapi.json",
+    "/api/v1/versus?dataset=mnist&a=vit&b=ninformer",
     "/api/v1/papers",
     "/api/v1/papers/ninformer",
     "/api/v1/datasets",

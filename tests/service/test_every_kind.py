@@ -1,7 +1,5 @@
 """Every kind of page on the published evidence, as wide as a desk's and as narrow as a telephone's, light and dark."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +40,9 @@ KINDS = {
     "claims": "/claims",
     "search": "/claims?q=activation",
     "method": "/method",
+    "versus": "/versus?dataset=sgemm&a=dac-mlp-141x5&b=mlp-141x5",
+    "versus of shortened runs": "/versus?dataset=mnist&a=ninformer&b=vit",
+    "versus without models": "/versus",
     "documentation": "/docs",
     "file": "/files/params.yaml",
     "not found": "/papers/nothing",

@@ -1,7 +1,5 @@
 """Hostile uploads and requests, hundreds of them, each with its expected answer: never a 500, never an internal."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -50,6 +48,7 @@ FEW = ("quote", "long", "surrogate", "invalid utf-8", "right to left")
 NAME_FILTERS = {
     "/api/v1/experiments/ninformer-mnist/curves": ("arm",),
     "/compare": ("dataset", "paper"),
+    "/versus": ("dataset",),
     "/api/v1/experiments": ("dataset", "paper"),
     "/api/v1/claims": ("paper", "kind", "family"),
     "/api/v1/runs": ("experiment", "arm"),

@@ -1,7 +1,5 @@
 """Each verdict by training carries its mark, confirmatory or exploratory, on every page and in every answer."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -45,13 +43,13 @@ def test_a_mark_stands_with_each_verdict_by_training_on_every_page(
             linked = set(re.findall(r'href="/claims/([^"?]+)"', item)) & verdicts.keys()
             if not linked or 'class="badge verdict' not in item:
                 continue
-            shown = re.findall(r'class="size mark"[^>]*>([^<]+)<', item)
+            shown = re.findall(r'class="mark"[^>]*>([^<]+)<', item)
             assert sorted(shown) == sorted(marks[name] for name in linked if name in marks), f"{address}: {item}"
             seen |= linked & marks.keys()
     assert seen == marks.keys(), "each stands somewhere on these pages"
     for name, mark in marks.items():
         html, badge = (published_client.get(f"/claims/{name}{more}").text for more in ("", "/badge.svg"))
-        assert re.search(rf'class="stamp">.*?class="size mark"[^>]*>{mark}<', html) and f", {mark}" in badge
+        assert re.search(rf'class="stamp">.*?class="mark"[^>]*>{mark}<', html) and f", {mark}" in badge
         for script in re.findall(r'(?s)<script type="application/ld\+json">(.*?)</script>', html):
             review = json.loads(script)
             assert review["@type"] != "ClaimReview" or mark in review["reviewRating"]["alternateName"]

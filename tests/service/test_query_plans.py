@@ -3,8 +3,6 @@
 Without statistics the planner knows no sizes, so these plans hold for a database of any size.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +26,7 @@ ADDRESSES = (
     *("/api/v1/runs/{key}/trail", "/api/v1/checkpoints", "/api/v1/checkpoints?dataset=mnist&limit=5"),
     *("/api/v1/checkpoints?experiment=ninformer-mnist", "/api/v1/checkpoints/ninformer-mnist.vit.0"),
     *("/compare", "/compare?dataset=mnist&metric=loss", "/compare?paper=ninformer&profile=quick&format=csv"),
+    *("/api/v1/versus?dataset=mnist&a=vit&b=ninformer", "/versus?dataset=mnist&a=vit&b=ninformer", "/versus"),
     *("/", "/?dataset=cifar100", "/papers/ninformer", "/claims/ninformer.table2.mnist.vit", "/runs/{key}"),
     *(f"/api/v1/runs?sort={order}" for order in ORDERS),
     *(f"/api/v1/runs?sort={order}&{chosen}" for order in ("position", "-accuracy") for chosen in FILTERS),

@@ -1,7 +1,5 @@
 """Processes that are really killed under a whole application: who is answered what, and that it goes on."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -102,12 +100,12 @@ def test_a_checkpoint_at_which_a_request_ends_two_workers_is_set_aside_and_named
 
 @pytest.mark.parametrize("is_asked", [False, True], ids=["idle", "within a pass"])
 def test_a_stopped_worker_is_replaced_soon(settings: Settings, is_asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.inference.workers.LEAST_SECONDS", 5.0)
     with serving(settings.model_copy(update={"workers": 1})) as client:
         ask(client)
         (worker,), stopped = engine_of(client).workers, pids_of(client)
         assert worker.pid is not None
         if is_asked:  # noticed by its deadline
-            monkeypatch.setattr("service.inference.workers.LEAST_SECONDS", 2.0)
             monkeypatch.setattr(type(worker), "is_stopped", False)
         os.kill(worker.pid, signal.SIGSTOP)
         before = time.monotonic()

@@ -1,7 +1,5 @@
 """How pages name a claim, which claims they show first, and how they sum up a paper."""
 
-from __future__ import annotations
-
 import csv
 import re
 
@@ -16,7 +14,6 @@ from service.pages.wording import (
     caption_all,
     count_verdicts,
     for_readers,
-    highlights,
     name_claim,
     name_metric,
     name_reading,
@@ -53,33 +50,19 @@ def test_agreement_is_of_models_that_saw_real_images(answers: list[str], provena
     assert agreement(answers, provenances) == told
 
 
-def test_the_strongest_finding_on_each_side_is_trained_before_computed_and_has_a_number() -> None:
-    computed = [judge("a", "holds"), judge("b", "fails"), judge("c", "contradicted", ours=0.05)]
-    trained = [judge("d", "supported", "results", ours=0.2), judge("e", "inconclusive", "results", ours=0.2)]
-    found = highlights([*computed, *trained])
-    assert {side: row.claim.id for side, row in found.items()} == {"against": "c", "for": "d"}
-    assert list(found) == ["against", "for"]
-    assert list(highlights(computed[:1])) == ["for"], "nothing is said against it"
-    assert highlights([]) == {}
-
-
-def test_what_holds_as_read_in_one_way_is_a_paper_s_for_only_where_nothing_holds_plainly() -> None:
-    plain, read = judge("a", "holds"), judge("b", "holds under a reading", ours=2.0)
-    read.claim.finding = {"readings": [{"name": "one way", "holds": True, "text": ""}]}
-    assert {side: row.claim.id for side, row in highlights([read, plain]).items()} == {"for": "a"}
-    assert {side: row.claim.id for side, row in highlights([read]).items()} == {"reading": "b"}
-
-
 def test_a_place_begins_with_how_many_of_its_claims_are_decided() -> None:
     waiting, read, against = judge("a", "not tested"), judge("b", "holds under a reading"), judge("c", "contradicted")
     assert tell_verdicts([waiting, judge("d", "not tested")], {"a"}) == (
-        "None of these 2 claims is decided yet (waiting: 2). 1 has a first look of ours, which decides nothing."
+        "None of these 2 claims is decided yet (2 not tested). 1 has a first look of ours, which decides nothing."
     )
-    assert tell_verdicts([read, against]) == "All 2 claims are decided (holds under a reading: 1, contradicted: 1)."
+    assert tell_verdicts([against]) == "All 1 claims are decided (1 fails)."
+    assert tell_verdicts([read, against]).endswith("(1 fails), the others are not (1 open).")
     assert tell_verdicts([waiting, against]) == (
-        "1 of these 2 claims is decided (contradicted: 1), the others are not (waiting: 1)."
+        "1 of these 2 claims is decided (1 fails), the others are not (1 not tested)."
     )
-    assert count_verdicts([judge("a", "as printed"), waiting]) == "as printed: 1, waiting: 1"
+    assert count_verdicts([judge("a", "as printed"), waiting]) == (
+        "a setting, and ours is the same: 1; not trained or computed yet: 1"
+    )
 
 
 def test_an_error_at_several_places_is_named_once_a_place_of_the_paper() -> None:
@@ -167,7 +150,7 @@ def test_one_error_at_several_places_counts_once() -> None:
     rows = [judge(name, "contradicted") for name in "abc"]
     for row in rows[:2]:
         row.claim.finding = {"error": "unit", "explanation": "The unit can't be right. By its peak."}
-    assert count_errors([*rows, judge("d", "holds")]) == {"contradicted": (3, 2)}
+    assert count_errors([*rows, judge("d", "holds")]) == {"fails": (3, 2)}
     assert count_errors(rows[1:]) == {}
 
 
@@ -213,11 +196,11 @@ def test_a_verdict_that_travels_says_that_its_size_is_open() -> None:
         verdict = VerdictRow(status="supported", size=size, scope=part)
         return verdict_in_words(JudgedClaim(claim=Claim(id="x"), verdict=verdict, experiments=(), datasets=()))
 
-    assert told("inconclusive") == told("undecidable at this margin") == "order supported, size open"
-    assert told("not reproduced") == "order supported, size not reproduced"
-    assert told(None) == "supported"
+    assert told("inconclusive") == told("undecidable at this margin") == "holds, size open"
+    assert told("not reproduced") == "holds, size fails"
+    assert told(None) == "holds"
     part = Scope(pairs=2, planned_pairs=4, factor="depth", ran=(5,), missing=(8,))
-    assert told("inconclusive", part) == "order supported, size open, at 5 layers"
+    assert told("inconclusive", part) == "holds, size open, at 5 layers"
 
 
 def test_what_holds_as_read_in_one_way_says_which() -> None:

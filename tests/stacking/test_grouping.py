@@ -1,7 +1,5 @@
 """Runs are grouped to train together, and an interrupted stack resumes unchanged."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +8,8 @@ from typing import Any
 import pytest
 
 from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
-from stages.runs.stacks import members_of, remember, stack_id
-from stages.runs.store import RunStore
-from stages.scheduling.grouping import MIN_STEPS, form_groups, is_worth_stacking
+from stages.runs.store import RunStore, members_of, remember, stack_id
+from stages.scheduling.engine.groups import MIN_STEPS, form_groups, is_worth_stacking
 
 ROWS = 100_000
 PROTOCOL = Protocol(

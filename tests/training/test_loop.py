@@ -1,7 +1,5 @@
 """The training loop: repeatable, resumable at any step, blind to the test set, honest about a diverging loss."""
 
-from __future__ import annotations
-
 import copy
 import io
 import time
@@ -11,11 +9,15 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from torch import nn
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torchvision.transforms import functional as vision
 
 from stages.papers.ninformer import LocalViT, ViT
 from stages.run import AugmentationSpec, EarlyStopSpec, OptimizerSpec, Protocol, Replicate, ScheduleSpec, SplitSpec
 from stages.training import loop
+from stages.training.augment import BatchAugmenter
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import (
     Outcome,
@@ -26,6 +28,8 @@ from stages.training.loop import (
     seeded_model,
 )
 from stages.training.optimizer import build_optimizer
+from stages.training.schedule import learning_rate
+from stages.training.split import split_indices, training_rows
 
 REPLICATE = Replicate(seed=3)
 
@@ -275,3 +279,114 @@ def test_compiled_training_fuses_its_optimiser_and_resumes_bit_by_bit(images: La
     assert state.optimizer is not None and state.optimizer["param_groups"][0]["fused"] is True
     resumed, _ = train(images, protocol, build_vit_without_dropout, state=state)
     assert_same_weights(resumed, whole)
+
+
+def batch_of(images: Tensor, spec: AugmentationSpec, rows: Tensor, seed: int) -> Tensor:
+    augmenter = BatchAugmenter(images, spec)
+    return augmenter.batch(rows, augmenter.draw(len(rows), torch.Generator().manual_seed(seed)))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AugmentationSpec(crop_padding=2, horizontal_flip=True),
+        AugmentationSpec(crop_padding=3),
+        AugmentationSpec(horizontal_flip=True),
+    ],
+    ids=["crop-and-flip", "crop", "flip"],
+)
+def test_batch_equals_torchvision_pad_crop_flip(spec: AugmentationSpec, channels: int) -> None:
+    images = torch.randint(0, 256, (6, channels, 8, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    rows, padding = torch.tensor([5, 0, 0, 3]), spec.crop_padding
+    augmented = batch_of(images, spec, rows, 7)
+    generator = torch.Generator().manual_seed(7)
+    top, left = torch.randint(0, 2 * padding + 1, (2, 4, 1), generator=generator).flatten(1).tolist()
+    flips = [False] * 4
+    if spec.horizontal_flip:
+        flips = (torch.rand(4, 1, generator=generator) < 0.5).flatten().tolist()
+        assert any(flips) and not all(flips), "both cases are in the batch"
+    for position, row in enumerate(rows.tolist()):
+        expected = vision.crop(vision.pad(images[row], [padding]), top[position], left[position], 8, 10)
+        expected = vision.hflip(expected) if flips[position] else expected
+        assert torch.equal(augmented[position], expected)
+
+
+def test_offsets_and_flips_cover_their_range_evenly() -> None:
+    images = torch.arange(16, dtype=torch.uint8).add(1).view(1, 1, 4, 4)
+    spec = AugmentationSpec(crop_padding=1, horizontal_flip=True)
+    batch = batch_of(images, spec, torch.zeros(9000, dtype=torch.int64), 0)
+    _, counts = batch.flatten(1).unique(dim=0, return_counts=True)
+    assert len(counts) == 18  # 3 x 3 offsets, flipped or not
+    assert counts.min() > 400 and counts.max() < 600  # expected 500, 4.6 standard deviations
+
+
+def test_no_augmentation_is_the_images() -> None:
+    images = torch.randint(0, 256, (4, 1, 5, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    batch = batch_of(images, AugmentationSpec(), torch.tensor([2, 1]), 0)
+    assert torch.equal(batch, images[[2, 1]])
+
+
+def rates(spec: ScheduleSpec, steps: int) -> list[float]:
+    return [learning_rate(spec, 1.0, step, steps) for step in range(steps)]
+
+
+def test_constant_stays() -> None:
+    assert rates(ScheduleSpec(), 3) == [1.0, 1.0, 1.0]
+
+
+def test_cosine_falls_from_the_base_to_its_floor() -> None:
+    assert rates(ScheduleSpec(name="cosine"), 4) == pytest.approx([1, 0.5 + 0.5 * 2**-0.5, 0.5, 0.5 - 0.5 * 2**-0.5])
+    assert learning_rate(ScheduleSpec(name="cosine", floor=0.1), 1.0, 4, 4) == pytest.approx(0.1)
+
+
+def test_steps_multiply_at_each_part_of_the_run() -> None:
+    spec = ScheduleSpec(name="steps", milestones=(0.4, 0.6, 0.8), factor=0.1)
+    assert rates(spec, 10) == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+def test_warmup_rises_linearly_and_the_schedule_follows_it() -> None:
+    assert rates(ScheduleSpec(name="cosine", warmup_steps=2), 4) == pytest.approx([0.5, 1.0, 1.0, 0.5])
+
+
+@given(n=st.integers(10, 500), folds=st.integers(2, 6), seed=st.integers(0, 9))
+def test_folds_are_disjoint_and_cover(n: int, folds: int, seed: int) -> None:
+    split = SplitSpec(kind="folds", folds=folds, seed=seed)
+    held_out = []
+    for fold in range(folds):
+        train, validation = split_indices(n, split, fold)
+        assert sorted([*train.tolist(), *validation.tolist()]) == list(range(n))
+        held_out += validation.tolist()
+    assert sorted(held_out) == list(range(n))
+
+
+@given(n=st.integers(10, 500), fraction=st.floats(0.05, 0.9))
+def test_fraction_is_disjoint_and_covers(n: int, fraction: float) -> None:
+    train, validation = split_indices(n, SplitSpec(kind="fraction", fraction=fraction), None)
+    assert sorted([*train.tolist(), *validation.tolist()]) == list(range(n))
+    assert len(validation) == round(n * fraction)
+
+
+@pytest.mark.parametrize(
+    ("split", "fold"),
+    [
+        (SplitSpec(kind="fraction"), None),
+        (SplitSpec(kind="fraction", fraction=1.5), None),
+        (SplitSpec(kind="folds", folds=5), None),
+        (SplitSpec(kind="folds", folds=5), 5),
+        (SplitSpec(kind="folds", folds=1), 0),
+    ],
+)
+def test_nonsense_is_refused(split: SplitSpec, fold: int | None) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        split_indices(10, split, fold)
+
+
+def test_all_arms_and_replicates_train_on_the_same_part() -> None:
+    protocol = Protocol(
+        optimizer=OptimizerSpec(name="adam", lr=1e-3), batch_size=4, epochs=1, mean=(0.5,), std=(0.5,), train_images=7
+    )
+    one, _ = training_rows(20, protocol, Replicate(seed=0))
+    other, _ = training_rows(20, protocol, Replicate(seed=1))
+    assert len(one) == 7
+    assert torch.equal(one, other)

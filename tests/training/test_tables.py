@@ -1,10 +1,12 @@
-from __future__ import annotations
+"""Trainings of tables and texts."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from stages.checkpoint.contract import CheckpointError
 from stages.checkpoint.predictor import load_predictor
@@ -12,11 +14,13 @@ from stages.evaluation.cost import flops_per_sample
 from stages.evaluation.flops import FlopCounts
 from stages.evaluation.scores import score
 from stages.papers.dac.mlp import MLP
+from stages.papers.nmn import GPT2
 from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
 from stages.runs.store import RunStore
 from stages.training.kinds import read_rows
-from stages.training.loop import fit, measure, seeded_model
+from stages.training.loop import Outcome, TrainingState, TrainingStopped, fit, measure, seeded_model
 from stages.training.tables import Regression, TableRows
+from stages.training.tokens import NextToken, TokenWindows
 from stages.worker import Job, count_flops, train_run
 from tests.packed_table import pack_table
 
@@ -107,3 +111,122 @@ def test_worker_trains_a_table_and_its_checkpoint_is_scored_by_mean_square(tmp_p
     assert scores.correct is scores.confusion is None
     with pytest.raises(CheckpointError, match="answers to a table, not to images"):
         predictor.probabilities(np.zeros((1, 3, 2, 2), dtype=np.uint8))
+
+
+REPLICATE = Replicate(seed=3)
+
+
+def as_tokens(text: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(text, dtype=np.uint8).astype(np.uint16))
+
+
+def make_protocol(**changes: Any) -> Protocol:
+    fields: dict[str, Any] = {
+        "optimizer": OptimizerSpec(name="adamw", lr=1e-2),
+        "batch_size": 4,
+        "epochs": 2,
+        "mean": (),
+        "std": (),
+    }
+    return Protocol(**fields | changes)
+
+
+def build_gpt2(context: int = 8, dropout: float = 0.1) -> nn.Module:
+    return GPT2(vocabulary_size=256, context=context, width=16, depth=1, num_heads=2, dropout=dropout)
+
+
+def train(text: bytes, window: int, protocol: Protocol, **options: Any) -> tuple[nn.Module, Outcome]:
+    model = seeded_model(lambda: build_gpt2(window), REPLICATE)
+    task = NextToken(TokenWindows(as_tokens(text), window), protocol)
+    return model, fit(model, task, protocol, REPLICATE, **options)
+
+
+def test_a_window_predicts_each_token_from_those_before_it() -> None:
+    data = TokenWindows(as_tokens(b"abcdefghij"), 3)
+    inputs, targets = data.pick(torch.tensor([2, 0]))
+    assert [bytes(row) for row in inputs.to(torch.uint8).tolist()] == [b"ghi", b"abc"]
+    assert [bytes(row) for row in targets.to(torch.uint8).tolist()] == [b"hij", b"bcd"]
+    assert (len(data), inputs.dtype, targets.dtype) == (3, torch.int64, torch.int64)
+
+
+@pytest.mark.parametrize("length", [17, 20, 29, 33])
+def test_no_token_is_predicted_twice_and_less_than_a_window_is_left_over(length: int) -> None:
+    data = TokenWindows(torch.arange(length).to(torch.uint16), 4)
+    inputs, targets = data.pick(torch.arange(len(data)))
+    assert inputs.flatten().tolist() == list(range(4 * len(data)))
+    assert targets.flatten().tolist() == list(range(1, 4 * len(data) + 1))
+    assert length - 1 - targets.numel() < 4
+
+
+@pytest.mark.parametrize(("length", "window"), [(4, 4), (0, 1), (9, 0)])
+def test_a_text_without_one_whole_window_is_refused(length: int, window: int) -> None:
+    with pytest.raises(ValueError, match=f"the text has {length} tokens; a window of {window} needs one more"):
+        TokenWindows(torch.zeros(length, dtype=torch.uint16), window)
+
+
+def test_ids_above_a_byte_and_above_int16_stay_what_they_are() -> None:
+    ids = [50_256, 7, 40_000, 65_535]
+    inputs, targets = TokenWindows(torch.from_numpy(np.array(ids, dtype=np.uint16)), 3).pick(torch.tensor([0]))
+    assert (inputs.tolist(), targets.tolist()) == ([ids[:3]], [ids[1:]])
+
+
+def test_loss_is_the_mean_of_minus_log_probability_per_token() -> None:
+    task = NextToken(TokenWindows(as_tokens(b"abcabc"), 2), make_protocol())
+    probabilities = torch.tensor([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]])
+    targets = torch.tensor([[0, 2]])
+    expected = -(math.log(0.5) + math.log(0.1)) / 2
+    loss = task.loss(probabilities.log(), targets)
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    assert task.sums(probabilities.log(), targets, loss).tolist() == pytest.approx([expected])
+    half = task.loss(probabilities.log().bfloat16(), targets)
+    assert half.dtype == torch.float32
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 256])
+def test_measured_loss_does_not_depend_on_the_batches(batch_size: int) -> None:
+    task = NextToken(TokenWindows(as_tokens(bytes(range(200))), 8), make_protocol())
+    model = seeded_model(build_gpt2, REPLICATE)
+    inputs, targets = task.data.pick(torch.arange(len(task)))
+    expected = torch.nn.functional.cross_entropy(model.eval()(inputs).flatten(0, 1), targets.flatten()).item()
+    assert measure(model, task, batch_size=batch_size)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_measuring_goes_in_order_without_overlap_in_batches_no_larger_than_trainings() -> None:
+    task = NextToken(TokenWindows(torch.arange(60).to(torch.uint16), 5), make_protocol(batch_size=4))
+    batches = [inputs for inputs, _ in task.plain_batches(torch.arange(len(task)), 256)]
+    assert [len(inputs) for inputs in batches] == [4, 4, 3]
+    assert torch.cat(batches).flatten().tolist() == list(range(55))
+
+
+def test_an_epoch_sees_every_training_window_once_and_no_validation_window() -> None:
+    protocol = make_protocol(split=SplitSpec(kind="fraction", fraction=0.25, seed=1), epochs=1)
+    seen: list[int] = []
+
+    class Watched(NextToken):
+        def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+            seen.extend(rows.tolist())
+            return super().training_batch(rows, generator)
+
+    task = Watched(TokenWindows(as_tokens(bytes(range(161))), 8), protocol)
+    outcome = fit(seeded_model(build_gpt2, REPLICATE), task, protocol, REPLICATE)
+    assert (len(task), len(seen), len(set(seen))) == (20, 15, 15)
+    assert outcome.history[0]["samples"] == 15
+    assert math.isfinite(outcome.history[0]["val_loss"])
+
+
+def test_same_seed_is_bitwise_the_same_also_when_stopped_and_resumed() -> None:
+    text, protocol = bytes(range(250)), make_protocol()
+    straight, expected = train(text, 8, protocol)
+    saved: list[TrainingState] = []
+    with pytest.raises(TrainingStopped):
+        train(text, 8, protocol, save=saved.append, should_stop=lambda: True)
+    resumed, outcome = train(text, 8, protocol, state=saved[-1])
+    assert outcome.history == expected.history
+    for (name, left), (_, right) in zip(straight.state_dict().items(), resumed.state_dict().items(), strict=True):
+        assert torch.equal(left, right), name
+
+
+def test_a_text_that_repeats_is_learned_by_heart() -> None:
+    protocol = make_protocol(epochs=60, batch_size=8)
+    _, outcome = train(b"0123456789" * 20, 8, protocol)
+    assert outcome.history[-1]["train_loss"] < 0.15 < 2 < outcome.history[0]["train_loss"]

@@ -1,8 +1,10 @@
-"""The worker trains networks with fast dropout, and publishes what the plain network reads."""
+"""The worker: what it publishes, where it goes on, and in which environment."""
 
-from __future__ import annotations
-
+import dataclasses
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +14,16 @@ from torch import nn
 
 from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import ImageSet, PackedInfo, digest_images, write_packed
+from stages.device import pick_device
 from stages.ops.fast import cpp, dropout
 from stages.papers.ninformer import MLPMixer
-from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
+from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, environment_digest
 from stages.runs.store import FolderScratch, RunStore
+from stages.training import environment
 from stages.training.canary import STEPS
+from stages.training.environment import describe_environment, peak_memory_bytes, reset_peak_memory
+from stages.training.loop import TrainingState
+from stages.training.resuming import EnergyMeter, ResumeState, energy_joules
 from stages.worker import Job, train_run
 
 
@@ -74,3 +81,147 @@ def test_worker_drops_out_in_cpp_and_publishes_the_plain_network(
     network = load_predictor(published / "weights.safetensors").network
     assert type(network) is MLPMixer and not any(isinstance(layer, dropout.Dropout) for layer in network.modules())
     assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == tmp_path / "compiled", "by processor"
+
+
+def resume_state(folder: Path, *, joules: list | None = None, is_stopping: bool = False) -> ResumeState:
+    counter = iter(joules or [])
+    return ResumeState(
+        scratch=FolderScratch(folder),
+        work="k",
+        kind=TrainingState,
+        environment="e",
+        epochs=3,
+        energy=EnergyMeter(lambda: next(counter, None)),
+        should_stop=lambda: is_stopping,
+    )
+
+
+def test_a_training_that_is_over_leaves_no_state(tmp_path: Path) -> None:
+    resume = resume_state(tmp_path)
+    resume.save(TrainingState(epoch=3))
+    assert resume.load() is None
+    resume.save(TrainingState(epoch=2))
+    assert resume.load().epoch == 2
+
+
+@pytest.mark.parametrize(("is_stopping", "epoch"), [(False, 1), (True, 2)])
+def test_states_that_take_long_are_written_seldom_and_when_it_stops(
+    tmp_path: Path, is_stopping: bool, epoch: int
+) -> None:
+    resume = resume_state(tmp_path, is_stopping=is_stopping)
+    resume.save(TrainingState(epoch=1))
+    resume.took = 60.0
+    resume.save(TrainingState(epoch=2))
+    assert resume.load().epoch == epoch
+
+
+def test_energy_is_that_of_all_attempts(tmp_path: Path) -> None:
+    first = resume_state(tmp_path, joules=[100.0, 130.0])
+    first.save(TrainingState(epoch=1))
+    second = resume_state(tmp_path, joules=[500.0, 504.0])
+    second.load()
+    assert second.energy.used() == 34.0
+
+
+@pytest.mark.parametrize("counts", [[None], [100.0, None], [None, 100.0]])
+def test_energy_of_a_device_that_was_silent_once_is_unknown(counts: list) -> None:
+    counter = iter(counts)
+    assert EnergyMeter(lambda: next(counter, None)).used() is None
+
+
+def test_an_attempt_whose_energy_is_unknown_makes_the_sum_unknown(tmp_path: Path) -> None:
+    resume_state(tmp_path).save(TrainingState(epoch=1))
+    second = resume_state(tmp_path, joules=[500.0, 504.0])
+    second.load()
+    assert second.energy.used() is None
+
+
+def test_a_processor_reports_no_energy() -> None:
+    assert energy_joules(torch.device("cpu")) is None
+
+
+def flip(content: bytes) -> bytes:
+    """The same with one bit of a tensor's bytes changed, which `torch.load` alone doesn't see."""
+    return content[: len(content) // 2] + bytes([content[len(content) // 2] ^ 1]) + content[len(content) // 2 + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (flip, "damaged"),
+        (lambda content: content[:-9], "damaged"),
+        (lambda content: content[32:], "of an older version"),
+        (lambda content: b"", "damaged"),
+    ],
+    ids=["bit-flipped", "truncated", "older", "empty"],
+)
+def test_a_damaged_or_older_state_is_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes], why: str
+) -> None:
+    resume = resume_state(tmp_path)
+    resume.save(TrainingState(epoch=2, model={"w": torch.ones(100_000)}))
+    path = tmp_path / "k" / "resume.pt"
+    path.write_bytes(damage(path.read_bytes()))
+    assert resume.load() is None
+    assert "run k: resume state can't be used" in (said := capsys.readouterr().err) and why in said
+
+
+def test_a_foreign_state_is_named_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resume_state(tmp_path).save(TrainingState(epoch=2))
+    (tmp_path / "k").rename(tmp_path / "other")
+    foreign = dataclasses.replace(resume_state(tmp_path), work="other")
+    assert foreign.load() is None
+    assert "it belongs to another run); starting over" in capsys.readouterr().err
+
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+
+
+def test_peak_memory_is_at_least_what_is_resident_now() -> None:
+    held = np.ones(2**24, dtype=np.uint8)
+    resident = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert len(held) < 0.99 * resident <= peak_memory_bytes(CPU) < 20 * resident
+
+
+def test_a_gpu_says_that_its_own_generator_drew_and_a_cpu_says_what_it_always_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(environment, "device_name", lambda device: "a GPU")
+    facts, own = describe_environment(torch.device("cuda")), describe_environment(CPU)
+    assert facts["augmentation_generator"] == "cuda"
+    assert facts.keys() - own.keys() == {"augmentation_generator"}
+
+
+@pytest.mark.slow
+def test_peak_memory_is_the_process_own() -> None:
+    """A small process started by a larger one, ours."""
+    code = (
+        "import torch; from stages.training.environment import peak_memory_bytes;"
+        "print(peak_memory_bytes(torch.device('cpu')))"
+    )
+    ballast = np.ones(2**30, dtype=np.uint8)
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(finished.stdout) < len(ballast) < peak_memory_bytes(CPU)
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux can start the peak anew")
+def test_peak_memory_starts_anew() -> None:
+    ballast = np.ones(2**26, dtype=np.uint8)
+    before = peak_memory_bytes(CPU)
+    del ballast
+    reset_peak_memory(CPU)
+    assert peak_memory_bytes(CPU) < before - 2**25
+
+
+def test_same_machine_has_the_same_digest_and_threads_count() -> None:
+    facts = describe_environment(CPU)
+    assert environment_digest(facts) == environment_digest(dict(reversed(facts.items())))
+    assert environment_digest(facts | {"threads": facts["threads"] + 1}) != environment_digest(facts)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_missing_device_is_refused_with_what_would_work() -> None:
+    assert pick_device("auto") == CPU
+    with pytest.raises(ValueError, match="sees 0 CUDA devices here; use cpu"):
+        pick_device("cuda")

@@ -1,7 +1,5 @@
 """Arms that a paper calls comparable: no worse than by a margin, and never refuted by being better."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,7 +98,7 @@ def test_a_better_arm_never_fares_worse(gain: float, lift: float) -> None:
 @pytest.mark.parametrize(
     ("gain", "warns"), [(0.0, False), (-0.003, True), (-0.014, True), (-0.010, False), (-0.018, True), (-0.03, False)]
 )
-def test_arms_that_spread_unequally_warn_near_the_limit_of_their_verdict(gain: float, warns: bool) -> None:
+def test_arms_near_the_limit_of_their_verdict_warn_of_skew(gain: float, warns: bool) -> None:
     still = judge([0.7561 + gain + noise / 100 for noise in NOISE])
     assert still.status is not Status.UNRESOLVED
-    assert ("if the noise is skewed" in still.explanation) == warns, still.explanation
+    assert ("If the noise is skewed" in still.explanation) == warns, still.explanation

@@ -1,17 +1,15 @@
 """How often verdicts are wrong, by simulation from known truths: 20,000 experiments each, in units of the spread."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from stages.verdicts import Sample, Status, ValueClaim, judge_value
-from stages.verdicts.difference import SKEWED, UNEQUAL
+from stages.verdicts import Sample, Status, ValueClaim, fisher_p, judge_value, tally_tests
 from stages.verdicts.intervals import combine, half_width, is_outside, is_within, variance_of
 from stages.verdicts.looks import level, looks_of_plan
-from stages.verdicts.value import Spread
+from stages.verdicts.value import SKEWED, Spread
 from tests.verdicts.simulation import RULES, World, above, draw, judge_all, planned_looks, rates
 
 SINGLE_RUN = {"paper_n": 1, "prints_error": False}
@@ -87,20 +85,18 @@ LOOKS = looks_of_plan(RULES.looks, 5)
 
 
 def errors(noise: str, ratio: float, trials: int = 40_000) -> tuple[float, float]:
-    """Share of decided orders among arms of equal means, one `ratio` times as noisy, and of those with a warning."""
+    """Share of decided orders of arms with equal means, one `ratio` times as noisy, and of those without a warning."""
     rng = np.random.default_rng(8)
     arms = [spread * NOISE[noise](rng, (trials, 5)) for spread in (ratio, 1.0)]
-    false, warned = np.zeros(trials, bool), np.zeros(trials, bool)
+    false, silent = np.zeros(trials, bool), np.zeros(trials, bool)
     for n in LOOKS:
         s2 = [variance_of(arm[:, :n]) for arm in arms]
         variance, df = combine([(own / n, n - 1.0) for own in s2])
         gain = arms[0][:, :n].mean(axis=1) - arms[1][:, :n].mean(axis=1)
         half = half_width(variance, df, level(LOOKS, n, RULES.alpha_outside / 2))
-        wrong = np.abs(gain) > half
-        is_unequal = np.sqrt(np.maximum(s2[0] / s2[1], s2[1] / s2[0])) >= UNEQUAL
-        false |= wrong
-        warned |= wrong & is_unequal & (np.abs(gain) <= SKEWED * half)
-    return float(false.mean()), float(warned.mean())
+        false |= np.abs(gain) > half
+        silent |= np.abs(gain) > SKEWED * half
+    return float(false.mean()), float(silent.mean())
 
 
 def documented(row: str) -> list[float]:
@@ -117,12 +113,11 @@ def test_an_order_errs_as_often_as_the_documents_say(noise: str) -> None:
     assert found == pytest.approx(documented(noise), abs=0.5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("ratio", "share"), [(3, 0.1), (10, 0.5)])
-def test_at_most_half_of_the_wrong_orders_carry_the_warning(ratio: float, share: float) -> None:
-    """In the others the noisy arm happens to look still, so the warning is no remedy."""
-    false, warned = errors("exponential", ratio)
-    assert warned / false == pytest.approx(share, abs=0.06)
+@pytest.mark.parametrize("noise", ["exponential", "log-normal"])
+def test_wrong_orders_of_skewed_noise_carry_the_warning(noise: str) -> None:
+    """Nine in ten do at least, and those without it are rarer than the level."""
+    for false, silent in (errors(noise, ratio) for ratio in (3, 10)):
+        assert false > 0.09 and silent < 0.14 * false and silent < 0.03 < RULES.alpha_outside
 
 
 @pytest.mark.slow
@@ -163,8 +158,39 @@ def test_a_printed_error_of_unknown_n_errs_no_more_often_than_the_levels(ran: in
     assert refuted.mean() <= above(RULES.alpha_outside / 2, trials)
 
 
+# Rules that were replaced, and how often they erred.
+
+
+def test_the_freedom_of_other_arms_made_a_noisy_arm_err_too_often() -> None:
+    """Its own spread over five seeds with the 40 degrees of freedom of ten arms: the quantile is too small."""
+    for df, errs in ((40, [0.084, 0.057]), (4, [0.05, 0.025])):
+        quantiles = [half_width(1.0, df, level) for level in (0.05, 0.025)]
+        assert stats.t.sf(quantiles, 4) == pytest.approx(errs, abs=5e-4)
+
+
+@pytest.mark.parametrize(("of", "unadjusted"), [(9, 0.15), (3, 0.054)])
+def test_one_reversed_order_reversed_a_tally_too_often(of: int, unadjusted: float) -> None:
+    trials, wrong = 12_000, np.zeros((2, 12_000), bool)
+    arms = np.random.default_rng(0).standard_normal((2, trials, of, 5))
+    for n, share in LOOKS.items():
+        p = stats.ttest_ind(*arms[..., :n], axis=-1, equal_var=False, alternative="less").pvalue.min(axis=-1)
+        wrong |= p < RULES.alpha_outside / 2 * share / np.array([[1], [tally_tests(of, of)[1]]])
+    assert wrong[0].mean() == pytest.approx(unadjusted, abs=0.01)
+    assert wrong[1].mean() <= above(RULES.alpha_outside / 2, trials)
+
+
+@pytest.mark.parametrize(("correlation", "errs"), [(0.1, 0.075), (0.5, 0.23)])
+def test_fishers_test_takes_trainings_of_one_network_for_independent(correlation: float, errs: float) -> None:
+    """A tenth of five trainings of 53 networks fails in both arms."""
+    rng, size = np.random.default_rng(0), 1 / correlation - 1
+    counts = rng.binomial(5, rng.beta(0.1 * size, 0.9 * size, (2, 3000, 53))).sum(axis=-1)
+    pairs, which = np.unique(counts, axis=1, return_inverse=True)
+    p = np.array([fisher_p((int(one), 265), (int(other), 265)) for one, other in pairs.T])[which.ravel()]
+    assert np.mean(p <= RULES.alpha_outside) == pytest.approx(errs, abs=0.02)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("row", "replicates"), [("one training a fold", 5), ("two trainings a fold", 10)])
+@pytest.mark.parametrize(("row", "replicates"), [("one training per fold", 5), ("two trainings per fold", 10)])
 def test_folds_err_as_often_as_the_documents_say(row: str, replicates: int) -> None:
     """With a correlation of 0.2 between folds, 1/5, as Nadeau and Bengio assume for five: plain, and corrected."""
     trials, rng, looks = 40_000, np.random.default_rng(10), looks_of_plan(RULES.looks, replicates)

@@ -1,7 +1,5 @@
 """A printed range of several numbers against the spread between seeds: hand-worked cases, and error rates simulated."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -32,6 +30,7 @@ def test_a_range_is_noise_if_seeds_spread_as_far(s: float, status: Status) -> No
     verdict = judge_noise(WINDOW, K, sample(spread_by(s)), rules=RULES, planned=10)
     assert (verdict.status, verdict.n) == (status, 10), verdict.explanation
     assert verdict.spread == pytest.approx(s)
+    assert ("noise isn't normal" in verdict.explanation) == (status is not Status.UNRESOLVED)
 
 
 def test_limits_are_those_of_the_published_tables() -> None:

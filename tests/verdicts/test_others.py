@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,6 +71,14 @@ def test_newcombe_interval_is_the_published_example() -> None:
 )
 def test_a_printed_proportion(ours: Failures, margin: float, status: Status) -> None:
     assert judge_proportion((15, 576), ours, margin, rules=RULES).status is status
+
+
+@pytest.mark.parametrize(("count", "status"), [(3830, Status.REPRODUCED), (4200, Status.NOT_REPRODUCED)])
+def test_a_margin_that_is_a_share_of_a_proportion_has_its_error(count: int, status: Status) -> None:
+    """Ours lies on the margin, 40 % of 10,000, less than three standard errors of 20 % of 3,000 and its double."""
+    claimed, ours = (600, 3000), Failures.spread(count, 10_000, 1)
+    assert judge_proportion(claimed, ours, 0.2, rules=RULES).status is status
+    assert judge_proportion(claimed, ours, 0.2, rules=RULES, slope=1.0).status is Status.INCONCLUSIVE
 
 
 @given(st.integers(0, 50), st.integers(0, 50))

@@ -1,7 +1,5 @@
 """A number on one side of a bound: its wording, and how often it is wrong."""
 
-from __future__ import annotations
-
 import pytest
 
 from stages.verdicts import Observation, Sample, Status, judge_side
@@ -37,3 +35,7 @@ def test_the_sentence_says_how_far_and_from_what() -> None:
     assert verdict.explanation.startswith("How far below 1 (mean of n = 5 networks) = +0.500, 98 % interval")
     assert verdict.explanation.endswith(": below, as claimed.")
     assert verdict.p_value is not None and verdict.p_value < 0.001
+    near = judge_side(0.53, "lower", of(0.5, 0.52, 0.49, 0.51, 0.48), rules=RULES)
+    assert near.explanation.endswith(
+        " If the noise is skewed, such a verdict is wrong in 10 to 20 % of cases, not 5 %."
+    )

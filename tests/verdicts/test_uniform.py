@@ -1,7 +1,5 @@
 """A gain claimed to be alike at every level: the distances between levels, and how often they err."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -172,3 +170,11 @@ def test_five_depths_would_tell_gains_as_uneven_as_ours() -> None:
     least = {depths: Distances.between(draw_cells(seen, 0.03, depths)).least(0.025) for depths in (2, 5)}
     assert np.mean(least[5] > CLAIM.margin) == pytest.approx(0.63, abs=0.015)
     assert np.mean(least[2] > CLAIM.margin) < 0.05
+    for gains, refuted in ((seen, 0.98), (EDGE, 0.002)):
+        cells = draw_cells(gains, 0.03, 5)
+        by_level, mean = cells.mean(axis=2), cells.mean(axis=(1, 2))
+        residual = cells - by_level[:, :, None] - cells.mean(axis=1)[:, None] + mean[:, None, None]
+        variance = np.square(residual).sum(axis=(1, 2)) / 24 / 5
+        f = by_level.var(axis=1, ddof=1) / variance
+        apart = stats.ncf.sf(f, 6, 24, 12 / 7 * CLAIM.margin**2 / variance)
+        assert np.mean(apart < 0.025) == pytest.approx(refuted, abs=0.005)

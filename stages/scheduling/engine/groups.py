@@ -1,10 +1,17 @@
 """What engines take and tell: groups of runs, and events of their training.
 
 A group is an ordered list of runs that train together; it is leased, resumed and recorded as one.
+
+A stacked network has the weights of its run except for rounding, so the run key is the same.  Standard library only.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import importlib.util
+import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,8 +19,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from stages.faults import Mistake
-from stages.run import RunSpec
-from stages.runs.store import Store
+from stages.run import Replicate, RunSpec, steps_per_epoch, training_counts
+from stages.runs.store import Specs, Store, begun_stacks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,3 +84,83 @@ class RunGroups(Protocol):
     def __call__(
         self, groups: Sequence[Group], store: Store, devices: Sequence[str], report: Report, stop: threading.Event
     ) -> bool: ...
+
+
+ENGINE = "CLAIMCHECK_ENGINE"
+"""The environment's name for it; `--engine` goes before."""
+DEFAULT = "local"
+# name -> module with `run_groups`, and the package that it needs besides
+ENGINES = {"local": ("stages.scheduling.engine.local", None), "ray": ("stages.scheduling.engine.ray_engine", "ray")}
+
+
+class EngineError(Mistake, ValueError):
+    """No such engine, or one that can't be used as things are."""
+
+
+def default_engine() -> str:
+    return os.environ.get(ENGINE) or DEFAULT
+
+
+def find_engine(name: str) -> RunGroups:
+    """The engine called `name`.
+
+    Raises:
+        EngineError: there is none, or its package is missing.
+    """
+    if name not in ENGINES:
+        raise EngineError(f"no engine {name!r}; known: {', '.join(sorted(ENGINES))} (--engine or {ENGINE} names it)")
+    module, package = ENGINES[name]
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise EngineError(f"engine {name} needs the package {package}, which isn't installed: `make cluster` adds it")
+    engine: RunGroups = importlib.import_module(module).run_groups
+    return engine
+
+
+# Networks with a `Stack` beside them, which is faster than one after the other (bench_stacking, up to 200 units).
+STACKED = ("stages.papers.dac.mlp:MLP", "stages.papers.dac.mlp:DACMLP")
+WIDEST = 256
+MAX_MODELS = 16
+MIN_STEPS = 10_000  # a step alone takes 6 to 40 ms; compiling takes up to 20 s, and again where a stack shrinks
+
+
+def is_worth_stacking(spec: RunSpec, rows: int) -> bool:
+    """True if the run is faster in a stack, even alone in it; `rows` are those of the data set's training part."""
+    protocol = spec.protocol
+    is_plain = protocol.precision in ("float32", "tf32") and not protocol.compile
+    has_known_parts = protocol.optimizer.name in ("adam", "adamw") and protocol.split.kind != "folds"
+    is_narrow = spec.model.path in STACKED and spec.model.arguments.get("width", math.inf) <= WIDEST
+    return is_plain and has_known_parts and is_narrow and _least_steps(spec, rows) >= MIN_STEPS
+
+
+def _least_steps(spec: RunSpec, rows: int) -> int:
+    """The smallest number of steps, even with early stopping."""
+    protocol, stop = spec.protocol, spec.protocol.early_stop
+    epochs = protocol.epochs if stop is None else min(protocol.epochs, stop.from_epoch + stop.patience)
+    return epochs * steps_per_epoch(training_counts(rows, protocol, spec.replicate)[0], protocol)
+
+
+def form_groups(specs: Sequence[RunSpec], rows: int, store: Store) -> list[tuple[Specs, bool]]:
+    """Groups in the order of their first run, each with whether it is a stack; a run of no stack is its own group.
+
+    A stack holds all wanted replicates of its network.  An interrupted one is resumed as it was, including runs that
+    are published already, unless that would mean training a run that isn't wanted.
+    """
+    wanted = {spec.run_key: spec for spec in specs}
+    groups: dict[str, tuple[Specs, bool]] = {}  # by the key of each wanted member
+    for begun in begun_stacks(store.scratch):
+        members = [spec.run_key for spec in begun if not store.has(spec.run_key)]
+        if members and all(key in wanted and key not in groups for key in members):
+            groups |= dict.fromkeys(members, (begun, True))
+    alike: dict[str, list[RunSpec]] = {}
+    for key, spec in wanted.items():
+        if key in groups:
+            continue
+        if is_worth_stacking(spec, rows):
+            alike.setdefault(dataclasses.replace(spec, replicate=Replicate(seed=0)).run_key, []).append(spec)
+        else:
+            groups[key] = (spec,), False
+    for replicates in alike.values():
+        for start in range(0, len(replicates), MAX_MODELS):
+            part = tuple(replicates[start : start + MAX_MODELS])
+            groups |= dict.fromkeys((spec.run_key for spec in part), (part, True))
+    return list({id(group): group for group in (groups[key] for key in wanted)}.values())

@@ -30,8 +30,9 @@ from stages.scheduling.engine.leases import (
     Lease,
     LeaseLost,
     heartbeat,
+    is_gone,
+    process_identity,
 )
-from stages.scheduling.engine.owner import is_gone, process_identity
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run_leases (

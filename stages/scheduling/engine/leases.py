@@ -2,18 +2,27 @@
 
 A lease is taken over from an owner that is gone.  Each take-over raises the run's token, and only the holder of the
 newest token publishes (fencing), so a process that wakes up late can't publish over its successor.
+
+Every engine ends its trainings here.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal, Protocol
+
+from stages.faults import FAULTS, describe_fault
+from stages.runs.store import Store, find_fault
 
 EXPIRY_SECONDS = 60.0
 HEARTBEAT_SECONDS = 10.0
@@ -146,3 +155,95 @@ def heartbeat(
         finished.set()
         thread.join()
         release()
+
+
+def process_identity(pid: int) -> str:
+    """`host:boot:namespace:pid:start time`: identifies one process among containers, even after its pid is reused."""
+    return f"{_scope()}:{pid}:{_start_time(pid)}"
+
+
+@cache
+def _scope() -> str:
+    """Host, boot and namespace of process ids: where a pid can be looked up.
+
+    Two containers may share a host name; their namespaces differ.
+    """
+    return f"{socket.gethostname()}:{_read('/proc/sys/kernel/random/boot_id')[:8]}:{_namespace()}"
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    except OSError:
+        return ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _start_time(pid: int) -> str:
+    """In ticks since boot, which no clock that is set changes; psutil tells it by the clock."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]
+
+
+def _is_running(identity: str) -> bool:
+    _, pid, start_time = identity.rsplit(":", 2)
+    return start_time != "" and process_identity(int(pid)) == identity
+
+
+def is_gone(owner: str) -> bool:
+    """True if `owner` is a process of this boot and namespace that is gone; about others nothing is known."""
+    return owner.rsplit(":", 2)[0] == _scope() and os.path.isdir("/proc/self") and not _is_running(owner)
+
+
+_OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+
+
+class BadOutcome(ValueError):
+    """What was trained isn't an outcome of the leased runs; nothing of it is published."""
+
+
+def publish(outcomes: Mapping[str, Mapping[str, bytes]], work: str, lease: Lease, leases: Leases, store: Store) -> None:
+    """Publish the outcomes, sealed files by run key, after checking each; then drop the scratch called `work`.
+
+    Raises:
+        BadOutcome: one is damaged, or of a run that the lease doesn't cover.
+        LeaseLost: another process has taken over a run.
+    """
+    for run_key, files in outcomes.items():
+        if run_key not in lease.run_keys:
+            raise BadOutcome(f"an outcome of run {run_key[:12]} came back from the training of {lease.name}")
+        if fault := find_fault(files, run_key):
+            raise BadOutcome(f"the outcome of run {run_key[:12]} isn't whole: {fault}; nothing is published")
+    for run_key, files in outcomes.items():
+        leases.publish(lease, run_key, files)
+    store.scratch.drop(work)
+
+
+def describe_failure(error: BaseException) -> tuple[End, str]:
+    """How an attempt that raised `error` ended, and what to tell; a traceback only where the fault may be ours."""
+    if is_out_of_memory(error):
+        return "memory", f"out of memory ({' '.join(str(error).split()) or 'on this machine'})"
+    if isinstance(error, FAULTS):
+        return "failed", describe_fault(error)
+    if isinstance(error, TypeError | ValueError):
+        return "failed", str(error)
+    return "failed", "".join(traceback.format_exception(error))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for want of memory, of the machine or of a device, by whatever library."""
+    words = str(error)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(phrase in words for phrase in _OUT_OF_MEMORY)
+    )

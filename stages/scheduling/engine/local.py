@@ -19,12 +19,10 @@ from typing import Any
 
 from stages.faults import FAULTS, describe_fault
 from stages.runs.store import Store, home
-from stages.scheduling.engine.endings import describe_failure, publish
 from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
-from stages.scheduling.engine.leases import Lease, LeaseLost, Leases
-from stages.scheduling.engine.opening import open_leases
+from stages.scheduling.engine.leases import Lease, LeaseLost, Leases, describe_failure, process_identity, publish
+from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.engine.orphan import end_as_orphan, end_with
-from stages.scheduling.engine.owner import process_identity
 
 _WORKER = "stages.worker"
 _HINT = " (often for want of memory: `dmesg` tells, fewer slots in the profile help)"

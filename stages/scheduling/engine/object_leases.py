@@ -16,8 +16,9 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from stages.runs.bucket import StoreFault
-from stages.runs.object_store import ObjectStore, Record, digests_of, next_token
+from stages.runs.object_store import ObjectStore, Record, StoreFault, digests_of, next_token
+from stages.runs.store import RunStore, Store
+from stages.scheduling.engine.lease import LeaseTable
 from stages.scheduling.engine.leases import (
     EXPIRY_SECONDS,
     HEARTBEAT_SECONDS,
@@ -26,9 +27,11 @@ from stages.scheduling.engine.leases import (
     Holder,
     Lease,
     LeaseLost,
+    Leases,
     heartbeat,
+    is_gone,
+    process_identity,
 )
-from stages.scheduling.engine.owner import is_gone, process_identity
 
 _MOST_ATTEMPTS = 100
 """That a record keeps; earlier ones go."""
@@ -63,16 +66,13 @@ class ObjectLeases:
         for run_key in sorted(run_keys):
             token = self._take(run_key)
             if token is None:
-                self._give_back(taken)
+                lease = Lease(tuple(taken))
+                self.close(lease, None)
+                self.release(lease)
                 return None
             taken.append((run_key, token))
         order = dict(taken)
         return Lease(tuple((run_key, order[run_key]) for run_key in run_keys))
-
-    def _give_back(self, taken: list[tuple[str, int]]) -> None:
-        lease = Lease(tuple(taken))
-        self.close(lease, None)
-        self.release(lease)
 
     def _take(self, run_key: str) -> int | None:
         """The token of a run that is now ours; None if it is somebody else's."""
@@ -215,3 +215,11 @@ class ObjectLeases:
             faults=(StoreFault,),
             seconds=HEARTBEAT_SECONDS,
         )
+
+
+def open_leases(store: Store, owner: str | None = None) -> Leases:
+    """The store's leases on behalf of `owner`, this process unless said otherwise."""
+    if isinstance(store, ObjectStore):
+        return ObjectLeases(store, owner)
+    assert isinstance(store, RunStore), "there are two kinds of stores"
+    return LeaseTable(store.root / "leases.db", owner)

@@ -18,17 +18,13 @@ from typing import Any
 
 from stages.faults import describe_fault
 from stages.runs.object_store import ObjectStore
-from stages.runs.stacks import STATE, stack_id
-from stages.runs.store import RunStore, Store
-from stages.scheduling.engine.choice import EngineError
-from stages.scheduling.engine.endings import describe_failure, publish
-from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
-from stages.scheduling.engine.leases import End, Lease, LeaseLost
-from stages.scheduling.engine.opening import open_leases
+from stages.runs.store import STATE, RunStore, Store, stack_id
+from stages.scheduling.engine.groups import EngineError, Event, Group, Report, TrainingsKilled
+from stages.scheduling.engine.leases import End, Lease, LeaseLost, describe_failure, publish
+from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node
-from stages.scheduling.engine.ray_cluster import LOST, Cluster
-from stages.scheduling.engine.ray_shares import Shares
-from stages.scheduling.engine.ray_task import Ask
+from stages.scheduling.engine.ray_cluster import LOST, Cluster, Shares
+from stages.scheduling.engine.ray_task import TaskRequest
 
 _TICK_SECONDS = 0.1
 _MOST_LOSSES = 5
@@ -215,7 +211,7 @@ class _Engine:
         flight = _Flight(group, lease, lost, kept, is_alone, time.monotonic())
         self.flying[self.number] = flight
         share, flight.device, threads = self.shares.of(group, self.nodes or [], is_alone=is_alone)
-        ask = Ask(
+        ask = TaskRequest(
             label=group.label,
             specs=group.specs,
             is_stack=group.is_stack,

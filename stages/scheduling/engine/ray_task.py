@@ -3,32 +3,38 @@
 A node sees neither the run store's folder nor the clone.  It gets packed data by their digest, resume states with what
 it is asked or from the store by URL, and the code from a copy of `stages/`, which it compares with the run key first.
 It publishes nothing: outcomes go to the process that asked, which holds the lease.
+
+Either way the content is read and its digest compared before anything trains on it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import os
+import shutil
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
+from stages.datasets.packed import PackedDataError, digest_packed, read_info
 from stages.faults import on_signal
 from stages.run import RunSpec
-from stages.runs.bucket import StoreFault
 from stages.runs.fingerprint import changed_modules
-from stages.runs.object_store import ObjectStore
-from stages.runs.stacks import STATE
-from stages.runs.store import FolderScratch, Scratch
-from stages.scheduling.engine.endings import describe_failure
-from stages.scheduling.engine.node_data import Packed, place
+from stages.runs.object_store import ObjectStore, StoreFault
+from stages.runs.store import STATE, FolderScratch, Scratch
+from stages.scheduling.engine.leases import describe_failure
 
 _WORKER = "stages.worker"
 _BEAT_SECONDS = 5.0
@@ -49,7 +55,7 @@ class Unheard(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class TaskRequest:
     """A group to train.
 
     `published`: run keys of the group that have an outcome.  `store`: the store by URL, or None; then `states` has the
@@ -92,7 +98,7 @@ class ToldScratch:
         yield from sorted({work for name in self._states if (work := name.partition("/")[0]).startswith(prefix)})
 
 
-def train_group(ask: Ask, tell: Tell, packed: Packed | None) -> None:
+def train_group(ask: TaskRequest, tell: Tell, packed: Packed | None) -> None:
     """Train what `ask` names, in this process's main thread; tells its start, progress, outcomes and end.
 
     A KeyboardInterrupt, which is how Ray cancels, is a wish to stop: the state is saved first.
@@ -109,7 +115,7 @@ def train_group(ask: Ask, tell: Tell, packed: Packed | None) -> None:
             tell("failed", [spec.run_key for spec in ask.specs], end, message)
 
 
-def _train(ask: Ask, tell: Tell, told: _Progress, packed: Packed | None, stop: threading.Event) -> None:
+def _train(ask: TaskRequest, tell: Tell, told: _Progress, packed: Packed | None, stop: threading.Event) -> None:
     tell("placed", socket.gethostname(), os.getpid())
     if ask.store is not None:
         try:
@@ -151,7 +157,7 @@ def _train(ask: Ask, tell: Tell, told: _Progress, packed: Packed | None, stop: t
 
 
 @contextmanager
-def _scratch(ask: Ask, tell: Tell, told: _Progress) -> Iterator[tuple[Scratch, Callable[[Any], None]]]:
+def _scratch(ask: TaskRequest, tell: Tell, told: _Progress) -> Iterator[tuple[Scratch, Callable[[Any], None]]]:
     """The group's states, and how to report progress.
 
     Processes that train one run together can't tell; their states go through a folder of this node, and from there are
@@ -253,3 +259,72 @@ def _beating(tell: Tell, told: _Progress, stop: threading.Event) -> Iterator[Non
     finally:
         finished.set()
         thread.join()
+
+
+Packed = Callable[[], Mapping[str, np.ndarray]]
+"""Brings the files of a packed set to this node: bytes, uint8 [N], by name."""
+
+
+def pack_files(folder: Path) -> dict[str, np.ndarray]:
+    """The files of a packed set as `Packed` brings them; mapped, so that one as large as memory can be passed on."""
+    return {path.name: np.memmap(path, np.uint8, "r") for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def place(folder: Path, digest: str, packed: Packed | None) -> Path:
+    """A folder of this machine with the packed data of that digest: `folder` itself, or a copy of what `packed` brings.
+
+    Raises:
+        PackedDataError: they are neither here nor brought, or what was brought is something else.
+    """
+    if _has(folder, digest):
+        return folder
+    if packed is None:
+        raise PackedDataError(f"{folder}: no packed data with digest {digest[:12]} on this machine, and none were sent")
+    kept = _cache() / digest
+    with _locked(kept):
+        if not _has(kept, digest):
+            _write(packed(), kept, digest)
+    return kept
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck" / "packed"
+
+
+def _has(folder: Path, digest: str) -> bool:
+    if not (folder / "dataset.json").is_file():
+        return False
+    stamp = tuple((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.iterdir()))
+    return _digest_of(folder, stamp) == digest
+
+
+@cache
+def _digest_of(folder: Path, stamp: tuple[tuple[str, int, int], ...]) -> str | None:
+    """The digest of the content as it was at `stamp`: one process reads it once."""
+    try:
+        info = read_info(folder)
+        return info.digest if digest_packed(folder, info) == info.digest else None
+    except PackedDataError:
+        return None
+
+
+@contextmanager
+def _locked(kept: Path) -> Iterator[None]:
+    """One process of this machine at a time brings a set."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with kept.with_name(f".{kept.name}.lock").open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write(files: Mapping[str, np.ndarray], kept: Path, digest: str) -> None:
+    staged = Path(tempfile.mkdtemp(prefix=f".{kept.name[:12]}.", dir=kept.parent))
+    try:
+        for name, content in files.items():
+            (staged / name).write_bytes(content.data)
+        if not _has(staged, digest):
+            raise PackedDataError(f"what was sent as packed data {digest[:12]} has another content; nothing is trained")
+        shutil.rmtree(kept, ignore_errors=True)  # damaged, or half of it
+        os.rename(staged, kept)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)

@@ -1,14 +1,17 @@
-"""Chains and spheres against hand-worked cases, loops and laws."""
-
-from __future__ import annotations
+"""The walk of tokens: chains and spheres against hand-worked cases, and its numbers inside a network."""
 
 import math
+from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from stages.papers.brownian import ViT
+from stages.papers.brownian.observations import observe
+from stages.papers.brownian.probe import POWERS, depth_rows, head_rows, motion_rows, power_rows, spectrum_rows
 from stages.papers.brownian.walk import (
     attention_transition,
     distance_to_brownian_motion,
@@ -21,6 +24,7 @@ from stages.papers.brownian.walk import (
     squared_distances,
     stationary_distribution,
 )
+from tests.papers.properties import draw_images
 
 TWO_STATES = torch.tensor([[0.9, 0.1], [0.3, 0.7]], dtype=torch.float64)
 """π = (3/4, 1/4); eigenvalues 1 and 0.6; P^k is within 0.75 · 0.6^k of its limit."""
@@ -104,3 +108,158 @@ def test_walk_of_small_steps_on_a_full_circle_tends_to_a_brownian_motion() -> No
     assert distances[2] < 1e-3
     assert distance_to_brownian_motion(32, tokens=1024) == pytest.approx(distances[1], rel=1e-3), "tokens are enough"
     assert distance_to_brownian_motion(512, tokens=16) > 0.5, "a step shorter than the gap between tokens goes nowhere"
+
+
+Build = Callable[..., ViT]
+
+
+def identity_vit(small_vit: Build) -> ViT:
+    """The paper's own setting in its first block: one head, Q = K = V = LN(X)."""
+    model = small_vit(num_heads=1, depth=1)
+    with torch.no_grad():
+        attention = model.blocks[0].attention
+        attention.qkv.weight.copy_(torch.eye(16).repeat(3, 1))
+        attention.qkv.bias.zero_()
+    return model
+
+
+def test_head_rows_are_chains_by_hand(small_vit: Build) -> None:
+    model, images = small_vit().eval(), draw_images()
+    rows = head_rows(model, images)
+    assert [(row["block"], row["head"]) for row in rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    first = model.blocks[0]
+    with torch.no_grad():
+        x = first.attention_norm(model.embed(images))
+        q, k, _ = first.attention.heads(x)
+        matrices = (q @ k.mT / math.sqrt(8)).double().softmax(dim=-1)[:, 1]  # head 2 of block 1
+    row = rows[1]
+    assert row["self_probability"] == pytest.approx(sum(m.diagonal().mean().item() for m in matrices) / 4, rel=1e-5)
+    entropy = sum(-(p * math.log(p)) for m in matrices for line in m.tolist() for p in line) / (4 * 9)
+    assert row["entropy"] == pytest.approx(entropy, rel=1e-5)
+    second = sum(sorted(torch.linalg.eigvals(m).abs().tolist())[-2] for m in matrices) / 4
+    assert row["second_eigenvalue"] == pytest.approx(second, rel=1e-5)
+    assert row["spectral_gap"] == pytest.approx(1 - second, rel=1e-5)
+    assert 0 < row["smallest_entry"] < row["self_probability"] < 1
+    assert row["row_sum_error"] < 1e-12 and row["second_eigenvalue"] <= row["dobrushin"] + 1e-9
+
+
+def test_gaussian_distance_is_zero_in_the_papers_setting_and_only_there(small_vit: Build) -> None:
+    model, images = identity_vit(small_vit), draw_images()
+    # LayerNorm's ε keeps a token of small variance off the sphere; larger images make that nothing.
+    [row] = head_rows(model, images * 100)
+    assert row["gaussian_distance"] < 1e-5
+    nn.init.normal_(model.blocks[0].attention.qkv.weight, std=0.3)
+    [row] = head_rows(model, images * 100)
+    assert row["gaussian_distance"] > 0.1
+
+
+def test_spectrum_rows_fall_from_one(small_vit: Build) -> None:
+    rows = spectrum_rows(small_vit(), draw_images())
+    assert len(rows) == 2 * 2 * 9
+    for block in (1, 2):
+        for head in (1, 2):
+            moduli = [row["modulus"] for row in rows if (row["block"], row["head"]) == (block, head)]
+            assert moduli[0] == pytest.approx(1, abs=1e-6) and moduli == sorted(moduli, reverse=True)
+
+
+def test_power_rows_fall_to_the_limit(small_vit: Build) -> None:
+    rows = power_rows(small_vit(), draw_images())
+    assert [row["power"] for row in rows[: len(POWERS)]] == POWERS
+    assert len(rows) == 2 * 2 * len(POWERS)
+    one_head = [row["distance_to_limit"] for row in rows[: len(POWERS)]]
+    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(one_head))
+    assert one_head[-1] < 1e-12 < one_head[0]
+
+
+def test_depth_rows_follow_the_tokens(small_vit: Build) -> None:
+    model, images = small_vit().eval(), draw_images()
+    rows = depth_rows(model, images)
+    assert [row["depth"] for row in rows] == [0, 1, 2]
+    with torch.no_grad():
+        before = model.embed(images)
+        after = model.blocks[0](before)
+    on_the_sphere = squared_distances(on_sphere(after.double())).sum(dim=(1, 2)).mean().item() / 72
+    assert rows[1]["on_sphere"] == pytest.approx(on_the_sphere, rel=1e-6)
+    assert rows[1]["share_of_sphere"] == pytest.approx(on_the_sphere / 32, rel=1e-6)
+    assert rows[1]["step"] == pytest.approx((after - before).square().sum(-1).mean().item(), rel=1e-6)
+    assert 0 <= rows[1]["norm_error"] < 0.01 and "step" not in rows[0]
+
+
+def test_attention_alone_contracts_the_tokens(small_vit: Build) -> None:
+    """The paper's update without shortcut, MLP or projection: X ← P X draws tokens together."""
+    model = identity_vit(small_vit)
+    x = on_sphere(model.embed(draw_images() * 100).detach())
+    transition = attention_transition(*model.blocks[0].attention.heads(x)[:2]).detach()
+    before, after = squared_distances(x).mean(), squared_distances(transition @ x).mean()
+    assert after < before
+
+
+def test_probing_changes_nothing(small_vit: Build) -> None:
+    model, images = small_vit(), draw_images()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert head_rows(model, images) == head_rows(model, images)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Steps(nn.Module):
+    """Replaces attention by the given steps."""
+
+    def __init__(self, step: Tensor) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.step.expand_as(tokens)
+
+
+def walking(build: Build, *steps: Tensor) -> ViT:
+    model = build(depth=len(steps)).eval()
+    for block, step in zip(model.blocks, steps, strict=True):
+        block.attention = Steps(step)
+    return model
+
+
+def ratios(model: ViT) -> list[float]:
+    return [row["displacement_over_steps"] for row in motion_rows(model, draw_images())]
+
+
+def test_equal_steps_drift_and_opposite_steps_return(small_vit: Build) -> None:
+    step = torch.ones(16)
+    assert ratios(walking(small_vit, step, step, step, step)) == pytest.approx([1, 2, 3, 4])
+    assert ratios(walking(small_vit, step, -step, step, -step)) == pytest.approx([1, 0, 1 / 3, 0], abs=1e-12)
+
+
+def test_independent_steps_go_as_far_as_a_brownian_motion(small_vit: Build) -> None:
+    generator = torch.Generator().manual_seed(0)
+    steps = [torch.randn(4, 9, 16, generator=generator) for _ in range(4)]
+    assert ratios(walking(small_vit, *steps)) == pytest.approx([1] * 4, abs=0.12)  # 576 draws a step
+    at_right_angles = list(torch.eye(16)[:4])
+    assert ratios(walking(small_vit, *at_right_angles)) == pytest.approx([1] * 4)
+
+
+def test_motion_is_that_of_attention_in_the_networks_own_pass(small_vit: Build) -> None:
+    model, images = small_vit().eval(), draw_images()
+    with torch.no_grad():
+        x = model.embed(images)
+        first = model.blocks[0].attention(model.blocks[0].attention_norm(x))
+        second = model.blocks[1].attention(model.blocks[1].attention_norm(model.blocks[0](x)))
+    both = ((first + second).square().sum() / (first.square().sum() + second.square().sum())).item()
+    assert ratios(model) == pytest.approx([1, both], rel=1e-5)
+
+
+def test_observations_are_the_probe_s_rows(small_vit: Build) -> None:
+    model, images = small_vit().eval(), draw_images()
+    observed, rows = observe(model, images), head_rows(model, images)
+    assert observed.images == len(images)
+    assert observed.layers["self_probability"] == [
+        [row["self_probability"] for row in rows if row["block"] == block] for block in (1, 2)
+    ]
+    assert observed.numbers["gaussian_distance"] == pytest.approx(sum(row["gaussian_distance"] for row in rows) / 4)
+    assert observed.numbers["row_sum_error"] < 1e-12
+    assert {len(blocks) for blocks in observed.layers.values()} == {2}
+
+
+def test_another_paper_s_model_is_refused() -> None:
+    with pytest.raises(TypeError, match="model is a Linear; this paper's observations are about ViT"):
+        observe(nn.Linear(2, 2), draw_images())

@@ -1,7 +1,5 @@
 """The paper's image networks at a size for tests: 12 pixels, width 4, three blocks or five convolutions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -21,7 +19,7 @@ from stages.papers.dac import (
 )
 
 Build = Callable[..., nn.Module]
-
+SMALL = {"image_size": 12, "in_channels": 3, "num_classes": 5, "width": 4}
 OWN: dict[str, tuple[type[nn.Module], dict[str, int]]] = {
     "ResNetV1": (ResNetV1, {"depth": 8}),
     "DACResNetV1": (DACResNetV1, {"depth": 8}),
@@ -42,6 +40,6 @@ def small_model(request: pytest.FixtureRequest) -> Build:
 
     def build(**changes: int) -> nn.Module:
         torch.manual_seed(0)
-        return kind(**{"image_size": 12, "in_channels": 3, "num_classes": 5, "width": 4} | own | changes)
+        return kind(**SMALL | own | changes)
 
     return build

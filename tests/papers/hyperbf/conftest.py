@@ -1,12 +1,7 @@
 """The paper's architectures at a size for tests, and their arguments as the paper's tables need them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
-import pytest
-import torch
 from torch import nn
 
 from stages.papers.hyperbf import HyperBF, HyperBFAsWritten, ViT
@@ -32,17 +27,3 @@ OWN: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "long-table": (HyperBF, HYPERBF | {"feedforward_beta": 0.05, "position_image_size": 28}),
     "as-written": (HyperBFAsWritten, HYPERBF | {"feedforward_beta": 0.05}),
 }
-
-Build = Callable[..., nn.Module]
-
-
-@pytest.fixture(params=OWN)
-def small_model(request: pytest.FixtureRequest) -> Build:
-    """Builds one of the arms small: 9 patches and a class token, 2 blocks; a data set's image stays 12 x 12."""
-    model_class, own = OWN[request.param]
-
-    def build(**changes: Any) -> nn.Module:
-        torch.manual_seed(0)
-        return model_class(**SMALL | own | changes)
-
-    return build

@@ -1,17 +1,27 @@
-"""The paper's findings: FLOPs against the counter, printed numbers against the claims file, and by hand."""
+"""The findings: FLOPs against the counter, printed numbers against the claims file; docs/papers/ninformer.md."""
 
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
 from torch import nn
 
-from stages.evaluation.cost import flops_per_sample
+from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.papers.finding import Finding
 from stages.papers.ninformer import findings as module
-from stages.papers.ninformer.findings import ACCURACY, GAIN, IMAGES, NANOSECONDS, findings, image_flops
+from stages.papers.ninformer.findings import (
+    ACCURACY,
+    GAIN,
+    IMAGES,
+    NANOSECONDS,
+    compute_finding,
+    elementwise_finding,
+    findings,
+    image_flops,
+)
 from stages.params.experiment import Params
 from tests.project import MARGINS
 
@@ -121,6 +131,20 @@ def test_the_gate_takes_more_work_than_the_attention_it_replaces(found: dict[str
     assert n > finding.computed["most_tokens_of_the_papers_images"] == 64
 
 
+def test_localvit_is_lighter_and_the_setting_equal_under_one_reading_only(
+    found: dict[str, Finding], printed_models: dict[tuple[str, str], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lighter, equal = found["ninformer.localvit.lightweight"], found["ninformer.equalized"]
+    assert [reading.holds for reading in lighter.readings] == [False, False, True]
+    assert lighter.computed["flops_over_vit_c10"] == 289_149_952 / 286_790_656
+    sizes = [count_parameters(printed_models["cifar10", arm]) for arm in ("local-vit", "vit")]
+    assert sizes[0] > sizes[1], "with BatchNorm, too"
+    assert [reading.holds for reading in equal.readings] == [True, False]
+    assert equal.computed["ninformer_over_mlpmixer_c10"] == 437_785_600 / 270_013_440
+    monkeypatch.setitem(NANOSECONDS["c10"], "localvit", 150.0)
+    assert module.lightweight_finding().status == "fails"
+
+
 def test_a_gate_with_small_mlps_would_save_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "M", 128)
     assert module.compute_finding().status == "holds"
@@ -142,3 +166,78 @@ def test_cost_is_linear_but_weights_grow_with_the_tokens(found: dict[str, Findin
     assert elementwise.computed["share_of_elementwise_products"] == pytest.approx(64 * 256 / 109.05e6, rel=1e-2)
     # 64 tokens instead of 49 in four blocks: the counts of test_models for MNIST at 32 and at 28 pixels.
     assert finding.computed["weights_per_token_and_block"] * 4 * (64 - 49) == 2_646_026 - 2_584_526
+
+
+PAGE = (ROOT / "docs" / "papers" / "ninformer.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def claims() -> list[dict[str, str]]:
+    with (ROOT / "data" / "claims.csv").open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["paper"] == "ninformer" and row["kind"] == "value"]
+
+
+def test_table_of_sizes_is_what_the_code_gives(
+    params: Params, printed_models: dict[tuple[str, str], nn.Module]
+) -> None:
+    rows = re.findall(r"^\| (\w+) \| ([\w-]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE, flags=re.MULTILINE)
+    shown = {(dataset, arm): (int(n.replace(",", "")), int(f.replace(",", ""))) for dataset, arm, n, f in rows}
+    assert len(shown) == 12, "four arms on three data sets"
+    computed = {
+        place: (count_parameters(model), flops_per_sample(model, params.datasets[place[0]].shape))
+        for place, model in printed_models.items()
+        if place in shown
+    }
+    assert shown == computed
+
+
+def test_table_of_variants_is_what_the_code_gives(meta_models: dict[str, dict[str, nn.Module]]) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .+? \| (.+) \|$", PAGE, flags=re.MULTILINE)
+    shown = {name: [int(cell.replace(",", "")) for cell in cells.split(" | ")] for name, cells in rows}
+    computed = {
+        name: [count_parameters(model) for model in models.values()]
+        + [flops_per_sample(models["cifar10"], (3, 32, 32))]
+        for name, models in meta_models.items()
+    }
+    assert shown == {name: computed[name] for name in shown}
+    assert len(shown) == 4
+
+
+def test_every_cell_of_both_tables_is_a_claim(claims: list[dict[str, str]]) -> None:
+    cells = {(c["place"], c["experiment"], c["arm"]) for c in claims}
+    arms = ("vit", "mlp-mixer", "local-vit", "ninformer")
+    experiments = ("ninformer-mnist", "ninformer-cifar10", "ninformer-cifar100")
+    assert cells == {(table, e, arm) for table in ("Table 2", "Table 3") for e in experiments for arm in arms}
+
+
+def test_arithmetic_of_the_page_is_right() -> None:
+    sums = re.findall(r"([\d.]+) / ([\d.]+) [-−] 1 = (-?[\d.]+\d)( %)?", PAGE)
+    assert len(sums) == 3
+    for numerator, denominator, result, percent in sums:
+        decimals = len(result.partition(".")[2])
+        value = (float(numerator) / float(denominator) - 1) * (100 if percent else 1)
+        assert f"{value:.{decimals}f}" == result
+
+
+def test_page_states_the_share_of_elementwise_products_correctly() -> None:
+    share = elementwise_finding().computed["share_of_elementwise_products"]
+    assert f"Elementwise products are {share * 100:.3f} % of" in PAGE
+
+
+def test_page_states_the_work_of_the_gate_correctly() -> None:
+    computed = compute_finding().computed
+    mnist, c10 = (computed[f"gating_over_attention_{name}"] for name in ("mnist", "c10"))
+    assert f"takes {c10:.1f} times the FLOPs of the attention that it replaces ({mnist:.2f} on MNIST)" in PAGE
+    mnist, c10 = (computed[f"ninformer_over_vit_{name}"] - 1 for name in ("mnist", "c10"))
+    assert f"NiNformer {c10:.0%} more than the ViT ({mnist:.0%} on MNIST)".replace("%", " %") in PAGE
+    assert f"from {computed['tokens_from_which_gating_is_cheaper']} tokens on" in PAGE
+
+
+def test_page_states_the_impossible_speed_correctly(printed_models: dict[tuple[str, str], nn.Module]) -> None:
+    flops = flops_per_sample(printed_models["cifar10", "ninformer"], (3, 32, 32))
+    assert f"{flops:,} FLOPs in 104.64 ns are {flops / 104.64e-9 / 1e12:,.0f} TFLOP/s" in PAGE
+    over_mixer = flops / flops_per_sample(printed_models["cifar10", "mlp-mixer"], (3, 32, 32)) - 1
+    over_vit = flops / flops_per_sample(printed_models["cifar10", "vit"], (3, 32, 32)) - 1
+    assert (
+        f"{over_mixer:.0%} more work than the MLP-Mixer and {over_vit:.0%} more than the ViT".replace("%", " %") in PAGE
+    )

@@ -1,53 +1,43 @@
-"""The findings of the paper's analysis, and that its two counters count."""
+"""The findings of the paper's analysis, and docs/papers/nmn.md against them and the code."""
 
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.papers.finding import Finding
+from stages.papers.nmn import (
+    AetherGPT,
+    AetherResNet18,
+    PostNormGPT,
+    PrintedAetherResNet18,
+    ResNet18,
+    YatGPT,
+    findings_theory,
+    findings_work,
+)
 from stages.papers.nmn import findings as module
-from stages.papers.nmn import findings_theory, findings_work
 from stages.papers.nmn.counting import count_operations, saved_bytes
 from stages.papers.nmn.findings import PRINTED_IMPROVEMENT, findings
 from stages.papers.nmn.findings_work import BFLOAT16, FLOAT32, PRINTED_RATIO, PRINTED_SAVING, kept_bytes
 from stages.papers.nmn.gpt2 import GPT2
+from stages.params.experiment import load_params
 from tests.project import MARGINS
 
 PAGE = Path(__file__).parents[3] / "docs" / "papers" / "nmn.md"
-STATUS = {
-    "nmn.flops.linear": "holds",
-    "nmn.flops.nmn": "holds under a reading",
-    "nmn.flops.ratio": "holds under a reading",
-    "nmn.complexity": "holds",
-    "nmn.precomputed": "holds under a reading",
-    "nmn.memory.activations": "holds under a reading",
-    "nmn.layer.memory": "holds under a reading",
-    "nmn.identity.distance": "holds",
-    "nmn.theory.decay": "holds under a reading",
-    "nmn.theory.aligned": "holds under a reading",
-    "nmn.gpt.memory": "holds under a reading",
-    "nmn.usage.dense": "holds",
-    "nmn.usage.conv": "holds",
-    "nmn.gpt.valloss.rel": "holds",
-    "nmn.theory.uat": "holds under a reading",
-    "nmn.ext.xor": "holds",
-    "nmn.ext.mnist.parameters": "holds",
-}
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Finding]:
     return {finding.claim: finding for finding in findings(MARGINS)}
-
-
-def test_findings_say_what_was_found(found: dict[str, Finding]) -> None:
-    assert {claim: finding.status for claim, finding in found.items()} == STATUS
 
 
 def test_findings_are_the_same_on_every_call(found: dict[str, Finding]) -> None:
@@ -96,6 +86,7 @@ def test_float32_distance_errs_by_more_than_epsilon_where_a_unit_meets_its_input
     computed = found["nmn.identity.distance"].computed
     assert computed["largest_error_float32_where_w_is_x"] > 1e-5
     assert 0.1 < computed["negative_share_float32_where_w_is_x"] < 0.6
+    assert [reading.holds for reading in found["nmn.epsilon"].readings] == [True, False]
 
 
 def test_responses_level_off_where_a_gaussian_vanishes(found: dict[str, Finding]) -> None:
@@ -222,3 +213,60 @@ def test_claims_of_the_paper_that_were_copied_bear_these_names(found: dict[str, 
     for claim, printed in (("nmn.flops.ratio", PRINTED_RATIO), ("nmn.gpt.valloss.rel", PRINTED_IMPROVEMENT)):
         assert (float(rows[claim]["value"]), float(rows[claim]["precision"])) == printed
     assert (float(rows["nmn.gpt.memory"]["value"]), float(rows["nmn.gpt.memory"]["high"])) == PRINTED_SAVING
+
+
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT = (DOCS / "papers" / "nmn.md").read_text()
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {"vocabulary_size": 50257, "context": 1024, "width": 768, "depth": 12, "num_heads": 12},
+    "corpus": {"vocabulary_size": 4096, "context": 256, "width": 256, "depth": 6, "num_heads": 8},
+}
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def test_table_of_image_models_is_what_the_code_gives() -> None:
+    rows = re.findall(r"^\| (\w+) \| (\w+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \|$", TEXT, flags=re.MULTILINE)
+    shown = {(dataset, model): (int(size), number(n), number(f)) for dataset, model, size, n, f in rows}
+    computed = {}
+    params = load_params(DOCS.parent)
+    trained = [one.dataset for one in params.experiments.values() if one.name.startswith("nmn-resnet-")]
+    for dataset in trained:
+        size, classes = params.datasets[dataset].shape[1], params.datasets[dataset].classes
+        shape = {"image_size": size, "in_channels": 3, "num_classes": classes, "width": 64}
+        with torch.device("meta"):
+            models = [
+                ResNet18(**shape),
+                PrintedAetherResNet18(**shape, features=256, epsilon=0.007),
+                AetherResNet18(**shape, features=256, scale="guide", epsilon=0.007),
+            ]
+            for model in models:
+                cost = (size, count_parameters(model), flops_per_sample(model, (3, size, size)))
+                computed[dataset, type(model).__name__] = cost
+    assert shown == computed
+
+
+def test_table_of_language_models_is_what_the_code_gives() -> None:
+    rows = re.findall(r"^\| (\w+)(?:, attention (\w+))? \| (small|corpus) \| ([\d,]+) \|", TEXT, flags=re.MULTILINE)
+    shown = {(model, attention, size): number(n) for model, attention, size, n in rows}
+    computed = {}
+    yat = {"scale": "guide", "epsilon": 0.1}
+    for size, keywords in SIZES.items():
+        keywords = keywords | {"dropout": 0.0}
+        with torch.device("meta"):
+            models: dict[tuple[str, str], nn.Module] = {
+                ("GPT2", ""): GPT2(**keywords),
+                ("AetherGPT", "yat"): AetherGPT(**keywords, **yat, attention="yat"),
+                ("AetherGPT", "dot"): AetherGPT(**keywords, **yat, attention="dot"),
+                ("YatGPT", ""): YatGPT(**keywords, **yat),
+                ("PostNormGPT", ""): PostNormGPT(**keywords),
+            }
+        computed |= {(*name, size): count_parameters(model) for name, model in models.items()}
+    assert shown == computed
+
+
+def test_example_of_the_operators_runs() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "operators" / "yat.md").read_text(), flags=re.DOTALL)
+    exec(compile(example, "docs/operators/yat.md", "exec"), {})

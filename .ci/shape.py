@@ -1,0 +1,84 @@
+"""Print how large the project is, as a Markdown table.  `make shape` calls it; only files in git count.
+
+Give a revision to compare with it: `.ci/shape.py main`.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from pathlib import Path
+from statistics import median
+
+SOURCE = ("stages/", "service/")
+SUFFIXES = (".py", ".md", ".cpp", ".h")
+DECISIONS = "docs/decisions.md"
+
+
+def read_tree(revision: str | None) -> dict[str, str]:
+    """Return the text of every file that counts, by path; `revision` None stands for the working tree."""
+    if revision is None:
+        listing = subprocess.run(["git", "ls-files", "-z"], capture_output=True, check=True).stdout
+        files = [Path(name) for name in listing.decode().split("\0") if name.endswith(SUFFIXES)]
+        return {str(path): path.read_text(encoding="utf-8") for path in files if path.is_file()}
+    packed = subprocess.run(["git", "archive", revision], capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        members = [member for member in archive if member.isfile() and member.name.endswith(SUFFIXES)]
+        return {member.name: file.read().decode() for member in members if (file := archive.extractfile(member))}
+
+
+def used_once(tree: ast.AST) -> int:
+    """Number of private functions that their own module names exactly once, apart from the definition."""
+    uses = Counter(
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+    )
+    return sum(
+        node.name.startswith("_") and not node.name.endswith("__") and uses[node.name] == 1
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+
+
+def import_lines(tree: ast.AST) -> int:
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in statements)
+
+
+def measure(texts: dict[str, str]) -> dict[str, str]:
+    """Return each row of the table: what is counted, and the number."""
+    modules = {name: text for name, text in texts.items() if name.startswith(SOURCE) and name.endswith(".py")}
+    trees = [ast.parse(text) for text in modules.values()]
+    classes = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    words = {name: len(text.split()) for name, text in texts.items() if name.endswith(".md")}
+
+    def lines(folders: tuple[str, ...]) -> int:
+        return sum(text.count("\n") for name, text in texts.items() if name.startswith(folders) and name not in words)
+
+    return {
+        "source lines (`stages`, `service`, with C++)": f"{lines(SOURCE):,}",
+        "lines of tests": f"{lines(('tests/',)):,}",
+        "lines of benchmarks": f"{lines(('benchmarks/',)):,}",
+        "words of Markdown, decisions of these": f"{sum(words.values()):,}, {words.get(DECISIONS, 0):,}",
+        "modules in `stages` and `service`": f"{len(modules):,}",
+        "lines of a module (median)": f"{median(text.count(chr(10)) for text in modules.values()):.0f}",
+        "lines of imports": f"{sum(map(import_lines, trees)):,}",
+        "private functions used once": f"{sum(map(used_once, trees)):,}",
+        "class names that occur twice": f"{sum(times > 1 for times in classes.values()):,}",
+    }
+
+
+def main() -> None:
+    columns = {revision: measure(read_tree(revision)) for revision in sys.argv[1:]} | {"here": measure(read_tree(None))}
+    print(f"| | {' | '.join(columns)} |\n|---|{'--:|' * len(columns)}")
+    for name in columns["here"]:
+        print(f"| {name} | {' | '.join(column[name] for column in columns.values())} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""Printed numbers against ours as dots with intervals, drawn on the server: coordinates of inline SVG."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from service.pages.formats import GAINS, SIDES_OF_A_SIZE, in_terms_of
+from service.pages.legend import COLOURS, word_of
+from service.pages.wording import print_ours, print_value, span_of
+from stages.results import JudgedClaim, Word
+
+WIDTH, MOST = 640.0, 1.5
+"""Of the drawing in pixels, and the largest share of a printed number that has a place of its own."""
+NARROW = 14.0  # pixels: a shorter interval is not seen beside its dot
+LANE, DOT, MOST_LANES = 7.0, 5.0, 6
+MOST_TICKS = 6
+STACK = 17.0  # pixels between groups of two sides at one place
+ROW = 22.0  # pixels of a claim that has a line of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dot:
+    """One claim, or `count` claims of one side whose numbers fall together; `low` and `high` end its interval."""
+
+    x: float
+    y: float
+    low: float | None
+    high: float | None
+    side: str
+    count: int
+    told: str
+    claim: str
+    label: str = ""
+
+    @property
+    def radius(self) -> float:
+        return round(DOT + 1.8 * math.sqrt(self.count - 1), 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strip:
+    """The dots of one paper; `told` says the same in words."""
+
+    height: float
+    dots: tuple[Dot, ...]
+    told: str
+
+
+def share_of(row: JudgedClaim) -> tuple[float, float | None, float | None] | None:
+    """Our number and its interval as shares of the printed one; None without both numbers.
+
+    Within a printed range it is 1.  Settings and sizes of data are what we chose or counted, not what came out.
+    """
+    claim, verdict = row.claim, row.verdict
+    if (
+        verdict.basis not in ("results", "finding")
+        or not claim.value
+        or verdict.ours is None
+        or claim.kind == "uniform"
+    ):
+        return None
+    if claim.high is not None:
+        nearest = min(max(verdict.ours, claim.value), claim.high)
+        return verdict.ours / nearest, None, None
+    if verdict.basis != "results" or verdict.low is None or verdict.high is None:
+        return verdict.ours / claim.value, None, None
+    start = 0.0 if claim.kind in GAINS else claim.value
+    low, high = sorted((start + end) / claim.value for end in (verdict.low, verdict.high))
+    return verdict.ours / claim.value, low, high
+
+
+def _place(share: float) -> float:
+    return round(WIDTH * min(max(share, 0.0), MOST) / MOST, 1)
+
+
+def _tell(row: JudgedClaim, names: Mapping[str, str]) -> str:
+    claim = row.claim
+    return f"{names[claim.id]}: printed {print_value(claim)}, ours {print_ours(row.verdict, claim)}, {word_of(row)}"
+
+
+def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> Strip:
+    """All numbers of one paper in one line: those with an interval that is seen apart, the others together."""
+    alone: list[tuple[JudgedClaim, float, float, float]] = []
+    together: dict[tuple[str, int], list[tuple[JudgedClaim, float]]] = {}
+    for row in rows:
+        if (found := share_of(row)) is None:
+            continue
+        share, low, high = found
+        if low is not None and high is not None and _place(high) - _place(low) > NARROW:
+            alone.append((row, share, low, high))
+        else:
+            together.setdefault((COLOURS[word_of(row)], round((_place(share) - _place(1.0)) / 14)), []).append(
+                (row, share)
+            )
+    alone.sort(key=lambda item: item[1])
+    lanes = min(MOST_LANES, len(alone) + bool(together))
+    height = 2 * DOT + LANE * max(1, lanes - 1) + 12
+    dots = [
+        Dot(
+            x=_place(share),
+            y=DOT + 6 + LANE * ((number + bool(together)) % max(1, lanes)),
+            low=_place(low),
+            high=_place(high),
+            side=COLOURS[word_of(row)],
+            count=1,
+            told=_tell(row, names),
+            claim=row.claim.id,
+        )
+        for number, (row, share, low, high) in enumerate(alone)
+    ]
+    stacked = Counter[int]()
+    for (side, place), group in together.items():
+        first, share = group[0]
+        told = _tell(first, names) if len(group) == 1 else f"{len(group)} numbers, as {_tell(first, names)}"
+        label = f"{print_value(first.claim)} → {print_ours(first.verdict, first.claim)}" if side == "against" else ""
+        label = label or (f"{share:.2g} × ▸" if share > MOST else "")
+        dots.append(
+            Dot(
+                x=_place(share),
+                y=DOT + 8 + STACK * stacked[place],
+                low=None,
+                high=None,
+                side=side,
+                count=len(group),
+                told=told,
+                claim=first.claim.id,
+                label=label,
+            )
+        )
+        stacked[place] += 1
+    height = max(height, 2 * (DOT + 8) + STACK * (max(stacked.values(), default=1) - 1))
+    told = (
+        f"{sum(dot.count for dot in dots)} printed numbers with ours" if dots else "no printed number has one of ours"
+    )
+    return Strip(height=height, dots=tuple(dots), told=told)
+
+
+def draw_lines(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> list[tuple[JudgedClaim, Strip]]:
+    """A line for each number of a paper: what fails first, then trained before computed."""
+    order = (Word.FAILS, Word.OPEN, Word.HOLDS, Word.NOT_TESTED)
+    found = sorted(
+        (row for row in rows if share_of(row)),
+        key=lambda row: (word_of(row) is not Word.FAILS, row.verdict.basis != "results", order.index(word_of(row))),
+    )
+    return [(row, _line(row, names)) for row in found]
+
+
+def _line(row: JudgedClaim, names: Mapping[str, str]) -> Strip:
+    share, low, high = share_of(row) or (0.0, None, None)
+    dot = Dot(
+        x=_place(share),
+        y=ROW / 2,
+        low=None if low is None else _place(low),
+        high=None if high is None else _place(high),
+        side=COLOURS[word_of(row)],
+        count=1,
+        told=_tell(row, names),
+        claim=row.claim.id,
+        label=f"{share:.2g} × ▸" if share > MOST else "",
+    )
+    return Strip(height=ROW, dots=(dot,), told=dot.told)
+
+
+Write = Callable[[float], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """One number of ours on an axis of its unit: places of ours, its interval, the printed number, the margin, zero."""
+
+    ours: float
+    low: float
+    high: float
+    printed: float | None
+    same: tuple[float, float] | None
+    zero: float | None
+    ticks: tuple[tuple[float, str], ...]
+    side: str
+    told: str
+
+
+def draw_interval(
+    ours: float,
+    ends: tuple[float, float],
+    write: Write,
+    *,
+    side: str,
+    told: str,
+    printed: float | None = None,
+    margin: float | None = None,
+    has_zero: bool = False,
+) -> Interval:
+    """Place the numbers on a line that is as long as they need; `margin` is around the printed number."""
+    same = (printed - margin, printed + margin) if printed is not None and margin else None
+    shown = [ours, *ends, *(same or ()), *([] if printed is None else [printed]), *([0.0] if has_zero else [])]
+    low, high = min(shown), max(shown)
+    pad = 0.08 * ((high - low) or abs(high) or 1.0)
+    low, high = low - pad, high + pad
+    step = next(
+        size
+        for size in (base * 10.0**power for power in range(-12, 16) for base in (1, 2, 5))
+        if (high - low) / size <= MOST_TICKS
+    )
+
+    def place(number: float) -> float:
+        return round(WIDTH * (number - low) / (high - low), 1)
+
+    ticks = [step * number for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return Interval(
+        ours=place(ours),
+        low=place(ends[0]),
+        high=place(ends[1]),
+        printed=None if printed is None else place(printed),
+        same=None if same is None else (place(same[0]), place(same[1])),
+        zero=place(0.0) if has_zero else None,
+        ticks=tuple((place(tick), write(round(tick, 12)) if abs(tick) > step / 2 else "0") for tick in ticks),
+        side=side,
+        told=told,
+    )
+
+
+def draw_claim(record: JudgedClaim, name: str) -> Interval | None:
+    """The claim's printed number and ours in its unit; of a gain without a printed size, ours against zero.
+
+    A claim on how far gains or numbers are apart has the difference instead.  None without an interval.
+    """
+    claim, verdict = record.claim, record.verdict
+    if verdict.basis != "results" or verdict.estimate is None or verdict.low is None or verdict.high is None:
+        return None
+    margin = verdict.margin or (verdict.size or {}).get("margin")
+    is_gain, is_number = claim.kind in (*GAINS, *SIDES_OF_A_SIZE), claim.kind in ("value", "ratio", "observed", "noise")
+    start = (claim.value or 0.0) if is_number else 0.0
+    printed = claim.value if claim.kind not in ("equivalence", "uniform", *SIDES_OF_A_SIZE) else None
+    if claim.kind == "equivalence":
+        printed = 0.0
+    return draw_interval(
+        start + verdict.estimate,
+        (start + verdict.low, start + verdict.high),
+        lambda number: in_terms_of(number, claim, lambda value: f"{value:.4g}".replace("-", "−")),
+        side=COLOURS[word_of(record)],
+        told=f"{_tell(record, {claim.id: name})}, with the interval {span_of(verdict.low, verdict.high, claim)}",
+        printed=printed,
+        margin=margin,
+        has_zero=is_gain or claim.kind == "uniform",
+    )

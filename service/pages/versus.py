@@ -1,0 +1,159 @@
+"""Does one model beat another?  The answer in one sentence, and the form that asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from service.pages.dots import Interval, draw_interval
+from service.pages.formats import as_confidence, as_precise_as, from_to, plain, points, value_in
+from service.pages.legend import COLOURS, headline_of
+from stages.results import ExperimentComparison, ImagePair, JudgedClaim, Versus, Word
+
+DEVICES = {"cuda": "one GPU", "cpu": "two CPU cores"}
+LARGE_GRID = 24
+"""Models of an experiment with more of them have titles that nobody types."""
+SURE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """What the form holds."""
+
+    a: str = ""
+    b: str = ""
+    dataset: str | None = None
+
+
+def first_pair(asked: Iterable[Sequence[JudgedClaim]], comparisons: Sequence[ExperimentComparison]) -> Pair:
+    """The two models of the first claim, of those that answer a paper's question, which compares two."""
+    titles = {(item.experiment, arm.arm): arm.title for item in comparisons for arm in item.arms}
+    for row in (row for rows in asked for row in rows if len(row.experiments) == 1):
+        names = [titles.get((row.experiments[0], arm or "")) for arm in (row.claim.arm, row.claim.baseline_arm)]
+        if names[0] and names[1]:
+            return Pair(a=names[0], b=names[1], dataset=row.datasets[0])
+    return Pair()
+
+
+def list_titles(comparisons: Iterable[ExperimentComparison]) -> list[str]:
+    """The models that the form offers, each title once."""
+    return list(dict.fromkeys(arm.title for item in comparisons if len(item.arms) <= LARGE_GRID for arm in item.arms))
+
+
+def answer_versus(found: Versus) -> str:
+    """As "Yes: NiNformer beats ViT on MNIST by 0.61 pp (96.7 % interval …, 5 runs of each)."; always one sentence."""
+    verdict, on = found.verdict, f"on {found.dataset.title}"
+    ours, theirs = name_sides(found)
+    if verdict.estimate is None or verdict.low is None or verdict.high is None:
+        return f"Not known yet: {_untrained(found, f'{ours} and {theirs} {on}')}{_to_decide(found)}."
+    word, sign = headline_of(verdict.status), -1 if verdict.estimate < 0 else 1
+    low, high = sorted((sign * verdict.low, sign * verdict.high))
+    size, *ends = (gain_in_words(found, gain).removeprefix("+") for gain in (abs(verdict.estimate), low, high))
+    interval = f"{as_confidence(verdict.confidence)} interval {from_to(*ends)}, {verdict.n} runs of each"
+    if word is Word.HOLDS:
+        return f"Yes: {ours} beats {theirs} {on} by {size} ({interval})."
+    if word is Word.FAILS:
+        return f"No: {theirs} beats {ours} {on} by {size} ({interval})."
+    ahead, behind = (ours, theirs) if sign > 0 else (theirs, ours)
+    told = f"Open: {ahead} is ahead of {behind} {on} by {size}, but the other order is possible, too ({interval})"
+    return f"{told}{_to_decide(found)}."
+
+
+def name_sides(found: Versus) -> tuple[str, str]:
+    """The two titles, each with its experiment where no experiment trains both."""
+    if found.is_paired:
+        return found.a.arm.title, found.b.arm.title
+    return tuple(f"{side.arm.title} ({side.experiment.title})" for side in (found.a, found.b))  # type: ignore[return-value]
+
+
+def gain_in_words(found: Versus, gain: float) -> str:
+    """A gain in the unit of the metric; of fractions in points."""
+    if found.metric.unit == "fraction":
+        return points(gain)
+    verdict = found.verdict
+    return value_in(found.metric.unit, as_precise_as(verdict.low, verdict.high))(gain)
+
+
+def _untrained(found: Versus, models: str) -> str:
+    if not found.is_paired:
+        return f"no experiment trains both {models}"
+    if found.cut:
+        return f"there are only shortened runs of {models}, which decide nothing"
+    return f"{models} were not both trained in full"
+
+
+def _to_decide(found: Versus) -> str:
+    """As "; 10 trainings (0.63 hours of one GPU) tell them apart with a chance of 80 % if they differ by 0.73 pp"."""
+    if not found.is_paired or not found.missing:
+        return ""
+    said = f"; {found.missing} trainings{f' ({hours})' if (hours := hours_in_words(found)) else ''} tell them apart"
+    if found.least is None:
+        return said
+    return f"{said} with a chance of 80 % if they differ by {gain_in_words(found, found.least).removeprefix('+')}"
+
+
+def hours_in_words(found: Versus) -> str:
+    """As "0.63 hours of one GPU or 170 hours of two CPU cores"; "" where nothing counted them."""
+    hours = found.hours or {}
+    return " or ".join(
+        f"{plain(float(f'{hours[kind]:.2g}'))} hours of {name}" for kind, name in DEVICES.items() if kind in hours
+    )
+
+
+def tell_images(found: Versus) -> str:
+    """The paired test of the right answers, image by image, of the networks that there are; "" without any."""
+    pairs, (ours, theirs) = found.images, name_sides(found)
+    if not pairs:
+        return ""
+    first, short = pairs[0], "of shortened runs, " if found.cut else ""
+    if len(pairs) == 1:
+        return (
+            f"Of {first.images:,} test images, {ours} alone is right on {first.a_alone:,} and {theirs} alone on "
+            f"{first.b_alone:,} ({short}{_p(first)}, McNemar’s exact test of these two networks)."
+        )
+    ahead, behind = (sum(side) for side in zip(*(_ahead(pair) for pair in pairs), strict=True))
+    return (
+        f"Of {len(pairs)} pairs of networks, {ours} is right on more images in {ahead} and {theirs} in {behind} "
+        f"({short}McNemar’s exact test, p < {SURE:g} each); the others can’t be told apart."
+    )
+
+
+def _ahead(pair: ImagePair) -> tuple[bool, bool]:
+    sure = pair.p_value < SURE
+    return sure and pair.a_alone > pair.b_alone, sure and pair.a_alone < pair.b_alone
+
+
+def _p(pair: ImagePair) -> str:
+    return "p < 0.0001" if pair.p_value < 1e-4 else f"p = {pair.p_value:.2g}"
+
+
+def draw_gain(found: Versus) -> Interval | None:
+    """The gain with its interval against zero; None without an interval."""
+    verdict = found.verdict
+    if verdict.estimate is None or verdict.low is None or verdict.high is None:
+        return None
+    ours, theirs = name_sides(found)
+    return draw_interval(
+        verdict.estimate,
+        (verdict.low, verdict.high),
+        points if found.metric.unit == "fraction" else value_in(found.metric.unit),
+        side=COLOURS[headline_of(verdict.status)],
+        told=f"The gain of {ours} over {theirs} with its interval, right of zero if {ours} is better",
+        has_zero=True,
+    )
+
+
+def facts_of(found: Versus) -> list[tuple[str, str]]:
+    """What stands below the answer: each model's number, what the plan can show, what is missing."""
+    write = value_in(found.metric.unit)
+    told = []
+    for title, side in zip(name_sides(found), (found.a, found.b), strict=True):
+        reached = "no result yet" if side.value is None else f"{write(side.value)} (n = {side.n})"
+        told.append((title, f"{reached}, {side.trained} of {side.planned} runs in full length"))
+    if found.least is not None:
+        least = gain_in_words(found, found.least).removeprefix("+")
+        detects = f"{found.a.planned} runs of each detect {least} or more with a chance of 80 %"
+        told.append(("power", f"{detects} (spread: {found.spread_source})"))
+    if found.missing and (hours := hours_in_words(found)):
+        told.append(("cost to decide", f"{found.missing} trainings, {hours}"))
+    return told

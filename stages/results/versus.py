@@ -1,0 +1,320 @@
+"""Does one model beat another on a data set?  Judged as a printed order is, for any two models of one experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+import numpy as np
+import scipy
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from stages.results.claim_tables import VerdictRow
+from stages.results.comparison import cut_of_each
+from stages.results.comparison_rows import ComparedRun, ComparisonRows, load_facts, printed_metrics, values_of
+from stages.results.counts import read_rules
+from stages.results.database import UnknownArm
+from stages.results.metrics import FIRST_METRICS, METRICS, MetricInfo
+from stages.results.tables import Arm, Array, Claim, Dataset, Experiment
+from stages.rules import Rules
+from stages.runs.evidence import unpack_correct
+from stages.verdicts import (
+    Design,
+    EvidenceLevel,
+    GainClaim,
+    Observation,
+    Sample,
+    Verdict,
+    evidence_level_of,
+    judge_gain,
+    not_tested,
+)
+from stages.verdicts.power_of_others import least_detected
+
+WITH_SPREAD = ("order", "difference", "gap", "equivalence")
+"""Kinds of claims whose power has the spread of a difference between two models."""
+Model = tuple[Experiment, Arm]
+Runs = Sequence[ComparedRun]
+
+
+class SameModel(ValueError):
+    """A model is compared with itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePair:
+    """Two networks of one replicate on the same test images: those that one of them alone gets right.
+
+    `p_value`: two-sided, of McNemar's exact test.  It is about these two networks, not about their kinds.
+    """
+
+    replicate: int
+    images: int
+    a_alone: int
+    b_alone: int
+    p_value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of the two models: its mean in the metric over `n` replicates, which may be shortened runs.
+
+    `trained` of the `planned` replicates ran as printed on all official data.
+    """
+
+    experiment: Experiment
+    arm: Arm
+    value: float | None
+    n: int
+    trained: int
+    planned: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versus:
+    """The answer to "does `a` beat `b`?"; the verdict has a's gain over b, better positive.
+
+    `is_paired`: one experiment trains both.  `cut` says how the runs were shortened, if they were.  `least`: the
+    difference that the plan detects with a chance of 80 %, by a spread that is measured, printed or assumed
+    (`spread_source`).  `claims`: the paper's own on this pair.
+    """
+
+    dataset: Dataset
+    metric: MetricInfo
+    a: Side
+    b: Side
+    verdict: Verdict
+    is_paired: bool = False
+    cut: str = ""
+    least: float | None = None
+    spread_source: str | None = None
+    images: tuple[ImagePair, ...] = ()
+    claims: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> int:
+        return sum(side.planned - side.trained for side in (self.a, self.b))
+
+    @property
+    def hours(self) -> dict[str, float] | None:
+        """By kind of device, what the missing trainings take; None if nothing counted one of them."""
+        left = [(side.planned - side.trained, side.arm.hours) for side in (self.a, self.b)]
+        if any(number and not hours for number, hours in left):
+            return None
+        return {kind: sum(number * hours.get(kind, 0.0) for number, hours in left) for kind in left[0][1] or left[1][1]}
+
+
+def models_on(session: Session, dataset: str) -> list[Model]:
+    """The models of every experiment on a data set, in the order of the params files."""
+    query = (
+        select(Experiment, Arm)
+        .join(Arm, Arm.experiment == Experiment.name)
+        .where(Experiment.dataset == dataset)
+        .order_by(Experiment.position, Arm.position)
+    )
+    return [(row.Experiment, row.Arm) for row in session.execute(query)]
+
+
+def versus(session: Session, dataset: Dataset, a: str, b: str) -> Versus:
+    """Judge the order of two models, each named by its arm, `<experiment>.<arm>` or its title.
+
+    Of several experiments that train both, the one with the strongest evidence answers.
+
+    Raises:
+        UnknownArm: no experiment on the data set has such a model.
+        SameModel: both names are of one model.
+    """
+    known = models_on(session, dataset.name)
+    ours, theirs = (_named(name, known) for name in (a, b))
+    shared = [name for name in ours if name in theirs and ours[name][1] is not theirs[name][1]]
+    if not shared and set(ours) & set(theirs):
+        raise SameModel(f"{a[:80]!r} and {b[:80]!r} are one model; name two")
+    names = shared or [next(iter(ours)), next(iter(theirs))]
+    metrics = {name: _metric(session, name, dataset.kind) for name in names}
+    facts, rules = load_facts(session, {name: [metric] for name, metric in metrics.items()}), read_rules(session)
+    pairs = {name: (ours[name], theirs[name]) for name in shared}
+    runs = {name: _strongest(facts, pair) for name, pair in pairs.items()}
+    name = min(shared, key=lambda name: (not runs[name], bool(_cut(runs[name])))) if shared else names[0]
+    one, other = pairs.get(name, (ours[names[0]], theirs[names[-1]]))
+    metric, found = metrics[name], runs.get(name, [])
+    sides = [_side(model, found or _strongest(facts, (model,)), facts, metric, rules) for model in (one, other)]
+    if not shared:
+        why = "No experiment trains both, so a difference could be that of their settings."
+        return Versus(dataset=dataset, metric=metric, a=sides[0], b=sides[1], verdict=not_tested(why))
+    images = _images(session, one, other, found) if metric.unit == "fraction" else ()
+    claims = _claims_on(session, name, metric)
+    verdict = _judge(one, other, found, facts, metric, rules, images)
+    spread, source = _spread(claims, verdict, {one[1].name, other[1].name})
+    least = spread and least_detected(_design(one[0], spread), rules)
+    return Versus(
+        dataset=dataset,
+        metric=metric,
+        a=sides[0],
+        b=sides[1],
+        verdict=verdict,
+        is_paired=True,
+        cut=_cut(found),
+        least=least * spread if least and spread else None,
+        spread_source=source,
+        images=images,
+        claims=tuple(
+            claim.id for claim, _ in claims if {claim.arm, claim.baseline_arm} == {one[1].name, other[1].name}
+        ),
+    )
+
+
+def _named(name: str, known: Iterable[Model]) -> dict[str, Model]:
+    """`{experiment: model}` of this name, which is unique within an experiment."""
+    models = list(known)
+    for fits in (
+        lambda model: name in (model[1].name, f"{model[0].name}.{model[1].name}"),
+        lambda model: name.casefold() == model[1].title.casefold(),
+    ):
+        found = {model[0].name: model for model in reversed(models) if fits(model)}
+        if found:
+            return dict(reversed(found.items()))
+    raise UnknownArm(name[:80], dict.fromkeys(arm.name for _, arm in models))
+
+
+def _metric(session: Session, experiment: str, kind: str) -> MetricInfo:
+    """What the paper compares these models by; else the first metric of its kind of data."""
+    printed = [METRICS[name] for name in printed_metrics(session, [experiment])[experiment]]
+    return next((info for info in printed if info.split == "test"), METRICS[FIRST_METRICS[kind][0]])
+
+
+def _strongest(facts: ComparisonRows, models: Sequence[Model]) -> Runs:
+    """The runs on real data of the strongest conditions that have all these models of one experiment."""
+    arms = {arm.name for _, arm in models}
+    runs = [run for run in facts.runs.get(models[0][0].name, ()) if run.arm in arms and run.provenance != "embedded"]
+    for position in sorted({run.group_position for run in runs}):
+        group = [run for run in runs if run.group_position == position]
+        if {run.arm for run in group} == arms:
+            return group
+    return []
+
+
+def _cut(runs: Runs) -> str:
+    return cut_of_each(runs[0].cut) if runs else ""
+
+
+def _decides(run: ComparedRun, rules: Rules) -> bool:
+    level = evidence_level_of(profile=run.profile, provenance=run.provenance, share=0.0, rules=rules)
+    return level is EvidenceLevel.DECIDES
+
+
+def _side(model: Model, runs: Runs, facts: ComparisonRows, metric: MetricInfo, rules: Rules) -> Side:
+    experiment, arm = model
+    own = [run for run in runs if run.arm == arm.name]
+    values = values_of(own, metric, facts)
+    of_arm = [run for run in facts.runs.get(experiment.name, ()) if run.arm == arm.name]
+    return Side(
+        experiment=experiment,
+        arm=arm,
+        value=fmean(values.values()) if values else None,
+        n=len(values),
+        trained=len({run.replicate for run in of_arm if _decides(run, rules)}),
+        planned=_planned(experiment),
+    )
+
+
+def _planned(experiment: Experiment) -> int:
+    return len(experiment.seeds) * (experiment.protocol["split"]["folds"] or 1)
+
+
+def _judge(
+    one: Model,
+    other: Model,
+    runs: Runs,
+    facts: ComparisonRows,
+    metric: MetricInfo,
+    rules: Rules,
+    images: Sequence[ImagePair],
+) -> Verdict:
+    """The verdict on "the first is better", by the judge of printed orders."""
+    if not runs:
+        return not_tested("Not both were trained yet.")
+    if not all(_decides(run, rules) for run in runs):
+        return not_tested("Only shortened runs so far; they decide nothing.")
+    lost = [run.excluded_test_images / (run.test_images + run.excluded_test_images) for run in runs]
+    differ = (images[0].a_alone + images[0].b_alone) / images[0].images if images else 1.0
+    design = _design(one[0], 1.0)
+    return judge_gain(
+        GainClaim(gain=1.0, margin=None, better="higher" if metric.better == "higher" else "lower"),
+        *(_sample(arm, runs, facts, metric) for _, arm in (one, other)),
+        rules=rules,
+        pairing="fold" if design.pairing == "fold" else "none",
+        planned=design.planned,
+        widening=max(lost) * differ,
+        folds=one[0].protocol["split"]["folds"] if design.pairing == "fold" else None,
+    )
+
+
+def _sample(arm: Arm, runs: Runs, facts: ComparisonRows, metric: MetricInfo) -> Sample:
+    own = [run for run in runs if run.arm == arm.name]
+    values = values_of(own, metric, facts)
+    return Sample(
+        tuple(
+            Observation(
+                index=run.replicate, value=values.get(run.replicate), environments=frozenset({run.machine_digest})
+            )
+            for run in own
+            if run.replicate in values or run.status == "diverged"
+        )
+    )
+
+
+def _design(experiment: Experiment, spread: float) -> Design:
+    pairing: Literal["fold", "none"] = "fold" if experiment.protocol["split"]["kind"] == "folds" else "none"
+    return Design(planned=_planned(experiment), spread=spread, source="assumed", because="", pairing=pairing)
+
+
+def _claims_on(session: Session, experiment: str, metric: MetricInfo) -> list[tuple[Claim, VerdictRow]]:
+    """The paper's claims about two models of this experiment in this metric."""
+    query = (
+        select(Claim, VerdictRow)
+        .join(VerdictRow, VerdictRow.claim == Claim.id)
+        .where(Claim.experiment == experiment, Claim.metric == metric.name, Claim.baseline_arm.is_not(None))
+        .order_by(Claim.position)
+    )
+    return [(row.Claim, row.VerdictRow) for row in session.execute(query)]
+
+
+def _spread(
+    claims: Sequence[tuple[Claim, VerdictRow]], verdict: Verdict, pair: set[str]
+) -> tuple[float | None, str | None]:
+    """Standard deviation of a difference of two replicates, and its source: ours, else that of a claim's plan.
+
+    A claim on this pair comes first, then one on other models of the experiment.
+    """
+    if verdict.spread:
+        return verdict.spread, "measured"
+    with_power = [
+        (claim, row.power) for claim, row in claims if claim.kind in WITH_SPREAD and row.power and row.power["spread"]
+    ]
+    with_power.sort(key=lambda item: {item[0].arm, item[0].baseline_arm} != pair)
+    return next(((power["spread"], power["source"]) for _, power in with_power), (None, None))
+
+
+def _images(session: Session, one: Model, other: Model, runs: Runs) -> tuple[ImagePair, ...]:
+    """Each pair of networks of one replicate whose right answers are kept, image by image."""
+    kept = dict(
+        session.execute(
+            select(Array.result_id, Array.content).where(
+                Array.kind == "correct", Array.result_id.in_([run.id for run in runs])
+            )
+        ).all()
+    )
+    sides = [{run.replicate: run for run in runs if run.arm == arm.name and run.id in kept} for _, arm in (one, other)]
+    found = []
+    for replicate, run in sides[0].items():
+        match = sides[1].get(replicate)
+        if match is None or match.test_images != run.test_images:
+            continue
+        mine, its = (unpack_correct(kept[each.id], each.test_images) for each in (run, match))
+        ahead, behind = int(np.sum(mine & ~its)), int(np.sum(its & ~mine))
+        p = float(scipy.stats.binomtest(ahead, ahead + behind).pvalue) if ahead + behind else 1.0
+        found.append(ImagePair(replicate=replicate, images=run.test_images, a_alone=ahead, b_alone=behind, p_value=p))
+    return tuple(found)

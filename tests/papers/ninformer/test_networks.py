@@ -1,0 +1,398 @@
+"""The paper's networks against loops over its equations, hand-worked cases and timm; their sizes."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stages.papers.ninformer import MLPMixer, PositionedViT, ViT
+from stages.papers.ninformer.layers import (
+    FeedForward,
+    MultiHeadAttention,
+    PatchEmbedding,
+    attention_reference,
+    count_patches,
+)
+from stages.papers.ninformer.local_vit import LocalFeedForward, LocalViTBlock
+from stages.papers.ninformer.ninformer import GatingUnit, NiNformerBlock
+from stages.papers.ninformer.positioned_vit import PositionedPatchEmbedding
+from stages.papers.ninformer.separable_local_vit import SeparableFeedForward
+from stages.papers.ninformer.shared_norm_ninformer import SharedNormBlock
+from stages.papers.ninformer.squeeze_excite_local_vit import SqueezeExciteFeedForward
+from stages.params.experiment import Params
+from stages.run import ModelSpec
+from tests.papers.properties import assert_equals, draw_images, renamed
+
+Matrix = list[list[float]]  # [token][channel]
+BOTH = pytest.mark.parametrize("block_class", [NiNformerBlock, SharedNormBlock])
+
+
+def layer_norm(x: Matrix, norm: nn.LayerNorm) -> Matrix:
+    scale, shift = norm.weight.tolist(), norm.bias.tolist()
+    rows = []
+    for row in x:
+        mean = sum(row) / len(row)
+        variance = sum((value - mean) ** 2 for value in row) / len(row)
+        rows.append(
+            [(v - mean) / math.sqrt(variance + 1e-5) * a + b for v, a, b in zip(row, scale, shift, strict=True)]
+        )
+    return rows
+
+
+def linear(row: list[float], layer: nn.Linear) -> list[float]:
+    weight, bias = layer.weight.tolist(), layer.bias.tolist()
+    return [sum(w * v for w, v in zip(ws, row, strict=True)) + b for ws, b in zip(weight, bias, strict=True)]
+
+
+def mlp(x: Matrix, layers: nn.Module) -> Matrix:
+    hidden = [[h * (1 + math.erf(h / math.sqrt(2))) / 2 for h in linear(row, layers.expand)] for row in x]
+    return [linear(row, layers.contract) for row in hidden]
+
+
+def transpose(x: Matrix) -> Matrix:
+    return [list(column) for column in zip(*x, strict=True)]
+
+
+def add(x: Matrix, y: Matrix) -> Matrix:
+    return [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(x, y, strict=True)]
+
+
+def gating(i: Matrix, unit: GatingUnit) -> Matrix:
+    y = add(transpose(mlp(transpose(layer_norm(i, unit.mixer.token_norm)), unit.mixer.token_mlp)), i)  # eq. 4
+    z = add(mlp(layer_norm(y, unit.mixer.channel_norm), unit.mixer.channel_mlp), y)  # eq. 5
+    projected = [linear(row, unit.linear) for row in i]
+    return [[a * b for a, b in zip(*rows, strict=True)] for rows in zip(z, projected, strict=True)]  # eq. 8
+
+
+def block_by_hand(x: Matrix, block: NiNformerBlock | SharedNormBlock) -> Matrix:
+    norms = (block.norm,) * 2 if isinstance(block, SharedNormBlock) else (block.gating_norm, block.mlp_norm)
+    y = add(gating(layer_norm(x, norms[0]), block.gating), x)  # eq. 9
+    return add(mlp(layer_norm(y, norms[1]), block.mlp), y)  # eq. 10
+
+
+def make_block(block_class: type[nn.Module] = NiNformerBlock) -> tuple[nn.Module, Tensor]:
+    block = block_class(num_tokens=5, dim=4, mlp_dim=7, token_dim=6, channel_dim=3, dropout=0.5).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.normal_(generator=generator)
+    return block, torch.randn(2, 5, 4, generator=generator, dtype=torch.float64)
+
+
+@BOTH
+def test_block_equals_loops_over_the_equations(block_class: type[nn.Module]) -> None:
+    block, x = make_block(block_class)
+    expected = torch.tensor([block_by_hand(sample, block) for sample in x.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(block(x), expected, rtol=0, atol=1e-9)
+
+
+def test_shared_layer_norm_is_both_of_the_equations_norms() -> None:
+    """As run, the equations' block with equal scales and shifts; their gradient is the sum of the two."""
+    shared, x = make_block(SharedNormBlock)
+    separate, _ = make_block()
+    weights = dict(shared.state_dict())
+    for part in ("weight", "bias"):
+        weights |= dict.fromkeys((f"gating_norm.{part}", f"mlp_norm.{part}"), weights.pop(f"norm.{part}"))
+    separate.load_state_dict(weights)
+    assert torch.equal(shared(x), separate(x))
+    shared(x).square().sum().backward()
+    separate(x).square().sum().backward()
+    for part in ("weight", "bias"):
+        gradients = {name: p.grad for name, p in (*shared.named_parameters(), *separate.named_parameters())}
+        total = gradients[f"gating_norm.{part}"] + gradients[f"mlp_norm.{part}"]
+        torch.testing.assert_close(gradients[f"norm.{part}"], total, rtol=1e-9, atol=1e-9)
+
+
+def test_attention_reference_gives_a_hand_worked_case() -> None:
+    # d_k = 4: the first query's scores are 2 ln 3 / 2 and 0, so its weights are 3/4 and 1/4; the second's are equal.
+    q = torch.tensor([[[[2.0, 0, 0, 0], [0, 0, 0, 0]]]], dtype=torch.float64)
+    k = torch.tensor([[[[math.log(3), 0, 0, 0], [0, 0, 0, 0]]]], dtype=torch.float64)
+    v = torch.tensor([[[[4.0, 0, 8, 0], [0, 4, 0, 8]]]], dtype=torch.float64)
+    expected = torch.tensor([[[[3.0, 1, 6, 2], [2, 2, 4, 4]]]], dtype=torch.float64)
+    torch.testing.assert_close(attention_reference(q, k, v), expected, rtol=0, atol=1e-12)
+
+
+def test_patch_embedding_is_a_linear_map_of_patches_in_raster_order() -> None:
+    embedding = PatchEmbedding(image_size=4, in_channels=2, dim=3, patch_size=2).double()
+    images = torch.randn(1, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weight, bias = embedding.projection.weight, embedding.projection.bias
+    assert bias is not None
+    expected = [
+        weight.flatten(1) @ images[0, :, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2].flatten() + bias
+        for row in range(2)
+        for column in range(2)
+    ]
+    torch.testing.assert_close(embedding(images)[0], torch.stack(expected), rtol=0, atol=1e-12)
+
+
+def test_feed_forward_is_linear_exact_gelu_linear() -> None:
+    mlp = FeedForward(dim=3, hidden_dim=5, dropout=0.5).double().eval()
+    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    hidden = x @ mlp.expand.weight.T + mlp.expand.bias
+    gelu = torch.tensor([[h * (1 + math.erf(h / math.sqrt(2))) / 2 for h in row] for row in hidden.tolist()])
+    expected = gelu.double() @ mlp.contract.weight.T + mlp.contract.bias
+    torch.testing.assert_close(mlp(x), expected, rtol=0, atol=1e-7)
+
+
+def test_feed_forward_drops_hidden_and_output_units() -> None:
+    mlp = FeedForward(dim=200, hidden_dim=300, dropout=0.5)
+    torch.manual_seed(0)
+    share_of_zeros = (mlp(torch.ones(50, 200)) == 0).double().mean().item()
+    assert share_of_zeros == pytest.approx(0.5, abs=0.02)
+    mlp.contract.weight.data.fill_(1.0)
+    mlp.contract.bias.data.zero_()
+    rows = [row[row != 0] / 2 for row in mlp(torch.ones(50, 200))]
+    assert len({round(row[0].item(), 4) for row in rows}) == 50, "equal inputs differ by the hidden units they lost"
+
+
+def test_heads_that_do_not_divide_the_dimension_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_heads is 3; expected a divisor of dim, which is 256"):
+        MultiHeadAttention(dim=256, num_heads=3)
+
+
+@pytest.mark.parametrize(("image_size", "patch_size", "patches"), [(28, 4, 49), (32, 4, 64), (4, 4, 1)])
+def test_patches_are_counted(image_size: int, patch_size: int, patches: int) -> None:
+    assert count_patches(image_size, patch_size) == patches
+
+
+@pytest.mark.parametrize(("image_size", "patch_size"), [(28, 3), (4, 8), (28, 0), (0, 4)])
+def test_impossible_patches_are_refused(image_size: int, patch_size: int) -> None:
+    with pytest.raises(ValueError, match=f"patch_size is {patch_size}"):
+        count_patches(image_size, patch_size)
+
+
+OUR_NAMES = {
+    "conv_pw.": "expand.0.",
+    "bn1.": "expand.1.",
+    "conv_dw.": "depthwise.0.",
+    "bn2.": "depthwise.1.",
+    "se.fc1.": "depthwise.3.squeeze.",
+    "se.fc2.": "depthwise.3.excite.",
+    "conv_pwl.": "contract.0.",
+    "bn3.": "contract.1.",
+}
+
+
+def h_swish(x: np.ndarray) -> np.ndarray:
+    return x * np.clip(x + 3, 0, 6) / 6
+
+
+def batch_norm(x: np.ndarray, norm: nn.BatchNorm2d) -> np.ndarray:
+    """x: [rows, columns, channels], with the running statistics."""
+    mean, variance, scale, shift = (
+        t.detach().numpy() for t in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+    )
+    return (x - mean) / np.sqrt(variance + 1e-5) * scale + shift
+
+
+def depthwise_by_hand(grid: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """grid: [rows, columns, channels], zeros around it; weight: [channels, 1, 3, 3]."""
+    size = len(grid)
+    mixed = np.zeros_like(grid)
+    for row in range(size):
+        for column in range(size):
+            for down in (-1, 0, 1):
+                for right in (-1, 0, 1):
+                    if 0 <= row + down < size and 0 <= column + right < size:
+                        mixed[row, column] += weight[:, 0, down + 1, right + 1] * grid[row + down, column + right]
+    return mixed
+
+
+def make_layer(dropout: float = 0.5) -> LocalFeedForward:
+    layer = LocalFeedForward(dim=4, channels=6, dropout=dropout).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for tensor in (*layer.parameters(), *layer.buffers()):
+            if tensor.is_floating_point():
+                tensor.uniform_(0.5, 2, generator=generator) if tensor.ndim == 1 else tensor.normal_(
+                    generator=generator
+                )
+    return layer
+
+
+def test_dropout_stands_after_the_last_batch_norm() -> None:
+    layer, without = make_layer(dropout=0.5).train(), make_layer(dropout=0.0).train()
+    torch.manual_seed(0)
+    tokens = torch.randn(8, 9, 4, dtype=torch.float64)
+    kept, dropped = without(tokens), layer(tokens)
+    survivors = dropped != 0
+    assert 0.3 < survivors.double().mean() < 0.7
+    torch.testing.assert_close(dropped[survivors], 2 * kept[survivors])
+
+
+def test_block_adds_both_residuals_outside() -> None:
+    block = LocalViTBlock(dim=4, num_heads=2, channels=6, dropout=0.0, conv_class=LocalFeedForward).double().eval()
+    x = torch.randn(2, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = block.attention(block.attention_norm(x)) + x
+    torch.testing.assert_close(block(x), block.conv(block.conv_norm(y)) + y, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("name", "conv_class"), [("conv", LocalFeedForward), ("se_conv", SqueezeExciteFeedForward)])
+def test_conv_equals_timm_in_value_and_gradients(
+    timm_vectors: dict[str, np.ndarray], name: str, conv_class: type[LocalFeedForward]
+) -> None:
+    layer = conv_class(dim=8, channels=16, dropout=0.5).double().eval()
+    weights = {  # timm squeezes with 1x1 convolutions
+        place: tensor[:, :, 0, 0] if "depthwise.3." in place and tensor.ndim == 4 else tensor
+        for place, tensor in renamed(timm_vectors, f"{name}/", OUR_NAMES).items()
+    }
+    missing = layer.load_state_dict(weights, strict=False)
+    assert not missing.unexpected_keys
+    assert all(key.endswith("num_batches_tracked") for key in missing.missing_keys)
+    grid = torch.from_numpy(timm_vectors["grid"]).requires_grad_()
+    outputs = layer(grid.flatten(2).transpose(1, 2)).transpose(1, 2).unflatten(2, (3, 3))
+    outputs.square().sum().backward()
+    assert grid.grad is not None
+    np.testing.assert_allclose(outputs.detach().numpy(), timm_vectors[f"{name}_outputs"], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(grid.grad.numpy(), timm_vectors[f"{name}_grid_gradients"], rtol=1e-9, atol=1e-9)
+
+
+def test_separable_conv_equals_loops_over_the_grid() -> None:
+    layer = SeparableFeedForward(dim=4, channels=6, dropout=0.5).double().eval()
+    tokens = torch.randn(2, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    kernels = {name: parameter.detach().numpy() for name, parameter in layer.named_parameters()}
+
+    def pointwise(grid: np.ndarray, name: str) -> np.ndarray:
+        return grid @ kernels[f"{name}.weight"][:, :, 0, 0].T + kernels[f"{name}.bias"]
+
+    for sample, outputs in zip(tokens.numpy(), layer(tokens).detach().numpy(), strict=True):
+        grid = h_swish(pointwise(sample.reshape(3, 3, 4), "expand"))
+        mixed = depthwise_by_hand(grid, kernels["depthwise.weight"]) + kernels["depthwise.bias"]
+        expected = pointwise(h_swish(pointwise(mixed, "pointwise")), "contract")
+        np.testing.assert_allclose(outputs, expected.reshape(9, 4), rtol=0, atol=1e-9)
+
+
+def test_separable_conv_drops_hidden_and_output_units() -> None:
+    torch.manual_seed(0)
+    layer = SeparableFeedForward(dim=64, channels=128, dropout=0.5)
+    tokens = torch.ones(8, 9, 64)
+    assert (layer(tokens) == 0).double().mean().item() == pytest.approx(0.5, abs=0.05)
+    nn.init.ones_(layer.contract.weight)
+    kept = [sample[sample != 0] for sample in layer(tokens)]
+    assert len({round(values[0].item(), 5) for values in kept}) == 8, (
+        "equal inputs differ by the hidden units they lost"
+    )
+
+
+OUR_NAMES_VIT = {
+    "patch_embed.proj": "patch_embedding.projection",
+    "norm1": "attention_norm",
+    "attn.qkv": "attention.qkv",
+    "attn.proj": "attention.projection",
+    "norm2": "mlp_norm",
+    "fc1": "expand",
+    "fc2": "contract",
+    "pos_embed": "patch_embedding.positions",
+}
+
+
+@pytest.mark.parametrize(("name", "model_class"), [("vit", ViT), ("positioned_vit", PositionedViT)])
+def test_vit_equals_timm_in_logits_and_image_gradients(
+    timm_vectors: dict[str, np.ndarray], name: str, model_class: type[ViT | PositionedViT]
+) -> None:
+    model = model_class(
+        image_size=12, in_channels=3, num_classes=5, patch_size=4, dim=8, depth=2, num_heads=2, mlp_dim=16, dropout=0.0
+    ).double()
+    weights = renamed(timm_vectors, f"{name}/", OUR_NAMES_VIT)
+    if name == "positioned_vit":  # theirs has a batch axis
+        weights["patch_embedding.positions"] = weights["patch_embedding.positions"][0]
+    model.load_state_dict(weights)
+    assert_equals(model, timm_vectors, f"{name}_")
+
+
+MIXERS_NAMES = {
+    "stem.proj": "patch_embedding.projection",
+    "norm1": "token_norm",
+    "mlp_tokens": "token_mlp",
+    "norm2": "channel_norm",
+    "mlp_channels": "channel_mlp",
+    "fc1": "expand",
+    "fc2": "contract",
+}
+
+
+def test_mixer_equals_timm_in_logits_and_image_gradients(timm_vectors: dict[str, np.ndarray]) -> None:
+    sizes = {"image_size": 12, "in_channels": 3, "num_classes": 5, "patch_size": 4, "dim": 8, "depth": 2}
+    model = MLPMixer(**sizes, token_dim=12, channel_dim=16, dropout=0.0).double()
+    model.load_state_dict(renamed(timm_vectors, "mixer/", MIXERS_NAMES))
+    assert_equals(model, timm_vectors, "mixer_")
+
+
+def test_positions_are_drawn_small_and_around_zero() -> None:
+    torch.manual_seed(0)
+    positions = PositionedPatchEmbedding(image_size=32, in_channels=3, dim=256, patch_size=4).positions
+    assert positions.shape == (64, 256)
+    assert abs(positions.mean().item()) < 4 * 0.02 / positions.numel() ** 0.5
+    assert positions.std().item() == pytest.approx(0.02, rel=0.03)
+
+
+Build = Callable[..., nn.Module]
+
+PRINTED = {
+    (data, arm) for data in ("mnist", "cifar10", "cifar100") for arm in ("vit", "mlp-mixer", "local-vit", "ninformer")
+}
+PARAMETERS_OF_CLASSES = {
+    "ViT": (2_112_266, 2_112_266, 2_120_458, 2_143_588),
+    "PositionedViT": (2_112_266 + 49 * 256, 2_112_266 + 16_384, 2_120_458 + 16_384, 2_143_588 + 16_384),
+    "MLPMixer": (1_265_614, 1_327_114, 1_335_306, 1_358_436),
+    "LocalViT": (2_137_866, 2_137_866, 2_146_058, 2_169_188),
+    "SqueezeExciteLocalViT": (2_664_714, 2_664_714, 2_672_906, 2_696_036),
+    "SeparableLocalViT": (3_183_370, 3_183_370, 3_191_562, 3_214_692),
+    "NiNformer": (2_584_526, 2_646_026, 2_654_218, 2_677_348),
+    "SharedNormNiNformer": (2_582_478, 2_643_978, 2_652_170, 2_675_300),
+}
+"""MNIST at 28 and at 32 pixels, CIFAR-10, CIFAR-100; computed from the text's shapes, not from our modules."""
+
+
+def test_parameter_counts_of_every_class_equal_the_hand_computed_ones(
+    meta_models: dict[str, dict[str, nn.Module]],
+) -> None:
+    counts = {
+        name: tuple(sum(p.numel() for p in model.parameters()) for model in models.values())
+        for name, models in meta_models.items()
+    }
+    assert counts == PARAMETERS_OF_CLASSES
+
+
+def test_every_params_block_builds_a_model_that_maps_its_images_to_its_classes(
+    params: Params, printed_models: dict[tuple[str, str], nn.Module]
+) -> None:
+    assert len(printed_models) >= len(PRINTED)
+    for (dataset, _), model in printed_models.items():
+        source = params.datasets[dataset]
+        with torch.inference_mode():
+            assert model(torch.zeros(2, *source.shape)).shape == (2, source.classes)
+
+
+def test_arms_of_a_data_set_differ_only_in_their_own_keywords(
+    printed_specs: dict[tuple[str, str], ModelSpec],
+) -> None:
+    shared = ("image_size", "in_channels", "num_classes", "patch_size", "dim", "depth", "dropout")
+    for dataset in {dataset for dataset, _ in PRINTED}:
+        blocks = [spec.arguments for place, spec in printed_specs.items() if place in PRINTED and place[0] == dataset]
+        assert len(blocks) == 4
+        assert len({tuple(block[key] for key in shared) for block in blocks}) == 1
+
+
+def test_dropout_stands_only_in_the_mlps(small_model: Build) -> None:
+    dropouts = {name.rsplit(".", 1)[0] for name, m in small_model().named_modules() if isinstance(m, nn.Dropout)}
+    assert dropouts
+    assert all(name.endswith(("mlp", "conv")) for name in dropouts)
+
+
+def test_only_vit_cannot_tell_the_order_of_patches(small_model: Build) -> None:
+    """No positions and a mean over tokens: Procedure 1's ViT sees a bag of patches; the others don't."""
+    model = small_model().double().eval()
+    images = draw_images().double()
+    patches = F.unfold(images, kernel_size=4, stride=4)
+    places = torch.tensor([1, 0, *range(2, 9)])
+    shuffled = F.fold(patches[:, :, places], (12, 12), kernel_size=4, stride=4)
+    difference = (model(images) - model(shuffled)).abs().max().item()
+    if type(model).__name__ == "ViT":
+        assert difference < 1e-12
+    else:
+        assert difference > 1e-4

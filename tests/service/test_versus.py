@@ -1,0 +1,135 @@
+"""Does one model beat another?  One sentence by the judge of printed orders, and a test image by image."""
+
+import re
+from html import unescape
+from math import comb
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from stages.results import Array, Result, Word, open_results
+from stages.runs.evidence import unpack_correct
+from tests.service.test_errors import BROWSER, assert_page, assert_problem
+from tests.service.test_hostile import FEW, NAMES, encoded
+
+ADDRESS = "/api/v1/versus"
+
+
+def ask(client: TestClient, dataset: str, a: str, b: str) -> dict[str, Any]:
+    answer = client.get(ADDRESS, params={"dataset": dataset, "a": a, "b": b})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def test_it_says_of_every_printed_order_of_two_models_what_the_claim_s_verdict_says(
+    published_client: TestClient,
+) -> None:
+    """The numbers of the order; the size of a printed difference is a verdict of its own."""
+    claims = published_client.get("/api/v1/claims?limit=1000").json()
+    seen = 0
+    for claim in claims:
+        verdict = claim["verdict"]
+        is_pair = claim["kind"] in ("order", "difference") and "*" not in (claim["arm"] or "*")
+        if not is_pair or verdict["basis"] != "results" or verdict["low"] is None or claim["reading"]:
+            continue
+        (dataset,), experiment = claim["datasets"], claim["experiment"]
+        found = ask(published_client, dataset, f"{experiment}.{claim['arm']}", f"{experiment}.{claim['baseline_arm']}")
+        assert claim["id"] in found["claims"] and found["status"] == verdict["status"]
+        for name in ("confidence", "p_value"):
+            assert found[name] == pytest.approx(verdict[name])
+        assert [found["gain"][end] for end in ("low", "high")] == pytest.approx([verdict["low"], verdict["high"]])
+        seen += 1
+    assert seen >= 2
+
+
+def test_the_answer_turns_with_the_question_and_is_one_sentence(published_client: TestClient) -> None:
+    yes, no = (ask(published_client, "sgemm", *pair) for pair in (PAIR, PAIR[::-1]))
+    assert (yes["word"], no["word"], yes["a"]["title"]) == ("holds", "fails", no["b"]["title"])
+    assert yes["gain"]["low"] == pytest.approx(-no["gain"]["high"]) and yes["p_value"] == pytest.approx(no["p_value"])
+    size = f"{yes['gain']['value']:.3f}"
+    titles = rf"{yes['a']['title']} beats {yes['b']['title']} on .*"
+    told = rf"{titles} by {size} nats \(96.7 % interval .* to .* nats, 5 runs of each\)\."
+    assert re.fullmatch(f"Yes: {told}", yes["sentence"]) and re.fullmatch(f"No: {told}", no["sentence"])
+    assert yes["missing"] == 0 and yes["detectable"] > 0 and yes["spread_source"] == "measured"
+
+
+PAIR = ("dac-mlp-141x5", "mlp-141x5")
+
+
+def test_what_is_not_trained_says_so_with_power_and_cost(computed_client: TestClient) -> None:
+    found = ask(computed_client, "cifar10", "NiNformer", "vit")
+    assert found["word"] == "not tested" and found["gain"] is None and found["missing"] == 10 and found["cut"]
+    hours = found["hours"]["cuda"]
+    assert f"10 trainings ({hours:.2g} hours of one GPU or " in found["sentence"]
+    assert f"with a chance of 80 % if they differ by {100 * found['detectable']:.2f} pp." in found["sentence"]
+    assert found["sentence"].count(". ") == 0 and found["sentence"].startswith(
+        "Not known yet: there are only shortened"
+    )
+    never = ask(computed_client, "imagenette", "dac-resnet20-v1", "resnet20-v1")
+    assert (
+        never["a"]["ours"] is None and "were not both trained in full" in never["sentence"] and never["hours"] is None
+    )
+    apart = ask(computed_client, "cifar10", "hyperbf", "ninformer")
+    assert apart["sentence"].startswith("Not known yet: no experiment trains both HyperBF (")
+
+
+def test_right_answers_are_compared_image_by_image(published_client: TestClient, published: str) -> None:
+    """Counted here from the bitmaps; the exact test is a sum of binomial coefficients."""
+    found = ask(published_client, "mnist", "ninformer", "vit")
+    (pair,) = found["images"]
+    with open_results(published)() as session:
+        kept = {
+            row.arm: unpack_correct(array.content, row.test_images)
+            for row, array in session.query(Result, Array).join(Array, Array.result_id == Result.id)
+            if row.experiment == "ninformer-mnist" and array.kind == "correct"
+        }
+    ours, theirs = kept["ninformer"], kept["vit"]
+    ahead, behind = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+    assert (pair["a_alone"], pair["b_alone"], pair["images"]) == (ahead, behind, len(ours))
+    tail = sum(comb(ahead + behind, k) for k in range(min(ahead, behind) + 1)) / 2 ** (ahead + behind)
+    assert pair["p_value"] == pytest.approx(2 * tail, rel=1e-6)
+    page = unescape(published_client.get("/versus?dataset=mnist&a=ninformer&b=vit").text)
+    assert f"alone is right on {ahead:,} and ViT alone on {behind:,} (of shortened runs, p < 0.0001" in page
+
+
+def test_folds_and_full_runs_are_judged_as_in_the_experiment(client: TestClient) -> None:
+    found = ask(client, "mnist", "ninformer", "vit")
+    assert found["a"]["trained"] == found["b"]["trained"] == 3 and len(found["images"]) == 3
+    assert found["word"] in list(Word) and found["gain"]["n"] == 3
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "words"),
+    [
+        ("dataset=imagenet&a=vit&b=ninformer", 404, "known: mnist, cifar10, cifar100"),
+        ("dataset=mnist&a=resnet&b=ninformer", 404, "known: vit, mlp-mixer"),
+        ("dataset=mnist&a=vit&b=ViT", 422, "are one model; name two"),
+        ("dataset=mnist&a=vit", 422, "query.b"),
+        ("dataset=mnist&a=&b=vit", 422, "query.a"),
+        (f"dataset=mnist&a={'x' * 121}&b=vit", 422, "query.a"),
+        ("a=vit&b=ninformer", 422, "query.dataset"),
+        ("dataset=mnist&a=vit&b=ninformer&metric=loss", 422, "metric"),
+    ],
+)
+def test_a_bad_question_is_a_problem_on_the_route_and_a_page_in_a_browser(
+    client: TestClient, query: str, status: int, words: str
+) -> None:
+    assert_problem(client.get(f"{ADDRESS}?{query}"), status, words)
+    if all(name in query for name in ("a=v", "&b=", "dataset=")) and "metric" not in query:
+        assert_page(client.get(f"/versus?{query}", headers=BROWSER), client.get(f"/versus?{query}"))
+
+
+@pytest.mark.parametrize("kind", FEW)
+def test_a_hostile_name_of_a_model_is_refused(client: TestClient, kind: str) -> None:
+    name = encoded(NAMES[kind])
+    for query in (f"a={name}&b=vit", f"a=vit&b={name}"):
+        assert_problem(client.get(f"{ADDRESS}?dataset=mnist&{query}"), 422 if len(NAMES[kind]) > 120 else 404)
+
+
+def test_the_page_asks_answers_and_leads_to_the_paper_s_own_claims(published_client: TestClient) -> None:
+    form = published_client.get("/versus").text
+    assert 'action="/versus"' in form and "<option>NiNformer</option>" in form and 'class="told"' not in form
+    html = unescape(published_client.get(f"/versus?dataset=sgemm&a={PAIR[0]}&b={PAIR[1]}").text)
+    assert ask(published_client, "sgemm", *PAIR)["sentence"] in html and 'class="dots interval"' in html
+    assert 'href="/claims/dac.sgemm.best"' in html
