@@ -68,11 +68,12 @@ endif
 # A process a core with one thread each: files in parallel are faster than threads in small tests.
 PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations 20
 
+# Asked for together, both are one run, which starts once and records the published evidence once.
 test: $(READY)  ## the tests: every equation, rule, verdict, page and route, within some minutes
-	$(PARALLEL)
+	$(if $(filter test-long,$(MAKECMDGOALS)),@:,$(PARALLEL))
 
 test-long: $(READY)  ## those with browsers, servers, whole projects, simulations, and what stands in for a GPU
-	$(PARALLEL) -m "long and not slow and not gpu and not network and not cluster"
+	$(PARALLEL) -m "$(if $(filter test,$(MAKECMDGOALS)),,long and )not slow and not gpu and not network and not cluster"
 
 test-cluster: cluster  ## the tests with a Ray cluster on this machine: nodes killed, heads restarted
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "cluster and not slow" --durations 10 tests/cluster

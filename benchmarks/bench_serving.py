@@ -36,8 +36,8 @@ from benchmarks.server import free_port, server
 from benchmarks.timing import Line, milliseconds
 from service.inference.workers import cores_here
 from stages.checkpoint.predictor import Predictor, load_predictor
+from stages.device import keep_freed_memory
 from stages.images import decode_image
-from stages.memory import keep_freed_memory
 from stages.recording import record
 
 MODELS = (
@@ -80,7 +80,7 @@ import sys
 from benchmarks.asking import pngs
 from benchmarks.bench_serving import file_of, raw
 from stages.checkpoint.predictor import load_predictor
-from stages.memory import keep_freed_memory
+from stages.device import keep_freed_memory
 keep_freed_memory()
 predictor = load_predictor(file_of(sys.argv[1]))
 images = pngs(64, predictor.contract.shape)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from stages.memory import keep_freed_memory
+from stages.device import keep_freed_memory
 from stages.ops.fast import attention, dac
 from stages.training.environment import describe_environment
 

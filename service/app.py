@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.middleware.gzip import GZipMiddleware
+from fastapi.openapi.utils import get_openapi
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 from sqlalchemy.exc import DBAPIError
@@ -21,15 +22,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from service import openapi
 from service.database import queries
 from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional, dated
+from service.examples import load_examples
 from service.http.access import AccessPolicy, KeyFile
 from service.http.caching import NotModified, edition_of, not_modified
 from service.http.counts import RequestCounter
 from service.http.downloads import Exports
-from service.http.errors import install_error_handlers
+from service.http.errors import ProblemOut, declared, install_error_handlers
 from service.http.headers import MAX_REQUEST_HEADER_BYTES
 from service.http.metrics import Metrics
 from service.http.middleware import (
@@ -118,7 +119,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.include_router(module.router, dependencies=[Depends(conditional), Depends(dated)])
     for module in (export, oip, health, reference):
         app.include_router(module.router)
-    app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
+    app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     return app
 
@@ -296,3 +297,34 @@ def _version() -> str:
         return version("claimcheck")
     except PackageNotFoundError:
         return "0"
+
+
+def _describe(app: FastAPI) -> dict[str, Any]:
+    """Build the OpenAPI document once, with our single error shape where FastAPI would describe its own."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schemas = document["components"]["schemas"]
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        schemas["ProblemOut"] = ProblemOut.model_json_schema()
+        problem = declared(422)[422]
+        for item in document["paths"].values():
+            for operation in item.values():
+                if "application/json" in operation["responses"].get("422", {}).get("content", {}):
+                    operation["responses"]["422"] = problem
+        _add_examples(document, load_examples())
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def _add_examples(document: dict[str, Any], examples: Mapping[str, Mapping[str, Any]]) -> None:
+    """Adds real requests as commands, and their answers as examples."""
+    for item in document["paths"].values():
+        for operation in item.values():
+            example = examples.get(operation["operationId"])
+            if example is None:
+                continue
+            operation["x-codeSamples"] = [{"lang": "shell", "source": example["curl"]}]
+            operation["responses"]["200"]["content"]["application/json"]["example"] = example["answer"]
+            if "body" in example:
+                operation["requestBody"]["content"]["application/json"]["x-example"] = example["body"]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from stages.claims import ClaimsError
-from stages.commands import claims, command, evidence, proposal, repro, status, trainings, why
+from stages.commands import claims, command, evidence, proposal, reported, repro, status, trainings, why
 from stages.commands.command import USAGE, Command, Parser, UsageError, names, print_answer
 from stages.datasets.packed import PackedDataError
 from stages.faults import FAULTS, INTERRUPTED, STOPPED, Mistake, describe_fault, mend_streams
@@ -133,6 +133,17 @@ def add_equivalent(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plain", action="store_true", help="without C++, for a change that removes a fast path")
 
 
+def add_judge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("claims", type=Path, help="CSV with the columns id, kind, metric, arm, baseline, printed, ...")
+    parser.add_argument("results", type=Path, help="CSV with the columns dataset, arm, seed, metric, value")
+    parser.add_argument("--rules", type=Path, help="YAML with other margins and levels (default: those of params.yaml)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a self-contained page")
+
+
+def add_lint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("claims", type=Path, help="CSV as for claimcheck judge, or data/claims.csv")
+
+
 def add_shell(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=command.SHELLS, metavar="shell", help=" or ".join(command.SHELLS))
 
@@ -195,6 +206,20 @@ COMMANDS = {
         add_to=add_register,
         run=claims.register,
         codes={1: "nothing was written, or a registration no longer matches (--check)"},
+    ),
+    "judge": Command(
+        does="Judge printed numbers by results that you already have, without training.",
+        example="claimcheck judge claims.csv results.csv --html report.html",
+        add_to=add_judge,
+        run=reported.judge,
+        codes={1: "a row couldn't be judged; the others were"},
+    ),
+    "lint": Command(
+        does="Check a table of claims: units, directions, models, and printed gains against their cells.",
+        example="claimcheck lint claims.csv",
+        add_to=add_lint,
+        run=reported.lint,
+        codes={1: "a row has a fault"},
     ),
     "why": Command(
         does="Explain why a run was or would be trained: its key, what changed, which claims need it.",

@@ -24,9 +24,8 @@ from torch import nn
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import dump_checkpoint
 from stages.datasets.packed import PackedInfo, read_info
-from stages.device import devices_of, pick_device
+from stages.device import devices_of, keep_freed_memory, pick_device
 from stages.evaluation.flops import FlopCounts
-from stages.memory import keep_freed_memory
 from stages.ops.fast.cpp import TAKEN, keep_compiled_steps_apart
 from stages.ops.fast.replay import describe_graphs
 from stages.run import RunSpec, canonical_json, environment_digest

@@ -1,7 +1,5 @@
 """A machine that knows torch, numpy and safetensors alone, played in a process that has loaded more."""
 
-from __future__ import annotations
-
 import re
 import signal
 import sys

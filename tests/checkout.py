@@ -1,7 +1,5 @@
 """A checkout with the real graph and the real code, a data set and two tiny experiments, under git and DVC."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What a training asks of its device, operator by operator, and whether CUDA has it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a process does to itself before a test's verb: it takes its own rights, or leaves no room on the disk."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -3,8 +3,6 @@
 It keeps what it holds while it is down.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

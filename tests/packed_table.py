@@ -1,7 +1,5 @@
 """A small packed table, as `preprocess` leaves one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A PostgreSQL only for tests: a cluster in a temporary folder, on 127.0.0.1 and a free port, removed afterwards."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -6,8 +6,6 @@ with exit status and output.  Settings that the interpreter or a library reads a
 torch) are those of the server, and functions of `atexit` aren't called: what is about these starts a real process.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib

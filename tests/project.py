@@ -1,7 +1,5 @@
 """A small project in a separate folder: one experiment, two tiny arms, a packed stand-in, ready to train."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

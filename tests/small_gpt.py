@@ -1,7 +1,5 @@
 """Language models of NMN's experiments made small, under the protocol that is printed, and how much text they read."""
 
-from __future__ import annotations
-
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
 
 VOCABULARY, CONTEXT, WINDOWS = 50, 16, 36

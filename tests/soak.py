@@ -1,7 +1,5 @@
 """The observations of a long test, as a file to commit: `make soak` writes `docs/soak/<name>.json`."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

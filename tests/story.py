@@ -1,7 +1,5 @@
 """Pages that tell a story in code blocks: the files they write, the commands they run, the answers they print."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

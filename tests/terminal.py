@@ -1,7 +1,5 @@
 """A command on a pseudo-terminal, as a person sees it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """Published lines stay: `record`, `verify` and `audit` compare the record with git's history."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`make bench`: every benchmark gives lines of one table, and a goal is met on its own side."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import datetime

@@ -1,7 +1,5 @@
 """A `dvc.lock` that DVC can't read: what is wrong and what to do is said before anything runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

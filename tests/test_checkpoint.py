@@ -1,7 +1,5 @@
 """Checkpoints: the saved network is the one that answers, and anything else is refused with its reason."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Published lines agree with themselves; `record` names each number edited in one, with file and line."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Runs are cut to a few steps without another way through the code; a little of every kind of data is packed."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every step is on the device of its data, and CUDA has a kernel for each of its operators: without a GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """DVC follows no imports: `stages.inputs` does, and a stage of dvc.yaml depends on the file that it writes for it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

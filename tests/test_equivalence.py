@@ -1,7 +1,5 @@
 """A refactoring keeps its evidence if it is shown to change no number, and only then."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

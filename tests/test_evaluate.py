@@ -3,8 +3,6 @@
 It is incremental by run, holds one network at a time, and a run that can't be evaluated delays no other.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import hashlib

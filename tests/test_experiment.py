@@ -1,7 +1,5 @@
 """Params: the printed numbers are there, plans derived from them are right, and every mistake is one clear error."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Callable

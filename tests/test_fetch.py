@@ -1,7 +1,5 @@
 """The verbs fetch and preprocess."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

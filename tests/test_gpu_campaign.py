@@ -1,7 +1,5 @@
 """`benchmarks.gpu_campaign`, rehearsed on the CPU by processes: a machine that knows torch alone, for moments."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

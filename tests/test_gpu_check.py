@@ -1,7 +1,5 @@
 """`benchmarks.gpu_check`, rehearsed on the CPU: what fails is named at the end and holds up nothing else."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Uploads become a network's input the same way as images in `evaluate`, and bad ones are refused."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import math

@@ -1,7 +1,5 @@
 """What the locks pin, for those who answer for it: named by `make sbom`, its known vulnerabilities by `make audit`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The frame: the Makefile's commands exist, and .ci/setup installs its part of the locks or says why not."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -11,7 +9,7 @@ pytestmark = pytest.mark.long
 
 SCRIPT = """
 import numpy, resource
-from stages.memory import keep_freed_memory
+from stages.device import keep_freed_memory
 assert keep_freed_memory() == {keep}
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -38,7 +36,7 @@ def test_a_peak_starts_anew_although_freed_memory_is_kept() -> None:
     script = """
 import numpy, torch
 from stages.training.environment import peak_memory_bytes, reset_peak_memory
-from stages.memory import keep_freed_memory
+from stages.device import keep_freed_memory
 keep_freed_memory()
 cpu = torch.device("cpu")
 numpy.ones(256 * 2**20, dtype="uint8")

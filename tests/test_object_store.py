@@ -1,7 +1,5 @@
 """The store, in a folder or an object store: whole outcomes or none, published once, damage noticed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Inside trained networks: really trained ones are observed, recorded, queried and drawn."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """The whole graph with real DVC in a separate checkout: no-op, reruns after a change, pulling, `kill -9` of dvc."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`claimcheck plan`: the cost of trainings, from the real params and before anything trains."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -22,7 +20,7 @@ from stages.run import ModelSpec, Replicate, SplitSpec, training_counts
 from stages.runs.evidence import EvidenceLine, read_lines
 from stages.runs.store import RunStore
 from stages.scheduling.planning import (
-    Cost,
+    PlannedCost,
     add_up,
     expected_epochs,
     in_other_profile,
@@ -124,7 +122,7 @@ def test_what_two_experiments_share_is_counted_once(params: Params) -> None:
 
 
 def test_hours_are_those_of_the_flops_and_at_least_those_of_the_steps(params: Params) -> None:
-    def time(flops: int) -> Cost:
+    def time(flops: int) -> PlannedCost:
         profile = params.profiles["paper"]
         (cost,) = plan_costs(params, profile, ["ninformer-mnist"], lambda model, shape, vocabulary: flops).values()
         return cost
@@ -331,7 +329,7 @@ def test_it_decides_nothing_says_so_and_never_goes_before_results_as_printed() -
 
 
 def test_its_products_are_counted_at_their_own_rate_and_no_start_of_a_step_is_shorter(params: Params) -> None:
-    def plan(profile: str, flops: int) -> Cost:
+    def plan(profile: str, flops: int) -> PlannedCost:
         counted = plan_costs(params, params.profiles[profile], ["ninformer-mnist"], lambda model, shape, text: flops)
         return add_up(counted.values(), params.rates)
 

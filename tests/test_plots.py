@@ -1,7 +1,5 @@
 """`dvc plots show` by real DVC: one line per arm, with a band over its replicates."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """The database on PostgreSQL, by URL: the same content and the same answers as on SQLite."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A stage in a fork of the process that has loaded the libraries is as one of its own: output, exit code, end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Evidence: only real data and current code are published, with the revision and whether it was clean."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

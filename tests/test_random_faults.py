@@ -12,8 +12,6 @@ registrations), sealed and often committed as a forger would, are named by `reco
 `CLAIMCHECK_SOAK_FAULTS` and `CLAIMCHECK_SOAK_EDITS` say how many; `CLAIMCHECK_SOAK_SEED` the first seed.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The README and docs/results.md say what the evidence says, and name what exists."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -89,7 +87,7 @@ def test_the_numbers_of_statements_are_those_of_the_claims() -> None:
     claims = read_claims(REPOSITORY / "data" / "claims.csv")
     implied = {claim.id for claim in claims if claim.id.endswith(".order") or claim.id.startswith("ninformer.rank.")}
     elsewhere = {claim.id for claim in claims if claim.place == "authors' web pages"} - implied
-    shown = r"In all (\d+) statements: (\d+) of the papers, (\d+) of web pages .*? and (\d+) orders"
+    shown = r"There are (\d+) claims: (\d+) from the papers, (\d+) from web pages .*? and (\d+) orders"
     (counts,) = re.findall(shown, README, re.DOTALL)
     assert [*map(int, counts)] == [
         *(len(claims), len(claims) - len(elsewhere) - len(implied)),

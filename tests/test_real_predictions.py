@@ -1,7 +1,5 @@
 """Real test images through a real server: `/predict` gives the same as `evaluate`'s own predictor."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -17,7 +15,7 @@ import pytest
 from PIL import Image
 
 from stages.checkpoint.predictor import load_predictor
-from stages.datasets import mnist
+from stages.datasets.binary_images import MNIST
 from stages.datasets.packed import ImageSet, read_images, read_info
 from stages.recording import record
 from tests.project import REPOSITORY
@@ -75,8 +73,8 @@ def real_mnist() -> ImageSet:
     beside = REPOSITORY.parent / "shared" / "data" / "mnist"
     mirror = os.environ.get("CLAIMCHECK_MIRROR")
     for folder in (Path(mirror) / "mnist" if mirror else beside, beside):
-        if (folder / mnist.FILES["test"][0]).is_file():
-            return mnist.read_split(folder, "test")
+        if (folder / MNIST.files["test"][0]).is_file():
+            return MNIST.read_split(folder, "test")
     pytest.skip("no real data: set CLAIMCHECK_MIRROR to a folder of mirrored data sets (docs/data.md)")
 
 

@@ -1,7 +1,5 @@
 """`claimcheck repro` with real DVC: a line a stage, a live line on a terminal, a failing stage's output, Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

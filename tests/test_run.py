@@ -1,7 +1,5 @@
 """Run specs, their keys, and the code in them: all that a run executes, wherever it lies."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """The runner trains what the store lacks, says why, adopts what was pulled, and leaves no stale run behind."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """docs/add-a-paper.md, carried out in a copy of the project: the page's steps suffice, and its answers come."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Damaged outcomes: tests/test_runner.py, tests/test_object_store.py; states: test
 is away: tests/test_object_store.py, tests/scheduling/test_object_leases.py; what a verb says: tests/test_faults.py.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

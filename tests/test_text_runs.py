@@ -1,7 +1,5 @@
 """An experiment on text, from params to the database: small language models, the real grammar of the stand-in."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

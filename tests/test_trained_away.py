@@ -1,7 +1,5 @@
 """An experiment trained into an object store: bit for bit the folder's result, and no other clone trains it again."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

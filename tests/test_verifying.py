@@ -1,7 +1,5 @@
 """`claimcheck verify` on a clone of this repository with its published evidence, each link changed once."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What changes a run's numbers without changing its key is named in the environment of its result."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import importlib
@@ -165,14 +163,21 @@ def test_a_start_hook_that_no_package_brought_is_named(tmp_path: Path, monkeypat
 
 
 def test_paths_in_variables_are_published_as_digests_and_our_modules_by_another_importer_are_named(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LD_PRELOAD", "/a/lib.so")
+    for name in ("LD_AUDIT", "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
+        monkeypatch.setenv(name, "1")
+    shadows = {"random": "random.py", "torch.own": "torch/own.py", "shadow": "site-packages/shadow.py"}
+    for name, file in shadows.items():  # on PYTHONPATH they come before the packages
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__file__=str(tmp_path / file)))
     monkeypatch.delitem(LOADED, "stages.training.loop")
     found = process.describe_process({})
     assert found["variables"]["LD_PRELOAD"] == process.digest(b"/a/lib.so")
+    assert found["variables"].keys() >= {"LD_AUDIT", "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES"}
+    assert found["variables"]["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"] == "1"
     assert found["modules"]["stages.training.loop"] == "loaded by _Loader"
-    assert "tests" in found["modules"] and "torch" not in found["modules"]
+    assert found["modules"].keys() >= {"tests", "random", "torch", "shadow"} and "numpy" not in found["modules"]
 
 
 @pytest.mark.slow

@@ -157,21 +157,10 @@ def _answer(checkpoint: str, contract: InputContract, probabilities: np.ndarray,
 
 
 def _model(served_checkpoint: ServedCheckpoint, seconds: float) -> ModelOut:
-    return ModelOut(
-        checkpoint=served_checkpoint.id,
-        experiment=served_checkpoint.experiment,
-        arm=served_checkpoint.arm,
-        title=served_checkpoint.title,
-        role=served_checkpoint.role,
-        replicate=served_checkpoint.replicate,
-        dataset=served_checkpoint.dataset,
-        run_key=served_checkpoint.run_key,
-        weights_sha256=served_checkpoint.sha256,
-        profile=served_checkpoint.profile,
-        provenance=served_checkpoint.provenance,
-        label=served_checkpoint.label,
-        our_accuracy=None if served_checkpoint.is_stand_in else served_checkpoint.accuracy,
-        paper_accuracy=served_checkpoint.paper_accuracy,
-        paper_claim=served_checkpoint.paper_claim,
-        seconds=seconds,
-    )
+    own = {
+        "checkpoint": served_checkpoint.id,
+        "weights_sha256": served_checkpoint.sha256,
+        "our_accuracy": None if served_checkpoint.is_stand_in else served_checkpoint.accuracy,
+        "seconds": seconds,
+    }
+    return ModelOut.model_validate(vars(served_checkpoint) | own)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from stages.checkpoint.predictor import Predictor, load_predictor
-from stages.memory import keep_freed_memory
+from stages.device import keep_freed_memory
 
 KEEP_SECONDS = 60.0
 """Weights that a client used so recently stay, whatever a client loads that has more of them in memory."""

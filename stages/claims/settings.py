@@ -60,9 +60,9 @@ def _values(metric: str, experiment: Experiment, params: Params) -> list[Any]:
 def _follow(held: Any, path: str) -> Any:
     """A field below `held` by its dotted path, where a number is an index into a list; None if one is not set."""
     for name in path.split("."):
-        if held is None or (name.isdigit() and int(name) >= len(held)):
+        if held is None or (name.isdecimal() and int(name) >= len(held)):
             return None
-        held = held[int(name)] if name.isdigit() else getattr(held, name)
+        held = held[int(name)] if name.isdecimal() else getattr(held, name)
     return held
 
 

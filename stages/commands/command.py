@@ -191,7 +191,7 @@ class Column:
         return max(map(cell_len, (*self.heading.split("\n"), *cells)))
 
 
-class Rows:
+class TextTable:
     """A table without lines and with whole cells; a line below it names the columns that don't fit the width."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:

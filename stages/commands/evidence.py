@@ -15,7 +15,7 @@ from PIL import Image
 from rich.console import RenderableType
 
 from stages.checkpoint.contract import CheckpointError
-from stages.commands.command import Answer, Column, Rows
+from stages.commands.command import Answer, Column, TextTable
 from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.datasets.sources import find_source
 from stages.faults import named
@@ -177,7 +177,7 @@ def _list_broken(
     found: Mapping[str, Any], counts: Counter[tuple[str, str]], remedies: Mapping[str, str]
 ) -> Iterator[RenderableType]:
     kinds = dict.fromkeys(name for name, _ in counts)
-    yield Rows(
+    yield TextTable(
         [Column("link", left=True), *(Column(status) for status in _STATUSES)],
         [[kind, *(f"{counts[kind, status]:,}" for status in _STATUSES)] for kind in kinds],
     )
@@ -199,7 +199,7 @@ def usage(options: argparse.Namespace) -> Answer:
     sizes = disk_usage(Path())
     sizes["together"] = sum(sizes.values())
     rows = [[name, f"{size / 1e6:,.1f} MB"] for name, size in sizes.items()]
-    return Answer(document={"bytes": sizes}, shown=[Rows([Column("place", left=True), Column("size")], rows)])
+    return Answer(document={"bytes": sizes}, shown=[TextTable([Column("place", left=True), Column("size")], rows)])
 
 
 def clean_up(options: argparse.Namespace) -> Answer:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from stages.commands.command import Answer, Column, Rows, Terminal, in_words
+from stages.commands.command import Answer, Column, Terminal, TextTable, in_words
 from stages.faults import stop_on_signals
 from stages.params.experiment import Params, ParamsError, load_params
 from stages.priorities.looks import PROFILE, RunName
@@ -145,7 +145,9 @@ def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableTyp
         for step in steps
         for name, patterns in _by_experiment(step["runs"])
     ]
-    yield Rows([Column("experiment", left=True), Column("runs", left=True), Column("hours"), Column("claims")], rows)
+    yield TextTable(
+        [Column("experiment", left=True), Column("runs", left=True), Column("hours"), Column("claims")], rows
+    )
     yield ""
     columns = [Column("claim", left=True), Column("look", left=True)]
     columns += [Column("decided"), Column("weight", 1), Column("supported", 2), Column("reproduced", 3)]
@@ -160,7 +162,7 @@ def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableTyp
         ]
         for one in claims
     ]
-    yield Rows(columns, rows)
+    yield TextTable(columns, rows)
     yield "Chances are those at this interim analysis if the paper is right; not reproduced: if it is two margins off."
     if left["claims"]:
         yield ""

@@ -13,13 +13,13 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 from rich.console import Group, RenderableType
 from rich.live import Live
 
-from stages.commands.command import Answer, Column, Rows, Terminal, in_words
+from stages.commands.command import Answer, Column, Terminal, TextTable, in_words
 from stages.faults import Mistake, named
 from stages.params.experiment import Params, load_params
 from stages.priorities.looks import PROFILE, Brought, brought_by
 from stages.results import ResultsUnavailable
 from stages.runs.object_store import open_store
-from stages.scheduling.journal import Row, Session, Watched, watch
+from stages.scheduling.journal import Row, TrainerStatus, Watched, watch
 from stages.scheduling.planning import two_digits
 
 _DATABASE = str(Path("data/results.db"))
@@ -113,7 +113,7 @@ class View:
         return list(_show_trainings(self.watched, self.brought))
 
 
-def _session(session: Session) -> dict[str, Any]:
+def _session(session: TrainerStatus) -> dict[str, Any]:
     told = dataclasses.asdict(session)
     groups = [{name: value for name, value in group.items() if name != "run_keys"} for group in told["groups"]]
     return told | {"groups": groups}
@@ -136,10 +136,10 @@ def _show_verdicts(tallies: Sequence[Any]) -> Iterator[RenderableType]:
         for status, word in sorted(WORD_OF.items(), key=lambda item: [*Word].index(item[1]))
         if status in found
     ]
-    yield Rows([*heading, *numbers], parts)
+    yield TextTable([*heading, *numbers], parts)
     yield from shared_errors(tallies)
     yield ""
-    yield Rows([Column("verdict", left=True), Column("because", left=True), Column("claims")], verdicts)
+    yield TextTable([Column("verdict", left=True), Column("because", left=True), Column("claims")], verdicts)
 
 
 def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[RenderableType]:
@@ -158,7 +158,7 @@ def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[Re
     numbers = [Column(name) for name in ("running", "waiting", "done", "failed", "lost")]
     more = [Column("samples/s", 1), Column("hours\nspent", 2), Column("hours\nleft", 1), Column("USD\nspent", 3)]
     columns = [Column("experiment", left=True), Column("node", 1, left=True), *numbers, *more, Column("USD\nleft", 3)]
-    yield Rows(columns, [_cells(row) for row in watched.rows])
+    yield TextTable(columns, [_cells(row) for row in watched.rows])
     running = [(group, one) for one in watched.sessions for group in one.groups if group.state == "running"]
     if running:
         yield ""
@@ -167,7 +167,7 @@ def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[Re
             [group.label, group.device or session.node, f"{group.epoch}/{group.epochs}", f"{group.share:.0%}"]
             for group, session in running[:_SHOWN]
         ]
-        yield Rows(columns, cells)
+        yield TextTable(columns, cells)
         yield from _more(len(running), "trainings")
     for group in watched.failed[:_SHOWN]:
         yield f"{group.label}: {group.state}, {group.message}"
@@ -206,7 +206,7 @@ def _show_brought(watched: Watched, brought: Sequence[Brought]) -> Iterator[Rend
     nearer = [one for one in brought if one.look is not None and not one.is_complete]
     ready = f" (`make repro` judges {'it' if len(complete) == 1 else 'them'})" if complete else ""
     yield f"{number}: {len(complete)} claims at a complete look{ready}, {len(nearer)} nearer to theirs"
-    yield Rows(
+    yield TextTable(
         [Column("claim", left=True), Column("look", left=True), Column("trained"), Column("verdict", 1, left=True)],
         [
             [one.claim, _look(one), f"{one.there} of {one.needed}" if one.look else "", one.verdict]

@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from stages.commands.command import Answer, Column, Rows, UsageError
+from stages.commands.command import Answer, Column, TextTable, UsageError
 from stages.datasets.packed import PackedDataError, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.faults import stop_on_signals
@@ -29,8 +29,8 @@ from stages.runs.store import Store, write_atomically
 from stages.scheduling.counting import ProgressDisplay
 from stages.scheduling.engine.groups import Group, default_engine, form_groups
 from stages.scheduling.planning import (
-    Cost,
     Planned,
+    PlannedCost,
     add_up,
     in_other_profile,
     makespan,
@@ -165,7 +165,7 @@ def _measure(names: Iterable[str], params: Params, device: str, counts: FlopCoun
 
 def _show_measured(measured: Mapping[str, Any]) -> Iterable[RenderableType]:
     yield ""
-    yield Rows(
+    yield TextTable(
         [Column(f"measured, {len(measured['devices'])} at a time", left=True), Column("missing"), Column("time here")],
         [
             [name, f"{line['missing']:,}", _time(line["seconds"] / 3600)]
@@ -179,7 +179,7 @@ def _show_measured(measured: Mapping[str, Any]) -> Iterable[RenderableType]:
         yield Text(f"{measured['not_trained']} networks can't be trained here and aren't counted", style="dim")
 
 
-def _say_what_counts(totals: Mapping[str, Cost], rates: Mapping[str, Rate]) -> Iterator[str]:
+def _say_what_counts(totals: Mapping[str, PlannedCost], rates: Mapping[str, Rate]) -> Iterator[str]:
     """What the hours as printed are made of, and how many there would be where products are in TF32."""
     if PRINTED in totals:
         yield from what_counts(totals[PRINTED], rates)
@@ -187,7 +187,7 @@ def _say_what_counts(totals: Mapping[str, Cost], rates: Mapping[str, Rate]) -> I
             yield from in_other_profile(IN_TF32, totals[IN_TF32], totals[PRINTED], rates)
 
 
-def _told(cost: Cost, rates: Mapping[str, Rate]) -> dict[str, Any]:
+def _told(cost: PlannedCost, rates: Mapping[str, Rate]) -> dict[str, Any]:
     return {
         "runs": cost.runs,
         "epochs": cost.epochs,
@@ -219,7 +219,7 @@ def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:
     numbers = [Column("runs"), Column("epochs", 5), Column("steps", 3), Column("FLOPs", 2)]
     numbers += [Column(f"time on\n{kind}", min(1, place)) for place, kind in enumerate(devices)]
     numbers += [Column(f"{kind}\nUSD", 4) for kind in devices]
-    yield Rows(
+    yield TextTable(
         [Column(f"profile {plan['profile']}", left=True), Column("in\nstore"), *numbers],
         [
             [line["experiment"], "–" if line["in_store"] is None else f"{line['in_store']:,}", *_cells(line)]
@@ -238,7 +238,7 @@ def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:
     if plan["measured"]:
         yield from _show_measured(plan["measured"])
     yield ""
-    yield Rows(
+    yield TextTable(
         [Column("profile, paper", left=True), *numbers, *(Column(f"{kind}\nlimit", 6) for kind in devices)],
         [
             [

@@ -59,7 +59,7 @@ class Known:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AskedRun:
     """What the params want of a cell today.  `spec` lacks its data's digest where these aren't packed."""
 
     name: RunName
@@ -80,7 +80,7 @@ def why(options: argparse.Namespace) -> Answer:
     return Answer(document=document, shown=list(_show(document)))
 
 
-def _by_label(label: str, params: Params, root: Path) -> Asked:
+def _by_label(label: str, params: Params, root: Path) -> AskedRun:
     """What the params ask for in the cell of this label.
 
     Raises:
@@ -99,7 +99,7 @@ def _by_label(label: str, params: Params, root: Path) -> Asked:
     )
 
 
-def _grid(name: str, params: Params, root: Path) -> Iterator[Asked]:
+def _grid(name: str, params: Params, root: Path) -> Iterator[AskedRun]:
     """Every run of an experiment under the current profile, also of replicates and roles that it leaves out."""
     experiment = params.experiments[name]
     source = params.datasets[experiment.dataset]
@@ -111,7 +111,7 @@ def _grid(name: str, params: Params, root: Path) -> Iterator[Asked]:
     for planned in plan_runs(experiment, whole, source, every_role=True):
         code = training_code(source.kind, planned.model.path, planned.protocol.optimizer.name)
         spec = planned.spec(data_digest=digest, code=code)
-        yield Asked(
+        yield AskedRun(
             name=RunName(name, planned.arm, planned.replicate_index), planned=planned, spec=spec, is_packed=bool(digest)
         )
 
@@ -132,7 +132,7 @@ def _published(root: Path) -> list[Known]:
     ]
 
 
-def _by_key(start: str, params: Params, root: Path, published: Sequence[Known]) -> tuple[Asked | None, Known | None]:
+def _by_key(start: str, params: Params, root: Path, published: Sequence[Known]) -> tuple[AskedRun | None, Known | None]:
     """What the params ask for under a key that begins so, and what is known of such a training.
 
     Raises:
@@ -169,7 +169,7 @@ def _stored(root: Path, start: str) -> Iterator[Known]:
 
 
 def _explain(
-    asked: Asked | None, known: Known | None, params: Params, root: Path, published: Sequence[Known]
+    asked: AskedRun | None, known: Known | None, params: Params, root: Path, published: Sequence[Known]
 ) -> dict[str, Any]:
     equivalences, store = read_equivalences(root), open_store(root)
     spec = asked.spec.to_dict() if asked and known is None else known.spec if known else {}
@@ -209,7 +209,7 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
     return told | {"end": "lost" if is_lost else attempt.end or "training"}
 
 
-def _before(asked: Asked, root: Path, published: Sequence[Known]) -> Known | None:
+def _before(asked: AskedRun, root: Path, published: Sequence[Known]) -> Known | None:
     """The training that this cell had before: in the experiment's folder, else the published one nearest to today's."""
     folder = root / "data" / "runs" / asked.name.experiment
     spec = previous_specs(folder).get(f"{asked.name.arm}.{asked.name.replicate}")
@@ -220,13 +220,13 @@ def _before(asked: Asked, root: Path, published: Sequence[Known]) -> Known | Non
     return min(own, key=lambda one: len(changed_parts(one.spec, _comparable(asked, one))), default=None)
 
 
-def _comparable(asked: Asked, before: Known) -> dict[str, Any]:
+def _comparable(asked: AskedRun, before: Known) -> dict[str, Any]:
     """What is asked for, with the data of `before` where ours aren't packed."""
     spec = asked.spec.to_dict()
     return spec if asked.is_packed else spec | {"data_digest": before.spec["data_digest"]}
 
 
-def _changed(asked: Asked, before: Known, equivalences: Equivalences) -> list[str]:
+def _changed(asked: AskedRun, before: Known, equivalences: Equivalences) -> list[str]:
     """Parts of the key that differ; code last, and not where lines show that it gives the same numbers."""
     changed = changed_parts(before.spec, _comparable(asked, before))
     code = [part for part in changed if part.startswith("code of ")]
@@ -236,7 +236,7 @@ def _changed(asked: Asked, before: Known, equivalences: Equivalences) -> list[st
 
 
 def _reason(
-    asked: Asked | None,
+    asked: AskedRun | None,
     known: Known | None,
     way: Way | None,
     before: Known | None,

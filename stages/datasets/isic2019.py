@@ -14,22 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from stages.datasets.archive import Member, read_pictures, size_of, walk
+from stages.datasets.manifest import ImageReader
 from stages.datasets.packed import ImageSet, Split
 from stages.datasets.verified import DatasetError
 
-CLASSES = (
-    "melanoma",
-    "melanocytic nevus",
-    "basal cell carcinoma",
-    "actinic keratosis",
-    "benign keratosis",
-    "dermatofibroma",
-    "vascular lesion",
-    "squamous cell carcinoma",
-)
 COLUMNS = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 ARCHIVE, TRUTH, METADATA = (f"ISIC_2019_Training_{name}" for name in ("Input.zip", "GroundTruth.csv", "Metadata.csv"))
-FILES: dict[Split, tuple[str, ...]] = {"train": (METADATA, TRUTH, ARCHIVE), "test": (METADATA, TRUTH, ARCHIVE)}
 SIDE = 80
 TEST_PART = 6  # 4 : 1 : 1 with the five folds of the protocol
 # HAM10000 and BCN_20000, 22,428 of the 25,331 pictures; those of MSK have various sizes (Gessert et al. 2019, 2.1).
@@ -70,13 +60,13 @@ def choose_test(labels: Mapping[str, int], groups: Mapping[str, str]) -> set[str
     members: dict[str, list[str]] = defaultdict(list)
     for image, group in groups.items():
         members[group].append(image)
-    counts = [0] * len(CLASSES)
+    counts = [0] * len(COLUMNS)
     for label in labels.values():
         counts[label] += 1
     room = [(count + TEST_PART // 2) // TEST_PART for count in counts]
     test: set[str] = set()
     for group in sorted(members, key=lambda group: hashlib.sha256(group.encode()).digest()):
-        needed = [sum(labels[image] == label for image in members[group]) for label in range(len(CLASSES))]
+        needed = [sum(labels[image] == label for image in members[group]) for label in range(len(COLUMNS))]
         if all(have >= need for have, need in zip(room, needed, strict=True)):
             room = [have - need for have, need in zip(room, needed, strict=True)]
             test.update(members[group])
@@ -146,3 +136,21 @@ def _end(group: str, merged: Mapping[str, str]) -> str:
     while merged.get(group, group) != group:
         group = merged[group]
     return group
+
+
+READER = ImageReader(
+    classes=(
+        "melanoma",
+        "melanocytic nevus",
+        "basal cell carcinoma",
+        "actinic keratosis",
+        "benign keratosis",
+        "dermatofibroma",
+        "vascular lesion",
+        "squamous cell carcinoma",
+    ),
+    files={"train": (METADATA, TRUTH, ARCHIVE), "test": (METADATA, TRUTH, ARCHIVE)},
+    read_split=read_split,
+    describe=describe,
+    is_whole=is_whole,
+)

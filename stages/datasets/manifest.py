@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -95,6 +95,21 @@ def all_files(source: DatasetSource) -> dict[Split, tuple[str, ...]]:
     """All raw files, for a text or a table, whose splits are made from the same files."""
     names = tuple(file.name for file in source.files)
     return {"train": names, "test": names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageReader:
+    """Reads a data set of images: its classes, the names of each split's raw files, and the split's images in order.
+
+    `describe` says how a reader makes a split that its publisher doesn't.  `is_whole` tells whether the files are
+    complete, of a data set without published digests.
+    """
+
+    classes: tuple[str, ...]
+    files: Mapping[Split, tuple[str, ...]]
+    read_split: Callable[[Path, Split], ImageSet]
+    describe: Callable[[Path], str] | None = None
+    is_whole: Callable[[Path], bool] | None = None
 
 
 Reader = TypeVar("Reader")

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
-from stages.datasets import (
-    cifar10,
-    cifar100,
-    imagenette,
-    imagewoof,
-    isic2019,
-    mnist,
-    stl10,
-    text,
-    tinyimagenet,
-    tinyimagenet32,
-)
+from stages.datasets import isic2019, text
+from stages.datasets.binary_images import CIFAR10, CIFAR100, MNIST, STL10
 from stages.datasets.embedded import class_names, compose_stand_in, stand_in_counts
+from stages.datasets.imagenet_parts import IMAGENETTE, IMAGEWOOF, TINY_IMAGENET, TINY_IMAGENET_32
 from stages.datasets.manifest import (
+    ImageReader,
     Manifest,
     check_classes,
     check_shared,
@@ -37,18 +29,16 @@ from stages.datasets.text import prepare_text
 from stages.datasets.verified import ChecksumMismatch, DatasetError, digest_file
 from stages.params.experiment import DatasetSource
 
-# A reader has CLASSES, FILES (the names of the raw files of each split) and read_split(folder, split) -> ImageSet; one
-# that makes the split itself also has describe(folder) -> str, one without published digests is_whole(folder) -> bool.
-READERS: dict[str, ModuleType] = {
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "imagenette": imagenette,
-    "imagewoof": imagewoof,
-    "isic2019": isic2019,
-    "mnist": mnist,
-    "stl10": stl10,
-    "tinyimagenet": tinyimagenet,
-    "tinyimagenet32": tinyimagenet32,
+READERS = {
+    "cifar10": CIFAR10,
+    "cifar100": CIFAR100,
+    "imagenette": IMAGENETTE,
+    "imagewoof": IMAGEWOOF,
+    "isic2019": isic2019.READER,
+    "mnist": MNIST,
+    "stl10": STL10,
+    "tinyimagenet": TINY_IMAGENET,
+    "tinyimagenet32": TINY_IMAGENET_32,
 }
 
 
@@ -66,15 +56,17 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
     if manifest.source == "embedded":
         train, test = compose_stand_in(manifest.dataset, source.shape, source.classes)
         classes = class_names(source.classes)
-        kept, note, is_whole, files = None, None, False, {}
+        files: Mapping[Split, tuple[str, ...]] = {}
+        kept, note, is_whole = None, None, False
     else:
         reader = find_reader(manifest.dataset, source.reader, READERS)
         train = _read_checked(reader, folder, "train", source, manifest)
         test = _read_checked(reader, folder, "test", source, manifest)
-        classes = reader.CLASSES
+        classes = reader.classes
         kept = _exact_rows(manifest, len(test))
-        note = reader.describe(folder) if hasattr(reader, "describe") else None
-        files, is_whole = reader.FILES, source.complete_by_content and reader.is_whole(folder)
+        note = reader.describe(folder) if reader.describe else None
+        files = reader.files
+        is_whole = source.complete_by_content and reader.is_whole is not None and reader.is_whole(folder)
     excluded = 0
     if kept is not None:
         excluded = len(test) - len(kept)
@@ -133,17 +125,17 @@ def _verify_raw(manifest: Manifest, home: Path, folder: str) -> Path:
 
 
 def _read_checked(
-    reader: ModuleType, folder: Path, split: Split, source: DatasetSource, manifest: Manifest
+    reader: ImageReader, folder: Path, split: Split, source: DatasetSource, manifest: Manifest
 ) -> ImageSet:
-    images: ImageSet = reader.read_split(folder, split)
-    if len(reader.CLASSES) != source.classes:
+    images = reader.read_split(folder, split)
+    if len(reader.classes) != source.classes:
         raise DatasetError(
-            f"{manifest.dataset}: {len(reader.CLASSES)} class names; params.yaml declares {source.classes}"
+            f"{manifest.dataset}: {len(reader.classes)} class names; params.yaml declares {source.classes}"
         )
     # Only a split that no official digest vouches for may be a part: a mirror's subset declares so by its files.
-    is_official = all(file.matches_official for file in manifest.files if file.name in reader.FILES[split])
+    is_official = all(file.matches_official for file in manifest.files if file.name in reader.files[split])
     check_split(images, split, source, f"{manifest.dataset}, {split}", may_be_part=not is_official)
-    check_classes(images.labels, reader.CLASSES, f"{manifest.dataset}, {split}")
+    check_classes(images.labels, reader.classes, f"{manifest.dataset}, {split}")
     return images
 
 
@@ -155,7 +147,7 @@ def _exact_rows(manifest: Manifest, rows: int) -> np.ndarray | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class RowCounts:
     """Rows of the official training and test set, and the shape of one; in a text a row is a window of tokens."""
 
     train: int
@@ -163,17 +155,17 @@ class Rows:
     shape: tuple[int, ...]
 
 
-def count_rows(name: str, source: DatasetSource, *, is_stand_in: bool) -> Rows:
+def count_rows(name: str, source: DatasetSource, *, is_stand_in: bool) -> RowCounts:
     """Rows of the declared data set, or of its stand-in."""
     if source.kind == "text":
         train, test, window = source.train, source.test, source.shape[0]
         if is_stand_in:
             train, test = text.split_lengths(len(text.compose_stand_in(name)))
             window = text.stand_in_window(source)
-        return Rows(train=(train - 1) // window, test=(test - 1) // window, shape=(window,))
+        return RowCounts(train=(train - 1) // window, test=(test - 1) // window, shape=(window,))
     train, test = source.train, source.test
     if is_stand_in and source.kind == "table":
         train, test = STAND_IN_ROWS["train"], STAND_IN_ROWS["test"]
     elif is_stand_in:
         train, test = stand_in_counts(source.classes)
-    return Rows(train=train, test=test, shape=source.shape)
+    return RowCounts(train=train, test=test, shape=source.shape)

@@ -83,7 +83,7 @@ def _by_proxy(url: str) -> str:
 def _body(response: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
     """The chunks of a response that is a file and as long as its header says."""
     length = response.headers.get("Content-Length")
-    expected = int(length) if length is not None and length.isdigit() else None
+    expected = int(length) if length is not None and length.isdecimal() else None
     received = 0
     while True:
         try:

@@ -147,7 +147,7 @@ class _Bench:
         kept = None if self.anew or not run.has_network else _read_measured(self.kept.read(run.run.run_key, stands_on))
         if kept is not None and find_contradictions(run.result_line(self.run_list, kept)):
             kept = None
-        measured = kept or Measured()
+        measured = kept or MeasuredRun()
         if run.has_network and (kept is None or watch is not None):
             predictor = run.load(self.device)
             self._refuse_other_code(unlike_loaded(code_today(run.spec) or run.planned.code))
@@ -172,12 +172,12 @@ class _Bench:
                 f"run `dvc repro train@{self.run_list.experiment}` first"
             )
 
-    def _measure(self, run: TrainedRun, predictor: Predictor) -> Measured:
+    def _measure(self, run: TrainedRun, predictor: Predictor) -> MeasuredRun:
         info, spec = self.info, run.planned
         flops = self.counts.count(spec.model, info.shape, info.vocabulary)
         scores = score(predictor, self.test_set, info, spec.protocol, run.history, flops)
         inside = self.observer.observe(predictor, spec.replicate)
-        return Measured(
+        return MeasuredRun(
             metrics=(*scores.metrics, *inside.metrics),
             correct=scores.correct,
             confusion=scores.confusion,
@@ -205,11 +205,13 @@ def _held_up_alone(run: TrainedRun, found: Evaluation) -> Iterator[None]:
         found.results[:] = [line for line in found.results if (line.arm, line.replicate) != identity]
 
 
-def _read_measured(kept: Any) -> Measured | None:
+def _read_measured(kept: Any) -> MeasuredRun | None:
     """The measurement as it was made: a whole number stays one, so that the line is identical to the byte."""
     try:
         return (
-            None if kept is None else Measured(**kept | {"metrics": tuple(Measurement(**m) for m in kept["metrics"])})
+            None
+            if kept is None
+            else MeasuredRun(**kept | {"metrics": tuple(Measurement(**m) for m in kept["metrics"])})
         )
     except (KeyError, TypeError):
         return None
@@ -239,7 +241,7 @@ class EvaluationError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredRun:
     """Results of a pass over the test set, and the paper's observations inside; empty for a run that diverged."""
 
     metrics: tuple[Measurement, ...] = ()
@@ -294,7 +296,7 @@ class TrainedRun:
         weights = self.folder / "weights.safetensors"
         return load_predictor(weights, device=device, expected_sha256=self.result["weights_sha256"])
 
-    def result_line(self, run_list: RunList, measured: Measured) -> ResultLine:
+    def result_line(self, run_list: RunList, measured: MeasuredRun) -> ResultLine:
         info, known = self.info, {field.name for field in fields(EpochRow)}
         return ResultLine(
             experiment=run_list.experiment,

@@ -1,6 +1,7 @@
-"""Forward FLOPs of models, each counted once: counting loads torch's compiler, which takes longer than torch itself.
+"""What was measured once: forward FLOPs of models and what `evaluate` measured of each run.
 
-DVC removes a stage's outputs before it runs: without this, a new replicate would cause all others to be re-evaluated.
+Counting FLOPs loads torch's compiler, which takes longer than torch itself.  DVC removes a stage's outputs before it
+runs: without the cache, a new replicate would cause all others to be re-evaluated.
 """
 
 from __future__ import annotations

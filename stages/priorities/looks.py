@@ -301,7 +301,7 @@ def runs_named(labels: Collection[str], params: Params) -> list[RunName]:
     for label in labels:
         name, _, cell = label.partition(".")
         arm, _, replicate = cell.rpartition(".")
-        if name in params.experiments and arm in params.experiments[name].arms and replicate.isdigit():
+        if name in params.experiments and arm in params.experiments[name].arms and replicate.isdecimal():
             found.append(RunName(name, arm, int(replicate)))
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from stages.claims import Change, ClaimLine, Judgement, PaperDeviations, Table, touched
 from stages.claims.history import digest_code, digest_findings, digest_verdict, seen_before_rule
@@ -14,6 +14,14 @@ from stages.params.experiment import Params
 from stages.results import Base, ClaimChange, ClaimDeviation, ClaimExperiment, Deviation, Family, VerdictArm, VerdictRow
 from stages.rules import Rules
 from stages.verdicts import Verdict, false_discovery_rates
+
+Row = TypeVar("Row", bound=Base)
+
+
+def row_of(table: type[Row], *sources: object, **own: Any) -> Row:
+    """Return a row of `table`: each column from `own`, or else from the first of `sources` with a field of its name."""
+    fields = {name: value for source in reversed(sources) if source is not None for name, value in vars(source).items()}
+    return table(**{name: value for name, value in fields.items() if name in table.__table__.columns} | own)
 
 
 def verdict_rows(
@@ -59,44 +67,22 @@ def change_rows(history: Sequence[Change], judgements: Sequence[Judgement]) -> l
         mine = [change for change in history if change.concerns(judgement.claim.id)]
         told = [change for change in mine if change.subject in ("claim", "rule") or judgement.basis == "results"]
         rows += [
-            ClaimChange(
-                claim=judgement.claim.id,
-                position=position,
-                date=change.date,
-                subject=change.subject,
-                changed=dict(change.changed),
-                after_evidence=change.after_evidence,
-                alters=change.alters,
-                seen=change.seen,
-                why=change.why,
-            )
+            row_of(ClaimChange, change, claim=judgement.claim.id, position=position, changed=dict(change.changed))
             for position, change in enumerate(told)
         ]
     return rows
 
 
 def _verdict(judgement: Judgement, false_discovery_rate: float | None) -> VerdictRow:
-    verdict, cost = judgement.verdict, judgement.cost
+    verdict = judgement.verdict
     prediction = (verdict.size or verdict).prediction
-    names = (
-        "explanation",
-        "estimate",
-        "low",
-        "high",
-        "confidence",
-        "margin",
-        "n",
-        "n_diverged",
-        "p_value",
-        "posterior",
-    )
-    return VerdictRow(
+    return row_of(
+        VerdictRow,
+        verdict,
+        judgement,
+        judgement.cost,
         claim=judgement.claim.id,
         status=str(verdict.status),
-        basis=judgement.basis,
-        is_decidable=judgement.is_decidable,
-        ours=judgement.ours,
-        replicates_expected=verdict.replicates_expected,
         size=_size(judgement),
         power=None if judgement.power is None else dataclasses.asdict(judgement.power),
         scope=None if verdict.scope is None else dataclasses.asdict(verdict.scope),
@@ -107,13 +93,7 @@ def _verdict(judgement: Judgement, false_discovery_rate: float | None) -> Verdic
         false_discovery_rate=false_discovery_rate,
         by_margin=_stretches(verdict),
         variants=[dataclasses.asdict(variant) for variant in judgement.variants],
-        device_seconds=cost.device_seconds if cost else None,
-        flops=cost.flops if cost else None,
-        peak_memory_bytes=cost.peak_memory_bytes if cost else None,
-        energy_joules=cost.energy_joules if cost else None,
-        usd=cost.usd if cost else None,
         arms=[VerdictArm(position=position, **dataclasses.asdict(arm)) for position, arm in enumerate(judgement.arms)],
-        **{name: getattr(verdict, name) for name in names},
     )
 
 
@@ -135,20 +115,7 @@ def deviation_rows(found: Sequence[PaperDeviations]) -> list[Base]:
     """Every deviation."""
     every = [(paper.paper, name, deviation) for paper in found for name, deviation in paper.deviations.items()]
     return [
-        Deviation(
-            id=f"{paper}.{name}",
-            position=position,
-            paper=paper,
-            subject=deviation.subject,
-            says=deviation.paper,
-            code=deviation.code,
-            ours=deviation.ours,
-            why=deviation.why,
-            departs=deviation.departs,
-            explains=deviation.explains,
-            tested_by=deviation.tested_by,
-            in_titles=deviation.in_titles,
-        )
+        row_of(Deviation, deviation, id=f"{paper}.{name}", position=position, paper=paper, says=deviation.paper)
         for position, (paper, name, deviation) in enumerate(every)
     ]
 
@@ -173,22 +140,17 @@ def place_rows(claims: Iterable[ClaimLine], params: Params) -> list[Base]:
     ]
 
 
-_SYNTHESIS = (
-    *("text", "tested", "ahead", "gain", "low", "high", "confidence"),
-    *("tau", "p_heterogeneity", "i2"),
-)
-
-
 def family_rows(sentences: Sequence[Table], judgements: Sequence[Judgement]) -> list[Base]:
     papers = {judgement.claim.family: judgement.claim.paper for judgement in judgements}
     return [
-        Family(
+        row_of(
+            Family,
+            table.sentence,
             name=table.family,
             position=position,
             paper=papers[table.family],
             status=str(table.sentence.status),
             orders=len(table.claims),
-            **{name: getattr(table.sentence, name) for name in _SYNTHESIS},
         )
         for position, table in enumerate(sentences)
     ]

@@ -29,6 +29,7 @@ from stages.results import (
 from stages.runs.store import write_atomically
 
 NONE = "–"
+MANY, BEST = 20, 3  # a table of more models shows the best of each role alone
 DOCS_HEAD = """# Results
 
 `make report` writes this page from the published evidence (`data/evidence/`). Each table uses the metric that its paper
@@ -137,17 +138,23 @@ def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[
 
 
 def as_markdown(comparison: ExperimentComparison) -> str:
-    """The heading, label and table of one experiment; models without a result appear only if none has one."""
+    """The heading, label and table of one experiment: those with a result, or the best of many."""
+    arms = [arm for arm in comparison.arms if arm.ours] or comparison.arms
+    if is_long := len(arms) > MANY:
+        ranked = sorted(arms, key=lambda arm: arm.rank_ours or len(comparison.arms))
+        by_role = [[arm for arm in ranked if arm.role == role] for role in dict.fromkeys(arm.role for arm in arms)]
+        arms = [arm for group in by_role for arm in group[:BEST]]
     unit = "%" if comparison.metric.unit == "fraction" else comparison.metric.unit
     lines = [
         f"## {comparison.title}",
         "",
-        f"**{comparison.metric.title}.** {comparison.label[0].upper()}{comparison.label[1:]}.{_order(comparison)}",
+        f"**{comparison.metric.title}.** {comparison.label[0].upper()}{comparison.label[1:]}.{_order(comparison)}"
+        f"{f' The {BEST} best models of each role; `/compare?format=csv` has all.' if is_long else ''}",
         "",
         f"| model | paper, {unit} | ours, {unit} | n |",
         "|---|--:|--:|--:|",
     ]
-    for arm in [arm for arm in comparison.arms if arm.ours] or comparison.arms:
+    for arm in arms:
         cells = [
             f"{arm.title} ({arm.role})",
             _with_error(arm.printed.value, arm.printed.stderr, arm.printed.unit) if arm.printed else NONE,

@@ -25,6 +25,7 @@ from stages.recording.claim_rows import (
     family_rows,
     place_rows,
     plain,
+    row_of,
     verdict_rows,
     verdict_run_values,
 )
@@ -231,46 +232,39 @@ class Rows:
             rows.append(Profile(name=name, rank=position, data=profile.data))
         for position, (name, source) in enumerate(self.params.datasets.items()):
             rows.append(
-                Dataset(
+                row_of(
+                    Dataset,
+                    source,
                     name=name,
                     position=position,
-                    title=source.title,
-                    kind=source.kind,
                     shape=list(source.shape),
-                    classes=source.classes,
                     train_images=source.train,
                     test_images=source.test,
-                    licence=source.licence,
-                    homepage=source.homepage,
                 )
             )
         return rows
 
     def experiments(self) -> list[Base]:
         return [
-            Experiment(
-                name=name,
+            row_of(
+                Experiment,
+                experiment,
                 position=position,
-                title=experiment.title,
-                paper=experiment.paper,
-                dataset=experiment.dataset,
                 protocol=dataclasses.asdict(experiment.printed),
                 seeds=list(experiment.seeds),
             )
-            for position, (name, experiment) in enumerate(self.params.experiments.items())
+            for position, experiment in enumerate(self.params.experiments.values())
         ]
 
     def arms(self) -> list[Base]:
         return [
-            Arm(
+            row_of(
+                Arm,
+                arm,
                 experiment=experiment.name,
-                name=arm.name,
                 position=position,
-                role=arm.role,
-                title=arm.title,
                 model=dict(arm.model),
                 protocol=dict(arm.protocol),
-                against=arm.against,
                 hours=self.hours.get(f"{experiment.name}.{arm.name}", {}),
             )
             for experiment in self.params.experiments.values()
@@ -368,31 +362,22 @@ def _cite(paper: str) -> tuple[str, str]:
 
 def _result_row(item: Trial, *, is_selected: bool, group_position: int | None) -> dict[str, Any]:
     line, data = item.result, item.result.data
-    return {
+    return {name: value for name, value in vars(line).items() if name in Result.__table__.columns} | {
         "id": item.row,
-        "run_key": line.run_key,
-        "environment_digest": line.environment_digest,
         "machine_digest": line.machine_digest,
-        "experiment": line.experiment,
-        "arm": line.arm,
-        "replicate": line.replicate,
         "source": item.source,
         "is_selected": is_selected,
         "group_position": group_position,
         "changed_code": list(item.changed_code),
         "equivalences": list(item.equivalences),
-        "profile": line.profile,
         "provenance": data.provenance,
-        "cut": line.cut,
         "conditions": item.conditions,
-        "status": line.status,
         "data_digest": data.digest,
         "train_images": data.train_images,
         "test_images": data.test_images,
         "excluded_test_images": data.excluded_test_images,
         "accuracy": next((row.value for row in line.metrics if (row.metric, row.split) == ("accuracy", "test")), None),
         "train_seconds": item.cost.train_seconds if item.cost else None,
-        "weights_sha256": line.weights_sha256,
         "spec": dict(line.spec),
         "environment": dict(line.environment),
         "divergence": dataclasses.asdict(line.divergence) if line.divergence else None,

@@ -71,7 +71,7 @@ class GroupState:
 
 
 @dataclass(kw_only=True)
-class Session:
+class TrainerStatus:
     """One process that trains; `ended` is None until it says so.  `held`: runs wanted that had an outcome before."""
 
     owner: str
@@ -87,13 +87,13 @@ class Session:
     dashboard: str = ""
 
 
-def read_sessions(scratch: Scratch) -> Iterator[tuple[str, Session]]:
+def read_sessions(scratch: Scratch) -> Iterator[tuple[str, TrainerStatus]]:
     """Every document with its name in the scratch; one that is no longer there, or of another version, is left out."""
     for work in scratch.list_works(PREFIX):
         content = scratch.load(f"{work}/{_FILE}")
         with suppress(ValueError, TypeError, KeyError):
             told = json.loads(content or b"")
-            yield work, Session(**told | {"groups": [GroupState(**group) for group in told["groups"]]})
+            yield work, TrainerStatus(**told | {"groups": [GroupState(**group) for group in told["groups"]]})
 
 
 class Journal:
@@ -123,7 +123,7 @@ class Journal:
             )
             for group in groups
         }
-        self.session = Session(
+        self.session = TrainerStatus(
             owner=owner,
             node=socket.gethostname(),
             engine=engine,
@@ -221,7 +221,7 @@ class Watched:
     `left_seconds`: until all of them are over, None as long as nobody can say.
     """
 
-    sessions: Sequence[Session]
+    sessions: Sequence[TrainerStatus]
     rows: Sequence[Row]
     finished: Sequence[str]
     left_seconds: float | None
@@ -263,7 +263,7 @@ def watch(store: Store, usd_per_hour: Mapping[str, float], now: float, experimen
     )
 
 
-def _confirm(session: Session, leases: Leases, now: float) -> Session:
+def _confirm(session: TrainerStatus, leases: Leases, now: float) -> TrainerStatus:
     """The session as its leases confirm it."""
     is_over = session.ended is not None
     is_dead = not is_over and (is_gone(session.owner) or now - session.updated > EXPIRY_SECONDS)
@@ -281,16 +281,16 @@ def _is_held(group: GroupState, leases: Leases) -> bool:
     return holder is not None and not is_gone(holder.owner)
 
 
-def _recent(sessions: Sequence[Session], now: float) -> list[Session]:
+def _recent(sessions: Sequence[TrainerStatus], now: float) -> list[TrainerStatus]:
     """Those that train or ended lately; if there are none, the last one."""
     ordered = sorted(sessions, key=lambda session: session.began)
     recent = [session for session in ordered if session.ended is None or now - session.ended < RECENT_SECONDS]
     return recent or ordered[-1:]
 
 
-def _latest(groups: Sequence[tuple[Session, GroupState]]) -> list[tuple[Session, GroupState]]:
+def _latest(groups: Sequence[tuple[TrainerStatus, GroupState]]) -> list[tuple[TrainerStatus, GroupState]]:
     """One state for each group of runs, which several processes may have tried: it runs, is done, or what came last."""
-    found: dict[frozenset[str], tuple[Session, GroupState]] = {}
+    found: dict[frozenset[str], tuple[TrainerStatus, GroupState]] = {}
     for session, group in groups:
         key = frozenset(group.run_keys)
         if key not in found or _rank(session, group) >= _rank(*found[key]):
@@ -298,7 +298,7 @@ def _latest(groups: Sequence[tuple[Session, GroupState]]) -> list[tuple[Session,
     return list(found.values())
 
 
-def _rank(session: Session, group: GroupState) -> tuple[bool, bool, float]:
+def _rank(session: TrainerStatus, group: GroupState) -> tuple[bool, bool, float]:
     return group.state == "running", group.state == "done", session.began
 
 
@@ -306,7 +306,7 @@ def _spent(group: GroupState, now: float) -> float:
     return 0.0 if group.began is None else max(0.0, (group.ended or now) - group.began)
 
 
-def _group_seconds(groups: Sequence[tuple[Session, GroupState]], now: float) -> dict[str, float]:
+def _group_seconds(groups: Sequence[tuple[TrainerStatus, GroupState]], now: float) -> dict[str, float]:
     """Mean seconds of a whole group of each experiment, by those that are done or under way."""
     found = defaultdict(list)
     for _, group in groups:
@@ -348,7 +348,7 @@ def _usd(seconds: float | None, usd_per_hour: float | None) -> float | None:
     return None if seconds is None or usd_per_hour is None else seconds / 3600 * usd_per_hour
 
 
-def _left(sessions: Sequence[Session], means: Mapping[str, float], now: float) -> float | None:
+def _left(sessions: Sequence[TrainerStatus], means: Mapping[str, float], now: float) -> float | None:
     """Seconds until the last session that trains is over."""
     longest = 0.0
     for session in sessions:

@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from stages.datasets.prepare import Rows, count_rows
+from stages.datasets.prepare import RowCounts, count_rows
 from stages.device import processor_name
 from stages.evaluation.flops import CountFlops, Kept, digest_of
 from stages.params.budget import PlannedRun, plan_runs
@@ -34,7 +34,7 @@ from stages.scheduling.engine.local import run_groups
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class PlannedCost:
     """The joint cost of some trainings, by kind of device: `seconds` one after the other, those of trainings whose
     steps are over sooner than started (`starting_seconds`), those if no network shared its steps with others
     (`alone_seconds`), and the time that their FLOPs alone would take at its peak.  `stacked`: runs that share steps.
@@ -57,17 +57,19 @@ class Cost:
         return self.limit_seconds[device] / 3600
 
 
-def add_up(costs: Iterable[Cost], devices: Iterable[str]) -> Cost:
+def add_up(costs: Iterable[PlannedCost], devices: Iterable[str]) -> PlannedCost:
     """The sum; zero for no costs."""
     costs, devices = list(costs), list(devices)
     numbers = ("runs", "epochs", "steps", "flops", "stacked")
     seconds = ("seconds", "starting_seconds", "alone_seconds", "limit_seconds")
     total: dict[str, Any] = {name: sum(getattr(cost, name) for cost in costs) for name in numbers}
     total |= {name: {kind: sum(getattr(cost, name)[kind] for cost in costs) for kind in devices} for name in seconds}
-    return Cost(**total)
+    return PlannedCost(**total)
 
 
-def plan_costs(params: Params, profile: Profile, experiments: Iterable[str], count: CountFlops) -> dict[str, Cost]:
+def plan_costs(
+    params: Params, profile: Profile, experiments: Iterable[str], count: CountFlops
+) -> dict[str, PlannedCost]:
     """Cost of each experiment's trainings under `profile`; one that two experiments share counts for the first."""
     seen: set[str] = set()
     costs = {}
@@ -97,14 +99,14 @@ def plan_costs(params: Params, profile: Profile, experiments: Iterable[str], cou
 
 def cost_of_run(
     run: PlannedRun,
-    rows: Rows,
+    rows: RowCounts,
     source: DatasetSource,
     rates: Mapping[str, Rate],
     count: CountFlops,
     scored: int,
     *,
     together: int = 1,
-) -> Cost:
+) -> PlannedCost:
     """Cost of one training on `rows` of `source`, of which `scored` test rows are measured at the end.
 
     `together`: replicates of its network that would train as one stack, itself included, if stacking is worth it.
@@ -127,7 +129,7 @@ def cost_of_run(
         seconds[device] = max(computing, steps * a_step)
         starting[device] = seconds[device] if steps * a_step > computing else 0.0
         alone[device] = max(computing, steps * rate.step_seconds)
-    return Cost(
+    return PlannedCost(
         runs=1,
         epochs=epochs,
         steps=steps,
@@ -154,7 +156,7 @@ def expected_epochs(protocol: Protocol) -> int:
     return min(protocol.epochs, protocol.early_stop.from_epoch + 2 * protocol.early_stop.patience)
 
 
-def what_counts(total: Cost, rates: Mapping[str, Rate]) -> Iterator[str]:
+def what_counts(total: PlannedCost, rates: Mapping[str, Rate]) -> Iterator[str]:
     """For each device, what the hours as printed are made of, and what would change them."""
     for kind, rate in rates.items():
         whole, starting = total.hours(kind), total.starting_seconds[kind] / 3600
@@ -169,7 +171,7 @@ def what_counts(total: Cost, rates: Mapping[str, Rate]) -> Iterator[str]:
         yield f"  {total.stacked:,} trainings of stacks {words}"
 
 
-def in_other_profile(name: str, other: Cost, printed: Cost, rates: Mapping[str, Rate]) -> Iterator[str]:
+def in_other_profile(name: str, other: PlannedCost, printed: PlannedCost, rates: Mapping[str, Rate]) -> Iterator[str]:
     """For each device that is faster under the profile `name`, its hours and limit beside those as printed."""
     for kind in rates:
         if other.hours(kind) < printed.hours(kind):

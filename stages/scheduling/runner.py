@@ -145,7 +145,7 @@ def train_experiment(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class MissingRuns:
     """An experiment's wanted runs beside the store: what is missing, as groups; `taken` has each outcome's key, which
     may be one of older code.
     """
@@ -166,7 +166,7 @@ def compare(
     store: Store,
     only: Sequence[str] | None = None,
     listed: Collection[str] | None = None,
-) -> Compared:
+) -> MissingRuns:
     """Look which of the experiment's runs (those that fit `only`) the store has, whole, and say why others train.
 
     `listed`: the keys of all outcomes, if the store was just asked.
@@ -208,7 +208,7 @@ def compare(
         for specs, is_stack in form_groups([a.spec for a in missing], packed.train_images, store)
     ]
     keys_taken = {key: held[key].run_key if key in held else key for key in ways}
-    return Compared(wanted=wanted, missing=missing, groups=groups, taken=keys_taken)
+    return MissingRuns(wanted=wanted, missing=missing, groups=groups, taken=keys_taken)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from stages.device import device_name
-from stages.memory import give_back_freed_memory
+from stages.device import device_name, give_back_freed_memory
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from stages import LOADED, is_installed
+from stages import LOADED
 from stages.ops.fast.cpp import COMPILED
 from stages.run import canonical_json
 from stages.runs.fingerprint import (
@@ -28,7 +28,11 @@ from stages.runs.fingerprint import (
     source_path,
 )
 
-_VARIABLES = ("ATEN_", "CUBLAS", "CUDNN_", "DNNL_", "GLIBC_TUNABLES", "LD_PRELOAD", "MKL_", "NVIDIA_TF32", "ONEDNN_")
+_VARIABLES = (
+    *("ATEN_", "BLIS_ARCH", "CUBLAS", "CUDNN_", "DNNL_", "GLIBC_TUNABLES", "KMP_DETERMINISTIC", "LD_AUDIT"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "MKL_", "NPY_DISABLE_CPU", "NPY_ENABLE_CPU", "NVIDIA_TF32", "ONEDNN_"),
+    *("OPENBLAS_CORETYPE", "TORCHINDUCTOR_CPP_", "TORCHINDUCTOR_EMULATE", "TORCH_ALLOW_TF32", "TRITON_F32"),
+)
 """Beginnings of variables by which libraries choose instructions; the number of threads has a field of its own."""
 _SHORT = re.compile(r"[\w.,:=+-]{1,40}")
 _AT_START = ("sitecustomize", "usercustomize")
@@ -78,7 +82,17 @@ def _is_pinned(top: str, path: str) -> bool:
         return True
     if top in _AT_START:
         return Path(path).parent == Path(os.__file__).parent
-    return is_pinned(top) or is_installed(path)
+    if not os.path.isabs(path):
+        return is_pinned(top)  # torch has modules with names of files that there aren't
+    return os.path.realpath(path).startswith(_package_folders())
+
+
+@cache
+def _package_folders() -> tuple[str, ...]:
+    """Where this Python's own packages are; a folder on PYTHONPATH may hold a `random` or a `torch`, too."""
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    folders = [os.path.dirname(os.__file__), *site.getsitepackages([sys.prefix, sys.base_prefix]), *user]
+    return tuple(os.path.realpath(folder) + os.sep for folder in folders)
 
 
 @cache

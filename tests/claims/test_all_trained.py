@@ -1,7 +1,5 @@
 """Everything trained: every run of every experiment as printed, with made-up numbers, on one card."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import math

@@ -1,7 +1,5 @@
 """The chosen epoch and its standard error stay with the claim, and Figures 5 and 6 have every arm's."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How often an order seen early in training holds: computed again from the published curves, and left out in turn."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """The statements of HyperBF's paper on its two arms, and why results on real data may decide no number."""
 
-from __future__ import annotations
-
 import pytest
 
 from stages.verdicts import Status

@@ -1,7 +1,5 @@
 """Deviations: the records beside the papers' models, and the pages that present them to a reader."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import re

@@ -1,7 +1,5 @@
 """Claims about a whole grid of arms: the mean gain over its pairs, and trainings that failed."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

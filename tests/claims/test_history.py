@@ -1,7 +1,5 @@
 """A change made after the data were seen is reported with the verdict; a change without a reason is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Claims that no training decides: findings, counts, settings, reasons; and that every claim gets a verdict."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Claims on NMN's MNIST run: numbers printed for single epochs, and the window between frameworks."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Claims about the inside of trained networks, decided by the quantities that evaluation recorded."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The power of each claim's plan: the source of its spread, and the statement made beforehand."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter

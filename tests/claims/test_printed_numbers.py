@@ -137,9 +137,10 @@ def test_a_printed_gain_is_supported_and_of_its_size(judged: list[JudgedClaim]) 
     assert len(gains) > 50
     for row in gains:
         said = f"{row.claim.id}: {row.verdict.explanation}"
-        assert row.verdict.status == of_a_reading(row, Status.SUPPORTED), said
-        if row.claim.id == "dac.sgemm.more_efficient":  # its sentence prints no size
-            assert row.claim.value is None and row.verdict.size is None
+        alike = row.claim.id == "dac.sgemm.small"  # it prints no number; here all base networks are alike
+        assert row.verdict.status == of_a_reading(row, Status.REVERSED if alike else Status.SUPPORTED), said
+        if row.claim.value is None:
+            assert row.verdict.size is None
             continue
         assert row.verdict.size is not None
         assert row.verdict.size["status"] in (of_a_reading(row, Status.REPRODUCED), Status.UNDECIDABLE), said

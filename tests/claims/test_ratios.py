@@ -1,7 +1,5 @@
 """A ratio of means, and a printed range of ratios, judged by their intervals."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

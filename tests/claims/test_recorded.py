@@ -1,7 +1,5 @@
 """From files to a real database: which result counts, and that every claim of the five papers has its row."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Sequence

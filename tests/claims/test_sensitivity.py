@@ -1,7 +1,5 @@
 """A verdict beside those that the same results would give in the other metrics that the paper's words allow."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """A paper's count of orders: its cases are judged with α divided over them."""
 
-from __future__ import annotations
-
 import pytest
 
 from stages.verdicts import Status

@@ -1,7 +1,5 @@
 """If no test set is published, ours differs from the paper's (decision 0031)."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from tests.claims.lines import claims, judge, results, trials

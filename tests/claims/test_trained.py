@@ -1,7 +1,5 @@
 """Claims against trained models, kind by kind, on result lines with known numbers."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One fault in the life of `claimcheck run`, drawn from a seed, and what has to be true once the command has ended."""
 
-from __future__ import annotations
-
 import random
 import re
 import signal

@@ -1,7 +1,5 @@
 """A Ray cluster on this machine, a group of real processes a node: what kills the group loses the node."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

@@ -1,7 +1,5 @@
 """A project of two experiments, its trainings on a cluster as a person calls them, and what came of each."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Slurm of one node on this machine: munged, slurmctld and slurmd as Debian has them, in a folder of their own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -4,8 +4,6 @@ A seed stands for a fault (`tests.cluster.mishaps`).  Five are in `make test-clu
 how many the soak takes, and `CLAIMCHECK_SOAK_SEED` from which on: where an earlier one ended, its report is continued.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

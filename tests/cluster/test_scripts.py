@@ -1,7 +1,5 @@
 """What starts a cluster on Slurm or by SkyPilot, as far as it can be read without either."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

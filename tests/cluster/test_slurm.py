@@ -1,7 +1,5 @@
 """The job for Slurm: run, stopped and requeued by a real Slurm of one node."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The store is out of reach for a minute while two clones, one on a cluster and one on this machine, train into it."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import time

@@ -1,7 +1,5 @@
 """What is trained is evaluated while dvc goes on, in a fork of the loaded libraries; it ends with whoever asked."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

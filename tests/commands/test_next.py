@@ -1,7 +1,5 @@
 """`claimcheck next`: what it proposes, and that `--run` trains it and nothing else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

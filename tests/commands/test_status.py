@@ -1,7 +1,5 @@
 """`claimcheck status`: verdicts and trainings, as tables, JSON and metrics, and live on a terminal."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

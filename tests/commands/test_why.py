@@ -1,7 +1,5 @@
 """`claimcheck why`: each reason that a run has, by its label and by its key."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

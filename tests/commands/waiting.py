@@ -1,7 +1,5 @@
 """A small project that claims are about: two tiny arms with five seeds, as printed on data packed from a stand-in."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 `reader.py CONTEXT CRATE [QUESTION]`, with RO-Crate's context in a file, prints JSON.  Nothing of ours is imported.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

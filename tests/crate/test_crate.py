@@ -1,7 +1,5 @@
 """`claimcheck crate`, read by programs that aren't ours: RO-Crate's validator, and rdflib by a question in SPARQL."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Archives written member by member, honest ones and traps."""
 
-from __future__ import annotations
-
 import io
 import stat
 import tarfile

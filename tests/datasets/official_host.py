@@ -1,11 +1,10 @@
 """A small HTTP server on 127.0.0.1 that plays the official hosts, faults included."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
+from typing import Self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class OfficialHost:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}/data/"
 
-    def __enter__(self) -> OfficialHost:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -1,7 +1,5 @@
 """Archives with traps of every kind, and pictures in them."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import warnings

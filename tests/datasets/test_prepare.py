@@ -1,7 +1,5 @@
 """Preparing a data set: what is packed, checked against its declaration, and how complete it is."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -40,7 +38,7 @@ def pack(dataset: TinyDataset, home: Path, source: DatasetSource | None = None) 
 
 
 def provenance_of(source: DatasetSource, manifest: Manifest, test: int = TEST) -> str:
-    files = READERS[source.reader].FILES
+    files = READERS[source.reader].files
     return judge_provenance(source, manifest, TRAIN, test, files=files, content_is_whole=False)
 
 
@@ -457,8 +455,8 @@ IMAGES = {name: source for name, source in DATASETS.items() if source.kind == "i
 def test_reader_reads_the_declared_files_and_no_other(name: str) -> None:
     source = IMAGES[name]
     reader = READERS[source.reader]
-    assert {file for split in ("train", "test") for file in reader.FILES[split]} == {f.name for f in source.files}
-    assert len(reader.CLASSES) == source.classes
+    assert {file for split in ("train", "test") for file in reader.files[split]} == {f.name for f in source.files}
+    assert len(reader.classes) == source.classes
 
 
 @pytest.mark.parametrize("name", DATASETS)

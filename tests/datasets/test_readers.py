@@ -1,17 +1,16 @@
 """Raw formats, from bytes written by hand."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
-from stages.datasets import cifar10, cifar100, imagenette, imagewoof, mnist, stl10, tinyimagenet, tinyimagenet32
 from stages.datasets.archive import decode_square
+from stages.datasets.binary_images import CIFAR10, CIFAR100, IMAGES_MAGIC, MNIST, STL10, read_idx, read_rows
+from stages.datasets.imagenet_parts import IMAGENETTE, IMAGEWOOF, TINY_IMAGENET, TINY_IMAGENET_32, TINY_WNIDS
+from stages.datasets.manifest import ImageReader
 from stages.datasets.packed import read_images
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
@@ -32,7 +31,7 @@ def test_idx_values_come_in_the_order_of_the_file(tmp_path: Path) -> None:
     content = struct.pack(">IIII", 0x803, 2, 2, 3) + bytes(range(12))
     path = write(tmp_path, "images.gz", gzip.compress(content))
     expected = [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]
-    assert mnist.read_idx(path, mnist.IMAGES_MAGIC).tolist() == expected
+    assert read_idx(path, IMAGES_MAGIC).tolist() == expected
 
 
 def test_mnist_split_pairs_images_with_labels(tmp_path: Path) -> None:
@@ -40,7 +39,7 @@ def test_mnist_split_pairs_images_with_labels(tmp_path: Path) -> None:
     labels = struct.pack(">II", 0x801, 2) + bytes([7, 2])
     write(tmp_path, "MNIST/raw/t10k-images-idx3-ubyte.gz", gzip.compress(images))
     write(tmp_path, "MNIST/raw/t10k-labels-idx1-ubyte.gz", gzip.compress(labels))
-    split = mnist.read_split(tmp_path, "test")
+    split = MNIST.read_split(tmp_path, "test")
     assert split.images.shape == (2, 1, 28, 28)
     assert [image.max() for image in split.images] == [0, 255]
     assert split.labels.tolist() == [7, 2]
@@ -62,7 +61,7 @@ def test_mnist_split_pairs_images_with_labels(tmp_path: Path) -> None:
 def test_bad_idx_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     path = write(tmp_path, "images.gz", content)
     with pytest.raises(DatasetError, match=message):
-        mnist.read_idx(path, mnist.IMAGES_MAGIC)
+        read_idx(path, IMAGES_MAGIC)
 
 
 def row(head: list[int], red: int, green: int, blue: int) -> bytes:
@@ -72,7 +71,7 @@ def row(head: list[int], red: int, green: int, blue: int) -> bytes:
 def test_cifar10_rows_are_class_then_colour_planes(tmp_path: Path) -> None:
     for number in range(1, 6):
         write(tmp_path, f"cifar-10-batches-bin/data_batch_{number}.bin", row([number], 10, 20, number))
-    split = cifar10.read_split(tmp_path, "train")
+    split = CIFAR10.read_split(tmp_path, "train")
     assert split.labels.tolist() == [1, 2, 3, 4, 5]
     assert split.images.shape == (5, 3, 32, 32)
     assert split.images[:, :, 0, 0].tolist() == [[10, 20, number] for number in range(1, 6)]
@@ -81,14 +80,14 @@ def test_cifar10_rows_are_class_then_colour_planes(tmp_path: Path) -> None:
 def test_cifar_pixels_go_along_the_rows_of_the_image(tmp_path: Path) -> None:
     plane = bytes(range(256)) * 4
     path = write(tmp_path, "batch.bin", bytes([0]) + plane * 3)
-    _, images = cifar10.read_rows(path, label_bytes=1)
+    _, images = read_rows(path, label_bytes=1)
     assert images[0, 0, 0, :3].tolist() == [0, 1, 2]
     assert images[0, 2, 1, :3].tolist() == [32, 33, 34]
 
 
 def test_cifar100_takes_the_fine_class(tmp_path: Path) -> None:
     write(tmp_path, "cifar-100-binary/test.bin", row([3, 42], 1, 2, 3) + row([4, 99], 4, 5, 6))
-    split = cifar100.read_split(tmp_path, "test")
+    split = CIFAR100.read_split(tmp_path, "test")
     assert split.labels.tolist() == [42, 99]
     assert split.images[:, :, 0, 0].tolist() == [[1, 2, 3], [4, 5, 6]]
 
@@ -97,7 +96,7 @@ def test_cifar100_takes_the_fine_class(tmp_path: Path) -> None:
 def test_bad_cifar_file_is_named(tmp_path: Path, size: int) -> None:
     path = write(tmp_path, "batch.bin", bytes(size))
     with pytest.raises(DatasetError, match=f"batch.bin: {size:,} bytes are not a whole number of rows"):
-        cifar10.read_rows(path, label_bytes=1)
+        read_rows(path, label_bytes=1)
 
 
 def test_stl10_planes_are_stored_column_by_column(tmp_path: Path) -> None:
@@ -106,11 +105,11 @@ def test_stl10_planes_are_stored_column_by_column(tmp_path: Path) -> None:
     green = np.tile(ramp, 96)  # each row has one value
     write(tmp_path, "stl10_binary/test_X.bin", red.tobytes() + green.tobytes() + bytes(96 * 96))
     write(tmp_path, "stl10_binary/test_y.bin", bytes([10]))
-    split = stl10.read_split(tmp_path, "test")
+    split = STL10.read_split(tmp_path, "test")
     assert split.images.shape == (1, 3, 96, 96)
     assert split.images[0, 0, 5].tolist() == ramp.tolist(), "red grows to the right"
     assert split.images[0, 1, :, 5].tolist() == ramp.tolist(), "green grows downwards"
-    assert (split.labels.tolist(), stl10.CLASSES[9]) == ([9], "truck")
+    assert (split.labels.tolist(), STL10.classes[9]) == ([9], "truck")
 
 
 @pytest.mark.parametrize("size", [0, 27_647, 27_649])
@@ -118,42 +117,42 @@ def test_bad_stl10_file_is_named(tmp_path: Path, size: int) -> None:
     write(tmp_path, "stl10_binary/test_X.bin", bytes(size))
     write(tmp_path, "stl10_binary/test_y.bin", bytes([1]))
     with pytest.raises(DatasetError, match=f"test_X.bin: {size:,} bytes are not a whole number of pictures"):
-        stl10.read_split(tmp_path, "test")
+        STL10.read_split(tmp_path, "test")
 
 
-READERS = [imagenette, imagewoof]
+READERS = [  # with the folders of the classes 0, 4 and 9
+    (IMAGENETTE, "imagenette2-160", ("n01440764", "n03028079", "n03888257")),
+    (IMAGEWOOF, "imagewoof2-160", ("n02086240", "n02093754", "n02115641")),
+]
 
 
-def picture(reader: ModuleType, split: str, label: int, name: str = "ILSVRC2012_val_00000293") -> str:
-    return f"{reader.ARCHIVE.removesuffix('.tgz')}/{split}/{reader.WNIDS[label]}/{name}.JPEG"
+def picture(root: str, split: str, wnid: str, name: str = "ILSVRC2012_val_00000293") -> str:
+    return f"{root}/{split}/{wnid}/{name}.JPEG"
 
 
-def entries(reader: ModuleType) -> Entries:
+@pytest.mark.parametrize(("reader", "root", "wnids"), READERS)
+def test_folder_is_the_class(tmp_path: Path, reader: ImageReader, root: str, wnids: tuple[str, str, str]) -> None:
     """Two training pictures and a test picture beside other files that such archives hold."""
-    root = reader.ARCHIVE.removesuffix(".tgz")
-    return [
-        (picture(reader, "train", 9, "n03888257_3-x"), jpeg(stripes(160, 213))),
+    first, fifth, last = wnids
+    members: Entries = [
+        (picture(root, "train", last, "n03888257_3-x"), jpeg(stripes(160, 213))),
         (f"{root}/noisy_labels.csv", b"path,noisy_labels_0\n"),
         (f"{root}/train/.DS_Store", b"left by a file manager"),
-        (picture(reader, "val", 4), jpeg(stripes(160, 160)[:, :, 0])),
-        (picture(reader, "train", 0), jpeg(stripes(200, 160))),
+        (picture(root, "val", fifth), jpeg(stripes(160, 160)[:, :, 0])),
+        (picture(root, "train", first), jpeg(stripes(200, 160))),
     ]
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_folder_is_the_class(tmp_path: Path, reader: ModuleType) -> None:
-    write_tar(tmp_path / reader.ARCHIVE, entries(reader))
-    train, test = (reader.read_split(tmp_path, split) for split in ("train", "test"))
+    write_tar(tmp_path / f"{root}.tgz", members)
+    train, test = (reader.read_split(tmp_path, split) for split in ("train", "test"))  # type: ignore[arg-type]
     assert (train.images.shape, train.labels.tolist()) == ((2, 3, 80, 80), [9, 0])
     assert (test.images.shape, test.labels.tolist()) == ((1, 3, 80, 80), [4])
 
 
-FIRST = picture(imagenette, "train", 0)
+FIRST, OTHER = picture("imagenette2-160", "train", "n01440764"), "n02086240"
 FAULTS: dict[str, tuple[Entries, type[Exception], str]] = {
     "other class": (
-        [(FIRST, b""), (picture(imagewoof, "train", 0), b"")],
+        [(FIRST, b""), (picture("imagewoof2-160", "train", OTHER), b"")],
         DatasetError,
-        f"{imagewoof.WNIDS[0]}.*belongs to no class",
+        f"{OTHER}.*belongs to no class",
     ),
     "no class": ([("imagenette2-160/train/stray.JPEG", b"")], DatasetError, "stray.JPEG: a picture that belongs to no"),
     "other split": (
@@ -176,9 +175,9 @@ FAULTS: dict[str, tuple[Entries, type[Exception], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_archive_is_refused_by_name(tmp_path: Path, fault: str) -> None:
     members, error, message = FAULTS[fault]
-    write_tar(tmp_path / imagenette.ARCHIVE, members)
+    write_tar(tmp_path / "imagenette2-160.tgz", members)
     with pytest.raises(error, match=message):
-        imagenette.read_split(tmp_path, "train")
+        IMAGENETTE.read_split(tmp_path, "train")
 
 
 def test_real_sample_lying_unpacked_becomes_a_subset(tmp_path: Path, sample_mirror: Path) -> None:
@@ -191,8 +190,8 @@ def test_real_sample_lying_unpacked_becomes_a_subset(tmp_path: Path, sample_mirr
     assert [np.bincount(part).tolist() for part in labels] == [[6] * 10, [3] * 10]
 
 
-ROOT = "tiny-imagenet-200"
-FISH, WORM = tinyimagenet.WNIDS[0], tinyimagenet.WNIDS[199]
+ROOT, TINY_ARCHIVE = "tiny-imagenet-200", "tiny-imagenet-200.zip"
+FISH, WORM = TINY_WNIDS[0], TINY_WNIDS[199]
 TRAIN = f"{ROOT}/train/{WORM}/images/{WORM}_3.JPEG"
 GREY = f"{ROOT}/train/{FISH}/images/{FISH}_17.JPEG"
 VAL = f"{ROOT}/val/images/val_0.JPEG"
@@ -201,7 +200,7 @@ VAL = f"{ROOT}/val/images/val_0.JPEG"
 def official_layout(**changes: bytes | None) -> Entries:
     """Two training pictures, one validation picture and an unlabelled one, in the official layout."""
     members: dict[str, bytes | None] = {
-        "wnids": "\n".join(reversed(tinyimagenet.WNIDS)).encode(),
+        "wnids": "\n".join(reversed(TINY_WNIDS)).encode(),
         "train": jpeg(stripes(64, 64)),
         "boxes": b"anything",
         "grey": jpeg(stripes(64, 64)[:, :, 0]),
@@ -222,16 +221,16 @@ def official_layout(**changes: bytes | None) -> Entries:
 
 
 def test_folder_and_annotation_give_the_class(tmp_path: Path) -> None:
-    write_zip(tmp_path / tinyimagenet.ARCHIVE, official_layout())
-    train, test = (tinyimagenet.read_split(tmp_path, split) for split in ("train", "test"))  # type: ignore[arg-type]
+    write_zip(tmp_path / TINY_ARCHIVE, official_layout())
+    train, test = (TINY_IMAGENET.read_split(tmp_path, split) for split in ("train", "test"))  # type: ignore[arg-type]
     assert (train.images.shape, train.labels.tolist()) == ((2, 3, 64, 64), [199, 0])
     assert (test.images.shape, test.labels.tolist()) == ((1, 3, 64, 64), [199])
     np.testing.assert_array_equal(train.images[0], decode_square(jpeg(stripes(64, 64)), 64, "here"))
 
 
 def test_smaller_version_is_the_same_pictures_shrunk(tmp_path: Path) -> None:
-    write_zip(tmp_path / tinyimagenet.ARCHIVE, official_layout())
-    large, small = (reader.read_split(tmp_path, "train") for reader in (tinyimagenet, tinyimagenet32))
+    write_zip(tmp_path / TINY_ARCHIVE, official_layout())
+    large, small = (reader.read_split(tmp_path, "train") for reader in (TINY_IMAGENET, TINY_IMAGENET_32))
     assert small.images.shape == (2, 3, 32, 32)
     assert small.labels.tolist() == large.labels.tolist()
     means = large.images.reshape(2, 3, 32, 2, 32, 2).mean((3, 5))
@@ -269,9 +268,9 @@ TINY_FAULTS: dict[str, tuple[dict[str, bytes | None], type[Exception], str]] = {
 @pytest.mark.parametrize("fault", TINY_FAULTS)
 def test_a_fault_of_tiny_imagenet_is_refused_by_name(tmp_path: Path, fault: str) -> None:
     changes, error, message = TINY_FAULTS[fault]
-    write_zip(tmp_path / tinyimagenet.ARCHIVE, official_layout(**changes))
+    write_zip(tmp_path / TINY_ARCHIVE, official_layout(**changes))
     with pytest.raises(error, match=message):
-        tinyimagenet.read_split(tmp_path, "train")
+        TINY_IMAGENET.read_split(tmp_path, "train")
 
 
 @pytest.mark.parametrize("dataset", ["tinyimagenet", "tinyimagenet32"])

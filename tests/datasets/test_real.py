@@ -1,7 +1,5 @@
 """The real data sets, from a mirror to the packed form, against facts that others have published about them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,4 +104,4 @@ def test_class_names_are_those_of_the_official_list(real_mirror: Path, dataset: 
     path = real_mirror / dataset / file
     if not path.is_file():
         pytest.skip(f"this mirror has no {file}")
-    assert list(READERS[dataset].CLASSES) == path.read_text().split()
+    assert list(READERS[dataset].classes) == path.read_text().split()

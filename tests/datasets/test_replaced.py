@@ -1,7 +1,5 @@
 """Files without a published digest, such as a person's own: a replaced one is noticed, and taken when accepted."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Fetching from downloads, mirror and official host, with every fault that a host can have."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket

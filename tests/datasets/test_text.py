@@ -1,7 +1,5 @@
 """Texts and tables, from a file to the packed form."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Data sets in the official formats, small enough for a test; written here byte by byte, not with our readers."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """A folder with its own `params.yaml`, in which a verb runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

@@ -5,8 +5,6 @@ the Brownian paper's experiment: learned positions, no class token, LayerNorm be
 Run from the repository root: python tests/golden/make_brownian_timm.py
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

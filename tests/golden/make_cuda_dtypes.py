@@ -6,8 +6,6 @@ asks of one is answered here.
 Run from the repository root: python tests/golden/make_cuda_dtypes.py
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from unittest.mock import patch

@@ -5,8 +5,6 @@ Origin: the printed equations, in NumPy's random numbers and Python's arithmetic
 gradients of the sum of output times upstream.  Run from the repository root: python tests/golden/make_dac_loops.py
 """
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

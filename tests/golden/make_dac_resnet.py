@@ -4,8 +4,6 @@ Origin: torchvision's BasicBlock and timm's PreActBasic (their versions are insi
 `v2/<name>` keep the names of the modules below.  Run from the repository root: python tests/golden/make_dac_resnet.py
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

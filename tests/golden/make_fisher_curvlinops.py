@@ -7,8 +7,6 @@
 over the parameters of the first Linear layer, the weight row by row and then the bias, in float64.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from pathlib import Path
 

@@ -5,8 +5,6 @@ paper's form: no bias in qkv, ReLU, LayerNorm after the last block, head on the 
 Run from the repository root: python tests/golden/make_hyperbf_timm.py
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -7,8 +7,6 @@ without and with squeeze-and-excitation, over a grid of tokens.
 Run from the repository root: python tests/golden/make_ninformer_timm.py
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

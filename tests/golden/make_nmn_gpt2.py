@@ -5,8 +5,6 @@ names; its Conv1D has weights [in, out].  `gradients/<parameter>` are those of s
 Run from the repository root where transformers is installed: python tests/golden/make_nmn_gpt2.py
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

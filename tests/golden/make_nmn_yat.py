@@ -7,8 +7,6 @@ gradients, since `fill` regenerates their 11 million weights.  Run from the repo
 installed: python tests/golden/make_nmn_yat.py
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

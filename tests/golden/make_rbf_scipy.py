@@ -4,8 +4,6 @@ Origin: SciPy's `cdist(metric="mahalanobis", VI=WᵀW)` and scikit-learn's `rbf_
 Run from the repository root: python tests/golden/make_rbf_scipy.py
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

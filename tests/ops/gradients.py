@@ -1,7 +1,5 @@
 """An operator's value and gradients, for comparison with those of another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Triton kernels without a GPU: run by Triton's interpreter, and compiled for an H100."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """DAC and MBA connections against loops from the equations, their references, and known layers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

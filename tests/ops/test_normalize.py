@@ -1,7 +1,5 @@
 """Every pixel value is normalised by the equation, whatever the size of the image."""
 
-from __future__ import annotations
-
 import torch
 
 from stages.ops.normalize import Normalization

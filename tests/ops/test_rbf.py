@@ -1,7 +1,5 @@
 """HyperBF's functions and layers: equation by hand, SciPy's numbers, and the fast forms against the equation."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

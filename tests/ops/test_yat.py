@@ -1,7 +1,5 @@
 """The Yat layers against the printed equation, hand-worked numbers and the released package."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Helpers shared by the tests of the Yat operators: the package's vectors, and a fast form against its reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 

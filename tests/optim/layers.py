@@ -1,7 +1,5 @@
 """Small problems on which every curvature can be written out densely."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """CG-FAC: conjugate gradients as printed, the direction is the dense damped solution; the page's example runs."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """What CG-FAC and K-FAC capture of a pass, and the product with the Fisher against matrices written out."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

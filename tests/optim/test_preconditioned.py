@@ -1,7 +1,5 @@
 """The common part of CG-FAC and K-FAC: the four tests of an optimiser, exact resuming, and every keyword's effect."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Images for the tests of every paper, and the comparison with another library's network."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is proposed to be trained next."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import itertools

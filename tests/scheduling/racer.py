@@ -4,8 +4,6 @@ It claims to be a machine of its own, so that only time tells others that it is 
 lease expires within a second.  Every claim, publication and loss is a line of the log.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """The engine that is chosen, and runs counted for whoever watches."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What leases of either store have in common: their heartbeat, and which attempts they note."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Killed at any moment and started again: the same numbers, and no training is left running."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Leases: one owner at a time, taken over only from the dead, and a late riser can't publish."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sqlite3

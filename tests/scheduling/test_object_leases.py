@@ -1,7 +1,5 @@
 """Leases of an object store: the same promises as in a folder, without comparing the clocks of two machines."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

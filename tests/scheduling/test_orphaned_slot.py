@@ -1,7 +1,5 @@
 """A slot whose parent was killed says so of its attempt, and ends."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from pathlib import Path

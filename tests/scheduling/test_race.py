@@ -2,8 +2,6 @@
 stopped for a while at random: each run is published once, no token is given twice, no late riser publishes.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import signal

@@ -3,8 +3,6 @@
 What real processes of a cluster do to it is in `tests/cluster`.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

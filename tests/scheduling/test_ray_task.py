@@ -1,7 +1,5 @@
 """A group's training as a node runs it, without Ray: what it tells, and what it refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os
@@ -19,7 +17,7 @@ from stages.runs.store import RunStore, find_fault
 from stages.scheduling.engine.groups import Group
 from stages.scheduling.engine.ray_bridge import Inbox, Node, Share
 from stages.scheduling.engine.ray_cluster import Shares, TooMuchCode, copy_code
-from stages.scheduling.engine.ray_task import Ask, ToldScratch, pack_files, place, train_group
+from stages.scheduling.engine.ray_task import TaskRequest, ToldScratch, pack_files, place, train_group
 from stages.scheduling.runner import compare, find_experiment
 from tests.object_server import BUCKET, ObjectServer
 from tests.project import EXPERIMENT, edit, make_project
@@ -41,8 +39,8 @@ def group_of(project: Path) -> Group:
     return found.groups[0]
 
 
-def ask_for(group: Group, **changes: Any) -> Ask:
-    ask = Ask(
+def ask_for(group: Group, **changes: Any) -> TaskRequest:
+    ask = TaskRequest(
         label=group.label,
         specs=group.specs,
         is_stack=False,
@@ -56,7 +54,7 @@ def ask_for(group: Group, **changes: Any) -> Ask:
     return dataclasses.replace(ask, **changes)
 
 
-def told_by(ask: Ask, packed: Any = None) -> list[tuple[Any, ...]]:
+def told_by(ask: TaskRequest, packed: Any = None) -> list[tuple[Any, ...]]:
     told: list[tuple[Any, ...]] = []
     train_group(ask, lambda *event: told.append(event), packed)
     return told

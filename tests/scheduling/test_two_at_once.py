@@ -1,7 +1,5 @@
 """Two at once where one is meant: the second waits or is refused, and says for whom and what to do; one is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

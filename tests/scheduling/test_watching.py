@@ -1,7 +1,5 @@
 """Journals of trainings, and what a watcher makes of them: with real leases, and with a real process that is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

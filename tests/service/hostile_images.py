@@ -1,7 +1,5 @@
 """Files that somebody might upload, each with the status that it deserves.  All are made here, none is kept."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import struct

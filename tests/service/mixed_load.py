@@ -3,8 +3,6 @@
 Every request knows the answer that it deserves; requests with another answer are kept, with that answer.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import random

@@ -1,7 +1,5 @@
 """Result lines as `evaluate` writes them and small real checkpoints, for a repository root that `record` reads."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """A service in its own process, as people start it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Asking the models in a real Chromium: files, test images, links to answers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The batcher with real threads, a real event loop and small real networks; real workers answer for released models."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math

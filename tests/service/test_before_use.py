@@ -1,7 +1,5 @@
 """What a paper's page says before all else is so: its figures are those of the params, claims or findings."""
 
-from __future__ import annotations
-
 import re
 from fnmatch import fnmatchcase
 

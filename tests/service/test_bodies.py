@@ -1,7 +1,5 @@
 """Bodies of many requests at once: each client has half of the room, and what is given back is there again."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

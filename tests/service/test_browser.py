@@ -1,7 +1,5 @@
 """The page as people see it: a real server, a real Chromium."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

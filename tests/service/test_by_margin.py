@@ -1,7 +1,5 @@
 """A claim's page says what its verdict would be by other margins, as a strip and as a sentence."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

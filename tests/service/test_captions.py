@@ -1,7 +1,5 @@
 """Numbers of findings are told in words with their units, not under the names of the code."""
 
-from __future__ import annotations
-
 import re
 
 from fastapi.testclient import TestClient

@@ -1,7 +1,5 @@
 """Shortened runs rank nothing and say how short they are; a model that learnt nothing is said to be at chance."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 

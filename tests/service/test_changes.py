@@ -1,7 +1,5 @@
 """Of a claim's changes those come first that touched what is judged or how; the others are counted."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from html import unescape

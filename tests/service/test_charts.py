@@ -1,7 +1,5 @@
 """Vega-Lite specs: the marks drawn, and their axes."""
 
-from __future__ import annotations
-
 import re
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """A claim as others cite it: BibTeX, JSON-LD, badges."""
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

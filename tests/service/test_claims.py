@@ -1,7 +1,5 @@
 """Claims and verdicts over HTTP: MNIST as printed with three replicates, CIFAR-100 at quick, CIFAR-10 on stand-ins."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

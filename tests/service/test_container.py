@@ -1,7 +1,5 @@
 """The content of the image, rehearsed without an engine: the Dockerfile's own lines are read and run in a folder."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Learning curves of models and runs of several experiments in one chart."""
 
-from __future__ import annotations
-
 import html as markup
 import re
 

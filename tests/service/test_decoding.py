@@ -1,7 +1,5 @@
 """Real decoding processes: their limits, their replacement, and whose turn it is."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """What runs the service for others, under `deploy/` and in `compose.yaml`: by linters, and against a real service."""
 
-from __future__ import annotations
-
 import http.client
 import re
 import shutil

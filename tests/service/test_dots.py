@@ -1,7 +1,5 @@
 """Printed numbers against ours: places of dots, intervals and margins on inline SVG."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 from typing import Any

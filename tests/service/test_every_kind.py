@@ -1,7 +1,5 @@
 """Every kind of page on the published evidence, as wide as a desk's and as narrow as a telephone's, light and dark."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

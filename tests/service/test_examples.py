@@ -1,7 +1,5 @@
 """The reference's examples are what a service on the published evidence answers, and its first lines run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """An experiment's page and the curves behind it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

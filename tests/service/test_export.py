@@ -1,7 +1,5 @@
 """The export, read by the tools that people read it with."""
 
-from __future__ import annotations
-
 import io
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """The short way reads a form as the parser of all forms does, or leaves it to that parser."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 
@@ -13,8 +11,8 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from urllib3.filepost import encode_multipart_formdata
 
-from service.express import MAX_NAMES, Query, read_query
 from service.http.forms import only_file
+from service.routes.inference import MAX_NAMES, PlainQuery, read_query
 from tests.service.conftest import png
 from tests.service.test_hostile import END, GOOD, Form, forms, part
 
@@ -98,8 +96,8 @@ def test_a_file_of_pieces_is_read_alike_or_left(pieces: list[bytes], name: str) 
 
 
 def test_a_query_is_read_as_the_route_takes_it() -> None:
-    assert read_query(b"checkpoint=a.b.0&top_k=3&checkpoint=c.d.1") == Query(("a.b.0", "c.d.1"), None, (), 3)
-    assert read_query(b"dataset=mnist&arm=vit") == Query((), "mnist", ("vit",), 5)
+    assert read_query(b"checkpoint=a.b.0&top_k=3&checkpoint=c.d.1") == PlainQuery(("a.b.0", "c.d.1"), None, (), 3)
+    assert read_query(b"dataset=mnist&arm=vit") == PlainQuery((), "mnist", ("vit",), 5)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ unknown methods refused with Allow, and nothing valid refused, but where no sche
 was given out, bytes that are an image, numbers as many as a model takes, names that only the database knows.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

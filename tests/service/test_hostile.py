@@ -1,7 +1,5 @@
 """Hostile uploads and requests, hundreds of them, each with its expected answer: never a 500, never an internal."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """All models of all papers on one data set in one table."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from contextlib import closing

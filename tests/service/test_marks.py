@@ -1,7 +1,5 @@
 """Each verdict by training carries its mark, confirmatory or exploratory, on every page and in every answer."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

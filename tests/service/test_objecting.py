@@ -1,7 +1,5 @@
 """Where to object to a verdict, and which files of the repository pages show."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The Open Inference Protocol: by hand, and by the released client, which knows nothing of us."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterator

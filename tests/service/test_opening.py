@@ -1,7 +1,5 @@
 """The front page answers each paper's question, and counts nothing as plainly true that depends on how it is read."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 from typing import Any

@@ -1,7 +1,5 @@
 """The page without JavaScript; `test_browser` tests it with JavaScript."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Every parser that a client can reach takes time in proportion to what it reads: none can hold the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time
@@ -15,13 +13,13 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from service.express import MAX_BYTES, read_query
 from service.http.forms import only_file
 from service.http.headers import MAX_REQUEST_HEADER_BYTES, known_tags
 from service.http.middleware import ADDRESS, _is_ignored
 from service.http.negotiation import weight
 from service.inference.decoding import TINY_BYTES
 from service.inference.tensors import TensorError, read_request
+from service.routes.inference import MAX_BYTES, read_query
 from stages.images import ImageError, decode_image, outline
 
 LONGEST_MESSAGE = 320 * 1024

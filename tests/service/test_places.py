@@ -1,7 +1,5 @@
 """In which order a paper's page has its claims, and in which tables."""
 
-from __future__ import annotations
-
 from service.pages.printed import IN_THE_TEXT, Cell, group_by_place, lay_out, take_apart
 from stages.results import Claim, JudgedClaim, VerdictRow
 

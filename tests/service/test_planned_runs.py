@@ -1,7 +1,5 @@
 """What the planned runs can show is said conclusion first, in the claim's own units."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 from typing import Any

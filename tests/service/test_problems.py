@@ -1,7 +1,5 @@
 """Every status on every route is problem details (RFC 9457); the routes are the application's own list."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What pages print of the published evidence: every number in the unit of its metric, and nothing that isn't one."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

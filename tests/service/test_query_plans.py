@@ -3,8 +3,6 @@
 Without statistics the planner knows no sizes, so these plans hold for a database of any size.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Processes that are really killed under a whole application: who is answered what, and that it goes on."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Answers that the framework, the server or the machine would word in their own way: problem details, and logged."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

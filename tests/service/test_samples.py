@@ -1,7 +1,5 @@
 """Test images to try a model with: those of the packed set, or a clear statement that they aren't here."""
 
-from __future__ import annotations
-
 import io
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What the search finds among the published claims, whose questions people typed."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The whole server in a separate process: raw sockets, signals, logs, and clients that disconnect."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """A database that is locked, silent or being rebuilt: answers within seconds, 503 if need be, and liveness at once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

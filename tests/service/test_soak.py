@@ -5,8 +5,6 @@ killed and started again, and processes that infer or decode are killed: meanwhi
 `CLAIMCHECK_SOAK_SECONDS` shortens each hour, for a quick check.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """What pages say of a paper's text and code, of our set-up, and of the repository's files."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sqlite3

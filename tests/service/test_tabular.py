@@ -1,7 +1,5 @@
 """Every list as CSV, beside the same list as JSON."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Traces go to the collector that the environment names: here our own, in another thread."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

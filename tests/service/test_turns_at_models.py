@@ -1,7 +1,5 @@
 """Clients take turns at the models, and whoever fills the queue makes room for others."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Does one model beat another?  One sentence by the judge of printed orders, and a test image by image."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 from math import comb

@@ -1,7 +1,5 @@
 """Two walks that people take, in a real Chromium: wide, and on a phone in the dark."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterator

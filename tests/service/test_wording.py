@@ -1,7 +1,5 @@
 """How pages name a claim, which claims they show first, and how they sum up a paper."""
 
-from __future__ import annotations
-
 import csv
 import re
 

@@ -1,7 +1,5 @@
 """Real worker processes, killed and told to end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Runs are grouped to train together, and an interrupted stack resumes unchanged."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stacks change no verdict: over twelve seeds they end where networks of the printed equations end, trained singly."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

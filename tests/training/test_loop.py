@@ -1,7 +1,5 @@
 """The training loop: repeatable, resumable at any step, blind to the test set, honest about a diverging loss."""
 
-from __future__ import annotations
-
 import copy
 import io
 import time

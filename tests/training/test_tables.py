@@ -1,7 +1,5 @@
 """Trainings of tables and texts."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Products in TF32, emulated on a CPU."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The worker: what it publishes, where it goes on, and in which environment."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Rules as in params.yaml, and experiments drawn from a known truth, judged by the real functions in one array pass."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every judge that has a margin says what it would say by any other: judged again there, it must say so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

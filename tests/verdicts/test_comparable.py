@@ -1,7 +1,5 @@
 """Arms that a paper calls comparable: no worse than by a margin, and never refuted by being better."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """How often verdicts are wrong, by simulation from known truths: 20,000 experiments each, in units of the spread."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A gain over a grid of pairs of which only a part has results: the statement covers only the pairs that ran."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A printed range of several numbers against the spread between seeds: hand-worked cases, and error rates simulated."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

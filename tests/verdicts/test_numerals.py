@@ -1,7 +1,5 @@
 """How sentences write their numbers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

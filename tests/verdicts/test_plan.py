@@ -1,7 +1,5 @@
 """The benefit of ending the looks with the plan: 20,000 simulated experiments each, in units of the spread."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

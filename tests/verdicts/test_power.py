@@ -1,7 +1,5 @@
 """The power of a plan, known beforehand, against experiments that are drawn and judged by the real functions."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """The power of a plan for a sign, a grid, a range or failed trainings, against results drawn and judged for real."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The interval in which the paper's own rerun would lie: how often it does, by simulation."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """A number on one side of a bound: its wording, and how often it is wrong."""
 
-from __future__ import annotations
-
 import pytest
 
 from stages.verdicts import Observation, Sample, Status, judge_side

@@ -1,7 +1,5 @@
 """A table's sentence: the gain over its orders, its error rate, and its content when the paper is right."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

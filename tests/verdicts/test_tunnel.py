@@ -1,7 +1,5 @@
 """Every judge is drawn through the wind tunnel, and every status is held to its level (`tests.verdicts.tunnel`)."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

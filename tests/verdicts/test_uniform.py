@@ -1,7 +1,5 @@
 """A gain claimed to be alike at every level: the distances between levels, and how often they err."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

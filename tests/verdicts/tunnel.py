@@ -4,8 +4,6 @@ A generator draws one experiment after another from such a world and lets the re
 A status that says otherwise is an error; its level is that of the rules.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import sys

@@ -59,6 +59,7 @@ def findings(margins: Margins) -> list[Finding]:
     return [
         unit_norm_identity(),
         constant_norm_equivalence(),
+        removed_assumption(),
         printed_constant(),
         softmax_shift(),
         negative_scores(),
@@ -112,6 +113,33 @@ def constant_norm_equivalence() -> Finding:
         computed=errors,
         explanation="Softmax of dot products against softmax of -|q - k|²/2σ² with σ² = √192, in float64: equal where "
         "the keys have one norm, whatever the queries have, and not otherwise.",
+    )
+
+
+def removed_assumption() -> Finding:
+    """Section 2.2.1 on norms of 1, by the numbers of Appendix 6.1."""
+    errors = constant_norm_equivalence().computed
+    constant, unequal = errors["max_abs_error_equal_norms"], errors["max_abs_difference_unequal_key_norms"]
+    readings = (
+        Reading(
+            name="of the value 1",
+            text='"see details in Appendix 6.1", which sets ‖q‖ = c₁ and ‖kᵢ‖ = c₂: with any two constants the weights '
+            "are the same",
+            holds=constant < ROUNDING,
+        ),
+        Reading(
+            name="of equal norms",
+            text='the assumption that is "not always met in transformers in common use", whose keys differ in norm: '
+            f"the weights of normal keys of width {HEAD_DIM} differ by up to {unequal:.2f}",
+            holds=unequal < ROUNDING,
+        ),
+    )
+    return Finding(
+        claim="hyperbf.identity.removed",
+        computed={"max_abs_error_constant_norms": constant, "max_abs_difference_unequal_key_norms": unequal},
+        readings=readings,
+        explanation="Softmax of dot products against softmax of -|q - k|²/2σ². Norms of 1 may become constant norms, "
+        "which the keys of a transformer don't have either.",
     )
 
 

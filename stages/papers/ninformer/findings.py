@@ -289,11 +289,78 @@ def compute_finding() -> Finding:
     )
 
 
+def lightweight_finding() -> Finding:
+    """Section 3.1, "a more lightweight variant of the original ViT", whose MLP becomes a CONV of as many channels."""
+    work = {name: image_flops("localvit", images) / image_flops("vit", images) for name, images in IMAGES.items()}
+    times = {name: row["localvit"] / row["vit"] for name, row in NANOSECONDS.items()}
+    mlp, conv = 2 * D * M + M + D, 2 * D * M + 9 * M
+    readings = (
+        Reading(
+            name="by its parameters",
+            text=f"a block's two 1 × 1 convolutions and depthwise 3 × 3 have {conv:,} weights, and its MLP has "
+            f"{mlp:,} weights and biases",
+            holds=conv < mlp,
+        ),
+        Reading(
+            name="by its operations",
+            text=f'"moderate compute requirement" (Table 1): {work["c10"]:.3f} times the FLOPs of the ViT for an image',
+            holds=all(ratio < 1 for ratio in work.values()),
+        ),
+        Reading(
+            name="by the printed times",
+            text='"time/memory" (Table 1): Table 3 prints '
+            f"{', '.join(f'{ratio:.2f}' for ratio in times.values())} times those of the ViT",
+            holds=all(ratio < 1 for ratio in times.values()),
+        ),
+    )
+    return Finding(
+        claim="ninformer.localvit.lightweight",
+        computed={f"flops_over_vit_{name}": ratio for name, ratio in work.items()}
+        | {f"printed_time_over_vit_{name}": ratio for name, ratio in times.items()}
+        | {"weights_of_conv_over_mlp": conv / mlp},
+        readings=readings,
+        explanation="With the 512 channels that section 4 prints for both, the convolution adds a depthwise 3 × 3 to "
+        "what the MLP costs. Only the paper's own times are shorter.",
+    )
+
+
+def equalized_finding() -> Finding:
+    """Section 1, "an equalized setting", of the training and of the networks."""
+    work = {
+        f"{arm}_{name}": image_flops("ninformer", images) / image_flops(arm, images)
+        for name, images in IMAGES.items()
+        for arm in ("vit", "mlpmixer", "localvit")
+    }
+    readings = (
+        Reading(
+            name="of machine and training",
+            text='section 4 has one computer, and "All models were fitted" with the same epochs, batch size and rate; '
+            "patches, width, layers and hidden widths are equal, too",
+            holds=True,
+        ),
+        Reading(
+            name="of the networks' work",
+            text='"the same computational resources" for an image: NiNformer takes '
+            f"{min(work.values()):.2f} to {max(work.values()):.2f} times the FLOPs of a baseline",
+            holds=max(work.values()) < 1.1,
+        ),
+    )
+    return Finding(
+        claim="ninformer.equalized",
+        computed={f"ninformer_over_{name}": ratio for name, ratio in work.items()},
+        readings=readings,
+        explanation="FLOPs of an image from section 4's shapes. The settings are equal and the networks aren't: each "
+        "NiNformer block holds a whole Mixer block besides its own MLP. No baseline of NiNformer's size is printed.",
+    )
+
+
 def findings(margins: Margins) -> list[Finding]:
     """All findings, in the order of the paper."""
     times = [time_finding(dataset, arm) for dataset, row in NANOSECONDS.items() for arm in row]
     return [
         compute_finding(),
+        lightweight_finding(),
+        equalized_finding(),
         complexity_finding(),
         elementwise_finding(),
         memory_finding(),

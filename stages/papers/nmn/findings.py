@@ -9,8 +9,8 @@ import torch
 
 from stages.ops.yat import YatLinear
 from stages.ops.yat_conv import YatConv2d
-from stages.papers.finding import Finding, prints_as
-from stages.papers.nmn.findings_theory import theory
+from stages.papers.finding import Finding, Reading, prints_as
+from stages.papers.nmn.findings_theory import EPSILON, theory
 from stages.papers.nmn.findings_work import work
 from stages.papers.nmn.yat_mlp import YatMLP
 from stages.rules import Margins
@@ -27,6 +27,7 @@ def findings(margins: Margins) -> list[Finding]:
     return [
         *work(margins),
         distance_identity(),
+        guarded_division(),
         *theory(),
         dense_shape(),
         conv_shape(),
@@ -53,6 +54,34 @@ def distance_identity() -> Finding:
         },
         explanation="256 pairs of 768 normal numbers. In float32 it cancels where w nears x, gives negative squares "
         "and errs by more than an epsilon of 1e-5, so the operators clamp it at 0.",
+    )
+
+
+def guarded_division() -> Finding:
+    """The denominators where w = x, by differences and by the identity that the guide reuses w·x in, in float32."""
+    x = torch.randn(256, 768, generator=torch.Generator().manual_seed(0))
+    differences = (x - x).square().sum(-1) + EPSILON
+    expanded = 2 * x.square().sum(-1) - 2 * (x @ x.T).diagonal() + EPSILON
+    share = float(f"{(expanded <= 0).double().mean().item():.1g}")  # further digits depend on the processor
+    readings = (
+        Reading(
+            name="by the definition",
+            text="‖w − x‖² + ε with ‖w − x‖² from differences is at least ε",
+            holds=bool((differences > 0).all()),
+        ),
+        Reading(
+            name="by the identity, in float32",
+            text='"we reuse computations using the algebraic identity": ‖w‖² + ‖x‖² − 2w·x rounds to less than −ε, '
+            f"so that {100 * share:.0f} % of the denominators aren't positive",
+            holds=share == 0,
+        ),
+    )
+    return Finding(
+        claim="nmn.epsilon",
+        computed={"share_of_denominators_not_positive": share},
+        readings=readings,
+        explanation="256 units of 768 normal numbers that meet their own weights, with the released package's epsilon "
+        "of 1e-5. A clamp of the distance at 0, which the guide doesn't mention, makes ε enough.",
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.scheduling.engine.orphan import end_with
-from stages.scheduling.engine.ray_task import Ask, Unheard, pack_files, train_group
+from stages.scheduling.engine.ray_task import TaskRequest, Unheard, pack_files, train_group
 
 ADDRESS = "RAY_ADDRESS"
 """Ray's own name for the cluster's address; without it one is started on this machine."""
@@ -73,7 +73,7 @@ class Inbox:
         return told
 
 
-def task(number: int, ask: Ask, inbox: Any, packed: list[Any]) -> None:
+def task(number: int, ask: TaskRequest, inbox: Any, packed: list[Any]) -> None:
     """`train_group` as a Ray task; `packed` has a reference to the data's files, or nothing.
 
     It waits for futures, for while a task waits in `ray.get` Ray gives its processors to another one.
@@ -166,7 +166,7 @@ class _Bridge:
                 getattr(self, command)(*arguments)
             self._pass_on()
 
-    def submit(self, number: int, ask: Ask, share: Share) -> None:
+    def submit(self, number: int, ask: TaskRequest, share: Share) -> None:
         """Submit a task that Ray runs at most once: attempts are counted by the engine."""
         remote = self.ray.remote(num_cpus=share.cpus, num_gpus=share.gpus, memory=share.memory or None, max_retries=0)(
             task
@@ -188,7 +188,7 @@ class _Bridge:
             Node(cpus=has.get("CPU", 0.0), gpus=has.get("GPU", 0.0), memory=int(has.get("memory", 0))) for has in alive
         ]
 
-    def _put(self, ask: Ask) -> list[Any]:
+    def _put(self, ask: TaskRequest) -> list[Any]:
         """A reference to the data's files, which Ray brings once to each node that needs it; none on one machine."""
         digest = ask.specs[0].data_digest
         if not self.is_alone and digest not in self.packed:

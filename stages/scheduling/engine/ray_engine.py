@@ -24,7 +24,7 @@ from stages.scheduling.engine.leases import End, Lease, LeaseLost, describe_fail
 from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node
 from stages.scheduling.engine.ray_cluster import LOST, Cluster, Shares
-from stages.scheduling.engine.ray_task import Ask
+from stages.scheduling.engine.ray_task import TaskRequest
 
 _TICK_SECONDS = 0.1
 _MOST_LOSSES = 5
@@ -211,7 +211,7 @@ class _Engine:
         flight = _Flight(group, lease, lost, kept, is_alone, time.monotonic())
         self.flying[self.number] = flight
         share, flight.device, threads = self.shares.of(group, self.nodes or [], is_alone=is_alone)
-        ask = Ask(
+        ask = TaskRequest(
             label=group.label,
             specs=group.specs,
             is_stack=group.is_stack,

@@ -55,7 +55,7 @@ class Unheard(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class TaskRequest:
     """A group to train.
 
     `published`: run keys of the group that have an outcome.  `store`: the store by URL, or None; then `states` has the
@@ -98,7 +98,7 @@ class ToldScratch:
         yield from sorted({work for name in self._states if (work := name.partition("/")[0]).startswith(prefix)})
 
 
-def train_group(ask: Ask, tell: Tell, packed: Packed | None) -> None:
+def train_group(ask: TaskRequest, tell: Tell, packed: Packed | None) -> None:
     """Train what `ask` names, in this process's main thread; tells its start, progress, outcomes and end.
 
     A KeyboardInterrupt, which is how Ray cancels, is a wish to stop: the state is saved first.
@@ -115,7 +115,7 @@ def train_group(ask: Ask, tell: Tell, packed: Packed | None) -> None:
             tell("failed", [spec.run_key for spec in ask.specs], end, message)
 
 
-def _train(ask: Ask, tell: Tell, told: _Progress, packed: Packed | None, stop: threading.Event) -> None:
+def _train(ask: TaskRequest, tell: Tell, told: _Progress, packed: Packed | None, stop: threading.Event) -> None:
     tell("placed", socket.gethostname(), os.getpid())
     if ask.store is not None:
         try:
@@ -157,7 +157,7 @@ def _train(ask: Ask, tell: Tell, told: _Progress, packed: Packed | None, stop: t
 
 
 @contextmanager
-def _scratch(ask: Ask, tell: Tell, told: _Progress) -> Iterator[tuple[Scratch, Callable[[Any], None]]]:
+def _scratch(ask: TaskRequest, tell: Tell, told: _Progress) -> Iterator[tuple[Scratch, Callable[[Any], None]]]:
     """The group's states, and how to report progress.
 
     Processes that train one run together can't tell; their states go through a folder of this node, and from there are

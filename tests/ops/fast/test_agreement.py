@@ -1,7 +1,5 @@
 """A fast path that claims PyTorch's bits is tried once, and isn't used where its bits differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Attention in C++ matches the printed formulas, in value and every gradient."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """C++ beside a module is compiled when needed, and its threads belong to its own process."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """Batches in one pass over their bytes: bit by bit those of PyTorch's operators."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """DAC's layer for several networks equals the reference, network by network."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

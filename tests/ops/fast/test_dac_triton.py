@@ -1,7 +1,5 @@
 """The Triton sums of DAC equal those of PyTorch, in Triton's interpreter, and compile for a GPU that isn't here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType

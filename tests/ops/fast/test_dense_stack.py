@@ -1,7 +1,5 @@
 """Steps and predictions of several networks of dense layers equal PyTorch's operators, network by network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 

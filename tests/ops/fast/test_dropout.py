@@ -1,7 +1,5 @@
 """The fast dropout is PyTorch's, bit by bit: values, gradients, and the generator afterwards."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -3,8 +3,6 @@
 The modules of the layers hold the fast functions; the plain side puts the references in their place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Batches are copied into places that stay, gradients are left in places that stay
 plain loop's, wherever it is stopped; what can't be recorded, or isn't the same, stays eager and says why.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable

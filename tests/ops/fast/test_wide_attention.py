@@ -1,7 +1,5 @@
 """In bfloat16 on a CPU attention goes through float32; other types don't."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

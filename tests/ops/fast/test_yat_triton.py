@@ -1,7 +1,5 @@
 """Yat attention's Triton kernels match the printed equation, in Triton's interpreter, and compile for an H100."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType

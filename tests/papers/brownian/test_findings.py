@@ -1,7 +1,5 @@
 """The paper's findings, and docs/papers/brownian.md against them and the code."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The walk of tokens: chains and spheres against hand-worked cases, and its numbers inside a network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The paper's image networks at a size for tests: 12 pixels, width 4, three blocks or five convolutions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

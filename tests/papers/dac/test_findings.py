@@ -17,7 +17,7 @@ from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.ops.dac_layers import DACConv2d, DACLinear
 from stages.papers.dac import DACMLP, DACVGG, MLP, VGG, DACResNetV1, DACResNetV2, MBAResNetV1, ResNetV1, ResNetV2
 from stages.papers.dac.counting import Operations, count_operations
-from stages.papers.dac.findings import PRINTED, _increases, findings, fisher_two_sided, printed_numbers
+from stages.papers.dac.findings import GAINS, PRINTED, _increases, findings, fisher_two_sided, printed_numbers
 from stages.papers.finding import Finding, prints_as
 from stages.params.experiment import load_params
 from tests.project import MARGINS
@@ -42,6 +42,18 @@ def test_printed_numbers_and_their_last_places_are_those_of_the_claims_file() ->
     with (Path(__file__).parents[3] / "data" / "claims.csv").open(newline="") as file:
         rows = {row["id"]: row for row in csv.DictReader(file)}
     assert {claim: (float(rows[claim]["value"]), float(rows[claim]["precision"] or 0)) for claim in PRINTED} == PRINTED
+
+
+def test_gains_are_those_of_the_claims_file_and_all_but_one_are_ahead(
+    found: dict[str, Finding], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = r"dac\.(table[12]\..*\.order|vgg\..*\.gain|wide\.order|isic\..*\.gain)"
+    rows = [c for c in read_claims(Path(__file__).parents[3] / "data" / "claims.csv") if re.fullmatch(places, c.id)]
+    assert sorted(round(1e4 * row.value) for row in rows) == sorted(gain for gains in GAINS.values() for gain in gains)
+    assert [reading.holds for reading in found["dac.consistent"].readings] == [False, True]
+    monkeypatch.setitem(GAINS, "VGG, CIFAR-10", (65, -66))
+    (changed,) = (finding for finding in printed_numbers() if finding.claim == "dac.consistent")
+    assert changed.status == "fails"
 
 
 def test_a_status_follows_the_print(found: dict[str, Finding], monkeypatch: pytest.MonkeyPatch) -> None:

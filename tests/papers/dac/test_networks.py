@@ -1,7 +1,5 @@
 """The paper's networks: sizes, structure and start, and what they become without biases."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

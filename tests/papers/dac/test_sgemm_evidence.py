@@ -180,7 +180,8 @@ def test_the_pages_say_what_the_verdict_says(published: str) -> None:
     size = verdict.size
     assert size is not None and f"of the size the verdict says `{size['status']}`" in PAGE
     assert f"Its size: {size['status']}. Judged by" in results
-    assert f"Its size: {size['status']}." in page
+    assert len(re.findall(r"^\| (?:DAC, )?\d layers of", results, re.MULTILINE)) == 6, "the three best of each role"
+    assert f"Its size open: {size['explanation'][:20]}" in page
 
 
 def test_the_page_says_what_weights_and_biases_gain_from_141_units(errors: Errors, published: str) -> None:

@@ -1,7 +1,5 @@
 """Theorem C.1, Figure 7 and equation 6, where they hold and where they don't."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

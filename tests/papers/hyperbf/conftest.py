@@ -1,7 +1,5 @@
 """The paper's architectures at a size for tests, and their arguments as the paper's tables need them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

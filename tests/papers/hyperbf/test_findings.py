@@ -43,6 +43,7 @@ def test_equivalence_needs_keys_of_one_norm_only(found: dict[str, Finding]) -> N
     computed = found["hyperbf.identity.constnorm"].computed
     assert computed["max_abs_error_equal_key_norms_only"] < 1e-12
     assert computed["max_abs_difference_unequal_key_norms"] > 0.1
+    assert [reading.holds for reading in found["hyperbf.identity.removed"].readings] == [True, False]
 
 
 def test_appendix_is_exact_with_all_of_it_under_the_bar(found: dict[str, Finding]) -> None:

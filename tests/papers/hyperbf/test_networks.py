@@ -1,7 +1,5 @@
 """The paper's networks against its equations, timm and the counted sizes; their observed kernels."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

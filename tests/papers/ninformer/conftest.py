@@ -1,7 +1,5 @@
 """The paper's four architectures and their variants at a size for tests, and as the params files ask for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -131,6 +131,20 @@ def test_the_gate_takes_more_work_than_the_attention_it_replaces(found: dict[str
     assert n > finding.computed["most_tokens_of_the_papers_images"] == 64
 
 
+def test_localvit_is_lighter_and_the_setting_equal_under_one_reading_only(
+    found: dict[str, Finding], printed_models: dict[tuple[str, str], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lighter, equal = found["ninformer.localvit.lightweight"], found["ninformer.equalized"]
+    assert [reading.holds for reading in lighter.readings] == [False, False, True]
+    assert lighter.computed["flops_over_vit_c10"] == 289_149_952 / 286_790_656
+    sizes = [count_parameters(printed_models["cifar10", arm]) for arm in ("local-vit", "vit")]
+    assert sizes[0] > sizes[1], "with BatchNorm, too"
+    assert [reading.holds for reading in equal.readings] == [True, False]
+    assert equal.computed["ninformer_over_mlpmixer_c10"] == 437_785_600 / 270_013_440
+    monkeypatch.setitem(NANOSECONDS["c10"], "localvit", 150.0)
+    assert module.lightweight_finding().status == "fails"
+
+
 def test_a_gate_with_small_mlps_would_save_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "M", 128)
     assert module.compute_finding().status == "holds"

@@ -1,7 +1,5 @@
 """The paper's networks against loops over its equations, hand-worked cases and timm; their sizes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

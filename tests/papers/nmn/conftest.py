@@ -1,7 +1,5 @@
 """The paper's models at a size for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -86,6 +86,7 @@ def test_float32_distance_errs_by_more_than_epsilon_where_a_unit_meets_its_input
     computed = found["nmn.identity.distance"].computed
     assert computed["largest_error_float32_where_w_is_x"] > 1e-5
     assert 0.1 < computed["negative_share_float32_where_w_is_x"] < 0.6
+    assert [reading.holds for reading in found["nmn.epsilon"].readings] == [True, False]
 
 
 def test_responses_level_off_where_a_gaussian_vanishes(found: dict[str, Finding]) -> None:

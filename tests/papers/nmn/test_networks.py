@@ -1,7 +1,5 @@
 """The paper's networks against its equations, the released package and other libraries; their sizes."""
 
-from __future__ import annotations
-
 import math
 import runpy
 from collections.abc import Callable

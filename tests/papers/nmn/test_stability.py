@@ -1,7 +1,5 @@
 """The networks without normalisation train for 200 steps without a non-finite value."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

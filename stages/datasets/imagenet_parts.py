@@ -1,19 +1,31 @@
-"""Tiny ImageNet: 200 classes of ImageNet at 64 x 64 pixels (Li, Karpathy, Johnson 2015, Stanford CS231n).
+"""Parts of ImageNet: Imagenette, Imagewoof (Howard 2019, fast.ai), Tiny ImageNet (Li, Karpathy, Johnson 2015, CS231n).
 
-The test set is the 10,000 labelled validation pictures; the labels of the official test pictures are not published.
+Imagenette has ten easily told classes, Imagewoof ten breeds of dogs; both in the 160 px version.  A picture is packed
+as 80 x 80 pixels: its shorter side resized to 80, the middle kept, for training and test alike; a random crop then
+comes from padding, as for CIFAR.  The DAC paper says no more than "160 px version" and "80 x 80".
+
+Tiny ImageNet has 200 classes at 64 x 64 pixels, here also resized to 32 x 32 (bilinear), the HyperBF paper's stated
+input.  The test set is the 10,000 labelled validation pictures; the labels of the official test pictures are not
+published.
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
 from stages.datasets.archive import read_pictures, walk
+from stages.datasets.manifest import ImageReader
 from stages.datasets.packed import ImageSet, Split
 from stages.datasets.verified import DatasetError
 
+FOLDERS: dict[Split, str] = {"train": "train", "test": "val"}
+# The number is the size of the version; a mirror's part may come from another one.
+_PICTURE = re.compile(r"image(?:nette|woof)2(?:-\d+)?/(train|val)/(n\d{8})/[\w-]+\.JPEG")
+
 # WordNet id and first word of each class, as the official wnids.txt and words.txt have them, by id.
-_CLASSES = """
+_TINY_CLASSES = """
 n01443537:goldfish n01629819:European_fire_salamander n01641577:bullfrog n01644900:tailed_frog
 n01698640:American_alligator n01742172:boa_constrictor n01768244:trilobite n01770393:scorpion n01774384:black_widow
 n01774750:tarantula n01784675:centipede n01855672:goose n01882714:koala n01910747:jellyfish n01917289:brain_coral
@@ -52,23 +64,52 @@ n07720875:bell_pepper n07734744:mushroom n07747607:orange n07749582:lemon n07753
 n07871810:meat_loaf n07873807:pizza n07875152:potpie n07920052:espresso n09193705:alp n09246464:cliff
 n09256479:coral_reef n09332890:lakeside n09428293:seashore n12267677:acorn
 """
-WNIDS, CLASSES = zip(*(entry.split(":") for entry in _CLASSES.split()), strict=True)
-SIDE = 64
-ARCHIVE = "tiny-imagenet-200.zip"
-FILES: dict[Split, tuple[str, ...]] = {"train": (ARCHIVE,), "test": (ARCHIVE,)}
+TINY_WNIDS, _TINY_NAMES = zip(*(entry.split(":") for entry in _TINY_CLASSES.split()), strict=True)
 _ROOT = "tiny-imagenet-200"
 _CLASS_LIST, _ANNOTATIONS = f"{_ROOT}/wnids.txt", f"{_ROOT}/val/val_annotations.txt"
 _TRAIN = re.compile(rf"{_ROOT}/train/(n\d{{8}})/images/\1_\d+\.JPEG")
 _UNLABELLED = re.compile(rf"{_ROOT}/test/images/test_\d+\.JPEG")
 
 
-def read_split(folder: Path, split: Split, side: int = SIDE) -> ImageSet:
-    """The official pictures of a split, in the order of the archive: [N, 3, side, side]."""
-    labels = _labels(folder / ARCHIVE)[split]
-    return read_pictures(folder / ARCHIVE, labels, side)
+def _of_ten_classes(archive: str, classes: Mapping[str, str]) -> ImageReader:
+    """`classes` by the WordNet ids that name their folders."""
+
+    def read_split(folder: Path, split: Split) -> ImageSet:
+        """The official pictures of a split, in the order of the archive: [N, 3, 80, 80]."""
+        return read_pictures(folder / archive, labels_by_folder(folder / archive, list(classes), split), 80)
+
+    return ImageReader(
+        classes=tuple(classes.values()), files={"train": (archive,), "test": (archive,)}, read_split=read_split
+    )
 
 
-def _labels(archive: Path) -> dict[Split, dict[str, int]]:
+def labels_by_folder(archive: Path, wnids: Sequence[str], split: Split) -> dict[str, int]:
+    """Class of every picture of a split by its name in the archive; each folder is a class."""
+    labels = {}
+    for member in walk(archive):
+        path = PurePosixPath(member.name)
+        # Files whose names begin with a dot are left in archives by operating systems.
+        if path.suffix.lower() not in (".jpeg", ".jpg", ".png") or path.name.startswith("."):
+            continue
+        match = _PICTURE.fullmatch(member.name)
+        if match is None or match[2] not in wnids:
+            raise DatasetError(f"{member.where}: a picture that belongs to no class")
+        if match[1] == FOLDERS[split]:
+            labels[member.name] = wnids.index(match[2])
+    return labels
+
+
+def _tiny(side: int) -> ImageReader:
+    archive = "tiny-imagenet-200.zip"
+
+    def read_split(folder: Path, split: Split) -> ImageSet:
+        """The official pictures of a split, in the order of the archive: [N, 3, side, side]."""
+        return read_pictures(folder / archive, _tiny_labels(folder / archive)[split], side)
+
+    return ImageReader(classes=_TINY_NAMES, files={"train": (archive,), "test": (archive,)}, read_split=read_split)
+
+
+def _tiny_labels(archive: Path) -> dict[Split, dict[str, int]]:
     """Class of every labelled picture by its name in the archive."""
     pictures, texts = set(), {}
     for member in walk(archive):
@@ -76,10 +117,10 @@ def _labels(archive: Path) -> dict[Split, dict[str, int]]:
             pictures.add(member.name)
         elif member.name in (_CLASS_LIST, _ANNOTATIONS):
             texts[member.name] = member.read().decode(errors="replace")
-    if sorted(texts.get(_CLASS_LIST, "").split()) != list(WNIDS):
-        raise DatasetError(f"{archive}, {_CLASS_LIST}: missing, or not the {len(WNIDS)} classes of Tiny ImageNet")
+    if sorted(texts.get(_CLASS_LIST, "").split()) != list(TINY_WNIDS):
+        raise DatasetError(f"{archive}, {_CLASS_LIST}: missing, or not the {len(TINY_WNIDS)} classes of Tiny ImageNet")
     matches = {name: _TRAIN.fullmatch(name) for name in pictures}
-    train = {name: WNIDS.index(match[1]) for name, match in matches.items() if match and match[1] in WNIDS}
+    train = {name: TINY_WNIDS.index(match[1]) for name, match in matches.items() if match and match[1] in TINY_WNIDS}
     test = _annotated(texts.get(_ANNOTATIONS, ""), archive)
     for name in sorted(pictures - train.keys() - test.keys()):
         if not _UNLABELLED.fullmatch(name):
@@ -95,9 +136,42 @@ def _annotated(text: str, archive: Path) -> dict[str, int]:
     for line in text.splitlines():
         picture, wnid, *_ = [*line.split("\t"), ""]
         name = f"{_ROOT}/val/images/{picture}"
-        if wnid not in WNIDS:
+        if wnid not in TINY_WNIDS:
             raise DatasetError(f"{archive}, {_ANNOTATIONS}: {line!r} names no class of Tiny ImageNet")
         if name in labels:
             raise DatasetError(f"{archive}, {_ANNOTATIONS}: {picture} comes twice")
-        labels[name] = WNIDS.index(wnid)
+        labels[name] = TINY_WNIDS.index(wnid)
     return labels
+
+
+IMAGENETTE = _of_ten_classes(
+    "imagenette2-160.tgz",
+    {
+        "n01440764": "tench",
+        "n02102040": "English springer",
+        "n02979186": "cassette player",
+        "n03000684": "chain saw",
+        "n03028079": "church",
+        "n03394916": "French horn",
+        "n03417042": "garbage truck",
+        "n03425413": "gas pump",
+        "n03445777": "golf ball",
+        "n03888257": "parachute",
+    },
+)
+IMAGEWOOF = _of_ten_classes(
+    "imagewoof2-160.tgz",
+    {
+        "n02086240": "Shih-Tzu",
+        "n02087394": "Rhodesian ridgeback",
+        "n02088364": "beagle",
+        "n02089973": "English foxhound",
+        "n02093754": "Border terrier",
+        "n02096294": "Australian terrier",
+        "n02099601": "golden retriever",
+        "n02105641": "Old English sheepdog",
+        "n02111889": "Samoyed",
+        "n02115641": "dingo",
+    },
+)
+TINY_IMAGENET, TINY_IMAGENET_32 = _tiny(64), _tiny(32)

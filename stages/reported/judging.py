@@ -1,0 +1,309 @@
+"""Judge numbers that are reported with their replicates, by the same judges and rules as our own trainings.
+
+    claimcheck.value(printed="97.5 ± 0.2 %", n=5, ours=[.971, .974, .969, .973, .972])
+    claimcheck.order(a=[…], b=[…], better="higher")
+
+Values of one arm are independent runs in the order in which they were planned; `None` or NaN is a run that diverged.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Literal
+
+import pandas as pd
+
+from stages.reported.printed import Printed, parse_count
+from stages.rules import Margins, Rules
+from stages.verdicts import (
+    ComparableClaim,
+    GainClaim,
+    Sample,
+    Status,
+    ValueClaim,
+    Verdict,
+    judge_comparable,
+    judge_gain,
+    judge_gap,
+    judge_value,
+    judge_wins,
+    not_tested,
+)
+
+Better = Literal["higher", "lower"]
+Values = Iterable[float | None]
+RULES = Rules(
+    margins=Margins(
+        error_points=0.01,
+        error_share=0.10,
+        difference_points=0.001,
+        difference_share=0.5,
+        comparable_points=0.005,
+        loss_share=0.02,
+        log_mse_share=0.25,
+        flops_share=0.05,
+        memory_share=0.05,
+    ),
+    looks={3: 0.2, 5: 0.4, 10: 0.4},
+    alpha_within=0.05,
+    alpha_outside=0.05,
+    minimum=5,
+    minimum_with_error=3,
+    indicative_share=0.30,
+)
+"""The rules of `params.yaml`, for results from elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedVerdict:
+    """A verdict on reported results.  `ours` is the mean of the replicates, or the gain of one arm over the other."""
+
+    claim: str
+    printed: float | None
+    ours: float | None
+    verdict: Verdict
+
+    @property
+    def status(self) -> Status:
+        return self.verdict.status
+
+    def __str__(self) -> str:
+        size = (
+            ""
+            if self.verdict.size is None
+            else f" Its size: {self.verdict.size.status}. {self.verdict.size.explanation}"
+        )
+        return f"{self.claim}: {self.status} (reported, not retrained). {self.verdict.explanation}{size}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict as plain numbers, texts and None, ready for JSON."""
+        shown = (
+            "status",
+            "explanation",
+            "estimate",
+            "low",
+            "high",
+            "confidence",
+            "margin",
+            "n",
+            "n_diverged",
+            "p_value",
+        )
+        size = self.verdict.size
+        return {
+            "claim": self.claim,
+            "printed": self.printed,
+            "ours": self.ours,
+            **{name: getattr(self.verdict, name) for name in shown},
+            "status": str(self.status),
+            "size": None if size is None else {"status": str(size.status), "explanation": size.explanation},
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the verdict as a table of one row."""
+        return pd.DataFrame([self.to_dict()])
+
+    def to_svg(self) -> str:
+        """Draw the estimate and its interval, with the margin as a band around zero; empty without an interval."""
+        low, high, estimate = self.verdict.low, self.verdict.high, self.verdict.estimate
+        if low is None or high is None or estimate is None or not math.isfinite(high - low):
+            return ""
+        margin = self.verdict.margin or 0.0
+        reach = 1.1 * max(abs(low), abs(high), margin) or 1.0
+
+        def x(number: float) -> str:
+            return f"{120 + 110 * number / reach:.1f}"
+
+        band = f'<rect x="{x(-margin)}" width="{220 * margin / reach:.1f}" y="4" height="16" fill="#dde5e5"/>'
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="240" height="24" role="img" aria-label="'
+            f'{html.escape(f"{estimate:.4g}, from {low:.4g} to {high:.4g}")}">{band if margin else ""}'
+            f'<path d="M{x(0)} 2V22" stroke="#777"/><path d="M{x(low)} 12H{x(high)}" stroke="#124" stroke-width="2"/>'
+            f'<circle cx="{x(estimate)}" cy="12" r="4" fill="#124"/></svg>'
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(str(self))}</p>{self.to_svg()}"
+
+
+def value(
+    *,
+    printed: float | str,
+    ours: Values,
+    std: float | None = None,
+    n: int | None = None,
+    better: Better = "higher",
+    is_share: bool = True,
+    margin: float | None = None,
+    rules: Rules = RULES,
+    claim: str = "value",
+) -> ReportedVerdict:
+    """Judge whether `ours` reproduce a printed number.
+
+    Args:
+        printed: the number, or its text; what stands after ± is the standard deviation of its `n` runs.
+        ours: the replicates.
+        std: the same, where it is printed elsewhere.
+        n: the paper's runs; None: it doesn't say.
+        better: which way the metric points; decides the margin of an accuracy or an error.
+        is_share: an accuracy or an error in [0, 1]; otherwise a loss, a time or the like.
+        margin: how far from the printed number still counts as the same; None: by the rules.
+        rules: levels, interim analyses and margins.
+        claim: the name that the verdict prints.
+
+    Raises:
+        ValueError: `printed` isn't a number, or a share isn't in [0, 1].
+    """
+    number, sample = Printed.parse(printed), _sample(ours)
+    if is_share and not all(0 <= each <= 1 for each in (number.value, *sample.values)):
+        raise ValueError("a share must lie in [0, 1]; write percent as '97.5 %', or say is_share=False")
+
+    def margin_at(level: float) -> float:
+        if not is_share:
+            return rules.margins.loss(abs(level), number.precision)
+        return (rules.margins.accuracy if better == "higher" else rules.margins.error)(level, number.precision)
+
+    spread = number.std if std is None else std
+    step = 1e-6 * abs(number.value)
+    slope = (margin_at(number.value + step) - margin_at(number.value)) / step if margin is None and step else 0.0
+    judged = ValueClaim(
+        value=number.value,
+        margin=margin_at(number.value) if margin is None else margin,
+        stderr=None if spread is None else spread / math.sqrt(n or 1),
+        n=n,
+        slope=slope,
+    )
+    verdict = judge_value(judged, sample, rules=rules, planned=sample.n)
+    return _reported(claim, number.value, fmean(sample.values) if sample.values else None, verdict)
+
+
+def order(
+    a: Values,
+    b: Values,
+    *,
+    better: Better,
+    printed: float | str | None = None,
+    paired: bool = False,
+    margin: float | None = None,
+    rules: Rules = RULES,
+    claim: str = "order",
+) -> ReportedVerdict:
+    """Judge whether `a` is better than `b`; with `printed`, also whether its gain over b is the printed one.
+
+    `paired`: equal positions share a fold, or whatever else makes them alike.
+
+    Raises:
+        ValueError: `printed` isn't a number, or is 0.
+    """
+    number = None if printed is None else Printed.parse(printed)
+    gain = _gain(number, better, margin, rules)
+    one, other = _sample(a), _sample(b)
+    verdict = judge_gain(
+        gain, one, other, rules=rules, pairing="fold" if paired else "none", planned=max(one.n, other.n)
+    )
+    return _reported(claim, number.value if number else None, verdict.estimate, verdict)
+
+
+def gap(
+    a: Values,
+    b: Values,
+    *,
+    printed: float | str,
+    better: Better,
+    paired: bool = False,
+    margin: float | None = None,
+    rules: Rules = RULES,
+    claim: str = "gap",
+) -> ReportedVerdict:
+    """Judge the size of a printed gain of `a` over `b` that claims no order, negative if a is worse; as `order`."""
+    number = Printed.parse(printed)
+    one, other = _sample(a), _sample(b)
+    verdict = judge_gap(
+        _gain(number, better, margin, rules),
+        one,
+        other,
+        rules=rules,
+        pairing="fold" if paired else "none",
+        planned=max(one.n, other.n),
+    )
+    return _reported(claim, number.value, verdict.estimate, verdict)
+
+
+def comparable(
+    a: Values,
+    b: Values,
+    *,
+    better: Better,
+    printed: float | str | None = None,
+    paired: bool = False,
+    margin: float | None = None,
+    rules: Rules = RULES,
+    claim: str = "comparable",
+) -> ReportedVerdict:
+    """Judge whether `a` is no worse than `b` by more than the margin; `printed`: the loss that the paper calls so."""
+    number = None if printed is None else Printed.parse(printed)
+    widest = rules.margins.comparable(number.precision if number else 0.0) if margin is None else margin
+    accepted = None if number is None else abs(number.value)
+    one, other = _sample(a), _sample(b)
+    verdict = judge_comparable(
+        ComparableClaim(margin=widest, better=better, accepted=accepted),
+        one,
+        other,
+        rules=rules,
+        pairing="fold" if paired else "none",
+        planned=max(one.n, other.n),
+    )
+    return _reported(claim, number.value if number else None, verdict.estimate, verdict)
+
+
+def wins(
+    pairs: Sequence[tuple[Values, Values]],
+    *,
+    printed: str,
+    better: Better,
+    rules: Rules = RULES,
+    claim: str = "wins",
+) -> ReportedVerdict:
+    """Judge a printed count of comparisons that the first arm wins, "15 of 16", by the pairs (a, b) of each comparison.
+
+    Raises:
+        ValueError: `printed` isn't such a count.
+    """
+    claimed, total = parse_count(printed)
+    gains = [order(a, b, better=better, rules=rules).verdict for a, b in pairs]
+    if len(gains) != total:
+        verdict = not_tested(f"{len(gains)} of {total} comparisons have results; the count is taken of them all.")
+        return _reported(claim, claimed, None, verdict)
+    verdict = judge_wins(claimed, gains, rules, n=min(gain.n for gain in gains))
+    return _reported(claim, claimed, None if verdict.estimate is None else claimed + verdict.estimate, verdict)
+
+
+def _gain(number: Printed | None, better: Better, margin: float | None, rules: Rules) -> GainClaim:
+    if number is None:
+        return GainClaim(gain=1.0, margin=None, better=better)
+    if not number.value:
+        raise ValueError("a printed gain of 0 has no order; use `comparable`")
+    slope = rules.margins.difference_share if margin is None else 0.0
+    widest = rules.margins.difference(number.value) if margin is None else margin
+    if margin is None and widest > rules.margins.difference_share * abs(number.value):
+        slope = 0.0
+    return GainClaim(
+        gain=number.value, margin=widest, better=better, stderr=number.std, slope=math.copysign(slope, number.value)
+    )
+
+
+def _sample(values: Values) -> Sample:
+    return Sample.of([None if each is None or math.isnan(each) else float(each) for each in values])
+
+
+def _reported(claim: str, printed: float | None, ours: float | None, verdict: Verdict) -> ReportedVerdict:
+    return ReportedVerdict(claim=claim, printed=printed, ours=ours, verdict=verdict)
+
+
+def unjudged(claim: str, why: str) -> ReportedVerdict:
+    """The verdict on a claim without results."""
+    return _reported(claim, None, None, not_tested(why))

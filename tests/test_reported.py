@@ -1,0 +1,224 @@
+"""Verdicts on results that somebody else reports: `import claimcheck`, `claimcheck judge`, `claimcheck lint`."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import claimcheck
+from stages.cli import main
+from stages.params.experiment import load_params
+from stages.reported.printed import Printed, parse_count
+from stages.reported.tables import KINDS
+from stages.verdicts import Sample, Status, ValueClaim, judge_value
+from tests.test_architecture import third_party
+
+OURS = [0.9715, 0.9722, 0.9718, 0.9725, 0.9720]
+BASE = [0.951, 0.949, 0.952, 0.948, 0.950]
+HEADER = "id,kind,metric,arm,baseline,dataset,printed,unit,std,n,better\n"
+
+
+def table(*rows: str, header: str = HEADER) -> pd.DataFrame:
+    return pd.read_csv(io.StringIO(header + "\n".join(rows)), dtype=str, keep_default_na=False)
+
+
+def results(scale: float = 1.0, **more: list[float]) -> pd.DataFrame:
+    arms = {"ours": OURS, "base": BASE, **more}
+    return pd.DataFrame(
+        [
+            ("mnist", arm, seed, "accuracy", scale * value)
+            for arm, values in arms.items()
+            for seed, value in enumerate(values)
+        ],
+        columns=["dataset", "arm", "seed", "metric", "value"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "expected"),
+    [
+        ("97.5 %", "", (0.975, None, 0.001)),
+        ("97.5 ± 0.2 %", "", (0.975, 0.002, 0.001)),
+        ("97.5% ± 0.2%", "", (0.975, 0.002, 0.001)),
+        ("$97.5 \\pm 0.2$", "%", (0.975, 0.002, 0.001)),
+        ("0.975(2)", "", (0.975, 0.002, 0.001)),
+        ("4,300,000", "", (4_300_000, None, 1)),
+        ("−1.20", "", (-1.2, None, 0.01)),
+        ("1.5e-3", "", (0.0015, None, 0.0001)),
+        (0.25, "nats", (0.25, None, 0.01)),
+    ],
+)
+def test_printed_number_is_parsed(text: object, unit: str, expected: tuple[float, float | None, float]) -> None:
+    found = Printed.parse(text, unit)
+    assert (found.value, found.precision) == pytest.approx((expected[0], expected[2]))
+    assert found.std == (None if expected[1] is None else pytest.approx(expected[1]))
+
+
+@pytest.mark.parametrize("text", ["", "n/a", "97.5.1", "about 97", "1,00", "%", "±2", "nan", "inf"])
+def test_what_is_no_number_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match=r"print it as 97\.5 %"):
+        Printed.parse(text)
+
+
+@pytest.mark.parametrize("text", ["16", "17 of 16", "0 of 0", "x of y"])
+def test_what_is_no_count_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="15 of 16"):
+        parse_count(text)
+
+
+def test_rules_are_those_of_the_project() -> None:
+    assert dataclasses.replace(load_params().verdicts, families=()) == claimcheck.RULES
+
+
+def test_library_needs_numpy_scipy_and_pandas_alone() -> None:
+    assert third_party("claimcheck") == {"numpy", "scipy", "pandas"}
+    heavy = ["torch", "pydantic", "sqlalchemy", "fastapi", "dvc", "yaml"]
+    code = f"import claimcheck, sys; assert not {{*{heavy}}} & {{name.split('.')[0] for name in sys.modules}}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_value_is_judged_as_one_of_our_own_trainings() -> None:
+    found = claimcheck.value(printed=0.889, n=1, ours=[0.900, 0.908, 0.904, 0.912, 0.906], claim="t1")
+    margin = claimcheck.RULES.margins.accuracy(0.889, 0.001)
+    own = ValueClaim(value=0.889, margin=margin, n=1)
+    sample = Sample.of([0.900, 0.908, 0.904, 0.912, 0.906])
+    assert found.verdict == judge_value(own, sample, rules=claimcheck.RULES, planned=5)
+    assert str(found).startswith(f"t1: {found.status} (reported, not retrained). Ours 0.906")
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["ours"] == pytest.approx(0.906)
+    assert found.to_svg().startswith("<svg") and len(found.to_frame()) == 1
+
+
+def test_order_has_a_sign_and_with_a_printed_gain_a_size() -> None:
+    assert claimcheck.order(OURS, BASE, better="higher").status is Status.SUPPORTED
+    assert claimcheck.order(BASE, OURS, better="higher").status is Status.REVERSED
+    assert claimcheck.order(BASE, OURS, better="lower").status is Status.SUPPORTED
+    sized = claimcheck.order(OURS, BASE, better="higher", printed="2.2 %").verdict
+    assert sized.size is not None and sized.size.status is Status.REPRODUCED
+    with pytest.raises(ValueError, match="comparable"):
+        claimcheck.order(OURS, BASE, better="higher", printed=0)
+
+
+def test_comparable_gap_and_wins() -> None:
+    assert claimcheck.comparable(BASE, BASE[::-1], better="higher").status is Status.SUPPORTED
+    assert claimcheck.gap(BASE, OURS, printed="-2.2 %", better="higher").status is Status.REPRODUCED
+    assert claimcheck.wins([(OURS, BASE)] * 4, printed="4 of 4", better="higher").status is Status.REPRODUCED
+    assert claimcheck.wins([(OURS, BASE)] * 3, printed="4 of 4", better="higher").status is Status.NOT_TESTED
+
+
+def test_diverged_run_is_counted_and_too_few_runs_decide_nothing() -> None:
+    assert claimcheck.value(printed=0.972, ours=[*OURS[:4], math.nan]).verdict.n_diverged == 1
+    assert claimcheck.value(printed=0.5, ours=OURS[:2]).status is Status.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0], ids=["fractions", "percent"])
+def test_tables_are_judged_long_or_wide_in_fractions_or_percent(scale: float) -> None:
+    claims = table("t1,value,accuracy,ours,,mnist,97.2 %,,,5,", "t2,order,accuracy,ours,base,mnist,2.2 %,,,,")
+    long = results(scale)
+    wide = long.pivot(index=["dataset", "arm", "seed"], columns="metric", values="value").reset_index()
+    curves = pd.concat([wide.assign(epoch=1, accuracy=0.1), wide.assign(epoch=2)])
+    judged = [claimcheck.judge(claims, each) for each in (long, wide, curves)]
+    assert judged[0] == judged[1] == judged[2] and not judged[0].problems
+    assert [verdict.status for verdict in judged[0].verdicts] == [Status.REPRODUCED, Status.SUPPORTED]
+    assert list(judged[0].to_frame()["claim"]) == ["t1", "t2"]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("b,value,accuracy,ours,,mnist,99.05,,,,", "write 99.05 % if it is in percent"),
+        ("b,value,accuracy,ours,,mnist,0.9,,,,lower", "higher is better for 'accuracy'"),
+        ("b,value,accuracy,ours,,mnist,0.9,,,,up", "expected higher or lower"),
+        ("b,value,speed,ours,,mnist,0.9,,,,", "fill in the column better"),
+        ("b,valeu,accuracy,ours,,mnist,0.9,,,,", "did you mean value"),
+        ("b,order,accuracy,ours,ours,mnist,,,,,", "compares two models"),
+        ("b,value,accuracy,,,mnist,0.9,,,,", "arm is empty"),
+        ("b,value,accuracy,ours,,mnist,,,,,", "needs its number"),
+        ("b,value,accuracy,ours,,mnist,high,,,,", "not a number"),
+        ("b,value,accuracy,ours,,mnist,0.9,,-1,,", "expected a standard deviation"),
+        ("b,value,accuracy,ours,,mnist,0.9,,,1.5,", "expected a number of runs"),
+        ("t1,value,accuracy,ours,,mnist,0.9,,,,", "stands in line 2 already"),
+        ("b,wins,accuracy,ours,base,,many,,,,", "15 of 16"),
+    ],
+)
+def test_row_that_cannot_be_judged_says_why_and_stops_no_other(row: str, said: str) -> None:
+    judged = claimcheck.judge(table("t1,value,accuracy,ours,,mnist,97.2 %,,,5,", row), results())
+    assert [verdict.status for verdict in judged.verdicts] == [Status.REPRODUCED]
+    (problem,) = judged.problems
+    assert problem.line == 3 and said in problem.why
+
+
+def test_percent_and_fractions_that_are_mixed_accuse_nobody() -> None:
+    """An error of 0.3 % in results as 0.3 isn't 75 times the printed 0.4 %; with its unit it is judged."""
+    claims = table("t,value,error,ours,,mnist,0.4 %,,,5,")
+    frame = results().assign(metric="error", value=0.39)
+    (problem,) = claimcheck.judge(claims, frame).problems
+    assert "in percent, say so" in problem.why
+    assert [one.ours for one in claimcheck.judge(claims, frame.assign(unit="%")).verdicts] == [pytest.approx(0.0039)]
+
+
+def test_misspelt_arm_is_not_tested_and_names_the_nearest() -> None:
+    (verdict,) = claimcheck.judge(table("t,value,accuracy,our,,mnist,0.9,,,,"), results()).verdicts
+    assert verdict.status is Status.NOT_TESTED and "did you mean ours" in verdict.verdict.explanation
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (results().drop(columns="seed"), "lack the column seed"),
+        (results().drop(columns="arm"), "lacks the columns arm"),
+        (pd.concat([results(), results()]), "twice; keep one of each"),
+        (results().assign(value="fast"), "is not a number"),
+    ],
+)
+def test_results_that_cannot_be_read_say_what_they_lack(frame: pd.DataFrame, said: str) -> None:
+    with pytest.raises(claimcheck.TableError, match=said):
+        claimcheck.judge(table("t,value,accuracy,ours,,mnist,0.9,,,,"), frame)
+
+
+CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=12)
+
+
+@given(st.lists(st.tuples(st.sampled_from([*KINDS, "x"]), CELLS, CELLS, CELLS, CELLS, CELLS), max_size=4))
+def test_any_cells_give_a_verdict_or_a_problem(cells: list[tuple[str, ...]]) -> None:
+    rows = [
+        {"id": str(number), "kind": kind, "metric": "accuracy", "arm": "ours", "baseline": "base", "dataset": "mnist"}
+        | {"printed": printed, "unit": unit, "std": std, "n": n, "better": better}
+        for number, (kind, printed, unit, std, n, better) in enumerate(cells)
+    ]
+    claims = pd.DataFrame(rows, columns=HEADER.strip().split(","))
+    judged = claimcheck.judge(claims, results())
+    assert len(judged.verdicts) + len(judged.problems) == len(rows)
+
+
+def test_lint_finds_the_gain_that_a_papers_own_table_excludes() -> None:
+    """NiNformer's "wide gain in accuracy of … 16%" is the only printed gain of the five papers that no cells give."""
+    assert [problem.id for problem in claimcheck.lint("data/claims.csv")] == ["ninformer.text.c10.acc_vs_localvit"]
+
+
+def test_commands_judge_lint_and_write_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    claims, found, page = tmp_path / "claims.csv", tmp_path / "results.csv", tmp_path / "report.html"
+    claims.write_text(HEADER + "<b>,value,accuracy,ours,,mnist,97.2 %,,,5,\nb,value,accuracy,ours,,mnist,99,,,,\n")
+    results().to_csv(found, index=False)
+    assert main(["judge", str(claims), str(found), "--html", str(page), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [one["status"] for one in document["verdicts"]] == ["reproduced"] and len(document["problems"]) == 1
+    text = page.read_text(encoding="utf-8")
+    assert "Reported, not retrained" in text and "&lt;b&gt;" in text and "<b><b>" not in text and "<svg" in text
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert main(["lint", str(claims)]) == 1 and "line 3: b: 99 is no share" in capsys.readouterr().out
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("verdicts: {alpha_within: 7}\n")
+    assert main(["judge", str(claims), str(found), "--rules", str(rules)]) == 1
+    assert str(rules) in capsys.readouterr().err
+    assert main(["judge", str(claims), "data/claims.csv", "--rules", "params.yaml"]) == 1
+    assert "lack the column seed" in capsys.readouterr().err
