@@ -28,7 +28,6 @@ from starlette.types import Scope
 
 from service.database.queries import AmbiguousCheckpoint, NoRealCheckpoint
 from service.database.samples import NoSample
-from service.http.negotiation import NotAcceptable, weight
 from service.inference.batching import AnswerFailed, InferenceStopped, SetAside
 from service.inference.choices import UnknownModel
 from service.inference.engine import TooManyAnswers
@@ -46,6 +45,47 @@ from stages.results import (
     UnknownProfile,
     UnknownRun,
 )
+
+_QUALITY = re.compile(r"(0(\.\d{0,3})?|1(\.0{0,3})?)")
+
+
+class NotAcceptable(ValueError):
+    """The client accepts none of our media types."""
+
+
+def preferred(accept: str, offers: dict[str, str]) -> str:
+    """The offer (name to media type) that an Accept header prefers; the first one if it has no preference.
+
+    Raises:
+        NotAcceptable: none of the offers is accepted.
+    """
+    weights = [(weight(accept, media), name) for name, media in offers.items()]
+    best = max(found for found, _ in weights)
+    if best <= 0:
+        raise NotAcceptable(f"this address offers {', '.join(offers.values())}; Accept is {accept[:80]!r}")
+    return next(name for found, name in weights if found == best)
+
+
+def weight(accept: str, media: str) -> float:
+    """Q of the most specific range in `accept` that covers `media` (RFC 9110, 12.5.1)."""
+    accept = accept if "/" in accept else "*/*"  # doesn't name a type
+    found: list[tuple[int, float]] = [(0, 0.0)]
+    for item in accept.split(","):
+        name, *parameters = (part.strip().lower() for part in item.split(";"))
+        specificity = {media: 3, f"{media.split('/')[0]}/*": 2, "*/*": 1}.get(name)
+        if specificity is not None:
+            found.append((specificity, _quality(parameters)))
+    return max(found)[1]
+
+
+def _quality(parameters: list[str]) -> float:
+    """The q of a range; 1 if there is none, or none that is a number from 0 to 1."""
+    for parameter in parameters:
+        key, _, value = parameter.partition("=")
+        if key.strip() == "q" and _QUALITY.fullmatch(value.strip()):
+            return float(value)
+    return 1.0
+
 
 MEDIA_TYPE = "application/problem+json"
 FOR_PROGRAMS = ("/api/", "/compare", "/health/", "/metrics", "/static/", "/v2")

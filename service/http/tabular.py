@@ -26,8 +26,7 @@ from starlette.responses import FileResponse
 from starlette.types import Receive, Scope, Send
 
 from service.database.schemas import MetricOut
-from service.http.errors import Problem, declared
-from service.http.negotiation import preferred
+from service.http.errors import Problem, declared, preferred
 from stages.results import METRICS, no_formula
 
 Cell = str | int | float | None
