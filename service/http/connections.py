@@ -23,8 +23,8 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from service.http.access import client_of
+from service.http.caching import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS
 from service.http.errors import FOR_MACHINES, MEDIA_TYPE, Problem, problem_of
-from service.http.headers import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS
 from service.http.metrics import Metrics
 
 SEND_BUFFER_BYTES = 128 * 1024  # of the kernel; it takes twice this, and up to 4 MiB by itself

@@ -13,8 +13,8 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from service.http.caching import MAX_REQUEST_HEADER_BYTES, known_tags
 from service.http.errors import weight
-from service.http.headers import MAX_REQUEST_HEADER_BYTES, known_tags
 from service.http.middleware import ADDRESS, _is_ignored
 from service.http.strict import only_file
 from service.inference.decoding import TINY_BYTES
