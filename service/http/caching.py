@@ -1,9 +1,8 @@
 """Conditional requests: an ETag computed from the database's content and from what makes answers of it, and 304 if the
 client already has it.
 
-The tag is weak: answers of equal meaning may differ in their bytes when they are compressed.
-
-The page runs no inline script, uses no inline style and loads nothing from another host.
+The tag is weak: answers of equal meaning may differ in their bytes when they are compressed.  The headers of every
+answer are here as well: a page runs no inline script, uses no inline style and loads nothing from another host.
 """
 
 from __future__ import annotations
