@@ -27,11 +27,10 @@ from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional, dated
 from service.examples import load_examples
 from service.http.access import AccessPolicy, KeyFile
-from service.http.caching import NotModified, edition_of, not_modified
+from service.http.caching import MAX_REQUEST_HEADER_BYTES, NotModified, edition_of, not_modified
 from service.http.counts import RequestCounter
 from service.http.downloads import Exports
 from service.http.errors import ProblemOut, declared, install_error_handlers
-from service.http.headers import MAX_REQUEST_HEADER_BYTES
 from service.http.metrics import Metrics
 from service.http.middleware import (
     BodyLimit,

@@ -5,10 +5,15 @@ A problem says what was expected and what came.  It never holds a stack trace, a
 
 from __future__ import annotations
 
+import difflib
 import errno
 import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -23,8 +28,6 @@ from starlette.types import Scope
 
 from service.database.queries import AmbiguousCheckpoint, NoRealCheckpoint
 from service.database.samples import NoSample
-from service.http.negotiation import NotAcceptable, weight
-from service.http.problem_pages import explain
 from service.inference.batching import AnswerFailed, InferenceStopped, SetAside
 from service.inference.choices import UnknownModel
 from service.inference.engine import TooManyAnswers
@@ -42,6 +45,47 @@ from stages.results import (
     UnknownProfile,
     UnknownRun,
 )
+
+_QUALITY = re.compile(r"(0(\.\d{0,3})?|1(\.0{0,3})?)")
+
+
+class NotAcceptable(ValueError):
+    """The client accepts none of our media types."""
+
+
+def preferred(accept: str, offers: dict[str, str]) -> str:
+    """The offer (name to media type) that an Accept header prefers; the first one if it has no preference.
+
+    Raises:
+        NotAcceptable: none of the offers is accepted.
+    """
+    weights = [(weight(accept, media), name) for name, media in offers.items()]
+    best = max(found for found, _ in weights)
+    if best <= 0:
+        raise NotAcceptable(f"this address offers {', '.join(offers.values())}; Accept is {accept[:80]!r}")
+    return next(name for found, name in weights if found == best)
+
+
+def weight(accept: str, media: str) -> float:
+    """Q of the most specific range in `accept` that covers `media` (RFC 9110, 12.5.1)."""
+    accept = accept if "/" in accept else "*/*"  # doesn't name a type
+    found: list[tuple[int, float]] = [(0, 0.0)]
+    for item in accept.split(","):
+        name, *parameters = (part.strip().lower() for part in item.split(";"))
+        specificity = {media: 3, f"{media.split('/')[0]}/*": 2, "*/*": 1}.get(name)
+        if specificity is not None:
+            found.append((specificity, _quality(parameters)))
+    return max(found)[1]
+
+
+def _quality(parameters: list[str]) -> float:
+    """The q of a range; 1 if there is none, or none that is a number from 0 to 1."""
+    for parameter in parameters:
+        key, _, value = parameter.partition("=")
+        if key.strip() == "q" and _QUALITY.fullmatch(value.strip()):
+            return float(value)
+    return 1.0
+
 
 MEDIA_TYPE = "application/problem+json"
 FOR_PROGRAMS = ("/api/", "/compare", "/health/", "/metrics", "/static/", "/v2")
@@ -241,3 +285,66 @@ def declared(*statuses: int, as_pages: bool = False) -> dict[int | str, dict[str
         status: {"description": title_of(status), "content": content | {"text/html": {}} if as_pages else content}
         for status in (*statuses, 500, 503)
     }
+
+
+_NOUNS = {"dataset": "data set", "arm": "model"}
+_TITLES: Mapping[int, str] = {
+    400: "This request can’t be understood",
+    401: "A key is needed here",
+    404: "No such page",
+    405: "Nothing to see here",
+    408: "That took too long",
+    409: "This can’t be told apart",
+    413: "This is too large",
+    415: "This kind of file isn’t read here",
+    422: "This can’t be answered as asked",
+    429: "Too many requests; please wait a little",
+    500: "Something went wrong here",
+    503: "Not available at the moment",
+}
+_PAGES = {"paper": "/papers/{}", "dataset": "/?dataset={}", "experiment": "/experiments/{}"}
+"""Where a thing of a kind has its page."""
+MOST_OFFERED = 24
+
+
+@dataclass(frozen=True)
+class Explained:
+    """`offers` are (address, name) of what may have been meant, the likeliest first; `asked` fills the search."""
+
+    title: str
+    lead: str
+    asked: str
+    offers: Sequence[tuple[str, str]]
+
+
+def explain(status: int, detail: str, error: Exception | None, request: Request) -> Explained:
+    """What a browser is told in place of `detail`, which is for programs."""
+    path = request.scope["path"]
+    if isinstance(error, UnknownName):
+        noun = _NOUNS.get(error.kind, error.kind)
+        lead = f"There is no {noun} with the name “{error.name[:80]}”. The address may have a typo, or be an old one."
+        near = [error.nearest] if error.nearest else difflib.get_close_matches(error.name, error.known, n=3)
+        names = [*near, *(name for name in error.known if name not in near)][:MOST_OFFERED]
+        offers = [(_address(error.kind, name, request), name) for name in names]
+        return Explained(f"No such {noun}", lead, _words(error.name), [pair for pair in offers if pair[0]])
+    if status == 404:
+        lead = "Nothing is at this address. It may have a typo, or be an old one."
+        return Explained(_TITLES[404], lead, _words(path.rpartition("/")[2]), [])
+    return Explained(_TITLES.get(status, "This didn’t work"), f"{detail[:1].upper()}{detail[1:]}", "", [])
+
+
+def _address(kind: str, name: str, request: Request) -> str:
+    """The page of a thing; of a choice on a page, this page with the other choice."""
+    if kind == "claim":
+        return f"/claims/{quote(name)}"
+    if kind in _PAGES:
+        return _PAGES[kind].format(quote(name))
+    if kind not in request.query_params:
+        return ""
+    query = request.url.include_query_params(**{kind: name}).query
+    return f"{quote(request.scope['path'])}?{query}"
+
+
+def _words(name: str) -> str:
+    """An identifier as words to search for."""
+    return " ".join(re.findall(r"[^\W_]+", name))[:100]

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http import logs
 from service.http.access import AccessDenied, AccessPolicy, client_of
+from service.http.caching import SECURITY_HEADERS, known_tags
 from service.http.errors import (
     FOR_MACHINES,
     MEDIA_TYPE,
@@ -32,7 +33,6 @@ from service.http.errors import (
     problem_response,
     title_of,
 )
-from service.http.headers import SECURITY_HEADERS, known_tags
 from service.http.metrics import Metrics
 from service.slots import holder
 

@@ -24,8 +24,8 @@ from service.database.samples import PNG, Samples
 from service.database.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
-from service.http.paging import Paging, list_responses
 from service.http.strict import StrictRoute
+from service.http.tabular import Paging, list_responses
 from service.pages.formats import unit_of
 from service.pages.wording import name_claims
 from stages.results import ClaimFilter, Standing, Status, UnknownArm, Word, find_judged, list_families

@@ -9,10 +9,9 @@ from fastapi import APIRouter, Path, Request, Response
 
 from service.database.export import find_table, write_table, write_zip
 from service.dependencies import app_state_of
-from service.http.caching import NotModified
+from service.http.caching import NotModified, known_tags
 from service.http.downloads import Download, Write
 from service.http.errors import declared
-from service.http.headers import known_tags
 from service.http.strict import StrictRoute
 
 router = APIRouter(prefix="/api/v1/export", route_class=StrictRoute, tags=["export"])

@@ -22,10 +22,8 @@ from service.database.samples import Samples
 from service.database.schemas import PredictionOut, SampleOut
 from service.dependencies import AppState, app_state_of
 from service.http.disconnects import unless_gone
-from service.http.errors import Problem, declared
-from service.http.forms import only_file
-from service.http.negotiation import preferred
-from service.http.strict import FormRoute
+from service.http.errors import Problem, declared, preferred
+from service.http.strict import FormRoute, only_file
 from service.inference.decoding import Upload
 from service.inference.engine import predict
 from service.settings import Settings

@@ -20,8 +20,8 @@ from service.database.schemas import (
 )
 from service.dependencies import ResultsSession
 from service.http.errors import declared
-from service.http.paging import Paging, list_responses
 from service.http.strict import StrictRoute
+from service.http.tabular import Paging, list_responses
 from service.routes.catalogue import DatasetFilter, ExperimentFilter, ProvenanceFilter
 from stages.results import Result, fidelity_of
 

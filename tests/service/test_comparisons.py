@@ -4,7 +4,7 @@ import io
 import pytest
 from fastapi.testclient import TestClient
 
-from service.http.negotiation import NotAcceptable, preferred
+from service.http.errors import NotAcceptable, preferred
 from stages.results.estimates import COLUMNS
 
 OFFERS = {"json": "application/json", "csv": "text/csv"}

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from urllib3.filepost import encode_multipart_formdata
 
-from service.http.forms import only_file
+from service.http.strict import only_file
 from service.routes.inference import MAX_NAMES, PlainQuery, read_query
 from tests.service.conftest import png
 from tests.service.test_hostile import END, GOOD, Form, forms, part

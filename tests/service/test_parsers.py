@@ -13,10 +13,10 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from service.http.forms import only_file
-from service.http.headers import MAX_REQUEST_HEADER_BYTES, known_tags
+from service.http.caching import MAX_REQUEST_HEADER_BYTES, known_tags
+from service.http.errors import weight
 from service.http.middleware import ADDRESS, _is_ignored
-from service.http.negotiation import weight
+from service.http.strict import only_file
 from service.inference.decoding import TINY_BYTES
 from service.inference.tensors import TensorError, read_request
 from service.routes.inference import MAX_BYTES, read_query
