@@ -1,7 +1,5 @@
 """data/claims.csv: every statement of the five papers, where it is tested or why it isn't, and with the right sign."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import fnmatch

@@ -1,7 +1,5 @@
 """Rules that hold for every file in git, whatever its content."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

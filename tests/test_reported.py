@@ -1,7 +1,5 @@
 """Verdicts on results that somebody else reports: `import claimcheck`, `claimcheck judge`, `claimcheck lint`."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

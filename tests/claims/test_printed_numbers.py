@@ -1,7 +1,5 @@
 """Training to exactly the printed numbers reproduces them: the opposite extreme of `test_all_trained`."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import math

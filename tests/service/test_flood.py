@@ -1,7 +1,5 @@
 """More requests at once than may read the database, on PostgreSQL, and clients that don't read their answers."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

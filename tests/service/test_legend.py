@@ -1,7 +1,5 @@
 """Every verdict word is explained once."""
 
-from __future__ import annotations
-
 import csv
 import re
 from html import unescape

@@ -1,7 +1,5 @@
 """The findings against the paper's printed numbers, the counting rules behind them, and docs/papers/dac.md."""
 
-from __future__ import annotations
-
 import csv
 import re
 from dataclasses import replace

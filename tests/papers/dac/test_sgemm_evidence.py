@@ -1,7 +1,5 @@
 """SGEMM's evidence at the last epoch and at the one that counts: recomputes the table of docs/papers/dac.md."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

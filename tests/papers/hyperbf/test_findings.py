@@ -1,7 +1,5 @@
 """The paper's findings, and docs/papers/hyperbf.md against them and the code."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

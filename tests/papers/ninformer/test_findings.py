@@ -1,7 +1,5 @@
 """The findings: FLOPs against the counter, printed numbers against the claims file; docs/papers/ninformer.md."""
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path

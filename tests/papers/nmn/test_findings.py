@@ -1,7 +1,5 @@
 """The findings of the paper's analysis, and docs/papers/nmn.md against them and the code."""
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path
