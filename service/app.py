@@ -146,6 +146,7 @@ def _app_state(settings: Settings) -> AppState:
         asking=asking,
         choices=Choices(settings.database_address, asking),
         comparisons=Comparisons(),
+        front={},
         exports=Exports(
             reading,
             asking,

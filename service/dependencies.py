@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +31,7 @@ class AppState:
     """The parts of one application, each made once.
 
     `reading` is for answers made of the database; `asking` for short questions, which wait for none of those.  `files`
-    of the repository may be shown.
+    of the repository may be shown.  `front`: the first page by the content of the database.
     """
 
     settings: Settings
@@ -39,6 +39,7 @@ class AppState:
     asking: Turns
     choices: Choices
     comparisons: Comparisons
+    front: MutableMapping[str, bytes]
     exports: Exports
     metrics: Metrics
     readiness: Readiness

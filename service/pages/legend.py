@@ -82,9 +82,12 @@ REASONS: Mapping[str, str] = {
 """The second line of a verdict, by its status or by what "not tested" means: each once, in the order of the legend."""
 
 
+HEADLINES: Mapping[str, Word] = dict.fromkeys(REASONS, Word.NOT_TESTED) | {str(key): WORD_OF[key] for key in Status}
+
+
 def headline_of(key: str) -> Word:
     """The word of a status; what waits and what never can be decided is not tested."""
-    return WORD_OF[Status(key)] if key in list(Status) else Word.NOT_TESTED
+    return HEADLINES[key]
 
 
 BY_WORD = {word: tuple(key for key in REASONS if headline_of(key) is word) for word in Word}

@@ -130,7 +130,7 @@ def test_a_metric_changed_after_pairs_had_been_seen_is_said_with_what_the_first_
     (told,) = qualify(record(gain, "supported", (change, rule), variants=[first, best], **NUMBERS))
     assert told == (
         "It was first listed by another metric, “log of the test mean squared error, last epoch”: by that it is "
-        "unresolved (−0.002 to 0.427 nats). The metric was changed on 2026-11-22, after 8 pairs had been seen "
+        "open (−0.002 to 0.427 nats). The metric was changed on 2026-11-22, after 8 pairs had been seen "
         "(decision 0021: of older seeds)."
     )
     (told,) = qualify(record(gain, "supported", (change,), variants=[best], **NUMBERS))

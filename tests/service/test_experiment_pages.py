@@ -184,7 +184,7 @@ def test_what_is_claimed_of_its_models_stands_with_its_verdict(tmp_path: Path) -
         "0.82 pp higher",
         f"{ours.removeprefix('+')} higher",
         "n = 3",
-        verdict["status"],
-        "size open",
+        verdict["word"],
+        "our training agrees; size open",
         "exploratory",
     ]

@@ -20,7 +20,7 @@ def test_a_table_without_a_number_of_ours_announces_none(published_client: TestC
     }
     head = "Test accuracy, last epoch (the paper names no epoch): numbers of the paper"
     assert captions["Table 2"].startswith(f"{head}, ours below them where there are any; all ")
-    assert captions["Table 3"].startswith("Inference time per sample: numbers of the paper<")
+    assert captions["Table 3"].startswith("Inference time per sample: numbers of the paper; all ")
 
 
 def test_departures_come_first_and_nothing_is_because_of_nothing(published_client: TestClient) -> None:
