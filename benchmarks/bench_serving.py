@@ -191,7 +191,9 @@ def ours(model: str, images: Sequence[bytes], folder: Path) -> Iterator[Side]:
     path = f"/predict?checkpoint={model}&top_k=1"
     record(Path(), str(database), evidence_only=True)
     command = [sys.executable, "-m", "service", "--port", str(port)]
-    with server(command, port, "/health/ready", CLAIMCHECK_DATABASE=f"sqlite:///{database}") as pid:
+    # its watchdog would end it for the time that it is stopped
+    settings = {"CLAIMCHECK_DATABASE": f"sqlite:///{database}", "CLAIMCHECK_STALL_SECONDS": "600"}
+    with server(command, port, "/health/ready", **settings) as pid:
         yield warm(Side("ours", pid, port, path, [form("file", image) for image in images], {}))
 
 

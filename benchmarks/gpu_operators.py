@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks import timing
 from benchmarks.attempt import Lines, attempt
-from benchmarks.timing import compare
 from stages.ops.dac import dac_conv2d, dac_conv2d_reference
 from stages.ops.yat_attention import yat_attention
 from stages.training.environment import peak_memory_bytes, reset_peak_memory
@@ -115,9 +115,9 @@ def speed(device: torch.device, *, batch: int = 128, tokens: int = 1024, repeats
 def run_race(race: Race, device: torch.device, repeats: int) -> dict[str, Any]:
     tensors = leaves(race.shapes, device, torch.bfloat16)
     ours, plain = (step(operator, tensors) for operator in (race.ours, race.plain))
-    result = compare(ours, plain, repeats=repeats, device=device)
+    result = timing.race({"ours": ours}, {"plain": plain}, rounds=repeats, clock=timing.clock_of(device))
     memory = added_bytes(ours, device) / max(1, added_bytes(plain, device))
-    times = {"ours_ms": 1000 * result.ours_seconds, "peer_ms": 1000 * result.peer_seconds}
+    times = {"ours_ms": 1000 * result.ours["ours"], "peer_ms": 1000 * result.peers["plain"]}
     return times | {"value": 1 / result.ratio, "goal": race.goal, "memory": memory, "memory_goal": race.memory_goal}
 
 

@@ -29,15 +29,6 @@ PLAYED = os.environ.get("ATEN_CPU_CAPABILITY", "")
 LESSER = ("avx2", "default")
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Median seconds of both sides; `ratio` is the median of peer / ours over the pairs (above 1: ours is faster)."""
-
-    ours_seconds: float
-    peer_seconds: float
-    ratio: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Line:
     """A goal of the table: `value` has to be at least `goal`, or at most if `at_most`."""
@@ -147,7 +138,9 @@ def race(
     taken: dict[tuple[int, str], list[float]] = {key: [] for key in steps}
     for _ in range(rounds):
         for key, step in steps.items():
-            taken[key].append(_seconds(step, None, clock))
+            began = clock()
+            step()
+            taken[key].append(clock() - began)
     medians = [
         {name: statistics.median(taken[side, name]) for name in named} for side, named in enumerate((ours, peers))
     ]
@@ -250,38 +243,16 @@ def training_step(
     return run
 
 
-def compare(
-    ours: Callable[[], object],
-    peer: Callable[[], object],
-    *,
-    repeats: int,
-    device: torch.device | None = None,
-) -> Comparison:
-    """Time both in turn after one uncounted call of each; a CUDA device is synchronised around every call."""
-    clock = time.perf_counter if device is not None and device.type == "cuda" else time.process_time
-    pairs = []
-    for index in range(repeats + 1):
-        pair = _seconds(ours, device, clock), _seconds(peer, device, clock)
-        if index:
-            pairs.append(pair)
-    return Comparison(
-        ours_seconds=statistics.median(pair[0] for pair in pairs),
-        peer_seconds=statistics.median(pair[1] for pair in pairs),
-        ratio=statistics.median(peer_s / ours_s for ours_s, peer_s in pairs),
-    )
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Seconds once all that was asked of `device` is done."""
+    if device.type != "cuda":
+        return time.process_time
 
-
-def _seconds(call: Callable[[], object], device: torch.device | None, clock: Callable[[], float]) -> float:
-    _wait(device)
-    start = clock()
-    call()
-    _wait(device)
-    return clock() - start
-
-
-def _wait(device: torch.device | None) -> None:
-    if device is not None and device.type == "cuda":
+    def seconds() -> float:
         torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return seconds
 
 
 def has_bfloat16() -> bool:

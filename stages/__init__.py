@@ -13,7 +13,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import MAGIC_NUMBER, cache_from_source, source_hash
 from marshal import dumps, loads
-from types import CodeType
+from types import CodeType, TracebackType
 from typing import Any
 
 LOADED: dict[str, bytes] = {}
@@ -59,3 +59,15 @@ class _Finder(MetaPathFinder):
 
 
 sys.meta_path.insert(sys.meta_path.index(PathFinder), _Finder())
+
+
+def _report_interrupt(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Report Ctrl-C while a command's modules are imported as one line; later its `main` does."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("stopped by Ctrl-C", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+if os.path.basename("".join(sys.argv[:1])) in ("-m", "claimcheck"):  # "-m": while Python looks for the module
+    sys.excepthook = _report_interrupt

@@ -57,7 +57,7 @@ LONG = (
     "test_all_trained.py",
     "test_asking.py",
     "test_deploy.py",
-    "test_shared_runs.py",
+    "test_parallel.py",
     "test_refusals.py",
     "test_evaluate.py",
     "test_cli.py",
@@ -66,10 +66,9 @@ LONG = (
     "test_power.py",
     "test_recovery.py",
     "test_workers.py",
-    "test_together.py",
     "test_memory.py",
     "test_decoding.py",
-    "test_stacked_runs.py",
+    "test_stack.py",
 )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import server
 from benchmarks.__main__ import INTRODUCTION, main, page, rows_of, together
-from benchmarks.timing import HEADINGS, Line, compare, markdown, pytorch_alone, race, share_of_products
+from benchmarks.timing import HEADINGS, Line, markdown, pytorch_alone, race, share_of_products
 from stages.ops.fast import attention, cpp, dac
 from stages.ops.rbf import rbf_attention
 
@@ -52,7 +52,7 @@ def test_processor_time_leaves_waiting_out() -> None:
         spin(10)()
         time.sleep(0.05)
 
-    assert compare(spin(10), spin_and_wait, repeats=3).ratio < 2
+    assert race({"": spin(10)}, {"": spin_and_wait}, rounds=3).ratio < 2
 
 
 @pytest.mark.skipif(cpp.load_library(attention.SOURCE) is None, reason="no C++ compiler here")

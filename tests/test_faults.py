@@ -1,9 +1,12 @@
 """No traceback reaches a user: a full disk, an unwritable folder and a damaged file each give one line."""
 
 import errno
+import os
 import shutil
+import signal
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,3 +185,14 @@ def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert interrupted() == 130
     assert capsys.readouterr().err.startswith("evaluate@toy: stopped by Ctrl-C; what is finished stays")
+
+
+@pytest.mark.parametrize("module", ["stages.cli", "stages.record", "service"])
+def test_ctrl_c_while_modules_are_imported_is_one_line(module: str, tmp_path: Path) -> None:
+    for name in ("pydantic", "sqlalchemy", "typing_extensions"):
+        (tmp_path / f"{name}.py").write_text("raise KeyboardInterrupt\n", encoding="utf-8")
+    env = environment() | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
+    command = [sys.executable, "-m", module, *(["status"] if module == "stages.cli" else [])]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, encoding="utf-8", check=False)
+    assert (done.returncode in (130, -signal.SIGINT), done.stderr.count("\n")) == (True, 1), done.stderr
+    assert "stopped by Ctrl-C" in done.stderr

@@ -84,7 +84,7 @@ def test_text_is_never_read_or_written_in_the_locales_encoding() -> None:
 
 def test_digits_are_those_that_int_reads() -> None:
     """The superscript two of Latin-1 `isdigit` and is no number: a header or an argument may have it."""
-    of_bytes_or_no_number = ("stages/runs/revisions.py", "service/express.py", "service/pages/searching.py")
+    of_bytes_or_no_number = ("stages/runs/revisions.py", "service/routes/inference.py", "service/pages/searching.py")
     assert [
         place for place, _, name in calls() if name == "isdigit" and not place.startswith(of_bytes_or_no_number)
     ] == []

@@ -1,30 +1,50 @@
+import csv
+import io
 import math
 import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from stages.recording import record
 from stages.results import (
+    METRICS,
+    Arm,
+    ArmMetric,
+    Claim,
+    ExperimentComparison,
+    Result,
     ResultsUnavailable,
     UnknownDataset,
     UnknownMetric,
     UnknownPaper,
     UnknownProfile,
+    VerdictRow,
+    VerdictRun,
+    as_csv,
     compare,
     describe_fidelity,
+    find_judged,
     open_results,
     t_interval,
     wilson_interval,
 )
+from stages.results.claims import pair_gains
 from stages.results.comparison import cut_of_all, cut_of_each
 from stages.run import RunSpec
 from stages.runs.evidence import EvidenceLine, ResultLine, read_lines, write_lines
+from stages.verdicts import ARM_METRICS, min_over_epochs, window_error
+from tests.claims.lines import claims, copy_project, params, publish, results
 from tests.service.results_factory import add_results, make_root
 
 
@@ -268,3 +288,226 @@ def test_test_images_that_are_left_out_are_said_with_the_result() -> None:
     assert describe_fidelity("full", "paper", "", 9977, 23).endswith(
         "without 23 of 10,000 test images, which our source lacks (profile paper)"
     )
+
+
+ARMS = [Arm(experiment="e", name=name, against=against) for name, against in (("a", "x"), ("b", "y"), ("c", "z"))]
+ERROR = Claim(id="gain", kind="difference", better="lower")
+
+
+def runs(side: str, arm: str, values: list[float | None], folds: int | None = None) -> list[VerdictRun]:
+    result = Result(experiment="e", spec={"protocol": {"split": {"folds": folds}}})
+    return [
+        VerdictRun(side=side, arm=arm, replicate=replicate, value=value, result=result)
+        for replicate, value in enumerate(values)
+    ]
+
+
+def unjudged(behind: list[VerdictRun]) -> VerdictRow:
+    return VerdictRow(n=0, confidence=None, runs=behind)
+
+
+def test_each_proposed_arm_stands_against_its_own_baseline() -> None:
+    better, worse = [0.1, 0.2, 0.15], [0.5, 0.4, 0.45]
+    behind = [
+        *runs("proposed", "a", better),
+        *runs("proposed", "b", worse),
+        *runs("proposed", "c", better),
+        *runs("baseline", "x", worse),
+        *runs("baseline", "y", better),
+        *runs("baseline", "z", [0.3, None, None]),
+    ]
+    first, second = pair_gains(ERROR, unjudged(behind), ARMS)
+    assert (first.arm, first.against, second.arm, second.against) == ("a", "x", "b", "y"), "one value has no spread"
+    interval = stats.ttest_ind(worse, better, equal_var=False).confidence_interval(0.95)
+    assert (first.gain, first.low, first.high, first.n) == pytest.approx((0.3, interval.low, interval.high, 3))
+    assert second.gain == pytest.approx(-0.3)
+    accuracy = Claim(id="gain", kind="difference", better="higher")
+    assert pair_gains(accuracy, unjudged(behind), ARMS)[0].gain == pytest.approx(-0.3)
+
+
+def test_folds_are_compared_one_by_one() -> None:
+    ours, theirs = [0.10, 0.21, 0.29], [0.2, 0.3, 0.4]
+    sides = [("proposed", "a", ours), ("proposed", "b", ours), ("baseline", "x", theirs), ("baseline", "y", theirs)]
+    behind = [run for side, arm, values in sides for run in runs(side, arm, [*values], folds=3)]
+    first, _ = pair_gains(ERROR, unjudged(behind), ARMS)
+    interval = stats.ttest_rel(theirs, ours).confidence_interval(0.95)
+    assert (first.low, first.high) == pytest.approx((interval.low, interval.high))
+    apart = [*runs("proposed", "b", [0.1, 0.2, None], folds=3), *runs("baseline", "y", [None, 0.3, 0.4], folds=3)]
+    known = [run for run in behind if run.arm in ("a", "x")]
+    assert [pair.arm for pair in pair_gains(ERROR, unjudged([*known, *apart]), ARMS)] == ["a"], "one shared fold"
+
+
+def test_replicates_wait_for_the_next_look() -> None:
+    sides = (("proposed", "a", 0.1), ("proposed", "b", 0.1), ("baseline", "x", 0.3), ("baseline", "y", 0.3))
+    behind = [run for side, arm, level in sides for run in runs(side, arm, [level, level + 0.02, level + 0.01, 0.9])]
+    first, _ = pair_gains(ERROR, VerdictRow(n=3, confidence=0.99, runs=behind), ARMS)
+    assert (first.n, first.gain) == (3, pytest.approx(0.2))
+
+
+def test_a_count_of_orders_has_no_gain() -> None:
+    sides = (("proposed", "a"), ("proposed", "b"), ("baseline", "x"), ("baseline", "y"))
+    behind = [run for side, arm in sides for run in runs(side, arm, [0.1, 0.2])]
+    assert len(pair_gains(ERROR, unjudged(behind), ARMS)) == 2
+    assert pair_gains(Claim(id="rank", kind="tally", unit="orders"), unjudged(behind), ARMS) == ()
+
+
+def test_one_pair_and_a_single_value_are_no_grid() -> None:
+    pair = [*runs("proposed", "a", [0.1, 0.2]), *runs("baseline", "x", [0.3, 0.4])]
+    assert pair_gains(ERROR, unjudged(pair), ARMS) == ()
+    values = [*runs("proposed", "a", [0.1, 0.2]), *runs("proposed", "b", [0.1, 0.2])]
+    assert pair_gains(ERROR, unjudged(values), ARMS) == ()
+
+
+RNG = np.random.default_rng(4)
+EPOCHS = 9
+# Test errors [arm, fold, epoch]; validation errors are the same in these made-up lines.
+TABLE1 = {arm: RNG.uniform(0.3, 0.4, (5, EPOCHS)) for arm in ("resnet20-v1", "dac-resnet20-v1")}
+FIGURE5 = {arm: RNG.uniform(0.3, 0.4, (5, EPOCHS)) for arm in ("vgg20-16", "dac-vgg20-16")}
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """Two of DAC's experiments on CIFAR-100 with five folds; a single fold of one on CIFAR-10."""
+    root = tmp_path_factory.mktemp("printed")
+    copy_project(root)
+    for experiment, errors in (("dac-resnet-cifar100", TABLE1), ("dac-vgg-cifar100", FIGURE5)):
+        values = {arm: (1 - folds[:, -1]).tolist() for arm, folds in errors.items()}
+        publish(root, results(experiment, values, curves={arm: folds.tolist() for arm, folds in errors.items()}))
+    alone = {"resnet20-v1": TABLE1["resnet20-v1"][:1].tolist()}
+    publish(root, results("dac-resnet-cifar10", {"resnet20-v1": [1 - alone["resnet20-v1"][0][-1]]}, curves=alone))
+    record(root, "data/results.db")
+    with open_results(str(root / "data" / "results.db"))() as session:
+        yield session
+
+
+def of(session: Session, experiment: str, **asked: str) -> ExperimentComparison:
+    return next(item for item in compare(session, **asked) if item.experiment == experiment)  # type: ignore[arg-type]
+
+
+def test_every_experiment_is_shown_in_the_metric_of_its_printed_values(session: Session) -> None:
+    """By the claims themselves: the first value that isn't a cost."""
+    first: dict[str, str] = {}
+    for claim in claims().values():
+        known = METRICS.get(claim.metric)  # a number after an early epoch isn't a metric of comparisons
+        if claim.kind == "value" and claim.experiment and known is not None and known.split is not None:
+            first.setdefault(claim.experiment, claim.metric)
+    assert set(first.values()) == {"accuracy", "best_epoch_accuracy", "min_error", "validation_loss"}
+    found = {item.experiment: item for item in compare(session)}
+    assert set(found) == set(params().experiments)
+    for name, metric in first.items():
+        assert (found[name].metric.name, found[name].printed_metrics[0]) == (metric, metric)
+        assert any(arm.printed for arm in found[name].arms), name
+        assert all(arm.printed is None or arm.printed.unit == METRICS[metric].unit for arm in found[name].arms)
+    others = {name: found[name].metric.name for name in set(found) - set(first)}
+    assert others == {
+        **dict.fromkeys(("dac-vgg-cifar10", "dac-vgg-cifar100"), "window_error"),
+        **dict.fromkeys(("brownian-cifar10", "brownian-cifar10-equal-time", "hyperbf64-tinyimagenet"), "accuracy"),
+        "dac-sgemm": "selected_log_mse",
+    }
+
+
+def test_all_five_of_cifar100_have_the_paper_s_number(session: Session) -> None:
+    found = compare(session, dataset="cifar100")
+    assert len(found) == 5
+    for item in found:
+        assert any(arm.printed or arm.gain for arm in item.arms), item.experiment
+
+
+def test_a_lowest_error_stands_beside_the_printed_one_each_with_its_error(session: Session) -> None:
+    comparison = of(session, "dac-resnet-cifar100")
+    arms = {arm.arm: arm for arm in comparison.arms}
+    for name, errors in TABLE1.items():
+        arm, by_hand = arms[name], min_over_epochs(errors)
+        assert arm.ours is not None and arm.printed is not None and arm.difference is not None
+        assert (arm.ours.value, arm.ours.stderr) == (pytest.approx(by_hand.value), pytest.approx(by_hand.stderr))
+        assert arm.ours.stderr == pytest.approx(stats.sem(errors[:, by_hand.epoch]))
+        assert (arm.ours.epoch, arm.ours.n, arm.ours.std) == (by_hand.epoch + 1, 5, None)
+        half = stats.t.ppf(0.975, 4) * stats.sem(by_hand.folds)
+        assert (arm.ours.low, arm.ours.high) == pytest.approx((by_hand.value - half, by_hand.value + half))
+        assert (arm.printed.n, arm.printed.place) == (5, "Table 1")
+        assert arm.difference.value == pytest.approx(by_hand.value - arm.printed.value)
+    base = arms["resnet20-v1"].printed
+    assert base is not None and (base.value, base.stderr) == (0.3350, 0.0016)
+    ranks = {name: (arms[name].rank_ours, arms[name].rank_printed) for name in TABLE1}
+    assert [rank for _, rank in ranks.values()] == [2, 1], "of the two that were trained"
+    assert sorted(rank or 0 for rank, _ in ranks.values()) == [1, 2]
+    other = arms["resnet56-v1"]
+    assert (other.rank_ours, other.rank_printed) == (None, None)
+    assert (other.ours, other.reason) == (None, "not trained under the conditions that are shown")
+
+
+def test_a_gain_that_the_paper_prints_stands_beside_ours_folds_paired(session: Session) -> None:
+    comparison = of(session, "dac-vgg-cifar100")
+    gain = next(arm.gain for arm in comparison.arms if arm.arm == "dac-vgg20-16")
+    assert gain is not None and gain.against == "vgg20-16"
+    assert (gain.printed.value, gain.printed.stderr, gain.printed.n) == (0.0116, 0.0022, 5)
+    base, dac = (window_error(FIGURE5[arm], FIGURE5[arm]) for arm in ("vgg20-16", "dac-vgg20-16"))
+    assert gain.ours is not None
+    assert (gain.ours.value, gain.ours.n) == (pytest.approx(base.value - dac.value), 5)
+    differences = np.array(base.folds) - np.array(dac.folds)
+    half = stats.t.ppf(0.975, 4) * stats.sem(differences)
+    assert (gain.ours.low, gain.ours.high) == pytest.approx((differences.mean() - half, differences.mean() + half))
+    waiting = next(arm.gain for arm in comparison.arms if arm.arm == "dac-vgg14-32")
+    assert waiting is not None and (waiting.printed.value, waiting.ours) == (0.0181, None)
+
+
+def test_one_fold_has_its_lowest_error_and_no_error_of_it(session: Session) -> None:
+    arm = of(session, "dac-resnet-cifar10").arms[0]
+    assert arm.ours is not None
+    assert (arm.ours.value, arm.ours.n) == (pytest.approx(TABLE1["resnet20-v1"][0].min()), 1)
+    assert (arm.ours.stderr, arm.ours.low) == (None, None)
+    assert arm.ours.interval_missing == "one replicate: an interval needs two"
+
+
+def test_a_metric_that_only_some_have_says_of_the_others_why_not(session: Session) -> None:
+    reasons = defaultdict(set)
+    for item in compare(session, dataset="cifar100", metric="window_error"):
+        for arm in item.arms:
+            reasons[item.experiment].add(arm.reason if arm.ours is None else "ours")
+    assert reasons["dac-resnet-cifar100"] == {"ours", "not trained under the conditions that are shown"}
+    assert reasons["ninformer-cifar100"] == {"not run yet"}
+    lone = of(session, "dac-resnet-cifar100", metric="perplexity")
+    assert lone.arms[0].reason == "its runs have no test perplexity" and lone.reason is not None
+
+
+OURS_AND_PRINTED = ("ours.value", "ours.stderr", "ours.epoch", "printed.stderr", "printed.n")
+
+
+def test_the_table_holds_both_errors_the_epoch_and_the_reason(session: Session) -> None:
+    comparisons = [of(session, name) for name in ("dac-resnet-cifar100", "dac-vgg-cifar100")]
+    rows = {(row["experiment"], row["arm"]): row for row in csv.DictReader(io.StringIO(as_csv(comparisons)))}
+    ours = comparisons[0].arms[0].ours
+    row = rows["dac-resnet-cifar100", "resnet20-v1"]
+    assert ours is not None
+    assert [float(row[name]) for name in OURS_AND_PRINTED] == [*(ours.value, ours.stderr, ours.epoch, 0.0016, 5)]
+    assert row["reason"] == ""
+    other = rows["dac-resnet-cifar100", "resnet56-v1"]
+    assert (other["ours.value"], other["reason"]) == ("", "not trained under the conditions that are shown")
+    gain = rows["dac-vgg-cifar100", "dac-vgg20-16"]
+    assert (gain["gain.against"], gain["gain.printed.value"], gain["gain.printed.stderr"]) == (
+        "vgg20-16",
+        "0.0116",
+        "0.0022",
+    )
+    assert float(gain["gain.ours.low"]) < float(gain["gain.ours.value"]) < float(gain["gain.ours.high"])
+
+
+def test_metrics_of_arms_as_wholes_are_those_of_the_verdicts() -> None:
+    assert tuple(info.name for info in METRICS.values() if info.of_arm) == ARM_METRICS
+
+
+def test_the_verdict_of_a_printed_error_has_the_comparison_s_number(session: Session) -> None:
+    """Two ways from curves to a number would be two numbers."""
+    judged = find_judged(session, "dac.table1.c100.v1.r20.base")
+    arm = of(session, "dac-resnet-cifar100").arms[0]
+    assert arm.ours is not None and judged.verdict.ours == pytest.approx(arm.ours.value)
+
+
+def test_every_row_of_the_export_gives_its_value(session: Session) -> None:
+    rows = session.query(ArmMetric).all()
+    assert {(row.experiment, row.metric) for row in rows} >= {
+        ("dac-resnet-cifar100", "min_error"),
+        ("dac-vgg-cifar100", "window_error"),
+    }
+    for row in rows:
+        assert np.mean([share for _, share in row.shares]) == pytest.approx(row.value)

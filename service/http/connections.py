@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import math
 import socket
+import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,6 +28,7 @@ from service.http.access import client_of
 from service.http.caching import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS
 from service.http.errors import FOR_MACHINES, MEDIA_TYPE, Problem, problem_of
 from service.http.metrics import Metrics
+from service.slots import Busy, Slots, holder
 
 SEND_BUFFER_BYTES = 128 * 1024  # of the kernel; it takes twice this, and up to 4 MiB by itself
 FREE_CHUNKS, LEAST_CHUNK_BYTES = 4096, 256
@@ -33,8 +36,13 @@ FREE_CHUNKS, LEAST_CHUNK_BYTES = 4096, 256
 CAN_ANSWER = (h11.IDLE, h11.SEND_RESPONSE)
 HAS_ANSWERED = (h11.DONE, h11.MUST_CLOSE)
 RESERVED = 32  # connections beyond the limit, for probes
-PROBE_SECONDS = 0.25  # between interim answers to a client that sends no more
+FIRST_PROBE_SECONDS, LAST_PROBE_SECONDS = 0.05, 1.0  # between interim answers to a client that sends no more
 PROBES = tuple(path.encode() for path in FOR_MACHINES)
+PROBE_LINES = tuple(b"GET " + path for path in PROBES)
+LIGHT_LINES, PARSE_SECONDS, MOST_ACCEPTED = 100, 0.005, 64
+"""The event loop parses data of few lines at once, for so long; the rest in turn: 4,000 tiny chunks take 25 ms.  It
+accepts one connection at a time, and the next one may be a probe's; so many go before data in turn.
+"""
 
 logger = logging.getLogger("claimcheck.access")
 
@@ -62,7 +70,8 @@ class ConnectionLimits:
 
 def protocol(limits: ConnectionLimits, metrics: Metrics) -> type[H11Protocol]:
     """The class of connections for `uvicorn.Config(http=…)`."""
-    own = {"limits": limits, "metrics": metrics, "by_client": Counter(), "reserved": {}}
+    parsing = Slots("reading requests", 1, max_waiting=math.inf, seconds=limits.head_seconds)
+    own = {"limits": limits, "metrics": metrics, "by_client": Counter(), "reserved": {}, "parsing": parsing}
     return type("Connection", (_Connection,), own)
 
 
@@ -99,6 +108,9 @@ class _Connection(H11Protocol):
     metrics: ClassVar[Metrics]
     by_client: ClassVar[Counter[str | None]]
     reserved: ClassVar[dict[_Connection, None]]
+    parsing: ClassVar[Slots]
+    parsed_seconds: ClassVar[float] = 0.0  # since the event loop did something else
+    accepted: ClassVar[int] = 0  # connections
     conn: _Parser
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -108,9 +120,11 @@ class _Connection(H11Protocol):
         self._until_heard: asyncio.TimerHandle | None = None
         self._until_read: asyncio.TimerHandle | None = None
         self._until_probed: asyncio.TimerHandle | None = None
+        self._unread = 0  # data that wait for their turn
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        type(self).accepted += 1
         own: socket.socket | None = transport.get_extra_info("socket")
         if own is not None:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
@@ -147,17 +161,51 @@ class _Connection(H11Protocol):
         if self._until_read is not None and not self.transport.get_write_buffer_size():
             self._until_read.cancel()
             self._until_read = None
+        is_light = data.count(b"\n") <= LIGHT_LINES
+        is_timely = self.parsed_seconds < PARSE_SECONDS or data.startswith(PROBE_LINES)
+        if is_light and is_timely and not self._unread:
+            self._parse(data)
+            return
+        self._unread += 1
+        self.flow.pause_reading()
+        task = self.loop.create_task(self._parse_in_turn(data))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    def _parse(self, data: bytes) -> None:
+        kind, began = type(self), time.perf_counter()
+        if not kind.parsed_seconds:
+            self.loop.call_soon(setattr, kind, "parsed_seconds", 0.0)
         super().data_received(data)
+        kind.parsed_seconds += time.perf_counter() - began
         self._expect_client()
+
+    async def _parse_in_turn(self, data: bytes) -> None:
+        holder.set(self._client or "")
+        try:
+            async with self.parsing.turn():
+                before = -1
+                for _ in range(MOST_ACCEPTED):
+                    if before == self.accepted:
+                        break
+                    before = self.accepted
+                    await asyncio.sleep(0)  # the loop accepts one
+                    await asyncio.sleep(0)  # and calls `connection_made`
+                self._unread -= 1
+                if not self.transport.is_closing():
+                    self.flow.resume_reading()
+                    self._parse(data)
+        except Busy as busy:
+            self._refuse(503, str(busy), {"retry-after": "2"})
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client that sends no more (`nc -N`) still gets its answers."""
-        is_awaited = self.conn.their_state in HAS_ANSWERED
+        is_awaited = bool(self._unread) or self.conn.their_state in HAS_ANSWERED
         if is_awaited and self._until_probed is None:
             self._probe_client()
         return is_awaited
 
-    def _probe_client(self) -> None:
+    def _probe_client(self, seconds: float = FIRST_PROBE_SECONDS) -> None:
         """Send what a client skips until its answer begins: the kernel of one that is gone refuses it."""
         if (
             self._until_probed is not None
@@ -165,7 +213,7 @@ class _Connection(H11Protocol):
             and self.scope["http_version"] == "1.1"
         ):
             self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
-        self._until_probed = self.loop.call_later(PROBE_SECONDS, self._probe_client)
+        self._until_probed = self.loop.call_later(seconds, self._probe_client, min(2 * seconds, LAST_PROBE_SECONDS))
 
     def _expect_client(self) -> None:
         """A client has `head_seconds` for its headers, and for what is left of a body once that is answered."""
@@ -226,7 +274,7 @@ class _Connection(H11Protocol):
 
     def _client_is_late(self) -> None:
         self._until_heard = None
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._unread:
             return
         if self._is_rest_expected():
             self.transport.close()

@@ -18,7 +18,9 @@ from stages.claims.registration import (
     Registered,
     Registration,
     RegistrationMark,
+    changes_since,
     read_registration,
+    read_registrations,
     seal,
     write_text,
 )
@@ -28,7 +30,7 @@ from stages.results import ClaimFilter, list_judged, open_results
 from stages.rules import Rules
 from stages.runs.evidence import EvidenceLine, write_lines
 from stages.runs.revisions import ask_git
-from tests.claims.lines import ORIGIN, as_evaluated, claims, copy_project, cost, params, results, trials
+from tests.claims.lines import ORIGIN, ROOT, as_evaluated, claims, copy_project, cost, params, results, trials
 from tests.commands.waiting import claimcheck
 from tests.priorities.test_proposal import judged_with
 from tests.test_publishing import git
@@ -270,3 +272,14 @@ def test_a_confirmatory_verdict_says_so_in_the_database(copy: Path, story: Story
     with open_results(str(copy / "results.db"))() as session:
         marks = {row.claim.id: row.verdict.mark for row in list_judged(session, ClaimFilter()) if row.verdict.mark}
     assert marks[CLAIM] == "confirmatory" and marks["ninformer.table2.mnist.vit"] == "exploratory"
+
+
+def test_every_registered_claim_is_judged_as_one_registration_says() -> None:
+    """A reworded note or an edited judge voids what was registered: change it back, or register before the next run."""
+    rules, history, today = params().verdicts, read_history(ROOT / HISTORY), claims()
+    standing: dict[str, list[bool]] = {}
+    for registration in read_registrations(ROOT):
+        for known in registration.claims:
+            changed = changes_since(registration, today.get(known.id), known, rules, history)
+            standing.setdefault(known.id, []).append(not changed)
+    assert standing and [claim for claim, is_valid in standing.items() if not any(is_valid)] == []

@@ -1,25 +1,29 @@
-"""Nodes are killed, heads restarted, processes stand still: every result is there once, bit for bit as undisturbed.
+"""A Ray cluster on this machine: killed nodes, nodes that see nothing of the clone, and several GPUs."""
 
-Real processes of a Ray cluster on this machine, and `claimcheck run --all --engine ray` as a person calls it.
-"""
-
+import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 import uuid
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 
+from stages.datasets.packed import read_info
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore
 from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.journal import read_sessions
-from tests.cluster.nodes import Nodes, wait_for
+from tests.cluster.nodes import Nodes, wait_for, without_grammar
 from tests.cluster.runs import attempts, finish, lost_reasons, outcomes_in, saved_states, start
 from tests.object_server import BUCKET, ObjectServer
-from tests.project import outcomes
+from tests.project import REPOSITORY, environment, outcomes
 
 pytestmark = [
     pytest.mark.cluster,
@@ -124,3 +128,112 @@ def test_a_restarted_cluster_is_found_again(
     assert outcomes(project) == undisturbed
     assert "lost, the connection to the cluster is lost" in output
     assert all(reason.startswith("the connection to the cluster is lost") for reason in lost_reasons(project))
+
+
+def test_nodes_that_see_nothing_of_the_clone_train_by_what_is_sent_and_a_store_by_url(
+    two_nodes: Nodes,
+    object_server: ObjectServer,
+    project: Path,
+    undisturbed: dict[str, tuple[bytes, bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not two_nodes.hidden:
+        pytest.skip("no right to hide folders here (unshare --mount)")
+    for name, value in object_server.environment.items():
+        monkeypatch.setenv(name, value)
+    store = ObjectStore(f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}", project / "read")
+    output = finish(start(project, two_nodes, CLAIMCHECK_STORE=store.address), project)
+    assert "4 of 4 missing runs trained" in output
+    assert outcomes_in(store) == undisturbed
+    assert [one.end for key in undisturbed for one in open_leases(store).attempts(key)] == ["published"] * 4, output
+    read = {path for node in two_nodes.workers for path in seen_by(node.pid, project)}
+    assert read == set(), "to the nodes the project is empty"
+    brought = [path for path in (two_nodes.cache / "claimcheck" / "packed").iterdir() if not path.name.startswith(".")]
+    assert [path.name for path in brought] == [read_info(project / "data" / "processed" / "mnist").digest]
+
+
+def test_without_an_address_a_cluster_of_this_machine_is_started_and_ended(
+    project: Path, undisturbed: dict[str, tuple[bytes, bytes]], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "stages.cli", "run", "--all", "--engine", "ray", "--device", "cpu,cpu"]
+    env = {name: value for name, value in environment().items() if not name.startswith("RAY_")}
+    env["PYTHONPATH"] += f"{os.pathsep}{without_grammar(tmp_path)}"
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "4 of 4 missing runs trained" in done.stdout, done.stdout + done.stderr
+    assert outcomes(project) == undisturbed
+    assert [process.cmdline() for process in psutil.process_iter() if is_in(process, project)] == []
+
+
+def test_another_token_than_the_clusters_is_one_line(two_nodes: Nodes, project: Path) -> None:
+    output = finish(start(project, two_nodes, RAY_AUTH_TOKEN="0" * 64), project, code=1)
+    said = f"claimcheck run: the Ray cluster {two_nodes.address} wants the token that its nodes were started with"
+    assert output.splitlines()[-1].startswith(said), output
+    assert "InvalidAuthToken" not in output, "what Ray writes every second"
+
+
+def test_a_node_whose_keys_were_exported_after_its_start_ends_the_command(
+    two_nodes: Nodes, object_server: ObjectServer, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {name: value for name, value in object_server.environment.items() if "KEY" in name}
+    without = {name: value for name, value in two_nodes.environment.items() if name not in keys}
+    monkeypatch.setattr(two_nodes, "environment", without)
+    two_nodes.kill(two_nodes.workers[0])
+    two_nodes.add(1)
+    try:
+        url = f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}"
+        output = finish(start(project, two_nodes, CLAIMCHECK_STORE=url, **keys), project, code=1)
+    finally:
+        two_nodes.kill(two_nodes.workers[-1])
+    host = socket.gethostname()
+    said = f"claimcheck run: node {host} can't use the store: {url}: the environment has no AWS_ACCESS_KEY_ID and "
+    last = output.splitlines()[-1]
+    assert last.startswith(said) and f"export the keys on {host}, then `ray stop` and `ray start`" in last, output
+    assert "failed" not in output, output
+
+
+def seen_by(pid: int, folder: Path) -> list[str]:
+    """What a process finds in a folder."""
+    return os.listdir(f"/proc/{pid}/root{folder.resolve()}") if os.path.exists(f"/proc/{pid}/root{folder}") else []
+
+
+def is_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.cwd() == os.fspath(folder.resolve())
+    except psutil.Error:
+        return False
+
+
+CHOICE = "    devices = devices_of(job.device)\n"
+PRETENCE = """
+    import os, time
+    with open({seen!r}, "a") as seen:
+        seen.write(f"began {{job.device}} {{os.environ['CUDA_VISIBLE_DEVICES']}}\\n")
+    time.sleep(1)
+    with open({seen!r}, "a") as seen:
+        seen.write("ended\\n")
+    job, devices = dataclasses.replace(job, device="cpu"), ("cpu",)
+"""
+
+
+@pytest.fixture
+def with_two_gpus(nodes: Nodes) -> Iterator[Nodes]:
+    """The cluster with a node more, whose processors would take several runs at once."""
+    nodes.add(1, "--num-cpus=8", "--num-gpus=2", sees_all=True)
+    node = nodes.workers[-1]
+    yield nodes
+    nodes.end_commands()
+    nodes.kill(node)
+
+
+def test_runs_on_two_gpus_follow_each_other_on_a_node_with_two(with_two_gpus: Nodes, project: Path) -> None:
+    shutil.copytree(REPOSITORY / "stages", project / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    worker, seen = project / "stages" / "worker.py", project / "seen"  # the worker is in no run key
+    source = worker.read_text()
+    assert source.count(CHOICE) == 1
+    worker.write_text(source.replace(CHOICE, PRETENCE.format(seen=str(seen))))
+    output = finish(
+        start(project, with_two_gpus, device="cuda:2+cuda:3", PYTHONPATH=str(project)),
+        project,
+    )
+    assert "4 of 4 missing runs trained" in output
+    assert seen.read_text().splitlines() == ["began cuda:0+cuda:1 0,1", "ended"] * 4

@@ -115,7 +115,7 @@ def test_the_longest_paper_page_has_its_contents_within_three_screens_of_a_telep
     assert contents.evaluate("list => list.scrollWidth <= list.clientWidth"), "all of them are seen"
     assert visitor.evaluate("document.documentElement.scrollHeight") < 13_500
     folded = visitor.locator("#place-2 details")
-    assert folded.locator("summary").inner_text() == "32 numbers of the paper, all waiting"
+    assert folded.locator("summary").inner_text() == "32 numbers of the paper, none tested yet"
     folded.locator("summary").click()
     assert folded.get_by_role("link", name="13.42 %").is_visible()
 

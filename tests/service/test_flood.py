@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import socket
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -246,6 +247,34 @@ def test_connections_that_say_nothing_leave_room_for_probes_and_other_clients(se
     time.sleep(0.5)
     assert get(service, "/api/v1/papers")[0] == 200
     assert 'claimcheck_requests_total{method="other",route="none",status="503"}' in metrics(service)
+
+
+def test_many_laborious_reads_at_once_hold_up_no_probe(service: Running) -> None:
+    """4,000 chunks of a byte come in one packet; this many packets take seconds of the event loop, which accepts one
+    connection at a time.
+    """
+    head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    content = head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 4000 + b"0\r\n\r\n"
+    alone: list[float] = []
+    alive: list[float] = []
+    source = ("127.0.0.2", 0)
+    for _ in range(5):
+        with socket.create_connection((service.host, service.port), 60, source) as sender:
+            began = time.monotonic()
+            sender.sendall(content)
+            assert sender.recv(12) == b"HTTP/1.1 400"
+            alone.append(time.monotonic() - began)
+    with ExitStack() as ending, ThreadPoolExecutor(140) as readers:
+        senders = [
+            ending.enter_context(socket.create_connection((service.host, service.port), 60, source)) for _ in range(140)
+        ]
+        for sender in senders:
+            sender.sendall(content)
+        answers = [readers.submit(sender.recv, 12) for sender in senders]
+        while not all(answer.done() for answer in answers):
+            alive.append(get(service, "/health/live")[1])
+        assert {answer.result() for answer in answers} <= {b"HTTP/1.1 400", b"HTTP/1.1 503"}
+    assert max(alive) < 40 * statistics.median(alone), (max(alive), alone)
 
 
 def metrics(service: Running) -> str:

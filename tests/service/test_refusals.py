@@ -23,6 +23,7 @@ from service.http import logs
 from service.http.logs import JsonLines
 from service.settings import Settings
 from stages.recording import record
+from tests.polling import wait_until
 from tests.service.conftest import png, serving
 from tests.service.running import Running, running
 from tests.service.test_errors import VIT, assert_problem
@@ -181,6 +182,7 @@ def test_what_is_no_request_is_a_problem_in_the_log_and_counted(service: Running
     before = count()
     assert problem_in(service, content)[0] == 400
     assert count() == before + 1
+    wait_until(lambda: '"route": "none"' in service.log.read_text())  # a thread writes the log
     lines = [json.loads(line) for line in service.log.read_text().splitlines()]
     line = [line for line in lines if line.get("route") == "none"][-1]
     assert (line["status"], line["client"]) == (400, "127.0.0.1") and len(line["request_id"]) == 32

@@ -1,21 +1,35 @@
-"""A language model trained by two processes is the one that a single process trains, except for rounding."""
+"""A run that several processes or devices train: the same as one's, stopped and resumed as one."""
 
+import json
+import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from stages.datasets.packed import PackedInfo, TokenSet, write_packed
+from stages.device import devices_of
 from stages.papers import build_model
 from stages.run import OptimizerSpec, Protocol, RunSpec
+from stages.runs.store import STATE, RunStore
+from stages.scheduling.engine.groups import Event, Group
+from stages.scheduling.engine.local import run_groups
+from stages.scheduling.engine.object_leases import open_leases
 from stages.training.loop import Outcome, seeded_model
 from stages.training.parallel import SharedTask, agreed, joined, refuse_unlike, share
 from stages.training.ranks import Rank, Tell, run_together
 from stages.training.session import Session
 from stages.training.tokens import NextToken, TokenWindows
+from stages.worker import Job, Trained, TrainingStopped, can_stack, train_run
 from tests.small_gpt import CONTEXT, MODELS, PROTOCOL, VOCABULARY, WINDOWS, spec_of
 
 pytestmark = pytest.mark.long
@@ -115,3 +129,118 @@ class Normalised(nn.Module):
 def test_a_training_that_would_become_another_is_refused(model: nn.Module, protocol: Protocol, why: str) -> None:
     with pytest.raises(ValueError, match=f"{why}.*name one device"):
         refuse_unlike(model, task_of(protocol), protocol)
+
+
+TOGETHER = "cpu+cpu"
+SPEC = replace(spec_of(MODELS[1]), data_digest="d")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, WINDOWS * CONTEXT + 1, dtype=np.uint16)
+    info = PackedInfo(
+        dataset="noise",
+        provenance="embedded",
+        digest="d",
+        classes=(),
+        shape=(CONTEXT,),
+        train_images=len(tokens),
+        test_images=len(tokens),
+        test_rows=None,
+        excluded_test_images=0,
+        source="embedded",
+        kind="text",
+        vocabulary=VOCABULARY,
+    )
+    write_packed(folder, {"train": TokenSet(tokens), "test": TokenSet(tokens)}, info)
+    return folder
+
+
+def longer(epochs: int) -> RunSpec:
+    return replace(SPEC, protocol=replace(PROTOCOL, epochs=epochs))
+
+
+def files_of(trained: Trained) -> dict[str, bytes]:
+    (files,) = trained.outcomes.values()
+    return dict(files)
+
+
+def rank_one() -> list[Any]:
+    return [process for process in multiprocessing.active_children() if process.name == "rank-1"]
+
+
+def test_a_shared_run_is_the_same_run_and_says_who_shared_it(data: Path, tmp_path: Path) -> None:
+    scratch = RunStore(tmp_path).scratch
+    together = files_of(train_run(Job(spec=SPEC, data=data, device=TOGETHER), scratch))
+    alone = files_of(train_run(Job(spec=SPEC, data=data, device="cpu"), scratch))
+    assert together["spec.json"] == alone["spec.json"], "one run key"
+    ours, theirs = (json.loads(files["result.json"])["environment"] for files in (together, alone))
+    shared = ours.pop("data_parallel")
+    assert shared | {"code": ""} == {"world_size": 2, "backend": "gloo", "global_batch": 7, "code": ""}
+    theirs["process"]["modules"] = {}  # this process alone has loaded tests
+    assert ours == theirs | {"threads": ours["threads"]}
+    for line, expected in zip(together["history.jsonl"].splitlines(), alone["history.jsonl"].splitlines(), strict=True):
+        assert json.loads(line) == pytest.approx(json.loads(expected), rel=1e-6)
+
+
+def test_stopped_and_resumed_together_gives_the_same_bits(data: Path, tmp_path: Path) -> None:
+    spec, stop = longer(12), threading.Event()
+    job, store = Job(spec=spec, data=data, device=TOGETHER), RunStore(tmp_path)
+    undisturbed = files_of(train_run(job, store.scratch))
+    with pytest.raises(TrainingStopped, match="stopped after"):
+        train_run(job, store.scratch, progress=lambda progress: stop.set(), should_stop=stop.is_set)
+    assert store.scratch.holds(f"{spec.run_key}/{STATE}")
+    resumed_at: list[int] = []
+    resumed = files_of(train_run(job, store.scratch, progress=lambda progress: resumed_at.append(progress.step)))
+    assert resumed_at[0] > 1, "it went on from the state"
+    assert [resumed[name] for name in ("weights.safetensors", "history.jsonl")] == [
+        undisturbed[name] for name in ("weights.safetensors", "history.jsonl")
+    ]
+
+
+def test_a_killed_process_ends_the_others_and_the_attempt_says_so(data: Path, tmp_path: Path) -> None:
+    store, events = RunStore(tmp_path), list[Event]()
+    others = set(multiprocessing.active_children())
+
+    def report(event: Event) -> None:
+        events.append(event)
+        if event.kind == "progress":
+            for process in rank_one():
+                os.kill(process.pid, signal.SIGKILL)
+
+    group = Group(label="gpt", specs=(longer(400),), data=data)
+    assert not run_groups([group], store, [TOGETHER], report, threading.Event())
+    assert not set(multiprocessing.active_children()) - others, "nothing trains on"
+    reason = "rank 1 of 2 (cpu) was killed by SIGKILL, so the others were ended"
+    assert events[-1].kind == "failed" and events[-1].message.startswith(reason)
+    (attempt,) = open_leases(store).attempts(group.run_keys[0])
+    assert attempt.end == "failed" and attempt.reason is not None and attempt.reason.startswith(reason)
+
+
+def test_an_error_of_all_is_told_once_as_on_one_device(data: Path, tmp_path: Path) -> None:
+    spec = replace(spec_of(MODELS[0], dropout=0.1), data_digest="d")
+    with pytest.raises(ValueError, match="draws random numbers"):
+        train_run(Job(spec=spec, data=data, device=TOGETHER), RunStore(tmp_path).scratch)
+
+
+@pytest.mark.slow
+def test_several_slots_of_several_devices_train_beside_each_other(data: Path, tmp_path: Path) -> None:
+    groups = [
+        Group(label=f"gpt.{seed}", specs=(replace(SPEC, replicate=replace(SPEC.replicate, seed=seed)),), data=data)
+        for seed in range(2)
+    ]
+    assert run_groups(groups, RunStore(tmp_path), [TOGETHER] * 2, lambda event: None, threading.Event())
+
+
+def test_devices_that_train_together_are_named_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert devices_of("cpu") == ("cpu",) and devices_of(TOGETHER) == ("cpu", "cpu")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert devices_of("cuda+cuda:1") == ("cuda:0", "cuda:1")
+    for wanted, why in [("cuda+cuda:0", "named once"), ("cpu+cuda:0", "all GPUs, or all cpu"), ("cpu+", "known: auto")]:
+        with pytest.raises(ValueError, match=why):
+            devices_of(wanted)
+
+
+def test_devices_that_train_together_share_no_stack() -> None:
+    assert not can_stack(TOGETHER)
