@@ -135,7 +135,7 @@ def test_both_give_the_same_answers(root: Path, postgresql: Create) -> None:
     ours, expected = (answers(client) for client in clients)
     clients[0].app.state.claimcheck.reading.dispose()
     assert ours == expected
-    assert len(ours) > 60 and {status for status, _ in ours.values()} == {200, 404}
+    assert len(ours) > 60 and {status for status, _ in ours.values()} == {200, 404, 422}  # without two models
 
 
 def test_a_rebuild_under_readers_is_seen_by_the_next_request(root: Path, postgresql: Create, tmp_path: Path) -> None:
