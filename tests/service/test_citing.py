@@ -48,7 +48,7 @@ def test_a_decided_claim_is_a_review_for_search_engines(client: TestClient) -> N
     assert review["url"] == f"http://127.0.0.1{GAIN}" and re.fullmatch(r"\d{4}-\d\d-\d\d", review["datePublished"])
     assert "reviewRating" not in linked_data(client, "/claims/dac.sgemm.uniform"), "it is open"
     against = linked_data(client, "/claims/nmn.ext.mnist.frameworks")
-    assert against["reviewRating"]["alternateName"] == "fails, exploratory"
+    assert against["reviewRating"]["alternateName"] in ("fails, exploratory", "fails, confirmatory")
     assert against["reviewRating"]["ratingValue"] == against["reviewRating"]["worstRating"] == 1
 
 

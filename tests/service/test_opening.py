@@ -1,6 +1,7 @@
 """The front page answers each paper's question, and counts nothing as plainly true that depends on how it is read."""
 
 import re
+from fnmatch import fnmatchcase
 from html import unescape
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.pages.opening import answer, cards_of, prospects, still_open
+from stages.claims import read_deviations
 from stages.results import Claim, Counts, Discoveries, JudgedClaim, Outlook, Tally, VerdictRow
 
 NOTHING = Counts(decidable=0, in_favour=0, under_reading=0, against=0, open=0, waiting=0)
@@ -72,14 +74,16 @@ def test_a_question_that_nothing_answers_says_how_many_models_were_trained(publi
     )
     answers = {paper: (question, told) for paper, question, told in lines}
     claims = published_client.get("/api/v1/claims?paper=ninformer&limit=1000").json()
-    asked = [claim for claim in claims if claim["id"].startswith(("ninformer.rank.", "ninformer.text.c10.acc_vs_vit"))]
+    (found,) = read_deviations(["ninformer"])
+    assert found.question is not None
+    asked = [claim for claim in claims if any(fnmatchcase(claim["id"], one) for one in found.question.claims)]
     models = {(claim["experiment"], claim[arm]) for claim in asked for arm in ("arm", "baseline_arm")}
     looks = len([claim for claim in asked if claim["kind"] == "order"])
     question, told = answers["ninformer"]
     assert question == "Does NiNformer beat ViT?" and told.startswith(
         f"Not known yet: 0 of {len(models)} models trained"
     )
-    assert re.search(rf"; first looks agree in \d of {looks}\.", told)
+    assert re.search(rf"; first looks agree(?: in \d+ of {looks})?\.", told)
     assert answers["dac"][1].startswith("Yes so far: of ") and len(answers) == 5
 
 
