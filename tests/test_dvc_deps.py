@@ -23,7 +23,7 @@ INPUTS = stage_inputs(PARAMS)
 IMPORT_BY_NAME = {
     "analyse.py",  # the papers' findings
     "preloaded.py",  # libraries alone
-    "scheduling/engine/choice.py",  # engines
+    "scheduling/engine/groups.py",  # engines
     "scheduling/engine/local.py",  # the worker
     "scheduling/engine/ray_bridge.py",  # the worker
     "scheduling/engine/ray_task.py",  # the worker
