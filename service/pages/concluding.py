@@ -224,7 +224,7 @@ def _rest_of_grid(record: ClaimRecord) -> list[str]:
         return [f"{left} of the {scope['planned_models']} models were not trained: nothing is said of other sizes."]
     if not scope or not scope["factor"]:
         return []
-    missing = f"{levels(scope['factor'], scope['missing'])} were not trained"
+    missing = f"{levels(scope['factor'], scope['missing'])} are not all trained"
     if scope["whole_low"] is None:
         return [f"{missing}."]
     low, high = scope["whole_low"], scope["whole_high"]
@@ -255,7 +255,9 @@ def _size(record: ClaimRecord) -> list[str]:
     missing = (scope["planned_pairs"] or 0) - scope["pairs"] if scope else 0
     if missing > 0:
         start = "within the margin so far, but " if is_within else ""
-        return [f"{what}: {start}{missing} of {scope['planned_pairs']} pairs have not run." if scope else f"{what}."]
+        return [
+            f"{what}: {start}{missing} of {scope['planned_pairs']} pairs are not in it yet." if scope else f"{what}."
+        ]
     return [f"{what}: the interval lies neither within the margin nor wholly outside."]
 
 

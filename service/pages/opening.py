@@ -73,12 +73,14 @@ def answer(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComp
         return f"It depends on how it is read: so do {readings} of {len(rows)} claims." if readings else "Open."
     has_one_answer = not words[Word.OPEN] and not (holds and fails)
     start = ("Yes so far" if holds else "No so far") if has_one_answer else "In part"
-    told = [f"{words[word]} {word}" for word in (Word.HOLDS, Word.FAILS, Word.OPEN, Word.NOT_TESTED) if words[word]]
+    verbs = {Word.HOLDS: ("holds", "hold"), Word.FAILS: ("fails", "fail")}
+    verbs |= {word: (f"is {word}", f"are {word}") for word in (Word.OPEN, Word.NOT_TESTED)}
+    told = [f"{words[word]} {verb[words[word] > 1]}" for word, verb in verbs.items() if words[word]]
     return f"{start}: of {len(rows)} claims, {listed(told)}."
 
 
 def _trained(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComparison]) -> str:
-    """As "0 of 12 models trained in full; first looks agree in 5 of 6"."""
+    """As "0 of 12 models trained in full; short runs agree in 5 of 6"."""
     models: dict[tuple[str, str], bool] = {}
     looks: list[bool] = []
     for row in rows:
@@ -94,7 +96,7 @@ def _trained(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentCo
     if looks:
         agree = sum(looks)
         many = "" if agree == len(looks) else f" in {agree} of {len(looks)}"
-        told += f"; first looks agree{many}" if agree else "; first looks disagree"
+        told += f"; short runs agree{many}" if agree else "; short runs disagree"
     return f"{told}."
 
 

@@ -75,16 +75,16 @@ def test_the_box_says_what_is_open_and_why_and_the_interval_of_the_whole_grid() 
     size = {"status": "inconclusive", "low": -0.055, "high": 0.0, "margin": 0.0625}
     whole = {**PART, "whole_low": -0.05, "whole_high": 0.49, "whole_confidence": 0.967}
     assert qualify(record(gain, "supported", scope=whole, size=size, **NUMBERS)) == [
-        "6, 11 and 16 layers were not trained: for the whole grid the 96.7 % interval is −0.05 to 0.49 nats, "
+        "6, 11 and 16 layers are not all trained: for the whole grid the 96.7 % interval is −0.05 to 0.49 nats, "
         "so no gain at all is still possible.",
-        "Whether it is as large as the paper’s 0.25 nats is open: within the margin so far, but 21 of 35 pairs have "
-        "not run.",
+        "Whether it is as large as the paper’s 0.25 nats is open: within the margin so far, but 21 of 35 pairs are "
+        "not in it yet.",
         f"So “holds” is said at 5 and 8 layers alone: {A_PART}.",
     ]
     wide = {**size, "low": -0.1}
     assert qualify(record(gain, "supported", scope=PART, size=wide, **NUMBERS)) == [
-        "6, 11 and 16 layers were not trained.",
-        "Whether it is as large as the paper’s 0.25 nats is open: 21 of 35 pairs have not run.",
+        "6, 11 and 16 layers are not all trained.",
+        "Whether it is as large as the paper’s 0.25 nats is open: 21 of 35 pairs are not in it yet.",
         f"So “holds” is said at 5 and 8 layers alone: {A_PART}.",
     ]
     assert qualify(record(gain, "supported", size=wide, **NUMBERS)) == [
@@ -94,7 +94,7 @@ def test_the_box_says_what_is_open_and_why_and_the_interval_of_the_whole_grid() 
     alike = Claim(kind="uniform", factor="depth", **GRID)
     inside = {"estimate": 0.036, "low": 0.011, "high": 0.061, "margin": 0.0625}
     assert qualify(record(alike, "inconclusive", scope=PART, **inside))[-2:] == [
-        "Whether it is alike at all is open: within the margin so far, but 21 of 35 pairs have not run.",
+        "Whether it is alike at all is open: within the margin so far, but 21 of 35 pairs are not in it yet.",
         f"That is not enough for a verdict on all: {A_PART}.",
     ]
     against = qualify(record(Claim(kind="difference", **GRID), "reversed", scope=PART, **NUMBERS))[-1]

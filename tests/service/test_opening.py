@@ -58,9 +58,9 @@ def test_three_cards_count_what_holds_plainly_what_fails_and_what_waits_with_wha
         (["supported", "fails"], "In part: 1 of 2 claims hold."),
         (["holds under a reading"] * 2, "It depends on how it is read: so do 2 of 2 claims."),
         (["unresolved"], "Open."),
-        (["supported", "not tested"], "Yes so far: of 2 claims, 1 holds and 1 not tested."),
-        (["reversed", "not tested"], "No so far: of 2 claims, 1 fails and 1 not tested."),
-        (["supported", "inconclusive"], "In part: of 2 claims, 1 holds and 1 open."),
+        (["supported", "not tested"], "Yes so far: of 2 claims, 1 holds and 1 is not tested."),
+        (["reversed", "not tested"], "No so far: of 2 claims, 1 fails and 1 is not tested."),
+        (["supported", "inconclusive"], "In part: of 2 claims, 1 holds and 1 is open."),
     ],
 )
 def test_a_question_is_answered_by_the_words_of_its_claims(statuses: list[str], said: str) -> None:
@@ -83,7 +83,7 @@ def test_a_question_that_nothing_answers_says_how_many_models_were_trained(publi
     assert question == "Does NiNformer beat ViT?" and told.startswith(
         f"Not known yet: 0 of {len(models)} models trained"
     )
-    assert re.search(rf"; first looks agree(?: in \d+ of {looks})?\.", told)
+    assert re.search(rf"; short runs agree(?: in \d+ of {looks})?\.", told)
     assert answers["dac"][1].startswith("Yes so far: of ") and len(answers) == 5
 
 
