@@ -3,7 +3,8 @@
 An order is indicated only by a gap of two spreads or more, a spread being that of the difference of two replicates in
 the plan (printed, else assumed).  How often such an order holds until the end is calibrated (`calibrate`) on all pairs
 of the SGEMM networks with 5 and 8 layers, one replicate of each at 30 % of its epochs against all five at the end.  The
-only other pair with full runs, NMN's prototypes on MNIST, ends alike: there no early order held (`ELSEWHERE`).
+only other pair with full runs, NMN's prototypes on MNIST, ends alike: there all early orders held (`ELSEWHERE`) and,
+with ten other seeds, none of seven.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CALIBRATED_AT = 0.3
 CALIBRATED_PAIRS = 406
 HELD = ((274, 530), (373, 555), (914, 1137), (1012, 1094), (6792, 6834))
 """(orders that held, orders seen), by class of gap; a test computes them again from `data/evidence/dac-sgemm.jsonl`."""
-ELSEWHERE = (0, 7)
+ELSEWHERE = (16, 16)
 """The same of all demanded gaps between NMN's prototypes on MNIST, from `data/evidence/nmn-mnist-inversion.jsonl`."""
 
 

@@ -74,7 +74,7 @@ def test_a_request_whose_worker_is_killed_is_answered_by_another(settings: Setti
             assert again.status_code == 200 and probabilities(again.json()["images"]) == [
                 pytest.approx(seen, abs=1e-5) for seen in probabilities(before)
             ]
-            assert restarts(client, "inference") == kills
+            wait_until(lambda: restarts(client, "inference") == kills, 10)  # noqa: B023
         assert client.get("/health/ready").status_code == 200
         assert engine_of(client).batcher.set_aside == []
 

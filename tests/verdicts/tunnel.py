@@ -706,7 +706,9 @@ def judging_functions() -> dict[str, Callable]:
     }
     gives = ("Verdict", "TableSentence", "Verdict | None")
     return inside | {
-        name: found for name, found in public.items() if inspect.signature(found).return_annotation in gives
+        name: found
+        for name, found in public.items()
+        if getattr(given := inspect.signature(found).return_annotation, "__name__", given) in gives
     }
 
 

@@ -16,6 +16,7 @@ from service.app import create_app
 from service.settings import Settings
 from stages.params.experiment import load_params
 from stages.results import claim_tables, open_results, tables
+from stages.results.words import WORD_OF
 from stages.verdicts import Status
 from tests.project import REPOSITORY
 
@@ -170,8 +171,8 @@ def test_the_pages_say_what_the_verdict_says(published: str) -> None:
     with open_results(published)() as session:
         verdict = session.get_one(claim_tables.VerdictRow, "dac.sgemm.gain")
     results = (REPOSITORY / "docs" / "results.md").read_text()
-    for text in (PAGE, README):
-        assert f"by {verdict.estimate:.3f} nats on average" in text and f"`{verdict.status}`" in text
+    for text, word in ((PAGE, f"`{verdict.status}`"), (README, f"| {WORD_OF[Status(verdict.status)]} |")):
+        assert f"by {verdict.estimate:.3f} nats on average" in text and word in text
         assert f"{verdict.low:.3f} to {verdict.high:.3f}" in text
     with TestClient(create_app(Settings(root=REPOSITORY, database=published)), base_url="http://127.0.0.1") as client:
         page = client.get("/claims/dac.sgemm.gain").text
