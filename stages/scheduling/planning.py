@@ -30,7 +30,6 @@ from stages.params.experiment import DatasetSource, Params, Profile, Rate
 from stages.run import Protocol, Replicate, RunSpec, SplitSpec, canonical_json, steps_per_epoch, training_counts
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking
-from stages.scheduling.engine.local import run_groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +274,8 @@ def _measure(
     chosen: Sequence[Planned], devices: Sequence[str], rate: Rate, say: Callable[[str], None]
 ) -> tuple[dict[int, Pace], float]:
     """Measure each group, unless it is known for this processor, these slots and this code; and what starting takes."""
+    from stages.scheduling.engine.local import run_groups  # brings psutil, which the image that serves lacks
+
     kept, paces, cuts = Kept("paces"), dict[int, Pace](), dict[str, tuple[int, Group]]()
     stands_on = digest_of([list(devices), processor_name(), os.cpu_count()])
     for number, one in enumerate(chosen):
