@@ -71,7 +71,7 @@ def test_the_direction_is_the_claims_and_the_metrics() -> None:
 def test_an_order_is_indicated_by_two_spreads_or_more(gain: float, indicates: bool, said: str) -> None:
     may, told = weigh_gap(gain, 0.01)
     assert may is indicates and said in told, told
-    assert told.endswith("0 of 7 held." if indicates else "too close to say.")
+    assert told.endswith("16 of 16 held." if indicates else "too close to say.")
 
 
 def test_without_a_spread_no_order_is_indicated() -> None:
