@@ -164,6 +164,13 @@ def test_percent_and_fractions_that_are_mixed_accuse_nobody() -> None:
     assert [one.ours for one in claimcheck.judge(claims, frame.assign(unit="%")).verdicts] == [pytest.approx(0.0039)]
 
 
+def test_printed_rounding_of_a_table_reaches_the_judge() -> None:
+    """The margin of 99.50 % is a tenth of its error, 0.0005; rounded to 0.995, its last digit would make it 0.001."""
+    claims = table("t,value,accuracy,ours,,mnist,99.50 %,,,5,")
+    (found,) = claimcheck.judge(claims, results(ours=[0.9951] * 4 + [0.9952])).verdicts
+    assert found.verdict.margin == pytest.approx(0.0005)
+
+
 def test_misspelt_arm_is_not_tested_and_names_the_nearest() -> None:
     (verdict,) = claimcheck.judge(table("t,value,accuracy,our,,mnist,0.9,,,,"), results()).verdicts
     assert verdict.status is Status.NOT_TESTED and "did you mean ours" in verdict.verdict.explanation

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
@@ -132,7 +132,7 @@ class ReportedVerdict:
 
 def value(
     *,
-    printed: float | str,
+    printed: float | str | Printed,
     ours: Values,
     std: float | None = None,
     n: int | None = None,
@@ -168,14 +168,12 @@ def value(
         return (rules.margins.accuracy if better == "higher" else rules.margins.error)(level, number.precision)
 
     spread = number.std if std is None else std
-    step = 1e-6 * abs(number.value)
-    slope = (margin_at(number.value + step) - margin_at(number.value)) / step if margin is None and step else 0.0
     judged = ValueClaim(
         value=number.value,
         margin=margin_at(number.value) if margin is None else margin,
         stderr=None if spread is None else spread / math.sqrt(n or 1),
         n=n,
-        slope=slope,
+        slope=_slope(margin_at, number.value) if margin is None else 0.0,
     )
     verdict = judge_value(judged, sample, rules=rules, planned=sample.n)
     return _reported(claim, number.value, fmean(sample.values) if sample.values else None, verdict)
@@ -186,7 +184,7 @@ def order(
     b: Values,
     *,
     better: Better,
-    printed: float | str | None = None,
+    printed: float | str | Printed | None = None,
     paired: bool = False,
     margin: float | None = None,
     rules: Rules = RULES,
@@ -200,11 +198,7 @@ def order(
         ValueError: `printed` isn't a number, or is 0.
     """
     number = None if printed is None else Printed.parse(printed)
-    gain = _gain(number, better, margin, rules)
-    one, other = _sample(a), _sample(b)
-    verdict = judge_gain(
-        gain, one, other, rules=rules, pairing="fold" if paired else "none", planned=max(one.n, other.n)
-    )
+    verdict = _compare(judge_gain, _gain(number, better, margin, rules), a, b, paired=paired, rules=rules)
     return _reported(claim, number.value if number else None, verdict.estimate, verdict)
 
 
@@ -212,7 +206,7 @@ def gap(
     a: Values,
     b: Values,
     *,
-    printed: float | str,
+    printed: float | str | Printed,
     better: Better,
     paired: bool = False,
     margin: float | None = None,
@@ -221,15 +215,7 @@ def gap(
 ) -> ReportedVerdict:
     """Judge the size of a printed gain of `a` over `b` that claims no order, negative if a is worse; as `order`."""
     number = Printed.parse(printed)
-    one, other = _sample(a), _sample(b)
-    verdict = judge_gap(
-        _gain(number, better, margin, rules),
-        one,
-        other,
-        rules=rules,
-        pairing="fold" if paired else "none",
-        planned=max(one.n, other.n),
-    )
+    verdict = _compare(judge_gap, _gain(number, better, margin, rules), a, b, paired=paired, rules=rules)
     return _reported(claim, number.value, verdict.estimate, verdict)
 
 
@@ -238,7 +224,7 @@ def comparable(
     b: Values,
     *,
     better: Better,
-    printed: float | str | None = None,
+    printed: float | str | Printed | None = None,
     paired: bool = False,
     margin: float | None = None,
     rules: Rules = RULES,
@@ -247,16 +233,8 @@ def comparable(
     """Judge whether `a` is no worse than `b` by more than the margin; `printed`: the loss that the paper calls so."""
     number = None if printed is None else Printed.parse(printed)
     widest = rules.margins.comparable(number.precision if number else 0.0) if margin is None else margin
-    accepted = None if number is None else abs(number.value)
-    one, other = _sample(a), _sample(b)
-    verdict = judge_comparable(
-        ComparableClaim(margin=widest, better=better, accepted=accepted),
-        one,
-        other,
-        rules=rules,
-        pairing="fold" if paired else "none",
-        planned=max(one.n, other.n),
-    )
+    accepted = ComparableClaim(margin=widest, better=better, accepted=None if number is None else abs(number.value))
+    verdict = _compare(judge_comparable, accepted, a, b, paired=paired, rules=rules)
     return _reported(claim, number.value if number else None, verdict.estimate, verdict)
 
 
@@ -287,13 +265,29 @@ def _gain(number: Printed | None, better: Better, margin: float | None, rules: R
         return GainClaim(gain=1.0, margin=None, better=better)
     if not number.value:
         raise ValueError("a printed gain of 0 has no order; use `comparable`")
-    slope = rules.margins.difference_share if margin is None else 0.0
-    widest = rules.margins.difference(number.value) if margin is None else margin
-    if margin is None and widest > rules.margins.difference_share * abs(number.value):
-        slope = 0.0
+    margin_at = rules.margins.difference
     return GainClaim(
-        gain=number.value, margin=widest, better=better, stderr=number.std, slope=math.copysign(slope, number.value)
+        gain=number.value,
+        margin=margin_at(number.value) if margin is None else margin,
+        better=better,
+        stderr=number.std,
+        slope=_slope(margin_at, number.value) if margin is None else 0.0,
     )
+
+
+def _slope(margin_at: Callable[[float], float], printed: float) -> float:
+    """How much the margin grows with the printed number."""
+    step = 1e-6 * abs(printed)
+    return (margin_at(printed + step) - margin_at(printed)) / step if step else 0.0
+
+
+def _compare(
+    judge: Callable[..., Verdict], claim: object, a: Values, b: Values, *, paired: bool, rules: Rules
+) -> Verdict:
+    """The judge's verdict on two arms, whose plan ends with their runs."""
+    one, other = _sample(a), _sample(b)
+    pairing = "fold" if paired else "none"
+    return judge(claim, one, other, rules=rules, pairing=pairing, planned=max(one.n, other.n))
 
 
 def _sample(values: Values) -> Sample:

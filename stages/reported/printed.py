@@ -25,11 +25,13 @@ class Printed:
 
     @classmethod
     def parse(cls, text: object, unit: str = "") -> Printed:
-        """Parse a number, or a text; `unit` may say that it is in percent.
+        """Parse a number, or a text; `unit` may say that it is in percent.  What is parsed already stays as it is.
 
         Raises:
             ValueError: it isn't a number as papers print one.
         """
+        if isinstance(text, cls):
+            return text
         plain = re.sub(r"\s|\$", "", str(text)).replace("−", "-").lower()
         is_percent = "%" in plain or unit.strip().lower() in PERCENT
         found = _PRINTED.fullmatch(plain.replace("\\%", "").replace("%", ""))

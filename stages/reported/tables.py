@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -274,9 +274,9 @@ def _judge_row(row: Row, frame: pd.DataFrame, rules: Rules) -> ReportedVerdict:
                 "percent, say so: 0.4 % in the claim, % in a column unit of the results"
             )
         verdict = judging.value(
-            printed=row.printed.value,
+            printed=row.printed,
             ours=_values(of_row, row.arm),
-            std=row.std if row.std is not None else row.printed.std,
+            std=row.std,
             n=row.n,
             is_share=row.is_share,
             **say,
@@ -294,10 +294,9 @@ def _judge_row(row: Row, frame: pd.DataFrame, rules: Rules) -> ReportedVerdict:
         if paired:
             shared = set(a["seed"]) & set(b["seed"])
             a, b = (part[part["seed"].isin(shared)] for part in (a, b))
-        printed = None if row.printed is None else repr(row.printed.value)
         compare: Callable[..., ReportedVerdict] = getattr(judging, row.kind)
-        verdict = compare(_values(a, row.arm), _values(b, row.baseline), printed=printed, paired=paired, **say)
-    return replace(verdict, printed=row.printed.value if row.printed else verdict.printed)
+        verdict = compare(_values(a, row.arm), _values(b, row.baseline), printed=row.printed, paired=paired, **say)
+    return verdict
 
 
 def _values(frame: pd.DataFrame, arm: str) -> list[float]:

@@ -5,31 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.verdicts import Margins, Rules
+from stages.reported.judging import RULES
 from stages.verdicts.intervals import half_width, is_outside, is_within, variance_of
 from stages.verdicts.looks import Looks, level, looks_from, looks_of_plan
 from stages.verdicts.value import Spread
 
-MARGINS = Margins(
-    error_points=0.01,
-    error_share=0.10,
-    difference_points=0.001,
-    difference_share=0.5,
-    comparable_points=0.005,
-    loss_share=0.02,
-    log_mse_share=0.25,
-    flops_share=0.05,
-    memory_share=0.05,
-)
-RULES = Rules(
-    margins=MARGINS,
-    looks={3: 0.2, 5: 0.4, 10: 0.4},
-    alpha_within=0.05,
-    alpha_outside=0.05,
-    minimum=5,
-    minimum_with_error=3,
-    indicative_share=0.3,
-)
+MARGINS = RULES.margins
 Booleans = NDArray[np.bool_]
 
 
