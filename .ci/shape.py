@@ -20,7 +20,7 @@ DECISIONS = "docs/decisions.md"
 
 
 def read_tree(revision: str | None) -> dict[str, str]:
-    """Return the text of every file that counts, by path; `revision` None stands for the working tree."""
+    """Return the text of every file that counts, by path; `revision` None means the working tree."""
     if revision is None:
         listing = subprocess.run(["git", "ls-files", "-z"], capture_output=True, check=True).stdout
         files = [Path(name) for name in listing.decode().split("\0") if name.endswith(SUFFIXES)]

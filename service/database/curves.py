@@ -204,7 +204,7 @@ BEHIND: Mapping[str, tuple[str, ...]] = {
     "kernel_width_gap": ("attention_sigma", "feedforward_sigma"),
     "metric_distance_from_identity": ("attention_metric_change", "feedforward_metric_change"),
 }
-"""Quantities behind a claim's metric; another metric stands on the quantity of its own name."""
+"""Quantities behind a claim's metric; any other metric is the quantity of the same name."""
 
 
 class UnknownQuantity(UnknownName):

@@ -303,7 +303,7 @@ _TITLES: Mapping[int, str] = {
     503: "Not available at the moment",
 }
 _PAGES = {"paper": "/papers/{}", "dataset": "/?dataset={}", "experiment": "/experiments/{}"}
-"""Where a thing of a kind has its page."""
+"""Path of the page of each kind of resource."""
 MOST_OFFERED = 24
 
 
@@ -318,7 +318,7 @@ class Explained:
 
 
 def explain(status: int, detail: str, error: Exception | None, request: Request) -> Explained:
-    """What a browser is told in place of `detail`, which is for programs."""
+    """Explain the status to a person; `detail` is for programs."""
     path = request.scope["path"]
     if isinstance(error, UnknownName):
         noun = _NOUNS.get(error.kind, error.kind)

@@ -14,7 +14,7 @@ from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER, ClaimRecord, Experi
 
 DIGITS = 12  # of a digest, as pages show it
 RATINGS = {"for": 5, "open": 3, "against": 1}
-"""Of a claim that something decided; what depends on how it is read lies between."""
+"""Rating of a claim that was decided; one that depends on how it is read lies between."""
 COLOURS = {
     "for": "#1f6b3a",
     "against": "#a11d2b",

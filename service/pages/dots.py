@@ -13,7 +13,7 @@ from service.pages.wording import print_ours, print_value, span_of
 from stages.results import JudgedClaim, Word
 
 WIDTH, MOST = 640.0, 1.5
-"""Of the drawing in pixels, and the largest share of a printed number that has a place of its own."""
+"""Size of the drawing in pixels, and the largest share of a printed number that is drawn to scale."""
 NARROW = 14.0  # pixels: a shorter interval is not seen beside its dot
 LANE, DOT, MOST_LANES = 7.0, 5.0, 6
 MOST_TICKS = 6

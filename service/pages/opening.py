@@ -1,4 +1,4 @@
-"""What came out of all papers at a glance: cards, an answer to each paper's question, and what plans can show."""
+"""The front page at a glance: cards, an answer to each paper's question, and what plans can show."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SURE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What the form holds."""
+    """Contents of the form."""
 
     a: str = ""
     b: str = ""
@@ -144,7 +144,7 @@ def draw_gain(found: Versus) -> Interval | None:
 
 
 def facts_of(found: Versus) -> list[tuple[str, str]]:
-    """What stands below the answer: each model's number, what the plan can show, what is missing."""
+    """List the rows below the answer: each model's number, what the plan can show, what is missing."""
     write = value_in(found.metric.unit)
     told = []
     for title, side in zip(name_sides(found), (found.a, found.b), strict=True):

@@ -201,7 +201,7 @@ def show_versus(
     a: Annotated[str, Query(max_length=120)] = "",
     b: Annotated[str, Query(max_length=120)] = "",
 ) -> Response:
-    """Whether one model beats another on a data set; without two models the form alone."""
+    """Show whether one model beats another on a data set; without two models, show the form alone."""
     chosen = queries.find_dataset(session, dataset) if dataset is not None else None
     found = versus(session, chosen, a.strip(), b.strip()) if chosen and a.strip() and b.strip() else None
     claims = [find_judged(session, claim) for claim in found.claims] if found else []
