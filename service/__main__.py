@@ -24,7 +24,6 @@ from fastapi import FastAPI
 
 from service.http import connections, logs
 from service.http.access import KeysError, new_key
-from service.http.connections import ConnectionLimits
 from service.http.counts import CountsError
 from service.http.middleware import Readiness
 from service.inference.processes import load_ahead
@@ -152,13 +151,6 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # imported objects stay, so the garbage collector need not scan them again and again
-    limits = ConnectionLimits(
-        connections=settings.max_connections,
-        head_seconds=settings.head_seconds,
-        send_seconds=settings.send_seconds,
-        slowest_bytes_per_second=settings.slowest_bytes_per_second,
-        proxies=settings.proxies,
-    )
     make_room(settings.max_connections)
 
     async def watch_loop() -> None:
@@ -174,9 +166,10 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
         access_log=False,
         log_config=logs.configuration(),
         # the other parser accepts headers of any length, trailers as headers and any number of requests
-        http=connections.protocol(limits, app.state.claimcheck.metrics),
+        http=connections.protocol(settings, app.state.claimcheck.metrics),
         proxy_headers=False,  # `create_app` believes those that the settings name
         ws="none",
+        loop="asyncio",  # accepts all that wait at once; uvloop accepts one in each turn of the loop
         timeout_graceful_shutdown=30,
         callback_notify=watch_loop,
         timeout_notify=0,  # at each tick of a second

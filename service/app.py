@@ -39,7 +39,6 @@ from service.http.middleware import (
     Readiness,
     RequestCheckMiddleware,
     RequestContextMiddleware,
-    ServerErrorMiddleware,
 )
 from service.inference import decoding
 from service.inference.batching import Batcher
@@ -230,7 +229,7 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
         KeysAndRates,
         policy=AccessPolicy(keys, settings.requests_per_minute, counts=RequestCounter(settings.counts_file)),
     )
-    app.add_middleware(ServerErrorMiddleware)
+    app.add_middleware(ProblemDetailsMiddleware)  # within what packs answers and lets other origins read them
     packed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
     app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=GZIP_LEVEL, exclude_content_types=packed)
     if settings.cors_origins:
@@ -248,7 +247,6 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
         root_path=settings.root_path,
         header_bytes=MAX_REQUEST_HEADER_BYTES,
     )
-    app.add_middleware(ProblemDetailsMiddleware)
     app.add_middleware(RequestContextMiddleware, metrics=parts.metrics, readiness=parts.readiness)
     if settings.proxies:
         app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=[str(network) for network in settings.proxies])

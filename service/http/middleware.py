@@ -37,6 +37,7 @@ from service.http.metrics import Metrics
 from service.slots import holder
 
 logger = logging.getLogger("claimcheck.access")
+OF_BODY = (b"content-length", b"content-type", b"content-encoding", b"content-disposition")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 COUNT_SECONDS = 2.0
 NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
@@ -72,7 +73,7 @@ class RequestContextMiddleware(HttpMiddleware):
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, readiness: Readiness) -> None:
-        self.app, self.metrics, self.readiness = ServerErrorMiddleware(app), metrics, readiness
+        self.app, self.metrics, self.readiness = ProblemDetailsMiddleware(app), metrics, readiness
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
@@ -88,8 +89,10 @@ class RequestContextMiddleware(HttpMiddleware):
         async def dressed(message: Message) -> None:
             nonlocal status, size, has_body
             if message["type"] == "http.response.start":
-                if message["status"] == 200 and _has_any(inner):
-                    message, has_body = _not_modified(message), False
+                has_any = known_tags(Headers(scope=inner)) == ["*"] and "etag" in inner["state"]
+                if message["status"] == 200 and has_any:
+                    headers = [pair for pair in message["headers"] if pair[0] not in OF_BODY]
+                    message, has_body = {**message, "status": 304, "headers": headers}, False
                 status = message["status"]
                 self._dress(MutableHeaders(scope=message), identity, inner, status)
             elif message["type"] == "http.response.body":
@@ -125,17 +128,6 @@ class RequestContextMiddleware(HttpMiddleware):
             headers["connection"] = "close"
 
 
-def _has_any(scope: Scope) -> bool:
-    """True if the client wants a tagged answer only where it has none yet, whichever that is."""
-    return known_tags(Headers(scope=scope)) == ["*"] and "etag" in scope["state"]
-
-
-def _not_modified(message: Message) -> Message:
-    """The start of a 304 in place of a 200's."""
-    of_body = (b"content-length", b"content-type", b"content-encoding", b"content-disposition")
-    return {**message, "status": 304, "headers": [pair for pair in message["headers"] if pair[0] not in of_body]}
-
-
 def route_of(scope: Scope) -> str:
     """The template of the address if the application knows it, else `other`."""
     if own_path(scope).startswith("/static/"):
@@ -143,21 +135,31 @@ def route_of(scope: Scope) -> str:
     return getattr(scope.get("route"), "path_format", None) or "other"
 
 
-class ServerErrorMiddleware(HttpMiddleware):
-    """Answers what a middleware refuses, and an error that nobody expected: 500, or 503 if the machine has no room;
-    logged with the request's id.  An answer that has begun just ends, and the server closes the connection.
+class ProblemDetailsMiddleware(HttpMiddleware):
+    """Answers what a middleware refuses, what the framework words itself (of Range, of CORS; its other headers stay),
+    and an error that nobody expected: 500, or 503 if the machine has no room; logged with the request's id.  An answer
+    that has begun just ends, and the server closes the connection.
     """
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
+        held: Message | None = None
+        has_begun, words = False, b""
 
-        async def watched(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
+        async def worded(message: Message) -> None:
+            nonlocal held, has_begun, words
+            if message["type"] == "http.response.start" and _is_foreign(message):
+                held = message
+            elif held is None:
+                has_begun = True
+                await send(message)
+            else:
+                words += message.get("body", b"")[:200]
+                if not message.get("more_body", False):
+                    start, held = held, None
+                    await _as_problem(Request(scope), start, words.decode("utf-8", "replace"))(scope, receive, worded)
 
         try:
-            await self.app(scope, receive, watched)
+            await self.app(scope, receive, worded)
         except Exception as error:  # noqa: BLE001  (this is where every fault ends)
             request = Request(scope)
             if isinstance(error, Problem):
@@ -166,29 +168,6 @@ class ServerErrorMiddleware(HttpMiddleware):
                 response = fault_response(request, error)
             if not has_begun:
                 await response(scope, receive, send)
-
-
-class ProblemDetailsMiddleware(HttpMiddleware):
-    """An error that the framework words itself (of Range, of CORS) becomes problem details; its other headers stay."""
-
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        held: Message | None = None
-        words = b""
-
-        async def worded(message: Message) -> None:
-            nonlocal held, words
-            if message["type"] == "http.response.start" and _is_foreign(message):
-                held = message
-                return
-            if held is None:
-                await send(message)
-                return
-            words += message.get("body", b"")[:200]
-            if not message.get("more_body", False):
-                start, held = held, None
-                await _as_problem(Request(scope), start, words.decode("utf-8", "replace"))(scope, receive, send)
-
-        await self.app(scope, receive, worded)
 
 
 def _is_foreign(start: Message) -> bool:
