@@ -38,6 +38,7 @@ from service.slots import holder
 
 logger = logging.getLogger("claimcheck.access")
 OF_BODY = (b"content-length", b"content-type", b"content-encoding", b"content-disposition")
+OWN_ERRORS = (MEDIA_TYPE, "text/html")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 COUNT_SECONDS = 2.0
 NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
@@ -105,13 +106,13 @@ class RequestContextMiddleware(HttpMiddleware):
             await self.app(inner, receive, dressed)
         finally:
             seconds = time.perf_counter() - started
-            route = route_of(inner)
-            self.metrics.request(method, route, status, seconds)
+            known = getattr(inner.get("route"), "path_format", None) or "other"
+            route = "/static" if own_path(inner).startswith("/static/") else known
+            self.metrics.request(method, route, status, seconds, inner["state"].get("key"))
             fields = {"method": method[:16], "path": scope["path"][:200], "route": route, "status": status}
             fields |= {"bytes": size, "seconds": round(seconds, 6)}
             if key := inner["state"].get("key"):
                 fields["key"] = key
-                self.metrics.answer_to_key(key, status)
             logger.info("request", extra={"fields": fields})
             logs.request_id.reset(token)
             holder.reset(held)
@@ -128,13 +129,6 @@ class RequestContextMiddleware(HttpMiddleware):
             headers["connection"] = "close"
 
 
-def route_of(scope: Scope) -> str:
-    """The template of the address if the application knows it, else `other`."""
-    if own_path(scope).startswith("/static/"):
-        return "/static"
-    return getattr(scope.get("route"), "path_format", None) or "other"
-
-
 class ProblemDetailsMiddleware(HttpMiddleware):
     """Answers what a middleware refuses, what the framework words itself (of Range, of CORS; its other headers stay),
     and an error that nobody expected: 500, or 503 if the machine has no room; logged with the request's id.  An answer
@@ -147,7 +141,8 @@ class ProblemDetailsMiddleware(HttpMiddleware):
 
         async def worded(message: Message) -> None:
             nonlocal held, has_begun, words
-            if message["type"] == "http.response.start" and _is_foreign(message):
+            is_error = message["type"] == "http.response.start" and message["status"] >= 400
+            if is_error and not Headers(raw=message["headers"]).get("content-type", "").startswith(OWN_ERRORS):
                 held = message
             elif held is None:
                 has_begun = True
@@ -170,17 +165,8 @@ class ProblemDetailsMiddleware(HttpMiddleware):
                 await response(scope, receive, send)
 
 
-def _is_foreign(start: Message) -> bool:
-    kind = Headers(raw=start["headers"]).get("content-type", "")
-    return start["status"] >= 400 and not kind.startswith((MEDIA_TYPE, "text/html"))
-
-
 def _as_problem(request: Request, start: Message, words: str) -> Response:
-    headers = {
-        name: value
-        for name, value in Headers(raw=start["headers"]).items()
-        if name not in ("content-type", "content-length")
-    }
+    headers = dict(Headers(raw=[pair for pair in start["headers"] if pair[0] not in OF_BODY]))
     if there := headers.get("content-range", "").partition("/")[2]:
         words = f"the range begins beyond the {there} bytes that there are"
     words = words.strip().rstrip(".") or title_of(start["status"])
