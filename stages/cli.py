@@ -95,7 +95,7 @@ def add_history(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sample(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dataset", help="packed data set of images")
+    parser.add_argument("dataset", help="data set of images, packed or in data/samples")
     parser.add_argument("--index", type=int, default=0, help="position in the test set (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="file to write (default: <dataset>-<index>.png)")
 
@@ -257,7 +257,7 @@ COMMANDS = {
         codes={1: "something that was committed is missing without a retraction"},
     ),
     "sample": Command(
-        does="Write a test image of a packed data set to a file, to try a model on.",
+        does="Write a test image to a file, to try a model on.",
         example="claimcheck sample mnist --index 7",
         add_to=add_sample,
         run=evidence.sample,
@@ -270,7 +270,7 @@ COMMANDS = {
     ),
     "release": Command(
         does="Copy published models to data/models/, rounded to float16.",
-        example="claimcheck release ninformer-mnist vit",
+        example="claimcheck release ninformer-mnist ninformer",
         add_to=add_release,
         run=evidence.release,
     ),
