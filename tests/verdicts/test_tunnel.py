@@ -101,7 +101,7 @@ def test_drawn_samples_are_samples() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("statement", GENERATORS)
 def test_no_status_errs_more_often_than_its_level(statement: str) -> None:
-    assert too_high(worst_rates(statement, 100)) == []
+    assert too_high(worst_rates(statement, 50)) == []
 
 
 @pytest.mark.slow
