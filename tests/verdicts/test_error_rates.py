@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 
-from stages.verdicts import Sample, Status, ValueClaim, fisher_p, judge_value, tally_tests
-from stages.verdicts.intervals import combine, half_width, is_outside, is_within, variance_of
+from stages.verdicts import Sample, Status, ValueClaim, judge_value
+from stages.verdicts.intervals import combine, half_width, variance_of
 from stages.verdicts.looks import level, looks_of_plan
-from stages.verdicts.value import SKEWED, Spread
+from stages.verdicts.value import SKEWED
 from tests.verdicts.simulation import RULES, World, above, draw, judge_all, planned_looks, rates
 
 SINGLE_RUN = {"paper_n": 1, "prints_error": False}
