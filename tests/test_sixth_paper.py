@@ -19,7 +19,7 @@ from tests.polling import wait_until
 from tests.project import REPOSITORY, environment
 from tests.story import Block, differences, is_printed, read_story
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 STORY = read_story(REPOSITORY / "docs" / "add-a-paper.md")
 BIN = Path(sys.executable).parent

@@ -24,7 +24,7 @@ from stages.upkeep.links import REMEDIES, Link, check_data, compare, compare_rel
 from stages.upkeep.verifying import Trail, find_trails, verify
 from tests.packed_table import pack_table
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 NAME = "ninformer-mnist.ninformer.0"

@@ -25,7 +25,7 @@ from tests.object_server import BUCKET, ObjectServer
 from tests.project import REPOSITORY, environment, outcomes
 
 pytestmark = [
-    pytest.mark.cluster,
+    pytest.mark.needs(cluster=True),
     pytest.mark.timeout(600),
     pytest.mark.skipif(find_spec("ray") is None, reason="no Ray here; `make cluster` adds it"),
 ]
@@ -61,7 +61,7 @@ def test_a_process_that_stands_still_is_ended_and_followed(
     wait_for(lambda: not standing.is_running(), 30)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 def test_asked_to_stop_the_nodes_save_and_end_and_another_run_goes_on(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
