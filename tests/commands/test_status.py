@@ -36,7 +36,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_clone_without_a_database_gets_one_and_counts_as_the_front_page(tmp_path: Path) -> None:
     copy_project(tmp_path)

@@ -23,7 +23,7 @@ from tests.service.conftest import png
 from tests.service.results_factory import make_root
 from tests.service.running import Running, running
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 PATH = "/predict?checkpoint=ninformer-cifar100.vit.0"
 BOUNDARY = "x" * 20
