@@ -45,6 +45,8 @@ KINDS = {
     "versus without models": "/versus",
     "documentation": "/docs",
     "file": "/files/params.yaml",
+    "document": "/files/docs/operators/yat.md",
+    **{f"model {name}": f"/models/{name}" for name in ("ninformer-mnist.local-vit", "dac-sgemm.mlp-141x5")},
     "not found": "/papers/nothing",
     "not understood": "/leaderboard?sort=nothing",
 }
