@@ -95,7 +95,7 @@ def add_history(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sample(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dataset", help="packed data set of images")
+    parser.add_argument("dataset", help="data set of images, packed or in data/samples")
     parser.add_argument("--index", type=int, default=0, help="position in the test set (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="file to write (default: <dataset>-<index>.png)")
 
@@ -138,6 +138,15 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", type=Path, help="CSV with the columns dataset, arm, seed, metric, value")
     parser.add_argument("--rules", type=Path, help="YAML with other margins and levels (default: those of params.yaml)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a self-contained page")
+
+
+def add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", choices=("csv", "mlflow", "tensorboard", "wandb"), help="what wrote the results")
+    parser.add_argument("source", type=Path, help="an exported table, or the tracker's folder")
+    parser.add_argument("-o", "--output", type=Path, default=Path("results.csv"), help="default: %(default)s")
+    for column in ("arm", "seed", "dataset"):
+        parser.add_argument(f"--{column}", metavar="PARAMETER", help=f"the parameter that says the {column}")
+    parser.add_argument("--metric", nargs="+", default=[], help="metrics to keep (default: those with a known name)")
 
 
 def add_lint(parser: argparse.ArgumentParser) -> None:
@@ -214,6 +223,12 @@ COMMANDS = {
         run=reported.judge,
         codes={1: "a row couldn't be judged; the others were"},
     ),
+    "import": Command(
+        does="Make a table for `claimcheck judge` from what W&B, MLflow or TensorBoard wrote.",
+        example="claimcheck import mlflow mlruns -o results.csv",
+        add_to=add_import,
+        run=reported.import_results,
+    ),
     "lint": Command(
         does="Check a table of claims: units, directions, models, and printed gains against their cells.",
         example="claimcheck lint claims.csv",
@@ -242,7 +257,7 @@ COMMANDS = {
         codes={1: "something that was committed is missing without a retraction"},
     ),
     "sample": Command(
-        does="Write a test image of a packed data set to a file, to try a model on.",
+        does="Write a test image to a file, to try a model on.",
         example="claimcheck sample mnist --index 7",
         add_to=add_sample,
         run=evidence.sample,
@@ -255,7 +270,7 @@ COMMANDS = {
     ),
     "release": Command(
         does="Copy published models to data/models/, rounded to float16.",
-        example="claimcheck release ninformer-mnist vit",
+        example="claimcheck release ninformer-mnist ninformer",
         add_to=add_release,
         run=evidence.release,
     ),

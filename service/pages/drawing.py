@@ -87,7 +87,8 @@ def _panel(curves: Mapping[Curve, Sequence[CurvePoint]], kind: str) -> Panel:
             )
         )
     return Panel(
-        title=name_curve(next(iter(curves)), kind).partition(" ")[2],
+        title=name_curve(next(iter(curves)), kind).partition(" ")[2]
+        + (f" ({unit})" if unit not in ("", "fraction") else ""),
         lines=tuple(lines),
         rows=tuple((down(tick), write(tick)) for tick in rows or ticks_between(low, high, 5)),
         columns=tuple((across(tick), f"{tick:g}") for tick in ticks_between(first, last, 6) if tick == int(tick)),

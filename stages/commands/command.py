@@ -6,11 +6,13 @@ import argparse
 import json
 import os
 import re
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import shtab
 from rich.cells import cell_len
@@ -20,6 +22,10 @@ from rich.text import Text
 
 from stages.params.schema import nearest
 
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+DATABASE = "data/results.db"
 USAGE = 2
 """Exit code of a mistyped command line."""
 
@@ -216,6 +222,23 @@ class TextTable:
         if left_out:
             names = ", ".join(" ".join(self.columns[number].heading.split()) for number in sorted(left_out))
             yield Text(f"not in {options.max_width} columns: {names}; --json has all", style="dim")
+
+
+def open_database() -> Callable[[], Session]:
+    """Open the results; in a clone that has evidence and no database yet, make it first, as `make serve` does.
+
+    Raises:
+        ResultsUnavailable: there is no database, or it can't be read.
+    """
+    from stages.results import ResultsUnavailable, open_results  # brings the database
+
+    if Path("data/evidence").is_dir() and not Path(DATABASE).exists():
+        print(f"no results here yet: making {DATABASE} from the published evidence, 15 to 30 seconds", file=sys.stderr)
+        for stage in ("analyse", "record"):
+            words = [sys.executable, "-m", f"stages.{stage}"]
+            if subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode:
+                raise ResultsUnavailable(f"{DATABASE} can't be made: `python -m stages.{stage}` failed")
+    return open_results(DATABASE)
 
 
 def in_words(seconds: float) -> str:
