@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse
+from markupsafe import Markup
 from pydantic import AfterValidator
 
 from service.database import queries
@@ -30,8 +31,9 @@ from service.pages.concluding import (
     tell_other_reading,
     tell_whole,
 )
+from service.pages.documents import fill_tables, read_method, render
 from service.pages.dots import draw_claim, draw_lines, draw_strip, share_of
-from service.pages.legend import A_PART, BY_WORD, MEANINGS, has_word, known_word, word_of
+from service.pages.legend import has_word, known_word, word_of
 from service.pages.models import describe_looks, first_looks, timed_here, told_chances
 from service.pages.opening import (
     answer,
@@ -45,7 +47,7 @@ from service.pages.opening import (
     tell_open,
     tell_tests,
 )
-from service.pages.planning import plan_in_words, strip_of, tell_chance_of_truth, tell_levels, tell_margins
+from service.pages.planning import plan_in_words, strip_of, tell_chance_of_truth
 from service.pages.printed import count_errors, lay_out, list_shown, take_apart
 from service.pages.searching import Found, search
 from service.pages.versus import (
@@ -275,21 +277,23 @@ def show_method(request: Request, session: ResultsSession) -> Response:
     judged = list_judged(session, ClaimFilter())
     later, rules = judged_later(judged), read_rules(session)
     every = [experiment.name for experiment in queries.list_experiments(session, paper=None, dataset=None)]
-    plans = sorted({row.verdict.power["planned"] for row in judged if row.verdict.power})
-    return app_state_of(request).templates.TemplateResponse(
+    names, parts = name_claims(session, later), app_state_of(request)
+    told = (
+        Markup('<li>{}: <a href="/claims/{}">{}</a></li>').format(
+            rule_after(row.claim, row.verdict), row.claim.id, names[row.claim.id]
+        )
+        for row in later
+    )
+    text, terms = read_method()
+    text = text.replace("<!-- whole -->", tell_whole(lacking_test_images(session, every), titles_of(session)[0]))
+    text = text.replace("<!-- later -->", f"<ul>{''.join(told)}</ul>" if later else "")
+    return parts.templates.TemplateResponse(
         request,
         "method.html",
         {
-            "by_word": BY_WORD,
-            "meanings": MEANINGS,
-            "margins": tell_margins(rules),
-            "levels": tell_levels(rules, plans),
-            "plans": plans,
-            "a_part": A_PART,
-            "whole": tell_whole(lacking_test_images(session, every), titles_of(session)[0]),
+            "text": render(fill_tables(text, rules), "docs/verdicts.md", parts.files),
+            "terms": render(terms, "docs/glossary.md", parts.files),
             "papers": queries.list_papers(session),
-            "later": [(row, rule_after(row.claim, row.verdict)) for row in later],
-            "names": name_claims(session, later),
         },
     )
 

@@ -12,7 +12,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
-from markupsafe import Markup, escape
 
 from service.database import queries
 from service.database.comparing import COSTS, TITLES, Question, first_of_each_dataset, flatten, metrics_of, real_first
@@ -23,6 +22,7 @@ from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.caching import tag_answer
 from service.http.errors import Problem, declared
 from service.pages.charts import comparison_chart, inside_charts, run_charts
+from service.pages.documents import render
 from service.pages.models import tell_chance
 from service.pages.wording import name_claims
 from service.routes.claim_pages import show_papers
@@ -209,9 +209,9 @@ def show_file(path: str, request: Request) -> Response:
     tag_answer(request, f"{request.scope['state']['content']}.{hashlib.sha256(content.encode()).hexdigest()}")
     heading = re.match(r"# (.+)", content)
     title = heading[1] if heading and path.endswith(".md") else path
-    shown = re.sub(r"^### (\d{4})$", r'<b id="\1">### \1</b>', str(escape(content)), flags=re.MULTILINE)
+    shown = render(content.partition("\n")[2], path, parts.files) if heading and path.endswith(".md") else None
     return parts.templates.TemplateResponse(
-        request, "file.html", {"path": path, "title": title, "content": Markup(shown)}
+        request, "file.html", {"path": path, "title": title, "content": content, "shown": shown}
     )
 
 
