@@ -91,7 +91,11 @@ class Settings(BaseSettings):
     wait_seconds: float = Field(default=30.0, gt=0, description="How long a request waits for the database (503).")
     max_downloads: int = Field(default=32, ge=1, description="Concurrent exports; half of them for one client (503).")
 
-    max_connections: int = Field(default=1000, ge=1, description="Open connections, half of them for one client (503).")
+    max_connections: int = Field(
+        default=1000,
+        ge=1,
+        description="Open connections, half of them for one client (503); fewer if `ulimit -n` is low.",
+    )
     head_seconds: float = Field(default=10.0, gt=0, description="Time for a request's headers to arrive (408).")
     send_seconds: float = Field(
         default=60.0, gt=0, description="Time for a client to read an answer; then the connection is closed."

@@ -140,6 +140,15 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a self-contained page")
 
 
+def add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", choices=("csv", "mlflow", "tensorboard", "wandb"), help="what wrote the results")
+    parser.add_argument("source", type=Path, help="an exported table, or the tracker's folder")
+    parser.add_argument("-o", "--output", type=Path, default=Path("results.csv"), help="default: %(default)s")
+    for column in ("arm", "seed", "dataset"):
+        parser.add_argument(f"--{column}", metavar="PARAMETER", help=f"the parameter that says the {column}")
+    parser.add_argument("--metric", nargs="+", default=[], help="metrics to keep (default: those with a known name)")
+
+
 def add_lint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("claims", type=Path, help="CSV as for claimcheck judge, or data/claims.csv")
 
@@ -247,6 +256,13 @@ COMMANDS = {
         run=reported.judge,
         codes={1: "a row couldn't be judged; the others were"},
         document="`verdicts`, and `problems`: rows that can't be judged",
+    ),
+    "import": Command(
+        does="Make a table for `claimcheck judge` from what W&B, MLflow or TensorBoard wrote.",
+        example="claimcheck import mlflow mlruns -o results.csv",
+        add_to=add_import,
+        run=reported.import_results,
+        document="`file`, `runs`, a number, and `notes`",
     ),
     "lint": Command(
         does="Check a table of claims: units, directions, models, and printed gains against their cells.",

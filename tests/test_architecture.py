@@ -87,7 +87,7 @@ SERVICE: dict[str, set[str]] = {
     "examples": set(),
     "database": set(),
     "inference": {"slots", "database"},
-    "http": {"slots", "database", "inference"},
+    "http": {"settings", "slots", "database", "inference"},
     "pages": {"slots", "database"},
     "dependencies": {"settings", "slots", "database", "inference", "http", "pages"},
     "routes": {"settings", "database", "inference", "http", "pages", "dependencies"},

@@ -176,19 +176,6 @@ def test_a_fast_path_that_changes_numbers_is_left_out_only_if_asked(trained: Pat
 
 
 @pytest.mark.long
-def test_two_lines_make_a_chain(renamed: tuple[Path, str], tmp_path: Path) -> None:
-    project = copy(renamed[0], tmp_path)
-    rename_a_function(project)
-    commit(project, "another name")
-    assert in_store(project) == 0, "the first line leads to code that is older than the tree's by now"
-    done = ask(project, "stages.cli", "equivalent", "HEAD~1", "--steps", "4")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(read_equivalences(project).lines) == 2
-    done = ask(project, "stages.train", EXPERIMENT)
-    assert done.stdout.count("of older code that gives the same by line 1, 2 of equivalences.jsonl") == 2, done.stdout
-
-
-@pytest.mark.long
 def test_a_forged_line_is_refused_by_name(renamed: tuple[Path, str], tmp_path: Path) -> None:
     project = copy(renamed[0], tmp_path)
     line = json.loads((project / PATH).read_text())

@@ -46,7 +46,7 @@ from stages.results import (
     UnknownRun,
 )
 
-_QUALITY = re.compile(r"(0(\.\d{0,3})?|1(\.0{0,3})?)")
+_QUALITY = re.compile(r"q\s*=\s*(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)", re.ASCII)
 
 
 class NotAcceptable(ValueError):
@@ -70,21 +70,13 @@ def weight(accept: str, media: str) -> float:
     """Q of the most specific range in `accept` that covers `media` (RFC 9110, 12.5.1)."""
     accept = accept if "/" in accept else "*/*"  # doesn't name a type
     found: list[tuple[int, float]] = [(0, 0.0)]
-    for item in accept.split(","):
-        name, *parameters = (part.strip().lower() for part in item.split(";"))
+    for item in accept.lower().split(","):
+        name, *parameters = (part.strip() for part in item.split(";"))
         specificity = {media: 3, f"{media.split('/')[0]}/*": 2, "*/*": 1}.get(name)
         if specificity is not None:
-            found.append((specificity, _quality(parameters)))
+            qualities = (float(given[1]) for one in parameters if (given := _QUALITY.fullmatch(one)))
+            found.append((specificity, next(qualities, 1.0)))
     return max(found)[1]
-
-
-def _quality(parameters: list[str]) -> float:
-    """The q of a range; 1 if there is none, or none that is a number from 0 to 1."""
-    for parameter in parameters:
-        key, _, value = parameter.partition("=")
-        if key.strip() == "q" and _QUALITY.fullmatch(value.strip()):
-            return float(value)
-    return 1.0
 
 
 MEDIA_TYPE = "application/problem+json"

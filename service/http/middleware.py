@@ -37,6 +37,8 @@ from service.http.metrics import Metrics
 from service.slots import holder
 
 logger = logging.getLogger("claimcheck.access")
+OF_BODY = (b"content-length", b"content-type", b"content-encoding", b"content-disposition")
+OWN_ERRORS = (MEDIA_TYPE, "text/html")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 COUNT_SECONDS = 2.0
 NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
@@ -72,7 +74,7 @@ class RequestContextMiddleware(HttpMiddleware):
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, readiness: Readiness) -> None:
-        self.app, self.metrics, self.readiness = ServerErrorMiddleware(app), metrics, readiness
+        self.app, self.metrics, self.readiness = ProblemDetailsMiddleware(app), metrics, readiness
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
@@ -88,8 +90,10 @@ class RequestContextMiddleware(HttpMiddleware):
         async def dressed(message: Message) -> None:
             nonlocal status, size, has_body
             if message["type"] == "http.response.start":
-                if message["status"] == 200 and _has_any(inner):
-                    message, has_body = _not_modified(message), False
+                has_any = known_tags(Headers(scope=inner)) == ["*"] and "etag" in inner["state"]
+                if message["status"] == 200 and has_any:
+                    headers = [pair for pair in message["headers"] if pair[0] not in OF_BODY]
+                    message, has_body = {**message, "status": 304, "headers": headers}, False
                 status = message["status"]
                 self._dress(MutableHeaders(scope=message), identity, inner, status)
             elif message["type"] == "http.response.body":
@@ -102,13 +106,13 @@ class RequestContextMiddleware(HttpMiddleware):
             await self.app(inner, receive, dressed)
         finally:
             seconds = time.perf_counter() - started
-            route = route_of(inner)
-            self.metrics.request(method, route, status, seconds)
+            known = getattr(inner.get("route"), "path_format", None) or "other"
+            route = "/static" if own_path(inner).startswith("/static/") else known
+            self.metrics.request(method, route, status, seconds, inner["state"].get("key"))
             fields = {"method": method[:16], "path": scope["path"][:200], "route": route, "status": status}
             fields |= {"bytes": size, "seconds": round(seconds, 6)}
             if key := inner["state"].get("key"):
                 fields["key"] = key
-                self.metrics.answer_to_key(key, status)
             logger.info("request", extra={"fields": fields})
             logs.request_id.reset(token)
             holder.reset(held)
@@ -125,39 +129,32 @@ class RequestContextMiddleware(HttpMiddleware):
             headers["connection"] = "close"
 
 
-def _has_any(scope: Scope) -> bool:
-    """True if the client wants a tagged answer only where it has none yet, whichever that is."""
-    return known_tags(Headers(scope=scope)) == ["*"] and "etag" in scope["state"]
-
-
-def _not_modified(message: Message) -> Message:
-    """The start of a 304 in place of a 200's."""
-    of_body = (b"content-length", b"content-type", b"content-encoding", b"content-disposition")
-    return {**message, "status": 304, "headers": [pair for pair in message["headers"] if pair[0] not in of_body]}
-
-
-def route_of(scope: Scope) -> str:
-    """The template of the address if the application knows it, else `other`."""
-    if own_path(scope).startswith("/static/"):
-        return "/static"
-    return getattr(scope.get("route"), "path_format", None) or "other"
-
-
-class ServerErrorMiddleware(HttpMiddleware):
-    """Answers what a middleware refuses, and an error that nobody expected: 500, or 503 if the machine has no room;
-    logged with the request's id.  An answer that has begun just ends, and the server closes the connection.
+class ProblemDetailsMiddleware(HttpMiddleware):
+    """Answers what a middleware refuses, what the framework words itself (of Range, of CORS; its other headers stay),
+    and an error that nobody expected: 500, or 503 if the machine has no room; logged with the request's id.  An answer
+    that has begun just ends, and the server closes the connection.
     """
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
+        held: Message | None = None
+        has_begun, words = False, b""
 
-        async def watched(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
+        async def worded(message: Message) -> None:
+            nonlocal held, has_begun, words
+            is_error = message["type"] == "http.response.start" and message["status"] >= 400
+            if is_error and not Headers(raw=message["headers"]).get("content-type", "").startswith(OWN_ERRORS):
+                held = message
+            elif held is None:
+                has_begun = True
+                await send(message)
+            else:
+                words += message.get("body", b"")[:200]
+                if not message.get("more_body", False):
+                    start, held = held, None
+                    await _as_problem(Request(scope), start, words.decode("utf-8", "replace"))(scope, receive, worded)
 
         try:
-            await self.app(scope, receive, watched)
+            await self.app(scope, receive, worded)
         except Exception as error:  # noqa: BLE001  (this is where every fault ends)
             request = Request(scope)
             if isinstance(error, Problem):
@@ -168,40 +165,8 @@ class ServerErrorMiddleware(HttpMiddleware):
                 await response(scope, receive, send)
 
 
-class ProblemDetailsMiddleware(HttpMiddleware):
-    """An error that the framework words itself (of Range, of CORS) becomes problem details; its other headers stay."""
-
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        held: Message | None = None
-        words = b""
-
-        async def worded(message: Message) -> None:
-            nonlocal held, words
-            if message["type"] == "http.response.start" and _is_foreign(message):
-                held = message
-                return
-            if held is None:
-                await send(message)
-                return
-            words += message.get("body", b"")[:200]
-            if not message.get("more_body", False):
-                start, held = held, None
-                await _as_problem(Request(scope), start, words.decode("utf-8", "replace"))(scope, receive, send)
-
-        await self.app(scope, receive, worded)
-
-
-def _is_foreign(start: Message) -> bool:
-    kind = Headers(raw=start["headers"]).get("content-type", "")
-    return start["status"] >= 400 and not kind.startswith((MEDIA_TYPE, "text/html"))
-
-
 def _as_problem(request: Request, start: Message, words: str) -> Response:
-    headers = {
-        name: value
-        for name, value in Headers(raw=start["headers"]).items()
-        if name not in ("content-type", "content-length")
-    }
+    headers = dict(Headers(raw=[pair for pair in start["headers"] if pair[0] not in OF_BODY]))
     if there := headers.get("content-range", "").partition("/")[2]:
         words = f"the range begins beyond the {there} bytes that there are"
     words = words.strip().rstrip(".") or title_of(start["status"])

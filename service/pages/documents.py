@@ -1,74 +1,93 @@
-"""Documents of the repository as HTML, and the method's text with the tables that rules and words give."""
+"""Markdown documents of the repository as pages: raw HTML is escaped, and links stay within the site."""
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from markupsafe import Markup
 
-from service.pages.legend import BY_WORD, COLOURS, MEANINGS, REASONS
-from service.pages.planning import tell_levels, tell_margins
-from stages.rules import Rules
+from service.pages.formats import is_web_address
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+_MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
+_SCROLLING = {  # no text holds these tags, because raw HTML is escaped
+    "<pre>": '<pre tabindex="0">',
+    "<table>": '<div class="scroll" tabindex="0" role="region" aria-label="Table"><table class="wrapped">',
+    "</table>": "</table></div>",
+    "&lt;br&gt;": "<br>",  # the only tag that our tables need
+}
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
-_LINK = re.compile(r'<a href="(?!https?:|#|/)([^"#]*)(#[^"]*)?">(.*?)</a>', re.DOTALL)
-_SCROLLED = '<div class="scroll" tabindex="0" role="region" aria-label="Table">'
-_PLANS = (3, 5, 10)
 
 
-def render(text: str, path: str, files: Mapping[str, Path] | None = None) -> Markup:
-    """Return Markdown as HTML; links from `path` lead to those of `files` that are shown, others become plain text."""
-    shown = files or {}
+@dataclass(frozen=True)
+class Document:
+    """A rendered document without its title; `contents` are its sections, as (anchor, heading)."""
 
-    def link(found: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), found[1]))
-        return f'<a href="/files/{target}{found[2] or ""}">{found[3]}</a>' if target in shown else found[3]
-
-    html = str(MarkdownIt("commonmark", {"html": True}).enable("table").render(_COMMENT.sub("", text)))
-    html = re.sub(r"<h3>(\d{4})</h3>", r'<h3 id="\1">\1</h3>', html)
-    html = html.replace("<table>", f'{_SCROLLED}<table class="rows wrapped">').replace("</table>", "</table></div>")
-    return Markup(_LINK.sub(link, html))
+    title: str
+    body: Markup
+    contents: tuple[tuple[str, str], ...]
 
 
-@cache
-def read_method() -> tuple[str, str]:
-    """Return the text of the method without its heading and its simulated error rates, and the table of terms."""
-    method, terms = ((DOCS / name).read_text(encoding="utf-8") for name in ("verdicts.md", "glossary.md"))
-    body = method.partition("\n\n")[2]
-    return body.partition("\n## How often a judge errs")[0], terms.partition("\n\n")[2]
+@lru_cache(64)
+def render(path: str, text: str, shown: frozenset[str], repository: str | None) -> Document:
+    """Render the document at `path` below the root.
+
+    A relative link leads to one of the `shown` files here, else into the `repository`, else it is plain text.
+    """
+    tokens = _MARKDOWN.parse(_COMMENT.sub("", text))
+    title = path
+    if len(tokens) > 1 and tokens[0].tag == "h1":
+        title, tokens = tokens[1].content.replace("`", ""), tokens[3:]
+    contents = tuple(_anchor_headings(tokens))
+    for token in tokens:
+        if "style" in token.attrs:  # the alignment of a cell; pages have no inline style
+            token.attrs = {"class": "number"} if "right" in str(token.attrs["style"]) else {}
+        _place_links(token.children or (), posixpath.dirname(path), shown, repository)
+    html = _MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {})
+    for tag, scrolling in _SCROLLING.items():
+        html = html.replace(tag, scrolling)
+    return Document(title, Markup(html), contents)
 
 
-def fill_tables(text: str, rules: Rules) -> str:
-    """Return the method's Markdown with the tables of words, margins and levels in place of their marks."""
-    words = (
-        (
-            f'<span class="badge verdict {COLOURS[word]}">{word}</span>',
-            f"{REASONS[key][0].upper()}{REASONS[key][1:]}. {MEANINGS[key]}",
-            f"`{key}`",
-        )
-        for word, keys in BY_WORD.items()
-        for key in keys
-    )
-    margins = ((row.kind, row.margin, row.why) for row in tell_margins(rules))
-    levels = ((row.question, *(row.plans[planned] for planned in _PLANS)) for row in tell_levels(rules, _PLANS))
-    tables = {
-        "words": _table(("verdict", "reason", "in the API"), words),
-        "margins": _table(("kind of claim", "counts as the same within", "why"), margins),
-        "levels": _table(("question", *(f"{planned} replicates planned" for planned in _PLANS)), levels),
-    }
-    for name, lines in tables.items():
-        text = text.replace(f"<!-- {name} -->", "\n".join(lines))
-    return text
+def _anchor_headings(tokens: list[Token]) -> Iterable[tuple[str, str]]:
+    """Give each heading the anchor that GitHub gives it, and yield the sections'."""
+    known = Counter[str]()
+    for token, following in itertools.pairwise(tokens):
+        if token.type == "heading_open":
+            heading = following.content.replace("`", "")
+            anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+            token.attrSet("id", f"{anchor}-{known[anchor]}" if known[anchor] else anchor)
+            known[anchor] += 1
+            if token.tag == "h2":
+                yield str(token.attrs["id"]), heading
 
 
-def _table(heading: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    head = list(heading)
-    yield f"| {' | '.join(head)} |"
-    yield "|---" * len(head) + "|"
-    yield from (f"| {' | '.join(row)} |" for row in rows)
+def _place_links(tokens: Iterable[Token], folder: str, shown: frozenset[str], repository: str | None) -> None:
+    is_plain = False
+    for token in tokens:
+        if token.type in ("link_open", "image"):
+            key = "src" if token.type == "image" else "href"
+            address = _address(str(token.attrs[key]), folder, shown, repository)
+            is_plain = address is None
+            token.attrs = {key: address} if address else {}
+        if is_plain and token.type == "image":
+            token.type = "text"  # what the picture shows
+        elif is_plain and token.type in ("link_open", "link_close"):
+            token.tag = "span"
+
+
+def _address(link: str, folder: str, shown: frozenset[str], repository: str | None) -> str | None:
+    if is_web_address(link) or link.startswith(("#", "/", "mailto:")):
+        return link
+    name, mark, anchor = link.partition("#")
+    path = posixpath.normpath(posixpath.join(folder, name))
+    if path in shown:
+        return f"/files/{path}{mark}{anchor}"
+    return f"{repository.rstrip('/')}/blob/HEAD/{path}" if repository and not path.startswith("..") else None

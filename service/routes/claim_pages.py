@@ -31,9 +31,10 @@ from service.pages.concluding import (
     tell_other_reading,
     tell_whole,
 )
-from service.pages.documents import fill_tables, read_method, render
+from service.pages.documents import render
 from service.pages.dots import draw_claim, draw_lines, draw_strip, share_of
 from service.pages.legend import has_word, known_word, word_of
+from service.pages.method import DOCS, add_badges, tell_method
 from service.pages.models import describe_looks, first_looks, timed_here, told_chances
 from service.pages.opening import (
     answer,
@@ -275,24 +276,23 @@ def search_claims(
 def show_method(request: Request, session: ResultsSession) -> Response:
     """The page about method: how a verdict is reached, and what its words mean."""
     judged = list_judged(session, ClaimFilter())
-    later, rules = judged_later(judged), read_rules(session)
+    later = judged_later(judged)
     every = [experiment.name for experiment in queries.list_experiments(session, paper=None, dataset=None)]
     names, parts = name_claims(session, later), app_state_of(request)
-    told = (
-        Markup('<li>{}: <a href="/claims/{}">{}</a></li>').format(
-            rule_after(row.claim, row.verdict), row.claim.id, names[row.claim.id]
-        )
-        for row in later
+    text = tell_method(
+        read_rules(session),
+        tell_whole(lacking_test_images(session, every), titles_of(session)[0]),
+        ((rule_after(row.claim, row.verdict), f"/claims/{row.claim.id}", names[row.claim.id]) for row in later),
     )
-    text, terms = read_method()
-    text = text.replace("<!-- whole -->", tell_whole(lacking_test_images(session, every), titles_of(session)[0]))
-    text = text.replace("<!-- later -->", f"<ul>{''.join(told)}</ul>" if later else "")
+    shown, terms = frozenset(parts.files), (DOCS / "glossary.md").read_text(encoding="utf-8")
+    method = render("docs/verdicts.md", text, shown, parts.settings.repository)
     return parts.templates.TemplateResponse(
         request,
         "method.html",
         {
-            "text": render(fill_tables(text, rules), "docs/verdicts.md", parts.files),
-            "terms": render(terms, "docs/glossary.md", parts.files),
+            "method": method,
+            "text": Markup(add_badges(method.body)),
+            "terms": render("docs/glossary.md", terms, shown, parts.settings.repository),
             "papers": queries.list_papers(session),
         },
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,19 +199,20 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
 
 @router.get("/files/{path:path}", responses=declared(404))
 def show_file(path: str, request: Request) -> Response:
-    """A document of the repository that pages speak of, as it lies beside the service."""
+    """A file of the repository that pages name, as it is next to the service; Markdown as a page."""
     parts = app_state_of(request)
     try:
-        content = parts.files[path].read_text(errors="replace", encoding="utf-8")
+        content = parts.files[path].read_bytes()
     except (KeyError, FileNotFoundError):
         raise Problem(404, f"no file {path[:120]!r} is shown here") from None
-    tag_answer(request, f"{request.scope['state']['content']}.{hashlib.sha256(content.encode()).hexdigest()}")
-    heading = re.match(r"# (.+)", content)
-    title = heading[1] if heading and path.endswith(".md") else path
-    shown = render(content.partition("\n")[2], path, parts.files) if heading and path.endswith(".md") else None
-    return parts.templates.TemplateResponse(
-        request, "file.html", {"path": path, "title": title, "content": content, "shown": shown}
-    )
+    if path == "docs/verdicts.md":  # with the tables that its rules give
+        return RedirectResponse(f"{request.scope['root_path']}/method", 307)
+    tag_answer(request, f"{request.scope['state']['content']}.{hashlib.sha256(content).hexdigest()}")
+    if path.endswith(".png"):
+        return Response(content, media_type="image/png")
+    text = content.decode(errors="replace")
+    document = render(path, text, frozenset(parts.files), parts.settings.repository) if path.endswith(".md") else None
+    return parts.templates.TemplateResponse(request, "file.html", {"path": path, "content": text, "document": document})
 
 
 @router.get("/static/vega.js")
