@@ -112,6 +112,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_exception_handler(NotModified, not_modified)
     _add_middleware(app, parts)
     app.include_router(inference.router)  # searched in this order, and images are requested most often
+    app.include_router(pages.for_browsers, dependencies=[Depends(conditional), Depends(dated)])
     for module in (comparisons, catalogue, runs):
         app.include_router(module.router, dependencies=[Depends(conditional)])
     for module in (pages, claim_pages, experiment_pages):

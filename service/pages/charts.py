@@ -108,42 +108,6 @@ def side_colors(domain: Sequence[str], shown: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any] | None:
-    """One row per arm: the paper's value as a diamond, ours as a dot with its 95 % interval.
-
-    A stand-in's number is not drawn: a mark in a chart always means something.  None if there is nothing to draw.
-    """
-    is_fraction = comparison.metric.unit == "fraction"
-    scale = 100 if is_fraction else 1
-    rows = []
-    for arm in comparison.arms:
-        if arm.printed is not None and arm.printed.unit == comparison.metric.unit:
-            rows.append({"arm": arm.title, "side": "paper", "value": scale * arm.printed.value})
-        if arm.ours is not None:
-            row = {"arm": arm.title, "side": "ours", "value": scale * arm.ours.value}
-            if arm.ours.low is not None and arm.ours.high is not None:
-                row |= {"low": scale * arm.ours.low, "high": scale * arm.ours.high}
-            rows.append(row)
-    if not rows:
-        return None
-    shown_unit = {"fraction": " (%)", "seconds": " (s)", "bytes": " (B)"}.get(comparison.metric.unit, "")
-    axis = {} if is_fraction else {"axis": {"format": "~s"}}
-    x = {"type": "quantitative", "title": f"{comparison.metric.title}{shown_unit}", **axis}
-    shown = [side for side in ("ours", "paper") if any(row["side"] == side for row in rows)]
-    layers = [point_layers(x, shown, about=[{"field": "arm", "title": "model"}])]
-    if any("low" in row for row in rows):
-        layers.insert(0, interval_layer(x))
-    return {
-        **frame(
-            f"{comparison.title}: {comparison.metric.title}, ours beside the paper's",
-            height=44 * len({row["arm"] for row in rows}),
-        ),
-        "data": {"values": rows},
-        "encoding": {"y": {"field": "arm", "type": "nominal", "sort": None, "title": None}},
-        "layer": layers,
-    }
-
-
 MOST_NAMED = 8  # points that have room for their names beside them
 LINE = {"type": "rule", "strokeDash": [4, 4], "strokeWidth": 2}
 
@@ -294,7 +258,6 @@ Smooth = Annotated[Literal[1, 5, 15], BeforeValidator(int)]
 """The epochs of a running mean; 1 is none."""
 
 MOST_TICKS = 12
-MOST_LINES = 8  # that colours tell apart
 MOST_POINTS = 60  # epochs that are drawn as points, too
 PAIRED = (
     *(("#3f78b5", "#93b8dd"), ("#d1701f", "#f0b27a"), ("#3c8f4f", "#8fcb9b"), ("#b8403f", "#e79a98")),

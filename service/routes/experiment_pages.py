@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from service.database.comparing import (
     Provenance,
     Question,
     first_of_each_dataset,
+    first_with_results,
     has,
     lay_side_by_side,
     list_entries,
@@ -39,8 +39,9 @@ from service.database.curves import (
 )
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import Problem, declared
-from service.pages.charts import MOST_LINES, Smooth, band_chart, blocks_chart, cost_chart
+from service.pages.charts import Smooth, band_chart, blocks_chart, cost_chart
 from service.pages.citing import bibtex_table
+from service.pages.comparing import MOST_LINES, first_shown
 from service.pages.models import at_chance, first_looks, recipes, tell_chance, tell_twins
 from service.pages.wording import name_claims
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
@@ -77,7 +78,7 @@ def show_experiment(
     found = compare(Question(dataset=experiment.dataset, profile=profile, metric=metric))
     comparison = next(item for item in found if item.experiment == name)
     trained = [item.arm for item in comparison.arms if item.run_keys] if comparison.is_real else []
-    shown = [item for item in trained if item in arm] or _first_shown(experiment, trained)
+    shown = [item for item in trained if item in arm] or first_shown(experiment.arms, trained)
     curves = known_curves(session, comparison) if trained else []
     chosen = curve if curve in curves else next(iter(curves), None)
     points = list_curves(session, comparison, chosen, shown) if chosen else []
@@ -160,8 +161,7 @@ def show_leaderboard(
     """
     overview = first_of_each_dataset(compare(Question()))
     datasets = [item for item in queries.list_datasets(session) if item.name in overview]
-    first = next((item.name for item in datasets if overview[item.name].is_real), None)
-    if (wanted := dataset or first or next((item.name for item in datasets), None)) is None:
+    if (wanted := dataset or first_with_results(overview, datasets)) is None:
         raise Problem(404, "no model is listed: the results database is empty")
     chosen = queries.find_dataset(session, wanted)
     metrics = {name: METRICS[name].title for name in SHOWN_METRICS[chosen.kind] if METRICS[name].split}
@@ -197,16 +197,6 @@ def show_leaderboard(
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
         },
     )
-
-
-def _first_shown(experiment: Experiment, trained: Sequence[str]) -> list[str]:
-    """The arms if they can be told apart; of a grid the middle pair, a proposed one beside what it stands against."""
-    if len(trained) <= MOST_LINES:
-        return list(trained)
-    pairs = [(item.against, item.name) for item in experiment.arms if item.role == "proposed"]
-    whole = [pair for pair in pairs if set(pair) <= set(trained)]
-    first = whole[len(whole) // 2] if whole else trained[:2]
-    return [name for name in trained if name in first]
 
 
 def _pair(experiment: Experiment, left: str | None, right: str | None) -> list[Arm]:

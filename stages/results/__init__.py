@@ -60,7 +60,7 @@ from stages.results.database import (
     open_results,
 )
 from stages.results.estimates import ArmComparison, ArmVerdict, ExperimentComparison, as_csv, no_formula
-from stages.results.metrics import METRICS, SHOWN_METRICS
+from stages.results.metrics import METRICS, SHOWN_METRICS, MetricInfo
 from stages.results.tables import (
     SCHEMA_VERSION,
     Arm,
