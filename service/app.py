@@ -148,6 +148,7 @@ def _app_state(settings: Settings) -> AppState:
         choices=Choices(settings.database_address, asking),
         comparisons=Comparisons(),
         front={},
+        indexes={},
         exports=Exports(
             reading,
             asking,

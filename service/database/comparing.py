@@ -139,12 +139,15 @@ TITLES: dict[Column, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A model with its number of ours, and the comparison that it stands in."""
+    """A model with its number of ours and its comparison; `is_timed` under the conditions of the times shown."""
 
     comparison: ExperimentComparison
     arm: ArmComparison
+    is_timed: bool = True
 
     def value(self, column: Column) -> float | None:
+        if column == "latency_seconds_per_sample" and not self.is_timed:
+            return None
         if column != "result":
             found: float | None = getattr(self.arm.cost, column)
             return found

@@ -47,7 +47,7 @@ from service.pages.opening import (
 )
 from service.pages.planning import plan_in_words, strip_of, tell_chance_of_truth, tell_levels, tell_margins
 from service.pages.printed import count_errors, lay_out, list_shown, take_apart
-from service.pages.searching import Found, search
+from service.pages.searching import ClaimIndex, Found
 from service.pages.versus import (
     Pair,
     answer_versus,
@@ -237,11 +237,15 @@ def search_claims(
     everything = list_judged(session, ClaimFilter())
     judged = [row for row in everything if has_word(row, verdict)]
     titles, arms = titles_of(session)
-    names = {row.claim.id: name_claim(row, titles, arms) for row in judged}
+    names = {row.claim.id: name_claim(row, titles, arms) for row in everything}
     papers = {paper.name: paper for paper in queries.list_papers(session)}
-    of_papers = {name: paper.title for name, paper in papers.items()}
+    known, content = app_state_of(request).indexes, request.scope["state"]["content"]
+    if content not in known:
+        index = ClaimIndex(everything, names, arms, {name: paper.title for name, paper in papers.items()}, titles)
+        known.clear()  # of a content that was replaced
+        known[content] = index
     ordered = sorted(judged, key=lambda row: GROUNDS.index(row.verdict.basis) if is_decided(row.verdict.status) else 9)
-    found = search(q, judged, names, arms, of_papers) if q.strip() else Found(ordered, True, [], [])
+    found = known[content].find(q, judged) if q.strip() else Found(ordered, True, [], [])
     groups: dict[str, list[JudgedClaim]] = {}
     for row in found.claims[MOST_FOUND * (page - 1) : MOST_FOUND * page]:
         groups.setdefault(row.claim.paper, []).append(row)

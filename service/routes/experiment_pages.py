@@ -42,12 +42,23 @@ from service.http.errors import Problem, declared
 from service.pages.charts import Smooth, band_chart, blocks_chart, cost_chart
 from service.pages.citing import bibtex_table
 from service.pages.comparing import MOST_LINES, first_shown
-from service.pages.models import at_chance, first_looks, recipes, tell_chance, tell_twins
+from service.pages.models import (
+    at_chance,
+    choose_stopwatch,
+    first_looks,
+    recipes,
+    stopwatch_of,
+    tell_chance,
+    tell_twins,
+)
+from service.pages.plots import axis_of, ink_of, mark_of
 from service.pages.wording import name_claims
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
 router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
+ON_BOARD = ("result", "parameters", "flops_per_image", "peak_memory_bytes", "latency_seconds_per_sample")
+"""Columns of all models; times of training compare within one experiment alone."""
 MANY_EPOCHS, LONG_MEAN = 200, 15  # beyond so many, each epoch's scatter hides the lines
 ELSEWHERE = ("value", "setup", "count")  # kinds of claims: beside the data set's table, and on the paper's page
 
@@ -152,12 +163,13 @@ def show_leaderboard(
     profile: str | None = None,
     provenance: Annotated[Provenance | None, BeforeValidator(lambda value: value or None)] = None,
     parameters: Annotated[int | None, Query(ge=1, lt=1 << 53), BeforeValidator(lambda value: value or None)] = None,
+    timed: Annotated[str, Query(max_length=200)] = "",
     sort: Column = "result",
     reverse: bool = False,
 ) -> Response:
     """All models trained on one data set, of all papers, in one metric; else on the first data set with results.
 
-    With `parameters` only models that have no more of them.
+    With `parameters` only models that have no more of them.  Times are those taken under the conditions `timed`.
     """
     overview = first_of_each_dataset(compare(Question()))
     datasets = [item for item in queries.list_datasets(session) if item.name in overview]
@@ -168,7 +180,11 @@ def show_leaderboard(
     shown = metric or next(iter(metrics))
     found = compare(Question(dataset=chosen.name, profile=profile or None, metric=shown, provenance=provenance))
     every = list_entries(found)
-    entries = rank(no_larger(every, parameters), by=sort, is_reversed=reverse)
+    kept = no_larger(every, parameters)
+    stopwatch, stopwatches = choose_stopwatch(kept, timed)
+    kept = [replace(entry, is_timed=stopwatch_of(entry) == stopwatch) for entry in kept]
+    entries = rank(kept, by=sort, is_reversed=reverse)
+    axis = axis_of([entry.arm for entry in entries], METRICS[shown])
     experiments = {name: queries.find_experiment(session, name) for name in {e.comparison.experiment for e in entries}}
     lost = {item.experiment: at_chance(item, chosen) for item in found}
     return app_state_of(request).templates.TemplateResponse(
@@ -189,9 +205,14 @@ def show_leaderboard(
             "recipes": {name: recipes(experiment) for name, experiment in experiments.items()},
             "lost": lost,
             "guessing": [told for item in found for told in tell_chance(item, chosen, {e.arm.arm for e in entries})],
-            "twins": tell_twins(entries),
+            "twins": tell_twins([entry for entry in entries if entry.is_timed]),
+            "stopwatch": stopwatch,
+            "stopwatches": stopwatches,
+            "inks": ink_of(session.scalars(queries.ALL_TITLES)),
+            "axis": axis,
+            "marks": [mark_of(entry.arm, METRICS[shown], axis) for entry in entries if axis],
             "most_lines": MOST_LINES,
-            "columns": {column: title for column, title in TITLES.items() if has(entries, column)},
+            "columns": {name: title for name, title in TITLES.items() if name in ON_BOARD and has(entries, name)},
             "sort": sort,
             "reverse": reverse,
             "papers": {paper.name: paper for paper in queries.list_papers(session)},

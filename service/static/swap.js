@@ -7,8 +7,10 @@ async function swap(address) {
   const page = new DOMParser().parseFromString(await response.text(), "text/html");
   const fresh = page.getElementById("swapped");
   if (!response.ok || !fresh) return location.assign(address);
+  const { name, value } = document.activeElement;
   document.getElementById("swapped").replaceWith(document.importNode(fresh, true));
   document.title = page.title;
+  if (name) [...document.getElementsByName(name)].find((field) => field.value === value)?.focus();
 }
 
 function show(address) {
