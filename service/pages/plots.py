@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from sqlalchemy.orm import Session
 
 from service.database.curves import CurvePoint
+from service.database.queries import ALL_TITLES
 from service.pages.formats import NONE, value_in
 from stages.results import ArmComparison, MetricInfo
 
@@ -16,6 +20,8 @@ DASHES = ("", "6 4", "2 3")
 MOST_TICKS = 7
 MOST_POINTS = 60
 """Epochs that are drawn as points, too."""
+MANY_EPOCHS, LONG_MEAN = 200, 15
+"""Epochs beyond which lines are running means, and the epochs of one."""
 PAD = 0.04
 APART = 7.0
 """Least distance of two labels at the ends of lines, in percent of the height."""
@@ -31,12 +37,24 @@ class Ink:
 
 def ink_of(titles: Iterable[str]) -> dict[str, Ink]:
     """Give each model its colour on every page; `titles` are those of all models, in the order of the experiments."""
-    known = dict.fromkeys(titles)
-    rounds = len(PALETTE), len(DASHES)
+    many = len(PALETTE)
     return {
-        title: Ink(PALETTE[(number + number // rounds[0]) % rounds[0]], DASHES[number // rounds[0] % rounds[1]])
-        for number, title in enumerate(known)
+        title: Ink(PALETTE[(number + number // many) % many], DASHES[number // many % len(DASHES)])
+        for number, title in enumerate(dict.fromkeys(titles))
     }
+
+
+def inks_of(session: Session) -> dict[str, Ink]:
+    return ink_of(session.scalars(ALL_TITLES))
+
+
+def apart(inks: Iterable[Ink]) -> list[Ink]:
+    """The same colours with other dashes where an earlier line has the same ones."""
+    found: list[Ink] = []
+    for ink in inks:
+        free = (Ink(ink.colour, dash) for dash in (ink.dash, *DASHES))
+        found.append(next((one for one in free if one not in found), ink))
+    return found
 
 
 @dataclass(frozen=True)
@@ -95,8 +113,10 @@ def _ends(numbers: Sequence[float]) -> tuple[float, float]:
 
 
 def tick_in(unit: str) -> Callable[[float], str]:
-    """The text of a tick: of fractions as few digits as it needs."""
-    return (lambda number: f"{100 * number:.6g} %") if unit == "fraction" else value_in(unit)
+    """The text of a tick: of fractions as few digits as it needs, of most units the number alone."""
+    if unit == "fraction":
+        return lambda number: f"{100 * number:.6g} %"
+    return value_in(unit if unit in ("seconds", "bytes", "count", "flop") else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +189,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Curves:
+    """`smooth`: epochs of the running means; 1 is none."""
+
+    smooth: int
     lines: tuple[Line, ...]
     x: Axis
     y: Axis
@@ -177,14 +200,21 @@ class Curves:
 def draw_curves(
     points: Sequence[CurvePoint], titles: Mapping[str, str], inks: Mapping[str, Ink], unit: str
 ) -> Curves | None:
-    """Lines of means with bands from the lowest to the highest replicate, each labelled at its end."""
+    """Lines of means with bands from the lowest to the highest replicate, each labelled at its end.
+
+    Of many epochs running means, since each epoch's scatter hides the lines.
+    """
     if not points:
         return None
-    x = Axis([point.epoch for point in points], "{:g}".format, is_linear=True, least=1)
-    y = Axis([end for point in points for end in (point.low, point.high)], tick_in(unit), is_linear=unit == "fraction")
     by_arm: dict[str, list[CurvePoint]] = {}
     for point in points:
         by_arm.setdefault(point.arm, []).append(point)
+    smooth = LONG_MEAN if max(map(len, by_arm.values())) > MANY_EPOCHS else 1
+    if smooth > 1:
+        by_arm = {arm: _running_means(own) for arm, own in by_arm.items()}
+        points = [point for own in by_arm.values() for point in own]
+    x = Axis([point.epoch for point in points], "{:g}".format, is_linear=True, least=1)
+    y = Axis([end for point in points for end in (point.low, point.high)], tick_in(unit), is_linear=unit == "fraction")
     write = value_in(unit)
     ends = {arm: 100 - y.at(own[-1].mean) for arm, own in by_arm.items()}
     labels = _spread(ends)
@@ -209,7 +239,16 @@ def draw_curves(
                 told=told[-1],
             )
         )
-    return Curves(tuple(lines), x, y)
+    return Curves(smooth, tuple(lines), x, y)
+
+
+def _running_means(points: Sequence[CurvePoint]) -> list[CurvePoint]:
+    half = LONG_MEAN // 2
+    windows = [points[max(0, place - half) : place + half + 1] for place in range(len(points))]
+    return [
+        replace(point, **{end: fmean(getattr(near, end) for near in window) for end in ("mean", "low", "high")})
+        for point, window in zip(points, windows, strict=True)
+    ]
 
 
 def _path(places: Sequence[tuple[float, float]]) -> str:

@@ -46,6 +46,7 @@ from service.pages.opening import (
     tell_tests,
 )
 from service.pages.planning import plan_in_words, strip_of, tell_chance_of_truth, tell_levels, tell_margins
+from service.pages.plots import inks_of
 from service.pages.printed import count_errors, lay_out, list_shown, take_apart
 from service.pages.searching import ClaimIndex, Found
 from service.pages.versus import (
@@ -351,7 +352,7 @@ def show_claim(
             "strip": strip_of(record),
             "posterior": tell_chance_of_truth(record),
             "pairs_chart": pairs_chart(names[claim_id], record.pairs, titles, record.claim),
-            "observed_chart": blocks_chart(names[claim_id], observed, titles),
+            "observed_chart": blocks_chart(names[claim_id], observed, titles, inks_of(session)),
             "observed": observed,
             "arms_charts": arms_charts(record, titles),
             "shown": list_shown(session, record, compare),

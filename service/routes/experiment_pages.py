@@ -51,7 +51,7 @@ from service.pages.models import (
     tell_chance,
     tell_twins,
 )
-from service.pages.plots import axis_of, ink_of, mark_of
+from service.pages.plots import LONG_MEAN, MANY_EPOCHS, apart, axis_of, inks_of, mark_of
 from service.pages.wording import name_claims
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
@@ -59,7 +59,6 @@ router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
 ON_BOARD = ("result", "parameters", "flops_per_image", "peak_memory_bytes", "latency_seconds_per_sample")
 """Columns of all models; times of training compare within one experiment alone."""
-MANY_EPOCHS, LONG_MEAN = 200, 15  # beyond so many, each epoch's scatter hides the lines
 ELSEWHERE = ("value", "setup", "count")  # kinds of claims: beside the data set's table, and on the paper's page
 
 
@@ -99,7 +98,7 @@ def show_experiment(
     epochs = len({point.epoch for point in points})
     running = smooth or (LONG_MEAN if epochs > MANY_EPOCHS else 1)
     titles = {item.name: item.title for item in experiment.arms}
-    pairs = {item.name: item.against for item in experiment.arms if item.role == "proposed" and item.against}
+    inks = inks_of(session)
     spent = {key: {getattr(item.cost, key) for item in comparison.arms} - {None} for key in COSTS}
     costs = sorted((key for key in COSTS if spent[key]), key=lambda key: len(spent[key]) < 2)  # equal costs last
     against = cost if cost in costs else next(iter(costs), None)
@@ -129,7 +128,7 @@ def show_experiment(
             "curves": {name: name_curve(name, kind) for name in curves},
             "curve": chosen,
             "curves_chart": (
-                band_chart(experiment.title, titles, points, chosen, kind, pairs=pairs, smooth=running)
+                band_chart(experiment.title, titles, points, chosen, kind, inks, smooth=running)
                 if chosen and points
                 else None
             ),
@@ -141,11 +140,11 @@ def show_experiment(
             "quantities": quantities,
             "quantity": looked_at,
             "observed": observed,
-            "observed_chart": blocks_chart(experiment.title, observed, titles),
+            "observed_chart": blocks_chart(experiment.title, observed, titles, inks),
             "metrics": metrics_of(comparison, kind),
             "costs": {key: COSTS[key] for key in costs},
             "cost": against,
-            "cost_chart": cost_chart(comparison, against) if against else None,
+            "cost_chart": cost_chart(comparison, against, inks) if against else None,
             "pair": pair,
             "rows": lay_side_by_side(experiment, *pair) if len(pair) == 2 else [],
             "everything": everything,
@@ -208,7 +207,7 @@ def show_leaderboard(
             "twins": tell_twins([entry for entry in entries if entry.is_timed]),
             "stopwatch": stopwatch,
             "stopwatches": stopwatches,
-            "inks": ink_of(session.scalars(queries.ALL_TITLES)),
+            "inks": inks_of(session),
             "axis": axis,
             "marks": [mark_of(entry.arm, METRICS[shown], axis) for entry in entries if axis],
             "most_lines": MOST_LINES,
@@ -249,10 +248,11 @@ def show_curves(
     found = {item.name: item.points(chosen) for item in drawn} if chosen else {}
     points = [replace(point, arm=name) for name, of_line in found.items() for point in of_line]
     titles = {item.name: item.title for item in lines}
-    pairs = {item.name: item.against for item in drawn if item.against in found}
+    known = inks_of(session)
+    inks = dict(zip((item.title for item in drawn), apart(known[item.model] for item in drawn), strict=True))
     kind = drawn[0].kind if drawn else "images"
     chart = (
-        band_chart("Chosen models and runs", titles, points, chosen, kind, pairs=pairs, smooth=smooth)
+        band_chart("Chosen models and runs", titles, points, chosen, kind, inks, smooth=smooth)
         if chosen and points
         else None
     )

@@ -35,7 +35,7 @@ from service.http.tabular import PageRoute
 from service.pages.charts import inside_charts, run_charts
 from service.pages.comparing import answer_best, curve_for, first_shown, lay_panels
 from service.pages.models import tell_chance
-from service.pages.plots import Curves, Ink, draw_curves, ink_of
+from service.pages.plots import Curves, Ink, draw_curves, inks_of
 from service.pages.wording import name_claims
 from service.routes.claim_pages import show_papers
 from stages.results import (
@@ -82,7 +82,7 @@ def show_comparison(
     asked = Question(dataset=chosen.name, paper=paper, profile=profile, metric=metric, provenance=provenance)
     comparisons = sorted(compare(asked), key=lambda item: (not item.is_real, bool(item.cut)))
     real = [item for item in comparisons if item.is_real]
-    inks = ink_of(session.scalars(queries.ALL_TITLES))
+    inks = inks_of(session)
     panels = lay_panels(comparisons, inks, chosen.kind, metric)
     judged = list_judged(session, ClaimFilter(dataset=chosen.name))
     served = queries.strongest(queries.list_checkpoints(session, dataset=chosen.name))
@@ -210,6 +210,8 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
     checkpoints = queries.checkpoint_ids(session, results)
     experiments = {name: queries.find_experiment(session, name) for name in {result.experiment for result in results}}
     kind = queries.find_dataset(session, experiments[results[0].experiment].dataset).kind  # of all: a run has one
+    titles = {name: {arm.name: arm.title for arm in item.arms} for name, item in experiments.items()}
+    inks = inks_of(session)
     shown = [
         {
             "row": result,
@@ -224,7 +226,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
                 for name in CURVES
                 if any(getattr(epoch, name) is not None for epoch in result.epochs)
             },
-            "observed": inside_charts(result),
+            "observed": inside_charts(result, titles[result.experiment], inks),
         }
         for result in results
     ]

@@ -405,3 +405,38 @@ def test_every_link_stays_below_the_root_path(settings: Settings, is_stripped: b
         asked = "/claimcheck/predict?checkpoint=ninformer-cifar100.vit.0"
         answer = client.post(asked, files={"file": png()}, headers={"accept": "text/html"})
         assert 'href="/claimcheck/runs/' in answer.text
+
+
+WITHOUT_CHART, WITH_CHART = 120_000, 350_000
+"""Most bytes of a page with all that it loads, on the wire."""
+
+
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [
+        *(
+            (path, WITHOUT_CHART)
+            for path in ("/", "/compare?dataset=sgemm", "/compare?dataset=cifar10", "/claims?q=vit")
+        ),
+        *(
+            (path, WITHOUT_CHART)
+            for path in ("/leaderboard?dataset=sgemm", "/papers/dac", "/method", "/docs", "/versus")
+        ),
+        ("/experiments/hyperbf-cifar100", WITHOUT_CHART),
+        ("/experiments/dac-sgemm", WITH_CHART),
+        ("/curves?line=dac-sgemm.mlp-50x5&line=dac-sgemm.dac-mlp-50x5", WITH_CHART),
+        ("/claims/dac.sgemm.gain", WITH_CHART),
+    ],
+)
+def test_a_page_weighs_little_and_loads_the_chart_library_for_a_chart_alone(
+    published_client: TestClient, path: str, most: int
+) -> None:
+    page = published_client.get(path, headers={"accept": "text/html", "accept-encoding": "gzip"})
+    parts = re.findall(r'<(?:script src|link rel="stylesheet" href|link rel="icon" href|img src)="([^"]+)"', page.text)
+    has_chart = '<script type="application/json" data-chart' in page.text
+    assert has_chart == (most == WITH_CHART)
+    parts += ["/static/vega.js"] if has_chart else []
+    answers = [published_client.get(part, headers={"accept-encoding": "gzip"}) for part in parts if part[0] == "/"]
+    weight = page.num_bytes_downloaded + sum(answer.num_bytes_downloaded for answer in answers)
+    assert 5_000 < weight < most, (path, weight)
+    assert not has_chart or weight > WITHOUT_CHART, "the library is counted"
