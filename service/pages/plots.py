@@ -246,7 +246,12 @@ def _running_means(points: Sequence[CurvePoint]) -> list[CurvePoint]:
     half = LONG_MEAN // 2
     windows = [points[max(0, place - half) : place + half + 1] for place in range(len(points))]
     return [
-        replace(point, **{end: fmean(getattr(near, end) for near in window) for end in ("mean", "low", "high")})
+        replace(
+            point,
+            mean=fmean(near.mean for near in window),
+            low=fmean(near.low for near in window),
+            high=fmean(near.high for near in window),
+        )
         for point, window in zip(points, windows, strict=True)
     ]
 

@@ -14,7 +14,7 @@ import math
 import re
 import sqlite3
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +142,7 @@ class ClaimIndex:
         """Those of the claims `judged` that answer `asked`."""
         words = list(dict.fromkeys(self._words(asked)))
         words = [word for word in words if word not in self._stopped] or words
-        scores, matches, of_models = Counter[str](), Counter[str](), Counter[str]()
+        scores, matches, of_models = defaultdict[str, float](float), Counter[str](), Counter[str]()
         unknown = []
         for word in words:
             if not (found := self._weigh(word)):
