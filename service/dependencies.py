@@ -32,8 +32,8 @@ class AppState:
     """The parts of one application, each made once.
 
     `reading` is for answers made of the database; `asking` for short questions, which wait for none of those.  `files`
-    of the repository may be shown.  `front` and `indexes`: the first page and the words of claims
-    by the content of the database.
+    of the repository may be shown.  `front` and `indexes`: the first page and the words of claims by the content of the
+    database.  `answers` of models to the test images of their pages, by the digests of both.
     """
 
     settings: Settings
@@ -43,6 +43,7 @@ class AppState:
     comparisons: Comparisons
     front: MutableMapping[str, bytes]
     indexes: MutableMapping[str, ClaimIndex]
+    answers: MutableMapping[tuple[str, str], tuple[str, ...]]
     exports: Exports
     metrics: Metrics
     readiness: Readiness

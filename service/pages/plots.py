@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from service.database.curves import CurvePoint
 from service.database.queries import ALL_TITLES
+from service.pages.dots import ticks_between
 from service.pages.formats import NONE, value_in
 from stages.results import ArmComparison, MetricInfo
 
@@ -68,7 +69,7 @@ class Tick:
 class Axis:
     """Places numbers between 0 and 100 %, with round ticks.
 
-    Logarithmic if positive numbers span more than a decade, unless it `is_linear`; ticks are at least `least` apart.
+    Logarithmic if positive numbers span more than a decade, unless it `is_linear`; of whole numbers, so are ticks.
     """
 
     def __init__(
@@ -78,15 +79,15 @@ class Axis:
         *,
         most: int = MOST_TICKS,
         is_linear: bool = False,
-        least: float = 0.0,
+        is_whole: bool = False,
     ) -> None:
         numbers = list(values)
-        self._least = least
         self.is_log = not is_linear and min(numbers) > 0 and max(numbers) > 10 * min(numbers)
         self._low, self._high = (math.log10(min(numbers)), math.log10(max(numbers))) if self.is_log else _ends(numbers)
         pad = PAD * (self._high - self._low)
         self._low, self._high = self._low - pad, self._high + pad
-        found = self._decades() if self.is_log else self._steps(most)
+        found = self._decades() if self.is_log else ticks_between(self._low, self._high, most)
+        found = [tick for tick in found if not is_whole or tick == int(tick)]
         self.ticks = tuple(Tick(self.at(tick), write(tick), bool(place % 2)) for place, tick in enumerate(found))
 
     def at(self, number: float) -> float:
@@ -151,7 +152,8 @@ def axis_of(arms: Iterable[ArmComparison], metric: MetricInfo, *, most: int = MO
     for arm in arms:
         interval = interval_of(arm, metric)
         own = arm.ours.value if arm.ours else None
-        shown += [end for end in (own, printed_of(arm, metric), *(interval or ())[:2]) if end is not None]
+        ends = (own, printed_of(arm, metric), *(interval or ())[:2])
+        shown += [end for end in ends if end is not None and math.isfinite(end)]
     return Axis(shown, tick_in(metric.unit), most=most, is_linear=metric.unit == "fraction") if shown else None
 
 
@@ -163,11 +165,14 @@ def mark_of(arm: ArmComparison, metric: MetricInfo, axis: Axis) -> Mark:
     if interval:
         told.append(f"{write(interval[0])} to {write(interval[1])}{' (test images alone)' if interval[2] else ''}")
     told += [f"printed {write(printed)}"] if printed is not None else []
+    low, high, is_thin = interval or (None, None, False)
+    ends = (ours, low, high, printed)
+    ours, low, high, printed = (None if end is None or not math.isfinite(end) else end for end in ends)
     return Mark(
         ours=None if ours is None else axis.at(ours),
-        low=axis.at(interval[0]) if interval else None,
-        high=axis.at(interval[1]) if interval else None,
-        is_thin=bool(interval and interval[2]),
+        low=None if low is None or high is None else axis.at(low),
+        high=None if low is None or high is None else axis.at(high),
+        is_thin=is_thin,
         paper=None if printed is None else axis.at(printed),
         told=", ".join(told),
     )
@@ -197,13 +202,14 @@ class Curves:
     y: Axis
 
 
-def draw_curves(
+def draw_overlay(
     points: Sequence[CurvePoint], titles: Mapping[str, str], inks: Mapping[str, Ink], unit: str
 ) -> Curves | None:
     """Lines of means with bands from the lowest to the highest replicate, each labelled at its end.
 
     Of many epochs running means, since each epoch's scatter hides the lines.
     """
+    points = [point for point in points if math.isfinite(point.high - point.low)]  # what diverged has no place
     if not points:
         return None
     by_arm: dict[str, list[CurvePoint]] = {}
@@ -213,7 +219,7 @@ def draw_curves(
     if smooth > 1:
         by_arm = {arm: _running_means(own) for arm, own in by_arm.items()}
         points = [point for own in by_arm.values() for point in own]
-    x = Axis([point.epoch for point in points], "{:g}".format, is_linear=True, least=1)
+    x = Axis([point.epoch for point in points], "{:g}".format, is_linear=True, is_whole=True)
     y = Axis([end for point in points for end in (point.low, point.high)], tick_in(unit), is_linear=unit == "fraction")
     write = value_in(unit)
     ends = {arm: 100 - y.at(own[-1].mean) for arm, own in by_arm.items()}

@@ -86,5 +86,5 @@ from stages.results.tables import (
 from stages.results.versus import ImagePair, SameModel, Side, Versus, models_on, versus
 from stages.results.words import ICONS, WORD_OF, Word
 from stages.rules import Rules
-from stages.runs.evidence import INEXACT_SHARE
+from stages.runs.evidence import INEXACT_SHARE, unpack_confusion, unpack_correct
 from stages.verdicts import Status

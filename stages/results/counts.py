@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from stages.results.claim_tables import VerdictRow
 from stages.results.claims import AGAINST_THE_PAPER, CLAIMS, FOR_THE_PAPER, NOT_YET, ClaimFilter, error_of, narrowed
 from stages.results.tables import Claim, Meta, Paper, damaged
+from stages.results.words import Word
 from stages.rules import Margins, Rules
 from stages.verdicts import Status
 from stages.verdicts.looks import level, looks_from, looks_of_plan
@@ -45,6 +46,12 @@ class Counts:
     @property
     def plainly(self) -> int:
         return self.in_favour - self.under_reading
+
+    @property
+    def by_word(self) -> dict[Word, int]:
+        """Return the decidable claims by their word, as the pages and `claimcheck status` count them."""
+        numbers = (self.plainly, self.against, self.open + self.under_reading, self.waiting)
+        return dict(zip(Word, numbers, strict=True))
 
     @property
     def decided(self) -> int:
