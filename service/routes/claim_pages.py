@@ -49,8 +49,9 @@ from service.pages.opening import (
     tell_tests,
 )
 from service.pages.planning import plan_in_words, strip_of, tell_chance_of_truth
+from service.pages.plots import inks_of
 from service.pages.printed import count_errors, lay_out, list_shown, take_apart
-from service.pages.searching import Found, search
+from service.pages.searching import ClaimIndex, Found
 from service.pages.versus import (
     Pair,
     answer_versus,
@@ -240,11 +241,15 @@ def search_claims(
     everything = list_judged(session, ClaimFilter())
     judged = [row for row in everything if has_word(row, verdict)]
     titles, arms = titles_of(session)
-    names = {row.claim.id: name_claim(row, titles, arms) for row in judged}
+    names = {row.claim.id: name_claim(row, titles, arms) for row in everything}
     papers = {paper.name: paper for paper in queries.list_papers(session)}
-    of_papers = {name: paper.title for name, paper in papers.items()}
+    known, content = app_state_of(request).indexes, request.scope["state"]["content"]
+    if content not in known:
+        index = ClaimIndex(everything, names, arms, {name: paper.title for name, paper in papers.items()}, titles)
+        known.clear()  # of a content that was replaced
+        known[content] = index
     ordered = sorted(judged, key=lambda row: GROUNDS.index(row.verdict.basis) if is_decided(row.verdict.status) else 9)
-    found = search(q, judged, names, arms, of_papers) if q.strip() else Found(ordered, True, [], [])
+    found = known[content].find(q, judged) if q.strip() else Found(ordered, True, [], [])
     groups: dict[str, list[JudgedClaim]] = {}
     for row in found.claims[MOST_FOUND * (page - 1) : MOST_FOUND * page]:
         groups.setdefault(row.claim.paper, []).append(row)
@@ -355,7 +360,7 @@ def show_claim(
             "strip": strip_of(record),
             "posterior": tell_chance_of_truth(record),
             "pairs_chart": pairs_chart(names[claim_id], record.pairs, titles, record.claim),
-            "observed_chart": blocks_chart(names[claim_id], observed, titles),
+            "observed_chart": blocks_chart(names[claim_id], observed, titles, inks_of(session)),
             "observed": observed,
             "arms_charts": arms_charts(record, titles),
             "shown": list_shown(session, record, compare),

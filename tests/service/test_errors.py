@@ -142,7 +142,7 @@ def test_a_browser_gets_an_error_as_a_page(client: TestClient, path: str) -> Non
     [
         ("/x-1/y_2", "No such page", "Nothing is at this address.", "y 2", None),
         ("/papers/ninfomer", "No such paper", "no paper with the name “ninfomer”", "ninfomer", "/papers/ninformer"),
-        ("/?dataset=cifr10", "No such data set", "no data set with the name", "cifr10", "/?dataset=cifar10"),
+        ("/?dataset=cifr10", "No such data set", "no data set with the name", "cifr10", "/compare?dataset=cifar10"),
         ("/experiments/x", "No such experiment", "no experiment with", "x", "/experiments/ninformer-mnist"),
         (
             "/claims/ninformer.table2.x",
@@ -165,7 +165,9 @@ def test_a_problem_is_told_in_plain_words_with_what_may_have_been_meant(
 
 
 def test_addresses_for_programs_answer_a_browser_with_problem_details_too(client: TestClient) -> None:
-    paths = [path for path in client.get("/api/v1/openapi.json").json()["paths"] if path != "/predict"]
+    paths = [
+        path for path in client.get("/api/v1/openapi.json").json()["paths"] if path not in ("/compare", "/predict")
+    ]
     for path in ("/static/nothing", *(path.replace("{", "").replace("}", "") for path in paths)):
         response = client.request("TRACE", path, headers=BROWSER)
         assert (response.status_code, response.headers["content-type"]) == (405, "application/problem+json"), path
