@@ -11,18 +11,20 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
+from pydantic import Field
 
 from service.database import queries
 from service.database.comparing import COSTS, TITLES, Question, first_of_each_dataset, flatten, metrics_of, real_first
 from service.database.curves import curves_of_run, name_curve, unit_of_curve
 from service.database.samples import NoSample, Samples
 from service.database.schemas import SampleOut
-from service.dependencies import Compare, ResultsSession, app_state_of
+from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.caching import tag_answer
 from service.http.errors import Problem, declared
 from service.pages.charts import comparison_chart, inside_charts
 from service.pages.documents import render
 from service.pages.drawing import draw_curves
+from service.pages.linked_data import results_on
 from service.pages.models import tell_chance
 from service.pages.wording import name_claims
 from service.routes.claim_pages import show_papers
@@ -48,12 +50,12 @@ def show_comparison(
     dataset: str | None = None,
     profile: str | None = None,
     metric: str | None = None,
-    sample: Annotated[int | None, Query(ge=0, lt=1 << 40)] = None,
+    sample: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 40)]], Query(max_length=64)] = [],  # noqa: B006
     checkpoint: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
 ) -> Response:
     """The papers and what came out; with `dataset`, its models side by side and to try.
 
-    A link to an answer names a test image by `sample` and the models by `checkpoint`: they are chosen in the form.
+    A link to an answer names test images by `sample` and the models by `checkpoint`: they are chosen in the form.
     """
     if dataset is None:
         return show_papers(request, session, compare)
@@ -62,7 +64,7 @@ def show_comparison(
     chosen = queries.find_dataset(session, dataset)
     comparisons = real_first(compare(Question(dataset=chosen.name, profile=profile, metric=metric)))
     described = [(item, metrics_of(item, chosen.kind), comparison_chart(item)) for item in comparisons]
-    judged = list_judged(session, ClaimFilter(dataset=chosen.name))
+    judged, day = list_judged(session, ClaimFilter(dataset=chosen.name)), queries.read_meta(session, "newest_result")
     served = queries.strongest(queries.list_checkpoints(session, dataset=chosen.name))
     return parts.templates.TemplateResponse(
         request,
@@ -87,6 +89,7 @@ def show_comparison(
             "sample": sample,
             "max_images": parts.settings.max_images,
             "needs_key": parts.settings.keys is not None,
+            "linked_data": results_on(chosen, site_of(request), f"{site_of(request)}/?dataset={chosen.name}", day),
         },
     )
 
@@ -103,16 +106,15 @@ def _decided(judged: Sequence[JudgedClaim], experiment: str) -> list[JudgedClaim
     ]
 
 
-def _samples(root: Path, dataset: str, asked: int | None) -> list[SampleOut]:
-    """A few test images, and the one asked for; none where the data set was not packed here, whose models answer all
+def _samples(root: Path, dataset: str, asked: Sequence[int]) -> list[SampleOut]:
+    """A few test images, and those asked for; none where the data set was not packed here, whose models answer all
     the same.
     """
     try:
         packed = Samples(root, dataset)
         chosen = packed.chosen()
-        if asked is None or asked not in packed or asked in [item.position for item in chosen]:
-            return chosen
-        return [*chosen, packed.describe(asked)]
+        known = [item.position for item in chosen]
+        return chosen + [packed.describe(one) for one in dict.fromkeys(asked) if one in packed and one not in known]
     except NoSample:
         return []
 
