@@ -29,7 +29,7 @@ from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional, dated
 from service.examples import load_examples
 from service.http.access import AccessPolicy, KeyFile
-from service.http.caching import MAX_REQUEST_HEADER_BYTES, NotModified, edition_of
+from service.http.caching import NotModified, edition_of
 from service.http.counts import RequestCounter
 from service.http.downloads import Exports
 from service.http.errors import ProblemOut, declared, install_error_handlers
@@ -249,7 +249,6 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
         hosts=settings.allowed_hosts,
         origins=settings.cors_origins,
         root_path=settings.root_path,
-        header_bytes=MAX_REQUEST_HEADER_BYTES,
     )
     app.add_middleware(RequestContextMiddleware, metrics=parts.metrics, readiness=parts.readiness)
     if settings.proxies:

@@ -53,7 +53,7 @@ def test_every_file_that_a_page_points_to_can_be_opened_here(published_client: T
         html = published_client.get(address).text
         pointed |= set(re.findall(r'href="(/files/[^"]+)"', html))
         assert " in the repository" not in re.sub(r"(?s)<pre.*?</pre>", "", html), address
-    assert {"/files/CITATION.cff", "/files/NOTICE", "/files/params.yaml", "/files/docs/verdicts.md"} <= pointed
+    assert {"/files/CITATION.cff", "/files/NOTICE", "/files/params.yaml"} <= pointed
     assert "/files/docs/decisions.md#0008" in pointed
     for address in pointed:
         assert published_client.get(address).status_code == 200, address
