@@ -37,11 +37,12 @@ from service.database.curves import (
     name_curve,
     unit_of_curve,
 )
-from service.dependencies import Compare, ResultsSession, app_state_of
+from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.errors import Problem, declared
 from service.pages.charts import Smooth, band_chart, blocks_chart, cost_chart
 from service.pages.citing import bibtex_table
 from service.pages.comparing import MOST_LINES, first_shown
+from service.pages.linked_data import results_of
 from service.pages.models import (
     at_chance,
     choose_stopwatch,
@@ -107,7 +108,7 @@ def show_experiment(
     pair = _pair(experiment, left, right)
     judged = list_judged(session, ClaimFilter(experiment=name))
     claims = [row for row in judged if row.claim.kind not in ELSEWHERE]
-    paper = queries.find_paper(session, experiment.paper)
+    paper, day = queries.find_paper(session, experiment.paper), queries.read_meta(session, "newest_result")
     return app_state_of(request).templates.TemplateResponse(
         request,
         "experiment.html",
@@ -117,6 +118,9 @@ def show_experiment(
             "paper": paper,
             "bibtex": bibtex_table(
                 comparison, paper, app_state_of(request).settings.address, queries.content_digest(session)
+            ),
+            "linked_data": results_of(
+                experiment, paper, site_of(request), f"{site_of(request)}/experiments/{name}", day
             ),
             "claims": claims,
             "names": name_claims(session, claims),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import mlcroissant
 import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given
@@ -179,8 +180,10 @@ def test_what_a_browser_would_run_is_no_web_address(before: str, scheme: str, da
 OURS = {"address", "paper.repository", "repository", "contact_link"}
 """What comes from elsewhere: the first two are links if they are web addresses, the others are validated settings."""
 MADE_HERE = {"here", "data", "here(column)", "without(line.name)", "line.address", "problem.type"} | {
+    "image.address",
     "image.sample.address",
     "item.address",
+    "picture",
 }
 
 
@@ -217,3 +220,27 @@ def test_an_address_that_runs_is_no_link(own_root: Path) -> None:
             links = re.findall(r"""<[^>]*\s(?:href|src|\w*action)=["']([^"']*)""", html)
             assert links and all(re.match("[/#?]|https?://", link) for link in links), path
             assert "no public code of its authors" in html or "/papers/" not in path
+
+
+@pytest.mark.filterwarnings("ignore:ConjunctiveGraph:DeprecationWarning")
+@pytest.mark.parametrize(("address", "rows"), [("/?dataset=mnist", 10), ("/experiments/ninformer-mnist", 4)])
+def test_results_on_data_sets_and_of_experiments_are_croissant_whose_tables_can_be_read(
+    client: TestClient, address: str, rows: int, tmp_path: Path
+) -> None:
+    described = linked_data(client, address)
+    (table,) = described["distribution"]
+    (tmp_path / table["@id"]).write_bytes(client.get(table["contentUrl"]).content)
+    table["contentUrl"] = table["@id"]  # the test's client has no port
+    (tmp_path / "croissant.json").write_text(json.dumps(described))
+    read = mlcroissant.Dataset(tmp_path / "croissant.json")
+    assert not read.metadata.ctx.issues.errors
+    (name,) = [one.id for one in read.metadata.record_sets]
+    found = list(read.records(name))
+    assert len(found) >= rows and all(len(row) == len(described["recordSet"][0]["field"]) for row in found)
+    assert described["url"] == f"http://127.0.0.1{address}" and described["isBasedOn"]["name"]
+
+
+def test_a_paper_is_an_article_that_our_page_is_about(client: TestClient) -> None:
+    article = linked_data(client, "/papers/dac")
+    assert (article["@type"], article["url"]) == ("ScholarlyArticle", "https://arxiv.org/abs/2301.00924v3")
+    assert article["subjectOf"]["url"] == "http://127.0.0.1/papers/dac"
