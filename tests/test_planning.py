@@ -208,7 +208,7 @@ def test_flops_are_counted_once_for_each_model(params: Params, tmp_path: Path) -
     assert FlopCounts(path).known == {}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_plan_whose_models_were_counted_loads_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from stages.cli import main; main(['plan', 'ninformer-mnist']); sys.exit('torch' in sys.modules)"

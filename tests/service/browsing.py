@@ -15,8 +15,8 @@ ARGUMENTS = (
     *("--disable-sync", "--no-first-run"),
 )
 IN_A_BROWSER = [
-    pytest.mark.browser,
-    pytest.mark.long,
+    pytest.mark.needs(browser=True),
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (apt install chromium)"),
 ]

@@ -32,7 +32,7 @@ from service.settings import Settings
 from tests.service.conftest import keys_file, png, serving
 from tests.service.test_errors import VIT, assert_problem
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 OIP = "/v2/models/ninformer-cifar100.vit/infer"
 

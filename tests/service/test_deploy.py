@@ -19,7 +19,7 @@ from tests.project import REPOSITORY
 from tests.service.conftest import keys_file
 from tests.service.running import Running, running
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 UNIT = REPOSITORY / "deploy" / "claimcheck.service"
 MANIFEST = REPOSITORY / "deploy" / "kubernetes.yaml"

@@ -26,7 +26,7 @@ from service.examples import (
 from tests.service.results_factory import REPOSITORY
 from tests.service.running import Running, running
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 FIRST_LINES = REPOSITORY / "service" / "templates" / "first_lines.py.txt"
 

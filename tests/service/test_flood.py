@@ -22,7 +22,7 @@ from stages.recording import record
 from tests.polling import wait_until
 from tests.service.running import Running, running
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 ROWS = 200_000  # of curves: an export that no socket's buffers hold
 

@@ -24,7 +24,7 @@ from tests.service.conftest import png, serving
 from tests.service.hostile_images import encode
 from tests.service.test_errors import assert_problem
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 VIT, MIXER = "ninformer-cifar100.vit.0", "ninformer-cifar100.mlp-mixer.0"
 

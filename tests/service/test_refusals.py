@@ -31,7 +31,7 @@ from tests.service.test_hostile import NAME_FILTERS, NAMES, RESOURCES
 from tests.service.test_problems import is_problem
 from tests.service.test_server import FORM, HEADERS, exchange, head, request
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 LIST = "/api/v1/papers"
 

@@ -23,7 +23,7 @@ from tests.service.conftest import png
 from tests.service.results_factory import make_root
 from tests.service.running import Running, running
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 PATH = "/predict?checkpoint=ninformer-cifar100.vit.0"
 BOUNDARY = "x" * 20
@@ -148,6 +148,9 @@ ODD = {
     "a blank before the colon": (head("GET", "/", "X : a"), 400),
     "a NUL in a header": (head("GET", "/", "X: a\0b"), 400),
     "bytes in headers": (head("GET", "/", *(f"{name}: \xff" for name in ("Accept", "If-None-Match", "Origin"))), 200),
+    "a PROXY line": (b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n" + head("GET", "/health/live"), 400),
+    "a folded header": (head("GET", "/health/live", "X: a\r\n b"), 200),
+    "a length of 5,000 digits": (head("POST", PATH, "Content-Length: " + "9" * 5000), 400),
     "an odd length": (head("POST", PATH, "Content-Length: +5") + b"hello", 400),
     "chunked twice": (head("POST", PATH, "Transfer-Encoding: chunked, chunked"), 400),
     "chunked and gzip": (head("POST", PATH, "Transfer-Encoding: gzip, chunked"), 400),

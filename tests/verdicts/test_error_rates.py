@@ -105,7 +105,7 @@ def documented(row: str) -> list[float]:
     return [float(cell) for cell in line.strip("| ").split("|")[1:]]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 @pytest.mark.parametrize("noise", NOISE)
 def test_an_order_errs_as_often_as_the_documents_say(noise: str) -> None:
     found = [100 * errors(noise, ratio)[0] for ratio in (1, 3, 10)]
@@ -122,7 +122,7 @@ def test_wrong_orders_of_skewed_noise_carry_the_warning(noise: str) -> None:
 # Rules that were replaced, and how often they erred.
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 @pytest.mark.parametrize(("row", "replicates"), [("one training per fold", 5), ("two trainings per fold", 10)])
 def test_folds_err_as_often_as_the_documents_say(row: str, replicates: int) -> None:
     """With a correlation of 0.2 between folds, 1/5, as Nadeau and Bengio assume for five: plain, and corrected."""
