@@ -282,15 +282,11 @@ def show_method(request: Request, session: ResultsSession) -> Response:
     text = tell_method(
         read_rules(session),
         tell_whole(lacking_test_images(session, every), titles_of(session)[0]),
-<<<<<<< HEAD
-        ((rule_after(row.claim, row.verdict) or "", f"/claims/{row.claim.id}", names[row.claim.id]) for row in later),
-=======
         (
             (after, f"/claims/{row.claim.id}", names[row.claim.id])
             for row in later
             if (after := rule_after(row.claim, row.verdict))
         ),
->>>>>>> main
     )
     shown, terms = frozenset(parts.files), (DOCS / "glossary.md").read_text(encoding="utf-8")
     method = render("docs/verdicts.md", text, shown, parts.settings.repository)
