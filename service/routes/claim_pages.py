@@ -8,7 +8,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse
-from markupsafe import Markup
 from pydantic import AfterValidator
 
 from service.database import queries
@@ -302,7 +301,7 @@ def show_method(request: Request, session: ResultsSession) -> Response:
         "method.html",
         {
             "method": method,
-            "text": Markup(add_badges(method.body)),
+            "text": add_badges(method.body),
             "terms": render("docs/glossary.md", terms, shown, parts.settings.repository),
             "papers": queries.list_papers(session),
         },
