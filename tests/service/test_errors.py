@@ -12,7 +12,7 @@ from httpx import Response
 
 from service.settings import Settings
 from stages.recording import record
-from tests.service.conftest import png, serving
+from tests.service.conftest import png, reading, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, make_root
 
 STAND_INS = "stand-ins answer when named by checkpoint="
@@ -265,7 +265,7 @@ def test_a_table_that_breaks_under_the_service_is_unavailable(own_root: Path) ->
     with sqlite3.connect(own_root / "data" / "results.db") as connection:
         connection.execute("DROP TABLE claims")
     connection.close()
-    with serving(Settings(root=own_root)) as client:
+    with reading(Settings(root=own_root)) as client:
         assert_problem(client.get("/api/v1/claims"), 503, "the results database can't be read")
 
 

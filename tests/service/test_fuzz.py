@@ -54,7 +54,9 @@ def test_few_operations_take_what_no_schema_describes(operations: list[APIOperat
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("effort", [GENTLY, pytest.param(HARD, marks=pytest.mark.slow(hours=True))], ids=["gently", "hard"])
+@pytest.mark.parametrize(
+    "effort", [GENTLY, pytest.param(HARD, marks=pytest.mark.slow(hours=True))], ids=["gently", "hard"]
+)
 def test_every_answer_is_a_declared_one(
     operations: list[APIOperation], effort: settings, service: Running, subtests: pytest.Subtests
 ) -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from service.pages.documents import render
 from service.pages.repository import files_below
 from service.settings import Settings
-from tests.service.conftest import serving
+from tests.service.conftest import reading
 from tests.service.results_factory import REPOSITORY
 from tests.service.test_published_pages import text_of
 
@@ -25,10 +25,10 @@ def test_every_claim_s_page_says_where_to_object_and_that_no_author_was_asked(
     assert "names nobody to write to and no public repository" in page and asked in page and CLAIM in page
     assert 'id="object"' in published_client.get("/method").text
     for contact, link in (("claims@example.org", "mailto:claims@example.org"), ("https://example.org/x", None)):
-        with serving(Settings(root=REPOSITORY, database=published, contact=contact)) as known:
+        with reading(Settings(root=REPOSITORY, database=published, contact=contact)) as known:
             html = known.get(f"/claims/{CLAIM}").text
             assert f'Write to <a href="{link or contact}">{contact}</a>' in html and asked in html
-    with serving(Settings(root=REPOSITORY, database=published, repository="https://example.org/r")) as known:
+    with reading(Settings(root=REPOSITORY, database=published, repository="https://example.org/r")) as known:
         assert 'Say so in the <a href="https://example.org/r">repository</a>' in known.get(f"/claims/{CLAIM}").text
 
 

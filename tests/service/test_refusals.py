@@ -24,7 +24,7 @@ from service.http.logs import JsonLines
 from service.settings import Settings
 from stages.recording import record
 from tests.polling import wait_until
-from tests.service.conftest import png, serving
+from tests.service.conftest import png, reading, serving
 from tests.service.running import Running, running
 from tests.service.test_errors import VIT, assert_problem
 from tests.service.test_hostile import NAME_FILTERS, NAMES, RESOURCES
@@ -104,7 +104,7 @@ def test_a_range_that_is_none_is_a_problem(client: TestClient, sent: str, status
 
 def test_a_refusal_of_cors_is_a_problem(settings: Settings) -> None:
     friend = "https://friend.example"
-    with serving(settings.model_copy(update={"cors_origins": (friend,)})) as client:
+    with reading(settings.model_copy(update={"cors_origins": (friend,)})) as client:
         for origin, method, words in (("https://stranger.example", "GET", "origin"), (friend, "DELETE", "method")):
             asked = {"origin": origin, "access-control-request-method": method}
             response = client.options("/compare", headers=asked)
@@ -240,7 +240,7 @@ DAMAGES = {
 def test_a_damaged_database_is_unavailable(own_root: Path) -> None:
     database = own_root / "data" / "results.db"
     whole = database.read_bytes()
-    with serving(Settings(root=own_root)) as client:
+    with reading(Settings(root=own_root)) as client:
         for kind, damage in DAMAGES.items():
             database.write_bytes(whole)
             assert client.get("/api/v1/experiments").status_code == 200
