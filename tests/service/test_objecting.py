@@ -38,27 +38,6 @@ def test_a_contact_is_an_address_or_is_refused(contact: str) -> None:
         Settings(contact=contact)
 
 
-def test_every_file_that_a_page_points_to_can_be_opened_here(published_client: TestClient) -> None:
-    claims = [claim["id"] for claim in published_client.get("/api/v1/claims?limit=1000").json()]
-    papers = [paper["name"] for paper in published_client.get("/api/v1/papers").json()]
-    pages = [
-        "/",
-        "/method",
-        "/claims",
-        *(f"/papers/{name}" for name in papers),
-        *(f"/claims/{name}" for name in claims),
-    ]
-    pointed: set[str] = set()
-    for address in pages:
-        html = published_client.get(address).text
-        pointed |= set(re.findall(r'href="(/files/[^"]+)"', html))
-        assert " in the repository" not in re.sub(r"(?s)<pre.*?</pre>", "", html), address
-    assert {"/files/CITATION.cff", "/files/NOTICE", "/files/params.yaml", "/files/docs/verdicts.md"} <= pointed
-    assert "/files/docs/decisions.md#0008" in pointed
-    for address in pointed:
-        assert published_client.get(address).status_code == 200, address
-
-
 def test_no_file_is_shown_but_those_that_pages_speak_of(published_client: TestClient) -> None:
     for path in ("data/results.db", "pyproject.toml", "../README.md", "docs/../pyproject.toml", "service/app.py", ""):
         assert published_client.get(f"/files/{path}").status_code == 404
