@@ -17,30 +17,6 @@ from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, make_root
 
 STAND_INS = "stand-ins answer when named by checkpoint="
 VIT = "/predict?checkpoint=ninformer-cifar100.vit.0"
-GETS = (
-    "/",
-    "/compare",
-    "/docs",
-    "/runs/{key}",
-    "/health/live",
-    "/health/ready",
-    "/static/vega.js",
-    "/static/style.css",
-    "/api/v1/openapi.json",
-    "/api/v1/versus?dataset=mnist&a=vit&b=ninformer",
-    "/api/v1/papers",
-    "/api/v1/papers/ninformer",
-    "/api/v1/datasets",
-    "/api/v1/datasets/mnist",
-    "/api/v1/experiments",
-    "/api/v1/experiments/ninformer-mnist",
-    "/api/v1/claims",
-    "/api/v1/claims/ninformer.table2.mnist.vit",
-    "/api/v1/runs",
-    "/api/v1/runs/{key}",
-    "/api/v1/checkpoints",
-    "/api/v1/checkpoints/ninformer-mnist.vit.0",
-)
 
 
 def assert_problem(response: Response, status: int, words: str = "") -> None:
