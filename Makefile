@@ -37,7 +37,7 @@ FAST_PATHS := $(patsubst %,tests/ops/fast/test_%.py,attention crops dac dac_stac
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup cluster repro test test-long test-cluster lint check shape format serve bench soak oldest report mirror lock sbom audit clean clean-data
+.PHONY: help setup cluster repro test test-long test-cluster lint check shape format serve docs picture bench soak oldest report mirror lock sbom audit clean clean-data
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
@@ -103,6 +103,13 @@ format: $(READY)  ## rewrite the code in the house format
 serve: $(READY) | $(if $(CLAIMCHECK_DATABASE),,data/results.db)  ## the service and its page on 127.0.0.1:8000 (PORT=…)
 	$(BIN)/python -m service --host 127.0.0.1 --port $(PORT)
 
+docs: report  ## the documentation as a site on 127.0.0.1:8001 (DOCS_PORT=…), built into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site $(or $(DOCS_PORT),8001)
+
+picture: $(READY) data/results.db  ## docs/page.png: the first screen as it is now
+	PYTHONPATH=. $(BIN)/python .ci/picture.py
+
 # Before any repro the service answers from the evidence in git.
 data/results.db: | $(READY)
 	@echo "no repro has run here: making the database from the evidence in git, some 15 seconds"
@@ -122,7 +129,7 @@ oldest: $(READY)  ## the check for GPUs on this CPU, with the oldest PyTorch tha
 	$(BIN)/uv pip install --quiet --python .venv-oldest $(OLDEST) numpy safetensors
 	.venv-oldest/bin/python -m benchmarks.gpu_check --device cpu --parts environment planned operators tf32 losses --out /dev/null
 
-report: $(READY)  ## docs/results.md from the published evidence alone, docs/findings.md
+report: $(READY)  ## docs/results.md and docs/findings.md, which git ignores, from the published evidence alone
 	$(BIN)/python -m stages.report --docs
 	$(BIN)/python -m stages.analyse --docs
 

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from cachetools import LRUCache
 from fastapi import Depends, FastAPI
 from fastapi.exception_handlers import http_exception_handler
 from fastapi.middleware.cors import CORSMiddleware
@@ -28,7 +29,7 @@ from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional, dated
 from service.examples import load_examples
 from service.http.access import AccessPolicy, KeyFile
-from service.http.caching import MAX_REQUEST_HEADER_BYTES, NotModified, edition_of
+from service.http.caching import NotModified, edition_of
 from service.http.counts import RequestCounter
 from service.http.downloads import Exports
 from service.http.errors import ProblemOut, declared, install_error_handlers
@@ -57,6 +58,7 @@ from service.routes import (
     export,
     health,
     inference,
+    model_pages,
     oip,
     pages,
     reference,
@@ -77,6 +79,7 @@ PRELOADED_SHARE = 0.5  # of the memory for weights
 SERVER_BYTES, WORKER_BYTES, EXPORT_BYTES = 800 << 20, 256 << 20, 512 << 20
 """Memory of the server with shared code, of a worker without weights, and of exports if /tmp is in memory."""
 MOST_WEIGHT_BYTES, LEAST_WEIGHT_BYTES = 1 << 30, 128 << 20
+MOST_ANSWERS = 64  # models whose answers to their pages' images are remembered
 MAX_WORKERS = 4  # each is an interpreter of some 300 MB with its own models
 DESCRIPTION = (
     "Checks the numbers that machine-learning papers print: results, comparisons, verdicts and the trained models."
@@ -114,7 +117,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(inference.router)  # searched in this order, and images are requested most often
     for module in (comparisons, catalogue, runs):
         app.include_router(module.router, dependencies=[Depends(conditional)])
-    for module in (pages, claim_pages, experiment_pages):
+    for module in (pages, claim_pages, experiment_pages, model_pages):
         app.include_router(module.router, dependencies=[Depends(conditional), Depends(dated)])
     for module in (export, oip, health, reference):
         app.include_router(module.router)
@@ -146,6 +149,7 @@ def _app_state(settings: Settings) -> AppState:
         choices=Choices(settings.database_address, asking),
         comparisons=Comparisons(),
         front={},
+        answers=LRUCache(MOST_ANSWERS),
         exports=Exports(
             reading,
             asking,
@@ -245,7 +249,6 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
         hosts=settings.allowed_hosts,
         origins=settings.cors_origins,
         root_path=settings.root_path,
-        header_bytes=MAX_REQUEST_HEADER_BYTES,
     )
     app.add_middleware(RequestContextMiddleware, metrics=parts.metrics, readiness=parts.readiness)
     if settings.proxies:

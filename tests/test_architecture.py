@@ -90,7 +90,7 @@ SERVICE: dict[str, set[str]] = {
     "http": {"settings", "slots", "database", "inference"},
     "pages": {"slots", "database"},
     "dependencies": {"settings", "slots", "database", "inference", "http", "pages"},
-    "routes": {"settings", "database", "inference", "http", "pages", "dependencies"},
+    "routes": {"settings", "slots", "database", "inference", "http", "pages", "dependencies"},
     "app": {"settings", "slots", "examples", "database", "inference", "http", "pages", "dependencies", "routes"},
     "__main__": {"settings", "examples", "inference", "http", "app"},
 }

@@ -18,6 +18,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import h11
@@ -103,7 +104,11 @@ class _Connection(H11Protocol):
         own: socket.socket | None = transport.get_extra_info("socket")
         if own is not None:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        self._client, most = self._counted_client(), self.limits.max_connections
+        with suppress(ValueError):  # no address
+            address = ipaddress.ip_address(_address(self.client).partition("%")[0])
+            is_proxy = any(address in network for network in self.limits.proxies)  # has connections of many clients
+            self._client = None if is_proxy else client_of(str(address))
+        most = self.limits.max_connections
         if self._client is not None and self.by_client[self._client] >= -(-most // 2):
             self.conn.refusal = f"{self.by_client[self._client]:,} connections of one client are open already"
         elif self.by_client.total() >= most:
@@ -117,14 +122,6 @@ class _Connection(H11Protocol):
                 del self.reserved[oldest]
                 oldest.transport.abort()
         self._expect_client()
-
-    def _counted_client(self) -> str | None:
-        """The client whose connections count together; None for a proxy, which has those of many."""
-        try:
-            address = ipaddress.ip_address(_address(self.client).partition("%")[0])
-        except ValueError:
-            return None
-        return None if any(address in network for network in self.limits.proxies) else client_of(str(address))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

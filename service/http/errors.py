@@ -240,7 +240,14 @@ def install_error_handlers(app: FastAPI) -> None:
         return problem_response(request, status, detail, headers)
 
     async def validation(request: Request, error: RequestValidationError) -> Response:
-        return problem_response(request, 422, "; ".join(_explain(item) for item in error.errors()))
+        details = []
+        for item in error.errors():
+            field, message = ".".join(str(part) for part in item["loc"]), item["msg"][0].lower() + item["msg"][1:]
+            got = f", got {item['input'][:80]!r}" if isinstance(item.get("input"), str) else ""
+            is_text = "UploadFile" in item["msg"]
+            told = "this is text; send a file, in a part with a filename" if is_text else f"{message}{got}"
+            details.append(f"{field}: {told}")
+        return problem_response(request, 422, "; ".join(details))
 
     async def unavailable(request: Request, error: Exception) -> Response:
         logger.error("%s %s: %s", request.method, request.url.path, error)
@@ -259,15 +266,6 @@ def install_error_handlers(app: FastAPI) -> None:
     for kind in (CheckpointError, DBAPIError, NoConnection):
         app.add_exception_handler(kind, unavailable)
     app.add_exception_handler(ClientDisconnect, cut)
-
-
-def _explain(item: Any) -> str:
-    field = ".".join(str(part) for part in item["loc"])
-    if "UploadFile" in item["msg"]:
-        return f"{field}: this is text; send a file, in a part with a filename"
-    message = item["msg"][0].lower() + item["msg"][1:]
-    value = item.get("input")
-    return f"{field}: {message}" + (f", got {value[:80]!r}" if isinstance(value, str) else "")
 
 
 def declared(*statuses: int, as_pages: bool = False) -> dict[int | str, dict[str, Any]]:

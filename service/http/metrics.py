@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
@@ -76,10 +76,6 @@ class Metrics:
         for (name, text), read in gauges.items():
             Gauge(f"claimcheck_{name}", text, registry=self.registry).set_function(read)
         self.registry.register(_Restarts(engine))
-
-    def text(self) -> bytes:
-        """All metrics in the exposition format."""
-        return generate_latest(self.registry)
 
 
 class _Restarts(Collector):

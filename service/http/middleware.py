@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http import logs
 from service.http.access import AccessDenied, AccessPolicy, client_of
-from service.http.caching import SECURITY_HEADERS, known_tags
+from service.http.caching import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS, known_tags
 from service.http.errors import (
     FOR_MACHINES,
     MEDIA_TYPE,
@@ -92,10 +92,19 @@ class RequestContextMiddleware(HttpMiddleware):
             if message["type"] == "http.response.start":
                 has_any = known_tags(Headers(scope=inner)) == ["*"] and "etag" in inner["state"]
                 if message["status"] == 200 and has_any:
-                    headers = [pair for pair in message["headers"] if pair[0] not in OF_BODY]
-                    message, has_body = {**message, "status": 304, "headers": headers}, False
-                status = message["status"]
-                self._dress(MutableHeaders(scope=message), identity, inner, status)
+                    left = [pair for pair in message["headers"] if pair[0] not in OF_BODY]
+                    message, has_body = {**message, "status": 304, "headers": left}, False
+                status, headers = message["status"], MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+                headers["x-request-id"] = identity
+                if status in (200, 206, 304) and (etag := inner["state"].get("etag")):
+                    is_csv = headers.get("content-type", "").startswith("text/csv")
+                    is_exact = is_csv and "content-encoding" not in headers
+                    headers["etag"] = etag.removeprefix("W/") if is_exact else etag
+                    headers.setdefault("cache-control", "no-cache")
+                if self.readiness.is_draining:
+                    headers["connection"] = "close"
             elif message["type"] == "http.response.body":
                 size += len(message.get("body", b""))
                 if not has_body:
@@ -116,17 +125,6 @@ class RequestContextMiddleware(HttpMiddleware):
             logger.info("request", extra={"fields": fields})
             logs.request_id.reset(token)
             holder.reset(held)
-
-    def _dress(self, headers: MutableHeaders, identity: str, scope: Scope, status: int) -> None:
-        for name, value in SECURITY_HEADERS.items():
-            headers.setdefault(name, value)
-        headers["x-request-id"] = identity
-        if status in (200, 206, 304) and (etag := scope["state"].get("etag")):
-            is_exact = headers.get("content-type", "").startswith("text/csv") and "content-encoding" not in headers
-            headers["etag"] = etag.removeprefix("W/") if is_exact else etag
-            headers.setdefault("cache-control", "no-cache")
-        if self.readiness.is_draining:
-            headers["connection"] = "close"
 
 
 class ProblemDetailsMiddleware(HttpMiddleware):
@@ -178,16 +176,14 @@ class RequestCheckMiddleware(HttpMiddleware):
 
     400: a body whose length is said in two ways, or in one that its version doesn't know (RFC 9112, section 6): a proxy
     in front may have read another body.  The connection is closed, since what follows is in doubt.
-    431: headers over `header_bytes`; the server's own limit covers a line that hasn't ended yet.
+    431: headers over `MAX_REQUEST_HEADER_BYTES`; the server's own limit covers a line that hasn't ended yet.
     421: a host that this service doesn't answer for, so that another site's page can't reach it by that site's name.
     Probes and Prometheus name a pod by its address, so what only machines read is answered for any host.
     403: what a page of another site sends: any page could have a browser ask a service on this machine.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, hosts: Sequence[str], origins: Sequence[str], root_path: str, header_bytes: int
-    ) -> None:
-        self.app, self.root_path, self.header_bytes = app, root_path, header_bytes
+    def __init__(self, app: ASGIApp, *, hosts: Sequence[str], origins: Sequence[str], root_path: str) -> None:
+        self.app, self.root_path = app, root_path
         self.hosts, self.origins = frozenset(host.lower() for host in hosts), frozenset(origins)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -214,8 +210,8 @@ class RequestCheckMiddleware(HttpMiddleware):
         if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
             detail = "the request has a Transfer-Encoding beside a Content-Length or in HTTP/1.0; send one length"
             raise Problem(400, detail, {"connection": "close"})
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > self.header_bytes:
-            raise Problem(431, f"the request's headers are larger than {self.header_bytes:,} bytes")
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_REQUEST_HEADER_BYTES:
+            raise Problem(431, f"the request's headers are larger than {MAX_REQUEST_HEADER_BYTES:,} bytes")
         given = headers.get("host", "").lower()
         host = re.sub(r":\d*$", "", given)
         if not {"*", host} & self.hosts and not own_path(scope).startswith(FOR_MACHINES):

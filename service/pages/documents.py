@@ -21,7 +21,9 @@ _SCROLLING = {  # no text holds these tags, because raw HTML is escaped
     "<pre>": '<pre tabindex="0">',
     "<table>": '<div class="scroll" tabindex="0" role="region" aria-label="Table"><table class="wrapped">',
     "</table>": "</table></div>",
+    "&lt;br&gt;": "<br>",  # the only tag that our tables need
 }
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def render(path: str, text: str, shown: frozenset[str], repository: str | None) 
 
     A relative link leads to one of the `shown` files here, else into the `repository`, else it is plain text.
     """
-    tokens = _MARKDOWN.parse(text)
+    tokens = _MARKDOWN.parse(_COMMENT.sub("", text))
     title = path
     if len(tokens) > 1 and tokens[0].tag == "h1":
         title, tokens = tokens[1].content.replace("`", ""), tokens[3:]
@@ -82,7 +84,7 @@ def _place_links(tokens: Iterable[Token], folder: str, shown: frozenset[str], re
 
 
 def _address(link: str, folder: str, shown: frozenset[str], repository: str | None) -> str | None:
-    if is_web_address(link) or link.startswith(("#", "mailto:")):
+    if is_web_address(link) or link.startswith(("#", "/", "mailto:")):
         return link
     name, mark, anchor = link.partition("#")
     path = posixpath.normpath(posixpath.join(folder, name))

@@ -47,7 +47,7 @@ class Answer:
 class Command:
     """`does` is one sentence.  `add_to` adds the arguments.  `codes`: exit codes that mean something else here.
 
-    `has_json`: with `--json` it prints one document.  What another program reads anyway has no such other form.
+    `document`: the keys of what `--json` prints; empty if there is no such form, because a program reads the other one.
     """
 
     does: str
@@ -55,7 +55,7 @@ class Command:
     run: Callable[[argparse.Namespace], Answer]
     add_to: Callable[[argparse.ArgumentParser], None] = lambda parser: None
     codes: dict[int, str] = field(default_factory=dict)
-    has_json: bool = True
+    document: str = ""
 
 
 class Layout(argparse.HelpFormatter):
@@ -234,7 +234,7 @@ def open_database() -> Callable[[], Session]:
 
     if Path("data/evidence").is_dir() and not Path(DATABASE).exists():
         print(f"no results here yet: making {DATABASE} from the published evidence, 15 to 30 seconds", file=sys.stderr)
-        for stage in ("analyse", "record"):
+        for stage in ("record",) if Path("data/findings.jsonl").exists() else ("analyse", "record"):
             words = [sys.executable, "-m", f"stages.{stage}"]
             if subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode:
                 raise ResultsUnavailable(f"{DATABASE} can't be made: `python -m stages.{stage}` failed")

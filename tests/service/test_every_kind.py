@@ -39,7 +39,8 @@ KINDS = {
     "versus of shortened runs": "/versus?dataset=mnist&a=ninformer&b=vit",
     "versus without models": "/versus",
     "documentation": "/docs",
-    "file": "/files/params.yaml",
+    "file": "/files/docs/operators/yat.md",
+    **{f"model {name}": f"/models/{name}" for name in ("ninformer-mnist.local-vit", "dac-sgemm.mlp-141x5")},
     "not understood": "/leaderboard?sort=nothing",
 }
 CUT_OFF = """() => [...document.querySelectorAll(".scroll:has(> .claims, > .printed, > .leaderboard)")]

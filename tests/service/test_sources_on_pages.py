@@ -8,7 +8,7 @@ from pathlib import Path
 from fastapi.testclient import TestClient
 
 from service.settings import Settings
-from tests.service.conftest import reading
+from tests.service.conftest import serving
 from tests.service.results_factory import REPOSITORY
 from tests.service.test_published_pages import text_of
 
@@ -64,7 +64,7 @@ def test_files_are_links_where_the_repository_s_address_is_known(
     with sqlite3.connect(audited) as database:
         database.execute("REPLACE INTO meta VALUES ('record', ?)", [digest])
     database.close()
-    with reading(Settings(root=REPOSITORY, database=str(audited), repository=home)) as known:
+    with serving(Settings(root=REPOSITORY, database=str(audited), repository=home)) as known:
         assert f': {digest}">{digest[:16]}</code>' in known.get("/method").text
         assert known.get("/health/ready").json()["detail"].endswith(f"; record {digest}")
         linked = known.get("/method").text
