@@ -8,8 +8,7 @@ from pathlib import Path
 
 from service.pages.legend import BY_WORD, COLOURS, MEANINGS, REASONS
 from service.pages.planning import tell_levels, tell_margins
-from stages.results import ICONS
-from stages.rules import Rules
+from stages.results import ICONS, Rules
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 _PLANS = (3, 5, 10)
