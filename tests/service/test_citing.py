@@ -20,7 +20,7 @@ from service.app import create_app
 from service.pages.citing import COLOURS, badge, paper_badge
 from service.pages.formats import is_web_address
 from service.settings import Settings
-from tests.service.conftest import serving
+from tests.service.conftest import reading
 from tests.service.results_factory import REPOSITORY
 
 GAIN = "/claims/dac.sgemm.gain"
@@ -204,7 +204,7 @@ def test_an_address_that_runs_is_no_link(own_root: Path) -> None:
             database.execute("UPDATE papers SET repository = ?1, summary = ?1 WHERE name = ?2", (f"{scheme}x", name))
         database.execute("UPDATE datasets SET homepage = 'javascript:x', licence = 'javascript:x'")
         database.execute("UPDATE claims SET statement = 'javascript:x', note = 'javascript:x'")
-    with serving(Settings(root=own_root)) as client:
+    with reading(Settings(root=own_root)) as client:
         claims = [claim["id"] for claim in client.get("/api/v1/claims?limit=1000").json()][::9]
         runs = [run["run_key"] for run in client.get("/api/v1/runs?limit=3").json()]
         pages = [f"/papers/{name}" for name in names] + [f"/claims/{claim}" for claim in claims]
