@@ -48,7 +48,6 @@ from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment,
 router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
 MANY_EPOCHS, LONG_MEAN = 200, 15  # beyond so many, each epoch's scatter hides the lines
-ELSEWHERE = ("value", "setup", "count")  # kinds of claims: beside the data set's table, and on the paper's page
 
 
 @router.get("/experiments/{name}", responses=declared(404, 422))
@@ -95,7 +94,9 @@ def show_experiment(
     kind = dataset.kind
     pair = _pair(experiment, left, right)
     judged = list_judged(session, ClaimFilter(experiment=name))
-    claims = [row for row in judged if row.claim.kind not in ELSEWHERE]
+    claims = [
+        row for row in judged if row.claim.facts.number != "model" and row.claim.facts.by not in ("params", "data")
+    ]
     paper = queries.find_paper(session, experiment.paper)
     return app_state_of(request).templates.TemplateResponse(
         request,

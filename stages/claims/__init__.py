@@ -11,22 +11,3 @@ from stages.claims.lines import ClaimLine, ClaimsError, place_claims, read_claim
 from stages.claims.settings import param_values
 from stages.claims.trials import gather
 from stages.runs.trial import Trial
-
-__all__ = [
-    "Change",
-    "ClaimLine",
-    "ClaimsError",
-    "Deviation",
-    "Judgement",
-    "PaperDeviations",
-    "Table",
-    "Trial",
-    "gather",
-    "judge_claims",
-    "param_values",
-    "place_claims",
-    "read_claims",
-    "read_deviations",
-    "read_history",
-    "touched",
-]

@@ -78,7 +78,11 @@ def digest_code() -> str:
     """Digest, without comments and docstrings, of what turns results into verdicts: rules, statistics, claims."""
     package = source_path("stages")
     assert package is not None, "stages is a package"
-    paths = [package.with_name("rules.py"), *package.parent.glob("claims/*.py"), *package.parent.glob("verdicts/*.py")]
+    paths = [
+        package.with_name("rules.py"),
+        *package.parent.glob("claims/**/*.py"),
+        *package.parent.glob("verdicts/*.py"),
+    ]
     return _digest({str(path.relative_to(package.parent)): module_digest(path) for path in sorted(paths)})
 
 

@@ -8,45 +8,18 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from stages.params.experiment import Params
 from stages.run import STRICT
+from stages.verdicts.kinds import KINDS, KindFacts
 
-Kind = Literal[
-    "value",
-    "ratio",
-    "range",
-    "observed",
-    "noise",
-    "order",
-    "difference",
-    "gap",
-    "equivalence",
-    "uniform",
-    "ahead_from",
-    "behind_up_to",
-    "failures",
-    "tally",
-    "wins",
-    "significant_wins",
-    "identity",
-    "theorem",
-    "inconsistent",
-    "count",
-    "setup",
-    "figure",
-    "qualitative",
-]
-"""A closed set: a row of any other kind is refused.  `trained.JUDGES` has what judges those of trained models."""
-ORDERS = ("order", "difference")
-"""That one arm is better than another."""
-CROSSOVERS = ("ahead_from", "behind_up_to")
-"""That among networks of equal size the proposed one is ahead from, or behind up to, a number of parameters."""
-TALLIES = ("tally", "wins", "significant_wins")
-"""A paper's own count of the orders of a family: of those that hold, of those in favour, of those with p < α, too."""
+if TYPE_CHECKING:
+    Kind = str
+else:
+    Kind = Literal[tuple(KINDS)]  # a closed set: a row of any other kind is refused
 
 
 class ClaimsError(ValueError):
@@ -95,6 +68,10 @@ class ClaimLine:
     statement: str | None = None
     reason: str | None = None
     reading: str | None = None
+
+    @property
+    def facts(self) -> KindFacts:
+        return KINDS[self.kind]
 
 
 def read_claims(path: Path) -> list[ClaimLine]:

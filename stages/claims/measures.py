@@ -78,11 +78,6 @@ def _read(metric: str, trial: Trial) -> float | None:
     return None
 
 
-def is_of_arm(metric: str) -> bool:
-    """True if the metric belongs to an arm as a whole and chooses an epoch."""
-    return metric in ARM_METRICS
-
-
 def choose_epoch(metric: str, trials: Sequence[Trial], looks: Looks) -> ArmMetric:
     """The metric of the trials that are judged, at the epoch that they choose together.
 

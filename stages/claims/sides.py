@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
 
-from stages.claims.judgement import Entry, Side
-from stages.claims.lines import CROSSOVERS, ClaimLine
-from stages.claims.measures import average, measure
+from stages.claims.judgement import ArmSummary, Entry, Side
+from stages.claims.lines import ClaimLine
+from stages.claims.measures import NotMeasured, average, choose_epoch, judged_of, measure
 from stages.claims.trials import ResultGroup, choose
 from stages.params.experiment import Experiment
 from stages.rules import Rules
 from stages.runs.trial import Trial
-from stages.verdicts import GridPart, Sample
+from stages.verdicts import ARM_METRICS, GridPart, Sample
 from stages.verdicts.grid_part import Cell, whole_slices
 from stages.verdicts.looks import Looks, complete_look
-
-OF_SLICES = ("order", "difference", "uniform")
-"""Kinds of claims about gains over a grid."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +51,34 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimSamples:
-    """Samples of a claim's two sides in its metric; a value has no baseline."""
+    """Samples of a claim's two sides in its metric; a value has no baseline.
 
+    `pairs` and `group` are those they are from; `part` has the pairs if those of a grid have results in part.
+    """
+
+    pairs: Pairs
+    group: ResultGroup
     proposed: Sample
     baseline: Sample | None
-    trials: tuple[Trial, ...]
-    entries: tuple[Entry, ...]
+    trials: tuple[Trial, ...] = ()
+    entries: tuple[Entry, ...] = ()
     part: GridPart | None = None
-    """The pairs, where those of a grid have results in part."""
+
+    @property
+    def both(self) -> tuple[Sample, Sample]:
+        assert self.baseline is not None, "the claim compares nothing"
+        return self.proposed, self.baseline
+
+    @property
+    def excluded_share(self) -> float:
+        """Share of the official test rows that our source lacks."""
+        data = [trial.result.data for trial in self.trials]
+        shares = [
+            one.excluded_test_images / (one.test_images + one.excluded_test_images)
+            for one in data
+            if one.excluded_test_images
+        ]
+        return max(shares, default=0.0)
 
     @property
     def note(self) -> str:
@@ -81,7 +97,7 @@ def find_group(
     planned = arms_of(claim, experiment)
     if len(planned.proposed) == 1:
         return planned, choose(groups, planned.arms)
-    if claim.kind in CROSSOVERS:  # its pairs are of equal size, which results tell
+    if claim.facts.at_size:  # its pairs are of equal size, which results tell
         return planned, next(iter(groups), None)
     for group in groups:
         numbers = [
@@ -92,7 +108,7 @@ def find_group(
         if not numbers:
             continue
         some = planned.among(numbers)
-        if planned.baseline and claim.kind in OF_SLICES:
+        if planned.baseline and claim.facts.over_pairs:
             some = some.among(whole_slices(some.cells, some.grid) or range(len(numbers)))
         return some, group
     return planned, None
@@ -144,6 +160,8 @@ def gather_samples(claim: ClaimLine, pairs: Pairs, group: ResultGroup, rules: Ru
         both = tuple((samples[one], samples[other]) for one, other in couples)
         part = GridPart(pairs=both, cells=pairs.cells, planned=pairs.grid)
     return ClaimSamples(
+        pairs=pairs,
+        group=group,
         proposed=average([samples[arm] for arm in pairs.proposed]),
         baseline=average([samples[arm] for arm in pairs.baseline]) if pairs.baseline else None,
         trials=tuple(trials.values()),
@@ -164,6 +182,43 @@ def mean_of(sample: Sample, looks: Looks) -> float | None:
     return fmean(used.values) if used.values else None
 
 
-def better_of(claim: ClaimLine) -> Literal["higher", "lower"]:
-    assert claim.better in ("higher", "lower"), f"{claim.id} doesn't say what is better"
-    return claim.better  # type: ignore[return-value]
+def summarise_arms(metric: str, arms: Iterable[str], group: ResultGroup, rules: Rules) -> tuple[ArmSummary, ...]:
+    """Summaries of those of `arms` that have the metric, each once; none if the metric is a replicate's own."""
+    found = []
+    for arm in dict.fromkeys(arms) if metric in ARM_METRICS else ():
+        trials, looks = group.arms[arm], group.looks(rules)
+        try:
+            chosen = choose_epoch(metric, trials, looks)
+        except NotMeasured:
+            continue
+        assert chosen.stderr is not None, "of two folds or more"
+        low, high = chosen.interval()
+        costs = {row.metric: row.value for trial in reversed(trials) for row in reversed(trial.result.metrics)}
+        found.append(
+            ArmSummary(
+                experiment=group.experiment.name,
+                arm=arm,
+                role=group.experiment.arms[arm].role,
+                n=len(chosen.folds),
+                value=chosen.value,
+                stderr=chosen.stderr,
+                low=low,
+                high=high,
+                epoch=chosen.epoch,
+                epochs=min(len(trial.result.curves) for trial in judged_of(trials, looks)),
+                flops=costs.get("flops_per_image"),
+                parameters=costs.get("parameters"),
+            )
+        )
+    return tuple(found)
+
+
+def summarise_figure(metric: str, groups: Sequence[ResultGroup], rules: Rules) -> tuple[ArmSummary, ...]:
+    """Summaries of the arms of a figure, from the results of each experiment that have the strongest evidence."""
+    found: list[ArmSummary] = []
+    for name in dict.fromkeys(group.experiment.name for group in groups):
+        own = [group for group in groups if group.experiment.name == name]
+        for arm, settings in own[0].experiment.arms.items():
+            if settings.role in ("baseline", "proposed") and (group := choose(own, [arm])):
+                found += summarise_arms(metric, [arm], group, rules)
+    return tuple(found)

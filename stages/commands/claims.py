@@ -16,10 +16,8 @@ import yaml
 from stages.claims import ClaimLine, ClaimsError, read_claims, read_history
 from stages.claims.history import PATH, append, committed_claims, pending
 from stages.claims.history import PATH as HISTORY
-from stages.claims.lines import TALLIES
 from stages.claims.registration import (
     FOLDER,
-    TESTS,
     RegisteredRun,
     changes_since,
     compose,
@@ -198,7 +196,9 @@ def _choose(rows: Sequence[ClaimLine], asked: Iterable[str]) -> list[ClaimLine]:
     Raises:
         ClaimsError: there is no such claim, or no training decides it.
     """
-    decidable = {claim.id for claim in rows if claim.kind in TESTS and (claim.experiment or claim.family)}
+    decidable = {
+        claim.id for claim in rows if claim.facts.by in ("training", "orders") and (claim.experiment or claim.family)
+    }
     names = set[str]()
     for name in asked:
         if name in {claim.id for claim in rows} - decidable:
@@ -217,9 +217,9 @@ def _plan(
     needed = {
         (name, arm)
         for claim in chosen
-        for one in (claim, *(row for row in rows if claim.kind in TALLIES and row.family == claim.family))
+        for one in (claim, *(row for row in rows if claim.facts.by == "orders" and row.family == claim.family))
         for name, experiment in params.experiments.items()
-        if one.kind in TESTS and one.kind not in TALLIES and fnmatch(name, one.experiment or "")
+        if one.facts.by == "training" and fnmatch(name, one.experiment or "")
         for arm in arms_behind(one, experiment)
     }
     grid = all_trainings(params).planned

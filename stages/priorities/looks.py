@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stages.claims import ClaimLine, Judgement
-from stages.claims.lines import CROSSOVERS
+from stages.claims.kinds import Trained, kind_of
 from stages.claims.sides import arms_of
-from stages.claims.trained import JUDGES
 from stages.datasets.packed import PackedDataError
 from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import CountFlops
@@ -33,7 +32,6 @@ from stages.scheduling.engine.groups import MAX_MODELS
 from stages.scheduling.planning import cost_of_run, network_of
 from stages.scheduling.runner import assignments, find_experiment, find_outcome, read_packed, ways_to
 from stages.verdicts import EvidenceLevel, Status, Verdict
-from stages.verdicts.looks import Looks, looks_from, looks_of_plan
 
 PROFILE = "paper"
 """The profile whose results decide."""
@@ -110,13 +108,14 @@ def _looks_left(
     judgement: Judgement, params: Params, judged: Collection[RunName], there: Collection[RunName]
 ) -> Iterator[NextLook]:
     claim = judgement.claim
-    if not judgement.is_decidable or claim.kind not in JUDGES or is_settled(judgement.verdict):
+    kind = kind_of(claim, params.verdicts)
+    if not judgement.is_decidable or not isinstance(kind, Trained) or is_settled(judgement.verdict):
         return
     names = fnmatch.filter(params.experiments, claim.experiment or "")
     if len(names) != 1:
         return
     experiment = params.experiments[names[0]]
-    arms, looks = arms_behind(claim, experiment), looks_of(claim, experiment, params)
+    arms, looks = arms_behind(claim, experiment), kind.looks(experiment)
     for at in looks:
         runs = frozenset(RunName(experiment.name, arm, replicate) for arm in arms for replicate in range(at))
         if not runs <= set(judged):
@@ -141,39 +140,21 @@ def is_decided(status: Status) -> bool:
 
 def arms_behind(claim: ClaimLine, experiment: Experiment) -> tuple[str, ...]:
     """The arms of an experiment that a claim of trained models needs."""
-    if claim.kind not in CROSSOVERS:
+    if not claim.facts.at_size:
         return arms_of(claim, experiment).arms
     patterns = [pattern for pattern in (claim.arm, claim.baseline_arm) if pattern]  # pairs are of equal size
     return tuple(arm for arm in experiment.arms if any(fnmatch.fnmatchcase(arm, pattern) for pattern in patterns))
-
-
-def looks_of(claim: ClaimLine, experiment: Experiment, params: Params) -> Looks:
-    """The looks at which a claim of trained models is judged, ending with the plan; none where the plan is too short.
-
-    As the judges have them: a number needs its minimum of replicates, a share of failed trainings the whole grid.
-    """
-    rules, planned = params.verdicts, experiment.replicates
-    if claim.kind == "failures":
-        return {planned: 1.0}
-    is_number = claim.kind in ("value", "ratio", "gap", "uniform", "noise") or (
-        claim.kind == "observed" and not claim.better
-    )
-    if not is_number:
-        return looks_of_plan(rules.looks, planned)
-    has_error = claim.kind == "observed" or (claim.kind in ("value", "gap") and claim.stderr is not None)
-    return looks_of_plan(looks_from(rules.looks, rules.minimum_with_error if has_error else rules.minimum), planned)
 
 
 def judgements_about(run: RunName, judgements: Iterable[Judgement], params: Params) -> list[Judgement]:
     """Those of claims of trained models that are about the run's arm and look at its replicate, now or later."""
     found = []
     for one in judgements:
-        if one.claim.kind not in JUDGES or run.experiment not in fnmatch.filter(
-            [run.experiment], one.claim.experiment or ""
-        ):
+        kind = kind_of(one.claim, params.verdicts)
+        if not isinstance(kind, Trained) or not fnmatch.fnmatch(run.experiment, one.claim.experiment or ""):
             continue
         experiment = params.experiments[run.experiment]
-        is_looked_at = run.replicate < max(looks_of(one.claim, experiment, params), default=0)
+        is_looked_at = run.replicate < max(kind.looks(experiment), default=0)
         if is_looked_at and run.arm in arms_behind(one.claim, experiment):
             found.append(one)
     return found

@@ -18,9 +18,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from stages.claims import ClaimLine, PaperDeviations
-from stages.claims.lines import ORDERS
-from stages.claims.power import foresee
-from stages.claims.trained import JUDGES
+from stages.claims.kinds import foresee
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import Params
 from stages.priorities.looks import (
@@ -159,7 +157,7 @@ def weigh(claims: Sequence[ClaimLine], papers: Sequence[PaperDeviations]) -> dic
     arguments = {paper.paper: paper.argument for paper in papers}
     parts = {}
     for claim in claims:
-        if claim.kind in JUDGES:
+        if claim.facts.by == "training":
             patterns = arguments.get(claim.paper, ())
             found = (place for place, pattern in enumerate(patterns) if fnmatchcase(claim.id, pattern))
             parts[claim.id] = claim.paper, next(found, len(patterns))
@@ -175,8 +173,8 @@ def chance_of_decision(claim: ClaimLine, power: Power | None, verdict: Verdict) 
     """
     if power is None or (power.supported, power.reproduced, power.not_reproduced) == (None, None, None):
         return NOBODY_KNOWS
-    if claim.kind in ORDERS and not is_decided(verdict.status):
+    if claim.facts.is_order and not is_decided(verdict.status):
         return power.supported or 0.0
-    right = power.reproduced if claim.kind in ORDERS or power.supported is None else power.supported
+    right = power.reproduced if claim.facts.is_order or power.supported is None else power.supported
     wrong = power.not_reproduced if claim.reading is None else None
     return ((right or 0.0) + (wrong or 0.0)) / 2

@@ -34,7 +34,7 @@ def verdict_rows(
     code, numbers = digest_code(), rules.digest()
     trained: dict[str, dict[str, Verdict]] = {}
     for judgement in judgements:
-        if judgement.is_by_training and judgement.claim.kind != "noise":  # which small p-values speak against
+        if judgement.is_by_training and not judgement.claim.facts.is_spread:  # which small p-values speak against
             trained.setdefault(judgement.claim.paper, {})[judgement.claim.id] = judgement.verdict
     rates: dict[str, float | None] = {}
     for verdicts in trained.values():

@@ -88,3 +88,4 @@ from stages.results.words import ICONS, WORD_OF, Word
 from stages.rules import Rules
 from stages.runs.evidence import INEXACT_SHARE
 from stages.verdicts import Status
+from stages.verdicts.kinds import KINDS
