@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stages.claims import ClaimLine, ClaimsError, param_values, place_claims, read_claims
-from stages.claims.kinds import Kind, Tally, Trained
+from stages.claims.kinds import Kind, TallyKind, TrainedKind
 from stages.claims.lines import parse_claims
 from stages.params.experiment import Experiment, Params, load_params
 from stages.verdicts.kinds import KINDS
@@ -282,10 +282,14 @@ def test_kinds_are_a_closed_set_of_which_each_is_in_use_and_has_its_judge(claims
     assert {claim.kind for claim in claims.values()} == KINDS.keys() == Kind.classes.keys()
     trained = {claim.kind for claim in claims.values() if claim.experiment and not claim.reason}
     assert {name for name in trained if KINDS[name].by == "training"} == {
-        name for name, of_kind in Kind.classes.items() if issubclass(of_kind, Trained)
+        name for name, of_kind in Kind.classes.items() if issubclass(of_kind, TrainedKind)
     }
     for name, of_kind in Kind.classes.items():
-        assert bool(of_kind.test) == (KINDS[name].by in ("training", "orders")) == issubclass(of_kind, Trained | Tally)
+        assert (
+            bool(of_kind.test)
+            == (KINDS[name].by in ("training", "orders"))
+            == issubclass(of_kind, TrainedKind | TallyKind)
+        )
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from stages.claims.judgement import Judgement, Variant
-from stages.claims.kinds import Facts, Kind, Tally, kind_of, order_of
-from stages.claims.lines import ClaimLine
+from stages.claims.kinds import Facts, Kind, TallyKind, kind_of, order_of
+from stages.claims.lines import ClaimLine, Judgement, Variant
 from stages.claims.trials import ResultGroup
 from stages.papers.finding import Finding
 from stages.params.experiment import Params
@@ -51,7 +50,7 @@ def judge_claims(
     """One judgement per claim, in their order, and the sentences of the tables; `groups` are those of `gather`."""
     facts = Facts(claims=claims, params=params, findings=findings, groups=groups, devices=devices)
     tallies = [kind_of(claim, params.verdicts) for claim in claims if claim.facts.by == "orders" and not claim.reason]
-    counts = {kind.claim.id: kind for kind in tallies if isinstance(kind, Tally)}
+    counts = {kind.claim.id: kind for kind in tallies if isinstance(kind, TallyKind)}
     judged = {claim.id: _judge_each_way(claim, facts) for claim in claims if claim.id not in counts}
     tables = []
     for family in params.verdicts.families:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from stages.claims.judgement import ArmSummary, Entry, Side
-from stages.claims.lines import ClaimLine
+from stages.claims.lines import ArmSummary, ClaimLine, Entry, Side
 from stages.claims.measures import NotMeasured, average, choose_epoch, judged_of, measure
 from stages.claims.trials import ResultGroup, choose
 from stages.params.experiment import Experiment

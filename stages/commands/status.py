@@ -180,11 +180,9 @@ def _cells(row: Row) -> list[str]:
     states = [str(row.runs[state]) for state in ("running", "waiting", "done", "failed", "lost")]
     hours = [None if seconds is None else seconds / 3600 for seconds in (row.seconds, row.left_seconds)]
     samples = f"{row.samples_per_second:,.0f}" if row.runs["running"] else ""
-    return [row.experiment, row.node or "–", *states, samples, *map(_number, (*hours, row.usd, row.left_usd))]
-
-
-def _number(value: float | None) -> str:
-    return "?" if value is None else two_digits(value) if value else "0"
+    numbers = (*hours, row.usd, row.left_usd)
+    told = ["?" if value is None else two_digits(value) if value else "0" for value in numbers]
+    return [row.experiment, row.node or "–", *states, samples, *told]
 
 
 def _more(number: int, what: str) -> Iterator[RenderableType]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stages.claims import ClaimLine, Judgement
-from stages.claims.kinds import Trained, kind_of
+from stages.claims.kinds import TrainedKind, kind_of
 from stages.claims.sides import arms_of
 from stages.datasets.packed import PackedDataError
 from stages.datasets.prepare import count_rows
@@ -23,7 +23,7 @@ from stages.evaluation.flops import CountFlops
 from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import Experiment, Params, ParamsError
 from stages.params.schema import nearest
-from stages.recording.judged import judge_today
+from stages.recording.sources import judge_today
 from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER
 from stages.run import RunSpec, canonical_json
 from stages.runs.equivalence import read_equivalences
@@ -109,7 +109,7 @@ def _looks_left(
 ) -> Iterator[NextLook]:
     claim = judgement.claim
     kind = kind_of(claim, params.verdicts)
-    if not judgement.is_decidable or not isinstance(kind, Trained) or is_settled(judgement.verdict):
+    if not judgement.is_decidable or not isinstance(kind, TrainedKind) or is_settled(judgement.verdict):
         return
     names = fnmatch.filter(params.experiments, claim.experiment or "")
     if len(names) != 1:
@@ -151,7 +151,7 @@ def judgements_about(run: RunName, judgements: Iterable[Judgement], params: Para
     found = []
     for one in judgements:
         kind = kind_of(one.claim, params.verdicts)
-        if not isinstance(kind, Trained) or not fnmatch.fnmatch(run.experiment, one.claim.experiment or ""):
+        if not isinstance(kind, TrainedKind) or not fnmatch.fnmatch(run.experiment, one.claim.experiment or ""):
             continue
         experiment = params.experiments[run.experiment]
         is_looked_at = run.replicate < max(kind.looks(experiment), default=0)

@@ -33,7 +33,7 @@ from stages.priorities.looks import (
     standing_today,
     trained_runs,
 )
-from stages.recording.judged import read_paper_deviations
+from stages.recording.sources import read_paper_deviations
 from stages.verdicts import Power, Verdict
 
 Item = TypeVar("Item")

@@ -16,6 +16,7 @@ from stages.rules import Rules
 from stages.verdicts import Verdict, false_discovery_rates
 
 Row = TypeVar("Row", bound=Base)
+_SIZE = ("explanation", "estimate", "low", "high", "confidence", "margin", "n", "replicates_expected", "posterior")
 
 
 def row_of(table: type[Row], *sources: object, **own: Any) -> Row:
@@ -41,12 +42,37 @@ def verdict_rows(
         rates |= dict(zip(verdicts, false_discovery_rates(list(verdicts.values())), strict=True))
     rows: list[Base] = []
     for judgement in judgements:
-        claim = judgement.claim
-        row = _verdict(judgement, rates.get(claim.id))
+        claim, verdict, size = judgement.claim, judgement.verdict, judgement.verdict.size
+        prediction = (size or verdict).prediction
         judging = digest_findings(claim.paper) if judgement.basis == "finding" else code
-        row.rules, row.digest = numbers, digest_verdict(claim, rules, judging)
-        row.seen_before_rule = seen_before_rule(claim.id, history) if judgement.basis == "results" else None
-        row.registration = dataclasses.asdict(marks[claim.id]) if claim.id in marks else None
+        row = row_of(
+            VerdictRow,
+            verdict,
+            judgement,
+            judgement.cost,
+            claim=claim.id,
+            status=str(verdict.status),
+            size=size
+            and {
+                "status": str(size.status),
+                "by_margin": _stretches(size),
+                **{name: getattr(size, name) for name in _SIZE},
+            },
+            power=None if judgement.power is None else dataclasses.asdict(judgement.power),
+            scope=None if verdict.scope is None else dataclasses.asdict(verdict.scope),
+            prediction_low=prediction.low if prediction else None,
+            prediction_high=prediction.high if prediction else None,
+            prediction_confidence=prediction.confidence if prediction else None,
+            is_predicted=prediction.holds if prediction else None,
+            false_discovery_rate=rates.get(claim.id),
+            by_margin=_stretches(verdict),
+            variants=[dataclasses.asdict(variant) for variant in judgement.variants],
+            arms=[VerdictArm(position=place, **dataclasses.asdict(arm)) for place, arm in enumerate(judgement.arms)],
+            rules=numbers,
+            digest=digest_verdict(claim, rules, judging),
+            seen_before_rule=seen_before_rule(claim.id, history) if judgement.basis == "results" else None,
+            registration=dataclasses.asdict(marks[claim.id]) if claim.id in marks else None,
+        )
         rows.append(row)
     return rows
 
@@ -71,40 +97,6 @@ def change_rows(history: Sequence[Change], judgements: Sequence[Judgement]) -> l
             for position, change in enumerate(told)
         ]
     return rows
-
-
-def _verdict(judgement: Judgement, false_discovery_rate: float | None) -> VerdictRow:
-    verdict = judgement.verdict
-    prediction = (verdict.size or verdict).prediction
-    return row_of(
-        VerdictRow,
-        verdict,
-        judgement,
-        judgement.cost,
-        claim=judgement.claim.id,
-        status=str(verdict.status),
-        size=_size(judgement),
-        power=None if judgement.power is None else dataclasses.asdict(judgement.power),
-        scope=None if verdict.scope is None else dataclasses.asdict(verdict.scope),
-        prediction_low=prediction.low if prediction else None,
-        prediction_high=prediction.high if prediction else None,
-        prediction_confidence=prediction.confidence if prediction else None,
-        is_predicted=prediction.holds if prediction else None,
-        false_discovery_rate=false_discovery_rate,
-        by_margin=_stretches(verdict),
-        variants=[dataclasses.asdict(variant) for variant in judgement.variants],
-        arms=[VerdictArm(position=position, **dataclasses.asdict(arm)) for position, arm in enumerate(judgement.arms)],
-    )
-
-
-def _size(judgement: Judgement) -> dict[str, Any] | None:
-    """The verdict on the size of a difference, as plain values."""
-    size = judgement.verdict.size
-    if size is None:
-        return None
-    names = ("explanation", "estimate", "low", "high", "confidence", "margin", "n", "replicates_expected", "posterior")
-    own = {"status": str(size.status), "by_margin": _stretches(size)}
-    return own | {name: getattr(size, name) for name in names}
 
 
 def _stretches(verdict: Verdict) -> list[dict[str, Any]]:

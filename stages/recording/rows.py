@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from stages.claims import Change, ClaimLine, Judgement, PaperDeviations
+from stages.claims import Change, ClaimLine, PaperDeviations
 from stages.claims.registration import Registered
 from stages.params.experiment import Params
 from stages.recording.claim_rows import (
@@ -29,8 +29,7 @@ from stages.recording.claim_rows import (
     verdict_rows,
     verdict_run_values,
 )
-from stages.recording.judged import group_of, judge, precedence
-from stages.recording.sources import FindingLine, Weights
+from stages.recording.sources import FindingLine, Weights, group_of, judge, precedence
 from stages.results import (
     SCHEMA_VERSION,
     Arm,
@@ -122,7 +121,10 @@ class Rows:
         judged = judge(claims, params, self.found, findings=findings, deviations=deviations)
         self.speaking, self.judgements, self.sentences = judged.speaking, judged.judgements, judged.sentences
         self.marks = {
-            judgement.claim.id: registered.mark(judgement.claim, self._behind(judgement))
+            judgement.claim.id: registered.mark(
+                judgement.claim,
+                [self.found[row - 1] for row in dict.fromkeys(entry.result for entry in judgement.entries)],
+            )
             for judgement in self.judgements
             if judgement.is_by_training
         }
@@ -131,10 +133,6 @@ class Rows:
             for name, of_it in judged.groups.items()
             for position, group in enumerate(of_it)
         }
-
-    def _behind(self, judgement: Judgement) -> list[Trial]:
-        """The results behind a judgement, each once."""
-        return [self.found[row - 1] for row in dict.fromkeys(entry.result for entry in judgement.entries)]
 
     def fill(self, session: Session) -> None:
         """Fill the tables in the order of their foreign keys."""

@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session, joinedload, selectinload
 
 from stages.results.claim_tables import (
+    WORD_OF,
     ClaimChange,
     ClaimDeviation,
     ClaimExperiment,
@@ -21,11 +22,11 @@ from stages.results.claim_tables import (
     VerdictArm,
     VerdictRow,
     VerdictRun,
+    Word,
 )
 from stages.results.database import UnknownClaim
 from stages.results.estimates import ArmVerdict
 from stages.results.tables import Arm, Claim, Experiment, Metric
-from stages.results.words import WORD_OF, Word
 from stages.verdicts import Observation, Sample, Status
 from stages.verdicts.difference import measure_gain
 from stages.verdicts.intervals import half_width

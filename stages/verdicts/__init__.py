@@ -1,10 +1,10 @@
 """Verdicts: pure functions of arrays that judge a printed number by our replicates.
 
-One family per file: `value` (two one-sided tests), `difference` (sign and size of a gain), `comparable` (no worse
-than by a margin), `grid_part` (a gain over part of a grid), `uniform` (the same gain at every level), `families` (the
-sentence of a table, by `synthesis`, and a paper's own counts), `side` (which side of a bound), `noise`
-(whether seeds explain a spread), `others` (counts, ranges, proportions, …), `indicative` (what short runs may show),
-`power` (what a plan can show in advance), `by_margin` (what a verdict would be by another margin).
+One family per file: `value` (two one-sided tests, the side of a bound), `difference` (sign and size of a gain),
+`comparable` (no worse than by a margin), `grid_part` (a gain over part of a grid), `uniform` (the same gain at every
+level), `families` (the sentence of a table, and a paper's own counts), `noise` (whether seeds explain a spread),
+`others` (counts, ranges, proportions, …), `indicative` (what short runs may show), `power` (what a plan can show in
+advance); `kinds` has the facts that pages and API know of a kind of claim.
 Rules, margins and looks are fixed before running (`stages.rules`); `curves` turns the curves of folds into an arm's
 metric.  Needs NumPy and SciPy only.
 """
@@ -45,9 +45,8 @@ from stages.verdicts.others import (
     not_tested,
 )
 from stages.verdicts.power import Design, Power, power_of_comparable, power_of_gain, power_of_value
-from stages.verdicts.side import judge_side
 from stages.verdicts.uniform import UniformClaim, judge_uniform
-from stages.verdicts.value import ValueClaim, judge_value
+from stages.verdicts.value import ValueClaim, judge_side, judge_value
 from stages.verdicts.verdict import (
     DuplicateObservation,
     Observation,

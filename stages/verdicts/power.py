@@ -26,9 +26,8 @@ import numpy as np
 import scipy
 
 from stages.rules import Rules
-from stages.verdicts.expected import MOST, NEVER
 from stages.verdicts.intervals import Numbers, combine, half_width, t_quantile
-from stages.verdicts.looks import looks_from, looks_of_plan
+from stages.verdicts.looks import MOST, NEVER, looks_from, looks_of_plan
 from stages.verdicts.value import Spread, df_of_printed
 
 WANTED = 0.8

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from stages.claims import ClaimsError, gather, judge_claims, place_claims, read_claims
-from stages.claims.settings import agree, judge_setting
+from stages.claims.kinds.counts import agree, judge_setting
 from stages.papers.finding import Finding
 from stages.runs.evidence import Measurement, ResultLine
 from stages.verdicts import Status

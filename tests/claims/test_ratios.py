@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.claims import ClaimLine
-from stages.claims.kinds import Ratio, kind_of
+from stages.claims.kinds import RatioKind, kind_of
 from stages.claims.sides import ClaimSamples, Pairs
 from stages.claims.trials import ResultGroup
 from stages.rules import Rules
@@ -33,9 +33,9 @@ GROUP = ResultGroup(
 )
 
 
-def of(claim: ClaimLine, rules: Rules = RULES) -> Ratio:
+def of(claim: ClaimLine, rules: Rules = RULES) -> RatioKind:
     kind = kind_of(claim, rules)
-    assert isinstance(kind, Ratio)
+    assert isinstance(kind, RatioKind)
     return kind
 
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.claims import Judgement, Trial
-from stages.claims.kinds import Trained, foresee, kind_of
+from stages.claims.kinds import TrainedKind, foresee, kind_of
 from stages.priorities.looks import RunName, Standing, all_trainings, as_printed, next_looks, standing_today
 from stages.priorities.proposal import NOBODY_KNOWS, Proposal, chance_of_decision, choose, propose, weigh
-from stages.recording.judged import read_paper_deviations
+from stages.recording.sources import read_paper_deviations
 from stages.verdicts import Status, Verdict, not_tested
 from tests.claims.lines import ROOT, claims, judge, params, trials
 from tests.claims.test_all_trained import trained
@@ -173,7 +173,7 @@ def test_looks_are_where_the_judges_have_them(replicates: int) -> None:
     for one in judged_with(replicates):
         (name,) = fnmatch.filter(params().experiments, one.claim.experiment or "")
         kind = kind_of(one.claim, params().verdicts)
-        assert isinstance(kind, Trained)
+        assert isinstance(kind, TrainedKind)
         looks = kind.looks(params().experiments[name])
         at = max((n for n in looks if n <= replicates), default=None)
         said = one.claim.id, one.verdict.explanation

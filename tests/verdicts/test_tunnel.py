@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from stages import verdicts
-from stages.claims.kinds import Kind, Trained
+from stages.claims.kinds import Kind, TrainedKind
 from stages.verdicts import Sample, Status, Verdict
 from tests.project import REPOSITORY
 from tests.soak import write_soak_report
@@ -76,7 +76,7 @@ def test_a_judge_without_a_generator_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 def test_every_kind_of_claim_comes_to_a_judge_with_a_generator() -> None:
     known = judging_functions().keys()
-    trained = [kind for kind in Kind.classes.values() if issubclass(kind, Trained)]
+    trained = [kind for kind in Kind.classes.values() if issubclass(kind, TrainedKind)]
     assert trained and all(reached_from(kind).keys() & known for kind in trained)
     assert {"judge_tally", "judge_wins", "judge_table"} <= known, "they judge the orders of a family"
 

@@ -3,8 +3,8 @@
 A new kind is a class here, with a row of facts in `stages.verdicts.kinds`.
 """
 
-from stages.claims.kinds.base import Facts, Kind, Trained, foresee, kind_of
-from stages.claims.kinds.counts import Tally, order_of
-from stages.claims.kinds.gains import Gain
-from stages.claims.kinds.grids import Grid
-from stages.claims.kinds.numbers import Ratio, Value
+from stages.claims.kinds.base import Facts, Kind, TrainedKind, foresee, kind_of
+from stages.claims.kinds.counts import TallyKind, order_of
+from stages.claims.kinds.gains import GainKind
+from stages.claims.kinds.grids import GridKind
+from stages.claims.kinds.numbers import RatioKind, ValueKind

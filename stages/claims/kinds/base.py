@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, ClassVar, Literal
 
-from stages.claims.judgement import Judgement
-from stages.claims.lines import ClaimLine
+from stages.claims.lines import ClaimLine, Judgement
 from stages.claims.measures import NotMeasured
 from stages.claims.sides import ClaimSamples, Pairs, arms_of, find_group, gather_samples, summarise_arms
 from stages.claims.trials import ResultGroup, price
@@ -145,7 +144,7 @@ class Kind:
         return Judgement(claim=self.claim, verdict=verdict, basis="none", is_decidable=is_decidable)
 
 
-class Trained(Kind):
+class TrainedKind(Kind):
     """A claim that trained models decide, by the replicates of one or two arms or their means over a grid.
 
     `is_number`: a number is judged, for which few replicates are too few; `may_lack_number`: it has a power without.
@@ -372,7 +371,7 @@ def foresee(
     nor the metric suggests the spread of a number.
     """
     kind = kind_of(claim, params.verdicts)
-    assert isinstance(kind, Trained), f"{claim.id}: no power of a {claim.kind}"
+    assert isinstance(kind, TrainedKind), f"{claim.id}: no power of a {claim.kind}"
     if claim.value is None and not kind.may_lack_number:
         return None
     experiment = kind.experiment_of(params)

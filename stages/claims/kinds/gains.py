@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.claims.kinds.base import WELCH, Trained, VerdictAndOurs
+from stages.claims.kinds.base import WELCH, TrainedKind, VerdictAndOurs
 from stages.claims.sides import ClaimSamples
 from stages.params.experiment import Params
 from stages.runs.evidence import unpack_correct
@@ -27,7 +27,7 @@ from stages.verdicts import (
 from stages.verdicts.power_of_others import power_of_sign
 
 
-class Gain(Trained):
+class GainKind(TrainedKind):
     """A gain of one model over another, better positive; our number is the gain that the verdict is about."""
 
     @property
@@ -69,7 +69,7 @@ def _disagreement(sides: ClaimSamples) -> float:
     return float(np.mean(one != other)) if one.shape == other.shape else 1.0
 
 
-class Difference(Gain, kinds="difference"):
+class DifferenceKind(GainKind, kinds="difference"):
     """One model is better than another by a printed gain."""
 
     test = f"sign of the gain ({WELCH}); its size apart, by two one-sided tests against the margin"
@@ -94,7 +94,7 @@ class Difference(Gain, kinds="difference"):
         return power_of_gain(design, self.value, self.margin_of_gain, self.rules)
 
 
-class Order(Difference, kinds="order"):
+class OrderKind(DifferenceKind, kinds="order"):
     """One model is better than another; the paper may print no gain."""
 
     may_lack_number = True
@@ -105,7 +105,7 @@ class Order(Difference, kinds="order"):
         )
 
 
-class Gap(Gain, kinds="gap"):
+class GapKind(GainKind, kinds="gap"):
     """A printed difference of two models that claims no order: its size alone."""
 
     test = f"two one-sided tests of the gain minus the printed one ({WELCH}) against the margin"
@@ -121,7 +121,7 @@ class Gap(Gain, kinds="gap"):
         return power_of_value(design, margin, self.rules, can_reproduce=abs(self.value) > margin)
 
 
-class Equivalence(Gain, kinds="equivalence"):
+class EquivalenceKind(GainKind, kinds="equivalence"):
     """Two models are comparable; the number is the largest loss that the paper calls so, the precision the margin."""
 
     test = f"non-inferiority by the margin of the gain ({WELCH})"

@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from stages.claims.judgement import Entry, Judgement, Side
-from stages.claims.kinds.base import WELCH, Plan, Trained, why_it_indicates
-from stages.claims.kinds.gains import Gain
+from stages.claims.kinds.base import WELCH, Plan, TrainedKind, why_it_indicates
+from stages.claims.kinds.gains import GainKind
+from stages.claims.lines import Entry, Judgement, Side
 from stages.claims.measures import NotMeasured, count_failed, measure
 from stages.claims.sides import Pairs, entry_of, gather_samples
 from stages.claims.trials import ResultGroup, price
@@ -40,7 +40,7 @@ MOST_APART = 1.1
 """Networks are of one size whose numbers of parameters are within this factor."""
 
 
-class Grid(Gain):
+class GridKind(GainKind):
     """A gain over a grid; results that only indicate don't count for it."""
 
     def judge_group(self, pairs: Pairs, group: ResultGroup, params: Params) -> Judgement:
@@ -52,7 +52,7 @@ class Grid(Gain):
         raise NotImplementedError
 
 
-class Uniform(Grid, kinds="uniform"):
+class UniformKind(GridKind, kinds="uniform"):
     """A gain that is the same at every level of a factor of the grid."""
 
     test = "F test of the levels' gains; the range between the largest and the smallest against the margin"
@@ -99,7 +99,7 @@ class Uniform(Grid, kinds="uniform"):
         return power_of_uniform(design, levels, plan.pairs.planned // levels, self.margin_of_gain, self.rules)
 
 
-class AheadFrom(Grid, kinds="ahead_from"):
+class AheadFromKind(GridKind, kinds="ahead_from"):
     """Among networks of equal size, the proposed arm is ahead from a number of parameters on."""
 
     test = f"sign of the mean gain over pairs of equal size ({WELCH})"
@@ -113,7 +113,10 @@ class AheadFrom(Grid, kinds="ahead_from"):
         Raises:
             NotMeasured: no two networks of equal size have results there.
         """
-        sizes = {arm: _parameters(arm, group) for arm in group.arms}
+        sizes = dict.fromkeys(group.arms, math.nan)
+        for arm, trials in group.arms.items():
+            rows = (row.value for trial in trials for row in trial.result.metrics if row.metric == "parameters")
+            sizes[arm] = next(rows, math.nan)
         couples = self._of_equal_size(group, sizes)
         there = {one: other for one, other in couples.items() if (sizes[one] >= self.value) == self.is_ahead}
         if not there:
@@ -168,18 +171,13 @@ class AheadFrom(Grid, kinds="ahead_from"):
         return power_of_sign(design, self.rules, is_known=design.source == "measured" or is_log)
 
 
-class BehindUpTo(AheadFrom, kinds="behind_up_to"):
+class BehindUpToKind(AheadFromKind, kinds="behind_up_to"):
     """Among networks of equal size, the proposed arm is behind up to a number of parameters."""
 
     is_ahead = False
 
 
-def _parameters(arm: str, group: ResultGroup) -> float:
-    counted = [row.value for trial in group.arms[arm] for row in trial.result.metrics if row.metric == "parameters"]
-    return counted[0] if counted else math.nan
-
-
-class FailedShare(Trained, kinds="failures"):
+class FailedShareKind(TrainedKind, kinds="failures"):
     """A proportion of failed trainings over a whole grid of arms."""
 
     test = "proportions of failed trainings over the whole grid, once"

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
-from stages.claims.kinds.base import Combination, Plan, Trained, VerdictAndOurs
+from stages.claims.kinds.base import Combination, Plan, TrainedKind, VerdictAndOurs
 from stages.claims.measures import NotMeasured, measure
 from stages.claims.sides import ClaimSamples, mean_of
 from stages.params.experiment import Params
@@ -34,7 +34,7 @@ EXACT = "peak_memory_bytes"
 """The metric whose replicates may be equal to the byte, so that they have no spread."""
 
 
-class Value(Trained, kinds="value"):
+class ValueKind(TrainedKind, kinds="value"):
     """The number of one model."""
 
     test = "two one-sided t tests of our mean minus the printed number against the margin"
@@ -83,7 +83,7 @@ class RatioSample:
     s2_at: Callable[[float], float]
 
 
-class Ratio(Trained, kinds="ratio"):
+class RatioKind(TrainedKind, kinds="ratio"):
     """A ratio of two measured numbers: a relative gain, a relative reduction, a share of another gain."""
 
     test = "two one-sided t tests of the ratio minus the printed one against the margin"
@@ -188,7 +188,7 @@ class Ratio(Trained, kinds="ratio"):
         return max(options, key=lambda top: math.hypot(*top.values())), bottom
 
 
-class Range(Ratio, kinds="range"):
+class RangeKind(RatioKind, kinds="range"):
     """A printed range of ratios, judged as the number in its middle, with a margin that reaches the rounded ends."""
 
     test = "t interval of our mean against the printed range, widened by the margin"
@@ -222,7 +222,7 @@ class Range(Ratio, kinds="range"):
         return self.power_near(plan, self.margin, "the truth is in the middle of the range")
 
 
-class Observed(Trained, kinds="observed"):
+class ObservedKind(TrainedKind, kinds="observed"):
     """A number from inside trained networks: on one side of the stated one or, if no side is stated, equal to it.
 
     The stated number follows from the paper's words and has no error of its own.
@@ -257,7 +257,7 @@ class Observed(Trained, kinds="observed"):
         return self.power_near(plan, self.margin, "the statement is right")
 
 
-class Noise(Trained, kinds="noise"):
+class NoiseKind(TrainedKind, kinds="noise"):
     """A printed range of several numbers that differ by chance alone."""
 
     test = "studentized range of the printed numbers against our spread over seeds"
