@@ -38,6 +38,7 @@ COPY params params
 COPY stages stages
 COPY service service
 COPY data data
+COPY docs/verdicts.md docs/glossary.md docs/
 EXPOSE 8000
 # Not ready without a database: so the check asks for readiness, not for a process.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=40s --retries=3 \

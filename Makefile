@@ -37,7 +37,7 @@ FAST_PATHS := $(patsubst %,tests/ops/fast/test_%.py,attention crops dac dac_stac
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup cluster repro test test-long test-cluster capabilities lint check shape format serve bench soak oldest report mirror lock sbom audit clean clean-data
+.PHONY: help setup cluster repro test test-long test-cluster lint check shape format serve docs picture bench soak oldest report mirror lock sbom audit clean clean-data
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
@@ -65,27 +65,26 @@ endif
 	@$(BIN)/claimcheck repro $(EXPERIMENTS)
 	@echo "next: make serve, then open http://127.0.0.1:$(PORT)"
 
-# A process a core with one thread each: files in parallel are faster than threads in small tests.
-PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations 20
+# A process a core with one thread each, and one more, since some tests wait for servers and clocks.
+PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorder --durations 20
+HERE := not slow(hours=True) and not needs(gpu=True) and not needs(network=True) and not needs(cluster=True)
 
 # Asked for together, both are one run, which starts once and records the published evidence once.
 test: $(READY)  ## the tests: every equation, rule, verdict, page and route, within some minutes
 	$(if $(filter test-long,$(MAKECMDGOALS)),@:,$(PARALLEL))
 
-test-long: $(READY)  ## those with browsers, servers, whole projects, simulations, and what stands in for a GPU
-	$(PARALLEL) -m "$(if $(filter test,$(MAKECMDGOALS)),,long and )not slow and not gpu and not network and not cluster"
-
-test-cluster: cluster  ## the tests with a Ray cluster on this machine: nodes killed, heads restarted
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "cluster and not slow" --durations 10 tests/cluster
-
-# `test` has run them under the highest, which PyTorch chooses itself; what compilers and callers are told is the same.
-capabilities: $(READY)  ## the fast paths' tests again as lesser processors run them
+# Fast paths come again as lesser processors run them: `test` takes the highest capability, which PyTorch chooses.
+test-long: $(READY)  ## those with browsers, servers, whole projects, simulations; fast paths as lesser processors run them
+	$(PARALLEL) -m "$(if $(filter test,$(MAKECMDGOALS)),,slow and )$(HERE)"
 	@case $$($(BIN)/python -c 'import torch; print(torch.backends.cpu.get_cpu_capability())') in \
 		AVX512) lesser="avx2 default";; AVX2) lesser=default;; *) lesser=;; \
 	esac; for capability in $$lesser; do \
 		echo "ATEN_CPU_CAPABILITY=$$capability"; \
 		ATEN_CPU_CAPABILITY=$$capability OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile -k "not compile and not exported and not refused" $(FAST_PATHS) || exit; \
 	done
+
+test-cluster: cluster  ## the tests with a Ray cluster on this machine: nodes killed, heads restarted
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "needs(cluster=True) and not slow(hours=True)" --durations 10 tests/cluster
 
 lint: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .
@@ -104,6 +103,13 @@ format: $(READY)  ## rewrite the code in the house format
 serve: $(READY) | $(if $(CLAIMCHECK_DATABASE),,data/results.db)  ## the service and its page on 127.0.0.1:8000 (PORT=…)
 	$(BIN)/python -m service --host 127.0.0.1 --port $(PORT)
 
+docs: report  ## the documentation as a site on 127.0.0.1:8001 (DOCS_PORT=…), built into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site $(or $(DOCS_PORT),8001)
+
+picture: $(READY) data/results.db  ## docs/page.png: the first screen as it is now
+	PYTHONPATH=. $(BIN)/python .ci/picture.py
+
 # Before any repro the service answers from the evidence in git.
 data/results.db: | $(READY)
 	@echo "no repro has run here: making the database from the evidence in git, some 15 seconds"
@@ -114,7 +120,7 @@ bench: $(READY)  ## every benchmark into a table, docs/performance.md (NAMES="da
 	$(BIN)/python -m benchmarks $(NAMES)
 
 soak: $(READY)  ## the long tests: resume after kill, long trainings
-	CLAIMCHECK_SOAK_REPORTS=docs/soak $(BIN)/pytest -m "slow and not gpu and not network" --timeout 1800
+	CLAIMCHECK_SOAK_REPORTS=docs/soak $(BIN)/pytest -m "slow(hours=True) and not needs(gpu=True) and not needs(network=True)" --timeout 1800
 
 # A machine with a GPU has the PyTorch that it has, and nothing of what we install.
 OLDEST := torch==2.11.0
@@ -123,7 +129,7 @@ oldest: $(READY)  ## the check for GPUs on this CPU, with the oldest PyTorch tha
 	$(BIN)/uv pip install --quiet --python .venv-oldest $(OLDEST) numpy safetensors
 	.venv-oldest/bin/python -m benchmarks.gpu_check --device cpu --parts environment planned operators tf32 losses --out /dev/null
 
-report: $(READY)  ## docs/results.md from the published evidence alone, docs/findings.md
+report: $(READY)  ## docs/results.md and docs/findings.md, which git ignores, from the published evidence alone
 	$(BIN)/python -m stages.report --docs
 	$(BIN)/python -m stages.analyse --docs
 

@@ -5,9 +5,11 @@
     claimcheck.judge("claims.csv", "results.csv")
     claimcheck.lint("claims.csv")
 
-Each verdict prints as a sentence and has `to_dict`, `to_frame` and `to_svg`.  Needs NumPy, SciPy and pandas.
+Each verdict prints as a sentence and has `to_dict`, `to_frame` and `to_svg`.  Needs NumPy, SciPy and pandas;
+`claimcheck.plot` needs matplotlib.
 """
 
+from stages.reported import plot
 from stages.reported.judging import RULES, ReportedVerdict, comparable, gap, order, value, wins
 from stages.reported.tables import Judged, Problem, TableError, judge, lint
 
@@ -22,6 +24,7 @@ __all__ = [
     "judge",
     "lint",
     "order",
+    "plot",
     "value",
     "wins",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import subprocess
 import sys
 import tarfile
@@ -16,7 +17,9 @@ from statistics import median
 
 SOURCE = ("stages/", "service/")
 SUFFIXES = (".py", ".md", ".cpp", ".h")
-DECISIONS = "docs/decisions.md"
+GENERATED = ("docs/results.md", "docs/findings.md", "docs/performance.md")
+PAPERS = "docs/papers/"
+NOT_BY_HAND = re.compile(r"<!-- [^>\n]*: [^>\n]* -->.*?<!-- end -->|^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
 def read_tree(revision: str | None) -> dict[str, str]:
@@ -29,6 +32,11 @@ def read_tree(revision: str | None) -> dict[str, str]:
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         members = [member for member in archive if member.isfile() and member.name.endswith(SUFFIXES)]
         return {member.name: file.read().decode() for member in members if (file := archive.extractfile(member))}
+
+
+def count_words(text: str) -> int:
+    """Return the words written by hand: without code, and without tables that a program writes or a test recomputes."""
+    return len(re.findall(r"\S*\w\S*", NOT_BY_HAND.sub("", text)))
 
 
 def used_once(tree: ast.AST) -> int:
@@ -55,16 +63,19 @@ def measure(texts: dict[str, str]) -> dict[str, str]:
     modules = {name: text for name, text in texts.items() if name.startswith(SOURCE) and name.endswith(".py")}
     trees = [ast.parse(text) for text in modules.values()]
     classes = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    words = {name: len(text.split()) for name, text in texts.items() if name.endswith(".md")}
+    words = {name: count_words(text) for name, text in texts.items() if name.endswith(".md") and name not in GENERATED}
+    of_papers = sum(number for name, number in words.items() if name.startswith(PAPERS))
 
     def lines(folders: tuple[str, ...]) -> int:
-        return sum(text.count("\n") for name, text in texts.items() if name.startswith(folders) and name not in words)
+        return sum(
+            text.count("\n") for name, text in texts.items() if name.startswith(folders) and not name.endswith(".md")
+        )
 
     return {
         "source lines (`stages`, `service`, with C++)": f"{lines(SOURCE):,}",
         "lines of tests": f"{lines(('tests/',)):,}",
         "lines of benchmarks": f"{lines(('benchmarks/',)):,}",
-        "words of Markdown, decisions of these": f"{sum(words.values()):,}, {words.get(DECISIONS, 0):,}",
+        "words written by hand, pages of papers apart": f"{sum(words.values()) - of_papers:,}, {of_papers:,}",
         "modules in `stages` and `service`": f"{len(modules):,}",
         "lines of a module (median)": f"{median(text.count(chr(10)) for text in modules.values()):.0f}",
         "lines of imports": f"{sum(map(import_lines, trees)):,}",

@@ -24,14 +24,13 @@ from fastapi import FastAPI
 
 from service.http import connections, logs
 from service.http.access import KeysError, new_key
-from service.http.connections import ConnectionLimits
 from service.http.counts import CountsError
 from service.http.middleware import Readiness
 from service.inference.processes import load_ahead
 from service.settings import Settings
 from stages.device import device_for
 
-FILES_BESIDE = 256
+BACKLOG, FILES_BESIDE, LEAST_CONNECTIONS = 2048, 768, 32
 SWITCH_SECONDS = 0.0005
 """While pages are made in threads, each call to the system costs the event loop so long at least; 0.005 is usual."""
 
@@ -77,18 +76,21 @@ def notify_systemd(state: str) -> None:
             sender.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
-def make_room(connections: int) -> None:
-    """Raise the limit on open files to what so many connections need beside databases, models and exports."""
+def make_room(connections: int) -> tuple[int, int]:
+    """Raise the limit on open files to what so many connections need beside databases, models and exports.
+
+    Returns the number of connections that may be open, and that of those that may wait: they are accepted all at once.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + FILES_BESIDE
-    if 0 <= soft < wanted:
-        most = wanted if hard < 0 else min(wanted, hard)
+    wanted = connections + BACKLOG + FILES_BESIDE
+    most = wanted if hard < 0 else min(wanted, hard)
+    if 0 <= soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        if most < wanted:
-            detail = (
-                f"{hard} files may be open, {wanted} are wanted: raise `ulimit -n` or lower CLAIMCHECK_MAX_CONNECTIONS"
-            )
-            logger.warning(detail)
+    if most == wanted:
+        return connections, BACKLOG
+    left = max(most - FILES_BESIDE, LEAST_CONNECTIONS)
+    logger.warning("%d files may be open, %d are wanted: `ulimit -n` leaves %d connections", hard, wanted, left // 2)
+    return min(connections, left // 2), left - left // 2
 
 
 def warn_where_open(host: str, settings: Settings) -> None:
@@ -152,14 +154,8 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # imported objects stay, so the garbage collector need not scan them again and again
-    limits = ConnectionLimits(
-        connections=settings.max_connections,
-        head_seconds=settings.head_seconds,
-        send_seconds=settings.send_seconds,
-        slowest_bytes_per_second=settings.slowest_bytes_per_second,
-        proxies=settings.proxies,
-    )
-    make_room(settings.max_connections)
+    most, backlog = make_room(settings.max_connections)
+    limits = settings.model_copy(update={"max_connections": most})
 
     async def watch_loop() -> None:
         """End the process with every thread's stack in the log if the loop stands still, even with the GIL held."""
@@ -177,6 +173,8 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
         http=connections.protocol(limits, app.state.claimcheck.metrics),
         proxy_headers=False,  # `create_app` believes those that the settings name
         ws="none",
+        backlog=backlog,
+        loop="asyncio",  # accepts all that wait at once; uvloop accepts one in each turn of the loop
         timeout_graceful_shutdown=30,
         callback_notify=watch_loop,
         timeout_notify=0,  # at each tick of a second

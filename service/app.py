@@ -11,7 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from cachetools import LRUCache
 from fastapi import Depends, FastAPI
+from fastapi.exception_handlers import http_exception_handler
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.openapi.utils import get_openapi
@@ -27,7 +29,7 @@ from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional, dated
 from service.examples import load_examples
 from service.http.access import AccessPolicy, KeyFile
-from service.http.caching import MAX_REQUEST_HEADER_BYTES, NotModified, edition_of, not_modified
+from service.http.caching import NotModified, edition_of
 from service.http.counts import RequestCounter
 from service.http.downloads import Exports
 from service.http.errors import ProblemOut, declared, install_error_handlers
@@ -39,7 +41,6 @@ from service.http.middleware import (
     Readiness,
     RequestCheckMiddleware,
     RequestContextMiddleware,
-    ServerErrorMiddleware,
 )
 from service.inference import decoding
 from service.inference.batching import Batcher
@@ -57,6 +58,7 @@ from service.routes import (
     export,
     health,
     inference,
+    model_pages,
     oip,
     pages,
     reference,
@@ -77,6 +79,7 @@ PRELOADED_SHARE = 0.5  # of the memory for weights
 SERVER_BYTES, WORKER_BYTES, EXPORT_BYTES = 800 << 20, 256 << 20, 512 << 20
 """Memory of the server with shared code, of a worker without weights, and of exports if /tmp is in memory."""
 MOST_WEIGHT_BYTES, LEAST_WEIGHT_BYTES = 1 << 30, 128 << 20
+MOST_ANSWERS = 64  # models whose answers to their pages' images are remembered
 MAX_WORKERS = 4  # each is an interpreter of some 300 MB with its own models
 DESCRIPTION = (
     "Checks the numbers that machine-learning papers print: results, comparisons, verdicts and the trained models."
@@ -109,12 +112,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.claimcheck = parts = _app_state(settings)
     app.state.edition = edition_of((HERE, HERE.parent / "stages"), settings.model_dump_json(include=SHOWN))
     install_error_handlers(app)
-    app.add_exception_handler(NotModified, not_modified)
+    app.add_exception_handler(NotModified, http_exception_handler)  # type: ignore[arg-type]
     _add_middleware(app, parts)
     app.include_router(inference.router)  # searched in this order, and images are requested most often
     for module in (comparisons, catalogue, runs):
         app.include_router(module.router, dependencies=[Depends(conditional)])
-    for module in (pages, claim_pages, experiment_pages):
+    for module in (pages, claim_pages, experiment_pages, model_pages):
         app.include_router(module.router, dependencies=[Depends(conditional), Depends(dated)])
     for module in (export, oip, health, reference):
         app.include_router(module.router)
@@ -133,7 +136,6 @@ def _app_state(settings: Settings) -> AppState:
     sessions = open_results(settings.database_address, connections=settings.readers + ASKERS)
     reading = Turns(sessions, _slots(settings, "reading the results", settings.readers))
     asking = Turns(sessions, _slots(settings, "reading the results", ASKERS), ASK_SECONDS)
-    metrics.watch_turns({"reading": reading.slots, "asking": asking.slots})
     templates = Jinja2Templates(HERE / "templates")
     formats.install(templates.env, settings.root_path)
     wording.install(templates.env)
@@ -147,6 +149,7 @@ def _app_state(settings: Settings) -> AppState:
         choices=Choices(settings.database_address, asking),
         comparisons=Comparisons(),
         front={},
+        answers=LRUCache(MOST_ANSWERS),
         exports=Exports(
             reading,
             asking,
@@ -162,7 +165,7 @@ def _app_state(settings: Settings) -> AppState:
         metrics=metrics,
         readiness=Readiness(),
         scripts=scripts,
-        engine=_engine(settings, metrics),
+        engine=_engine(settings, metrics, {"reading": reading.slots, "asking": asking.slots}),
         templates=templates,
         files=files,
     )
@@ -185,7 +188,7 @@ def memory_of(settings: Settings, workers: int, limit: int) -> dict[str, int]:
     return parts | {"weights": settings.model_memory_bytes or left}
 
 
-def _engine(settings: Settings, metrics: Metrics) -> Engine:
+def _engine(settings: Settings, metrics: Metrics, turns: Mapping[str, Slots]) -> Engine:
     device, cores = device_for(settings.device), cores_here()
     count = settings.workers or (min(MAX_WORKERS, cores) if device == "cpu" else 1)
     weight_bytes = memory_of(settings, count, memory_here())["weights"]
@@ -215,7 +218,7 @@ def _engine(settings: Settings, metrics: Metrics) -> Engine:
             observer=metrics.forward_pass,
         ),
     )
-    metrics.watch(engine)
+    metrics.watch(engine, turns)
     return engine
 
 
@@ -230,7 +233,7 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
         KeysAndRates,
         policy=AccessPolicy(keys, settings.requests_per_minute, counts=RequestCounter(settings.counts_file)),
     )
-    app.add_middleware(ServerErrorMiddleware)
+    app.add_middleware(ProblemDetailsMiddleware)  # within what packs answers and lets other origins read them
     packed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
     app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=GZIP_LEVEL, exclude_content_types=packed)
     if settings.cors_origins:
@@ -246,9 +249,7 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
         hosts=settings.allowed_hosts,
         origins=settings.cors_origins,
         root_path=settings.root_path,
-        header_bytes=MAX_REQUEST_HEADER_BYTES,
     )
-    app.add_middleware(ProblemDetailsMiddleware)
     app.add_middleware(RequestContextMiddleware, metrics=parts.metrics, readiness=parts.readiness)
     if settings.proxies:
         app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=[str(network) for network in settings.proxies])

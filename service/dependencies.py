@@ -31,7 +31,8 @@ class AppState:
     """The parts of one application, each made once.
 
     `reading` is for answers made of the database; `asking` for short questions, which wait for none of those.  `files`
-    of the repository may be shown.  `front`: the first page by the content of the database.
+    of the repository may be shown.  `front`: the first page by the content of the database.  `answers` of models to the
+    test images of their pages, by the digests of both.
     """
 
     settings: Settings
@@ -40,6 +41,7 @@ class AppState:
     choices: Choices
     comparisons: Comparisons
     front: MutableMapping[str, bytes]
+    answers: MutableMapping[tuple[str, str], tuple[str, ...]]
     exports: Exports
     metrics: Metrics
     readiness: Readiness

@@ -22,99 +22,123 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="CLAIMCHECK_", extra="ignore")
 
-    root: Path = Field(default=Path(), description="repository root; checkpoint paths are relative to it")
-    database: str = Field(default="data/results.db", description="SQLite file below root, or a SQLAlchemy URL")
+    root: Path = Field(default=Path(), description="Folder with the checkpoints; other paths are relative to it.")
+    database: str = Field(default="data/results.db", description="SQLite file or SQLAlchemy URL with the results.")
 
     repository: str | None = Field(
         default=None,
         pattern='^https?://[^ "<>]+$',
-        description="address of the repository, for links of the pages to its files; unset: the service shows these",
+        description="URL of the repository, to which pages link. Without it the service shows the files itself.",
     )
 
     address: str | None = Field(
         default=None,
         pattern='^https?://[^ "<>]+$',
-        description="permanent address of the service, for citations; unset: these name none",
+        description="Permanent address of the service, which citations name. Without it they name none.",
     )
 
     contact: str | None = Field(
         default=None,
         pattern=r'^(https?://[^ "<>]+|[^ @"<>]+@[^ @"<>]+)$',
-        description="where objections go: an e-mail address or a page's; unset: pages say that there is none",
+        description="E-mail address or page for objections.",
     )
 
-    device: str = Field(default="cpu", description="where models answer: auto, cpu, cuda, cuda:0; of several the first")
+    device: str = Field(default="cpu", description="Device for predictions: auto, cpu, cuda or cuda:0.")
     workers: int | None = Field(
-        default=None, ge=1, description="processes that run models; unset: one a core, at most 4, and on a GPU one"
+        default=None, ge=1, description="Processes that run models. Default: one per core, at most 4; on a GPU, 1."
     )
-    threads: int | None = Field(default=None, ge=1, description="torch threads of a worker; unset: its share of cores")
+    threads: int | None = Field(
+        default=None, ge=1, description="Torch threads of each worker. Default: an equal share of the cores."
+    )
     model_memory_bytes: int | None = Field(
         default=None,
         ge=1,
-        description="of loaded weights in all workers; unset: what the memory here leaves, at most 1 GiB",
+        description="Memory for model weights across workers (LRU eviction). Default: 128 MiB to 1 GiB.",
     )
-    max_batch: int | None = Field(
-        default=None, ge=1, description="images in one forward pass; unset: 8, and on a GPU 32"
-    )
+    max_batch: int | None = Field(default=None, ge=1, description="Images per forward pass. Default: 8; on a GPU, 32.")
     pass_seconds: float = Field(
-        default=120.0, gt=0, description="for a pass with its loading; then a worker is replaced"
+        default=120.0,
+        gt=0,
+        description="Time for a worker to start, and the longest pass. Slower workers are killed and replaced.",
     )
-    batch_wait_seconds: float = Field(default=0.003, ge=0, description="a pass waits for requests being decoded")
+    batch_wait_seconds: float = Field(default=0.003, ge=0, description="How long a forward pass waits for more images.")
     max_waiting_seconds: float = Field(
-        default=20.0, gt=0, description="of computing that waits, as estimated from FLOPs and bytes; more are refused"
+        default=20.0,
+        gt=0,
+        description="Queued core seconds. When full, the busiest client's newest request gets 503.",
     )
 
-    max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1, description="of a whole request")
+    max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1, description="Size of a request (413).")
     max_bodies_bytes: int = Field(
-        default=512 * 1024 * 1024, ge=1, description="of all requests at once, of one client half of it; more are 503"
+        default=512 * 1024 * 1024,
+        ge=1,
+        description="Size of all requests in progress; half of it for one client (503).",
     )
-    max_image_bytes: int = Field(default=10 * 1024 * 1024, ge=1, description="of one uploaded file")
-    max_images: int = Field(default=32, ge=1, description="uploaded files in one request")
-    max_pixels: int = Field(default=128_000_000, ge=1, description="of all uploaded files in one request")
-    body_seconds: float = Field(default=30.0, gt=0, description="for a request's body to arrive")
-    decode_seconds: float = Field(default=10.0, gt=0, description="for the images of one request to be decoded")
+    max_image_bytes: int = Field(default=10 * 1024 * 1024, ge=1, description="Size of an uploaded file (413).")
+    max_images: int = Field(default=32, ge=1, description="Files per request (413).")
+    max_pixels: int = Field(
+        default=128_000_000,
+        ge=1,
+        description="Pixels per request (413). One image may have 16 million, a JPEG 100 scans.",
+    )
+    body_seconds: float = Field(default=30.0, gt=0, description="Time for a request's body to arrive (408).")
+    decode_seconds: float = Field(
+        default=10.0, gt=0, description="Time to decode a request's images (422, or 503 on an overloaded machine)."
+    )
 
-    readers: int = Field(default=4, ge=1, description="answers made of the database at once; others wait for a turn")
-    max_readers_waiting: int = Field(default=500, ge=0, description="for a turn; more are refused with 503")
-    wait_seconds: float = Field(default=30.0, gt=0, description="for a turn; then 503")
-    max_downloads: int = Field(default=32, ge=1, description="exports being sent at once; more are refused with 503")
+    readers: int = Field(default=4, ge=1, description="Concurrent answers from the database.")
+    max_readers_waiting: int = Field(default=500, ge=0, description="Requests that may wait for the database (503).")
+    wait_seconds: float = Field(default=30.0, gt=0, description="How long a request waits for the database (503).")
+    max_downloads: int = Field(default=32, ge=1, description="Concurrent exports; half of them for one client (503).")
 
-    max_connections: int = Field(default=1000, ge=1, description="open at once; more are refused with 503")
-    head_seconds: float = Field(default=10.0, gt=0, description="for a request's headers to arrive; then 408")
-    send_seconds: float = Field(default=60.0, gt=0, description="for an answer to be read; then the connection ends")
+    max_connections: int = Field(
+        default=1000,
+        ge=1,
+        description="Open connections, half of them for one client (503); fewer if `ulimit -n` is low.",
+    )
+    head_seconds: float = Field(default=10.0, gt=0, description="Time for a request's headers to arrive (408).")
+    send_seconds: float = Field(
+        default=60.0, gt=0, description="Time for a client to read an answer; then the connection is closed."
+    )
     slowest_bytes_per_second: int = Field(
-        default=32 * 1024, ge=1, description="a long answer has so many more seconds as its bytes take at this pace"
+        default=32 * 1024, ge=1, description="Slowest pace at which a client may read a large answer."
     )
 
     root_path: str = Field(
         default="",
         pattern="^(/[A-Za-z0-9._~@%+-]+)*$",
-        description="path that a proxy serves it below, as /claimcheck, whether the proxy strips it or not",
+        description="Path prefix behind a proxy, such as /claimcheck. It must not be the start of a route.",
     )
     allowed_hosts: Names = Field(
-        default=("127.0.0.1", "localhost", "[::1]"), description="names that a request may address; * allows all"
+        default=("127.0.0.1", "localhost", "[::1]"),
+        description="Host names that the service answers for (421); * allows all. Add yours when you publish it.",
     )
-    cors_origins: Names = Field(default=(), description="origins whose pages may call the API; none by default")
+    cors_origins: Names = Field(
+        default=(), description="Other sites whose pages may call the API; POSTs from any other site get 403."
+    )
     proxies: Networks = Field(
-        default=(), description="addresses or networks of proxies whose X-Forwarded-For and -Proto are believed"
+        default=(), description="Addresses or networks whose X-Forwarded-For and X-Forwarded-Proto are trusted."
     )
     keys: Path | None = Field(
-        default=None, description="TOML file of named keys, below root; where it is set, inference asks for a key"
+        default=None, description="File of API keys. If set, predictions need a key; reading doesn't."
     )
     requests_per_minute: int | None = Field(
         default=None,
         ge=1,
-        description="of inference, for each key without a rate of its own or, without keys, each client",
+        description="Rate limit of predictions, per key or, without keys, per client (IPv4 address or IPv6 /64).",
     )
     counts: Path | None = Field(
         default=None,
-        description="SQLite file, below root, by which server processes on one machine share rates and quotas and keep "
-        "them over a restart; unset: each its own",
+        description="SQLite file in which the server processes of one machine share rates and quotas.",
     )
     stall_seconds: float = Field(
-        default=30.0, gt=0, description="without a turn of the event loop; then the process ends, to be started again"
+        default=30.0,
+        gt=0,
+        description="If the event loop blocks this long, the process logs all stacks and exits with status 1.",
     )
-    drain_seconds: float = Field(default=2.0, ge=0, description="answers go on after SIGTERM, while readiness says no")
+    drain_seconds: float = Field(
+        default=2.0, ge=0, description="After SIGTERM, readiness fails for this long before open requests are finished."
+    )
 
     @property
     def keys_file(self) -> Path | None:

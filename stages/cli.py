@@ -95,7 +95,7 @@ def add_history(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sample(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dataset", help="packed data set of images")
+    parser.add_argument("dataset", help="data set of images, packed or in data/samples")
     parser.add_argument("--index", type=int, default=0, help="position in the test set (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="file to write (default: <dataset>-<index>.png)")
 
@@ -140,6 +140,15 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a self-contained page")
 
 
+def add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", choices=("csv", "mlflow", "tensorboard", "wandb"), help="what wrote the results")
+    parser.add_argument("source", type=Path, help="an exported table, or the tracker's folder")
+    parser.add_argument("-o", "--output", type=Path, default=Path("results.csv"), help="default: %(default)s")
+    for column in ("arm", "seed", "dataset"):
+        parser.add_argument(f"--{column}", metavar="PARAMETER", help=f"the parameter that says the {column}")
+    parser.add_argument("--metric", nargs="+", default=[], help="metrics to keep (default: those with a known name)")
+
+
 def add_lint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("claims", type=Path, help="CSV as for claimcheck judge, or data/claims.csv")
 
@@ -155,7 +164,6 @@ COMMANDS = {
         add_to=add_experiments,
         run=repro.repro,
         codes={1: "a stage failed (its output is shown); otherwise dvc's exit code"},
-        has_json=False,
     ),
     "run": Command(
         does="Train all missing runs of the named experiments, longest first, here or on a cluster.",
@@ -163,42 +171,72 @@ COMMANDS = {
         add_to=add_run,
         run=trainings.run,
         codes={1: "a training failed or was stopped; the others are in the store"},
+        document="`missing`, `trained`: numbers of runs",
     ),
     "plan": Command(
         does="Estimate what the trainings cost on each device and under each profile, and list which are done.",
         example="claimcheck plan ninformer-mnist",
         add_to=add_plan,
         run=trainings.plan,
+        document=(
+            "`profile`; `experiments` and `profiles`, lists of `runs`, `epochs`, `steps`, `flops`, and by device "
+            "`hours`, `usd`, `limit_hours`; an experiment has `in_store` (null: its data aren't packed) and "
+            "`cut`, a sum over all papers has `paper` null; `devices`, each with the `source` of its speed; "
+            "`goals`; `as_printed`, sentences on what the hours are made of; `measured`, with `--measure`, else "
+            "null"
+        ),
     ),
     "next": Command(
         does="Suggest the trainings that are expected to decide most claims within a budget.",
         example="claimcheck next --budget 2h --device cuda",
         add_to=add_next,
         run=proposal.next_trainings,
+        document=(
+            "`device`, `budget_seconds`, `seconds`, `usd`; `steps`, best first, each with `seconds`, `runs` and "
+            "`claims` (`claim`, `look`, `planned`, `power`); `trained`, claims with a complete interim analysis; "
+            "`left`; after `--run` `is_trained`"
+        ),
     ),
     "profile": Command(
         does="Set the profile (the training budget) in params.yaml.",
         example="claimcheck profile quick",
         add_to=add_profile,
         run=trainings.set_profile,
+        document="`profile`",
     ),
     "status": Command(
         does="Show how many claims have which verdict, and what trains now.",
         example="claimcheck status --watch",
         add_to=add_papers,
         run=status.status,
+        document=(
+            "`papers`, a list: `paper`, `claims`, `by_word`, and the counts `decidable`, `in_favour`, "
+            "`under_reading`, `against`, `open`, `waiting`, the same in `trained`, `computed` and `data`; claims "
+            "`by_verdict`, `by_kind`, `by_basis`; `errors` at several places. `trainings`: `sessions` with "
+            "`groups`, `rows` by `experiment` and `node`, `left_seconds`, `finished` runs, and what they "
+            "`brought`, by claim"
+        ),
     ),
     "show": Command(
         does="Show an experiment's complete params, or a claim with our results and its verdict.",
         example="claimcheck show dac.sgemm.gain",
         add_to=add_shown,
         run=claims.show,
+        document=(
+            "a list: `experiment`, `like`, `params`; or `claim`, `paper`, `place`, `arm`, `baseline_arm`, "
+            "`metric`, `statement`, `value`, `unit`, `qualifier`, `experiments`, `verdict` (`status`, "
+            "`explanation`, `ours`, `low`, `high`, …), `runs`, `deviations`"
+        ),
     ),
     "history": Command(
         does="Show how claims, rules and judging code changed, and why.",
         example="claimcheck history 'dac.sgemm.*'",
         add_to=add_history,
         run=claims.history,
+        document=(
+            "a list: `date`, `subject`, `claims`, `before`, `after`, `changed`, `after_evidence`, `alters`, "
+            "`seen`, `why`; with `--why`: `path`, `changes`"
+        ),
     ),
     "register": Command(
         does="Record claims, rules, margins and planned runs before training.",
@@ -206,6 +244,10 @@ COMMANDS = {
         add_to=add_register,
         run=claims.register,
         codes={1: "nothing was written, or a registration no longer matches (--check)"},
+        document=(
+            "`path`, and the numbers `claims`, `runs`, `trained`; with `--check` a list: `name`, `commit`, "
+            "`claims`, `faults`"
+        ),
     ),
     "judge": Command(
         does="Judge printed numbers by results that you already have, without training.",
@@ -213,6 +255,14 @@ COMMANDS = {
         add_to=add_judge,
         run=reported.judge,
         codes={1: "a row couldn't be judged; the others were"},
+        document="`verdicts`, and `problems`: rows that can't be judged",
+    ),
+    "import": Command(
+        does="Make a table for `claimcheck judge` from what W&B, MLflow or TensorBoard wrote.",
+        example="claimcheck import mlflow mlruns -o results.csv",
+        add_to=add_import,
+        run=reported.import_results,
+        document="`file`, `runs`, a number, and `notes`",
     ),
     "lint": Command(
         does="Check a table of claims: units, directions, models, and printed gains against their cells.",
@@ -220,12 +270,18 @@ COMMANDS = {
         add_to=add_lint,
         run=reported.lint,
         codes={1: "a row has a fault"},
+        document="a list of problems: `line`, `id`, `why`",
     ),
     "why": Command(
         does="Explain why a run was or would be trained: its key, what changed, which claims need it.",
         example="claimcheck why dac-sgemm.mlp-25x5.0",
         add_to=add_why,
         run=why.why,
+        document=(
+            "`run`, `run_key`, `profile`, `model`, `replicate`, `reason`; `outcome` in the store, `published` "
+            "lines; `changed` parts of the key, `against` which run; `equivalences`, `claims` with their `look`, "
+            "`attempts`"
+        ),
     ),
     "verify": Command(
         does="Recompute the digests and metrics behind the served models, and list what no longer matches.",
@@ -233,6 +289,10 @@ COMMANDS = {
         add_to=add_verify,
         run=evidence.verify,
         codes={1: "a link is broken or couldn't be checked"},
+        document=(
+            "`record`, a link; `equivalences`, links (none without `--equivalences`); `checkpoints`, each with "
+            "`broken` (the first link, or null) and `links` of `name`, `status`, `detail`; `totals` by status"
+        ),
     ),
     "audit": Command(
         does="Compare the published record with its git history, and print one digest for all of it.",
@@ -240,53 +300,60 @@ COMMANDS = {
         add_to=add_audit,
         run=evidence.audit,
         codes={1: "something that was committed is missing without a retraction"},
+        document="numbers of `commits` and `files`; `missing`, what lacks a retraction; `root`, the digest",
     ),
     "sample": Command(
-        does="Write a test image of a packed data set to a file, to try a model on.",
+        does="Write a test image to a file, to try a model on.",
         example="claimcheck sample mnist --index 7",
         add_to=add_sample,
         run=evidence.sample,
+        document="`path`, `dataset`, `index`, `provenance`, `class`",
     ),
     "publish": Command(
         does="Turn results on real data into evidence to commit.",
         example="claimcheck publish ninformer-mnist",
         add_to=lambda parser: add_experiments(parser, "+"),
         run=evidence.publish,
+        document="a list: `path`, `lines`, `new`",
     ),
     "release": Command(
         does="Copy published models to data/models/, rounded to float16.",
-        example="claimcheck release ninformer-mnist vit",
+        example="claimcheck release ninformer-mnist ninformer",
         add_to=add_release,
         run=evidence.release,
+        document="a list: `path`, `bytes`",
     ),
     "crate": Command(
         does="Export everything that ran, with inputs, numbers and verdicts, as a Process Run RO-Crate.",
         example="claimcheck crate ../claimcheck-crate",
         add_to=add_crate,
         run=evidence.crate,
+        document="`folder`, `trainings`, `verdicts`",
     ),
     "equivalent": Command(
         does="Show that code changes since a revision change no number, by training with both versions.",
         example="claimcheck equivalent HEAD~1",
         add_to=add_equivalent,
         run=evidence.equivalent,
+        document="`compared`, `left_out`, and `path` of the line, null if none was written",
     ),
     "du": Command(
         does="Show disk usage of data and trainings.",
         example="claimcheck du",
         run=evidence.usage,
+        document="`bytes` by place",
     ),
     "gc": Command(
         does="Remove leftovers of killed trainings, never an outcome.",
         example="claimcheck gc",
         run=evidence.clean_up,
+        document="`removed`, paths",
     ),
     "completion": Command(
         does="Print a shell script that completes commands, options and names.",
         example='eval "$(claimcheck completion bash)"',
         add_to=add_shell,
         run=lambda options: command.script(build_parser()[0], options.shell),
-        has_json=False,
     ),
 }
 
@@ -313,7 +380,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
             codes=CODES | one.codes,
         )
         one.add_to(parsers[name])
-        if one.has_json:
+        if one.document:
             parsers[name].add_argument("--json", action="store_true", help="print one JSON document")
     return parser, parsers
 

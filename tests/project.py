@@ -1,17 +1,20 @@
 """A small project in a separate folder: one experiment, two tiny arms, a packed stand-in, ready to train."""
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from stages import analyse
 from stages.datasets.embedded import class_names, compose_stand_in
 from stages.datasets.packed import PackedInfo, digest_images, write_packed
+from stages.papers.finding import Finding
 from stages.params.experiment import load_params, merge, read_files
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -115,9 +118,8 @@ def outcomes(project: Path) -> dict[str, tuple[bytes, bytes]]:
     }
 
 
-def findings_on_page() -> dict[str, str]:
-    """Claims of `docs/findings.md` with their statuses."""
-    page = (REPOSITORY / "docs" / "findings.md").read_text()
-    rows = re.findall(r"^\| (`[^|]+) \| ([a-z ]+) \|", page, re.MULTILINE)
-    rows += [(line, "holds") for line in re.findall(r"^Hold: (.*)$", page, re.MULTILINE)]
-    return {claim: status for claims, status in rows for claim in re.findall(r"`([\w.]+)`", claims)}
+@cache
+def computed_findings() -> dict[str, Finding]:
+    """The findings of the five papers by claim: some seconds of work, once in a process."""
+    found = (import_module(f"stages.papers.{paper}.findings").findings(MARGINS) for paper in analyse.papers())
+    return {finding.claim: finding for findings in found for finding in findings}

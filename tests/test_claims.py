@@ -15,7 +15,7 @@ from stages.claims.kinds import Kind, TallyKind, TrainedKind
 from stages.claims.lines import parse_claims
 from stages.params.experiment import Experiment, Params, load_params
 from stages.verdicts.kinds import KINDS
-from tests.project import findings_on_page
+from tests.project import computed_findings
 
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "data" / "claims.csv"
@@ -126,12 +126,9 @@ def test_every_claim_is_tested_in_one_place_or_says_why_not(claims: dict[str, Cl
             assert claim.baseline_arm is None, claim.id
 
 
-def test_computed_claims_are_those_of_the_page_of_findings(claims: dict[str, ClaimLine]) -> None:
-    """`tests/test_analyse.py` holds the page to the findings.
-
-    A finding may also stand beside a row that is measured (NiNformer's times), never the other way round.
-    """
-    found = findings_on_page().keys()
+def test_computed_claims_are_those_with_a_finding(claims: dict[str, ClaimLine]) -> None:
+    """A finding may also stand beside a row that is measured (NiNformer's times), never the other way round."""
+    found = computed_findings().keys()
     assert {i for i, claim in claims.items() if is_computed(claim)} - found == set()
     assert found - set(claims) == set()
 

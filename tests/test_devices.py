@@ -291,7 +291,7 @@ def in_half_types() -> list[Planned]:
     return [*found, *full.values()]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("one", [pytest.param(one, id=name_of(one)) for one in in_half_types()])
 def test_cuda_has_every_operator_of_a_step_and_of_measuring(one: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = called_in_a_step(one, monkeypatch)

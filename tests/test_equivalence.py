@@ -113,7 +113,7 @@ def copy(project: Path, folder: Path) -> Path:
     return folder / "project"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_renaming_takes_outcomes_from_the_store_once_it_is_shown(renamed: tuple[Path, str], tmp_path: Path) -> None:
     project, said = renamed
     (line,) = read_equivalences(project).lines
@@ -147,7 +147,7 @@ def test_a_renaming_takes_outcomes_from_the_store_once_it_is_shown(renamed: tupl
     assert refused.returncode == 1 and "was trained by other code than evaluates it" in refused.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_one_changed_number_is_refused_with_spec_step_and_tensor(trained: Path, tmp_path: Path) -> None:
     project = copy(trained, tmp_path)
     change_a_number(project)
@@ -160,7 +160,7 @@ def test_one_changed_number_is_refused_with_spec_step_and_tensor(trained: Path, 
     assert "nothing is written" in refused.stderr and not (project / PATH).exists()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(cpp.load_library(dropout._SOURCE) is None, reason="no C++ compiler here")
 def test_a_fast_path_that_changes_numbers_is_left_out_only_if_asked(trained: Path, tmp_path: Path) -> None:
     project = copy(trained, tmp_path)
@@ -175,20 +175,7 @@ def test_a_fast_path_that_changes_numbers_is_left_out_only_if_asked(trained: Pat
     assert all(compared.is_plain for proof in line.proofs for compared in proof.compared)
 
 
-@pytest.mark.long
-def test_two_lines_make_a_chain(renamed: tuple[Path, str], tmp_path: Path) -> None:
-    project = copy(renamed[0], tmp_path)
-    rename_a_function(project)
-    commit(project, "another name")
-    assert in_store(project) == 0, "the first line leads to code that is older than the tree's by now"
-    done = ask(project, "stages.cli", "equivalent", "HEAD~1", "--steps", "4")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(read_equivalences(project).lines) == 2
-    done = ask(project, "stages.train", EXPERIMENT)
-    assert done.stdout.count("of older code that gives the same by line 1, 2 of equivalences.jsonl") == 2, done.stdout
-
-
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_forged_line_is_refused_by_name(renamed: tuple[Path, str], tmp_path: Path) -> None:
     project = copy(renamed[0], tmp_path)
     line = json.loads((project / PATH).read_text())
@@ -200,7 +187,7 @@ def test_a_forged_line_is_refused_by_name(renamed: tuple[Path, str], tmp_path: P
     assert "Traceback" not in refused.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_another_line_says_of_the_code_before_changes_nothing(renamed: tuple[Path, str], tmp_path: Path) -> None:
     """Resealed with another digest before: the chain no longer begins at the code that trained the outcome."""
     project = copy(renamed[0], tmp_path)
@@ -211,7 +198,7 @@ def test_what_another_line_says_of_the_code_before_changes_nothing(renamed: tupl
     assert in_store(project) == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_hand_made_line_is_found_by_training_one_of_its_paths_again(renamed: tuple[Path, str], tmp_path: Path) -> None:
     project = copy(renamed[0], tmp_path)
     line = json.loads((project / PATH).read_text())

@@ -369,7 +369,7 @@ def test_an_empty_file_is_one_error(project: Path, content: str) -> None:
 
 def test_the_documented_profile_is_one(project: Path) -> None:
     """Copied out of the page into params.yaml, it plans runs."""
-    page = (REPOSITORY / "docs" / "profiles.md").read_text()
+    page = (REPOSITORY / "docs" / "train.md").read_text()
     own = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["profiles"]
     edit(project / "params.yaml", lambda params: params["profiles"].update(own))
     params = load_params(project)

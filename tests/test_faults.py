@@ -19,7 +19,7 @@ from tests.hardship import obey_modes, write_little
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 VERBS = {
     "inputs": ["stages.inputs"],

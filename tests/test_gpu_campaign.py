@@ -19,7 +19,7 @@ from tests.borrowed import know_torch_alone, know_torch_alone_and_be_ended
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes, train
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 LIMIT_MIB, EPOCHS = 0.12, 3
 

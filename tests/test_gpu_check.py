@@ -19,7 +19,7 @@ from tests.borrowed import know_torch_alone
 from tests.preloaded import python
 from tests.project import REPOSITORY, environment
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 TINY = {

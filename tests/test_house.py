@@ -114,7 +114,7 @@ def test_no_setting_of_git_converts_line_ends() -> None:
     assert [line for line in listed if not kept.match(line)] == []
 
 
-@pytest.mark.parametrize("group", ["serve", "pipeline", "dev", "cluster"])
+@pytest.mark.parametrize("group", ["serve", "pipeline", "dev", "docs", "cluster"])
 def test_a_lock_has_no_index_and_a_hash_for_every_package(group: str) -> None:
     lock = (ROOT / "requirements" / f"{group}.lock").read_text()
     assert INDEX_LINE.findall(lock) == []

@@ -39,7 +39,7 @@ def pins(*groups: str) -> set[tuple[str, str]]:
 def test_the_bills_of_material_name_every_pinned_package_with_version_and_hash(tmp_path: Path) -> None:
     done = make("sbom", tmp_path)
     assert done.returncode == 0, done.stderr
-    for name, groups in {"serve": ("serve",), "all": ("serve", "pipeline", "dev")}.items():
+    for name, groups in {"serve": ("serve",), "all": ("serve", "pipeline", "dev", "docs")}.items():
         bill = json.loads((tmp_path / "sbom" / f"{name}.cdx.json").read_text())
         assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "claimcheck")
         assert {(one["name"], one["version"]) for one in bill["components"]} == pins(*groups)
@@ -92,7 +92,11 @@ def test_an_audit_asks_for_every_pinned_package(tmp_path: Path, advisories: Call
     done = make("audit", tmp_path, OSV_URL=advisories(advise))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "audit: no vulnerability is known in what the locks pin for this machine\n"
-    assert {"torch", "fastapi", "dvc", "pytest"} <= set(asked) <= {name for name, _ in pins("serve", "pipeline", "dev")}
+    assert (
+        {"torch", "fastapi", "dvc", "pytest"}
+        <= set(asked)
+        <= {name for name, _ in pins("serve", "pipeline", "dev", "docs")}
+    )
 
 
 def test_an_audit_names_what_is_vulnerable(tmp_path: Path, advisories: Callable[[Advise], str]) -> None:

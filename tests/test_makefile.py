@@ -124,7 +124,7 @@ def test_the_image_copies_what_is_there() -> None:
     assert {source for source in sources if f"!{source}" not in ignored} == set()
 
 
-GROUPS = ("serve", "pipeline", "dev")
+GROUPS = ("serve", "pipeline", "dev", "docs")
 
 
 def setup(

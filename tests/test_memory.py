@@ -5,7 +5,7 @@ import pytest
 from tests.preloaded import python
 from tests.project import REPOSITORY
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import numpy, resource

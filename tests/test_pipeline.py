@@ -21,7 +21,7 @@ from tests.checkout import DVC, make_checkout, repro, run, stages_run
 from tests.polling import wait_until
 from tests.project import EXPERIMENT, edit, environment, outcomes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ def test_quick_plans_its_cut_budget(params: Params) -> None:
 
 def test_the_page_has_the_trainings_and_steps_of_the_plan(params: Params) -> None:
     """Its FLOPs and hours are `claimcheck plan`'s, which takes longer than a test may."""
-    page = (ROOT / "docs" / "costs.md").read_text()
+    page = (ROOT / "docs" / "train.md").read_text()
     shown = re.findall(r"^\| [\w ]+ \| ([\d,]+) \| ([\d,]+) \| [\d.]+e\d+ \|", page, flags=re.MULTILINE)
     costs = plan_costs(params, params.profiles["paper"], list(params.experiments), one_flop)
     papers = dict.fromkeys(params.experiments[name].paper for name in costs)
@@ -129,8 +129,9 @@ def test_hours_are_those_of_the_flops_and_at_least_those_of_the_steps(params: Pa
 
     small, large = time(1), time(10**10)
     for device, rate in params.rates.items():
-        assert small.seconds[device] == pytest.approx(small.steps * rate.step_seconds)
-        assert large.seconds[device] == pytest.approx(large.flops / rate.flops_per_second["float32"])
+        start = small.runs * rate.start_seconds
+        assert small.seconds[device] == pytest.approx(start + small.steps * rate.step_seconds)
+        assert large.seconds[device] == pytest.approx(start + large.flops / rate.flops_per_second["float32"])
         assert large.hours(device) == large.seconds[device] / 3600
         assert large.limit_hours(device) == pytest.approx(large.flops / rate.peak_flops_per_second["float32"] / 3600)
         assert large.limit_hours(device) < large.hours(device)
@@ -147,9 +148,9 @@ def test_networks_of_a_stack_share_its_steps_where_a_rate_says_what_one_takes(pa
     assert cost.seconds["cuda"] == pytest.approx(cost.steps * gpu.stack_step_seconds / 5)
     assert cost.alone_seconds["cuda"] == pytest.approx(cost.steps * gpu.step_seconds)
     assert cost.starting_seconds == cost.seconds
-    assert (
-        cost.seconds["cpu"] == cost.alone_seconds["cpu"] == pytest.approx(cost.steps * params.rates["cpu"].step_seconds)
-    )
+    cpu = params.rates["cpu"]
+    assert cost.seconds["cpu"] == cost.alone_seconds["cpu"]
+    assert cost.seconds["cpu"] == pytest.approx(cost.steps * cpu.step_seconds + cost.runs * cpu.start_seconds)
     (other,) = plan_costs(params, profile, ["ninformer-mnist"], lambda model, shape, vocabulary: 10**10).values()
     assert (other.stacked, other.starting_seconds["cuda"]) == (0, 0.0) and other.seconds == other.alone_seconds
 
@@ -207,7 +208,7 @@ def test_flops_are_counted_once_for_each_model(params: Params, tmp_path: Path) -
     assert FlopCounts(path).known == {}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_plan_whose_models_were_counted_loads_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from stages.cli import main; main(['plan', 'ninformer-mnist']); sys.exit('torch' in sys.modules)"

@@ -81,8 +81,8 @@ def test_drawn_it_is_a_line_and_a_band_an_arm(specs: list[dict[str, Any]]) -> No
     assert len(set(colours)) == len(ARMS)
 
 
-@pytest.mark.long
-@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.needs(browser=True)
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (apt install chromium)")
 def test_the_page_draws_without_a_network_and_says_what_it_lacks(page: Path) -> None:
     scripts = page.parent.parent / "data" / "report" / "vega.js"

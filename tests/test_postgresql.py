@@ -34,7 +34,7 @@ from tests.postgres import find_programs
 from tests.project import REPOSITORY
 from tests.service.results_factory import make_root
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 Create = Callable[[], str]
 

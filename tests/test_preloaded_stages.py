@@ -16,7 +16,7 @@ from stages import preloaded
 from stages.preloaded import ADDRESS, LIBRARIES
 from tests.polling import wait_until
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
 CALL = f"""

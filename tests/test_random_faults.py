@@ -41,7 +41,7 @@ from tests.checkout import DVC, make_checkout, repro, run
 from tests.project import EXPERIMENT, REPOSITORY, environment
 from tests.soak import write_soak_report
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * 3600)]
+pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(6 * 3600)]
 
 FAULTS = int(os.environ.get("CLAIMCHECK_SOAK_FAULTS", "500"))
 EDITED = int(os.environ.get("CLAIMCHECK_SOAK_EDITS", "500"))

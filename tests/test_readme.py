@@ -1,52 +1,106 @@
-"""The README and docs/results.md say what the evidence says, and name what exists."""
+"""README and documents: short, built as a site, and true by evidence, params and code."""
 
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+import yaml
 from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
 
 from service.app import create_app
 from service.settings import Settings
 from stages.claims import read_claims
 from stages.cli import COMMANDS
+from stages.commands.status import write_metrics
 from stages.params.experiment import load_params
-from stages.recording.reporting import write_docs
-from stages.results import open_results, tally
-from tests.project import REPOSITORY, findings_on_page
+from stages.recording.reporting import results_page
+from stages.results import WORD_OF, Word, open_results, tally
+from tests.project import REPOSITORY, computed_findings
 from tests.story import differences, read_story
 
-README, USAGE = ((REPOSITORY / name).read_text() for name in ("README.md", "docs/usage.md"))
+DOCS = REPOSITORY / "docs"
+README, QUICKSTART = ((REPOSITORY / name).read_text() for name in ("README.md", "docs/quickstart.md"))
 
 
 def test_the_table_of_papers_is_what_the_verdicts_say(published: str) -> None:
-    """By training from the evidence, by computing from the headings of the findings, which `make report` writes."""
+    """By training and from data by the evidence, by computing by the findings, of which an error counts once."""
     with open_results(published)() as session:
-        trained = {row.paper: row.trained for row in tally(session)}
-    findings = (REPOSITORY / "docs" / "findings.md").read_text()
+        tallies = {row.paper: row for row in tally(session)}
     claims = {claim.id: claim for claim in read_claims(REPOSITORY / "data" / "claims.csv")}
-    for paper, counts in trained.items():
-        (said,) = re.findall(rf"^## \[{paper}\]\(papers/{paper}\.md\): ([^;\n]*)", findings, re.MULTILINE)
-        held, against = Counter[str](), 0
-        for number, status in re.findall(r"(\d+) ([a-z ]+)", said):  # one error at several places is one
-            held[status] += int(number)
-            against += int(number) * (status in ("fails", "contradicted"))
-        for name, status in findings_on_page().items():
-            if (
-                name.startswith(f"{paper}.")
-                and claims[name].experiment
-                and claims[name].facts.by not in ("computing", "data")
-            ):
-                held[status] -= 1  # to be trained
-        waiting = counts.waiting - (paper == "ninformer")  # a gain that is contradicted whatever is trained
-        by_reading = held["holds under a reading"] + counts.under_reading
-        holds, fails = held["holds"] + counts.in_favour, against + counts.against
-        cells = f"| {holds} | {fails} | {counts.open} | {waiting} | {by_reading} |"
-        (row,) = re.findall(rf"^\| \[[^]]+\]\(docs/papers/{paper}\.md\) .*$", README, re.MULTILINE)
-        assert cells in row, paper
+    once = {finding.error or name: (name, finding) for name, finding in computed_findings().items()}
+    for paper, row in tallies.items():
+        counts = Counter(row.trained.by_word) + Counter(row.data.by_word)
+        for name, finding in once.values():
+            if name.startswith(f"{paper}."):
+                word, claim = WORD_OF[finding.status], claims[name]
+                is_trained = claim.experiment is not None and claim.facts.by not in ("computing", "data")
+                counts[word] += not is_trained or word is Word.FAILS  # which fails whatever is trained
+        waiting = counts[Word.NOT_TESTED] - (paper == "ninformer")  # the gain that fails whatever is trained
+        cells = f"| {counts[Word.HOLDS]} | {counts[Word.FAILS]} | {counts[Word.OPEN]} | {waiting} |"
+        (line,) = re.findall(rf"^\| \[[^]]+\]\(docs/papers/{paper}\.md\) .*$", README, re.MULTILINE)
+        assert cells in line, (paper, cells)
+
+
+def test_documents_are_short() -> None:
+    """Words written by hand: at most 10,000, and 1,500 for each paper."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("shape", REPOSITORY / ".ci" / "shape.py")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(shape := module_from_spec(spec))
+    words = {
+        path.relative_to(REPOSITORY).as_posix(): shape.count_words(path.read_text())
+        for folder in (".", "docs", "data")
+        for path in (REPOSITORY / folder).glob("*.md" if folder == "." else "**/*.md")
+    }
+    of_papers = {name: words.pop(name) for name in list(words) if name.startswith(shape.PAPERS)}
+    assert sum(number for name, number in words.items() if name not in shape.GENERATED) <= 10_000
+    assert max(of_papers.values()) <= 1_500
+
+
+@pytest.mark.timeout(300)
+def test_site_is_built_without_a_warning(published: str, tmp_path: Path) -> None:
+    """Every link of a document leads somewhere, generated pages included."""
+    shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("*.json"))
+    (tmp_path / "docs" / "results.md").write_text(results_page(published))
+    (tmp_path / "docs" / "findings.md").write_text("# Findings\n")
+    config = (REPOSITORY / "mkdocs.yml").read_text().replace(".ci/pages.py", str(REPOSITORY / ".ci" / "pages.py"))
+    (tmp_path / "mkdocs.yml").write_text(config)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", tmp_path / "mkdocs.yml"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    site = tmp_path / "build" / "site"
+    assert {path.stem for path in DOCS.glob("*.md")} <= {path.stem for path in site.glob("*.html")}
+    for page, words in {"cli": COMMANDS, "service": Settings.model_fields, "data": load_params().datasets}.items():
+        html = (site / f"{page}.html").read_text().lower()
+        assert [word for word in words if word not in html and page != "data"] == []
+    assert "our training agrees" in (site / "verdicts.html").read_text().lower()
+
+
+def test_dashboard_and_alerts_name_exported_metrics_which_are_documented(published: str, tmp_path: Path) -> None:
+    with TestClient(create_app(Settings(root=REPOSITORY, database=published)), base_url="http://127.0.0.1") as client:
+        exported = client.get("/metrics").text
+    numbers = dict.fromkeys(("samples_per_second", "seconds", "left_seconds", "usd", "left_usd"), 1.0)
+    rows = [{"experiment": "x", "node": "x", "runs": {"done": 1}, **numbers}]
+    write_metrics(tmp_path / "x.prom", [{"paper": "x", "by_word": {"holds": 1}}], {"rows": rows}, 0.0)
+    families = [*text_string_to_metric_families(exported + (tmp_path / "x.prom").read_text())]
+    known = {family.name for family in families}
+    named = re.compile(r"claimcheck_[a-z_]+?(?=(?:_total|_bucket|_sum|_count)?\b)")
+    monitoring = REPOSITORY / "deploy" / "monitoring"
+    dashboard = json.loads((monitoring / "grafana.json").read_text())
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    groups = yaml.safe_load((monitoring / "alerts.yaml").read_text())["groups"]
+    expressions += [rule["expr"] for group in groups for rule in group["rules"]]
+    assert {name for text in expressions for name in named.findall(text)} <= known
+    documented = set(named.findall((DOCS / "monitoring.md").read_text()))
+    assert documented == {name for name in known if name.startswith("claimcheck_") and not name.endswith("_created")}
 
 
 def test_a_person_reads_the_readme_in_minutes() -> None:
@@ -67,22 +121,15 @@ def test_the_experiment_of_the_readme_is_accepted_and_differs_in_its_rate_alone(
     assert list(ours.arms) == list(other.arms)
 
 
-def test_results_page_is_what_make_report_writes(tmp_path: Path) -> None:
-    written = write_docs(REPOSITORY, tmp_path / "results.md")
-    assert written.read_bytes() == (REPOSITORY / "docs" / "results.md").read_bytes(), "run make report and commit"
-
-
 def test_answers_are_what_the_service_gives(published: str) -> None:
     """The shown comparison, and the status of the shown claim."""
-    shown = [
-        json.loads(block.text) for block in read_story(REPOSITORY / "docs" / "usage.md") if block.language == "json"
-    ]
+    shown = [json.loads(block.text) for block in read_story(DOCS / "quickstart.md") if block.language == "json"]
     (comparison,) = (answer for answer in shown if "comparisons" in answer)
     app = create_app(Settings(root=REPOSITORY, database=published))
     client = TestClient(app, base_url="http://127.0.0.1")
     assert list(differences(comparison, client.get("/compare?dataset=cifar100").json())) == []
     (claim,) = (answer for answer in shown if "finding" in answer)
-    assert findings_on_page()[claim["id"]] == claim["verdict"]["status"]
+    assert computed_findings()[claim["id"]].status == claim["verdict"]["status"]
 
 
 def test_the_numbers_of_statements_are_those_of_the_claims() -> None:
@@ -99,21 +146,20 @@ def test_the_numbers_of_statements_are_those_of_the_claims() -> None:
 
 
 def test_the_hours_that_are_left_are_those_of_the_plan() -> None:
-    costs = (REPOSITORY / "docs" / "costs.md").read_text()
+    costs = (DOCS / "train.md").read_text()
     (row,) = re.findall(r"^\| all \|.*$", costs, re.MULTILINE)
     header = next(line for line in costs.splitlines() if "hours of one H100" in line)
     hours = dict(zip(header.split(" | "), row.split(" | "), strict=True))["hours of one H100"]
     assert f"{hours} hours of an H100" in README
 
 
-def test_links_lead_to_files() -> None:
-    for folder, text in ((REPOSITORY, README), (REPOSITORY / "docs", USAGE)):
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
-            assert target.startswith("http") or (folder / target).exists(), target
+def test_links_of_the_readme_lead_to_files_in_git() -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", README):
+        assert target.startswith("http") or (REPOSITORY / target).exists(), target
 
 
 def test_make_targets_and_commands_exist() -> None:
-    makefile = (REPOSITORY / "Makefile").read_text()
-    for target in set(re.findall(r"\bmake ([a-z-]+)", README + USAGE)):
+    makefile, text = (REPOSITORY / "Makefile").read_text(), "".join(p.read_text() for p in DOCS.glob("*.md")) + README
+    for target in set(re.findall(r"\bmake ([a-z-]+)`", text)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-    assert set(re.findall(r"claimcheck ([a-z]+)\b", README + USAGE)) == set(COMMANDS)
+    assert set(re.findall(r"`claimcheck ([a-z]+)\b", text)) <= set(COMMANDS)

@@ -20,7 +20,7 @@ from stages.datasets.packed import ImageSet, read_images, read_info
 from stages.recording import record
 from tests.project import REPOSITORY
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 MODELS = REPOSITORY / "data" / "models"
 COUNT, BATCH = 100, 10
@@ -107,7 +107,7 @@ def test_mnist_through_predict_equals_evaluate(server: str, arm: str) -> None:
     assert abs(accuracy - listed["accuracy"]) < 0.15, "100 images of the 10,000 that were scored"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 @pytest.mark.timeout(900)
 def test_released_model_scores_what_its_evidence_says() -> None:
     line = next(

@@ -20,7 +20,7 @@ REPRO = [sys.executable, "-m", "stages.cli", "repro"]
 STAGES = 10
 """Those of the checkout: `inputs`, a data set's two, two experiments' two each, `analyse`, `record`, `report`."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(900)]
 
 
 def pythons() -> dict[str, str]:

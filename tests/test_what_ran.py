@@ -124,7 +124,7 @@ ROWS: dict[str, tuple[str, Change, set[str]]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 @pytest.mark.parametrize("row", ROWS)
 def test_what_changes_weights_is_named_in_the_environment_and_changes_the_canary(
     project: Path, usual: Mapping[str, Trained], row: str, tmp_path: Path
@@ -180,7 +180,7 @@ def test_paths_in_variables_are_published_as_digests_and_our_modules_by_another_
     assert found["modules"].keys() >= {"tests", "random", "torch", "shadow"} and "numpy" not in found["modules"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 def test_every_arm_has_a_canary_which_takes_its_fast_paths_and_at_most_a_second() -> None:
     importlib.import_module("torch._dynamo")  # which the first step of an optimiser loads
     taken: set[str] = set()

@@ -146,11 +146,22 @@ def _of_model(session: Session, name: str, compare: Answer) -> Line:
     )
 
 
+def curves_of_run(run: Result) -> dict[Curve, list[CurvePoint]]:
+    """The measured curves of one run, in the order of `CURVES`."""
+    found: dict[Curve, list[CurvePoint]] = {}
+    for epoch in run.epochs:
+        for curve in CURVES:
+            if (value := getattr(epoch, curve)) is not None:
+                point = CurvePoint(arm=run.run_key, epoch=epoch.epoch, replicates=1, mean=value, low=value, high=value)
+                found.setdefault(curve, []).append(point)
+    return {curve: found[curve] for curve in CURVES if curve in found}
+
+
 def _of_run(session: Session, start: str) -> Line:
     run = queries.find_run(session, start)[0]
     experiment = queries.find_experiment(session, run.experiment)
     title = next(arm.title for arm in experiment.arms if arm.name == run.arm)
-    is_drawn = run.provenance != "embedded"
+    curves = curves_of_run(run) if run.provenance != "embedded" else {}
     return Line(
         name=start,
         title=f"{title}, run {run.run_key[: queries.FEWEST_DIGITS]} ({experiment.name})",
@@ -160,17 +171,9 @@ def _of_run(session: Session, start: str) -> Line:
         provenance=run.provenance,
         cut=run.cut,
         against=None,
-        curves=tuple(curve for curve in CURVES if _points(start, run.epochs, curve)) if is_drawn else (),
-        points=lambda curve: _points(start, run.epochs, curve),
+        curves=tuple(curves),
+        points=curves.__getitem__,
     )
-
-
-def _points(name: str, epochs: Sequence[Epoch], curve: Curve) -> list[CurvePoint]:
-    return [
-        CurvePoint(arm=name, epoch=epoch.epoch, replicates=1, mean=value, low=value, high=value)
-        for epoch in epochs
-        if (value := getattr(epoch, curve)) is not None
-    ]
 
 
 def curves_of(lines: Sequence[Line]) -> list[Curve]:

@@ -43,16 +43,16 @@ class Samples:
         self.info, self._file = found
         if self.info.kind != "images":
             raise NoSample(f"{dataset} is a {self.info.kind} and has no images")
-        self._positions: Sequence[int] = (self.info.test_rows or ()) if are_few else range(self.info.test_images)
+        self.positions: Sequence[int] = (self.info.test_rows or ()) if are_few else range(self.info.test_images)
 
     def __contains__(self, position: int) -> bool:
-        return position in self._positions
+        return position in self.positions
 
     def chosen(self) -> list[SampleOut]:
         """The first image of each of as many classes as fit in a row, spread over all classes."""
         classes, first = np.unique(self._file.get_tensor("labels"), return_index=True)
         spread = np.linspace(0, len(classes) - 1, min(MOST, len(classes))).round().astype(int)
-        return [self.describe(self._positions[int(first[label])]) for label in spread]
+        return [self.describe(self.positions[int(first[label])]) for label in spread]
 
     def describe(self, position: int) -> SampleOut:
         """Class and address of one image by its position in the packed set.
@@ -72,7 +72,7 @@ class Samples:
         if position not in self:
             here = f"{self.info.dataset} has {self.info.test_images:,} test images here"
             raise NoSample(f"sample {position}: {here}")
-        return self._positions.index(position)
+        return self.positions.index(position)
 
     def png(self, position: int) -> bytes:
         """One image as PNG; raises as `describe`."""

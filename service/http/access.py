@@ -68,18 +68,14 @@ def read_keys(path: Path) -> Named:
     """
     try:
         found = _NAMED.validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        fault = error.errors(include_input=False, include_url=False)[0]
+        raise KeysError(f"{path.name}: {'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}") from None
     except (OSError, ValueError) as error:
-        raise KeysError(f"{path.name}: {_first_fault(error)}") from None
+        raise KeysError(f"{path.name}: {getattr(error, 'strerror', None) or error}") from None
     if not found:
         raise KeysError(f'{path.name}: it names no key; expected [name] and below it sha256 = ["…"]')
     return found
-
-
-def _first_fault(error: OSError | ValueError) -> str:
-    if not isinstance(error, ValidationError):
-        return getattr(error, "strerror", None) or str(error)
-    fault = error.errors(include_input=False, include_url=False)[0]
-    return f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
 
 
 class KeyFile:

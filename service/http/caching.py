@@ -11,8 +11,9 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from fastapi import Request, Response
+from fastapi import Request
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 
 PARTS = frozenset({".py", ".html", ".js", ".css", ".csv", ".json"})
 """Endings of the files that answers are made by."""
@@ -26,12 +27,11 @@ def edition_of(folders: Iterable[Path], shown: str) -> str:
     return digest.hexdigest()
 
 
-class NotModified(Exception):
-    """The client already has the answer that it would get."""
+class NotModified(HTTPException):
+    """The client already has the answer that it would get: 304, which has no body; like a 200 it carries the tag."""
 
     def __init__(self, etag: str) -> None:
-        super().__init__(etag)
-        self.etag = etag
+        super().__init__(304, headers={"etag": etag, "cache-control": "no-cache", "vary": "Accept"})
 
 
 def tag_answer(request: Request, content: str) -> None:
@@ -47,12 +47,6 @@ def tag_answer(request: Request, content: str) -> None:
     if etag.removeprefix("W/") in known_tags(request.headers):
         raise NotModified(etag)
     state["etag"] = etag
-
-
-async def not_modified(_request: Request, error: Exception) -> Response:
-    """304, which has no body; like a 200 it carries the tag."""
-    assert isinstance(error, NotModified), "installed for nothing else"
-    return Response(status_code=304, headers={"etag": error.etag, "cache-control": "no-cache", "vary": "Accept"})
 
 
 MAX_REQUEST_HEADER_BYTES = 32 * 1024

@@ -17,8 +17,8 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import h11
@@ -28,6 +28,7 @@ from service.http.access import client_of
 from service.http.caching import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS
 from service.http.errors import FOR_MACHINES, MEDIA_TYPE, Problem, problem_of
 from service.http.metrics import Metrics
+from service.settings import Settings
 from service.slots import Busy, Slots, holder
 
 SEND_BUFFER_BYTES = 128 * 1024  # of the kernel; it takes twice this, and up to 4 MiB by itself
@@ -39,39 +40,16 @@ RESERVED = 32  # connections beyond the limit, for probes
 FIRST_PROBE_SECONDS, LAST_PROBE_SECONDS = 0.05, 1.0  # between interim answers to a client that sends no more
 PROBES = tuple(path.encode() for path in FOR_MACHINES)
 PROBE_LINES = tuple(b"GET " + path for path in PROBES)
-LIGHT_LINES, PARSE_SECONDS, MOST_ACCEPTED = 100, 0.005, 64
-"""The event loop parses data of few lines at once, for so long; the rest in turn: 4,000 tiny chunks take 25 ms.  It
-accepts one connection at a time, and the next one may be a probe's; so many go before data in turn.
-"""
+LIGHT_LINES, PARSE_SECONDS = 100, 0.005
+"""The event loop parses data of few lines at once, for so long; the rest in turn: 4,000 tiny chunks take 25 ms."""
 
 logger = logging.getLogger("claimcheck.access")
 
 
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """Limits: open connections, of which a client has at most half unless it is one of `proxies`, and the seconds that
-    each has for its headers and for reading an answer; for a long one, it may read this slowly.
-    """
-
-    connections: int
-    head_seconds: float
-    send_seconds: float
-    slowest_bytes_per_second: int
-    proxies: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network] = ()
-
-    def client(self, address: str) -> str | None:
-        """The client whose connections count together; None for a proxy, which has those of many."""
-        try:
-            is_proxy = any(ipaddress.ip_address(address.partition("%")[0]) in network for network in self.proxies)
-        except ValueError:
-            return None
-        return None if is_proxy else client_of(address)
-
-
-def protocol(limits: ConnectionLimits, metrics: Metrics) -> type[H11Protocol]:
+def protocol(settings: Settings, metrics: Metrics) -> type[H11Protocol]:
     """The class of connections for `uvicorn.Config(http=…)`."""
-    parsing = Slots("reading requests", 1, max_waiting=math.inf, seconds=limits.head_seconds)
-    own = {"limits": limits, "metrics": metrics, "by_client": Counter(), "reserved": {}, "parsing": parsing}
+    parsing = Slots("reading requests", 1, max_waiting=math.inf, seconds=settings.head_seconds)
+    own = {"limits": settings, "metrics": metrics, "by_client": Counter(), "reserved": {}, "parsing": parsing}
     return type("Connection", (_Connection,), own)
 
 
@@ -104,13 +82,12 @@ class _Parser(h11.Connection):
 
 
 class _Connection(H11Protocol):
-    limits: ClassVar[ConnectionLimits]
+    limits: ClassVar[Settings]
     metrics: ClassVar[Metrics]
     by_client: ClassVar[Counter[str | None]]
     reserved: ClassVar[dict[_Connection, None]]
     parsing: ClassVar[Slots]
     parsed_seconds: ClassVar[float] = 0.0  # since the event loop did something else
-    accepted: ClassVar[int] = 0  # connections
     conn: _Parser
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -124,11 +101,14 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        type(self).accepted += 1
         own: socket.socket | None = transport.get_extra_info("socket")
         if own is not None:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        self._client, most = self.limits.client(_address(self.client)), self.limits.connections
+        with suppress(ValueError):  # no address
+            address = ipaddress.ip_address(_address(self.client).partition("%")[0])
+            is_proxy = any(address in network for network in self.limits.proxies)  # has connections of many clients
+            self._client = None if is_proxy else client_of(str(address))
+        most = self.limits.max_connections
         if self._client is not None and self.by_client[self._client] >= -(-most // 2):
             self.conn.refusal = f"{self.by_client[self._client]:,} connections of one client are open already"
         elif self.by_client.total() >= most:
@@ -173,6 +153,10 @@ class _Connection(H11Protocol):
         self.tasks.add(task)
 
     def _parse(self, data: bytes) -> None:
+        own: socket.socket | None = self.transport.get_extra_info("socket")
+        if own is not None and own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()  # its client has reset it, which the event loop sees only after the data
+            return
         kind, began = type(self), time.perf_counter()
         if not kind.parsed_seconds:
             self.loop.call_soon(setattr, kind, "parsed_seconds", 0.0)
@@ -184,13 +168,7 @@ class _Connection(H11Protocol):
         holder.set(self._client or "")
         try:
             async with self.parsing.turn():
-                before = -1
-                for _ in range(MOST_ACCEPTED):
-                    if before == self.accepted:
-                        break
-                    before = self.accepted
-                    await asyncio.sleep(0)  # the loop accepts one
-                    await asyncio.sleep(0)  # and calls `connection_made`
+                await asyncio.sleep(0)  # whatever came meanwhile goes first, and may be a probe
                 self._unread -= 1
                 if not self.transport.is_closing():
                     self.flow.resume_reading()

@@ -24,15 +24,15 @@ class ClientGone(Problem):
 
 async def unless_gone(receive: Receive, work: Awaitable[Done]) -> Done:
     """The outcome of `work`, which is cancelled if the client of a request whose body was received goes away."""
-    loop, watching = asyncio.get_running_loop(), list[asyncio.Task[None]]()
 
     async def watch(limit: asyncio.Timeout) -> None:
+        await asyncio.sleep(LOOK_SECONDS)
         while (await receive())["type"] != "http.disconnect":
             pass
         limit.reschedule(0)
 
     limit = asyncio.timeout(None)
-    later = loop.call_later(LOOK_SECONDS, lambda: watching.append(loop.create_task(watch(limit))))
+    watching = asyncio.create_task(watch(limit))
     try:
         async with limit:
             return await work
@@ -41,6 +41,4 @@ async def unless_gone(receive: Receive, work: Awaitable[Done]) -> Done:
             raise ClientGone from None
         raise
     finally:
-        later.cancel()
-        for one in watching:
-            one.cancel()
+        watching.cancel()

@@ -46,7 +46,7 @@ from stages.results import (
     UnknownRun,
 )
 
-_QUALITY = re.compile(r"(0(\.\d{0,3})?|1(\.0{0,3})?)")
+_QUALITY = re.compile(r"q\s*=\s*(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)", re.ASCII)
 
 
 class NotAcceptable(ValueError):
@@ -70,21 +70,13 @@ def weight(accept: str, media: str) -> float:
     """Q of the most specific range in `accept` that covers `media` (RFC 9110, 12.5.1)."""
     accept = accept if "/" in accept else "*/*"  # doesn't name a type
     found: list[tuple[int, float]] = [(0, 0.0)]
-    for item in accept.split(","):
-        name, *parameters = (part.strip().lower() for part in item.split(";"))
+    for item in accept.lower().split(","):
+        name, *parameters = (part.strip() for part in item.split(";"))
         specificity = {media: 3, f"{media.split('/')[0]}/*": 2, "*/*": 1}.get(name)
         if specificity is not None:
-            found.append((specificity, _quality(parameters)))
+            qualities = (float(given[1]) for one in parameters if (given := _QUALITY.fullmatch(one)))
+            found.append((specificity, next(qualities, 1.0)))
     return max(found)[1]
-
-
-def _quality(parameters: list[str]) -> float:
-    """The q of a range; 1 if there is none, or none that is a number from 0 to 1."""
-    for parameter in parameters:
-        key, _, value = parameter.partition("=")
-        if key.strip() == "q" and _QUALITY.fullmatch(value.strip()):
-            return float(value)
-    return 1.0
 
 
 MEDIA_TYPE = "application/problem+json"
@@ -248,7 +240,14 @@ def install_error_handlers(app: FastAPI) -> None:
         return problem_response(request, status, detail, headers)
 
     async def validation(request: Request, error: RequestValidationError) -> Response:
-        return problem_response(request, 422, "; ".join(_explain(item) for item in error.errors()))
+        details = []
+        for item in error.errors():
+            field, message = ".".join(str(part) for part in item["loc"]), item["msg"][0].lower() + item["msg"][1:]
+            got = f", got {item['input'][:80]!r}" if isinstance(item.get("input"), str) else ""
+            is_text = "UploadFile" in item["msg"]
+            told = "this is text; send a file, in a part with a filename" if is_text else f"{message}{got}"
+            details.append(f"{field}: {told}")
+        return problem_response(request, 422, "; ".join(details))
 
     async def unavailable(request: Request, error: Exception) -> Response:
         logger.error("%s %s: %s", request.method, request.url.path, error)
@@ -267,15 +266,6 @@ def install_error_handlers(app: FastAPI) -> None:
     for kind in (CheckpointError, DBAPIError, NoConnection):
         app.add_exception_handler(kind, unavailable)
     app.add_exception_handler(ClientDisconnect, cut)
-
-
-def _explain(item: Any) -> str:
-    field = ".".join(str(part) for part in item["loc"])
-    if "UploadFile" in item["msg"]:
-        return f"{field}: this is text; send a file, in a part with a filename"
-    message = item["msg"][0].lower() + item["msg"][1:]
-    value = item.get("input")
-    return f"{field}: {message}" + (f", got {value[:80]!r}" if isinstance(value, str) else "")
 
 
 def declared(*statuses: int, as_pages: bool = False) -> dict[int | str, dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
@@ -48,8 +48,10 @@ class Metrics:
             "claimcheck_pass_seconds", "A forward pass", buckets=SECONDS, registry=self.registry
         )
 
-    def request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count an answer; `route` is the template of the address, never the address itself."""
+    def request(self, method: str, route: str, status: int, seconds: float, key: str | None = None) -> None:
+        """Count an answer, to the holder of a named key; `route` is the address's template, never the address."""
+        if key:
+            self._keys.labels(key, status).inc()
         self._requests.labels(method if method in METHODS else "other", route, status).inc()
         self._seconds.labels(route).observe(seconds)
 
@@ -59,18 +61,11 @@ class Metrics:
         self._waited_seconds.observe(waited_seconds)
         self._pass_seconds.observe(pass_seconds)
 
-    def answer_to_key(self, key: str, status: int) -> None:
-        """Count an answer to the holder of a named key."""
-        self._keys.labels(key, status).inc()
-
-    def watch_turns(self, slots: Mapping[str, Slots]) -> None:
-        """Register how many requests wait for a turn at the database, read on request."""
+    def watch(self, engine: Engine, turns: Mapping[str, Slots]) -> None:
+        """Register gauges that are read on request; requests wait for `turns` at the database."""
         gauge = Gauge("claimcheck_waiting_requests", "Requests waiting for a turn", ("turn",), registry=self.registry)
-        for name, one in slots.items():
+        for name, one in turns.items():
             gauge.labels(name).set_function(partial(getattr, one, "waiting"))
-
-    def watch(self, engine: Engine) -> None:
-        """Register gauges that are read on request."""
         gauges: dict[tuple[str, str], Callable[[], float]] = {
             ("waiting_images", "Images waiting for an answer"): lambda: engine.batcher.waiting,
             ("weight_bytes", "Weights in memory"): lambda: sum(worker.weight_bytes for worker in engine.workers),
@@ -81,10 +76,6 @@ class Metrics:
         for (name, text), read in gauges.items():
             Gauge(f"claimcheck_{name}", text, registry=self.registry).set_function(read)
         self.registry.register(_Restarts(engine))
-
-    def text(self) -> bytes:
-        """All metrics in the exposition format."""
-        return generate_latest(self.registry)
 
 
 class _Restarts(Collector):

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http import logs
 from service.http.access import AccessDenied, AccessPolicy, client_of
-from service.http.caching import SECURITY_HEADERS, known_tags
+from service.http.caching import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS, known_tags
 from service.http.errors import (
     FOR_MACHINES,
     MEDIA_TYPE,
@@ -37,6 +37,8 @@ from service.http.metrics import Metrics
 from service.slots import holder
 
 logger = logging.getLogger("claimcheck.access")
+OF_BODY = (b"content-length", b"content-type", b"content-encoding", b"content-disposition")
+OWN_ERRORS = (MEDIA_TYPE, "text/html")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 COUNT_SECONDS = 2.0
 NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
@@ -72,7 +74,7 @@ class RequestContextMiddleware(HttpMiddleware):
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, readiness: Readiness) -> None:
-        self.app, self.metrics, self.readiness = ServerErrorMiddleware(app), metrics, readiness
+        self.app, self.metrics, self.readiness = ProblemDetailsMiddleware(app), metrics, readiness
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
@@ -88,10 +90,21 @@ class RequestContextMiddleware(HttpMiddleware):
         async def dressed(message: Message) -> None:
             nonlocal status, size, has_body
             if message["type"] == "http.response.start":
-                if message["status"] == 200 and _has_any(inner):
-                    message, has_body = _not_modified(message), False
-                status = message["status"]
-                self._dress(MutableHeaders(scope=message), identity, inner, status)
+                has_any = known_tags(Headers(scope=inner)) == ["*"] and "etag" in inner["state"]
+                if message["status"] == 200 and has_any:
+                    left = [pair for pair in message["headers"] if pair[0] not in OF_BODY]
+                    message, has_body = {**message, "status": 304, "headers": left}, False
+                status, headers = message["status"], MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+                headers["x-request-id"] = identity
+                if status in (200, 206, 304) and (etag := inner["state"].get("etag")):
+                    is_csv = headers.get("content-type", "").startswith("text/csv")
+                    is_exact = is_csv and "content-encoding" not in headers
+                    headers["etag"] = etag.removeprefix("W/") if is_exact else etag
+                    headers.setdefault("cache-control", "no-cache")
+                if self.readiness.is_draining:
+                    headers["connection"] = "close"
             elif message["type"] == "http.response.body":
                 size += len(message.get("body", b""))
                 if not has_body:
@@ -102,62 +115,44 @@ class RequestContextMiddleware(HttpMiddleware):
             await self.app(inner, receive, dressed)
         finally:
             seconds = time.perf_counter() - started
-            route = route_of(inner)
-            self.metrics.request(method, route, status, seconds)
+            known = getattr(inner.get("route"), "path_format", None) or "other"
+            route = "/static" if own_path(inner).startswith("/static/") else known
+            self.metrics.request(method, route, status, seconds, inner["state"].get("key"))
             fields = {"method": method[:16], "path": scope["path"][:200], "route": route, "status": status}
             fields |= {"bytes": size, "seconds": round(seconds, 6)}
             if key := inner["state"].get("key"):
                 fields["key"] = key
-                self.metrics.answer_to_key(key, status)
             logger.info("request", extra={"fields": fields})
             logs.request_id.reset(token)
             holder.reset(held)
 
-    def _dress(self, headers: MutableHeaders, identity: str, scope: Scope, status: int) -> None:
-        for name, value in SECURITY_HEADERS.items():
-            headers.setdefault(name, value)
-        headers["x-request-id"] = identity
-        if status in (200, 206, 304) and (etag := scope["state"].get("etag")):
-            is_exact = headers.get("content-type", "").startswith("text/csv") and "content-encoding" not in headers
-            headers["etag"] = etag.removeprefix("W/") if is_exact else etag
-            headers.setdefault("cache-control", "no-cache")
-        if self.readiness.is_draining:
-            headers["connection"] = "close"
 
-
-def _has_any(scope: Scope) -> bool:
-    """True if the client wants a tagged answer only where it has none yet, whichever that is."""
-    return known_tags(Headers(scope=scope)) == ["*"] and "etag" in scope["state"]
-
-
-def _not_modified(message: Message) -> Message:
-    """The start of a 304 in place of a 200's."""
-    of_body = (b"content-length", b"content-type", b"content-encoding", b"content-disposition")
-    return {**message, "status": 304, "headers": [pair for pair in message["headers"] if pair[0] not in of_body]}
-
-
-def route_of(scope: Scope) -> str:
-    """The template of the address if the application knows it, else `other`."""
-    if own_path(scope).startswith("/static/"):
-        return "/static"
-    return getattr(scope.get("route"), "path_format", None) or "other"
-
-
-class ServerErrorMiddleware(HttpMiddleware):
-    """Answers what a middleware refuses, and an error that nobody expected: 500, or 503 if the machine has no room;
-    logged with the request's id.  An answer that has begun just ends, and the server closes the connection.
+class ProblemDetailsMiddleware(HttpMiddleware):
+    """Answers what a middleware refuses, what the framework words itself (of Range, of CORS; its other headers stay),
+    and an error that nobody expected: 500, or 503 if the machine has no room; logged with the request's id.  An answer
+    that has begun just ends, and the server closes the connection.
     """
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
+        held: Message | None = None
+        has_begun, words = False, b""
 
-        async def watched(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
+        async def worded(message: Message) -> None:
+            nonlocal held, has_begun, words
+            is_error = message["type"] == "http.response.start" and message["status"] >= 400
+            if is_error and not Headers(raw=message["headers"]).get("content-type", "").startswith(OWN_ERRORS):
+                held = message
+            elif held is None:
+                has_begun = True
+                await send(message)
+            else:
+                words += message.get("body", b"")[:200]
+                if not message.get("more_body", False):
+                    start, held = held, None
+                    await _as_problem(Request(scope), start, words.decode("utf-8", "replace"))(scope, receive, worded)
 
         try:
-            await self.app(scope, receive, watched)
+            await self.app(scope, receive, worded)
         except Exception as error:  # noqa: BLE001  (this is where every fault ends)
             request = Request(scope)
             if isinstance(error, Problem):
@@ -168,40 +163,8 @@ class ServerErrorMiddleware(HttpMiddleware):
                 await response(scope, receive, send)
 
 
-class ProblemDetailsMiddleware(HttpMiddleware):
-    """An error that the framework words itself (of Range, of CORS) becomes problem details; its other headers stay."""
-
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        held: Message | None = None
-        words = b""
-
-        async def worded(message: Message) -> None:
-            nonlocal held, words
-            if message["type"] == "http.response.start" and _is_foreign(message):
-                held = message
-                return
-            if held is None:
-                await send(message)
-                return
-            words += message.get("body", b"")[:200]
-            if not message.get("more_body", False):
-                start, held = held, None
-                await _as_problem(Request(scope), start, words.decode("utf-8", "replace"))(scope, receive, send)
-
-        await self.app(scope, receive, worded)
-
-
-def _is_foreign(start: Message) -> bool:
-    kind = Headers(raw=start["headers"]).get("content-type", "")
-    return start["status"] >= 400 and not kind.startswith((MEDIA_TYPE, "text/html"))
-
-
 def _as_problem(request: Request, start: Message, words: str) -> Response:
-    headers = {
-        name: value
-        for name, value in Headers(raw=start["headers"]).items()
-        if name not in ("content-type", "content-length")
-    }
+    headers = dict(Headers(raw=[pair for pair in start["headers"] if pair[0] not in OF_BODY]))
     if there := headers.get("content-range", "").partition("/")[2]:
         words = f"the range begins beyond the {there} bytes that there are"
     words = words.strip().rstrip(".") or title_of(start["status"])
@@ -213,16 +176,14 @@ class RequestCheckMiddleware(HttpMiddleware):
 
     400: a body whose length is said in two ways, or in one that its version doesn't know (RFC 9112, section 6): a proxy
     in front may have read another body.  The connection is closed, since what follows is in doubt.
-    431: headers over `header_bytes`; the server's own limit covers a line that hasn't ended yet.
+    431: headers over `MAX_REQUEST_HEADER_BYTES`; the server's own limit covers a line that hasn't ended yet.
     421: a host that this service doesn't answer for, so that another site's page can't reach it by that site's name.
     Probes and Prometheus name a pod by its address, so what only machines read is answered for any host.
     403: what a page of another site sends: any page could have a browser ask a service on this machine.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, hosts: Sequence[str], origins: Sequence[str], root_path: str, header_bytes: int
-    ) -> None:
-        self.app, self.root_path, self.header_bytes = app, root_path, header_bytes
+    def __init__(self, app: ASGIApp, *, hosts: Sequence[str], origins: Sequence[str], root_path: str) -> None:
+        self.app, self.root_path = app, root_path
         self.hosts, self.origins = frozenset(host.lower() for host in hosts), frozenset(origins)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -249,8 +210,8 @@ class RequestCheckMiddleware(HttpMiddleware):
         if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
             detail = "the request has a Transfer-Encoding beside a Content-Length or in HTTP/1.0; send one length"
             raise Problem(400, detail, {"connection": "close"})
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > self.header_bytes:
-            raise Problem(431, f"the request's headers are larger than {self.header_bytes:,} bytes")
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_REQUEST_HEADER_BYTES:
+            raise Problem(431, f"the request's headers are larger than {MAX_REQUEST_HEADER_BYTES:,} bytes")
         given = headers.get("host", "").lower()
         host = re.sub(r":\d*$", "", given)
         if not {"*", host} & self.hosts and not own_path(scope).startswith(FOR_MACHINES):

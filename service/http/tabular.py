@@ -110,16 +110,13 @@ def _cells(kind: type[BaseModel], row: BaseModel, prefix: str = "") -> dict[str,
     for name, field in kind.model_fields.items():
         value = getattr(row, name)
         if get_args(field.annotation) == (MetricOut,):
-            cells |= {item.metric: item.value for item in value if _is_column(item)}
+            own = (item for item in value if item.metric in METRICS and METRICS[item.metric].split == item.split)
+            cells |= {item.metric: item.value for item in own}
         elif inner := _object(field.annotation):
             cells |= _cells(inner, value, f"{prefix}{name}.") if value is not None else {}
         else:
             cells[prefix + name] = _cell(value)
     return cells
-
-
-def _is_column(item: MetricOut) -> bool:
-    return item.metric in METRICS and METRICS[item.metric].split == item.split
 
 
 def _cell(value: Any) -> Cell:

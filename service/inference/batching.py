@@ -80,9 +80,6 @@ class Runner(Protocol):
     @property
     def is_alive(self) -> bool: ...
 
-    @property
-    def is_stopped(self) -> bool: ...
-
     def has_loaded(self, model: Model) -> bool: ...
 
     def probabilities(self, model: Model, images: np.ndarray, client: str) -> np.ndarray: ...
@@ -231,7 +228,7 @@ class Batcher:
         deaths = 0  # in a row: neither an answer nor a while of life in between
         try:
             while (batch := self._next_batch(worker)) is not None:
-                if self._serve(batch, worker) if batch else worker.is_alive and not worker.is_stopped:
+                if self._serve(batch, worker) if batch else worker.is_alive:
                     deaths = 0
                     continue
                 if not self._replaced(worker, deaths):
@@ -311,7 +308,7 @@ class Batcher:
                         if not self._wakers[worker].wait(time_left if jobs else LOOK_SECONDS) and not jobs:
                             return []
                         continue
-                    if not worker.is_alive or worker.is_stopped:
+                    if not worker.is_alive:
                         return []
                     fair = math.ceil(sum(len(job.images) for job in jobs) / len(self._idle))
                     most = min(self.max_batch, fair, int(PASS_SECONDS / jobs[0].model.seconds))

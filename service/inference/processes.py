@@ -101,7 +101,8 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        return self._process is not None and self._process.is_alive()
+        """True if it runs: it has neither ended nor been stopped by a signal."""
+        return self._process is not None and self._process.is_alive() and not self.is_stopped
 
     def _statistics(self) -> list[str]:
         """The fields of `/proc/<pid>/stat` from its state on; none where the system doesn't tell, or it is gone."""

@@ -11,7 +11,6 @@ from pydantic import BeforeValidator
 
 from service.database.comparing import COSTS, UNITS, Cost
 from service.database.curves import (
-    SIDES,
     Curve,
     CurvePoint,
     ObservedPoint,
@@ -295,7 +294,6 @@ Smooth = Annotated[Literal[1, 5, 15], BeforeValidator(int)]
 
 MOST_TICKS = 12
 MOST_LINES = 8  # that colours tell apart
-MOST_POINTS = 60  # epochs that are drawn as points, too
 PAIRED = (
     *(("#3f78b5", "#93b8dd"), ("#d1701f", "#f0b27a"), ("#3c8f4f", "#8fcb9b"), ("#b8403f", "#e79a98")),
     *(("#8059a8", "#bda3d6"), ("#8a6346", "#c5a58c"), ("#b5508f", "#e2a3cb"), ("#5f6b76", "#a9b3bd")),
@@ -412,42 +410,6 @@ def _epochs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "title": "epoch",
         "axis": {"format": "d", **({"values": epochs} if len(epochs) <= MOST_TICKS else {"tickMinStep": 1})},
         "scale": {"zero": False, "nice": False, "padding": 10},
-    }
-
-
-def run_charts(result: Result, kind: str) -> dict[str, dict[str, Any]]:
-    """One run over its epochs: a chart for each quantity that was measured, a line for each part of the data.
-
-    Values on the test set come from the observer, which training never sees.
-    """
-    charts = {}
-    for what in ("accuracy", "loss"):
-        rows = [
-            {"epoch": epoch.epoch, "side": word, "value": _axis(f"{side}_{what}", kind)[0] * value}
-            for epoch in result.epochs
-            for side, word in SIDES.items()
-            if (value := getattr(epoch, f"{side}_{what}")) is not None
-        ]
-        if rows:
-            charts[what] = _run_chart(rows, _axis(f"test_{what}", kind)[1].removeprefix("Test "))
-    return charts
-
-
-def _run_chart(rows: Sequence[Mapping[str, Any]], title: str) -> dict[str, Any]:
-    sides = [side for side in SIDES.values() if any(row["side"] == side for row in rows)]
-    is_long = len({row["epoch"] for row in rows}) > MOST_POINTS
-    y_scale = {"zero": False} if title.endswith("(%)") else scale_of(row["value"] for row in rows)
-    return {
-        **frame(f"{title} over epochs, {' and '.join(sides)}", height=230),
-        "data": {"values": list(rows)},
-        "params": [ZOOM],
-        "mark": {"type": "line", "strokeWidth": 2, **({} if is_long else {"point": {"size": 36}})},
-        "encoding": {
-            "x": _epochs(rows),
-            "y": {"field": "value", "type": "quantitative", "title": title, "scale": y_scale},
-            "color": side_colors(sides, sides),
-            "tooltip": [{"field": "epoch"}, {"field": "side"}, {"field": "value", "format": ".4~g", "title": title}],
-        },
     }
 
 

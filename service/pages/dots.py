@@ -177,6 +177,13 @@ class Interval:
     told: str
 
 
+def ticks_between(low: float, high: float, most: int) -> list[float]:
+    """At most about so many round numbers between the ends of an axis."""
+    sizes = (base * 10.0**power for power in range(-12, 16) for base in (1, 2, 5))
+    step = next(size for size in sizes if (high - low) / size <= most)
+    return [round(step * number, 12) for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
 def draw_interval(
     ours: float,
     ends: tuple[float, float],
@@ -194,16 +201,10 @@ def draw_interval(
     low, high = min(shown), max(shown)
     pad = 0.08 * ((high - low) or abs(high) or 1.0)
     low, high = low - pad, high + pad
-    step = next(
-        size
-        for size in (base * 10.0**power for power in range(-12, 16) for base in (1, 2, 5))
-        if (high - low) / size <= MOST_TICKS
-    )
 
     def place(number: float) -> float:
         return round(WIDTH * (number - low) / (high - low), 1)
 
-    ticks = [step * number for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
     return Interval(
         ours=place(ours),
         low=place(ends[0]),
@@ -211,7 +212,7 @@ def draw_interval(
         printed=None if printed is None else place(printed),
         same=None if same is None else (place(same[0]), place(same[1])),
         zero=place(0.0) if has_zero else None,
-        ticks=tuple((place(tick), write(round(tick, 12)) if abs(tick) > step / 2 else "0") for tick in ticks),
+        ticks=tuple((place(tick), write(tick) if tick else "0") for tick in ticks_between(low, high, MOST_TICKS)),
         side=side,
         told=told,
     )

@@ -40,15 +40,15 @@ class Card:
 def cards_of(tallies: Sequence[Tally]) -> list[Card]:
     """Confirmed, contradicted and not tested; what is open has a sentence of its own."""
 
-    def card(word: Word, title: str, name: str) -> Card:
-        parts = [(getattr(counts, name), how.lower()) for how, counts in by_ground(tallies)]
+    def card(word: Word, title: str) -> Card:
+        parts = [(counts.by_word[word], how.lower()) for how, counts in by_ground(tallies)]
         number = sum(each for each, _ in parts)
         return Card(word=word, title=title, number=number, parts=tuple(part for part in parts if part[0]))
 
     return [
-        card(Word.HOLDS, "confirmed", "plainly"),
-        card(Word.FAILS, "contradicted", "against"),
-        card(Word.NOT_TESTED, "not tested yet", "waiting"),
+        card(Word.HOLDS, "confirmed"),
+        card(Word.FAILS, "contradicted"),
+        card(Word.NOT_TESTED, "not tested yet"),
     ]
 
 

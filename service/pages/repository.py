@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from service.pages.formats import prose
 
 SHOWN = ("LICENSE", "NOTICE", "CITATION.cff", "README.md", "CHANGELOG.md", "params.yaml", "params/*.yaml")
-DOCUMENTS = ("docs/*.md", "docs/*/*.md", "data/evidence/equivalences.jsonl")
+DOCUMENTS = ("docs/*.md", "docs/*/*.md", "docs/*.png", "data/evidence/equivalences.jsonl")
 """Patterns of the files that pages speak of; none else is shown."""
 _NAMED = re.compile(r"\bdocs/[\w/.-]+\.md\b|\bparams(?:/[\w-]+)?\.yaml\b")
 _DECISION = re.compile(r"\bdecisions? (\d{4})\b")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from service.pages.dots import Interval, draw_interval
@@ -86,15 +86,17 @@ def _to_decide(found: Versus) -> str:
     """As "; 10 trainings (0.63 hours of one GPU) tell them apart with a chance of 80 % if they differ by 0.73 pp"."""
     if not found.is_paired or not found.missing:
         return ""
-    said = f"; {found.missing} trainings{f' ({hours})' if (hours := hours_in_words(found)) else ''} tell them apart"
+    said = (
+        f"; {found.missing} trainings{f' ({hours})' if (hours := hours_in_words(found.hours)) else ''} tell them apart"
+    )
     if found.least is None:
         return said
     return f"{said} with a chance of 80 % if they differ by {gain_in_words(found, found.least).removeprefix('+')}"
 
 
-def hours_in_words(found: Versus) -> str:
+def hours_in_words(hours: Mapping[str, float] | None) -> str:
     """As "0.63 hours of one GPU or 170 hours of two CPU cores"; "" where nothing counted them."""
-    hours = found.hours or {}
+    hours = hours or {}
     return " or ".join(
         f"{plain(float(f'{hours[kind]:.2g}'))} hours of {name}" for kind, name in DEVICES.items() if kind in hours
     )
@@ -154,6 +156,6 @@ def facts_of(found: Versus) -> list[tuple[str, str]]:
         least = gain_in_words(found, found.least).removeprefix("+")
         detects = f"{found.a.planned} runs of each detect {least} or more with a chance of 80 %"
         told.append(("power", f"{detects} (spread: {found.spread_source})"))
-    if found.missing and (hours := hours_in_words(found)):
+    if found.missing and (hours := hours_in_words(found.hours)):
         told.append(("cost to decide", f"{found.missing} trainings, {hours}"))
     return told

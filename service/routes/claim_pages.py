@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse
+from markupsafe import Markup
 from pydantic import AfterValidator
 
 from service.database import queries
@@ -30,8 +31,10 @@ from service.pages.concluding import (
     tell_other_reading,
     tell_whole,
 )
+from service.pages.documents import render
 from service.pages.dots import draw_claim, draw_lines, draw_strip, share_of
-from service.pages.legend import A_PART, BY_WORD, MEANINGS, has_word, known_word, word_of
+from service.pages.legend import has_word, known_word, word_of
+from service.pages.method import DOCS, add_badges, tell_method
 from service.pages.models import describe_looks, first_looks, timed_here, told_chances
 from service.pages.opening import (
     answer,
@@ -45,7 +48,7 @@ from service.pages.opening import (
     tell_open,
     tell_tests,
 )
-from service.pages.planning import plan_in_words, strip_of, tell_chance_of_truth, tell_levels, tell_margins
+from service.pages.planning import plan_in_words, strip_of, tell_chance_of_truth
 from service.pages.printed import count_errors, lay_out, list_shown, take_apart
 from service.pages.searching import Found, search
 from service.pages.versus import (
@@ -273,23 +276,28 @@ def search_claims(
 def show_method(request: Request, session: ResultsSession) -> Response:
     """The page about method: how a verdict is reached, and what its words mean."""
     judged = list_judged(session, ClaimFilter())
-    later, rules = judged_later(judged), read_rules(session)
+    later = judged_later(judged)
     every = [experiment.name for experiment in queries.list_experiments(session, paper=None, dataset=None)]
-    plans = sorted({row.verdict.power["planned"] for row in judged if row.verdict.power})
-    return app_state_of(request).templates.TemplateResponse(
+    names, parts = name_claims(session, later), app_state_of(request)
+    text = tell_method(
+        read_rules(session),
+        tell_whole(lacking_test_images(session, every), titles_of(session)[0]),
+        (
+            (after, f"/claims/{row.claim.id}", names[row.claim.id])
+            for row in later
+            if (after := rule_after(row.claim, row.verdict))
+        ),
+    )
+    shown, terms = frozenset(parts.files), (DOCS / "glossary.md").read_text(encoding="utf-8")
+    method = render("docs/verdicts.md", text, shown, parts.settings.repository)
+    return parts.templates.TemplateResponse(
         request,
         "method.html",
         {
-            "by_word": BY_WORD,
-            "meanings": MEANINGS,
-            "margins": tell_margins(rules),
-            "levels": tell_levels(rules, plans),
-            "plans": plans,
-            "a_part": A_PART,
-            "whole": tell_whole(lacking_test_images(session, every), titles_of(session)[0]),
+            "method": method,
+            "text": Markup(add_badges(method.body)),
+            "terms": render("docs/glossary.md", terms, shown, parts.settings.repository),
             "papers": queries.list_papers(session),
-            "later": [(row, rule_after(row.claim, row.verdict)) for row in later],
-            "names": name_claims(session, later),
         },
     )
 

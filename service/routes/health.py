@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from prometheus_client import generate_latest
 
 from service.database import queries
 from service.database.schemas import HealthOut
@@ -56,4 +57,6 @@ def require_ready(parts: AppState) -> None:
 )
 async def read_metrics(request: Request) -> Response:
     """Prometheus metrics: requests, forward passes, queue and memory."""
-    return Response(app_state_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(
+        generate_latest(app_state_of(request).metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )

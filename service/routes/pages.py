@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +11,18 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
-from markupsafe import Markup, escape
 
 from service.database import queries
 from service.database.comparing import COSTS, TITLES, Question, first_of_each_dataset, flatten, metrics_of, real_first
-from service.database.curves import CURVES, name_curve, unit_of_curve
+from service.database.curves import curves_of_run, name_curve, unit_of_curve
 from service.database.samples import NoSample, Samples
 from service.database.schemas import SampleOut
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.caching import tag_answer
 from service.http.errors import Problem, declared
-from service.pages.charts import comparison_chart, inside_charts, run_charts
+from service.pages.charts import comparison_chart, inside_charts
+from service.pages.documents import render
+from service.pages.drawing import draw_curves
 from service.pages.models import tell_chance
 from service.pages.wording import name_claims
 from service.routes.claim_pages import show_papers
@@ -174,12 +174,8 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
             "label": fidelity_of(result),
             "trained_on": min(result.spec["protocol"].get("train_images") or result.train_images, result.train_images),
             "checkpoint": checkpoints.get(result.id),
-            "charts": run_charts(result, kind),
-            "curves": {
-                name: (name_curve(name, kind), unit_of_curve(name, kind))
-                for name in CURVES
-                if any(getattr(epoch, name) is not None for epoch in result.epochs)
-            },
+            "panels": draw_curves(curves := curves_of_run(result), kind),
+            "curves": {name: (name_curve(name, kind), unit_of_curve(name, kind)) for name in curves},
             "observed": inside_charts(result),
         }
         for result in results
@@ -200,19 +196,20 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
 
 @router.get("/files/{path:path}", responses=declared(404))
 def show_file(path: str, request: Request) -> Response:
-    """A document of the repository that pages speak of, as it lies beside the service."""
+    """A file of the repository that pages name, as it is next to the service; Markdown as a page."""
     parts = app_state_of(request)
     try:
-        content = parts.files[path].read_text(errors="replace", encoding="utf-8")
+        content = parts.files[path].read_bytes()
     except (KeyError, FileNotFoundError):
         raise Problem(404, f"no file {path[:120]!r} is shown here") from None
-    tag_answer(request, f"{request.scope['state']['content']}.{hashlib.sha256(content.encode()).hexdigest()}")
-    heading = re.match(r"# (.+)", content)
-    title = heading[1] if heading and path.endswith(".md") else path
-    shown = re.sub(r"^### (\d{4})$", r'<b id="\1">### \1</b>', str(escape(content)), flags=re.MULTILINE)
-    return parts.templates.TemplateResponse(
-        request, "file.html", {"path": path, "title": title, "content": Markup(shown)}
-    )
+    if path == "docs/verdicts.md":  # with the tables that its rules give
+        return RedirectResponse(f"{request.scope['root_path']}/method", 307)
+    tag_answer(request, f"{request.scope['state']['content']}.{hashlib.sha256(content).hexdigest()}")
+    if path.endswith(".png"):
+        return Response(content, media_type="image/png")
+    text = content.decode(errors="replace")
+    document = render(path, text, frozenset(parts.files), parts.settings.repository) if path.endswith(".md") else None
+    return parts.templates.TemplateResponse(request, "file.html", {"path": path, "content": text, "document": document})
 
 
 @router.get("/static/vega.js")

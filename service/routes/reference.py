@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
 
 from service.dependencies import app_state_of
 
@@ -32,6 +33,12 @@ PROBLEMS = {
     503: "The results database or a checkpoint's weights can't be read at the moment, the service starts or ends, "
     "too many requests or images are waiting, or the machine has no room left; with Retry-After, try again.",
 }
+
+
+@router.get("/openapi.json")
+def redirect_schema(request: Request) -> RedirectResponse:
+    """FastAPI's usual address leads to ours."""
+    return RedirectResponse(f"{request.scope['root_path']}{request.app.openapi_url}", 308)
 
 
 @router.get("/docs")

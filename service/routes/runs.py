@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import FileResponse
 
 from service.database import queries
 from service.database.schemas import (
@@ -18,7 +19,7 @@ from service.database.schemas import (
     TrailsOut,
     describe_trails,
 )
-from service.dependencies import ResultsSession
+from service.dependencies import ResultsSession, app_state_of
 from service.http.errors import declared
 from service.http.strict import StrictRoute
 from service.http.tabular import Paging, list_responses
@@ -26,6 +27,9 @@ from service.routes.catalogue import DatasetFilter, ExperimentFilter, Provenance
 from stages.results import Result, fidelity_of
 
 RunKey = Annotated[str, Path(description="64 hexadecimal digits, or a unique prefix of at least 7")]
+WEIGHTS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+}
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 
 
@@ -101,6 +105,20 @@ def list_checkpoints(
 def read_checkpoint(checkpoint_id: str, session: ResultsSession) -> CheckpointOut:
     """One trained model."""
     return CheckpointOut.model_validate(queries.find_checkpoints(session, [checkpoint_id])[0])
+
+
+@router.get(
+    "/checkpoints/{checkpoint_id}/weights",
+    tags=["runs"],
+    operation_id="getWeights",
+    response_class=Response,
+    responses=WEIGHTS | declared(404),
+)
+def read_weights(checkpoint_id: str, request: Request, session: ResultsSession) -> FileResponse:
+    """Weights of one trained model as a safetensors file; its header holds the model and how to prepare images."""
+    (found,) = queries.find_checkpoints(session, [checkpoint_id])
+    model = app_state_of(request).engine.models.get(found.path, found.sha256)
+    return FileResponse(model.path, media_type="application/octet-stream", filename=f"{found.id}.safetensors")
 
 
 def _summary(result: Result, metrics: Sequence[object]) -> dict[str, object]:

@@ -26,7 +26,7 @@ from stages.claims.registration import (
     read_registrations,
     write_text,
 )
-from stages.commands.command import Answer, UsageError
+from stages.commands.command import Answer, UsageError, open_database
 from stages.params.experiment import Params, load_params, merge, read_files
 from stages.params.schema import nearest
 from stages.priorities.looks import PROFILE, RunName, all_trainings, arms_behind, as_printed, packed_runs, trained_runs
@@ -35,7 +35,6 @@ from stages.runs.evidence import evidence_files
 from stages.runs.revisions import commit_of
 from stages.runs.store import write_atomically
 
-_DATABASE = str(Path("data/results.db"))
 _CLAIMS = Path("data/claims.csv")
 _FEW = 4
 """Runs that a person is shown."""
@@ -68,9 +67,9 @@ def show(options: argparse.Namespace) -> Answer:
 
 def _claim(name: str) -> dict[str, Any]:
     """The claim with the names that the API gives its parts."""
-    from stages.results import find_judged, open_results  # brings the database
+    from stages.results import find_judged  # brings the database
 
-    with open_results(_DATABASE)() as session:
+    with open_database()() as session:
         row = find_judged(session, name)
         claim, verdict = row.claim, row.verdict
         said = ("status", "explanation", "basis", "ours", "low", "high", "confidence", "n", "size", "registration")
@@ -102,7 +101,7 @@ def _show_claim(claim: Mapping[str, Any]) -> Iterator[str]:
         interval = ""
         if None not in (verdict["low"], verdict["high"], verdict["confidence"]):
             low, high = in_unit(verdict["low"], unit), in_unit(verdict["high"], unit)
-            interval = f", {100 * verdict['confidence']:.3g} % interval {low} to {high}"
+            interval = f", {100 * verdict['confidence']:.4g} % interval {low} to {high}"
         yield f"ours      {in_unit(verdict['ours'], unit)}{interval}"
     word, status = WORD_OF[verdict["status"]], verdict["status"]
     yield f"verdict   {word}{f' ({status})' if status != word else ''}: {verdict['explanation']}"

@@ -6,11 +6,13 @@ import argparse
 import json
 import os
 import re
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import shtab
 from rich.cells import cell_len
@@ -20,6 +22,10 @@ from rich.text import Text
 
 from stages.params.schema import nearest
 
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+DATABASE = "data/results.db"
 USAGE = 2
 """Exit code of a mistyped command line."""
 
@@ -41,7 +47,7 @@ class Answer:
 class Command:
     """`does` is one sentence.  `add_to` adds the arguments.  `codes`: exit codes that mean something else here.
 
-    `has_json`: with `--json` it prints one document.  What another program reads anyway has no such other form.
+    `document`: the keys of what `--json` prints; empty if there is no such form, because a program reads the other one.
     """
 
     does: str
@@ -49,7 +55,7 @@ class Command:
     run: Callable[[argparse.Namespace], Answer]
     add_to: Callable[[argparse.ArgumentParser], None] = lambda parser: None
     codes: dict[int, str] = field(default_factory=dict)
-    has_json: bool = True
+    document: str = ""
 
 
 class Layout(argparse.HelpFormatter):
@@ -216,6 +222,23 @@ class TextTable:
         if left_out:
             names = ", ".join(" ".join(self.columns[number].heading.split()) for number in sorted(left_out))
             yield Text(f"not in {options.max_width} columns: {names}; --json has all", style="dim")
+
+
+def open_database() -> Callable[[], Session]:
+    """Open the results; in a clone that has evidence and no database yet, make it first, as `make serve` does.
+
+    Raises:
+        ResultsUnavailable: there is no database, or it can't be read.
+    """
+    from stages.results import ResultsUnavailable, open_results  # brings the database
+
+    if Path("data/evidence").is_dir() and not Path(DATABASE).exists():
+        print(f"no results here yet: making {DATABASE} from the published evidence, 15 to 30 seconds", file=sys.stderr)
+        for stage in ("record",) if Path("data/findings.jsonl").exists() else ("analyse", "record"):
+            words = [sys.executable, "-m", f"stages.{stage}"]
+            if subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode:
+                raise ResultsUnavailable(f"{DATABASE} can't be made: `python -m stages.{stage}` failed")
+    return open_results(DATABASE)
 
 
 def in_words(seconds: float) -> str:

@@ -15,7 +15,7 @@ from PIL import Image
 from rich.console import RenderableType
 
 from stages.checkpoint.contract import CheckpointError
-from stages.commands.command import Answer, Column, TextTable
+from stages.commands.command import DATABASE, Answer, Column, TextTable, open_database
 from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.datasets.sources import find_source
 from stages.faults import named
@@ -134,8 +134,9 @@ def verify(options: argparse.Namespace) -> Answer:
     """
     from stages.upkeep import links, verifying  # they bring the database
 
+    open_database()
     names = options.checkpoints
-    recorded, trails = verifying.verify(Path(), "data/results.db", names, with_weights=options.weights)
+    recorded, trails = verifying.verify(Path(), DATABASE, names, with_weights=options.weights)
     again = compare_again(Path(), load_params()) if options.equivalences else ()
     statuses: dict[bool | None, links.LinkStatus] = {True: "holds", False: "broken", None: "not here"}
     lines = [links.Link("equivalences", statuses[same], detail) for same, detail in again]
@@ -212,12 +213,14 @@ def clean_up(options: argparse.Namespace) -> Answer:
 
 
 def sample(options: argparse.Namespace) -> Answer:
-    """Write a test image of a packed data set as PNG, and say what it shows."""
+    """Write a test image as PNG: a real one if the data set is packed or has samples in git, else a placeholder."""
     dataset, index = options.dataset, options.index
     kind = find_source(load_params().datasets, dataset).kind
     if kind != "images":
         raise PackedDataError(f"{dataset} is a {kind} and has no images")
-    folder = Path("data/processed") / dataset
+    packed, published = Path("data/processed") / dataset, Path("data/samples") / dataset
+    is_real = (packed / "dataset.json").is_file() and read_info(packed).provenance != "embedded"
+    folder = published if published.is_dir() and not is_real else packed
     info, test_set = read_info(folder), read_images(folder, "test")
     if not 0 <= index < len(test_set):
         raise PackedDataError(f"{dataset} has {len(test_set)} test images; --index is {index}")

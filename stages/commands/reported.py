@@ -42,6 +42,22 @@ def judge(options: argparse.Namespace) -> Answer:
     return Answer(document=document, shown=shown, code=1 if judged.problems else 0)
 
 
+def import_results(options: argparse.Namespace) -> Answer:
+    """Write results of an experiment tracker as a table for `judge`."""
+    from stages.reported.tables import TableError
+    from stages.reported.trackers import import_results as read
+
+    columns = {column: getattr(options, column) for column in ("arm", "seed", "dataset") if getattr(options, column)}
+    try:
+        imported = read(options.kind, options.source, columns=columns, metrics=options.metric)
+    except TableError as error:
+        raise ReportedMistake(str(error)) from None
+    write_atomically(options.output, imported.table.to_csv(index=False).encode())
+    runs = imported.table[["dataset", "arm", "seed"]].drop_duplicates()
+    shown = [f"{options.output}: {len(imported.table)} values of {len(runs)} runs", *imported.notes]
+    return Answer(document={"file": str(options.output), "runs": len(runs), "notes": imported.notes}, shown=shown)
+
+
 def lint(options: argparse.Namespace) -> Answer:
     """List the rows of a table of claims that can't be judged, and printed gains that their cells exclude."""
     from stages.reported.tables import TableError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 from rich.console import Group, RenderableType
 from rich.live import Live
 
-from stages.commands.command import Answer, Column, Terminal, TextTable, in_words
+from stages.commands.command import Answer, Column, Terminal, TextTable, in_words, open_database
 from stages.faults import Mistake, named
 from stages.params.experiment import Params, load_params
 from stages.priorities.looks import PROFILE, Brought, brought_by
@@ -22,7 +23,6 @@ from stages.runs.object_store import open_store
 from stages.scheduling.journal import Row, TrainerStatus, Watched, watch
 from stages.scheduling.planning import two_digits
 
-_DATABASE = str(Path("data/results.db"))
 _EVERY_SECONDS = 2.0
 _SHOWN = 8
 """Groups or claims that a person is shown."""
@@ -61,12 +61,12 @@ class View:
 
     def _tally(self) -> tuple[list[Any], ResultsUnavailable | None]:
         """The papers' counts of verdicts, or why there are none."""
-        from stages.results import UnknownPaper, open_results, tally  # brings the database
+        from stages.results import UnknownPaper, tally  # brings the database
 
         counts: dict[str, Any] = {}
         missing: ResultsUnavailable | None = None
         try:
-            with open_results(_DATABASE)() as session:
+            with open_database()() as session:
                 counts = {row.paper: row for row in tally(session)}
         except ResultsUnavailable as error:
             counts = dict.fromkeys(one.paper for one in self.params.experiments.values())
@@ -91,7 +91,7 @@ class View:
     def document(self) -> dict[str, Any]:
         watched = self.watched
         return {
-            "papers": [dataclasses.asdict(row) for row in self.tallies],
+            "papers": [{**dataclasses.asdict(row), "by_word": row.by_word} for row in self.tallies],
             "trainings": {
                 "sessions": [_session(session) for session in watched.sessions],
                 "rows": [dataclasses.asdict(row) for row in watched.rows],
@@ -124,17 +124,16 @@ def _show_verdicts(tallies: Sequence[Any]) -> Iterator[RenderableType]:
     from stages.results import WORD_OF, Word
 
     parts = [
-        [row.paper, ground, *map(str, (part.plainly, part.against, part.open + part.under_reading, part.waiting))]
-        for row in tallies
-        for ground, part in by_ground(row)
+        [row.paper, ground, *map(str, part.by_word.values())] for row in tallies for ground, part in by_ground(row)
     ]
+    parts.append(["all", "", *(str(sum(row.by_word[word] for row in tallies)) for word in Word)])
     heading = (Column("paper", left=True), Column("decided", left=True))
     numbers = [Column(word) for word in Word]
-    found = {status for row in tallies for status in row.by_verdict}
+    found = sum((Counter(counts) for row in tallies for counts in row.by_basis.values()), Counter[str]())
     verdicts = [
-        [word, status, str(sum(row.by_verdict.get(status, 0) for row in tallies))]
+        [word, status, str(found[status])]
         for status, word in sorted(WORD_OF.items(), key=lambda item: [*Word].index(item[1]))
-        if status in found
+        if found[status]
     ]
     yield TextTable([*heading, *numbers], parts)
     yield from shared_errors(tallies)
@@ -252,10 +251,12 @@ def write_metrics(path: Path, papers: Sequence[Mapping[str, Any]], trainings: Ma
         for name, gauge in gauges.items():
             if row[name] is not None:
                 gauge.labels(*labels).set(row[name])
-    claims = Gauge("claimcheck_claims", "Claims by what is decided of them.", ["paper", "decided"], registry=registry)
+    claims = Gauge(
+        "claimcheck_claims", "Claims that can be decided, by verdict.", ["paper", "verdict"], registry=registry
+    )
     for paper in papers:
-        for part in ("in_favour", "against", "open", "waiting"):
-            claims.labels(paper["paper"], part).set(paper[part])
+        for word, number in paper["by_word"].items():
+            claims.labels(paper["paper"], word).set(number)
     Gauge("claimcheck_status_timestamp_seconds", "When these metrics were written.", registry=registry).set(now)
     with named(path):
         write_to_textfile(str(path), registry)

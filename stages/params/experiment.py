@@ -210,6 +210,7 @@ class Rate:
     """The hourly price of a device, its speed over whole steps, and its peak.  `goal_hours`: for all as printed.
 
     `source`: where the speeds come from, for a reader: measured, or estimated from what.
+    `start_seconds`: what each training takes besides its steps, to build, save and publish its network.
     `stack_step_seconds`: a step of a stack, however many networks; not set where stacking doesn't make steps free.
     """
 
@@ -221,6 +222,7 @@ class Rate:
     peak_flops_per_second: Mapping[Precision, float]
     step_seconds: Annotated[float, Field(ge=0)]
     stack_step_seconds: Annotated[float, Field(ge=0)] | None = None
+    start_seconds: Annotated[float, Field(ge=0)] = 0.0
     goal_hours: float | None = None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -64,7 +65,7 @@ class Row:
 
     @property
     def is_share(self) -> bool:
-        return self.metric.lower().split("_")[-1] in SHARES or bool(self.printed and self.printed.is_percent)
+        return last_word(self.metric) in SHARES or bool(self.printed and self.printed.is_percent)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +133,11 @@ def read_rows(claims: Table) -> tuple[list[Row], list[Problem]]:
     return list(rows.values()), problems
 
 
+def last_word(metric: str) -> str:
+    """Return the last word of a metric's name, which says what it is: `accuracy` of `val/top1_accuracy`."""
+    return re.split(r"[^a-z0-9]+", metric.strip().lower())[-1]
+
+
 def _read_row(line: int, texts: Mapping[str, str]) -> Row:
     def text(name: str) -> str:
         return texts.get(name, "")
@@ -140,7 +146,7 @@ def _read_row(line: int, texts: Mapping[str, str]) -> Row:
     kind = OTHER_NAMES.get(kind, kind)
     if kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r}{_nearest(kind, KINDS)}; expected one of {', '.join(KINDS)}")
-    last = metric.lower().split("_")[-1]
+    last = last_word(metric)
     known = "higher" if last in HIGHER else "lower" if last in LOWER else ""
     if better not in ("", "higher", "lower"):
         raise ValueError(f"better is {better!r}; expected higher or lower")

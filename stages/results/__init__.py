@@ -63,7 +63,7 @@ from stages.results.database import (
     open_results,
 )
 from stages.results.estimates import ArmComparison, ArmVerdict, ExperimentComparison, as_csv, no_formula
-from stages.results.metrics import METRICS, SHOWN_METRICS
+from stages.results.metrics import METRICS, SHOWN_METRICS, MetricInfo
 from stages.results.tables import (
     SCHEMA_VERSION,
     Arm,
@@ -88,6 +88,6 @@ from stages.results.tables import (
 )
 from stages.results.versus import ImagePair, SameModel, Side, Versus, models_on, versus
 from stages.rules import Rules
-from stages.runs.evidence import INEXACT_SHARE
+from stages.runs.evidence import INEXACT_SHARE, unpack_confusion, unpack_correct
 from stages.verdicts import Status
 from stages.verdicts.kinds import KINDS

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from stages.results.claim_tables import VerdictRow
+from stages.results.claim_tables import VerdictRow, Word
 from stages.results.claims import AGAINST_THE_PAPER, CLAIMS, FOR_THE_PAPER, NOT_YET, ClaimFilter, error_of, narrowed
 from stages.results.tables import Claim, Meta, Paper, damaged
 from stages.rules import Margins, Rules
@@ -45,6 +45,12 @@ class Counts:
     @property
     def plainly(self) -> int:
         return self.in_favour - self.under_reading
+
+    @property
+    def by_word(self) -> dict[Word, int]:
+        """Return the decidable claims by their word, as the pages and `claimcheck status` count them."""
+        numbers = (self.plainly, self.against, self.open + self.under_reading, self.waiting)
+        return dict(zip(Word, numbers, strict=True))
 
     @property
     def decided(self) -> int:

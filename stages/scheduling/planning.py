@@ -1,9 +1,9 @@
 """The cost of trainings before anything trains: steps, FLOPs, hours on a device, money.
 
 FLOPs are 2 x multiply-accumulates of matrix products, convolutions and attention; a backward pass counts as two forward
-passes.  Hours come from the rates in params.yaml: the time of the FLOPs, but at least that of starting every step; the
-limit is the time of the FLOPs at the device's peak.  Networks that train as a stack share its steps on devices whose
-rate says what a step of a stack takes; on others each is counted as if it trained alone.
+passes.  Hours come from the rates in params.yaml: the time of the FLOPs, but at least that of starting every step, and
+the time to start each training; the limit is the time of the FLOPs at the device's peak.  Networks that train as a
+stack share its steps on devices whose rate says what a step of a stack takes; on others each is counted alone.
 """
 
 from __future__ import annotations
@@ -125,9 +125,9 @@ def cost_of_run(
         a_step = rate.step_seconds
         if is_stacked and rate.stack_step_seconds is not None:
             a_step = rate.stack_step_seconds / together
-        seconds[device] = max(computing, steps * a_step)
-        starting[device] = seconds[device] if steps * a_step > computing else 0.0
-        alone[device] = max(computing, steps * rate.step_seconds)
+        seconds[device] = rate.start_seconds + max(computing, steps * a_step)
+        starting[device] = seconds[device] if steps * a_step > computing else rate.start_seconds
+        alone[device] = rate.start_seconds + max(computing, steps * rate.step_seconds)
     return PlannedCost(
         runs=1,
         epochs=epochs,

@@ -156,7 +156,7 @@ def test_a_claim_of_another_papers_experiment_is_refused() -> None:
         place_claims(CLAIMS, [claim], params())
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_placeholder_runs_change_no_verdict(seed: int) -> None:
     """Whichever experiments and arms ran on placeholder data, and on which device: only real data may decide."""
     chance = random.Random(seed)
@@ -167,7 +167,7 @@ def test_placeholder_runs_change_no_verdict(seed: int) -> None:
     placed = place_claims(CLAIMS, read_claims(CLAIMS), params())
     placeholders: list[ResultLine] = []
     for name, experiment in params().experiments.items():
-        arms = [arm for arm in experiment.arms if seed == 0 or chance.random() < seed / 4]
+        arms = [arm for arm in experiment.arms if seed == 0 or chance.random() < 0.5]
         metric = "selected_log_mse" if name == "dac-sgemm" else "accuracy"
         lines = results(
             name, {arm: [0.5] for arm in arms}, metric=metric, profile="smoke", provenance="embedded", epochs=1

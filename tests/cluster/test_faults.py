@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -26,7 +25,7 @@ from tests.object_server import BUCKET, ObjectServer
 from tests.project import REPOSITORY, environment, outcomes
 
 pytestmark = [
-    pytest.mark.cluster,
+    pytest.mark.needs(cluster=True),
     pytest.mark.timeout(600),
     pytest.mark.skipif(find_spec("ray") is None, reason="no Ray here; `make cluster` adds it"),
 ]
@@ -62,7 +61,7 @@ def test_a_process_that_stands_still_is_ended_and_followed(
     wait_for(lambda: not standing.is_running(), 30)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 def test_asked_to_stop_the_nodes_save_and_end_and_another_run_goes_on(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
@@ -77,57 +76,6 @@ def test_asked_to_stop_the_nodes_save_and_end_and_another_run_goes_on(
     assert outcomes(project) == undisturbed
     ends = {tuple(one.end for one in of_run) for of_run in attempts(project).values()}
     assert ends == {("published",), ("stopped", "published")}
-
-
-@pytest.mark.slow
-def test_killed_itself_it_leaves_nothing_training(
-    two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
-) -> None:
-    process = start(project, two_nodes)
-    wait_for(lambda: saved_states(project) and two_nodes.trainings())
-    process.kill()
-    process.wait()
-    wait_for(lambda: not two_nodes.trainings(), 60)
-    finish(start(project, two_nodes), project)
-    assert outcomes(project) == undisturbed
-
-
-@pytest.mark.slow  # 40 s, and `test_store_away.py` does it for longer
-def test_a_store_out_of_reach_for_a_while_loses_nothing(
-    two_nodes: Nodes,
-    object_server: ObjectServer,
-    project: Path,
-    undisturbed: dict[str, tuple[bytes, bytes]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nodes see the store by URL alone; states go there from them, outcomes from the engine.
-
-    It is away for longer than a task may be silent.
-    """
-    for name, value in object_server.environment.items():
-        monkeypatch.setenv(name, value)
-    store = ObjectStore(f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}", project / "read")
-    process = start(project, two_nodes, CLAIMCHECK_STORE=store.address)
-    wait_for(lambda: [*store.scratch.list_works()])
-    object_server.down()
-    time.sleep(20)
-    object_server.up()
-    output = finish(process, project)
-    assert outcomes_in(store) == undisturbed
-    assert [one.end for key in undisturbed for one in open_leases(store).attempts(key)] == ["published"] * 4, output
-
-
-@pytest.mark.slow
-def test_a_restarted_cluster_is_found_again(
-    two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
-) -> None:
-    process = start(project, two_nodes)
-    wait_for(lambda: saved_states(project) and two_nodes.trainings())
-    two_nodes.restart(workers=2)
-    output = finish(process, project)
-    assert outcomes(project) == undisturbed
-    assert "lost, the connection to the cluster is lost" in output
-    assert all(reason.startswith("the connection to the cluster is lost") for reason in lost_reasons(project))
 
 
 def test_nodes_that_see_nothing_of_the_clone_train_by_what_is_sent_and_a_store_by_url(

@@ -22,7 +22,7 @@ from tests.object_server import ObjectServer
 from tests.soak import write_soak_report
 
 pytestmark = [
-    pytest.mark.cluster,
+    pytest.mark.needs(cluster=True),
     pytest.mark.timeout(6 * 3600),
     pytest.mark.skipif(find_spec("ray") is None, reason="no Ray here; `make cluster` adds it"),
 ]
@@ -64,7 +64,7 @@ def test_after_a_killed_task_every_result_is_there_once(try_seed: Try) -> None:
     try_seed(1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 def test_after_a_hundred_faults_every_result_is_there_once(try_seed: Try) -> None:
     faults, stores, lost, again = _before()
     for seed in range(SEED, SEED + KILLS):

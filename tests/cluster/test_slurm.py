@@ -18,8 +18,8 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED")
 
 
 pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.slow,
+    pytest.mark.needs(cluster=True),
+    pytest.mark.slow(hours=True),
     pytest.mark.timeout(900),
     pytest.mark.skipif(find_spec("ray") is None, reason="no Ray here; `make cluster` adds it"),
 ]

@@ -18,8 +18,8 @@ from tests.object_server import BUCKET, ObjectServer
 from tests.soak import write_soak_report
 
 pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.slow,
+    pytest.mark.needs(cluster=True),
+    pytest.mark.slow(hours=True),
     pytest.mark.timeout(900),
     pytest.mark.skipif(find_spec("ray") is None, reason="no Ray here; `make cluster` adds it"),
 ]

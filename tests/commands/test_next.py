@@ -9,7 +9,7 @@ from stages.runs.store import RunStore
 from tests.commands.waiting import ORDER, VALUE, claimcheck, claimcheck_alone, make_waiting
 from tests.project import EXPERIMENT, edit
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 CHOSEN = [[f"{EXPERIMENT}.{arm}.{n}" for arm in ("ninformer", "vit") for n in range(5)]]
 """What the order's last look needs, which decides it more often than the first; it completes the value's, too."""

@@ -12,7 +12,7 @@ from stages.runs.store import RunStore
 from tests.commands.waiting import ORDER, VALUE, claimcheck, make_waiting
 from tests.project import EXPERIMENT, REPOSITORY, edit, start_training, train
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 RUN = f"{EXPERIMENT}.ninformer.0"
 

@@ -140,7 +140,7 @@ def ask(reader: Path, crate: Path, *question: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.network
+@pytest.mark.needs(network=True)
 @pytest.mark.timeout(600)
 def test_the_validator_finds_nothing_that_the_profile_requires(reader: Path, crate: Path, tmp_path: Path) -> None:
     issues = ask(reader, crate)
@@ -152,7 +152,7 @@ def test_the_validator_finds_nothing_that_the_profile_requires(reader: Path, cra
     assert any(one.startswith("REQUIRED: The Action MUST have an instrument") for one in found), "it can fail"
 
 
-@pytest.mark.network
+@pytest.mark.needs(network=True)
 @pytest.mark.timeout(600)
 def test_rdflib_tells_which_trainings_decided_a_claim(reader: Path, crate: Path, published_database: str) -> None:
     rows = ask(reader, crate, QUESTION)

@@ -11,7 +11,7 @@ from stages.datasets.prepare import READERS, prepare
 from stages.datasets.sources import fetch_dataset
 from stages.params.experiment import load_params
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(900)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,7 +90,7 @@ def test_a_replaced_file_is_noticed_and_taken_when_accepted(work: Path, capsys: 
     assert packed_digest() != before
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 def test_what_is_said_is_what_real_dvc_needs(work: Path) -> None:
     shutil.copytree(REPOSITORY / "stages", "stages", ignore=shutil.ignore_patterns("__pycache__"))
     Path("params").mkdir()

@@ -349,7 +349,7 @@ def test_pinned_table_counts_whatever_archive_it_comes_in(tmp_path: Path, offici
         fetch_dataset("tiny", wrong, tmp_path / "elsewhere", None, lambda line: None)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 def test_real_table_is_whole_and_known_by_its_digest(tmp_path: Path, sample_mirror: Path) -> None:
     source = load_params().datasets["sgemm"]
     manifest = fetch_dataset("sgemm", source, tmp_path, sample_mirror, lambda line: None)

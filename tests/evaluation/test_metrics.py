@@ -272,7 +272,7 @@ def test_an_empty_measurement_is_refused(batch_size: int, warmup: int, repeats: 
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="resident size is read from Linux's /proc")
-@pytest.mark.gpu
+@pytest.mark.needs(gpu=True)
 def test_gpu_flops_latency_and_memory() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")

@@ -8,7 +8,9 @@ INSTALLED = ("brownian_timm", "dac_resnet", "hyperbf_timm", "ninformer_timm", "r
 """Files whose origin is among the packages of the locks."""
 
 
-@pytest.mark.parametrize("name", ["dac_loops", *(pytest.param(name, marks=pytest.mark.slow) for name in INSTALLED)])
+@pytest.mark.parametrize(
+    "name", ["dac_loops", *(pytest.param(name, marks=pytest.mark.slow(hours=True)) for name in INSTALLED)]
+)
 def test_stored_vectors_are_what_their_maker_gives(name: str) -> None:
     fresh = runpy.run_path(str(Path(__file__).with_name(f"make_{name}.py")))["make_vectors"]()
     with np.load(Path(__file__).with_name(f"{name}.npz")) as stored:

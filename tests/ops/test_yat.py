@@ -183,7 +183,7 @@ def test_dense_stands_where_a_linear_stood() -> None:
     assert sum(p.numel() for p in YatLinear(64, 128, bias=False).parameters()) == 64 * 128 + 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 def test_dense_compiles_into_one_graph() -> None:
     layer, x = YatLinear(4, 3, learnable_epsilon=True), draw(2, 4).float()
     torch.compiler.reset()
@@ -435,7 +435,7 @@ def test_conv_stands_where_a_conv_stood() -> None:
     assert dict(layer.named_parameters()).keys() - {"scale.alpha"} == dict(plain.named_parameters()).keys()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 def test_conv_compiles_into_one_graph() -> None:
     layer, x = YatConv2d(4, 6, 3, 2, 1), draw(2, 4, 7, 7).float()
     torch.compiler.reset()

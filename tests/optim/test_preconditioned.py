@@ -227,7 +227,7 @@ def test_a_missing_pass_is_an_error_not_a_silent_first_order_step(make: Make) ->
         optimizer.step()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler looks at what a hook is given
 def test_a_model_compiled_after_the_optimiser_was_built_trains_the_same(make: Make) -> None:
     plain, compiled = network(), network()

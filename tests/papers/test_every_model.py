@@ -120,7 +120,7 @@ def test_bfloat16_autocast_stays_near_float32_with_finite_gradients(name: str) -
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ONE_GRAPH else pytest.mark.slow) for name in NETWORKS]
+    "name", [pytest.param(name, marks=[] if name in ONE_GRAPH else pytest.mark.slow(hours=True)) for name in NETWORKS]
 )
 def test_it_compiles_into_one_graph(name: str) -> None:
     model, inputs = build(name).eval(), inputs_of(name, 2)

@@ -167,7 +167,7 @@ def judged_with(replicates: int) -> list[Judgement]:
     return [one for one in judge(*wanted, entered=some) if one.is_decidable]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("replicates", [2, 3, 4, 5])
 def test_looks_are_where_the_judges_have_them(replicates: int) -> None:
     for one in judged_with(replicates):

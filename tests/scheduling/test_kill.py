@@ -20,7 +20,7 @@ from tests.project import EXPERIMENT, environment, make_project, outcomes, start
 from tests.soak import write_soak_report
 
 # Real processes, killed and waited for: minutes on a busy machine.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(600)]
 
 
 def saved_states(project: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from stages.scheduling.engine.leases import describe_failure, is_out_of_memory
 from stages.scheduling.together import line_up, longest_first
 from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 # As torch raises it, the first `SHORT` times, in whichever process.
 HUNGRY = """
@@ -70,7 +70,7 @@ def test_a_run_that_was_short_of_memory_is_tried_once_more_alone(project: Path, 
     assert outcomes(project) == outcomes(plenty), "by the same batches"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 @pytest.mark.parametrize(("devices", "tries"), [("cpu,cpu", 2), ("cpu", 1)])
 def test_a_run_that_is_short_of_memory_alone_fails_with_the_reason(project: Path, devices: str, tries: int) -> None:
     done = train(project, 99, devices)
@@ -98,7 +98,7 @@ def test_want_of_memory_is_told_from_other_errors(error: Exception, is_short: bo
     assert (describe_failure(error)[0] == "memory") is is_short
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 def test_a_failing_run_is_tried_by_one_slot_only(project: Path) -> None:
     """The other one, which waited for it, doesn't try it again."""
     worker = project / "stages" / "worker.py"

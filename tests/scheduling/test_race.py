@@ -143,7 +143,7 @@ def test_each_run_is_published_once_whoever_is_killed(address: str, tmp_path: Pa
     assert disturbed["killed"] and disturbed["stopped for a while"] and happened["taken over"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 @pytest.mark.timeout(1800)
 def test_thirty_two_processes_race_for_two_hundred_runs(
     address: str, tmp_path: Path, request: pytest.FixtureRequest

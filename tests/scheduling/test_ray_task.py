@@ -22,7 +22,7 @@ from stages.scheduling.runner import compare, find_experiment
 from tests.object_server import BUCKET, ObjectServer
 from tests.project import EXPERIMENT, edit, make_project
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

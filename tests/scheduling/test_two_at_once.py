@@ -16,7 +16,7 @@ from tests.cluster.nodes import wait_for
 from tests.cluster.runs import saved_states
 from tests.project import environment, make_project, outcomes, start_training, train
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(600)]
 
 
 def ends(project: Path) -> list[list[tuple[str | None, str]]]:

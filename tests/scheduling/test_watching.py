@@ -208,7 +208,7 @@ def test_without_a_journal_nothing_is_created(store: RunStore) -> None:
     assert not store.root.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 def test_a_killed_training_is_lost_and_its_successor_is_done(tmp_path: Path) -> None:
     """Real processes: one is killed in the middle, the next one finishes the runs."""
     project = make_project(tmp_path, epochs=3000)

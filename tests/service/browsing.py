@@ -15,20 +15,20 @@ ARGUMENTS = (
     *("--disable-sync", "--no-first-run"),
 )
 IN_A_BROWSER = [
-    pytest.mark.browser,
-    pytest.mark.long,
+    pytest.mark.needs(browser=True),
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (apt install chromium)"),
 ]
 VIEWPORT: ViewportSize = {"width": 1280, "height": 900}
 EVERYTHING = {"rules": {"target-size": {"enabled": True}}}  # which asks for 24 pixels, or as much room around
-OF_TARGETS = {"runOnly": ["target-size"]}
 OF_COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}
+OF_COLOURS_AND_TARGETS = {"runOnly": [*OF_COLOURS["runOnly"], "target-size"]}
 
 
 def found_in(page: Page, options: dict[str, Any]) -> list[tuple[str, list[str]]]:
     """Violations that axe finds, each with its first place."""
-    found = Axe().run(page, options=options).response["violations"]
+    found = Axe().run(page, options=options | {"resultTypes": ["violations"]}).response["violations"]
     return [(item["id"], item["nodes"][0]["target"]) for item in found]
 
 

@@ -45,7 +45,8 @@ def own_root(root: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def settings(root: Path) -> Settings:
-    return Settings(root=root, max_image_bytes=300_000, max_body_bytes=1_000_000, max_images=4, max_pixels=40_000_000)
+    limits = {"max_image_bytes": 300_000, "max_body_bytes": 1_000_000, "max_images": 4, "max_pixels": 40_000_000}
+    return Settings(root=root, workers=1, **limits)
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +68,7 @@ def serving(settings: Settings, *, peer: str = "testclient") -> Iterator[TestCli
 
 @pytest.fixture(scope="session")
 def client(settings: Settings) -> Iterator[TestClient]:
-    with serving(settings) as client:
+    with serving(settings.model_copy(update={"workers": 2})) as client:
         yield client
 
 

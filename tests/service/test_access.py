@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from fastapi.testclient import TestClient
 
@@ -31,10 +30,9 @@ from service.http.counts import CountsError, RequestCounter
 from service.http.middleware import KeysAndRates
 from service.settings import Settings
 from tests.service.conftest import keys_file, png, serving
-from tests.service.running import running
 from tests.service.test_errors import VIT, assert_problem
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 OIP = "/v2/models/ninformer-cifar100.vit/infer"
 
@@ -42,11 +40,6 @@ OIP = "/v2/models/ninformer-cifar100.vit/infer"
 def ask(client: TestClient, key: str | None = None, *, path: str = VIT) -> int:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return client.post(path, files={"file": png()}, headers=headers).status_code
-
-
-def ask_at(address: str, key: str) -> int:
-    headers = {"authorization": f"Bearer {key}"}
-    return httpx.post(f"{address}{VIT}", files={"file": png()}, headers=headers, timeout=60).status_code
 
 
 def gate_of(per_minute: int | None, *keys: str, **options: Any) -> AccessPolicy:
@@ -262,16 +255,12 @@ def test_clients_come_and_go_without_filling_memory() -> None:
     assert gate.counts._database.execute("SELECT count(*) FROM buckets").fetchone() == (10_000,)
 
 
-def test_two_servers_share_rates_and_quotas_by_a_file(root: Path, tmp_path: Path) -> None:
+def test_two_servers_share_rates_and_quotas_by_a_file(settings: Settings, tmp_path: Path) -> None:
     keys = keys_file(tmp_path, ann=f'sha256 = ["{digest_of("ann")}"]\nrequests_per_day = 5')
-    shared = {"CLAIMCHECK_KEYS": str(keys), "CLAIMCHECK_COUNTS": str(tmp_path / "counts.db")}
-    folders = [tmp_path / name for name in ("one", "two")]
-    for folder in folders:
-        folder.mkdir()
-    with running(root, folders[0], **shared) as one, running(root, folders[1], **shared) as two:
-        found = [ask_at(service.address, "ann") for service in (one, two) * 4]
-    assert found == [200] * 5 + [429] * 3
-    with serving(Settings(root=root, keys=keys, counts=tmp_path / "counts.db")) as again:
+    shared = settings.model_copy(update={"keys": keys, "counts": tmp_path / "counts.db"})
+    with serving(shared) as one, serving(shared) as two:
+        assert [ask(client, "ann") for client in (one, two) * 4] == [200] * 5 + [429] * 3
+    with serving(shared) as again:
         assert ask(again, "ann") == 429, "a restart forgets nothing"
 
 

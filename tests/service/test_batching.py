@@ -25,7 +25,7 @@ from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.run import ModelSpec
 from tests.polling import wait_until
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 MODELS = Path(__file__).resolve().parents[2] / "data" / "models"
 POISON, NOT_A_NUMBER, SLOW, DEADLY, MEETING = 255, 254, 253, 252, 251

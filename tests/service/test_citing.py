@@ -1,5 +1,6 @@
 """A claim as others cite it: BibTeX, JSON-LD, badges."""
 
+import itertools
 import json
 import re
 import sqlite3
@@ -11,9 +12,12 @@ from xml.etree import ElementTree
 
 import pytest
 from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.app import create_app
 from service.pages.citing import COLOURS, badge, paper_badge
+from service.pages.formats import is_web_address
 from service.settings import Settings
 from tests.service.conftest import serving
 from tests.service.results_factory import REPOSITORY
@@ -162,11 +166,54 @@ def test_badges_say_the_verdict_and_are_well_formed(client: TestClient) -> None:
     ElementTree.fromstring(badge("a<b", 'c&d"', "#000"))
 
 
-@pytest.mark.parametrize("address", ["data:text/html,x", " JAVASCRIPT:x"])
-def test_an_address_that_runs_is_no_link(own_root: Path, address: str) -> None:
+SCHEMES = ("javascript:", "data:text/html,", "vbscript:", "file:", "//", "http:", "https:/")
+
+
+@given(st.text(" \t\n\r\0\x01\x0b\x1f\xa0", max_size=3), st.sampled_from(SCHEMES), st.data())
+def test_what_a_browser_would_run_is_no_web_address(before: str, scheme: str, data: st.DataObject) -> None:
+    """A browser drops leading controls and blanks, and tabs and line feeds anywhere, and ignores case."""
+    changed = "".join(data.draw(st.sampled_from([c, c.upper(), f"\t{c}", f"{c}\n"])) for c in scheme)
+    assert not is_web_address(f"{before}{changed}alert(1)")
+
+
+OURS = {"address", "paper.repository", "repository", "contact_link"}
+"""What comes from elsewhere: the first two are links if they are web addresses, the others are validated settings."""
+MADE_HERE = {"here", "data", "here(column)", "without(line.name)", "line.address", "problem.type"} | {
+    "image.sample.address",
+    "item.address",
+}
+
+
+def test_no_other_link_of_a_page_begins_with_data() -> None:
+    templates = REPOSITORY / "service" / "templates"
+    begun = re.compile(r"""\b(?:href|src|\w*action|poster|srcset|data)=["']?\{[{%] *([^}%|]+?) *[}%|]""")
+    found = {name: begun.findall(name.read_text()) for name in templates.rglob("*.html")}
+    assert set().union(*found.values()) == OURS | MADE_HERE
+    parts = (templates / "parts.html").read_text()
+    for guarded in ("address", "paper.repository"):
+        assert parts.count(f'href="{{{{ {guarded} }}}}"') == parts.count(f"if {guarded} | is_web_address %}}"), guarded
+
+
+def test_an_address_that_runs_is_no_link(own_root: Path) -> None:
     with closing(sqlite3.connect(own_root / "data" / "results.db")) as database, database:
-        database.execute("UPDATE papers SET repository = ?", (address,))
+        names = [name for (name,) in database.execute("SELECT name FROM papers")]
+        for name, scheme in zip(names, itertools.cycle((" JAVASCRIPT:", "data:text/html,", "java\tscript:"))):
+            database.execute("UPDATE papers SET repository = ?1, summary = ?1 WHERE name = ?2", (f"{scheme}x", name))
+        database.execute("UPDATE datasets SET homepage = 'javascript:x', licence = 'javascript:x'")
+        database.execute("UPDATE claims SET statement = 'javascript:x', note = 'javascript:x'")
     with serving(Settings(root=own_root)) as client:
-        page = client.get("/papers/ninformer")
-    assert page.status_code == 200 and address not in page.text
-    assert "no public code of its authors" in page.text
+        claims = [claim["id"] for claim in client.get("/api/v1/claims?limit=1000").json()][::9]
+        runs = [run["run_key"] for run in client.get("/api/v1/runs?limit=3").json()]
+        pages = [f"/papers/{name}" for name in names] + [f"/claims/{claim}" for claim in claims]
+        for path in (
+            *pages,
+            *(f"/runs/{run}" for run in runs),
+            "/",
+            "/?dataset=cifar10",
+            "/method",
+            "/claims?q=javascript",
+        ):
+            html = client.get(path).text
+            links = re.findall(r"""<[^>]*\s(?:href|src|\w*action)=["']([^"']*)""", html)
+            assert links and all(re.match("[/#?]|https?://", link) for link in links), path
+            assert "no public code of its authors" in html or "/papers/" not in path

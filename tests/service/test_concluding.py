@@ -12,9 +12,9 @@ from fastapi.testclient import TestClient
 
 from service.pages.concluding import Trend, conclude, qualify, range_of, tell_other_reading, tell_trend
 from service.pages.legend import A_PART, part_of
+from stages.recording.reporting import results_page
 from stages.results import Claim, ClaimChange, ClaimRecord, PairGain, VerdictRow
 from stages.verdicts import Scope
-from tests.service.results_factory import REPOSITORY
 from tests.service.test_published_pages import text_of
 
 TITLES = {"a-5": "NiNformer, 5 layers", "a-8": "NiNformer, 8 layers", "b": "ViT"}
@@ -240,7 +240,7 @@ def test_a_spread_of_printed_numbers_is_told_in_points_and_compares_no_models(cl
     assert "they alone don’t explain what the paper prints" in page and "the better one is the other one" not in page
 
 
-def test_no_page_calls_a_rule_fixed_beforehand_that_was_not(client: TestClient) -> None:
+def test_no_page_calls_a_rule_fixed_beforehand_that_was_not(client: TestClient, published: str) -> None:
     claims = client.get("/api/v1/claims?limit=1000").json()
     later = {claim["id"]: claim for claim in claims if claim["verdict"]["seen_before_rule"] is not None}
     assert {"dac.sgemm.uniform", "dac.sgemm.crossover_low", "dac.sgemm.crossover_high"} <= set(later)
@@ -252,6 +252,6 @@ def test_no_page_calls_a_rule_fixed_beforehand_that_was_not(client: TestClient) 
         assert told in box and "beforehand" not in box, name
         assert re.search(rf'{told}: <a href="/claims/{name}">', method), name
     assert "beforehand" not in method
-    results = (REPOSITORY / "docs" / "results.md").read_text()
+    results = results_page(published)
     rows = dict(re.findall(r"(?m)^\| `([^`]+)` \|(.*)$", results))
     assert {name for name, row in rows.items() if "Judged by a rule written after" in row} == set(later)

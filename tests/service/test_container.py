@@ -88,8 +88,7 @@ def package_names(python: str) -> set[str]:
     return set(subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
-@pytest.mark.slow
-@pytest.mark.network  # pip asks for uv, whatever is in caches
+@pytest.mark.needs(network=True)  # pip asks for uv, whatever is in caches
 @pytest.mark.timeout(900)
 def test_what_is_copied_records_and_serves_with_the_packages_of_serve_alone(tmp_path: Path, python: str) -> None:
     """The `cpu` target from its COPY lines to its health check."""

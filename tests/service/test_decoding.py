@@ -36,7 +36,7 @@ from tests.service.hostile_images import (
     within_png,
 )
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 SHAPE, GREY = (3, 32, 32), (1, 28, 28)
 SMALL = Upload("small.png", png())

@@ -19,7 +19,7 @@ from tests.project import REPOSITORY
 from tests.service.conftest import keys_file
 from tests.service.running import Running, running
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 UNIT = REPOSITORY / "deploy" / "claimcheck.service"
 MANIFEST = REPOSITORY / "deploy" / "kubernetes.yaml"
@@ -151,11 +151,3 @@ def ask_as_the_node_does(service: Running) -> None:
         connection.request("GET", "/compare", headers={"Host": "10.1.2.3:8000"})
         assert connection.getresponse().status == 421
         connection.close()
-
-
-def test_the_settings_are_the_ones_that_are_described() -> None:
-    text = (REPOSITORY / "docs" / "service.md").read_text().partition("## Settings")[2].partition("## ")[0]
-    described = re.findall(
-        "`([A-Z_]+)`", "".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
-    )
-    assert sorted(described) == sorted(name.upper() for name in Settings.model_fields)

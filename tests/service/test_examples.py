@@ -26,7 +26,7 @@ from service.examples import (
 from tests.service.results_factory import REPOSITORY
 from tests.service.running import Running, running
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 FIRST_LINES = REPOSITORY / "service" / "templates" / "first_lines.py.txt"
 
@@ -101,7 +101,7 @@ def test_long_lists_and_open_objects_are_cut() -> None:
 
 def test_the_first_lines_run_as_they_stand(service: Running) -> None:
     lines = FIRST_LINES.read_text()
-    assert f"```python\n{lines}```" in (REPOSITORY / "docs" / "usage.md").read_text()
+    assert f"```python\n{lines}```" in (REPOSITORY / "docs" / "quickstart.md").read_text()
     assert len([line for line in lines.splitlines() if line]) <= 10
     script = lines.replace("http://127.0.0.1:8000", service.address)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)

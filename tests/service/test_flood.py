@@ -3,8 +3,10 @@
 import http.client
 import json
 import os
+import signal
 import socket
 import statistics
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,7 +22,7 @@ from stages.recording import record
 from tests.polling import wait_until
 from tests.service.running import Running, running
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 ROWS = 200_000  # of curves: an export that no socket's buffers hold
 
@@ -273,6 +275,30 @@ def test_many_laborious_reads_at_once_hold_up_no_probe(service: Running) -> None
             alive.append(get(service, "/health/live")[1])
         assert {answer.result() for answer in answers} <= {b"HTTP/1.1 400", b"HTTP/1.1 503"}
     assert max(alive) < 40 * statistics.median(alone), (max(alive), alone)
+
+
+def test_a_probe_waits_neither_for_requests_that_were_reset_nor_for_all_that_came_before_it(service: Running) -> None:
+    """All of them wait to be accepted while the process stands still."""
+    asked = {"/reset": 100, "/waiting": 200}
+    with ExitStack() as ending:
+        ending.callback(service.process.send_signal, signal.SIGCONT)
+        service.process.send_signal(signal.SIGSTOP)
+        for path, count in asked.items():
+            for number in range(count):
+                source = (f"127.0.0.{2 + number % 4}", 0)
+                one = ending.enter_context(socket.create_connection((service.host, service.port), 10, source))
+                one.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+                if path == "/reset":
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    one.close()
+        probe = ending.enter_context(socket.create_connection((service.host, service.port), 10))
+        probe.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-ID: probe\r\n\r\n")
+        service.process.send_signal(signal.SIGCONT)
+        assert probe.recv(12) == b"HTTP/1.1 200"
+        wait_until(lambda: service.log.read_text().count('"path": "/waiting"') == asked["/waiting"], 20)
+    log = service.log.read_text()
+    assert log.partition('"request_id": "probe"')[0].count('"path": "/waiting"') < asked["/waiting"] / 2
+    assert '"path": "/reset"' not in log
 
 
 def metrics(service: Running) -> str:

@@ -96,7 +96,7 @@ def test_a_paper_is_linked_to_where_its_title_says_it_is() -> None:
 def test_the_method_s_page_has_each_margin_and_level_of_the_rules(published_client: TestClient) -> None:
     html = unescape(published_client.get("/method").text)
     rules = load_params(REPOSITORY).verdicts
-    margins = html[html.index('id="margins-title"') : html.index('id="levels-title"')]
+    margins = html[html.index('id="how-wide-margins-are"') : html.index('id="interim-analyses"')]
     for told in (
         f"{100 * rules.margins.error_points:.2f} pp, but no more than {name_share(rules.margins.error_share)}",
         f"{name_share(rules.margins.difference_share)} of the printed difference, but at least "
@@ -106,7 +106,7 @@ def test_the_method_s_page_has_each_margin_and_level_of_the_rules(published_clie
         f"{name_share(rules.margins.loss_share)} of the paper’s loss",
     ):
         assert told in margins, told
-    levels = html[html.index('id="levels-title"') : html.index('id="computing-title"')]
+    levels = html[html.index('id="interim-analyses"') : html.index('id="kinds-of-claims"')]
     claims = published_client.get("/api/v1/claims?limit=1000").json()
     verdicts = [claim["verdict"] for claim in claims if claim["verdict"]["confidence"] and claim["verdict"]["n"]]
     # Parts of a grid share the level of a look, which the table has undivided.
@@ -122,7 +122,7 @@ def test_the_method_s_page_has_each_margin_and_level_of_the_rules(published_clie
 
 def test_the_margin_of_each_plan_leads_to_the_table(published_client: TestClient) -> None:
     html = published_client.get("/claims/ninformer.text.c10.acc_vs_vit").text
-    assert "The margin is" in html and 'href="/method#margins-title"' in html
+    assert "The margin is" in html and 'href="/method#how-wide-margins-are"' in html
 
 
 def test_what_waits_and_what_never_can_be_decided_are_two_words_everywhere(published_client: TestClient) -> None:

@@ -7,6 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
+from service.pages.documents import render
 from service.pages.repository import files_below
 from service.settings import Settings
 from tests.service.conftest import serving
@@ -52,7 +53,7 @@ def test_every_file_that_a_page_points_to_can_be_opened_here(published_client: T
         html = published_client.get(address).text
         pointed |= set(re.findall(r'href="(/files/[^"]+)"', html))
         assert " in the repository" not in re.sub(r"(?s)<pre.*?</pre>", "", html), address
-    assert {"/files/CITATION.cff", "/files/NOTICE", "/files/params.yaml", "/files/docs/verdicts.md"} <= pointed
+    assert {"/files/CITATION.cff", "/files/NOTICE", "/files/params.yaml"} <= pointed
     assert "/files/docs/decisions.md#0008" in pointed
     for address in pointed:
         assert published_client.get(address).status_code == 200, address
@@ -62,10 +63,35 @@ def test_no_file_is_shown_but_those_that_pages_speak_of(published_client: TestCl
     for path in ("data/results.db", "pyproject.toml", "../README.md", "docs/../pyproject.toml", "service/app.py", ""):
         assert published_client.get(f"/files/{path}").status_code == 404
     assert all(
-        path.endswith((".md", ".yaml", ".cff", ".jsonl", "LICENSE", "NOTICE")) for path in files_below(REPOSITORY)
+        path.endswith((".md", ".png", ".yaml", ".cff", ".jsonl", "LICENSE", "NOTICE"))
+        for path in files_below(REPOSITORY)
     )
-    page = published_client.get("/files/docs/verdicts.md").text
-    assert "<h1" in page and "How a verdict is reached" in page and "&lt;" not in page.partition("<pre")[0]
+
+
+def test_documents_are_pages_whose_links_lead_to_files_and_sections_that_are_here(published_client: TestClient) -> None:
+    documents = [path for path in files_below(REPOSITORY) if path.endswith(".md")]
+    pages = {f"/files/{path}": published_client.get(f"/files/{path}").text for path in documents}
+    anchors = {address: set(re.findall(r' id="([^"]+)"', html)) for address, html in pages.items()}
+    assert '<th class="number">' in pages["/files/README.md"] and "0008" in anchors["/files/docs/decisions.md"]
+    for address, html in pages.items():
+        assert html.count("<h1") == 1 and " style=" not in html, address
+        article = html.partition('<article class="document">')[2].partition("</article>")[0]
+        for path, anchor in re.findall(r'(?:href|src)="(/files/[^"#]+)?#?([^"]*)"', article):
+            if path:
+                assert path in pages or published_client.get(path).status_code == 200, (address, path)
+            if anchor and not anchor.startswith(("http", "mailto:")):
+                assert anchor in anchors[path or address], (address, path, anchor)
+
+
+def test_documents_run_nothing_and_lead_nowhere_else() -> None:
+    text = (
+        "# Title\n<script>alert(1)</script> [a](javascript:alert(1)) [b](../../etc/passwd) [c](own.md#d) ![e](none.png)"
+    )
+    for repository, other in ((None, "<span>b</span>"), ("https://example.org/x/", "<span>b</span>")):
+        document = render("docs/any.md", text, frozenset({"docs/own.md"}), repository)
+        assert document.title == "Title" and "<script" not in document.body and 'href="java' not in document.body
+        assert '<a href="/files/docs/own.md#d">c</a>' in document.body and other in document.body
+    assert 'src="https://example.org/x/blob/HEAD/docs/none.png"' in document.body
 
 
 def test_a_service_without_these_files_names_them(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ ADDRESSES = (
     *("/compare", "/compare?dataset=mnist&metric=loss", "/compare?paper=ninformer&profile=quick&format=csv"),
     *("/api/v1/versus?dataset=mnist&a=vit&b=ninformer", "/versus?dataset=mnist&a=vit&b=ninformer", "/versus"),
     *("/", "/?dataset=cifar100", "/papers/ninformer", "/claims/ninformer.table2.mnist.vit", "/runs/{key}"),
+    "/models/ninformer-mnist.vit",
     *(f"/api/v1/runs?sort={order}" for order in ORDERS),
     *(f"/api/v1/runs?sort={order}&{chosen}" for order in ("position", "-accuracy") for chosen in FILTERS),
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
@@ -23,7 +24,7 @@ from tests.service.conftest import png, serving
 from tests.service.hostile_images import encode
 from tests.service.test_errors import assert_problem
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 VIT, MIXER = "ninformer-cifar100.vit.0", "ninformer-cifar100.mlp-mixer.0"
 
@@ -209,6 +210,26 @@ def test_a_killed_decoder_is_replaced_and_its_image_decoded(settings: Settings) 
         assert answer.status_code == 200 and answer.json()["images"] == expected
         assert restarts(client, "decoding") >= 1
         assert client.get("/health/ready").status_code == 200
+
+
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
+def test_where_all_processes_are_lost_at_once_clients_come_again(settings: Settings, fate: signal.Signals) -> None:
+    """Also the one that all are forked from, if they are killed."""
+    large = encode("PNG", Image.new("RGB", (2000, 2000), (200, 30, 60)))
+    with serving(settings.model_copy(update={"workers": 2})) as client:
+        expected = ask(client, content=large).json()["images"]
+        lost = {psutil.Process(one.pid) for one in (*engine_of(client).workers, *engine_of(client).decoder.processes)}
+        if fate == signal.SIGKILL:
+            lost |= {process.parent() for process in lost} - {psutil.Process(), None}
+        for process in lost:
+            process.send_signal(fate)
+        answers = [ask(client, content=large)]
+        until = time.monotonic() + 60
+        while answers[-1].status_code != 200 and time.monotonic() < until:
+            answers.append(ask(client, content=large))
+        assert {answer.status_code for answer in answers} <= {200, 503}, "no client is to blame"
+        assert answers[-1].json()["images"] == expected
+        assert client.get("/health/ready").status_code == 200 and engine_of(client).batcher.set_aside == []
 
 
 def test_a_model_is_ready_as_long_as_its_weights_are_the_recorded_ones(root: Path, tmp_path: Path) -> None:

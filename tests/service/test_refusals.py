@@ -31,15 +31,9 @@ from tests.service.test_hostile import NAME_FILTERS, NAMES, RESOURCES
 from tests.service.test_problems import is_problem
 from tests.service.test_server import FORM, HEADERS, exchange, head, request
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 LIST = "/api/v1/papers"
-
-
-@pytest.fixture(scope="module")
-def service(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(root, tmp_path_factory.mktemp("refusals")) as service:
-        yield service
 
 
 def change(root: Path, *statements: str) -> None:
@@ -256,23 +250,8 @@ def test_a_damaged_database_is_unavailable(own_root: Path) -> None:
             assert "the results database is damaged" in response.json()["detail"]
 
 
-def test_a_full_disk_is_no_fault_of_the_client(root: Path, tmp_path: Path) -> None:
-    """The service's files may not grow: as when the folder for temporary files is full."""
-    with running(root, tmp_path) as service:
-        psutil.Process(service.process.pid).rlimit(psutil.RLIMIT_FSIZE, (100_000, 100_000))
-        large = FORM.replace(b"\r\n\r\n", b"\r\n\r\n" + bytes(3_000_000), 1)
-        for method, path, body, headers in (
-            ("POST", VIT, large, HEADERS),
-            ("GET", "/api/v1/export.zip", None, {}),
-        ):
-            status, answer, head_of = request(service, method, path, body, {**headers, "X-Request-ID": "full.1"})
-            assert (status, head_of["retry-after"]) == (503, "10"), answer
-            assert "no disk, memory or files left" in json.loads(answer)["detail"]
-        assert request(service, "GET", LIST)[0] == 200
-        assert "File too large" in service.log.read_text()
-
-
-def test_no_files_left_is_said_as_it_is(root: Path, tmp_path: Path) -> None:
+def test_no_files_left_and_a_full_disk_are_no_fault_of_the_client(root: Path, tmp_path: Path) -> None:
+    """The service may open no more files, and afterwards its files may not grow."""
     with running(root, tmp_path) as service:
         process = psutil.Process(service.process.pid)
         request(service, "GET", "/compare")
@@ -283,14 +262,20 @@ def test_no_files_left_is_said_as_it_is(root: Path, tmp_path: Path) -> None:
         next(free)  # is for the connection of this request
         process.rlimit(psutil.RLIMIT_NOFILE, (next(free), limit[1]))
         status, answer, _ = request(service, "GET", LIST)
-        assert (status, json.loads(answer)["detail"]) == (
-            503,
-            "the results database can't be opened: Too many open files",
-        )
+        detail = "the results database can't be opened: Too many open files"
+        assert (status, json.loads(answer)["detail"]) == (503, detail)
         process.rlimit(psutil.RLIMIT_NOFILE, limit)
         time.sleep(0.1)
         assert request(service, "GET", LIST)[0] == 200
         assert "Too many open files" in service.log.read_text()
+        process.rlimit(psutil.RLIMIT_FSIZE, (100_000, 100_000))
+        large = FORM.replace(b"\r\n\r\n", b"\r\n\r\n" + bytes(3_000_000), 1)
+        for method, path, body, headers in (("POST", VIT, large, HEADERS), ("GET", "/api/v1/export.zip", None, {})):
+            status, answer, head_of = request(service, method, path, body, {**headers, "X-Request-ID": "full.1"})
+            assert (status, head_of["retry-after"]) == (503, "10"), answer
+            assert "no disk, memory or files left" in json.loads(answer)["detail"]
+        assert request(service, "GET", LIST)[0] == 200
+        assert "File too large" in service.log.read_text()
 
 
 @pytest.mark.parametrize(

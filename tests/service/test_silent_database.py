@@ -22,7 +22,7 @@ from stages.recording import record
 from stages.results import create_results
 from tests.service.test_errors import assert_problem
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 Create = Callable[[], str]
 

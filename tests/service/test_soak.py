@@ -41,7 +41,7 @@ LIMITS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 @pytest.mark.timeout(SECONDS + 600)
 def test_mixed_load_gets_the_expected_answers_and_leaves_memory_flat(tmp_path: Path) -> None:
     root = make_root(tmp_path)
@@ -73,7 +73,7 @@ def test_mixed_load_gets_the_expected_answers_and_leaves_memory_flat(tmp_path: P
     assert abs(watch.growth(watch.files)) <= 8 and abs(watch.growth(watch.threads)) <= 4
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 @pytest.mark.timeout(SECONDS + 600)
 def test_killed_workers_and_a_restarted_postgresql_cost_nobody_else_an_answer(tmp_path: Path) -> None:
     programs = find_programs()

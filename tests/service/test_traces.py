@@ -14,7 +14,7 @@ from tests.service.conftest import png
 from tests.service.mixed_load import upload
 from tests.service.running import running
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 

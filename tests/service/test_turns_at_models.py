@@ -13,7 +13,7 @@ from service.slots import Busy, holder
 from tests.polling import wait_until
 from tests.service.test_batching import SLOW, Here, Touchy, image, started
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 async def one_and_more(batcher: Batcher, model: Model, names: Sequence[str]) -> list[asyncio.Task[float]]:

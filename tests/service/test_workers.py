@@ -21,7 +21,7 @@ from stages.checkpoint.contract import CheckpointError
 from stages.checkpoint.predictor import load_predictor
 from tests.polling import wait_until
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 MODELS = Path(__file__).resolve().parents[2] / "data" / "models"
 PATH = min(MODELS.glob("*.safetensors"))

@@ -31,7 +31,7 @@ from stages.training.tables import Regression, TableRows
 from stages.worker import Job, train_run, train_stack
 from tests.packed_table import pack_table
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 NETWORKS = pytest.mark.parametrize("network", [MLP, DACMLP])
 PROTOCOL = Protocol(

@@ -48,7 +48,7 @@ def log_errors(trained: list[nn.Module]) -> list[float]:
     return [round(float((one - NUMBERS[1200:]).square().mean().log()), 4) for one in predictions]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 def test_errors_over_seeds_cannot_be_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     report: dict[str, Any] = {"seeds": SEEDS, "epochs": PROTOCOL.epochs, "data": "1,797 digits, 1,200 to train on"}
     seeds = [Replicate(seed=seed) for seed in range(SEEDS)]

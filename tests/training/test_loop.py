@@ -265,7 +265,7 @@ def test_eager_training_on_a_cpu_keeps_its_rounding(images: LabelledImages) -> N
     assert [group["fused"] for group in saved[-1].optimizer["param_groups"]] == [None]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_compiled_training_fuses_its_optimiser_and_resumes_bit_by_bit(images: LabelledImages) -> None:
     protocol = make_protocol(epochs=2, batch_size=10, compile=True)
     whole, outcome = train(images, protocol, build_vit_without_dropout)

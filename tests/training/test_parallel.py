@@ -32,7 +32,7 @@ from stages.training.tokens import NextToken, TokenWindows
 from stages.worker import Job, Trained, TrainingStopped, can_stack, train_run
 from tests.small_gpt import CONTEXT, MODELS, PROTOCOL, VOCABULARY, WINDOWS, spec_of
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 def task_of(protocol: Protocol) -> NextToken:
@@ -224,7 +224,7 @@ def test_an_error_of_all_is_told_once_as_on_one_device(data: Path, tmp_path: Pat
         train_run(Job(spec=spec, data=data, device=TOGETHER), RunStore(tmp_path).scratch)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 def test_several_slots_of_several_devices_train_beside_each_other(data: Path, tmp_path: Path) -> None:
     groups = [
         Group(label=f"gpt.{seed}", specs=(replace(SPEC, replicate=replace(SPEC.replicate, seed=seed)),), data=data)

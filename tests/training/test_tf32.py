@@ -284,7 +284,7 @@ def p_of(some: list[float], others: list[float]) -> dict[str, float]:
     return {name: round(float(test.pvalue), 6) for name, test in tests.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 @pytest.mark.timeout(3000)
 def test_accuracies_over_seeds_cannot_be_told_apart() -> None:
     report: dict[str, Any] = {"seeds": SEEDS}

@@ -193,7 +193,7 @@ def test_a_gpu_says_that_its_own_generator_drew_and_a_cpu_says_what_it_always_sa
     assert facts.keys() - own.keys() == {"augmentation_generator"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 def test_peak_memory_is_the_process_own() -> None:
     """A small process started by a larger one, ours."""
     code = (

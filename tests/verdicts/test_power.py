@@ -39,7 +39,7 @@ def test_the_power_at_three_spreads_is_that_of_the_simulation_of_the_plan() -> N
     assert power_of_value(VALUE, 3.0, RULES).reproduced == pytest.approx(0.50, abs=0.01)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("margin", "paper_n"), [(3.0, 1), (2.0, 5)])
 def test_the_power_of_a_value_is_the_share_of_simulated_experiments(margin: float, paper_n: int) -> None:
     design = dataclasses.replace(VALUE, paper_n=paper_n)
@@ -50,7 +50,7 @@ def test_the_power_of_a_value_is_the_share_of_simulated_experiments(margin: floa
     assert power.not_reproduced == pytest.approx(simulated(off, seed=2)[1], abs=0.012)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pairing", "stderr", "at"), [("fold", None, None), ("none", 0.4, None), ("none", None, 3), ("fold", 0.4, 3)]
 )
@@ -127,7 +127,7 @@ def test_the_power_at_half_the_printed_gain_is_that_of_a_gain_half_as_large(pair
     assert power.supported_at_half == half.supported < power.supported
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("pairing", ["fold", "none"])
 def test_the_power_of_comparable_arms_is_the_share_of_simulated_experiments(pairing: str) -> None:
     """With margins of 1.2 and 3 spreads of a difference; the paper's own error plays no part."""

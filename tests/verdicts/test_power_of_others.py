@@ -42,7 +42,7 @@ def share(statuses: Iterable[Status], status: Status) -> float:
     return sum(one is status for one in found) / len(found)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("planned", [3, 10])
 def test_a_side_is_told_as_often_as_is_said_at_the_least_distance(planned: int) -> None:
     design = dataclasses.replace(SIGN, planned=planned)
@@ -66,7 +66,7 @@ def test_a_plan_that_reaches_no_look_says_so() -> None:
     assert not power.can_reproduce and "too few for a look, the first is at 3" in power.explanation
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("apart", "status", "spread"), [(0.0, Status.REPRODUCED, 0.07), (2.0, Status.NOT_REPRODUCED, 0.04)]
 )
@@ -97,7 +97,7 @@ def test_gains_that_hardly_spread_are_always_seen_to_be_alike(spread: float) -> 
     assert power.reproduced == pytest.approx(1)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_number_near_another_is_reproduced_up_to_the_spread_that_is_said() -> None:
     design = dataclasses.replace(SIGN, planned=5)
     largest = number_after("that is at most ", power_of_nearness(design, 0.1, RULES).explanation)
@@ -119,7 +119,7 @@ def test_shares_of_failed_trainings_are_told_as_often_as_is_said() -> None:
         assert said == pytest.approx(share(found, status), abs=0.04)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_fewer_failures_are_told_as_often_as_is_said() -> None:
     rng, networks = np.random.default_rng(5), (80, 110)
     power = power_of_proportions(networks, 5, ((2, 449), (15, 576)), RULES)

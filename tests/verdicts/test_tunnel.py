@@ -97,13 +97,13 @@ def test_drawn_samples_are_samples() -> None:
         assert tuple(drawn.indices) == sample.indices
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("statement", GENERATORS)
 def test_no_status_errs_more_often_than_its_level(statement: str) -> None:
-    assert too_high(worst_rates(statement, 100)) == []
+    assert too_high(worst_rates(statement, 50)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 @pytest.mark.timeout(10_800)
 def test_no_status_errs_more_often_than_its_level_in_many_experiments() -> None:
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:

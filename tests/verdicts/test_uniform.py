@@ -151,30 +151,3 @@ def test_it_errs_no_more_often_than_it_says(depths: int, interaction: float, rat
         assert np.mean(least > CLAIM.margin) <= above(0.025, TRIALS)
     largest = Distances.between(draw_cells(ENDS, interaction, depths, ratio)).largest(0.05)
     assert np.mean(largest <= CLAIM.margin) <= above(0.05, TRIALS)
-
-
-def test_seeds_alone_as_error_refute_a_right_statement_too_often() -> None:
-    """The reason for the interaction: 14 % with two depths and 12 % with five, at a level of 2.5 %."""
-    for depths, wrong in ((2, 0.14), (5, 0.12)):
-        cells, df = draw_cells(EDGE, 0.03, depths), 2 * (N - 1) * 7 * depths
-        chi2 = np.random.default_rng(3).chisquare(df, TRIALS) / df
-        variance = chi2 * np.mean(SEEN**2) * 2 / N / depths
-        f = cells.mean(axis=-1).var(axis=-1, ddof=1) / variance
-        apart = stats.ncf.sf(f, 6, df, 12 / 7 * CLAIM.margin**2 / variance)
-        assert np.mean(apart < 0.025) == pytest.approx(wrong, abs=0.015)
-
-
-def test_five_depths_would_tell_gains_as_uneven_as_ours() -> None:
-    """The gains of two depths as the truth and their interaction: in 63 % (F: 98 %), by two depths hardly ever."""
-    seen = [0.156, 0.127, 0.178, 0.206, 0.275, 0.309, 0.307]
-    least = {depths: Distances.between(draw_cells(seen, 0.03, depths)).least(0.025) for depths in (2, 5)}
-    assert np.mean(least[5] > CLAIM.margin) == pytest.approx(0.63, abs=0.015)
-    assert np.mean(least[2] > CLAIM.margin) < 0.05
-    for gains, refuted in ((seen, 0.98), (EDGE, 0.002)):
-        cells = draw_cells(gains, 0.03, 5)
-        by_level, mean = cells.mean(axis=2), cells.mean(axis=(1, 2))
-        residual = cells - by_level[:, :, None] - cells.mean(axis=1)[:, None] + mean[:, None, None]
-        variance = np.square(residual).sum(axis=(1, 2)) / 24 / 5
-        f = by_level.var(axis=1, ddof=1) / variance
-        apart = stats.ncf.sf(f, 6, 24, 12 / 7 * CLAIM.margin**2 / variance)
-        assert np.mean(apart < 0.025) == pytest.approx(refuted, abs=0.005)

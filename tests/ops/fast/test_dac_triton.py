@@ -16,7 +16,7 @@ from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_lin
 from stages.ops.dac_recompute import dac_taps
 from stages.ops.fast import dac, dac_triton
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -200,7 +200,7 @@ def accuracy(case: Case, seed: int) -> float:
         return float((network(images[test]).argmax(1) == labels[test]).float().mean())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 @pytest.mark.timeout(3000)
 def test_accuracies_over_seeds_cannot_be_told_apart() -> None:
     report: dict[str, Any] = {"seeds": SEEDS, "epochs": EPOCHS, "data": "1,797 digits of 8 x 8, 1,200 to train on"}

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton comes with a CUDA build of torch; t
 from stages.ops.fast import attention, yat_triton
 from stages.ops.yat_attention import yat_attention, yat_attention_reference
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

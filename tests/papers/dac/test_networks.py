@@ -119,7 +119,7 @@ def train_on(model: nn.Module, images: Tensor, labels: Tensor, *, steps: int, ba
     return losses
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", [DACResNetV1, DACResNetV2])
 def test_a_dac_network_of_full_depth_trains_200_steps_on_real_digits(kind: type[nn.Module]) -> None:

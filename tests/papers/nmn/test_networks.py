@@ -57,7 +57,7 @@ def test_network_equals_the_released_one_in_logits_and_image_gradients(
     torch.testing.assert_close(image.grad, vectors["image_gradients"][:1], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 def test_resnet_equals_that_of_torchvision() -> None:
     from torchvision.models import resnet18
 

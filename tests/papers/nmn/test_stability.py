@@ -98,7 +98,7 @@ def test_full_depth_aether_gpt_stays_finite_on_synthetic_text(attention: str) ->
     assert np.isfinite(losses + norms).all()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("scale", ["guide", "multiplier"])
 def test_aether_resnet_trains_200_steps_on_real_images(scale: str, real_mirror: Path) -> None:
@@ -109,7 +109,7 @@ def test_aether_resnet_trains_200_steps_on_real_images(scale: str, real_mirror: 
     assert len(losses) == STEPS
 
 
-@pytest.mark.slow
+@pytest.mark.slow(hours=True)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(2))
 def test_the_scripts_rate_leaves_all_images_one_direction(seed: int, real_mirror: Path) -> None:

@@ -1,0 +1,55 @@
+"""Take docs/page.png: the first screen of the service, light, 1440 pixels wide, in at most 150 KB (`make picture`)."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import time
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from benchmarks.server import free_port
+from tests.service.browsing import ARGUMENTS, CHROMIUM
+
+MOST_BYTES = 150_000
+
+
+def take(address: str) -> bytes:
+    """Return the picture with as many colours as fit."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
+        page.goto(address, wait_until="networkidle")
+        shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+        browser.close()
+    for colours in (256, 128, 64, 32):
+        file = io.BytesIO()
+        shot.quantize(colours, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+        if file.tell() <= MOST_BYTES:
+            return file.getvalue()
+    raise SystemExit(f"picture: more than {MOST_BYTES:,} bytes with 32 colours")
+
+
+def main() -> None:
+    address = f"http://127.0.0.1:{(port := free_port())}"
+    service = subprocess.Popen([sys.executable, "-m", "service", "--host", "127.0.0.1", "--port", str(port)])
+    try:
+        for _ in range(600):
+            try:
+                urlopen(f"{address}/health/ready").close()
+                break
+            except URLError:
+                time.sleep(0.2)
+        with open("docs/page.png", "wb") as file:
+            file.write(take(address))
+    finally:
+        service.terminate()
+        service.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""A model's page: what it is, how good and how costly, where it errs, its weights, and the claims about it."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+from anyio import from_thread
+from fastapi import APIRouter, Request, Response
+
+from service.database import queries
+from service.database.answered import Answered, answers_of, list_runs_of
+from service.database.comparing import Question
+from service.database.curves import known_curves, list_curves
+from service.database.samples import NoSample, Samples
+from service.dependencies import AppState, Compare, ResultsSession, app_state_of
+from service.http.errors import declared
+from service.inference.batching import AnswerFailed, InferenceStopped, SetAside
+from service.inference.decoding import Upload
+from service.inference.engine import predict
+from service.pages.dots import Interval, draw_interval
+from service.pages.drawing import MOST_CELLS, draw_curves, picture_of, shade
+from service.pages.formats import value_with
+from service.pages.models import recipes, tell_chance
+from service.pages.versus import hours_in_words
+from service.pages.wording import name_claims
+from service.slots import Busy
+from stages.checkpoint.contract import CheckpointError
+from stages.results import ArmComparison, ClaimFilter, Dataset, MetricInfo, UnknownArm, list_judged
+
+router = APIRouter(include_in_schema=False)
+MOST_TILES = 12  # images that it got right, and as many wrong ones
+MOST_MISTAKES = 8
+
+
+@router.get("/models/{name}", responses=declared(404))
+def show_model(name: str, request: Request, session: ResultsSession, compare: Compare) -> Response:
+    """The model `<experiment>.<arm>` by the strongest results that there are."""
+    parts = app_state_of(request)
+    experiment = queries.find_experiment(session, name.partition(".")[0][:80])
+    arms = {arm.name: arm for arm in experiment.arms}
+    arm = arms.get(name.partition(".")[2])
+    if arm is None:
+        raise UnknownArm(name.partition(".")[2][:80], list(arms))
+    dataset = queries.find_dataset(session, experiment.dataset)
+    found = compare(Question(dataset=dataset.name))
+    comparison = next(item for item in found if item.experiment == experiment.name)
+    ours = next((item for item in comparison.arms if item.arm == arm.name), None)  # of a variant: only once trained
+    results = list_runs_of(session, comparison, arm.name)
+    weights = queries.list_checkpoints(session, arm_of=(experiment.name, arm.name))
+    served = [row for row in weights if row.is_stand_in == (comparison.provenance == "embedded")]
+    answered = answers_of(session, results, dataset.classes) if dataset.kind == "images" else None
+    classes = _classes(parts, dataset, queries.list_checkpoints(session, dataset=dataset.name)) if answered else []
+    curves = known_curves(session, comparison, arm=arm.name) if comparison.is_real and results else []
+    claims = [
+        row
+        for row in list_judged(session, ClaimFilter(experiment=experiment.name))
+        if any(fnmatchcase(arm.name, one) for one in (row.claim.arm, row.claim.baseline_arm) if one)
+    ]
+    return parts.templates.TemplateResponse(
+        request,
+        "model.html",
+        {
+            "name": name,
+            "arm": arm,
+            "against": arms[arm.against].title if arm.against and arm.against != arm.name else None,
+            "recipe": recipes(experiment)[arm.name],
+            "experiment": experiment,
+            "dataset": dataset,
+            "paper": queries.find_paper(session, experiment.paper),
+            "comparison": comparison,
+            "ours": ours,
+            "plot": _plot(ours, comparison.metric),
+            "chance": tell_chance(comparison, dataset, (arm.name,)),
+            "hours": hours_in_words(arm.hours),
+            "results": results,
+            "panels": draw_curves(
+                {one: list_curves(session, comparison, one, [arm.name]) for one in curves}, dataset.kind
+            ),
+            "answered": answered,
+            "classes": classes,
+            "shades": shade(answered.confusion) if answered and dataset.classes <= MOST_CELLS else None,
+            "picture": picture_of(answered.confusion) if answered and dataset.classes > MOST_CELLS else None,
+            "mistakes": answered.mistakes(MOST_MISTAKES) if answered else [],
+            "tiles": _tiles(parts, dataset.name, answered, next(iter(served), None)) if answered else None,
+            "served": served,
+            "claims": claims,
+            "names": name_claims(session, claims),
+        },
+    )
+
+
+def _plot(ours: ArmComparison | None, metric: MetricInfo) -> Interval | None:
+    """The model's number with its interval over replicates or, of one run, over test images; beside the printed one."""
+    if ours is None or ours.ours is None:
+        return None
+    low, high = ours.ours.low, ours.ours.high
+    if ours.ours.population and (low is None or high is None):
+        low, high = ours.ours.population.low, ours.ours.population.high
+    if low is None or high is None:
+        return None
+    write = value_with(low, high, metric.unit)
+    printed = ours.printed.value if ours.printed and ours.printed.unit == metric.unit else None
+    told = f"{metric.title}: {write(ours.ours.value)}, 95 % interval {write(low)} to {write(high)}"
+    return draw_interval(ours.ours.value, (low, high), write, side="ours", told=told, printed=printed)
+
+
+def _classes(parts: AppState, dataset: Dataset, served: list[queries.ServedCheckpoint]) -> list[str]:
+    """Names of the classes, as the data or a model that was trained on them has them, else numbers."""
+    try:
+        return list(Samples(parts.settings.root, dataset.name).info.classes)
+    except NoSample:
+        pass
+    for row in served:
+        try:
+            return list(parts.engine.models.get(row.path, row.sha256).contract.classes)
+        except CheckpointError:
+            continue
+    return [f"class {number}" for number in range(dataset.classes)]
+
+
+def _tiles(
+    parts: AppState, dataset: str, answered: Answered, served: queries.ServedCheckpoint | None
+) -> dict[str, Any] | None:
+    """The first wrong and right images, each with its right runs and the answer of `served`; None without images."""
+    try:
+        samples = Samples(parts.settings.root, dataset, parts.settings.root_path)
+    except NoSample:
+        return None
+    if samples.info.digest != answered.data_digest:
+        return None
+    found: dict[str, list[int]] = {"wrong": [], "right": []}
+    for position in samples.positions:
+        side = found["right" if 2 * answered.right[position] > answered.runs else "wrong"]
+        if len(side) < MOST_TILES:
+            side.append(position)
+    chosen = [*found["wrong"], *found["right"]]
+    answers = dict(zip(chosen, _ask(parts, samples, chosen, served) if served else (), strict=False))
+    return {
+        side: [(samples.describe(one), int(answered.right[one]), answers.get(one)) for one in positions]
+        for side, positions in found.items()
+    } | {"here": len(samples.positions)}
+
+
+def _ask(parts: AppState, samples: Samples, positions: list[int], served: queries.ServedCheckpoint) -> tuple[str, ...]:
+    """The model's answers to these images, asked once while the service runs; empty while it can't answer."""
+    key = (served.sha256, samples.info.digest)
+    if key not in parts.answers:
+        uploads = [Upload(f"{position}.png", samples.png(position)) for position in positions]
+        try:
+            found = from_thread.run(partial(predict, uploads, [served], parts.engine, top_k=1))
+        except (Busy, CheckpointError, InferenceStopped, AnswerFailed, SetAside):
+            return ()
+        parts.answers[key] = tuple(image.answers[0].top[0].name for image in found.images)
+    return parts.answers[key]

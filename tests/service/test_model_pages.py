@@ -1,0 +1,93 @@
+"""A model's page: measured errors, weights that load, and the claims that use it."""
+
+import html
+import io
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from service.database.curves import CurvePoint
+from service.pages.drawing import draw_curves
+from stages.results import unpack_confusion, unpack_correct
+
+RELEASED = ("ninformer-mnist.local-vit", "ninformer-mnist.ninformer", "dac-resnet-cifar10.dac-resnet20-v1")
+
+
+def kept(database: str, name: str) -> dict[str, str]:
+    experiment, _, arm = name.partition(".")
+    with closing(sqlite3.connect(database)) as connection:
+        query = "select kind, content from arrays join results on id = result_id where experiment = ? and arm = ?"
+        return dict(connection.execute(query, (experiment, arm)).fetchall())
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_page_shows_the_kept_answers_and_three_lines_load_weights_that_give_them(
+    published_client: TestClient, published: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = published_client.get(f"/models/{name}").text
+    arrays = kept(published, name)
+    counts = unpack_confusion(arrays["confusion"], 10)
+    shown = [int(cell or 0) for cell in re.findall(r'<td class="(?:hit|miss)-\d">(\d*)</td>', page)]
+    assert shown == counts.ravel().tolist()
+
+    (link,) = re.findall(r'href="(/api/v1/checkpoints/[^"]+/weights)"', page)
+    (lines,) = re.findall(r'(?s)<pre[^>]*class="load"><code>(.*?)</code>', page)
+    (file,) = re.findall(r'download="([^"]+)"', page)
+    assert lines.count("\n") == 2
+    monkeypatch.chdir(tmp_path)
+    Path(file).write_bytes(published_client.get(link).content)
+    found: dict[str, object] = {}
+    exec(html.unescape(lines), found)
+    predictor = found["model"]
+
+    correct = unpack_correct(arrays["correct"], int(counts.sum()))
+    of_tile = (
+        r'(?s)<li class="(wrong|right)">.*?src="([^"]+)".*?<span>([^<]+?) ?(?:<small>taken for (\w+)</small>)?</span>'
+    )
+    tiles = re.findall(of_tile, page)
+    assert len(tiles) == (10 if "mnist" in name else 0)
+    for side, address, truth, answer in tiles:
+        pixels = np.array(Image.open(io.BytesIO(published_client.get(address).content)))
+        said = int(predictor.probabilities(pixels[None, None]).argmax())  # type: ignore[attr-defined]
+        assert (side == "right") == correct[int(address.rpartition("/")[2])] == (str(said) == truth)
+        assert answer == ("" if side == "right" else str(said))
+
+
+def test_page_names_every_claim_about_the_model_and_says_what_is_missing(published_client: TestClient) -> None:
+    claims = published_client.get("/api/v1/claims?experiment=ninformer-cifar100&limit=1000").json()
+    page = published_client.get("/models/ninformer-cifar100.vit").text
+    about = {one["id"] for one in claims if "vit" in (one["arm"], one["baseline_arm"])}
+    assert about and set(re.findall(r'href="/claims/([^"#?]+)"', page)) == about
+    assert "data:image/png;base64," in page and "not released" in page and "not on this machine" in page
+    untrained = published_client.get("/models/nmn-gpt.gpt2").text
+    assert "was not trained yet" in untrained and "Where it errs" not in untrained and "<svg" in untrained
+    for experiment in published_client.get("/api/v1/experiments?limit=100").json():
+        address = f"/models/{experiment['name']}.{experiment['arms'][-1]['name']}"
+        assert published_client.get(address).status_code == 200, address
+    assert published_client.get("/models/ninformer-mnist.nothing").status_code == 404
+    assert published_client.get("/models/nothing.vit").status_code == 404
+
+
+def test_models_of_placeholder_data_have_no_measured_errors(client: TestClient) -> None:
+    page = client.get("/models/ninformer-cifar10.vit").text
+    assert "placeholder data" in page and "Where it errs" not in page and "Learning curves" not in page
+
+
+def test_curves_reach_their_ends_and_losses_over_decades_are_logarithmic() -> None:
+    def points(*values: float) -> list[CurvePoint]:
+        return [
+            CurvePoint(arm="a", epoch=number, replicates=2, mean=value, low=value / 2, high=value)
+            for number, value in enumerate(values, start=1)
+        ]
+
+    accuracy, loss = draw_curves({"test_accuracy": points(0.2, 0.6), "train_loss": points(100.0, 10.0, 1.0)}, "images")
+    assert accuracy.lines[0].path == "M0.0 160.0L340.0 0.0" and accuracy.lines[0].band.startswith("M0.0 160.0")
+    assert [text for _, text in loss.rows] == ["1", "10", "100"] and loss.lines[0].last == "1"
+    gaps = np.diff([y for y, _ in loss.rows])
+    assert gaps[0] == pytest.approx(gaps[1], abs=0.2)

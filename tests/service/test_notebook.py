@@ -1,0 +1,55 @@
+"""docs/notebook.ipynb runs as it stands; CLAIMCHECK_WRITE=data/results.db writes its answers and pictures anew."""
+
+import base64
+import io
+import json
+import os
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+
+from tests.project import REPOSITORY
+from tests.service.running import running
+
+NOTEBOOK = REPOSITORY / "docs" / "notebook.ipynb"
+MOST_BYTES = 200_000
+
+
+def outputs_of(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run a cell; return what it prints and the pictures that it draws as a notebook stores them."""
+    from matplotlib import pyplot
+
+    printed, found = io.StringIO(), list[dict[str, Any]]()
+    with redirect_stdout(printed):
+        exec(compile(source, str(NOTEBOOK), "exec"), names)
+    if printed.getvalue():
+        found.append({"output_type": "stream", "name": "stdout", "text": printed.getvalue().splitlines(keepends=True)})
+    for number in pyplot.get_fignums():
+        picture = io.BytesIO()
+        pyplot.figure(number).savefig(picture, dpi=80, metadata={"Software": None})
+        data = {"image/png": base64.b64encode(picture.getvalue()).decode()}
+        found.append({"output_type": "display_data", "metadata": {}, "data": data})
+    pyplot.close("all")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_notebook_runs_and_its_pictures_are_those_of_its_cells(published: str, tmp_path: Path) -> None:
+    matplotlib.use("agg")
+    notebook, names = json.loads(NOTEBOOK.read_text()), dict[str, Any]()
+    written = os.environ.get("CLAIMCHECK_WRITE")
+    with running(REPOSITORY, tmp_path, CLAIMCHECK_DATABASE=written or published) as service:
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "code":
+                source = "".join(cell["source"]).replace("http://127.0.0.1:8000", service.address)
+                found = outputs_of(source, names)
+                if written:
+                    cell["outputs"] = found
+                assert [one["output_type"] for one in cell["outputs"]] == [one["output_type"] for one in found]
+    if written:
+        NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+    assert NOTEBOOK.stat().st_size < MOST_BYTES
