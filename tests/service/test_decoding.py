@@ -138,19 +138,16 @@ def test_the_pixels_of_a_request_are_bounded_before_any_is_decoded() -> None:
     run(scene)
 
 
-@pytest.mark.parametrize("is_busy", [False, True])
-def test_an_image_whose_process_is_killed_is_decoded_by_the_next_one(is_busy: bool) -> None:
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_image_whose_process_is_lost_is_decoded_by_the_next_one(fate: signal.Signals) -> None:
     async def scene() -> None:
         async with decoding() as decoder:
-            pids = [process.pid for process in decoder.processes if process.pid is not None]
-            for pid in pids:
-                os.kill(pid, signal.SIGSTOP if is_busy else signal.SIGKILL)
-            task = asyncio.create_task(decoder.decode([large()] * 2, [SHAPE]))
-            await asyncio.sleep(0.3)
-            if is_busy:
-                for pid in pids:
-                    os.kill(pid, signal.SIGKILL)
-            assert (await task)[0][0].shape == (2, *SHAPE)
+            for process in decoder.processes:
+                assert process.pid is not None
+                os.kill(process.pid, fate)
+            while any(process.is_alive and not process.is_stopped for process in decoder.processes):
+                await asyncio.sleep(0.01)
+            assert (await decoder.decode([large()] * 2, [SHAPE]))[0][0].shape == (2, *SHAPE)
             assert sum(process.restarts for process in decoder.processes) == 2
 
     run(scene)
