@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -229,9 +230,9 @@ class TrainedKind(Kind):
             cost=price(sides.trials, params),
         )
 
+    @abstractmethod
     def decide(self, sides: ClaimSamples, params: Params) -> VerdictAndOurs:
         """The verdict on these samples, and our number."""
-        raise NotImplementedError
 
     def of_test_sets(self, variance: float, sides: ClaimSamples, params: Params) -> float:
         """Variance that two draws of the test set add, ours and the paper's, if one image has this `variance`."""
@@ -250,9 +251,9 @@ class TrainedKind(Kind):
         design = self.design(plan)
         return None if design is None else self.power_of(design)
 
+    @abstractmethod
     def power_of(self, design: Design) -> Power:
         """The power of a plan whose spread is known."""
-        raise NotImplementedError
 
     def design(self, plan: Plan) -> Design | None:
         """The plan with the spread of a replicate, or of a gain; None if nothing suggests one."""

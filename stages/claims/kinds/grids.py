@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -48,8 +49,9 @@ class GridKind(GainKind):
             return self.judge_grid(pairs, group, params)
         return self.untested(why_it_indicates(group))
 
+    @abstractmethod
     def judge_grid(self, pairs: Pairs, group: ResultGroup, params: Params) -> Judgement:
-        raise NotImplementedError
+        """Judge by results that decide."""
 
 
 class UniformKind(GridKind, kinds="uniform"):
