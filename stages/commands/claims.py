@@ -29,7 +29,15 @@ from stages.claims.registration import (
 from stages.commands.command import Answer, UsageError, open_database
 from stages.params.experiment import Params, load_params, merge, read_files
 from stages.params.schema import nearest
-from stages.priorities.looks import PROFILE, RunName, all_trainings, arms_behind, as_printed, packed_runs, trained_runs
+from stages.priorities.proposal import (
+    PROFILE,
+    RunName,
+    all_trainings,
+    arms_behind,
+    as_printed,
+    packed_runs,
+    trained_runs,
+)
 from stages.recording.sources import find_results
 from stages.runs.evidence import evidence_files
 from stages.runs.revisions import commit_of

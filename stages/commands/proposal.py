@@ -16,8 +16,7 @@ from rich.console import RenderableType
 from stages.commands.command import Answer, Column, Terminal, TextTable, in_words
 from stages.faults import stop_on_signals
 from stages.params.experiment import Params, ParamsError, load_params
-from stages.priorities.looks import PROFILE, RunName
-from stages.priorities.proposal import Proposal, Prospect, propose
+from stages.priorities.proposal import PROFILE, Proposal, Prospect, RunName, propose
 from stages.scheduling.counting import ProgressDisplay
 from stages.scheduling.planning import two_digits
 from stages.scheduling.runner import Assignment, find_experiment, slot_devices

@@ -17,7 +17,7 @@ from rich.live import Live
 from stages.commands.command import Answer, Column, Terminal, TextTable, in_words, open_database
 from stages.faults import Mistake, named
 from stages.params.experiment import Params, load_params
-from stages.priorities.looks import PROFILE, Brought, brought_by
+from stages.priorities.proposal import PROFILE, Brought, brought_by
 from stages.results import ResultsUnavailable
 from stages.runs.object_store import open_store
 from stages.scheduling.journal import Row, TrainerStatus, Watched, watch

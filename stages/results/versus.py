@@ -32,7 +32,7 @@ from stages.verdicts import (
     judge_gain,
     not_tested,
 )
-from stages.verdicts.power_of_others import least_detected
+from stages.verdicts.power import least_detected
 
 Model = tuple[Experiment, Arm]
 Runs = Sequence[ComparedRun]

@@ -11,8 +11,20 @@ from hypothesis import strategies as st
 
 from stages.claims import Judgement, Trial
 from stages.claims.kinds import TrainedKind, foresee, kind_of
-from stages.priorities.looks import RunName, Standing, all_trainings, as_printed, next_looks, standing_today
-from stages.priorities.proposal import NOBODY_KNOWS, Proposal, chance_of_decision, choose, propose, weigh
+from stages.priorities.proposal import (
+    NOBODY_KNOWS,
+    Proposal,
+    RunName,
+    Standing,
+    all_trainings,
+    as_printed,
+    chance_of_decision,
+    choose,
+    next_looks,
+    propose,
+    standing_today,
+    weigh,
+)
 from stages.recording.sources import read_paper_deviations
 from stages.verdicts import Status, Verdict, not_tested
 from tests.claims.lines import ROOT, claims, judge, params, trials

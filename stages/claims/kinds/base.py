@@ -23,8 +23,7 @@ from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 from stages.claims.lines import ClaimLine, Judgement
-from stages.claims.measures import NotMeasured
-from stages.claims.sides import ClaimSamples, Pairs, arms_of, find_group, gather_samples, summarise_arms
+from stages.claims.sides import ClaimSamples, NotMeasured, Pairs, arms_of, find_group, gather_samples, summarise_arms
 from stages.claims.trials import ResultGroup, price
 from stages.papers.finding import Finding
 from stages.params.experiment import Experiment, Params
@@ -41,8 +40,7 @@ from stages.verdicts import (
     weigh_gap,
 )
 from stages.verdicts.looks import OF_WHOLE_GRID, Looks, looks_from, looks_of_plan
-from stages.verdicts.power import Source
-from stages.verdicts.power_of_others import power_of_nearness
+from stages.verdicts.power import Source, power_of_nearness
 
 VerdictAndOurs = tuple[Verdict, float | None]
 Combination = Mapping[str, float]

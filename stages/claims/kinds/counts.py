@@ -12,8 +12,7 @@ from typing import Any
 
 from stages.claims.kinds.base import NOT_RUN, SILENT, Facts, Kind
 from stages.claims.lines import ClaimLine, Judgement
-from stages.claims.measures import NotMeasured, measure
-from stages.claims.sides import arms_of, summarise_figure
+from stages.claims.sides import NotMeasured, arms_of, measure, summarise_figure
 from stages.claims.trials import price
 from stages.params.experiment import DatasetSource, Experiment, Params
 from stages.run import Replicate, steps_per_epoch, training_counts

@@ -24,7 +24,7 @@ from stages.verdicts import (
     power_of_gain,
     power_of_value,
 )
-from stages.verdicts.power_of_others import power_of_sign
+from stages.verdicts.power import power_of_sign
 
 
 class GainKind(TrainedKind):

@@ -13,8 +13,7 @@ from typing import Any
 from stages.claims.kinds.base import WELCH, Plan, TrainedKind, why_it_indicates
 from stages.claims.kinds.gains import GainKind
 from stages.claims.lines import Entry, Judgement, Side
-from stages.claims.measures import NotMeasured, count_failed, measure
-from stages.claims.sides import Pairs, entry_of, gather_samples
+from stages.claims.sides import NotMeasured, Pairs, count_failed, entry_of, gather_samples, measure
 from stages.claims.trials import ResultGroup, price
 from stages.params.experiment import Params
 from stages.runs.trial import Trial
@@ -34,8 +33,13 @@ from stages.verdicts import (
 )
 from stages.verdicts.grid_part import Cell, factors_of
 from stages.verdicts.looks import OF_WHOLE_GRID, Looks
-from stages.verdicts.power import judged_replicates
-from stages.verdicts.power_of_others import power_of_proportion, power_of_proportions, power_of_sign, power_of_uniform
+from stages.verdicts.power import (
+    judged_replicates,
+    power_of_proportion,
+    power_of_proportions,
+    power_of_sign,
+    power_of_uniform,
+)
 
 MOST_APART = 1.1
 """Networks are of one size whose numbers of parameters are within this factor."""

@@ -11,8 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from stages.claims.kinds.base import Combination, Plan, TrainedKind, VerdictAndOurs
-from stages.claims.measures import NotMeasured, measure
-from stages.claims.sides import ClaimSamples, mean_of
+from stages.claims.sides import ClaimSamples, NotMeasured, mean_of, measure
 from stages.params.experiment import Params
 from stages.verdicts import (
     Design,
@@ -28,7 +27,7 @@ from stages.verdicts import (
 from stages.verdicts.intervals import variance_of
 from stages.verdicts.looks import complete_look
 from stages.verdicts.noise import power_of_noise
-from stages.verdicts.power_of_others import power_of_sign
+from stages.verdicts.power import power_of_sign
 
 EXACT = "peak_memory_bytes"
 """The metric whose replicates may be equal to the byte, so that they have no spread."""
