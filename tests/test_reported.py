@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import claimcheck
 from stages.cli import main
 from stages.params.experiment import load_params
-from stages.reported.printed import Printed, parse_count
+from stages.reported.judging import Printed, parse_count
 from stages.reported.tables import KINDS
 from stages.verdicts import Sample, Status, ValueClaim, judge_value
 from tests.test_architecture import third_party

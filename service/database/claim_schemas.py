@@ -422,7 +422,7 @@ def _ours(judged: JudgedClaim) -> MeasuredOut | None:
     verdict = judged.verdict
     if verdict.ours is None:
         return None
-    is_own = judged.claim.kind == "value" or verdict.estimate == verdict.ours
+    is_own = judged.claim.facts.number == "model" or verdict.estimate == verdict.ours
     ends = [
         None if end is None or verdict.estimate is None or not is_own else verdict.ours + (end - verdict.estimate)
         for end in (verdict.low, verdict.high)

@@ -60,7 +60,6 @@ router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
 ON_BOARD = ("result", "parameters", "flops_per_image", "peak_memory_bytes", "latency_seconds_per_sample")
 """Columns of all models; times of training compare within one experiment alone."""
-ELSEWHERE = ("value", "setup", "count")  # kinds of claims: beside the data set's table, and on the paper's page
 
 
 @router.get("/experiments/{name}", responses=declared(404, 422))
@@ -107,7 +106,9 @@ def show_experiment(
     kind = dataset.kind
     pair = _pair(experiment, left, right)
     judged = list_judged(session, ClaimFilter(experiment=name))
-    claims = [row for row in judged if row.claim.kind not in ELSEWHERE]
+    claims = [
+        row for row in judged if row.claim.facts.number != "model" and row.claim.facts.by not in ("params", "data")
+    ]
     paper, day = queries.find_paper(session, experiment.paper), queries.read_meta(session, "newest_result")
     return app_state_of(request).templates.TemplateResponse(
         request,

@@ -145,7 +145,7 @@ def _decided(judged: Sequence[JudgedClaim], experiment: str) -> list[JudgedClaim
         for row in judged
         if list(row.experiments) == [experiment]
         and row.verdict.basis == "results"
-        and row.claim.kind != "value"
+        and row.claim.facts.number != "model"
         and row.verdict.status not in (Status.SHOWN, Status.NOT_TESTED)
     ]
 

@@ -19,7 +19,7 @@ from stages.datasets.packed import PackedDataError, read_info
 from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import Params, ParamsError, load_params
 from stages.params.schema import nearest
-from stages.priorities.looks import (
+from stages.priorities.proposal import (
     NextLook,
     RunName,
     all_trainings,
