@@ -79,15 +79,13 @@ def test_models_of_placeholder_data_have_no_measured_errors(client: TestClient) 
     assert "placeholder data" in page and "Where it errs" not in page and "Learning curves" not in page
 
 
-def test_curves_reach_their_ends_and_losses_over_decades_are_logarithmic() -> None:
+def test_curves_of_all_parts_of_the_data_share_axes_and_are_named_by_their_part() -> None:
     def points(*values: float) -> list[CurvePoint]:
         return [
-            CurvePoint(arm="a", epoch=number, replicates=2, mean=value, low=value / 2, high=value)
+            CurvePoint(arm="a", epoch=number, replicates=1, mean=value, low=value, high=value)
             for number, value in enumerate(values, start=1)
         ]
 
-    accuracy, loss = draw_curves({"test_accuracy": points(0.2, 0.6), "train_loss": points(100.0, 10.0, 1.0)}, "images")
-    assert accuracy.lines[0].path == "M0.0 160.0L340.0 0.0" and accuracy.lines[0].band.startswith("M0.0 160.0")
-    assert [text for _, text in loss.rows] == ["1", "10", "100"] and loss.lines[0].last == "1"
-    gaps = np.diff([y for y, _ in loss.rows])
-    assert gaps[0] == pytest.approx(gaps[1], abs=0.2)
+    found = draw_curves({"train_loss": points(2.0, 1.0), "test_loss": points(3.0, 1.5), "test_accuracy": []}, "images")
+    assert [title for title, _ in found] == ["loss (nats)"]
+    assert [line.told for line in found[0][1].lines] == ["training, epoch 2: 1 nats", "test, epoch 2: 1.5 nats"]
