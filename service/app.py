@@ -115,6 +115,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_exception_handler(NotModified, http_exception_handler)  # type: ignore[arg-type]
     _add_middleware(app, parts)
     app.include_router(inference.router)  # searched in this order, and images are requested most often
+    app.include_router(pages.for_browsers, dependencies=[Depends(conditional), Depends(dated)])
     for module in (comparisons, catalogue, runs):
         app.include_router(module.router, dependencies=[Depends(conditional)])
     for module in (pages, claim_pages, experiment_pages, model_pages):
@@ -149,6 +150,7 @@ def _app_state(settings: Settings) -> AppState:
         choices=Choices(settings.database_address, asking),
         comparisons=Comparisons(),
         front={},
+        indexes={},
         answers=LRUCache(MOST_ANSWERS),
         exports=Exports(
             reading,

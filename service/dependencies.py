@@ -21,6 +21,7 @@ from service.http.middleware import Readiness
 from service.inference.choices import Choices
 from service.inference.engine import Engine
 from service.pages.scripts import ChartScripts
+from service.pages.searching import ClaimIndex
 from service.settings import Settings
 from service.slots import Turns
 from stages.results import ExperimentComparison
@@ -31,8 +32,8 @@ class AppState:
     """The parts of one application, each made once.
 
     `reading` is for answers made of the database; `asking` for short questions, which wait for none of those.  `files`
-    of the repository may be shown.  `front`: the first page by the content of the database.  `answers` of models to the
-    test images of their pages, by the digests of both.
+    of the repository may be shown.  `front` and `indexes`: the first page and the words of claims by the content of the
+    database.  `answers` of models to the test images of their pages, by the digests of both.
     """
 
     settings: Settings
@@ -41,6 +42,7 @@ class AppState:
     choices: Choices
     comparisons: Comparisons
     front: MutableMapping[str, bytes]
+    indexes: MutableMapping[str, ClaimIndex]
     answers: MutableMapping[tuple[str, str], tuple[str, ...]]
     exports: Exports
     metrics: Metrics
@@ -55,6 +57,11 @@ def app_state_of(request: Request) -> AppState:
     """A call and not a dependency: resolving one takes FastAPI as long as reading a small form."""
     parts: AppState = request.app.state.claimcheck
     return parts
+
+
+def site_of(request: Request) -> str:
+    """The permanent address of this service, else the one that answered."""
+    return (app_state_of(request).settings.address or str(request.base_url)).rstrip("/")
 
 
 async def _session(request: Request) -> AsyncIterator[Session]:

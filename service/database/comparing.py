@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from cachetools import LRUCache
 from sqlalchemy.orm import Session
 
-from stages.results import METRICS, SHOWN_METRICS, Arm, ArmComparison, Experiment, ExperimentComparison, compare
+from stages.results import (
+    METRICS,
+    SHOWN_METRICS,
+    Arm,
+    ArmComparison,
+    Dataset,
+    Experiment,
+    ExperimentComparison,
+    compare,
+)
 
 MAX_REMEMBERED = 64
 Provenance = Literal["embedded", "subset", "full"]
@@ -59,6 +68,12 @@ def real_first(comparisons: Sequence[ExperimentComparison]) -> list[ExperimentCo
 def first_of_each_dataset(comparisons: Sequence[ExperimentComparison]) -> dict[str, ExperimentComparison]:
     """For each data set, the experiment that `real_first` puts first."""
     return {comparison.dataset: comparison for comparison in reversed(real_first(comparisons))}
+
+
+def first_with_results(overview: Mapping[str, ExperimentComparison], datasets: Iterable[Dataset]) -> str | None:
+    """The first data set with results on real data, else the first one with an experiment; None without any."""
+    known = [item.name for item in datasets if item.name in overview]
+    return next((name for name in known if overview[name].is_real), next(iter(known), None))
 
 
 def metrics_of(comparison: ExperimentComparison, kind: str) -> dict[str, str]:
@@ -124,12 +139,15 @@ TITLES: dict[Column, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A model with its number of ours, and the comparison that it stands in."""
+    """A model with its number of ours and its comparison; `is_timed` under the conditions of the times shown."""
 
     comparison: ExperimentComparison
     arm: ArmComparison
+    is_timed: bool = True
 
     def value(self, column: Column) -> float | None:
+        if column == "latency_seconds_per_sample" and not self.is_timed:
+            return None
         if column != "result":
             found: float | None = getattr(self.arm.cost, column)
             return found

@@ -99,17 +99,17 @@ Answer = Callable[[Question], list[ExperimentComparison]]
 class Line:
     """A model, by `<experiment>.<arm>`, or a run, by the beginning of its key; `name` is that.
 
-    `against` is the line of the model that it stands against.  `curves` were measured; placeholders have none here.
+    `curves` were measured; placeholders have none here.
     """
 
     name: str
     title: str
+    model: str
     experiment: str
     address: str
     kind: str
     provenance: str | None
     cut: str | None
-    against: str | None
     curves: tuple[Curve, ...]
     points: Callable[[Curve], list[CurvePoint]]
 
@@ -135,12 +135,12 @@ def _of_model(session: Session, name: str, compare: Answer) -> Line:
     return Line(
         name=name,
         title=f"{asked.title} ({found.name})",
+        model=asked.title,
         experiment=found.name,
         address=f"/experiments/{found.name}?arm={arm}",
         kind=queries.find_dataset(session, found.dataset).kind,
         provenance=comparison.provenance,
         cut=comparison.cut,
-        against=f"{found.name}.{asked.against}" if asked.role == "proposed" and asked.against else None,
         curves=tuple(known_curves(session, comparison, arm=arm)) if is_drawn else (),
         points=lambda curve: list_curves(session, comparison, curve, [arm]),
     )
@@ -164,13 +164,13 @@ def _of_run(session: Session, start: str) -> Line:
     curves = curves_of_run(run) if run.provenance != "embedded" else {}
     return Line(
         name=start,
+        model=title,
         title=f"{title}, run {run.run_key[: queries.FEWEST_DIGITS]} ({experiment.name})",
         experiment=experiment.name,
         address=f"/runs/{run.run_key}",
         kind=queries.find_dataset(session, experiment.dataset).kind,
         provenance=run.provenance,
         cut=run.cut,
-        against=None,
         curves=tuple(curves),
         points=curves.__getitem__,
     )

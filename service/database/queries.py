@@ -105,6 +105,12 @@ def arms_of(session: Session, experiments: Sequence[str]) -> Sequence[Arm]:
     return session.scalars(query).all()
 
 
+ALL_TITLES = (
+    select(Arm.title).join(Experiment, Experiment.name == Arm.experiment).order_by(Experiment.position, Arm.position)
+)
+"""The titles of all models, in the order of the params files."""
+
+
 def require_experiment(session: Session, name: str) -> None:
     """The experiment of this name, without its arms, of which there may be hundreds.
 

@@ -80,7 +80,7 @@ def weight(accept: str, media: str) -> float:
 
 
 MEDIA_TYPE = "application/problem+json"
-FOR_PROGRAMS = ("/api/", "/compare", "/health/", "/metrics", "/static/", "/v2")
+FOR_PROGRAMS = ("/api/", "/health/", "/metrics", "/static/", "/v2")
 """Beginnings of addresses that answer nobody with a page; `/predict` does, and what isn't there may have been one."""
 
 FOR_MACHINES = ("/health/", "/metrics", "/v2/health/")
@@ -292,7 +292,7 @@ _TITLES: Mapping[int, str] = {
     500: "Something went wrong here",
     503: "Not available at the moment",
 }
-_PAGES = {"paper": "/papers/{}", "dataset": "/?dataset={}", "experiment": "/experiments/{}"}
+_PAGES = {"paper": "/papers/{}", "dataset": "/compare?dataset={}", "experiment": "/experiments/{}"}
 """Path of the page of each kind of resource."""
 MOST_OFFERED = 24
 

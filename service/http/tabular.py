@@ -20,16 +20,19 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import Depends, Header, Query, Request, Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.responses import FileResponse
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from service.database.schemas import MetricOut
-from service.http.errors import Problem, declared, preferred
+from service.http.errors import Problem, declared, preferred, weight
 from stages.results import METRICS, no_formula
 
 Cell = str | int | float | None
+FORMS = {"json": "application/json", "csv": "text/csv"}
 
 
 def choose_format(
@@ -43,7 +46,18 @@ def choose_format(
     Raises:
         Problem: neither is acceptable (406).
     """
-    return format or preferred(accept, {"json": "application/json", "csv": "text/csv"})
+    return format or preferred(accept, FORMS)
+
+
+class PageRoute(APIRoute):
+    """A page at the address of a list: matches only clients that prefer HTML to all forms of the list."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        accept = Headers(scope=scope).get("accept", "*/*")
+        is_asked = b"format=" not in scope["query_string"]
+        if is_asked and weight(accept, "text/html") > max(weight(accept, media) for media in FORMS.values()):
+            return super().matches(scope)
+        return Match.NONE, {}
 
 
 ListFormat = Annotated[str, Depends(choose_format)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -19,6 +19,7 @@ from service.database.curves import (
     points_of,
     unit_of_curve,
 )
+from service.pages.plots import PALETTE, Ink
 from stages.results import ExperimentComparison, Result
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -97,49 +98,17 @@ def point_layers(x: dict[str, Any], shown: Sequence[str], about: Sequence[dict[s
 
 
 def side_colors(domain: Sequence[str], shown: Sequence[str]) -> dict[str, Any]:
-    """The scale of the sides: each keeps its colour and shape even if another side is missing."""
+    """The scale of the sides: each keeps its colour and shape even if another side is missing.
+
+    Colours of ours and of the paper are those of no other side.
+    """
+    is_of_ours = list(domain) == ["ours", "paper"]
     return {
         "field": "side",
         "type": "nominal",
         "sort": list(domain),
-        "scale": {"domain": list(domain)},
+        "scale": {"domain": list(domain)} | ({} if is_of_ours else {"range": PALETTE[: len(domain)]}),
         "legend": {"title": None, "orient": "top", "values": list(shown)},
-    }
-
-
-def comparison_chart(comparison: ExperimentComparison) -> dict[str, Any] | None:
-    """One row per arm: the paper's value as a diamond, ours as a dot with its 95 % interval.
-
-    A stand-in's number is not drawn: a mark in a chart always means something.  None if there is nothing to draw.
-    """
-    is_fraction = comparison.metric.unit == "fraction"
-    scale = 100 if is_fraction else 1
-    rows = []
-    for arm in comparison.arms:
-        if arm.printed is not None and arm.printed.unit == comparison.metric.unit:
-            rows.append({"arm": arm.title, "side": "paper", "value": scale * arm.printed.value})
-        if arm.ours is not None:
-            row = {"arm": arm.title, "side": "ours", "value": scale * arm.ours.value}
-            if arm.ours.low is not None and arm.ours.high is not None:
-                row |= {"low": scale * arm.ours.low, "high": scale * arm.ours.high}
-            rows.append(row)
-    if not rows:
-        return None
-    shown_unit = {"fraction": " (%)", "seconds": " (s)", "bytes": " (B)"}.get(comparison.metric.unit, "")
-    axis = {} if is_fraction else {"axis": {"format": "~s"}}
-    x = {"type": "quantitative", "title": f"{comparison.metric.title}{shown_unit}", **axis}
-    shown = [side for side in ("ours", "paper") if any(row["side"] == side for row in rows)]
-    layers = [point_layers(x, shown, about=[{"field": "arm", "title": "model"}])]
-    if any("low" in row for row in rows):
-        layers.insert(0, interval_layer(x))
-    return {
-        **frame(
-            f"{comparison.title}: {comparison.metric.title}, ours beside the paper's",
-            height=44 * len({row["arm"] for row in rows}),
-        ),
-        "data": {"values": rows},
-        "encoding": {"y": {"field": "arm", "type": "nominal", "sort": None, "title": None}},
-        "layer": layers,
     }
 
 
@@ -147,7 +116,9 @@ MOST_NAMED = 8  # points that have room for their names beside them
 LINE = {"type": "rule", "strokeDash": [4, 4], "strokeWidth": 2}
 
 
-def cost_chart(comparison: ExperimentComparison, cost: Cost, *, bound: float | None = None) -> dict[str, Any] | None:
+def cost_chart(
+    comparison: ExperimentComparison, cost: Cost, inks: Mapping[str, Ink], *, bound: float | None = None
+) -> dict[str, Any] | None:
     """One point per model: its cost on the x axis, our result on the y axis, with the 95 % interval if there is one.
 
     A dashed line stands at `bound`, a cost that a paper names.  None if no model has both.
@@ -180,7 +151,11 @@ def cost_chart(comparison: ExperimentComparison, cost: Cost, *, bound: float | N
         "scale": {"zero": False, "padding": 16},
     }
     roles = list(dict.fromkeys(str(row["role"]) for row in rows))
-    color = {**side_colors(roles, roles), "field": "role"}
+    models = list(dict.fromkeys(str(row["model"]) for row in rows))
+    colors = [inks[model].colour for model in models]
+    color = {"field": "model", "type": "nominal", "scale": {"domain": models, "range": colors}, "legend": None}
+    legend = {"title": None, "orient": "top"}
+    shape = {"field": "role", "type": "nominal", "sort": roles, "scale": {"domain": roles}, "legend": legend}
     intervals = {
         "transform": [{"filter": "isValid(datum.low)"}],
         "mark": {"type": "rule", "strokeWidth": 2},
@@ -212,7 +187,7 @@ def cost_chart(comparison: ExperimentComparison, cost: Cost, *, bound: float | N
                 "encoding": {
                     "y": {"field": "value", **y},
                     "color": color,
-                    "shape": color,
+                    "shape": shape,
                     "tooltip": [
                         {"field": "model"},
                         {"field": "cost", "format": ".4~s", "title": title},
@@ -227,8 +202,12 @@ def cost_chart(comparison: ExperimentComparison, cost: Cost, *, bound: float | N
 MOMENTS = ["trained", "start"]
 
 
-def blocks_chart(title: str, points: Sequence[ObservedPoint], arms: Mapping[str, str]) -> dict[str, Any] | None:
+def blocks_chart(
+    title: str, points: Sequence[ObservedPoint], arms: Mapping[str, str], inks: Mapping[str, Ink]
+) -> dict[str, Any] | None:
     """One line per arm and quantity over the blocks, dashed for initial weights; `arms` are the titles of arms.
+
+    A line has its model's colour unless lines differ in something else, too.
 
     Widths of kernels span decades and are drawn on a logarithmic axis.  None if there are no points.
     """
@@ -248,6 +227,9 @@ def blocks_chart(title: str, points: Sequence[ObservedPoint], arms: Mapping[str,
         for point in points
     ]
     series = list(dict.fromkeys(str(row["series"]) for row in rows))
+    colors = dict(zip(series, itertools.cycle(PALETTE)))
+    if not (several["experiment"] or several["quantity"]):
+        colors = {name(point): inks[arms[point.arm]].colour for point in points}
     y_title = name_quantity(quantities[0]) if len(quantities) == 1 else "mean over heads and replicates"
     y_scale = {**scale_of((point.mean for point in points), wide=5), "padding": 12}
     y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": y_scale}
@@ -264,7 +246,7 @@ def blocks_chart(title: str, points: Sequence[ObservedPoint], arms: Mapping[str,
                 "field": "series",
                 "type": "nominal",
                 "sort": series,
-                "scale": {"domain": series, **({"scheme": "tableau10"} if len(series) > 3 else {})},
+                "scale": {"domain": series, "range": list(colors.values())},
                 "legend": {"title": None, "orient": "top", "columns": 2, "labelLimit": {"expr": "width / 2"}},
             },
             "strokeDash": {
@@ -278,12 +260,12 @@ def blocks_chart(title: str, points: Sequence[ObservedPoint], arms: Mapping[str,
     }
 
 
-def inside_charts(result: Result) -> dict[str, dict[str, Any]]:
+def inside_charts(result: Result, titles: Mapping[str, str], inks: Mapping[str, Ink]) -> dict[str, dict[str, Any]]:
     """One result's quantities, one chart each."""
     charts = {}
     for quantity in dict.fromkeys(row.quantity for row in result.observations):
         points = points_of(result, quantity)
-        chart = blocks_chart(f"{result.arm} {result.replicate}", points, {result.arm: result.arm})
+        chart = blocks_chart(f"{titles[result.arm]} {result.replicate}", points, titles, inks)
         if chart is not None:
             charts[quantity] = chart
     return charts
@@ -293,13 +275,6 @@ Smooth = Annotated[Literal[1, 5, 15], BeforeValidator(int)]
 """The epochs of a running mean; 1 is none."""
 
 MOST_TICKS = 12
-MOST_LINES = 8  # that colours tell apart
-PAIRED = (
-    *(("#3f78b5", "#93b8dd"), ("#d1701f", "#f0b27a"), ("#3c8f4f", "#8fcb9b"), ("#b8403f", "#e79a98")),
-    *(("#8059a8", "#bda3d6"), ("#8a6346", "#c5a58c"), ("#b5508f", "#e2a3cb"), ("#5f6b76", "#a9b3bd")),
-)
-"""A deep and a light shade of each colour; both are seen on the light page and on the dark one."""
-SPENT = ("#8b8b8b", "#bdbdbd")
 _LETTER, _SYMBOL = 7, 30  # pixels per letter in a legend, and of what precedes a name
 
 
@@ -309,14 +284,14 @@ def band_chart(
     points: Sequence[CurvePoint],
     curve: Curve,
     kind: str,
+    inks: Mapping[str, Ink],
     *,
-    pairs: Mapping[str, str] | None = None,
     smooth: int = 1,
 ) -> dict[str, Any]:
     """One line per arm, the mean over its replicates; a band from the lowest to the highest of them.
 
-    `titles` names the arms, `title` what they are of.  `pairs` (proposed arm to base) get two shades of one colour
-    where a colour each would be too many.  Line and band are running means of `smooth` epochs, an odd number.
+    `titles` names the arms, `title` what they are of, and `inks` has a colour for each name.  Line and band are running
+    means of `smooth` epochs, an odd number.
     """
     scale, axis = _axis(curve, kind)
     rows: list[dict[str, Any]] = [
@@ -328,11 +303,11 @@ def band_chart(
     models = [titles[arm] for arm in arms]
     ends = [row[name] for row in rows for name in ("low", "high")]
     y = {"type": "quantitative", "title": axis, "scale": {"zero": False} if scale > 1 else scale_of(ends)}
-    color = {
+    color: dict[str, Any] = {
         "field": "model",
         "type": "nominal",
         "sort": models,
-        "scale": {"domain": models} | ({"range": shades(arms, pairs or {})} if len(models) > 3 else {}),
+        "scale": {"domain": models, "range": [inks[model].colour for model in models]},
         "legend": {
             "title": None,
             "orient": "top",
@@ -350,7 +325,10 @@ def band_chart(
     layers: list[dict[str, Any]] = [
         {
             "mark": {"type": "line", "strokeWidth": 2},
-            "encoding": {"y": {"field": "mean", **y}},
+            "encoding": {
+                "y": {"field": "mean", **y},
+                "strokeDash": {**dashes_of(models, inks), "legend": color["legend"]},
+            },
             "params": [ZOOM],
         },
         {
@@ -378,19 +356,11 @@ def band_chart(
     }
 
 
-def shades(arms: Sequence[str], pairs: Mapping[str, str]) -> list[str]:
-    """A colour for each arm, in their order: a proposed arm's is deep, that of the base it stands against light.
-
-    Whoever stands alone, or is the base of several, has a colour of its own.
-    """
-    bases = Counter(pairs[arm] for arm in arms if pairs.get(arm) in arms)
-    free = iter(PAIRED)
-    found: dict[str, str] = {}
-    for arm in arms:
-        base = pairs.get(arm, "")
-        if bases[base] == 1:
-            found[arm], found[base] = next(free, SPENT)
-    return [found.get(arm) or next(free, SPENT)[0] for arm in arms]
+def dashes_of(models: Sequence[str], inks: Mapping[str, Ink]) -> dict[str, Any]:
+    """The scale of dashes that tell apart models of one colour."""
+    ranges = [[int(part) for part in (inks[model].dash or "1 0").split()] for model in models]
+    scale = {"domain": list(models), "range": ranges}
+    return {"field": "model", "type": "nominal", "sort": list(models), "scale": scale}
 
 
 def _running_mean(epochs: int) -> list[dict[str, Any]]:

@@ -128,7 +128,7 @@ def _arms_chart(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     x = {"field": "flops", "type": "quantitative", "title": "GFLOP per forward pass", "scale": {"zero": False}}
     y = {"type": "quantitative", "title": "test error (%)", "scale": {"zero": False}}
     roles = [role for role in ("baseline", "proposed", "ablation") if any(row["role"] == role for row in rows)]
-    role = {"field": "role", "type": "nominal", "sort": roles, "legend": {"title": None, "orient": "top"}}
+    role = {**charts.side_colors(roles, roles), "field": "role"}
     tooltip = [{"field": "arm", "title": "model"}, {"field": "value", "format": ".4~g"}]
     return {
         **charts.frame(f"{name}: test error of each model with its 95 % interval against its cost", height=260),

@@ -67,7 +67,7 @@ def duration(seconds: float | None, digits: int = 3) -> str:
         return "0 s"
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")):
         if size <= seconds < 60:
-            return f"{seconds / size:.{digits}g} {unit}"
+            return f"{float(f'{seconds / size:.{digits}g}'):g} {unit}"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,18 +66,28 @@ def threads(count: int | None) -> str:
     return "" if count is None else f"{count} thread{'s' if count != 1 else ''}"
 
 
+def stopwatch_of(entry: Entry) -> str:
+    """Conditions of a time per sample, as "AMD EPYC, 2 threads, batches of 128, float32"; "" of a model not timed."""
+    cost = entry.arm.cost
+    if cost.latency_seconds_per_sample is None:
+        return ""
+    conditions = (cost.latency_device, threads(cost.latency_threads), f"batches of {cost.latency_batch_size}")
+    return ", ".join([*filter(None, conditions), precision_of(entry.comparison) or "printed precision"])
+
+
+def choose_stopwatch(entries: Iterable[Entry], asked: str) -> tuple[str, list[str]]:
+    """The conditions asked for, else those of the most models, and all that there are; times compare under one."""
+    counts = Counter(filter(None, map(stopwatch_of, entries)))
+    known = [name for name, _ in counts.most_common()]
+    return asked if asked in counts else next(iter(known), ""), known
+
+
 def _tell(twins: Sequence[Entry]) -> str:
     costs = [entry.arm.cost for entry in twins]
     times = [cost.latency_seconds_per_sample or 0.0 for cost in costs]
     if max(times) < APART * min(times):
         return ""
     names = listed([entry.arm.title for entry in twins])
-    counts = {cost.latency_threads for cost in costs}
-    if len(counts) > 1:
-        told = [
-            f"{duration(time, 2)} with {threads(cost.latency_threads)}" for time, cost in zip(times, costs, strict=True)
-        ]
-        return f"{names} are one network: {listed(told)}."
     far = f"{duration(min(times), 2)} to {duration(max(times), 2)}"
     return f"{names} are one network, timed alike at different hours: {far}. A smaller difference says nothing."
 

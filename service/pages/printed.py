@@ -15,6 +15,7 @@ from service.database.curves import Curve, known_curves, list_curves
 from service.pages.charts import band_chart, cost_chart
 from service.pages.formats import exact, is_of_the_other, value_in
 from service.pages.legend import word_of
+from service.pages.plots import inks_of
 from service.pages.wording import name_metric
 from stages.results import METRICS, Claim, ClaimRecord, Dataset, ExperimentComparison, JudgedClaim, Status, ground_of
 
@@ -241,10 +242,10 @@ def _show(session: Session, claim: Claim, comparison: ExperimentComparison, kind
         for curve in wanted:
             if curve in known:
                 points = list_curves(session, comparison, curve, list(titles))
-                charts[curve] = band_chart(comparison.title, titles, points, curve, kind)
+                charts[curve] = band_chart(comparison.title, titles, points, curve, kind, inks_of(session))
         return Shown(comparison=comparison, charts=charts, sentences=tuple(_bests(comparison)))
     bound = claim.value if claim.facts.at_size else None
-    if (drawn := cost_chart(comparison, "parameters", bound=bound)) is not None:
+    if (drawn := cost_chart(comparison, "parameters", inks_of(session), bound=bound)) is not None:
         charts["parameters"] = drawn
     sentences = _bests(comparison)
     if bound is not None:

@@ -1,49 +1,46 @@
-"""Which claims answer what somebody asks: by the words of claims, their models, metrics and data sets, best first.
+"""Claims that answer a question: a full-text index over claims, models, metrics and data sets, the best match first.
 
-A claim's score is the sum over the asked words of their rarity times the weight of the place where the claim has them;
-a handful of words that mean one thing count as one.  It runs over all claims in memory, on any database.
+SQLite's FTS5 with a Porter stemmer finds words in their forms, in memory, so that it works for every results database.
+Names count as one word however they are spelled (`Local-ViT`, `local vit`), and `spellings.csv` has what papers call
+one thing: each line's term and its spellings.  A claim's score is the sum over the asked words of their rarity times
+the weight of the column that has them.
 """
 
 from __future__ import annotations
 
+import csv
 import difflib
 import math
 import re
-from collections import Counter
+import sqlite3
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from service.pages.formats import RELATIVE
 from service.pages.wording import name_metric, print_value
 from stages.results import JudgedClaim
 
-ONE_MEANING = {
-    "beat": "beat beaten better exceed outperform superior surpass win ahead improve improvement gain",
-    "against": "against versus vs compare comparison comparable alike similar",
-    "time": "time speed fast faster slow slower latency duration second nanosecond",
-    "parameter": "parameter param",
-    "operation": "operation flop cost compute computation computational cheap expensive complexity",
-    "memory": "memory ram",
-    "accuracy": "accuracy accurate",
-    "error": "error wrong mistake",
-    "need": "need needed require required necessary",
-}
-"""Words of one meaning, each line under its first; plurals are singular."""
 STOP_WORDS = """
 a about all an and any are as at base baseline be best by can claim data do does for from good has have how i in is it
-its many model more much my network of on or paper really than that the their then there these this to was were what
-when which who why will with work you
+its many model models more much my network networks of on or paper really than that the their then there these this to
+was were what when which who why will with work you
 """
 BETTER = ("order", "difference", "gap", "tally", "wins")
 """Kinds of claims that say of one model that it is better than another, where their number is above 0."""
-MODEL, NAME, ABOUT = 3.0, 2.0, 1.0
-"""Weights of places; a claim's own words, where it has any, weigh as much as its models."""
+WEIGHTS = {"about": 1.0, "name": 2.0, "statement": 3.0, "models": 3.0}
+"""Columns of the index; a claim's own words weigh as much as its models."""
+COMPARING = ("against", "beat")
+"""Words that most claims have in some form, and none is about."""
 OF_BOTH = 4.0
 """What a claim gains that has two of the asked models."""
 NEARLY = 12
 """Claims that are shown where none has every word."""
+LONGEST = 4  # words of one name
+SPELLINGS = Path(__file__).parent / "spellings.csv"
 
-_SENSES = {word: sense for sense, words in ONE_MEANING.items() for word in words.split()}
 _WORD = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+\d*", re.UNICODE)
 
 
@@ -60,91 +57,133 @@ class Found:
     papers: list[str]
 
 
-def words_of(text: str) -> list[str]:
-    """Words and numbers in lower case, the plural's s left out, one word for one meaning; "CIFAR-10" is one, too."""
-    found = []
-    joined = re.sub(r"(?<=[A-Za-z])-(?=\d)", "", text)
-    for word in _WORD.findall(joined.lower()):
-        singular = word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
-        found.append(_SENSES.get(singular, singular))
-    return found
+def _split(text: str) -> list[str]:
+    """Words and numbers in lower case; "CIFAR-10" is one."""
+    return _WORD.findall(re.sub(r"(?<=[A-Za-z])-(?=\d)", "", text).lower())
 
 
-_STOPPED = frozenset(word for stopped in STOP_WORDS.split() for word in words_of(stopped))
+class Words:
+    """Splits text into words, one word for each name and for each meaning."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        with SPELLINGS.open(encoding="utf-8", newline="") as file:
+            rows = [(row["term"], row["spellings"].split("; ")) for row in csv.DictReader(file)]
+        parts = [part for name in names for part in (name.partition(",")[0], *name.split())]
+        self._known = {joined: joined for joined in ("".join(_split(part)) for part in parts)}
+        self._known |= {
+            "".join(_split(text)): "".join(_split(term)) for term, spellings in rows for text in (term, *spellings)
+        }
+
+    def __call__(self, text: str) -> list[str]:
+        found, words, start = [], _split(text), 0
+        while start < len(words):
+            sizes = range(min(LONGEST, len(words) - start), 0, -1)
+            size = next((size for size in sizes if "".join(words[start : start + size]) in self._known), 1)
+            joined = "".join(words[start : start + size])
+            found.append(self._known.get(joined, joined))
+            start += size
+        return found
 
 
-def search(
-    asked: str,
-    judged: Sequence[JudgedClaim],
-    names: Mapping[str, str],
-    arms: Mapping[tuple[str, str], str],
-    papers: Mapping[str, str],
-) -> Found:
-    """The claims that answer `asked`.
+class ClaimIndex:
+    """The words of all claims of one content of the database.
 
-    `names` are the claims' phrases, `arms` the titles of each (experiment, arm), `papers` the papers' titles.
+    `names` are the claims' phrases, `arms` the titles of each (experiment, arm), `papers` the papers' titles,
+    `datasets` those of the data sets.
     """
-    models = {word for title in arms.values() for word in words_of(title) if not word[0].isdigit()}
-    documents = {row.claim.id: _weigh(row, names[row.claim.id], arms, models) for row in judged}
-    spread = Counter(word for document in documents.values() for word in document)
-    words = list(dict.fromkeys(words_of(asked)))
-    words = [word for word in words if word not in _STOPPED] or words
-    matches, scores = {}, {}
-    for row in judged:
-        document = documents[row.claim.id]
-        weights = {word: document.get(word) or _instead(word, document) for word in words}
-        matches[row.claim.id] = sum(weight > 0 for weight in weights.values())
-        both = sum(weight >= MODEL for word, weight in weights.items() if word in models) > 1
-        scores[row.claim.id] = OF_BOTH * both + sum(
-            weight * math.log1p(len(judged) / (1 + spread[word])) for word, weight in weights.items()
+
+    def __init__(
+        self,
+        judged: Sequence[JudgedClaim],
+        names: Mapping[str, str],
+        arms: Mapping[tuple[str, str], str],
+        papers: Mapping[str, str],
+        datasets: Mapping[str, str],
+    ) -> None:
+        self._lock = threading.Lock()
+        self._words = Words([*arms.values(), *datasets.values()])
+        self._papers = {name: set(self._words(title)) for name, title in papers.items()}
+        self._stopped = set(self._words(STOP_WORDS))
+        words = {word for title in arms.values() for word in self._words(title) if not word[0].isdigit()}
+        self._models = words.difference(COMPARING)
+        self._index = sqlite3.connect(":memory:", check_same_thread=False)
+        columns = ", ".join(reversed(WEIGHTS))
+        self._index.execute(
+            f"CREATE VIRTUAL TABLE claims USING fts5(id UNINDEXED, {columns}, tokenize='porter unicode61')"
         )
-    most = max(matches.values(), default=0)
-    ranked = sorted(judged, key=lambda row: -scores[row.claim.id])
-    found = [row for row in ranked if matches[row.claim.id] == most] if most else []
-    is_whole = most == len(words)
-    unknown = [word for word in words if not spread[word]]
-    return Found(
-        claims=found if is_whole else found[:NEARLY],
-        is_whole=is_whole,
-        near=_like(unknown, spread),
-        papers=[name for name, title in papers.items() if set(unknown) & set(words_of(title))],
-    )
+        rows = [(row.claim.id, *self._columns(row, names[row.claim.id], arms, datasets)) for row in judged]
+        self._vocabulary = {word for row in rows for text in row[1:] for word in text.split()}
+        self._many = len(rows)
+        self._index.executemany("INSERT INTO claims VALUES (?, ?, ?, ?, ?)", rows)
 
+    def _columns(
+        self, row: JudgedClaim, name: str, arms: Mapping[tuple[str, str], str], datasets: Mapping[str, str]
+    ) -> list[str]:
+        """The words of a claim's models, of its name, and of all else that is known of it, spelled both ways."""
+        claim = row.claim
+        titles = [arms.get((row.experiments[0], arm or ""), "") for arm in _arms(row)] if row.experiments else []
+        said = name if claim.statement else " ".join(word for word in self._words(name) if word in self._models)
+        own = claim.id.partition(".")[2].replace(".", " ")
+        parts = [name_metric(claim.metric), claim.metric.replace("_", " "), claim.place, claim.note, own]
+        parts += [row.verdict.status, print_value(claim), *(datasets[item] for item in row.datasets)]
+        if claim.baseline_arm:
+            name = f"{name} against"
+        if (claim.kind in BETTER or claim.unit in RELATIVE) and (claim.value or 0) > 0:
+            name, parts = (f"{name} beat", parts) if claim.baseline_arm else (name, [*parts, "beat"])
+        columns = (
+            " ".join(titles),
+            said if claim.statement or not claim.arm else "",
+            name,
+            " ".join(filter(None, parts)),
+        )
+        return [" ".join(dict.fromkeys([*self._words(text), *_split(text)])) for text in columns]
 
-def _weigh(row: JudgedClaim, name: str, arms: Mapping[tuple[str, str], str], models: Iterable[str]) -> dict[str, float]:
-    """`{word: weight}` of a claim: its models most, then its name, then all else that is known of it."""
-    claim = row.claim
-    titles = [arms.get((experiment, arm or "")) for experiment in row.experiments[:1] for arm in _arms(row)]
-    of_models = {word for title in titles if title for word in words_of(title)}
-    of_models |= set(words_of(name)) & set(models) if not claim.arm else set()
-    own = claim.id.partition(".")[2].replace(".", " ")
-    about = " ".join(
-        part
-        for part in (name_metric(claim.metric), claim.place, claim.note, own, row.verdict.status, print_value(claim))
-        if part
-    )
-    weights: dict[str, float] = {}
-    of_name = MODEL if claim.statement else NAME
-    for weight, words in ((ABOUT, words_of(about)), (of_name, words_of(name)), (MODEL, of_models)):
-        weights.update(dict.fromkeys(words, weight))
-    if claim.baseline_arm:
-        weights["against"] = NAME
-    if (claim.kind in BETTER or claim.unit in RELATIVE) and (claim.value or 0) > 0:
-        weights["beat"] = NAME
-    return weights
+    def find(self, asked: str, judged: Sequence[JudgedClaim]) -> Found:
+        """Those of the claims `judged` that answer `asked`."""
+        words = list(dict.fromkeys(self._words(asked)))
+        words = [word for word in words if word not in self._stopped] or words
+        scores, matches, of_models = defaultdict[str, float](float), Counter[str](), Counter[str]()
+        unknown = []
+        for word in words:
+            if not (found := self._weigh(word)):
+                unknown.append(word)
+            rarity = math.log1p(self._many / (1 + len(found)))
+            instead = {claim: weight / 2 for claim, weight in self._weigh("against").items()} if word == "beat" else {}
+            for claim, weight in {**instead, **found}.items():
+                matches[claim] += 1
+                scores[claim] += weight * rarity
+                of_models[claim] += weight >= WEIGHTS["statement"] and word in self._models
+        for claim, many in of_models.items():
+            scores[claim] += OF_BOTH * (many > 1)
+        here = [row for row in judged if row.claim.id in scores]
+        most = max((matches[row.claim.id] for row in here), default=0)
+        ranked = sorted(here, key=lambda row: -scores[row.claim.id])
+        best = [row for row in ranked if matches[row.claim.id] == most]
+        is_whole = most == len(words)
+        return Found(
+            claims=best if is_whole else best[:NEARLY],
+            is_whole=is_whole,
+            near=_like(unknown, self._vocabulary),
+            papers=[name for name, title in self._papers.items() if set(unknown) & title],
+        )
+
+    def _weigh(self, word: str) -> dict[str, float]:
+        """The weight of the best column of every claim that has the word, in any of its forms."""
+        found: dict[str, float] = {}
+        with self._lock:
+            for column, weight in WEIGHTS.items():
+                ids = self._index.execute(f"SELECT id FROM claims WHERE {column} MATCH ?", (f'"{word}"',))
+                most = min(weight, WEIGHTS["name"]) if word in COMPARING else weight
+                found |= dict.fromkeys((claim for (claim,) in ids), most)
+        return found
 
 
 def _arms(row: JudgedClaim) -> tuple[str | None, str | None]:
     return row.claim.arm, row.claim.baseline_arm
 
 
-def _instead(word: str, document: Mapping[str, float]) -> float:
-    """Who asks what is better is answered by what compares."""
-    return document.get("against", 0.0) / 2 if word == "beat" else 0.0
-
-
 def _like(unknown: Iterable[str], known: Iterable[str]) -> list[str]:
     """Known words that are spelled like an unknown one."""
-    words = [word for word in known if len(word) > 2]
+    words = sorted(word for word in known if len(word) > 2)
     found = (close for word in unknown for close in difflib.get_close_matches(word, words, n=3, cutoff=0.7))
     return list(dict.fromkeys(found))

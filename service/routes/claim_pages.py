@@ -8,14 +8,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse
-from markupsafe import Markup
 from pydantic import AfterValidator
 
 from service.database import queries
 from service.database.comparing import Question, first_of_each_dataset
 from service.database.curves import list_behind
 from service.database.queries import lacking_test_images, list_deviations, list_mentioned, tally_of
-from service.dependencies import Compare, ResultsSession, app_state_of
+from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.errors import declared
 from service.pages.charts import blocks_chart
 from service.pages.citing import bibtex, bibtex_paper, claim_badge, json_ld, paper_badge, times_reproduced
@@ -34,6 +33,7 @@ from service.pages.concluding import (
 from service.pages.documents import render
 from service.pages.dots import draw_claim, draw_lines, draw_strip, share_of
 from service.pages.legend import has_word, known_word, word_of
+from service.pages.linked_data import article_of
 from service.pages.method import DOCS, add_badges, tell_method
 from service.pages.models import describe_looks, first_looks, timed_here, told_chances
 from service.pages.opening import (
@@ -49,8 +49,9 @@ from service.pages.opening import (
     tell_tests,
 )
 from service.pages.planning import plan_in_words, strip_of, tell_chance_of_truth
+from service.pages.plots import inks_of
 from service.pages.printed import count_errors, lay_out, list_shown, take_apart
-from service.pages.searching import Found, search
+from service.pages.searching import ClaimIndex, Found
 from service.pages.versus import (
     Pair,
     answer_versus,
@@ -190,6 +191,7 @@ def show_paper(
             "drawn": drawn[:MOST_DRAWN],
             "counts_drawn": len(drawn),
             "bibtex": bibtex_paper(paper, counts, address, queries.content_digest(session)),
+            "linked_data": article_of(paper, f"{site_of(request)}/papers/{name}"),
             "verdict": verdict,
         },
     )
@@ -240,11 +242,15 @@ def search_claims(
     everything = list_judged(session, ClaimFilter())
     judged = [row for row in everything if has_word(row, verdict)]
     titles, arms = titles_of(session)
-    names = {row.claim.id: name_claim(row, titles, arms) for row in judged}
+    names = {row.claim.id: name_claim(row, titles, arms) for row in everything}
     papers = {paper.name: paper for paper in queries.list_papers(session)}
-    of_papers = {name: paper.title for name, paper in papers.items()}
+    known, content = app_state_of(request).indexes, request.scope["state"]["content"]
+    if content not in known:
+        index = ClaimIndex(everything, names, arms, {name: paper.title for name, paper in papers.items()}, titles)
+        known.clear()  # of a content that was replaced
+        known[content] = index
     ordered = sorted(judged, key=lambda row: GROUNDS.index(row.verdict.basis) if is_decided(row.verdict.status) else 9)
-    found = search(q, judged, names, arms, of_papers) if q.strip() else Found(ordered, True, [], [])
+    found = known[content].find(q, judged) if q.strip() else Found(ordered, True, [], [])
     groups: dict[str, list[JudgedClaim]] = {}
     for row in found.claims[MOST_FOUND * (page - 1) : MOST_FOUND * page]:
         groups.setdefault(row.claim.paper, []).append(row)
@@ -295,7 +301,7 @@ def show_method(request: Request, session: ResultsSession) -> Response:
         "method.html",
         {
             "method": method,
-            "text": Markup(add_badges(method.body)),
+            "text": add_badges(method.body),
             "terms": render("docs/glossary.md", terms, shown, parts.settings.repository),
             "papers": queries.list_papers(session),
         },
@@ -350,12 +356,12 @@ def show_claim(
             "tests": tell_tests(record.deviations, titles_of(session)[1], compare),
             "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, app_state_of(request).settings.address),
-            "json_ld": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),
+            "linked_data": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),
             "plot": draw_claim(record, names[claim_id]),
             "strip": strip_of(record),
             "posterior": tell_chance_of_truth(record),
             "pairs_chart": pairs_chart(names[claim_id], record.pairs, titles, record.claim),
-            "observed_chart": blocks_chart(names[claim_id], observed, titles),
+            "observed_chart": blocks_chart(names[claim_id], observed, titles, inks_of(session)),
             "observed": observed,
             "arms_charts": arms_charts(record, titles),
             "shown": list_shown(session, record, compare),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from service.database.comparing import (
     Provenance,
     Question,
     first_of_each_dataset,
+    first_with_results,
     has,
     lay_side_by_side,
     list_entries,
@@ -37,17 +37,29 @@ from service.database.curves import (
     name_curve,
     unit_of_curve,
 )
-from service.dependencies import Compare, ResultsSession, app_state_of
+from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.errors import Problem, declared
-from service.pages.charts import MOST_LINES, Smooth, band_chart, blocks_chart, cost_chart
+from service.pages.charts import Smooth, band_chart, blocks_chart, cost_chart
 from service.pages.citing import bibtex_table
-from service.pages.models import at_chance, first_looks, recipes, tell_chance, tell_twins
+from service.pages.comparing import MOST_LINES, first_shown
+from service.pages.linked_data import results_of
+from service.pages.models import (
+    at_chance,
+    choose_stopwatch,
+    first_looks,
+    recipes,
+    stopwatch_of,
+    tell_chance,
+    tell_twins,
+)
+from service.pages.plots import LONG_MEAN, MANY_EPOCHS, apart, axis_of, inks_of, mark_of
 from service.pages.wording import name_claims
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
 router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
-MANY_EPOCHS, LONG_MEAN = 200, 15  # beyond so many, each epoch's scatter hides the lines
+ON_BOARD = ("result", "parameters", "flops_per_image", "peak_memory_bytes", "latency_seconds_per_sample")
+"""Columns of all models; times of training compare within one experiment alone."""
 
 
 @router.get("/experiments/{name}", responses=declared(404, 422))
@@ -76,7 +88,7 @@ def show_experiment(
     found = compare(Question(dataset=experiment.dataset, profile=profile, metric=metric))
     comparison = next(item for item in found if item.experiment == name)
     trained = [item.arm for item in comparison.arms if item.run_keys] if comparison.is_real else []
-    shown = [item for item in trained if item in arm] or _first_shown(experiment, trained)
+    shown = [item for item in trained if item in arm] or first_shown(experiment.arms, trained)
     curves = known_curves(session, comparison) if trained else []
     chosen = curve if curve in curves else next(iter(curves), None)
     points = list_curves(session, comparison, chosen, shown) if chosen else []
@@ -86,7 +98,7 @@ def show_experiment(
     epochs = len({point.epoch for point in points})
     running = smooth or (LONG_MEAN if epochs > MANY_EPOCHS else 1)
     titles = {item.name: item.title for item in experiment.arms}
-    pairs = {item.name: item.against for item in experiment.arms if item.role == "proposed" and item.against}
+    inks = inks_of(session)
     spent = {key: {getattr(item.cost, key) for item in comparison.arms} - {None} for key in COSTS}
     costs = sorted((key for key in COSTS if spent[key]), key=lambda key: len(spent[key]) < 2)  # equal costs last
     against = cost if cost in costs else next(iter(costs), None)
@@ -97,7 +109,7 @@ def show_experiment(
     claims = [
         row for row in judged if row.claim.facts.number != "model" and row.claim.facts.by not in ("params", "data")
     ]
-    paper = queries.find_paper(session, experiment.paper)
+    paper, day = queries.find_paper(session, experiment.paper), queries.read_meta(session, "newest_result")
     return app_state_of(request).templates.TemplateResponse(
         request,
         "experiment.html",
@@ -107,6 +119,9 @@ def show_experiment(
             "paper": paper,
             "bibtex": bibtex_table(
                 comparison, paper, app_state_of(request).settings.address, queries.content_digest(session)
+            ),
+            "linked_data": results_of(
+                experiment, paper, site_of(request), f"{site_of(request)}/experiments/{name}", day
             ),
             "claims": claims,
             "names": name_claims(session, claims),
@@ -118,7 +133,7 @@ def show_experiment(
             "curves": {name: name_curve(name, kind) for name in curves},
             "curve": chosen,
             "curves_chart": (
-                band_chart(experiment.title, titles, points, chosen, kind, pairs=pairs, smooth=running)
+                band_chart(experiment.title, titles, points, chosen, kind, inks, smooth=running)
                 if chosen and points
                 else None
             ),
@@ -130,11 +145,11 @@ def show_experiment(
             "quantities": quantities,
             "quantity": looked_at,
             "observed": observed,
-            "observed_chart": blocks_chart(experiment.title, observed, titles),
+            "observed_chart": blocks_chart(experiment.title, observed, titles, inks),
             "metrics": metrics_of(comparison, kind),
             "costs": {key: COSTS[key] for key in costs},
             "cost": against,
-            "cost_chart": cost_chart(comparison, against) if against else None,
+            "cost_chart": cost_chart(comparison, against, inks) if against else None,
             "pair": pair,
             "rows": lay_side_by_side(experiment, *pair) if len(pair) == 2 else [],
             "everything": everything,
@@ -152,24 +167,28 @@ def show_leaderboard(
     profile: str | None = None,
     provenance: Annotated[Provenance | None, BeforeValidator(lambda value: value or None)] = None,
     parameters: Annotated[int | None, Query(ge=1, lt=1 << 53), BeforeValidator(lambda value: value or None)] = None,
+    timed: Annotated[str, Query(max_length=200)] = "",
     sort: Column = "result",
     reverse: bool = False,
 ) -> Response:
     """All models trained on one data set, of all papers, in one metric; else on the first data set with results.
 
-    With `parameters` only models that have no more of them.
+    With `parameters` only models that have no more of them.  Times are those taken under the conditions `timed`.
     """
     overview = first_of_each_dataset(compare(Question()))
     datasets = [item for item in queries.list_datasets(session) if item.name in overview]
-    first = next((item.name for item in datasets if overview[item.name].is_real), None)
-    if (wanted := dataset or first or next((item.name for item in datasets), None)) is None:
+    if (wanted := dataset or first_with_results(overview, datasets)) is None:
         raise Problem(404, "no model is listed: the results database is empty")
     chosen = queries.find_dataset(session, wanted)
     metrics = {name: METRICS[name].title for name in SHOWN_METRICS[chosen.kind] if METRICS[name].split}
     shown = metric or next(iter(metrics))
     found = compare(Question(dataset=chosen.name, profile=profile or None, metric=shown, provenance=provenance))
     every = list_entries(found)
-    entries = rank(no_larger(every, parameters), by=sort, is_reversed=reverse)
+    kept = no_larger(every, parameters)
+    stopwatch, stopwatches = choose_stopwatch(kept, timed)
+    kept = [replace(entry, is_timed=stopwatch_of(entry) == stopwatch) for entry in kept]
+    entries = rank(kept, by=sort, is_reversed=reverse)
+    axis = axis_of([entry.arm for entry in entries], METRICS[shown])
     experiments = {name: queries.find_experiment(session, name) for name in {e.comparison.experiment for e in entries}}
     lost = {item.experiment: at_chance(item, chosen) for item in found}
     return app_state_of(request).templates.TemplateResponse(
@@ -190,24 +209,19 @@ def show_leaderboard(
             "recipes": {name: recipes(experiment) for name, experiment in experiments.items()},
             "lost": lost,
             "guessing": [told for item in found for told in tell_chance(item, chosen, {e.arm.arm for e in entries})],
-            "twins": tell_twins(entries),
+            "twins": tell_twins([entry for entry in entries if entry.is_timed]),
+            "stopwatch": stopwatch,
+            "stopwatches": stopwatches,
+            "inks": inks_of(session),
+            "axis": axis,
+            "marks": [mark_of(entry.arm, METRICS[shown], axis) for entry in entries if axis],
             "most_lines": MOST_LINES,
-            "columns": {column: title for column, title in TITLES.items() if has(entries, column)},
+            "columns": {name: title for name, title in TITLES.items() if name in ON_BOARD and has(entries, name)},
             "sort": sort,
             "reverse": reverse,
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
         },
     )
-
-
-def _first_shown(experiment: Experiment, trained: Sequence[str]) -> list[str]:
-    """The arms if they can be told apart; of a grid the middle pair, a proposed one beside what it stands against."""
-    if len(trained) <= MOST_LINES:
-        return list(trained)
-    pairs = [(item.against, item.name) for item in experiment.arms if item.role == "proposed"]
-    whole = [pair for pair in pairs if set(pair) <= set(trained)]
-    first = whole[len(whole) // 2] if whole else trained[:2]
-    return [name for name in trained if name in first]
 
 
 def _pair(experiment: Experiment, left: str | None, right: str | None) -> list[Arm]:
@@ -239,10 +253,11 @@ def show_curves(
     found = {item.name: item.points(chosen) for item in drawn} if chosen else {}
     points = [replace(point, arm=name) for name, of_line in found.items() for point in of_line]
     titles = {item.name: item.title for item in lines}
-    pairs = {item.name: item.against for item in drawn if item.against in found}
+    known = inks_of(session)
+    inks = dict(zip((item.title for item in drawn), apart(known[item.model] for item in drawn), strict=True))
     kind = drawn[0].kind if drawn else "images"
     chart = (
-        band_chart("Chosen models and runs", titles, points, chosen, kind, pairs=pairs, smooth=smooth)
+        band_chart("Chosen models and runs", titles, points, chosen, kind, inks, smooth=smooth)
         if chosen and points
         else None
     )

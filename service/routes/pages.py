@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
+from pydantic import Field
+from sqlalchemy.orm import Session
 
 from service.database import queries
-from service.database.comparing import COSTS, TITLES, Question, first_of_each_dataset, flatten, metrics_of, real_first
-from service.database.curves import curves_of_run, name_curve, unit_of_curve
+from service.database.comparing import (
+    COSTS,
+    TITLES,
+    Provenance,
+    Question,
+    first_of_each_dataset,
+    first_with_results,
+    flatten,
+)
+from service.database.curves import Curve, curves_of_run, known_curves, list_curves, name_curve, unit_of_curve
 from service.database.samples import NoSample, Samples
 from service.database.schemas import SampleOut
-from service.dependencies import Compare, ResultsSession, app_state_of
+from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.caching import tag_answer
-from service.http.errors import Problem, declared
-from service.pages.charts import comparison_chart, inside_charts
+from service.http.errors import Problem, declared, own_path
+from service.http.tabular import PageRoute
+from service.pages.charts import inside_charts
+from service.pages.comparing import answer_best, curve_for, first_shown, lay_panels
 from service.pages.documents import render
 from service.pages.drawing import draw_curves
+from service.pages.linked_data import results_on
 from service.pages.models import tell_chance
+from service.pages.plots import Curves, Ink, draw_overlay, inks_of
 from service.pages.wording import name_claims
 from service.routes.claim_pages import show_papers
 from stages.results import (
@@ -36,46 +50,61 @@ from stages.results import (
 )
 
 router = APIRouter(include_in_schema=False)
+for_browsers = APIRouter(include_in_schema=False, route_class=PageRoute)
 SAMPLES = {"images": "images", "table": "rows", "text": "tokens"}  # what a data set of each kind consists of
 MONTH = "public, max-age=2592000, immutable"
 
 
+@for_browsers.get("/compare", responses=declared(404, 422))
 @router.get("/", responses=declared(404, 422))
 def show_comparison(
     request: Request,
     session: ResultsSession,
     compare: Compare,
     dataset: str | None = None,
+    paper: str | None = None,
     profile: str | None = None,
     metric: str | None = None,
-    sample: Annotated[int | None, Query(ge=0, lt=1 << 40)] = None,
+    provenance: Provenance | None = None,
+    curve: Curve | None = None,
+    sample: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 40)]], Query(max_length=64)] = [],  # noqa: B006
     checkpoint: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
 ) -> Response:
-    """The papers and what came out; with `dataset`, its models side by side and to try.
+    """The models of a data set side by side and to try; without `dataset` at `/`, the papers and what came out.
 
-    A link to an answer names a test image by `sample` and the models by `checkpoint`: they are chosen in the form.
+    A link to an answer names test images by `sample` and the models by `checkpoint`: they are chosen in the form.
     """
-    if dataset is None:
+    if dataset is None and own_path(request.scope) == "/":
         return show_papers(request, session, compare)
     parts, datasets = app_state_of(request), queries.list_datasets(session)
-    overview = first_of_each_dataset(compare(Question()))
-    chosen = queries.find_dataset(session, dataset)
-    comparisons = real_first(compare(Question(dataset=chosen.name, profile=profile, metric=metric)))
-    described = [(item, metrics_of(item, chosen.kind), comparison_chart(item)) for item in comparisons]
-    judged = list_judged(session, ClaimFilter(dataset=chosen.name))
+    overview = first_of_each_dataset(compare(Question(paper=paper)))
+    if (wanted := dataset or first_with_results(overview, datasets)) is None:
+        raise Problem(404, "no model is listed: the results database is empty")
+    chosen = queries.find_dataset(session, wanted)
+    asked = Question(dataset=chosen.name, paper=paper, profile=profile, metric=metric, provenance=provenance)
+    comparisons = sorted(compare(asked), key=lambda item: (not item.is_real, bool(item.cut)))
+    real = [item for item in comparisons if item.is_real]
+    inks = inks_of(session)
+    panels = lay_panels(comparisons, inks, chosen.kind, metric)
+    judged, day = list_judged(session, ClaimFilter(dataset=chosen.name)), queries.read_meta(session, "newest_result")
     served = queries.strongest(queries.list_checkpoints(session, dataset=chosen.name))
-    return parts.templates.TemplateResponse(
+    page = parts.templates.TemplateResponse(
         request,
         "index.html",
         {
             "datasets": [item for item in datasets if item.name in overview],
             "overview": overview,
             "dataset": chosen,
+            "chosen": {name: value for name, value in vars(asked).items() if value and name != "dataset"},
             "profile": profile,
             "metric": metric,
-            "shown": [item for item in described if item[0].is_real],
+            "answer": answer_best(comparisons),
+            "panels": panels,
+            "metrics": dict(
+                pair for panel in panels if panel.comparison.is_real or not real for pair in panel.choices.items()
+            ),
+            "curves": {item.experiment: _draw_curves(session, item, curve, inks, chosen.kind) for item in real},
             "costs": {cost: TITLES[cost] for cost in COSTS},
-            "folded": [item for item in described if not item[0].is_real],
             "names": name_claims(session, judged),
             "decided": {item.experiment: _decided(judged, item.experiment) for item in comparisons},
             "guessing": {item.experiment: tell_chance(item, chosen) for item in comparisons},
@@ -87,8 +116,26 @@ def show_comparison(
             "sample": sample,
             "max_images": parts.settings.max_images,
             "needs_key": parts.settings.keys is not None,
+            "linked_data": results_on(chosen, site_of(request), f"{site_of(request)}/?dataset={chosen.name}", day),
         },
     )
+    page.headers["vary"] = "Accept"
+    return page
+
+
+def _draw_curves(
+    session: Session, comparison: ExperimentComparison, asked: Curve | None, inks: Mapping[str, Ink], kind: str
+) -> tuple[Curve, Curves, dict[str, str]] | None:
+    """The curve's name, the drawing and the titles of all curves that there are; None without any."""
+    known = known_curves(session, comparison)
+    chosen = asked if asked in known else curve_for(comparison.metric, known)
+    if chosen is None:
+        return None
+    arms = queries.arms_of(session, [comparison.experiment])
+    shown = first_shown(arms, [arm.arm for arm in comparison.arms if arm.run_keys])
+    points = list_curves(session, comparison, chosen, shown)
+    drawn = draw_overlay(points, {arm.name: arm.title for arm in arms}, inks, unit_of_curve(chosen, kind))
+    return (chosen, drawn, {name: name_curve(name, kind) for name in known}) if drawn else None
 
 
 def _decided(judged: Sequence[JudgedClaim], experiment: str) -> list[JudgedClaim]:
@@ -103,16 +150,15 @@ def _decided(judged: Sequence[JudgedClaim], experiment: str) -> list[JudgedClaim
     ]
 
 
-def _samples(root: Path, dataset: str, asked: int | None) -> list[SampleOut]:
-    """A few test images, and the one asked for; none where the data set was not packed here, whose models answer all
+def _samples(root: Path, dataset: str, asked: Sequence[int]) -> list[SampleOut]:
+    """A few test images, and those asked for; none where the data set was not packed here, whose models answer all
     the same.
     """
     try:
         packed = Samples(root, dataset)
         chosen = packed.chosen()
-        if asked is None or asked not in packed or asked in [item.position for item in chosen]:
-            return chosen
-        return [*chosen, packed.describe(asked)]
+        known = [item.position for item in chosen]
+        return chosen + [packed.describe(one) for one in dict.fromkeys(asked) if one in packed and one not in known]
     except NoSample:
         return []
 
@@ -166,6 +212,8 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
     checkpoints = queries.checkpoint_ids(session, results)
     experiments = {name: queries.find_experiment(session, name) for name in {result.experiment for result in results}}
     kind = queries.find_dataset(session, experiments[results[0].experiment].dataset).kind  # of all: a run has one
+    titles = {name: {arm.name: arm.title for arm in item.arms} for name, item in experiments.items()}
+    inks = inks_of(session)
     shown = [
         {
             "row": result,
@@ -176,7 +224,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
             "checkpoint": checkpoints.get(result.id),
             "panels": draw_curves(curves := curves_of_run(result), kind),
             "curves": {name: (name_curve(name, kind), unit_of_curve(name, kind)) for name in curves},
-            "observed": inside_charts(result),
+            "observed": inside_charts(result, titles[result.experiment], inks),
         }
         for result in results
     ]

@@ -2,6 +2,7 @@
 
 // Charts: each block of JSON becomes a Vega-Lite chart in the colours of the style sheet.
 
+const own = document.currentScript;
 const darkScheme = window.matchMedia("(prefers-color-scheme: dark)");
 
 function chartConfig() {
@@ -29,9 +30,23 @@ function chartConfig() {
   };
 }
 
+// The chart library is large, so it comes with the first chart that is seen.
+let library;
+function loadLibrary() {
+  library ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = new URL(own.dataset.vega, own.src);
+    script.addEventListener("load", resolve);
+    script.addEventListener("error", reject);
+    document.head.append(script);
+  });
+  return library;
+}
+
 async function drawCharts(within = document) {
   for (const block of within.querySelectorAll("script[data-chart]")) {
     if (block.closest("details:not([open])")) continue; // it has no width yet
+    await loadLibrary();
     const target = document.getElementById(block.dataset.chart);
     const figure = target.closest("figure");
     const spec = JSON.parse(block.textContent);

@@ -91,5 +91,5 @@ def test_a_few_epochs_are_whole_on_their_axis() -> None:
 
 
 def test_nothing_to_draw_is_no_chart(client: TestClient) -> None:
-    assert "data-chart" in client.get("/?dataset=cifar10").text, "the paper's values"
-    assert "data-chart" not in client.get("/?dataset=cifar10&metric=calibration_error").text, "stand-ins alone"
+    assert "plot-cell" in client.get("/?dataset=cifar10").text, "the paper's values"
+    assert "plot-cell" not in client.get("/?dataset=cifar10&metric=calibration_error").text, "stand-ins alone"

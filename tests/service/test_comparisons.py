@@ -1,5 +1,7 @@
 import csv
 import io
+import re
+from html import unescape
 
 import pytest
 from fastapi.testclient import TestClient
@@ -150,3 +152,44 @@ def test_a_misspelt_parameter_of_predict_is_refused(client: TestClient) -> None:
 def test_a_route_without_parameters_takes_none(client: TestClient) -> None:
     answer = client.get("/api/v1/claims/ninformer.table2.c100.vit?format=csv")
     assert (answer.status_code, answer.json()["detail"]) == (422, "unknown query parameter 'format'; it takes none")
+
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,image/apng,*/*;q=0.8"
+
+
+@pytest.mark.parametrize("accept", [None, "*/*", "application/json", "application/json, text/html", BROWSER])
+def test_compare_is_a_page_for_clients_that_prefer_html_and_json_for_all_others(
+    client: TestClient, accept: str | None
+) -> None:
+    headers = {"accept": accept} if accept else {}
+    answer = client.get("/compare?dataset=cifar100", headers=headers)
+    is_page = accept == BROWSER
+    assert answer.headers["content-type"].startswith("text/html" if is_page else "application/json")
+    assert "Accept" in answer.headers["vary"]
+    assert client.get("/compare?dataset=cifar100&format=json", headers={"accept": BROWSER}).json()
+    alone = client.get("/compare?dataset=cifar100", headers={"accept": "text/html"})
+    assert (alone.status_code, alone.headers["content-type"]) == (200, "text/html; charset=utf-8")
+
+
+def test_every_data_set_has_a_page_with_the_numbers_of_the_comparison(published_client: TestClient) -> None:
+    headers = {"accept": BROWSER}
+    for dataset in (item["name"] for item in published_client.get("/api/v1/datasets").json()):
+        address = f"/compare?dataset={dataset}"
+        page = published_client.get(address, headers=headers).text
+        for comparison in published_client.get(address).json()["comparisons"]:
+            section = page[page.index(f'<section class="experiment" id="{comparison["experiment"]}"') :]
+            section = section.partition("</section>")[0]
+            trained = [arm for arm in comparison["arms"] if arm["ours"]]
+            assert section.count('<circle class="of-ours"') == len(trained), comparison["experiment"]
+            assert ("Learning curves" in section) == bool(trained)
+            best = comparison["order"]["of_ours"][:1]
+            first = re.search(r'(?s)<th scope="row">.*?</svg>([^<]+?) ?<', section)
+            assert not best or (
+                first and unescape(first[1]).strip() in [a["title"] for a in trained if a["arm"] == best[0]]
+            )
+    assert (
+        "none of 28 planned models was trained in full"
+        in published_client.get("/compare?dataset=cifar100", headers=headers).text
+    )
+    unknown = published_client.get("/compare?dataset=cifar1000", headers=headers)
+    assert (unknown.status_code, "/compare?dataset=cifar100" in unknown.text) == (404, True)

@@ -6,7 +6,7 @@ import re
 import pytest
 from fastapi.testclient import TestClient
 
-from service.pages.charts import MOST_LINES, PAIRED
+from service.pages.comparing import MOST_LINES
 from tests.service.test_experiment_pages import chart
 from tests.service.test_pages import Page
 
@@ -37,12 +37,20 @@ def test_models_and_runs_of_several_experiments_are_lines_of_one_chart(client: T
     assert list(lines.values())[2] == [(row["epoch"], row["test_loss"]) for row in result["curves"]]
 
 
-def test_a_proposed_model_is_in_the_shade_of_its_base_across_the_chart(client: TestClient) -> None:
-    html = client.get(f"/curves?line={FAR}&line={VIT}&line={NINFORMER}&line={MIXER}").text
-    scale = chart(html, "overlay")["encoding"]["color"]["scale"]
-    shade = dict(zip(scale["domain"], scale["range"], strict=True))
-    assert (shade["NiNformer (ninformer-mnist)"], shade["ViT (ninformer-mnist)"]) == PAIRED[0]
-    assert len(set(shade.values())) == 4
+def test_a_model_has_one_colour_on_every_page_and_lines_of_one_model_differ_in_their_dashes(client: TestClient) -> None:
+    spec = chart(client.get(f"/curves?line={FAR}&line={VIT}&line={NINFORMER}&line={MIXER}").text, "overlay")
+    scales = [spec["encoding"]["color"]["scale"], spec["layer"][0]["encoding"]["strokeDash"]["scale"]]
+    colour, dash = (dict(zip(scale["domain"], scale["range"], strict=True)) for scale in scales)
+    far, near = "ViT (ninformer-cifar100)", "ViT (ninformer-mnist)"
+    assert (colour[far] == colour[near], dash[far] == dash[near]) == (True, False)
+    assert len(set(colour.values())) == 3
+    page = chart(client.get("/experiments/ninformer-cifar100").text, "bands")["encoding"]["color"]["scale"]
+    known = dict(zip(page["domain"], page["range"], strict=True))
+    assert known["NiNformer"] == colour["NiNformer (ninformer-mnist)"]
+    for address in ("/?dataset=cifar100", "/leaderboard?dataset=mnist"):
+        html = client.get(address).text
+        for title in ("ViT", "LocalViT"):
+            assert re.search(rf'stroke="{known[title]}"[^>]*/></svg>(<a [^>]*>)?{title}', html), (address, title)
 
 
 def test_the_basket_grows_and_shrinks_by_addresses_alone(client: TestClient) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.pages.charts import PAIRED, shades
 from service.pages.formats import points
 from service.settings import Settings
 from stages.recording import record
-from tests.service.conftest import serving
+from tests.service.conftest import reading
 from tests.service.results_factory import make_root
 from tests.service.test_pages import Page
 
@@ -67,15 +66,6 @@ def test_lines_are_running_means_if_asked(client: TestClient) -> None:
     )
     assert '<option value="5" selected>running mean of 5 epochs' in html and "over 5 epochs" in html
     assert client.get(f"{address}&smooth=4").status_code == 422
-
-
-def test_a_proposed_model_and_its_base_have_two_shades_of_a_colour() -> None:
-    arms = ["base", "proposed", "alone", "shared", "one", "other"]
-    pairs = {"proposed": "base", "one": "shared", "other": "shared", "absent": "alone"}
-    found = dict(zip(arms, shades(arms, pairs), strict=True))
-    assert (found["proposed"], found["base"]) == PAIRED[0]
-    assert len(set(found.values())) == 6
-    assert [found[name] for name in ("alone", "shared", "one", "other")] == [deep for deep, _ in PAIRED[1:5]]
 
 
 def test_one_replicate_has_no_band_and_a_stand_in_no_curve(client: TestClient) -> None:
@@ -170,7 +160,7 @@ def test_what_is_claimed_of_its_models_stands_with_its_verdict(tmp_path: Path) -
             "rank,ninformer,Table 2,ninformer-mnist,ninformer,accuracy,order,0.0082,fraction,,,,local-vit,higher,\n"
         )
     record(root, "data/results.db")
-    with serving(Settings(root=root)) as client:
+    with reading(Settings(root=root)) as client:
         html = client.get("/experiments/ninformer-mnist").text
         verdict = client.get("/api/v1/claims/rank").json()["verdict"]
         assert 'id="claims-title"' not in client.get("/experiments/ninformer-cifar100").text

@@ -16,21 +16,23 @@ from service.pages.wording import name_claim, print_value
 from service.settings import Settings
 from stages.recording import record
 from stages.results import Claim, JudgedClaim, VerdictRow
-from tests.service.conftest import keys_file, png, serving
+from tests.service.conftest import keys_file, png, reading, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, add_results, make_root
 
 
 class Page(HTMLParser):
-    """Texts of table rows, and every address and inline attribute that a browser would act on."""
+    """Texts of table rows without drawings, and every address and inline attribute that a browser would act on."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.rows: list[list[str]] = []
         self.addresses: list[str] = []
         self.inline: list[str] = []
+        self._drawings = 0
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._drawings += tag == "svg"
         if tag == "tr":
             self.rows.append([])
         for name, value in attrs:
@@ -41,8 +43,11 @@ class Page(HTMLParser):
         if tag == "style" or (tag == "script" and not {"src", "type"} & {name for name, _ in attrs}):
             self.inline.append(tag)
 
+    def handle_endtag(self, tag: str) -> None:
+        self._drawings -= tag == "svg"
+
     def handle_data(self, data: str) -> None:
-        if self.rows and data.strip():
+        if self.rows and data.strip() and not self._drawings:
             self.rows[-1].append(data.strip())
 
 
@@ -151,7 +156,7 @@ def test_a_stand_in_is_marked_in_its_cell_and_its_number_stands_nowhere(client: 
     ]
     assert percent(accuracy) not in html
     assert "says nothing about the claim" in html
-    assert '"side": "paper"' in html and '"side": "ours"' not in html
+    assert '<svg class="of-paper"' in html and '<circle class="of-ours"' not in html
 
 
 def test_times_are_shown_with_how_they_were_taken_and_compared_by_ratio(client: TestClient) -> None:
@@ -179,7 +184,7 @@ def test_results_of_older_code_say_so(tmp_path: Path) -> None:
     root = make_root(tmp_path)
     add_results(root, "ninformer-cifar10", "smoke", "embedded", code={"stages.gone": "0" * 16})
     record(root, "data/results.db")
-    with serving(Settings(root=root)) as client:
+    with reading(Settings(root=root)) as client:
         (comparison,) = client.get("/compare?dataset=cifar10").json()["comparisons"]
         assert [arm["changed_code"] for arm in comparison["arms"]] == [["stages.gone"]] * 4
         sentence = "measured with older code: stages.gone changed since"
@@ -189,9 +194,8 @@ def test_results_of_older_code_say_so(tmp_path: Path) -> None:
 
 
 def test_a_run_page_shows_curves_spec_and_provenance(client: TestClient) -> None:
-    href = re.search(r'href="(/runs/[0-9a-f]{64})"', client.get("/?dataset=mnist").text)
-    assert href is not None
-    html = client.get(href[1]).text
+    (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
+    html = client.get(f"/runs/{comparison['arms'][0]['run_keys'][0]}").text
     facts = {row[0]: row[1] for row in Page(html).rows if len(row) == 2}
     assert facts["protocol.batch_size"] == "128"
     assert facts["code revision"] == "0" * 40
@@ -288,7 +292,7 @@ def test_a_paper_s_page_counts_its_own_claims(root: Path, tmp_path: Path) -> Non
     with (own / "data" / "claims.csv").open("a") as file:
         file.write("brownian.walk,brownian,equation 4,,,largest_error,identity,,,,,,,,\n")
     record(own, "data/results.db")
-    with serving(Settings(root=own)) as client:
+    with reading(Settings(root=own)) as client:
         assert ">all 1</a>" in client.get("/papers/brownian").text
         assert ">all 16</a>" in client.get("/papers/ninformer").text
 
@@ -349,11 +353,11 @@ def test_where_a_paper_has_no_number_the_page_leads_to_its_own_metric(client: Te
     missing = "prints no model’s own number in this metric"
     assert missing not in client.get("/?dataset=mnist").text
     html = client.get("/?dataset=mnist&metric=loss").text
-    assert missing in html and 'href="/?dataset=mnist&amp;metric=accuracy#ninformer-mnist"' in html
+    assert missing in html and 'href="/compare?dataset=mnist&amp;metric=accuracy#ninformer-mnist"' in html
 
 
 def test_a_run_of_older_code_that_gives_the_same_says_which_line_shows_it(published: str) -> None:
-    with serving(Settings(root=REPOSITORY, database=published)) as client:
+    with reading(Settings(root=REPOSITORY, database=published)) as client:
         (run,) = client.get("/api/v1/runs?experiment=hyperbf-cifar10&limit=1").json()
         page = client.get(f"/runs/{run['run_key']}").text
         (trail,) = client.get(f"/api/v1/runs/{run['run_key']}/trail").json()["trails"]
@@ -401,3 +405,38 @@ def test_every_link_stays_below_the_root_path(settings: Settings, is_stripped: b
         asked = "/claimcheck/predict?checkpoint=ninformer-cifar100.vit.0"
         answer = client.post(asked, files={"file": png()}, headers={"accept": "text/html"})
         assert 'href="/claimcheck/runs/' in answer.text
+
+
+WITHOUT_CHART, WITH_CHART = 120_000, 350_000
+"""Most bytes of a page with all that it loads, on the wire."""
+
+
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [
+        *(
+            (path, WITHOUT_CHART)
+            for path in ("/", "/compare?dataset=sgemm", "/compare?dataset=cifar10", "/claims?q=vit")
+        ),
+        *(
+            (path, WITHOUT_CHART)
+            for path in ("/leaderboard?dataset=sgemm", "/papers/dac", "/method", "/docs", "/versus")
+        ),
+        ("/experiments/hyperbf-cifar100", WITHOUT_CHART),
+        ("/experiments/dac-sgemm", WITH_CHART),
+        ("/curves?line=dac-sgemm.mlp-50x5&line=dac-sgemm.dac-mlp-50x5", WITH_CHART),
+        ("/claims/dac.sgemm.gain", WITH_CHART),
+    ],
+)
+def test_a_page_weighs_little_and_loads_the_chart_library_for_a_chart_alone(
+    published_client: TestClient, path: str, most: int
+) -> None:
+    page = published_client.get(path, headers={"accept": "text/html", "accept-encoding": "gzip"})
+    parts = re.findall(r'<(?:script src|link rel="stylesheet" href|link rel="icon" href|img src)="([^"]+)"', page.text)
+    has_chart = '<script type="application/json" data-chart' in page.text
+    assert has_chart == (most == WITH_CHART)
+    parts += ["/static/vega.js"] if has_chart else []
+    answers = [published_client.get(part, headers={"accept-encoding": "gzip"}) for part in parts if part[0] == "/"]
+    weight = page.num_bytes_downloaded + sum(answer.num_bytes_downloaded for answer in answers)
+    assert 5_000 < weight < most, (path, weight)
+    assert not has_chart or weight > WITHOUT_CHART, "the library is counted"

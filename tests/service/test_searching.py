@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from fastapi.testclient import TestClient
 
-from service.pages.searching import words_of
+from service.pages.searching import Words
 
 
 def find(client: TestClient, asked: str) -> list[str]:
@@ -71,10 +71,49 @@ def test_first_numbers_stand_in_what_is_found_as_on_the_paper_s_page(published_c
     assert "ninformer.rank.c10.localvit" in html and "Grey numbers in italics" in html
 
 
-def test_plurals_hyphens_and_words_of_one_meaning_are_one_word() -> None:
-    assert words_of("Errors on CIFAR-10, MLP-Mixer's speeds: 0.25") == [
-        *("error", "on", "cifar10", "mlp", "mixer", "s", "time", "0.25"),
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        ("LocalViT", "Local-ViT", "local vit"),
+        ("bias", "biases"),
+        ("MSE", "mean squared error"),
+        ("tinyimagenet", "Tiny ImageNet", "tiny-imagenet"),
+        ("nanosecond", "nanoseconds", "ns"),
+        ("vision transformer", "ViT"),
+    ],
+)
+def test_every_spelling_finds_the_same_claims(published_client: TestClient, spellings: tuple[str, ...]) -> None:
+    first, *others = [find(published_client, spelling) for spelling in spellings]
+    assert first and all(found == first for found in others)
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        (
+            "Local-ViT",
+            {"ninformer.table2.c100.localvit", "ninformer.rank.c10.localvit", "ninformer.text.c10.time_vs_localvit"},
+        ),
+        ("tinyimagenet", {"hyperbf.table2.tin.vit", "hyperbf.comparable.tin"}),
+        ("MSE", {"dac.sgemm.gain", "dac.sgemm.uniform", "dac.sgemm.crossover_low"}),
+        ("nanosecond", {f"ninformer.table3.{name}.ninformer" for name in ("mnist", "c10", "c100")}),
+    ],
+)
+def test_what_the_paper_calls_it_finds_all_its_claims(
+    published_client: TestClient, asked: str, wanted: set[str]
+) -> None:
+    assert wanted <= set(find(published_client, asked))
+    assert asked != "nanosecond" or all(
+        name.startswith("ninformer.table3.") for name in find(published_client, asked)[:9]
+    )
+
+
+def test_names_and_spellings_are_one_word() -> None:
+    words = Words(["MLP-Mixer", "LocalViT", "CIFAR-10", "Tiny ImageNet, 32 px"])
+    assert words("Errors on CIFAR-10, MLP-Mixer's speeds: 0.25") == [
+        *("errors", "on", "cifar10", "mlpmixer", "s", "speeds", "0.25"),
     ]
+    assert words("mlp mixer, local vit; tiny imagenet faster") == ["mlpmixer", "localvit", "tinyimagenet", "time"]
 
 
 def test_a_list_of_all_claims_has_pages_and_begins_with_what_training_decided(published_client: TestClient) -> None:

@@ -1,0 +1,112 @@
+"""The models of one data set side by side: a plain answer, and for each experiment its rows with their marks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from service.database.comparing import metrics_of
+from service.database.curves import Curve
+from service.pages.formats import listed, span, value_in, value_with
+from service.pages.plots import Axis, Ink, Mark, axis_of, mark_of
+from stages.results import Arm, ArmComparison, ExperimentComparison, MetricInfo
+
+MOST_LINES = 8  # that colours tell apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    arm: ArmComparison
+    ink: Ink
+    mark: Mark | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One experiment: the best of our models first, then those without a number of ours, in the order of the paper."""
+
+    comparison: ExperimentComparison
+    rows: tuple[Row, ...]
+    axis: Axis | None
+    choices: Mapping[str, str]
+
+
+def lay_panels(
+    comparisons: Sequence[ExperimentComparison], inks: Mapping[str, Ink], kind: str, metric: str | None
+) -> list[Panel]:
+    """A panel for each experiment; they share an axis if all are asked about one metric."""
+    shared = [arm for item in comparisons for arm in item.arms] if metric else []
+    panels = []
+    for item in comparisons:
+        axis = axis_of(shared or item.arms, item.metric)
+        ranked = sorted(item.arms, key=lambda arm: (arm.rank_ours is None, arm.rank_ours or 0))
+        rows = tuple(
+            Row(arm=arm, ink=inks[arm.title], mark=mark_of(arm, item.metric, axis) if axis else None) for arm in ranked
+        )
+        panels.append(Panel(comparison=item, rows=rows, axis=axis, choices=metrics_of(item, kind)))
+    return panels
+
+
+def answer_best(comparisons: Sequence[ExperimentComparison]) -> str:
+    """Which model is best, by full-length runs alone: as "Not known yet: no model was trained in full. …"."""
+    planned = sum(item.planned_models for item in comparisons)
+    real = [item for item in comparisons if item.is_real and item.order.of_ours]
+    full = [item for item in real if not item.cut]
+    if not real:
+        return f"Not known yet: none of {planned} planned models was trained." if planned else "No model is planned."
+    if not full:
+        ahead = [_leader(item) for item in real if len(item.order.of_ours) > 1]
+        each = ", each in its own experiment" if len(ahead) > 1 else ""
+        leads = f" In shortened runs {listed(ahead)} {'are' if each else 'is'} ahead{each}." if ahead else ""
+        return f"Not known yet: none of {planned} planned models was trained in full.{leads}"
+    told = [_best(item) for item in _by_metric(full)]
+    missing = planned - sum(item.trained_models for item in full)
+    left = f" {missing} of {planned} planned models are not trained in full yet." if missing else ""
+    return f"{' '.join(told)}{left}"
+
+
+def _by_metric(full: Sequence[ExperimentComparison]) -> list[list[tuple[ExperimentComparison, ArmComparison]]]:
+    """The models with a number of ours, the best first, for each metric."""
+    found: dict[str, list[tuple[ExperimentComparison, ArmComparison]]] = {}
+    for item in full:
+        found.setdefault(item.metric.name, []).extend((item, arm) for arm in item.arms if arm.ours)
+    for pairs in found.values():
+        sign = -1 if pairs and pairs[0][0].metric.better == "higher" else 1
+        pairs.sort(key=lambda pair: sign * (pair[1].ours.value if pair[1].ours else 0.0))
+    return [pairs for pairs in found.values() if pairs]
+
+
+def _best(pairs: Sequence[tuple[ExperimentComparison, ArmComparison]]) -> str:
+    """As "Yat perceptron is the best of 6 models trained in full: 97.31 % (97.26 to 97.35 %, n = 10)."."""
+    (item, arm), many = pairs[0], len(pairs)
+    ours = arm.ours
+    assert ours is not None, "only models with a number are compared"
+    write = value_with(ours.low, ours.high, item.metric.unit)
+    interval = "" if ours.low is None or ours.high is None else f"{span(ours.low, ours.high, item.metric.unit)}, "
+    of = f"is the best of {many} models" if many > 1 else "is the only model"
+    return f"{arm.title} {of} trained in full: {write(ours.value)} ({interval}n = {ours.n})."
+
+
+def _leader(item: ExperimentComparison) -> str:
+    """As "NiNformer (21.19 %)"."""
+    arm = next(arm for arm in item.arms if arm.arm == item.order.of_ours[0])
+    return f"{arm.title} ({value_in(item.metric.unit)(arm.ours.value)})" if arm.ours else arm.title
+
+
+def first_shown(arms: Sequence[Arm], trained: Sequence[str]) -> list[str]:
+    """The arms if they can be told apart; of a grid the middle pair, a proposed one and what it stands against."""
+    if len(trained) <= MOST_LINES:
+        return list(trained)
+    pairs = [(item.against, item.name) for item in arms if item.role == "proposed"]
+    whole = [pair for pair in pairs if set(pair) <= set(trained)]
+    first = whole[len(whole) // 2] if whole else trained[:2]
+    return [name for name in trained if name in first]
+
+
+def curve_for(metric: MetricInfo, curves: Sequence[Curve]) -> Curve | None:
+    """The learning curve that belongs to a metric: of shares accuracies, else losses; test data first."""
+    what = "accuracy" if metric.unit in ("fraction", "seconds") else "loss"
+    ordered = sorted(
+        curves, key=lambda name: (not name.endswith(what), ("test", "val", "train").index(name[: name.index("_")]))
+    )
+    return next(iter(ordered), None)
