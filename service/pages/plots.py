@@ -94,12 +94,6 @@ class Axis:
         scaled = math.log10(number) if self.is_log else number
         return round(100 * (scaled - self._low) / (self._high - self._low), 2)
 
-    def _steps(self, most: int) -> list[float]:
-        sizes = (base * 10.0**power for power in range(-12, 19) for base in (1, 2, 5))
-        step = next(size for size in sizes if size >= self._least and (self._high - self._low) / size <= most)
-        first, last = math.ceil(self._low / step), math.floor(self._high / step)
-        return [round(step * number, 12) for number in range(first, last + 1)]
-
     def _decades(self) -> list[float]:
         factors = (1, 2, 5) if self._high - self._low < 2 else (1,)
         powers = range(math.floor(self._low), math.ceil(self._high) + 1)

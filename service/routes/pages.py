@@ -261,5 +261,8 @@ def show_file(path: str, request: Request) -> Response:
 @router.get("/static/vega.js")
 async def read_vega(request: Request) -> Response:
     """Vega, Vega-Lite and vega-embed, out of the installed vl-convert-python."""
-    script = await app_state_of(request).scripts.sent()
-    return Response(script, media_type="text/javascript", headers={"cache-control": MONTH})
+    is_packed = "gzip" in request.headers.get("accept-encoding", "")
+    script = await app_state_of(request).scripts.sent(is_packed=is_packed)
+    packed = {"content-encoding": "gzip"} if is_packed else {}
+    headers = {"cache-control": MONTH, "vary": "Accept-Encoding", **packed}
+    return Response(script, media_type="text/javascript", headers=headers)
