@@ -183,7 +183,7 @@ def _to_try(
     """In groups, real data before stand-ins.  Those of `named` that are here are asked, else the first group, as by
     `/predict?dataset=`.
 
-    Of stand-ins, whose answers mean nothing, only those that are compared are asked unless they are named.
+    Placeholders, whose answers mean nothing, are here only if one of them is named.
     """
     here = [row.id for row in served_checkpoints if row.id in named]
     found: list[ToTry] = []
@@ -193,9 +193,8 @@ def _to_try(
             for row in served_checkpoints
             if (row.experiment, row.is_stand_in) == (comparison.experiment, is_stand_in)
         ]
-        compared = [row for row in own if row.role in ("baseline", "proposed")] if is_stand_in else []
-        asked = [row for row in own if row.id in here] if here else [] if found else compared or own
-        if own:
+        asked = [row for row in own if row.id in here] if here else [] if found else own
+        if own and (asked or not is_stand_in):
             trained = "; ".join(dict.fromkeys(row.cut for row in own if row.cut))
             found.append(ToTry(comparison.title, is_stand_in, trained, own, asked))
     return found
