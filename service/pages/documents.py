@@ -53,6 +53,8 @@ def render(path: str, text: str, shown: frozenset[str], repository: str | None) 
     html = _MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {})
     for tag, scrolling in _SCROLLING.items():
         html = html.replace(tag, scrolling)
+    numbers = itertools.count(1)  # regions of one page have names of their own
+    html = re.sub('aria-label="Table"', lambda _: f'aria-label="Table {next(numbers)}"', html)
     return Document(title, Markup(html), contents)
 
 
