@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import time
+from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -23,7 +24,7 @@ def take(address: str) -> bytes:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
-        page.goto(address, wait_until="networkidle")
+        page.goto(address, wait_until="networkidle", timeout=120_000)
         shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         browser.close()
     for colours in (256, 128, 64, 32):
@@ -38,14 +39,13 @@ def main() -> None:
     address = f"http://127.0.0.1:{(port := free_port())}"
     service = subprocess.Popen([sys.executable, "-m", "service", "--host", "127.0.0.1", "--port", str(port)])
     try:
-        for _ in range(600):
+        for _ in range(3000):
             try:
                 urlopen(f"{address}/health/ready").close()
                 break
             except URLError:
                 time.sleep(0.2)
-        with open("docs/page.png", "wb") as file:
-            file.write(take(address))
+        Path("docs/page.png").write_bytes(take(address))
     finally:
         service.terminate()
         service.wait()

@@ -59,6 +59,11 @@ def app_state_of(request: Request) -> AppState:
     return parts
 
 
+def site_of(request: Request) -> str:
+    """The permanent address of this service, else the one that answered."""
+    return (app_state_of(request).settings.address or str(request.base_url)).rstrip("/")
+
+
 async def _session(request: Request) -> AsyncIterator[Session]:
     async with app_state_of(request).reading.session() as session:
         if await request.is_disconnected():  # while it waited, as everybody in front of others may

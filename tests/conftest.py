@@ -40,40 +40,16 @@ OTHER_STORE = "CLAIMCHECK_TEST_STORE"
 
 # They start first, so that workers which take a file at a time end together.
 LONG = (
-    "test_sixth_paper.py",
-    "test_tunnel.py",
-    "test_every_kind.py",
-    "test_server.py",
-    "test_browser.py",
-    "test_flood.py",
-    "test_equivalence.py",
-    "test_devices.py",
-    "test_gpu_campaign.py",
-    "test_gpu_check.py",
-    "test_verifying.py",
-    "test_access.py",
-    "test_batching.py",
-    "test_published_pages.py",
-    "test_all_trained.py",
-    "test_asking.py",
-    "test_deploy.py",
-    "test_parallel.py",
-    "test_refusals.py",
-    "test_evaluate.py",
-    "test_cli.py",
-    "test_faults.py",
-    "test_yat_triton.py",
-    "test_power.py",
-    "test_recovery.py",
-    "test_workers.py",
-    "test_memory.py",
-    "test_decoding.py",
-    "test_stack.py",
+    *("test_sixth_paper", "test_tunnel", "test_every_kind", "test_server", "test_browser", "test_flood"),
+    *("test_equivalence", "test_devices", "test_gpu_campaign", "test_gpu_check", "test_verifying", "test_access"),
+    *("test_batching", "test_published_pages", "test_all_trained", "test_asking", "test_deploy", "test_parallel"),
+    *("test_refusals", "test_evaluate", "test_cli", "test_faults", "test_yat_triton", "test_power", "test_recovery"),
+    *("test_workers", "test_memory", "test_decoding", "test_stack"),
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 def pytest_collection_finish() -> None:

@@ -1,10 +1,30 @@
-"""A small packed table, as `preprocess` leaves one."""
+"""Small packed data sets, as `preprocess` leaves them."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from stages.datasets.packed import PackedInfo, TableSet, digest_tables, write_packed
+from stages.datasets.packed import ImageSet, PackedInfo, TableSet, digest_images, digest_tables, write_packed
+
+
+def pack_images(
+    folder: Path, dataset: str, train: ImageSet, test: ImageSet, classes: Sequence[str], **fields: Any
+) -> PackedInfo:
+    """Pack images as embedded placeholder data, unless `fields` of the description say otherwise."""
+    known: dict[str, Any] = {"provenance": "embedded", "source": "embedded", "test_rows": None}
+    info = PackedInfo(
+        dataset=dataset,
+        digest=digest_images(train, test, tuple(classes)),
+        classes=tuple(classes),
+        shape=train.images.shape[1:],
+        train_images=len(train),
+        test_images=len(test),
+        **known | {"excluded_test_images": 0} | fields,
+    )
+    write_packed(folder, {"train": train, "test": test}, info)
+    return info
 
 
 def pack_table(folder: Path, features: np.ndarray, targets: np.ndarray) -> PackedInfo:

@@ -13,9 +13,9 @@ import yaml
 
 from stages import analyse
 from stages.datasets.embedded import class_names, compose_stand_in
-from stages.datasets.packed import PackedInfo, digest_images, write_packed
 from stages.papers.finding import Finding
 from stages.params.experiment import load_params, merge, read_files
+from tests.packed_table import pack_images
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXPERIMENT = "tiny-mnist"
@@ -68,20 +68,7 @@ def pack_stand_in(folder: Path, dataset: str) -> None:
     """The embedded stand-in of a data set, packed."""
     source = load_params(REPOSITORY).datasets[dataset]
     train, test = compose_stand_in(dataset, source.shape, source.classes)
-    classes = class_names(source.classes)
-    info = PackedInfo(
-        dataset=dataset,
-        provenance="embedded",
-        digest=digest_images(train, test, classes),
-        classes=classes,
-        shape=source.shape,
-        train_images=len(train),
-        test_images=len(test),
-        test_rows=None,
-        excluded_test_images=0,
-        source="embedded",
-    )
-    write_packed(folder, {"train": train, "test": test}, info)
+    pack_images(folder, dataset, train, test, class_names(source.classes))
 
 
 def environment() -> dict[str, str]:

@@ -7,19 +7,19 @@ import math
 import re
 from collections import Counter
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from stages.claims import ClaimLine, ClaimsError, param_values, place_claims, read_claims
-from stages.claims.judging import EXACT, NO_NUMBER
-from stages.claims.lines import TALLIES, Kind, parse_claims
-from stages.claims.trained import JUDGES
+from stages.claims.kinds import Kind, TallyKind, TrainedKind
+from stages.claims.lines import parse_claims
 from stages.params.experiment import Experiment, Params, load_params
+from stages.verdicts.kinds import KINDS
 from tests.project import computed_findings
 
 ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = ROOT / "data" / "claims.csv"
+COUNTS = tuple(name for name, facts in KINDS.items() if facts.by == "orders")
 COMPARED = ("order", "difference", "gap", "equivalence")
 FIVE = {"hyperbf": 48, "ninformer": 59, "nmn": 69, "brownian": 23, "dac": 188}
 NO_SIZE = ["dac.sgemm.more_efficient", "dac.sgemm.small"]
@@ -117,8 +117,8 @@ def test_no_two_claims_of_a_paper_read_alike(claims: dict[str, ClaimLine]) -> No
 def test_every_claim_is_tested_in_one_place_or_says_why_not(claims: dict[str, ClaimLine]) -> None:
     for claim in claims.values():
         places = [claim.experiment is not None, claim.reason is not None, is_computed(claim)]
-        assert sum(places) + (claim.kind in TALLIES) == 1, claim.id
-        assert (claim.family is not None) >= (claim.kind in TALLIES), claim.id
+        assert sum(places) + (claim.facts.by == "orders") == 1, claim.id
+        assert (claim.family is not None) >= (claim.facts.by == "orders"), claim.id
         assert claim.value is not None or claim.statement, f"{claim.id} says nothing"
         if claim.experiment is None:
             assert claim.arm is None and claim.baseline_arm is None, claim.id
@@ -271,16 +271,22 @@ def test_units_are_fractions_and_never_percent(claims: dict[str, ClaimLine]) -> 
         if claim.kind in ("value", *COMPARED):
             assert claim.better in ("higher", "lower"), claim.id
         assert (claim.high is not None) == (claim.kind == "range"), claim.id
-        assert (claim.trials is not None) == (claim.kind in ("failures", "noise", *TALLIES)), claim.id
+        assert (claim.trials is not None) == (claim.kind in ("failures", "noise", *COUNTS)), claim.id
         assert (claim.factor is not None) == (claim.kind == "uniform"), claim.id
 
 
 def test_kinds_are_a_closed_set_of_which_each_is_in_use_and_has_its_judge(claims: dict[str, ClaimLine]) -> None:
-    kinds = set(get_args(Kind))
-    assert {claim.kind for claim in claims.values()} == kinds
+    assert {claim.kind for claim in claims.values()} == KINDS.keys() == Kind.classes.keys()
     trained = {claim.kind for claim in claims.values() if claim.experiment and not claim.reason}
-    assert trained - {*EXACT, *NO_NUMBER, "count", "setup"} == JUDGES.keys()
-    assert kinds - JUDGES.keys() == {*EXACT, *NO_NUMBER, *TALLIES, "count", "setup"}
+    assert {name for name in trained if KINDS[name].by == "training"} == {
+        name for name, of_kind in Kind.classes.items() if issubclass(of_kind, TrainedKind)
+    }
+    for name, of_kind in Kind.classes.items():
+        assert (
+            bool(of_kind.test)
+            == (KINDS[name].by in ("training", "orders"))
+            == issubclass(of_kind, TrainedKind | TallyKind)
+        )
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:

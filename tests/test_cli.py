@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from stages.cli import COMMANDS, main
 from stages.commands.command import wrap
@@ -133,6 +134,22 @@ def test_a_mistyped_arm_or_checkpoint_too(published: str, tmp_path: Path) -> Non
     done = claimcheck("verify", "ninformer-mnist.ninforme.0", cwd=tmp_path)
     said = "no checkpoint 'ninformer-mnist.ninforme.0'; did you mean ninformer-mnist.ninformer.0?\n"
     assert (done.returncode, done.stderr) == (1, f"claimcheck verify: {said}")
+
+
+def test_sample_and_release_work_in_a_clone_that_has_trained_nothing(tmp_path: Path) -> None:
+    for part in ("params", "params.yaml", "data/samples"):
+        (tmp_path / part).parent.mkdir(exist_ok=True)
+        (tmp_path / part).symlink_to(REPOSITORY / part)
+    published = ("data/evidence/ninformer-mnist.jsonl", "data/models/ninformer-mnist.ninformer.0.safetensors")
+    for name in published:
+        (tmp_path / name).parent.mkdir()
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    done = claimcheck(*shlex.split(COMMANDS["release"].example)[1:], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [(tmp_path / name).read_bytes() for name in published] == [(REPOSITORY / n).read_bytes() for n in published]
+    document = json.loads(claimcheck("sample", "mnist", "--index", "7", "--json", cwd=tmp_path).stdout)
+    with Image.open(tmp_path / document["path"]) as image:
+        assert (document["provenance"], image.size) == ("subset", (28, 28))
 
 
 SHAPES = {

@@ -2,7 +2,8 @@
 
 import dataclasses
 import shutil
-from collections.abc import Callable
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -128,153 +129,83 @@ def test_an_arm_may_set_protocol_fields_of_its_own(project: Path) -> None:
     assert {run.protocol.epochs for run in runs} == {3}, "the profile's cut holds for every arm"
 
 
-MISTAKES: list[tuple[str, Callable[[Any], None], str]] = [
-    ("params.yaml", lambda p: p.update(profile="smoek"), "params.yaml: profile is 'smoek' (did you mean smoke?)"),
-    ("params.yaml", lambda p: p.update(seed=1), "params.yaml: unknown key seed; known: "),
-    (
-        "params.yaml",
-        lambda p: p["experiments"]["ninformer-mnist"].update(paper="nin"),
-        "experiments.ninformer-mnist.paper is 'nin'",
+IN_INDEX = {
+    "profile = smoek": "params.yaml: profile is 'smoek' (did you mean smoke?)",
+    "seed = 1": "params.yaml: unknown key seed; known: ",
+    "experiments.ninformer-mnist.paper = nin": "experiments.ninformer-mnist.paper is 'nin'",
+    "experiments.ninformer-mnist.dataset = minst": "is 'minst' (did you mean mnist?); known: cifar10, cifar100, ",
+    "experiments.lost = {paper: ninformer, dataset: mnist}": "lost.yaml: no such file",
+    "profiles.quick.overrides.epoch = 1": "profiles.quick.overrides.epoch (did you mean epochs?)",
+    "profiles.paper.overrides.batch_size = 0": "overrides.batch_size is 0; expected",
+    "profiles.paper.overrides.epochs = three": "overrides.epochs is 'three'",
+    "profiles.quick.replicates = 0": "profiles.quick.replicates is 0",
+    "profiles.quick.replicates = -1": "profiles.quick.replicates is -1",
+    "profiles.quick.latency.repeats = 0": "quick.latency.repeats is 0",
+    "profiles.quick.test_rows = 100": "quick.test_rows is set; its overrides need observe_test: false",
+    "profiles.smoke.test_rows = 0": "profiles.smoke.test_rows is 0",
+    "rates.cpu.usd_per_hour = -1": "rates.cpu.usd_per_hour is -1",
+}
+IN_EXPERIMENT = {
+    "protocol.batchsize = 4": "unknown key protocol.batchsize (did you mean batch_size?)",
+    "arms.vit.protocol = {epoch: 3}": "unknown key arms.vit.protocol.epoch (did you mean epochs?)",
+    "protocol.optimizer.damping = 0.1": "protocol.optimizer.damping is set, and adam has no use for it",
+    "protocol.schedule = {name: steps}": "protocol.schedule is 'steps'; it needs milestones",
+    "protocol.early_stop = {from_epoch: 1, patience: 1, min_delta: 0}": (
+        "protocol.early_stop looks at validation images, but protocol.split.kind is 'none'"
     ),
-    (
-        "params.yaml",
-        lambda p: p["experiments"]["ninformer-mnist"].update(dataset="minst"),
-        "experiments.ninformer-mnist.dataset is 'minst' (did you mean mnist?); known: cifar10, cifar100, ",
-    ),
-    (
-        "params.yaml",
-        lambda p: p["experiments"].update(lost={"paper": "ninformer", "dataset": "mnist"}),
-        "lost.yaml: no such file",
-    ),
-    (
-        "params.yaml",
-        lambda p: p["profiles"]["quick"]["overrides"].update(epoch=1),
-        "profiles.quick.overrides.epoch (did you mean epochs?)",
-    ),
-    (
-        CIFAR10,
-        lambda p: p["protocol"].update(batchsize=4),
-        "unknown key protocol.batchsize (did you mean batch_size?)",
-    ),
-    (
-        CIFAR10,
-        lambda p: p["arms"]["vit"].update(protocol={"epoch": 3}),
-        "unknown key arms.vit.protocol.epoch (did you mean epochs?)",
-    ),
-    (
-        CIFAR10,
-        lambda p: p["protocol"]["optimizer"].update(damping=0.1),
-        "protocol.optimizer.damping is set, and adam has no use for it",
-    ),
-    (
-        CIFAR10,
-        lambda p: p["protocol"].update(schedule={"name": "steps"}),
-        "protocol.schedule is 'steps'; it needs milestones",
-    ),
-    (
-        CIFAR10,
-        lambda p: p["protocol"].update(early_stop={"from_epoch": 1, "patience": 1, "min_delta": 0}),
-        "protocol.early_stop looks at validation images, but protocol.split.kind is 'none'",
-    ),
-    (
-        CIFAR10,
-        lambda p: p["protocol"].update(epochs="many"),
-        "protocol.epochs is 'many'; input should be a valid integer",
-    ),
-    (
-        CIFAR10,
-        lambda p: p["protocol"]["optimizer"].update(name="adamm"),
-        "protocol.optimizer.name is 'adamm'; input should be 'adam', 'adamw', 'sgd', 'cg_fac' or 'kfac'",
-    ),
-    (
-        CIFAR10,
-        lambda p: p["protocol"]["optimizer"].update(learning_rate=1),
-        "unknown key protocol.optimizer.learning_rate",
-    ),
-    (CIFAR10, lambda p: p["protocol"].pop("epochs"), "protocol.epochs is missing"),
-    (
-        CIFAR10,
-        lambda p: p["protocol"].update(epoch=p["protocol"].pop("epochs")),
-        "unknown key protocol.epoch (did you mean epochs?)",
-    ),
-    (
-        CIFAR10,
-        lambda p: p["protocol"].update(mean=[0.5]),
-        "protocol.mean has 1 values; images of cifar10 have 3 channels",
-    ),
-    (CIFAR10, lambda p: p["protocol"].update(epochs=0), "protocol.epochs is 0; expected at least 1"),
-    (
-        CIFAR10,
-        lambda p: p["protocol"].update(split={"kind": "folds"}),
-        "protocol.split.folds is None; expected at least 2",
-    ),
-    (
-        "params.yaml",
-        lambda p: p["profiles"]["paper"]["overrides"].update(batch_size=0),
-        "overrides.batch_size is 0; expected",
-    ),
-    (
-        "params.yaml",
-        lambda p: p["profiles"]["paper"]["overrides"].update(epochs="three"),
-        "overrides.epochs is 'three'",
-    ),
-    (CIFAR10, lambda p: p["protocol"].update(seeds=[0, 0]), "protocol.seeds is [0, 0]"),
-    (CIFAR10, lambda p: p["protocol"].pop("seeds"), "protocol.seeds is None"),
-    (CIFAR10, lambda p: p["arms"]["vit"].update(role="hero"), "arms.vit.role is 'hero'"),
-    (
-        CIFAR10,
-        lambda p: p["arms"]["vit"]["model"].update(name="VIT"),
+    "protocol.epochs = many": "protocol.epochs is 'many'; input should be a valid integer",
+    "protocol.optimizer.name = adamm": "name is 'adamm'; input should be 'adam', 'adamw', 'sgd', 'cg_fac' or '",
+    "protocol.optimizer.learning_rate = 1": "unknown key protocol.optimizer.learning_rate",
+    "-protocol.epochs": "protocol.epochs is missing",
+    "-protocol.epochs; protocol.epoch = 100": "unknown key protocol.epoch (did you mean epochs?)",
+    "protocol.mean = [0.5]": "protocol.mean has 1 values; images of cifar10 have 3 channels",
+    "protocol.epochs = 0": "protocol.epochs is 0; expected at least 1",
+    "protocol.split = {kind: folds}": "protocol.split.folds is None; expected at least 2",
+    "protocol.seeds = [0, 0]": "protocol.seeds is [0, 0]",
+    "-protocol.seeds": "protocol.seeds is None",
+    "arms.vit.role = hero": "arms.vit.role is 'hero'",
+    "arms.vit.model.name = VIT": (
         "arms.vit.model.name is 'VIT' (did you mean ViT?); known: LocalViT, MLPMixer, NiNformer, PositionedViT, "
-        "SeparableLocalViT, SharedNormNiNformer, SqueezeExciteLocalViT, ViT",
+        "SeparableLocalViT, SharedNormNiNformer, SqueezeExciteLocalViT, ViT"
     ),
-    (
-        CIFAR10,
-        lambda p: p["arms"]["vit"]["model"].update(width=512),
-        "unknown key arms.vit.model.width (did you mean depth?); known: depth, dim, dropout, mlp_dim, ",
-    ),
-    (CIFAR10, lambda p: p["arms"]["vit"].update(like="nobody"), "arms.vit.like is 'nobody'; known above it: "),
-    (CIFAR10, lambda p: p["arms"]["vit"]["model"].update(depth=4.5), "arms.vit.model.depth is 4.5; expected int"),
-    (CIFAR10, lambda p: p["arms"]["vit"]["model"].update(depth=True), "arms.vit.model.depth is True; expected int"),
-    (CIFAR10, lambda p: p["arms"]["vit"]["model"].pop("num_heads"), "arms.vit.model.num_heads is missing"),
-    (CIFAR10, lambda p: p["arms"]["vit"]["model"].update(num_classes=7), "unknown key arms.vit.model.num_classes"),
-    ("params.yaml", lambda p: p["profiles"]["quick"].update(replicates=0), "profiles.quick.replicates is 0"),
-    ("params.yaml", lambda p: p["profiles"]["quick"].update(replicates=-1), "profiles.quick.replicates is -1"),
-    ("params.yaml", lambda p: p["profiles"]["quick"]["latency"].update(repeats=0), "quick.latency.repeats is 0"),
-    (
-        "params.yaml",
-        lambda p: p["profiles"]["quick"].update(test_rows=100),
-        "profiles.quick.test_rows is set; its overrides need observe_test: false",
-    ),
-    ("params.yaml", lambda p: p["profiles"]["smoke"].update(test_rows=0), "profiles.smoke.test_rows is 0"),
-    ("params.yaml", lambda p: p["rates"]["cpu"].update(usd_per_hour=-1), "rates.cpu.usd_per_hour is -1"),
-    (CIFAR10, lambda p: p.update(arms={}), "arms is {}"),
-    (CIFAR10, lambda p: p["protocol"]["optimizer"].update(lr=float("nan")), "protocol.optimizer.lr is nan; expected"),
-    (CIFAR10, lambda p: p["protocol"]["optimizer"].update(lr=float("inf")), "protocol.optimizer.lr is inf; expected"),
-    (CIFAR10, lambda p: p["protocol"]["optimizer"].update(lr=0), "protocol.optimizer.lr is 0.0; expected above 0"),
-    (
-        CIFAR10,
-        lambda p: p["protocol"]["optimizer"].update(betas=[0.9, 1]),
-        "betas is [0.9, 1.0]; expected",
-    ),
-    (CIFAR10, lambda p: p["protocol"].update(std=[0.5, 0, 0.5]), "protocol.std is [0.5, 0.0, 0.5]; expected above 0"),
-    (
-        CIFAR10,
-        lambda p: p["protocol"].update(augmentation={"crop_padding": -4}),
-        "protocol.augmentation.crop_padding is -4; expected at least 0",
-    ),
-    (
-        CIFAR10,
-        lambda p: p["arms"]["vit"].update(protocol={"optimizer": {"name": "adam", "lr": -1}}),
-        "arms.vit.protocol.optimizer.lr is -1.0; expected above 0",
-    ),
-]
+    "arms.vit.model.width = 512": "arms.vit.model.width (did you mean depth?); known: depth, dim, dropout, mlp_dim, ",
+    "arms.vit.like = nobody": "arms.vit.like is 'nobody'; known above it: ",
+    "arms.vit.model.depth = 4.5": "arms.vit.model.depth is 4.5; expected int",
+    "arms.vit.model.depth = true": "arms.vit.model.depth is True; expected int",
+    "-arms.vit.model.num_heads": "arms.vit.model.num_heads is missing",
+    "arms.vit.model.num_classes = 7": "unknown key arms.vit.model.num_classes",
+    "arms = {}": "arms is {}",
+    "protocol.optimizer.lr = .nan": "protocol.optimizer.lr is nan; expected",
+    "protocol.optimizer.lr = .inf": "protocol.optimizer.lr is inf; expected",
+    "protocol.optimizer.lr = 0": "protocol.optimizer.lr is 0.0; expected above 0",
+    "protocol.optimizer.betas = [0.9, 1]": "betas is [0.9, 1.0]; expected",
+    "protocol.std = [0.5, 0, 0.5]": "protocol.std is [0.5, 0.0, 0.5]; expected above 0",
+    "protocol.augmentation = {crop_padding: -4}": "protocol.augmentation.crop_padding is -4; expected at least 0",
+    "arms.vit.protocol = {optimizer: {name: adam, lr: -1}}": "arms.vit.protocol.optimizer.lr is -1.0; expected above 0",
+}
 
 
-@pytest.mark.parametrize(("file", "change", "message"), MISTAKES, ids=[message[-40:] for *_, message in MISTAKES])
-def test_a_mistake_names_file_path_and_choices(
-    project: Path, file: str, change: Callable[[Any], None], message: str
-) -> None:
-    edit(project / file, change)
+def apply(changes: str, document: Any) -> None:
+    """Set `a.b = value`, or delete `-a.b`."""
+    for change in changes.split("; "):
+        path, _, value = change.partition(" = ")
+        *above, key = path.removeprefix("-").split(".")
+        part = reduce(getitem, above, document)
+        if change.startswith("-"):
+            del part[key]
+        else:
+            part[key] = yaml.safe_load(value)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        *(("params.yaml", changes, message) for changes, message in IN_INDEX.items()),
+        *((CIFAR10, changes, message) for changes, message in IN_EXPERIMENT.items()),
+    ],
+)
+def test_a_mistake_names_file_path_and_choices(project: Path, file: str, changes: str, message: str) -> None:
+    edit(project / file, partial(apply, changes))
     with pytest.raises(ParamsError) as caught:
         load_params(project)
     assert message in str(caught.value)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from service.pages.opening import cards_of, still_open
 from stages import cli, report
 from stages.recording import record
 from stages.recording.reporting import write_docs
+from stages.results import Word, open_results, tally
 from stages.runs.evidence import EvidenceLine, read_lines, write_lines
 from tests.service.results_factory import REPOSITORY, make_root, without_test_images
 
@@ -144,12 +146,17 @@ def test_docs_have_the_verdicts_of_evidence_alone(root: Path) -> None:
     assert "contradicted" not in text, "claims that need no training are in findings.md"
 
 
-def test_the_status_counts_verdicts_by_paper(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["status"]) == 1
-    assert "there is no results database yet" in capsys.readouterr().err
-    record(root, "data/results.db")
+def test_status_makes_the_database_and_counts_verdicts_as_the_front_page(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["status"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    told = capsys.readouterr()
+    assert "making data/results.db from the published evidence" in told.err and told.err.count("\n") == 1
+    lines = told.out.splitlines()
+    with open_results("data/results.db")() as session:
+        tallies = tally(session)
+    cards = {card.word: card.number for card in cards_of(tallies)} | {Word.OPEN: sum(still_open(tallies))}
+    assert next(line.split() for line in lines if line.startswith("all "))[1:] == [str(cards[word]) for word in Word]
     assert lines[1].split() == ["ninformer", "by", "training", "0", "0", "4", "8"]
     assert lines[2].split() == ["ninformer", "by", "computing", "0", "1", "0", "0"]
     assert [" ".join(line.split()) for line in lines[lines.index("") + 2 :]] == [

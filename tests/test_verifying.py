@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from stages.cli import main
-from stages.datasets.packed import ImageSet, PackedInfo, TokenSet, digest_images, digest_tokens, write_packed
+from stages.datasets.packed import ImageSet, TokenSet, digest_tokens, write_packed
 from stages.recording import record
 from stages.recording.append_only import read_versions, retract
 from stages.results import UnknownCheckpoint, open_results
@@ -22,7 +22,7 @@ from stages.runs.evidence import EvidenceLine, ResultLine, pack_correct, read_li
 from stages.runs.store import seal as seal_outcome
 from stages.upkeep.links import REMEDIES, Link, check_data, compare, compare_released, recompute, spot_check
 from stages.upkeep.verifying import Trail, find_trails, verify
-from tests.packed_table import pack_table
+from tests.packed_table import pack_images, pack_table
 
 pytestmark = pytest.mark.slow
 
@@ -318,21 +318,8 @@ def test_weights_predict_again_what_the_line_says(tmp_path: Path) -> None:
         split: ImageSet(generator.integers(0, 256, (count, 1, 28, 28), dtype=np.uint8), np.arange(count) % 10)
         for split, count in (("train", 10), ("test", 300))
     }
-    digits = tuple(str(number) for number in range(10))
-    info = PackedInfo(
-        dataset="mnist",
-        provenance="full",
-        digest=digest_images(sets["train"], sets["test"], digits),
-        classes=digits,
-        shape=(1, 28, 28),
-        train_images=10,
-        test_images=300,
-        test_rows=None,
-        excluded_test_images=0,
-        source="official",
-    )
     packed = tmp_path / "mnist"
-    write_packed(packed, sets, info)
+    pack_images(packed, "mnist", sets["train"], sets["test"], "0123456789", provenance="full", source="official")
     line = dataclasses.replace(line, data=dataclasses.replace(line.data, test_images=300))
     scores = recompute(weights, packed, line)
     line = dataclasses.replace(line, metrics=scores.metrics, correct=scores.correct, confusion=scores.confusion)
@@ -367,22 +354,8 @@ def packed(tmp_path: Path) -> tuple[Path, str]:
     def images(count: int) -> ImageSet:
         return ImageSet(generator.integers(0, 256, (count, 1, 4, 4), dtype=np.uint8), np.arange(count) % 2)
 
-    train, test = images(6), images(4)
-    digest = digest_images(train, test, ("a", "b"))
-    info = PackedInfo(
-        dataset="tiny",
-        provenance="full",
-        digest=digest,
-        classes=("a", "b"),
-        shape=(1, 4, 4),
-        train_images=6,
-        test_images=4,
-        test_rows=None,
-        excluded_test_images=0,
-        source="official",
-    )
-    write_packed(tmp_path / "tiny", {"train": train, "test": test}, info)
-    return tmp_path / "tiny", digest
+    info = pack_images(tmp_path / "tiny", "tiny", images(6), images(4), "ab", provenance="full", source="official")
+    return tmp_path / "tiny", info.digest
 
 
 def test_data_that_are_here_are_digested_again(packed: tuple[Path, str]) -> None:

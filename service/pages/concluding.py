@@ -11,8 +11,6 @@ from statistics import fmean
 from typing import Any
 
 from service.pages.formats import (
-    GAINS,
-    SIDES_OF_A_SIZE,
     as_confidence,
     as_precise_as,
     exact,
@@ -72,7 +70,7 @@ class Trend:
 def find_trend(record: ClaimRecord, arms: Iterable[Arm]) -> Trend | None:
     """The trend of a uniform gain by its factor; None of other claims, and of fewer than two levels."""
     factor = record.claim.factor
-    if record.claim.kind != "uniform" or factor is None:
+    if factor is None:
         return None
     models = {(arm.experiment, arm.name): arm.model for arm in arms}
     pairs = sorted(
@@ -141,26 +139,26 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None
     who = _shared(titles, claim.arm) or "The proposed model"
     against = titles.get(claim.baseline_arm or "", "its baseline")
     where, pairs = _where(verdict.scope), _pairs(record)
-    if claim.kind in SIDES_OF_A_SIZE:
+    if claim.facts.at_size:
         bound = in_terms_of_size(claim)
         said = ", as the paper says" if verdict.status == Status.SUPPORTED else ""
         compared = f", compared at {sizes(record.sizes)}," if record.sizes and is_part(verdict) else ""
         return f"{bound}{compared} {who} is {is_better} than its baseline by {size}{said} ({interval}{pairs})."
-    if claim.kind == "uniform" and verdict.margin:
+    if claim.factor and verdict.margin:
         alike = in_terms_of(verdict.margin, claim)
         apart = f"{where + ' the' if where else 'The'} largest and the smallest gain by {claim.factor} differ by {size}"
         told = tell_trend(trend, claim) if trend else ""
         return f"{told} {apart} ({interval}{pairs}); up to {alike} would count as alike.".lstrip()
-    if claim.kind == "noise" and claim.value is not None and verdict.ours is not None:
+    if claim.facts.is_spread and claim.value is not None and verdict.ours is not None:
         ends = [in_terms_of(claim.value + end, claim, write) for end in (verdict.low, verdict.high)]
         return (
             f"The {claim.trials:g} printed numbers span {in_terms_of(claim.value, claim)}; as many seeds of ours "
             f"usually span {print_ours(verdict, claim)} at most ({confidence(verdict)} interval {from_to(*ends)})."
         )
-    if claim.kind in GAINS:
+    if claim.facts.is_gain:
         start = f"{where} {who}" if where else who
         return f"{start} is {is_better} than {against} by {size} ({interval}{pairs})."
-    if claim.kind == "value" and claim.value is not None and verdict.ours is not None:
+    if claim.facts.number == "model" and claim.value is not None and verdict.ours is not None:
         way = "above" if verdict.estimate >= 0 else "below"
         ours, printed = print_ours(verdict, claim), print_value(claim)
         if unit_of(claim) == "fraction":
@@ -183,8 +181,8 @@ def confidence(verdict: VerdictRow) -> str:
 
 def in_terms_of_size(claim: Claim) -> str:
     """Up to 10,000 parameters; from 100,000 parameters on"""
-    value = value_in(claim.unit or "", exact)(claim.value)
-    return f"From {value} on" if claim.kind == "ahead_from" else f"Up to {value}"
+    side = claim.facts.at_size.partition(" ")[2].format(value_in(claim.unit or "", exact)(claim.value))
+    return side[0].upper() + side[1:]
 
 
 def _printed_size(claim: Claim) -> str:
@@ -247,7 +245,7 @@ def _size(record: ClaimRecord) -> list[str]:
         low, high, margin = (verdict.size[name] for name in ("low", "high", "margin"))
         what = f"Whether it is as large as the paper’s {_printed_size(claim)} is open"
         is_within = None not in (low, high, margin) and -margin <= low and high <= margin
-    elif claim.kind == "uniform" and verdict.status == Status.INCONCLUSIVE and verdict.margin:
+    elif claim.factor and verdict.status == Status.INCONCLUSIVE and verdict.margin:
         what, is_within = "Whether it is alike at all is open", (verdict.high or 0.0) <= verdict.margin
     else:
         return []
@@ -345,7 +343,7 @@ Lacking = Mapping[str, tuple[int, int]]
 def tell_counted(judged: JudgedClaim, lacking: Lacking) -> str:
     """Name the source of a data set's size and the number of test images scored here; "" for other claims."""
     claim = judged.claim
-    if judged.verdict.basis != "params" or claim.kind != "count" or not claim.metric.startswith("dataset."):
+    if judged.verdict.basis != "params" or claim.facts.by != "data" or not claim.metric.startswith("dataset."):
         return ""
     told = "The number is that of the publisher’s files: whoever packs them here with another one is refused."
     if claim.metric != "dataset.test" or len(judged.datasets) != 1 or judged.datasets[0] not in lacking:

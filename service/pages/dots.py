@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from service.pages.formats import GAINS, SIDES_OF_A_SIZE, in_terms_of
+from service.pages.formats import in_terms_of
 from service.pages.legend import COLOURS, word_of
 from service.pages.wording import print_ours, print_value, span_of
 from stages.results import JudgedClaim, Word
@@ -55,19 +55,14 @@ def share_of(row: JudgedClaim) -> tuple[float, float | None, float | None] | Non
     Within a printed range it is 1.  Settings and sizes of data are what we chose or counted, not what came out.
     """
     claim, verdict = row.claim, row.verdict
-    if (
-        verdict.basis not in ("results", "finding")
-        or not claim.value
-        or verdict.ours is None
-        or claim.kind == "uniform"
-    ):
+    if verdict.basis not in ("results", "finding") or not claim.value or verdict.ours is None or claim.factor:
         return None
     if claim.high is not None:
         nearest = min(max(verdict.ours, claim.value), claim.high)
         return verdict.ours / nearest, None, None
     if verdict.basis != "results" or verdict.low is None or verdict.high is None:
         return verdict.ours / claim.value, None, None
-    start = 0.0 if claim.kind in GAINS else claim.value
+    start = 0.0 if claim.facts.is_gain else claim.value
     low, high = sorted((start + end) / claim.value for end in (verdict.low, verdict.high))
     return verdict.ours / claim.value, low, high
 
@@ -232,11 +227,9 @@ def draw_claim(record: JudgedClaim, name: str) -> Interval | None:
     if verdict.basis != "results" or verdict.estimate is None or verdict.low is None or verdict.high is None:
         return None
     margin = verdict.margin or (verdict.size or {}).get("margin")
-    is_gain, is_number = claim.kind in (*GAINS, *SIDES_OF_A_SIZE), claim.kind in ("value", "ratio", "observed", "noise")
-    start = (claim.value or 0.0) if is_number else 0.0
-    printed = claim.value if claim.kind not in ("equivalence", "uniform", *SIDES_OF_A_SIZE) else None
-    if claim.kind == "equivalence":
-        printed = 0.0
+    facts = claim.facts
+    start = (claim.value or 0.0) if facts.number in ("model", "ours") else 0.0
+    printed = 0.0 if facts.is_alike else None if claim.factor or facts.at_size else claim.value
     return draw_interval(
         start + verdict.estimate,
         (start + verdict.low, start + verdict.high),
@@ -245,5 +238,5 @@ def draw_claim(record: JudgedClaim, name: str) -> Interval | None:
         told=f"{_tell(record, {claim.id: name})}, with the interval {span_of(verdict.low, verdict.high, claim)}",
         printed=printed,
         margin=margin,
-        has_zero=is_gain or claim.kind == "uniform",
+        has_zero=facts.is_gain or bool(facts.at_size or claim.factor),
     )

@@ -222,10 +222,6 @@ def install(environment: Environment, root_path: str = "") -> None:
     environment.trim_blocks = environment.lstrip_blocks = True
 
 
-GAINS = ("order", "difference", "gap", "equivalence")
-"""Kinds of claims whose number is a gain of one arm over another, better positive."""
-SIDES_OF_A_SIZE = {"ahead_from": "better from {} on", "behind_up_to": "worse up to {}"}
-"""Kinds of claims about networks on one side of a number of parameters."""
 RELATIVE = ("relative gain", "relative reduction")
 
 _OBSERVED = {"kernel_width_gap": "ln σ(feed-forward) − ln σ(attention)"}
@@ -234,14 +230,14 @@ _TALLIED = {"orders": "comparisons"}
 
 def unit_of(claim: Claim) -> str:
     """The unit of the finding: a gain among networks of so many parameters is in the unit of its metric."""
-    return METRICS[claim.metric].unit if claim.kind in SIDES_OF_A_SIZE else claim.unit or ""
+    return METRICS[claim.metric].unit if claim.facts.at_size else claim.unit or ""
 
 
 def in_terms_of(value: float | None, claim: Claim, write: Callable[[float], str] = plain) -> str:
     """A number in the terms of `claim`: gains and ranges of fractions in points, all else in the claim's unit."""
     unit = unit_of(claim)
-    is_gain = claim.kind in GAINS and unit == "fraction"
-    if claim.kind == "noise" and unit == "fraction":
+    is_gain = claim.facts.is_gain and unit == "fraction"
+    if claim.facts.is_spread and unit == "fraction":
         return points(value).removeprefix("+")
     return points(value) if is_gain else value_in(unit, write)(value)
 
@@ -258,7 +254,7 @@ def in_its_way(value: float | None, claim: Claim, write: Callable[[float], str] 
     named first.
     """
     is_relative = claim.unit in RELATIVE
-    if value is None or not (claim.kind in GAINS or is_relative):
+    if value is None or not (claim.facts.is_gain or is_relative):
         return in_terms_of(value, claim, write)
     size = value_in("relative", write)(abs(value)).strip() if is_relative else in_terms_of(abs(value), claim, write)
     return f"{size.removeprefix('+')} {_way(value, claim)}" if value else f"{size.removeprefix('+')}: no difference"
@@ -275,15 +271,15 @@ def print_value(claim: Claim, write: Callable[[float], str]) -> str:
 
     `write` formats with all the digits that a paper prints.
     """
-    if claim.kind == "equivalence":
+    if claim.facts.is_alike:
         loss = None if claim.value is None else in_terms_of(claim.value, claim).removeprefix("+")
         return f"comparable, with losses up to {loss}" if loss else "comparable"
-    if claim.value is None or claim.kind == "observed":
+    if claim.value is None or claim.facts.is_implied:
         return NONE
-    if claim.kind in SIDES_OF_A_SIZE:
-        return SIDES_OF_A_SIZE[claim.kind].format(value_in(claim.unit or "", write)(claim.value))
+    if claim.facts.at_size:
+        return claim.facts.at_size.format(value_in(claim.unit or "", write)(claim.value))
     value = in_its_way(claim.value, claim, write)
-    if claim.kind == "noise":
+    if claim.facts.is_spread:
         return f"{value} between the largest and the smallest of {claim.trials:g}"
     if claim.trials is not None:
         return f"{claim.value:g} of {claim.trials:g} {_TALLIED.get(claim.unit or '', claim.unit or '')}".rstrip()
@@ -315,7 +311,7 @@ def _under(reading: dict[str, Any], claim: Claim) -> str:
 
 def imply(claim: Claim) -> str | None:
     """Describe the observation that the paper's words imply without printing a number; None for other claims."""
-    if claim.kind != "observed" or claim.value is None:
+    if not claim.facts.is_implied or claim.value is None:
         return None
     side = {"higher": "above ", "lower": "below "}.get(claim.better or "", "equal to ")
     return f"{_OBSERVED.get(claim.metric) or name_quantity(claim.metric)} {side}{plain(claim.value)}"

@@ -11,6 +11,7 @@ from service.pages.formats import listed
 from stages.results import (
     AGAINST_THE_PAPER,
     FOR_THE_PAPER,
+    KINDS,
     WORD_OF,
     ArmVerdict,
     JudgedClaim,
@@ -94,9 +95,6 @@ BY_WORD = {word: tuple(key for key in REASONS if headline_of(key) is word) for w
 COLOURS = {Word.HOLDS: "for", Word.FAILS: "against", Word.OPEN: "open", Word.NOT_TESTED: "waiting"}
 """Names of colours in the style sheet."""
 
-_DRAWN = ("figure", "qualitative")
-"""Kinds of claims that nothing decides: our results are drawn."""
-
 _ARXIV = re.compile(r"arXiv[: ]\s*(\d{4}\.\d{4,5}(?:v\d+)?)")
 
 
@@ -110,7 +108,7 @@ def key_of(judged: JudgedClaim | ArmVerdict) -> str:
     if verdict.is_decidable:
         return WAITING
     is_run = isinstance(judged, ArmVerdict) or bool(judged.experiments)
-    return TO_BE_SHOWN if claim.kind in _DRAWN and is_run else NEVER
+    return TO_BE_SHOWN if KINDS[claim.kind].by == "nothing" and is_run else NEVER
 
 
 def word_of(judged: JudgedClaim | ArmVerdict) -> Word:
@@ -148,7 +146,7 @@ def data_query(word: str) -> str:
 
 def meaning_of(word: str, kind: str | None = None, reading: str | None = None) -> str:
     """Explain a verdict's status; some mean something else for claims of some kinds, or by a reading of ours."""
-    own = _OF_NOISE if kind == "noise" else _OF_A_READING if reading else {}
+    own = _OF_NOISE if kind and KINDS[kind].is_spread else _OF_A_READING if reading else {}
     return own.get(word) or MEANINGS[word]
 
 

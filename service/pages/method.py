@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from markupsafe import Markup
+
 from service.pages.legend import BY_WORD, COLOURS, MEANINGS, REASONS
 from service.pages.planning import tell_levels, tell_margins
-from stages.results import ICONS
-from stages.rules import Rules
+from stages.results import ICONS, Rules
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 _PLANS = (3, 5, 10)
@@ -47,13 +48,14 @@ def fill_tables(text: str, rules: Rules) -> str:
     return text
 
 
-def add_badges(html: str) -> str:
+def add_badges(page: Markup) -> Markup:
     """Return the page with the words of its verdicts as badges."""
+    html = str(page)
     for word in BY_WORD:
         html = html.replace(
             f"<td>{ICONS[word]} {word}</td>", f'<td><span class="badge verdict {COLOURS[word]}">{word}</span></td>'
         )
-    return html
+    return Markup(html)
 
 
 def _table(heading: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:

@@ -238,7 +238,7 @@ def _look(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
     mine = next((arm.ours for arm in comparison.arms if arm.arm == claim.arm), None)
     if not (comparison.is_real and comparison.cut) or claim.unit != comparison.metric.unit or mine is None:
         return None
-    return FirstLook(value=mine.value, n=mine.n, cut=comparison.cut) if claim.kind == "value" else None
+    return FirstLook(value=mine.value, n=mine.n, cut=comparison.cut) if claim.facts.number == "model" else None
 
 
 def _look_at_all(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:

@@ -89,7 +89,7 @@ def _trained(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentCo
             is_full = comparison.is_real and not comparison.cut
             models |= {(comparison.experiment, name): is_full and bool(arm.run_keys) for name, arm in arms.items()}
             ours = [arms[name].ours for name in (row.claim.arm, row.claim.baseline_arm) if name in arms]
-            if comparison.cut and len(ours) == 2 and ours[0] and ours[1] and row.claim.kind in ("order", "difference"):
+            if comparison.cut and len(ours) == 2 and ours[0] and ours[1] and row.claim.facts.is_order:
                 ahead = ours[0].value - ours[1].value
                 looks.append(ahead > 0 if comparison.metric.better == "higher" else ahead < 0)
     told = f"{sum(models.values())} of {len(models)} models trained in full"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from service.pages.formats import GAINS, as_confidence, in_terms_of, percent, unit_of
+from service.pages.formats import as_confidence, in_terms_of, percent, unit_of
 from service.pages.legend import headline_of
 from service.pages.wording import side_of
 from stages.results import Claim, JudgedClaim, Levels, Rules, Status, VerdictRow, levels_of
@@ -25,14 +25,14 @@ def plan_in_words(claim: Claim, verdict: VerdictRow) -> tuple[str, list[str]] | 
     is_assumed = power["source"] == "assumed"
     if power["supported"] is None:
         return _of_number(claim, power, runs)
-    if claim.kind == "equivalence":
+    if claim.facts.is_alike:
         what = "confirm that they are comparable"
         said = _sentence("the models are alike", runs, what, power["supported"], is_assumed=is_assumed)
         return said, _needed(power["supported"], power["needed"])
-    chance = "the gain is as printed" if claim.kind != "failures" else "the shares that fail are as printed"
-    what = "confirm which model " + ("fails less often" if claim.kind == "failures" else "is better")
+    chance = "the gain is as printed" if not claim.facts.is_of_failures else "the shares that fail are as printed"
+    what = "confirm which model " + ("fails less often" if claim.facts.is_of_failures else "is better")
     conclusion = _sentence(chance, runs, what, power["supported"], is_assumed=is_assumed)
-    more = _needed(power["supported"], power["needed"]) if claim.kind != "failures" else []
+    more = _needed(power["supported"], power["needed"]) if not claim.facts.is_of_failures else []
     if power["supported_at_half"] is not None:
         at_half = _chance(power["supported_at_half"], is_assumed=is_assumed)
         more.insert(0, f"If the gain is half as large, that chance is {at_half}.")
@@ -49,7 +49,7 @@ def _of_number(claim: Claim, power: Mapping[str, Any], runs: str) -> tuple[str, 
     """Of a printed number: the chance of confirming it, what more runs would bring, the margin."""
     chance = power["reproduced"] or 0.0
     is_lost, needed = not power["can_reproduce"], power["needed" if power["supported"] is None else "needed_for_size"]
-    is_uniform = claim.kind == "uniform"
+    is_uniform = bool(claim.factor)
     where, what = ("the gains are alike", "confirm it") if is_uniform else ("the paper is right", "confirm its number")
     is_assumed = power["source"] == "assumed"
     conclusion = _sentence(where, runs, what, chance, is_assumed=is_assumed)
@@ -106,7 +106,7 @@ def _chance(chance: float, *, is_assumed: bool) -> str:
 
 def _share_of(claim: Claim, margin: float) -> str:
     """What share of a printed difference its margin is, and what that asks of ours; "" of other numbers."""
-    is_difference = claim.kind in (*GAINS, "ratio") and claim.value
+    is_difference = (claim.facts.is_gain or claim.kind == "ratio") and claim.value
     if not is_difference:
         return ""
     share = margin / abs(claim.value or 1.0)
@@ -283,10 +283,11 @@ def tell_chance_of_truth(judged: JudgedClaim) -> str:
     size = (verdict.size or {}).get("posterior")
     told = []
     if verdict.posterior is not None:
-        event = {
-            "equivalence": "the model is worse by no more than the margin",
-            "uniform": f"no two gains by {claim.factor} are further apart than the margin",
-        }.get(claim.kind, "the truth lies within the margin" if verdict.margin else "the truth is on the claimed side")
+        event = "the truth lies within the margin" if verdict.margin else "the truth is on the claimed side"
+        if claim.facts.is_alike:
+            event = "the model is worse by no more than the margin"
+        elif claim.factor:
+            event = f"no two gains by {claim.factor} are further apart than the margin"
         told.append(f"that {event} is {_chance_of_margin(verdict.posterior)}")
     if size is not None:
         told.append(f"that the gain is as large as printed, within the margin, is {_chance_of_margin(size)}")

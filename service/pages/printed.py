@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from service.database.comparing import Question
 from service.database.curves import Curve, known_curves, list_curves
 from service.pages.charts import band_chart, cost_chart
-from service.pages.formats import SIDES_OF_A_SIZE, exact, is_of_the_other, value_in
+from service.pages.formats import exact, is_of_the_other, value_in
 from service.pages.legend import word_of
 from service.pages.plots import inks_of
 from service.pages.wording import name_metric
@@ -64,7 +64,7 @@ def lay_out(
     """
     values: dict[str, dict[tuple[str, str], Cell]] = {}
     for row in judged:
-        if row.claim.kind == "value" and (place := _place(row, titles, arms)):
+        if row.claim.facts.number == "model" and (place := _place(row, titles, arms)):
             cell = values.setdefault(row.claim.metric, {}).setdefault(place, Cell())
             cell.own = cell.own or row
     values = {metric: cells for metric, cells in values.items() if len(cells) > 1}
@@ -152,11 +152,11 @@ def take_apart(judged: Sequence[JudgedClaim]) -> Parts:
 
 
 def _part_of(row: JudgedClaim) -> str:
-    if row.claim.kind == "setup":
+    if row.claim.facts.by == "params":
         return "settings"
     if ground_of(row.claim, row.verdict) == "data":
         return "counted"
-    is_of_a_model = row.claim.kind == "value" and row.claim.arm is not None
+    is_of_a_model = row.claim.facts.number == "model" and row.claim.arm is not None
     return "computed" if row.verdict.basis == "finding" and not is_of_a_model else "results"
 
 
@@ -215,7 +215,7 @@ class Shown:
 
 def list_shown(session: Session, record: ClaimRecord, compare: Answer) -> list[Shown]:
     """One for each experiment on real data; none for a claim that has other charts, of its number."""
-    is_of_a_size = record.claim.kind in SIDES_OF_A_SIZE and record.verdict.estimate is not None
+    is_of_a_size = record.claim.facts.at_size and record.verdict.estimate is not None
     if record.verdict.status != Status.SHOWN and not is_of_a_size:
         return []
     metric = record.claim.metric if record.claim.metric in METRICS else None
@@ -244,7 +244,7 @@ def _show(session: Session, claim: Claim, comparison: ExperimentComparison, kind
                 points = list_curves(session, comparison, curve, list(titles))
                 charts[curve] = band_chart(comparison.title, titles, points, curve, kind, inks_of(session))
         return Shown(comparison=comparison, charts=charts, sentences=tuple(_bests(comparison)))
-    bound = claim.value if claim.kind in SIDES_OF_A_SIZE else None
+    bound = claim.value if claim.facts.at_size else None
     if (drawn := cost_chart(comparison, "parameters", inks_of(session), bound=bound)) is not None:
         charts["parameters"] = drawn
     sentences = _bests(comparison)

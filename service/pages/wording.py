@@ -326,9 +326,9 @@ def ours_in_words(judged: JudgedClaim) -> str:
     if verdict.basis == "results" and verdict.estimate is not None:
         write = as_precise_as(verdict.low, verdict.high)
         size = in_terms_of(abs(verdict.estimate), claim, write).removeprefix("+")
-        if claim.kind == "uniform":
+        if claim.factor:
             return f"gains differ by {size} over {claim.factor}"
-        if claim.kind in formats.SIDES_OF_A_SIZE:
+        if claim.facts.at_size:
             return f"{size} {'better' if verdict.estimate >= 0 else 'worse'}"
     return ""
 
@@ -346,7 +346,7 @@ def size_of(size: Mapping[str, Any] | None) -> str:
 
 def say_claim(name: str, claim: Claim) -> str:
     """A claim by its name, with the paper's number unless the name holds it."""
-    if claim.value is None or claim.kind in ("observed", "equivalence"):
+    if claim.value is None or claim.facts.is_implied or claim.facts.is_alike:
         return name
     same = (claim.value, 100 * claim.value)  # 0.11 is 11 %
     told = (float(number) * (1000 if kilo else 1) for number, kilo in re.findall(r"(\d+(?:\.\d+)?)(k?)", name))
@@ -364,7 +364,7 @@ def ours_is(verdict: VerdictRow, claim: Claim) -> str:
     if verdict.basis == "finding":
         return "from its other numbers" if claim.kind == "inconsistent" else "we compute"
     if verdict.basis == "params":
-        return "we count" if claim.kind == "count" else "we set"
+        return "we count" if claim.facts.by == "data" else "we set"
     return "we find"
 
 

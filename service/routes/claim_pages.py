@@ -8,14 +8,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse
-from markupsafe import Markup
 from pydantic import AfterValidator
 
 from service.database import queries
 from service.database.comparing import Question, first_of_each_dataset
 from service.database.curves import list_behind
 from service.database.queries import lacking_test_images, list_deviations, list_mentioned, tally_of
-from service.dependencies import Compare, ResultsSession, app_state_of
+from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.errors import declared
 from service.pages.charts import blocks_chart
 from service.pages.citing import bibtex, bibtex_paper, claim_badge, json_ld, paper_badge, times_reproduced
@@ -34,6 +33,7 @@ from service.pages.concluding import (
 from service.pages.documents import render
 from service.pages.dots import draw_claim, draw_lines, draw_strip, share_of
 from service.pages.legend import has_word, known_word, word_of
+from service.pages.linked_data import article_of
 from service.pages.method import DOCS, add_badges, tell_method
 from service.pages.models import describe_looks, first_looks, timed_here, told_chances
 from service.pages.opening import (
@@ -191,6 +191,7 @@ def show_paper(
             "drawn": drawn[:MOST_DRAWN],
             "counts_drawn": len(drawn),
             "bibtex": bibtex_paper(paper, counts, address, queries.content_digest(session)),
+            "linked_data": article_of(paper, f"{site_of(request)}/papers/{name}"),
             "verdict": verdict,
         },
     )
@@ -300,7 +301,7 @@ def show_method(request: Request, session: ResultsSession) -> Response:
         "method.html",
         {
             "method": method,
-            "text": Markup(add_badges(method.body)),
+            "text": add_badges(method.body),
             "terms": render("docs/glossary.md", terms, shown, parts.settings.repository),
             "papers": queries.list_papers(session),
         },
@@ -355,7 +356,7 @@ def show_claim(
             "tests": tell_tests(record.deviations, titles_of(session)[1], compare),
             "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, app_state_of(request).settings.address),
-            "json_ld": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),
+            "linked_data": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),
             "plot": draw_claim(record, names[claim_id]),
             "strip": strip_of(record),
             "posterior": tell_chance_of_truth(record),

@@ -37,11 +37,12 @@ from service.database.curves import (
     name_curve,
     unit_of_curve,
 )
-from service.dependencies import Compare, ResultsSession, app_state_of
+from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.errors import Problem, declared
 from service.pages.charts import Smooth, band_chart, blocks_chart, cost_chart
 from service.pages.citing import bibtex_table
 from service.pages.comparing import MOST_LINES, first_shown
+from service.pages.linked_data import results_of
 from service.pages.models import (
     at_chance,
     choose_stopwatch,
@@ -59,7 +60,6 @@ router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
 ON_BOARD = ("result", "parameters", "flops_per_image", "peak_memory_bytes", "latency_seconds_per_sample")
 """Columns of all models; times of training compare within one experiment alone."""
-ELSEWHERE = ("value", "setup", "count")  # kinds of claims: beside the data set's table, and on the paper's page
 
 
 @router.get("/experiments/{name}", responses=declared(404, 422))
@@ -106,8 +106,10 @@ def show_experiment(
     kind = dataset.kind
     pair = _pair(experiment, left, right)
     judged = list_judged(session, ClaimFilter(experiment=name))
-    claims = [row for row in judged if row.claim.kind not in ELSEWHERE]
-    paper = queries.find_paper(session, experiment.paper)
+    claims = [
+        row for row in judged if row.claim.facts.number != "model" and row.claim.facts.by not in ("params", "data")
+    ]
+    paper, day = queries.find_paper(session, experiment.paper), queries.read_meta(session, "newest_result")
     return app_state_of(request).templates.TemplateResponse(
         request,
         "experiment.html",
@@ -117,6 +119,9 @@ def show_experiment(
             "paper": paper,
             "bibtex": bibtex_table(
                 comparison, paper, app_state_of(request).settings.address, queries.content_digest(session)
+            ),
+            "linked_data": results_of(
+                experiment, paper, site_of(request), f"{site_of(request)}/experiments/{name}", day
             ),
             "claims": claims,
             "names": name_claims(session, claims),

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.database import queries
 from service.database.samples import Samples
-from service.database.schemas import PredictionOut, SampleOut
+from service.database.schemas import ImageAnswersOut, PredictionOut, SampleOut
 from service.dependencies import AppState, app_state_of
 from service.http.disconnects import unless_gone
 from service.http.errors import Problem, declared, preferred
@@ -154,8 +154,8 @@ async def choose_served_checkpoints(
     return await app_state_of(request).choices.named(names, wanted, arms)
 
 
-Image = tuple[Upload, SampleOut | None]
-"""An image to be looked at; of a test image, what is known of it."""
+Image = tuple[Upload, SampleOut | None, str | None]
+"""An image to be classified; what is known of a test image; why it can't be classified, if it is too large."""
 
 
 async def read_images(files: Sequence[UploadFile], samples: Sequence[str], settings: Settings) -> list[Image]:
@@ -173,9 +173,10 @@ async def read_images(files: Sequence[UploadFile], samples: Sequence[str], setti
     for file in files:
         content = await file.read(settings.max_image_bytes + 1)
         name = "".join(letter for letter in (file.filename or "image")[:120] if letter.isprintable())
-        if len(content) > settings.max_image_bytes:
-            raise Problem(413, f"{name}: larger than {settings.max_image_bytes:,} bytes")
-        images.append((Upload(name, content), None))
+        fault = f"larger than {settings.max_image_bytes:,} bytes" if len(content) > settings.max_image_bytes else None
+        images.append((Upload(name, content), None, fault and f"{name}: {fault}"))
+    if not samples and all(fault for *_, fault in images):
+        raise Problem(413, str(images[0][2]))
     return images + [await run_in_threadpool(_read_sample, settings, name) for name in samples]
 
 
@@ -184,7 +185,7 @@ def _read_sample(settings: Settings, name: str) -> Image:
     if parts is None:
         raise Problem(422, f"sample is {name[:80]!r}; expected <data set>/<position>, as mnist/7")
     packed, index = Samples(settings.root, parts[1], settings.root_path), int(parts[2])
-    return Upload(f"{parts[1]}-{index}.png", packed.png(index)), packed.describe(index)
+    return Upload(f"{parts[1]}-{index}.png", packed.png(index)), packed.describe(index), None
 
 
 @router.post(
@@ -212,11 +213,16 @@ async def create_prediction(
     parts = app_state_of(request)
     wanted = preferred(request.headers.get("accept", "*/*"), {"json": "application/json", "html": "text/html"})
     images = await read_images(file, sample, parts.settings)
-    parts.engine.require_room(len(images), served_checkpoints)
-    uploads = [upload for upload, _ in images]
+    uploads = [upload for upload, _, fault in images if not fault]
+    parts.engine.require_room(len(uploads), served_checkpoints)
     prediction = await unless_gone(request.receive, predict(uploads, served_checkpoints, parts.engine, top_k=top_k))
-    for answered, (_, known) in zip(prediction.images, images, strict=True):
-        answered.sample = known
+    answers = iter(prediction.images)
+    prediction.images = [
+        ImageAnswersOut(file=upload.name, answers=[], problem=fault)
+        if fault
+        else next(answers).model_copy(update={"sample": known})
+        for upload, known, fault in images
+    ]
     if wanted == "html":
         return parts.templates.TemplateResponse(request, "prediction.html", {"prediction": prediction})
     return prediction

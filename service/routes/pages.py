@@ -11,6 +11,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
+from pydantic import Field
 from sqlalchemy.orm import Session
 
 from service.database import queries
@@ -26,7 +27,7 @@ from service.database.comparing import (
 from service.database.curves import Curve, curves_of_run, known_curves, list_curves, name_curve, unit_of_curve
 from service.database.samples import NoSample, Samples
 from service.database.schemas import SampleOut
-from service.dependencies import Compare, ResultsSession, app_state_of
+from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.caching import tag_answer
 from service.http.errors import Problem, declared, own_path
 from service.http.tabular import PageRoute
@@ -34,6 +35,7 @@ from service.pages.charts import inside_charts
 from service.pages.comparing import answer_best, curve_for, first_shown, lay_panels
 from service.pages.documents import render
 from service.pages.drawing import draw_curves
+from service.pages.linked_data import results_on
 from service.pages.models import tell_chance
 from service.pages.plots import Curves, Ink, draw_overlay, inks_of
 from service.pages.wording import name_claims
@@ -65,12 +67,12 @@ def show_comparison(
     metric: str | None = None,
     provenance: Provenance | None = None,
     curve: Curve | None = None,
-    sample: Annotated[int | None, Query(ge=0, lt=1 << 40)] = None,
+    sample: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 40)]], Query(max_length=64)] = [],  # noqa: B006
     checkpoint: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
 ) -> Response:
     """The models of a data set side by side and to try; without `dataset` at `/`, the papers and what came out.
 
-    A link to an answer names a test image by `sample` and the models by `checkpoint`: they are chosen in the form.
+    A link to an answer names test images by `sample` and the models by `checkpoint`: they are chosen in the form.
     """
     if dataset is None and own_path(request.scope) == "/":
         return show_papers(request, session, compare)
@@ -84,7 +86,7 @@ def show_comparison(
     real = [item for item in comparisons if item.is_real]
     inks = inks_of(session)
     panels = lay_panels(comparisons, inks, chosen.kind, metric)
-    judged = list_judged(session, ClaimFilter(dataset=chosen.name))
+    judged, day = list_judged(session, ClaimFilter(dataset=chosen.name)), queries.read_meta(session, "newest_result")
     served = queries.strongest(queries.list_checkpoints(session, dataset=chosen.name))
     page = parts.templates.TemplateResponse(
         request,
@@ -114,6 +116,7 @@ def show_comparison(
             "sample": sample,
             "max_images": parts.settings.max_images,
             "needs_key": parts.settings.keys is not None,
+            "linked_data": results_on(chosen, site_of(request), f"{site_of(request)}/?dataset={chosen.name}", day),
         },
     )
     page.headers["vary"] = "Accept"
@@ -142,21 +145,20 @@ def _decided(judged: Sequence[JudgedClaim], experiment: str) -> list[JudgedClaim
         for row in judged
         if list(row.experiments) == [experiment]
         and row.verdict.basis == "results"
-        and row.claim.kind != "value"
+        and row.claim.facts.number != "model"
         and row.verdict.status not in (Status.SHOWN, Status.NOT_TESTED)
     ]
 
 
-def _samples(root: Path, dataset: str, asked: int | None) -> list[SampleOut]:
-    """A few test images, and the one asked for; none where the data set was not packed here, whose models answer all
+def _samples(root: Path, dataset: str, asked: Sequence[int]) -> list[SampleOut]:
+    """A few test images, and those asked for; none where the data set was not packed here, whose models answer all
     the same.
     """
     try:
         packed = Samples(root, dataset)
         chosen = packed.chosen()
-        if asked is None or asked not in packed or asked in [item.position for item in chosen]:
-            return chosen
-        return [*chosen, packed.describe(asked)]
+        known = [item.position for item in chosen]
+        return chosen + [packed.describe(one) for one in dict.fromkeys(asked) if one in packed and one not in known]
     except NoSample:
         return []
 

@@ -7,6 +7,7 @@ function setUpForm(form) {
   const input = document.getElementById("file");
   const result = document.getElementById("result");
   const status = document.getElementById("status");
+  const progress = document.getElementById("progress");
   const key = document.getElementById("key"); // there where the service asks for one
   let underWay = new AbortController();
   document.documentElement.classList.add("has-script");
@@ -18,27 +19,34 @@ function setUpForm(form) {
     return { ...accept, Authorization: `Bearer ${key.value}` };
   }
 
+  function tell(text, isError = false) {
+    status.textContent = text;
+    status.className = isError ? "problem" : "";
+  }
+
   async function ask() {
     underWay.abort(); // an answer that comes late would stand under the next picture
     const mine = underWay = new AbortController();
     const files = [...input.files];
     result.replaceChildren();
     if (!form.querySelector("[name=checkpoint]:checked")) {
-      status.textContent = "Choose at least one model.";
+      tell("Choose at least one model.", true);
       return;
     }
     if (!files.length && !form.querySelector("[name=sample]:checked")) {
-      status.textContent = "Choose an image.";
+      tell("Choose an image.");
       return;
     }
-    status.textContent = "Asking…";
+    const titles = [...form.querySelectorAll("[name=checkpoint]:checked")].map((box) => box.parentElement.textContent.trim());
+    tell(`Asking ${titles.join(", ")}. A model that was not asked lately is loaded first.`);
+    progress.hidden = false;
     try {
       const response = await fetch(form.action, {
         method: "POST", body: new FormData(form), headers: headers(), signal: mine.signal,
       });
       if (!response.ok) {
         const { detail } = await response.json();
-        if (!mine.signal.aborted) status.textContent = detail;
+        if (!mine.signal.aborted) tell(adviseOn(response.status, detail), true);
         return;
       }
       const page = new DOMParser().parseFromString(await response.text(), "text/html");
@@ -48,9 +56,11 @@ function setUpForm(form) {
       addPreviews(answers, files);
       answers.append(offerLink(link));
       result.replaceChildren(answers);
-      status.textContent = "";
+      tell("");
     } catch {
-      if (!mine.signal.aborted) status.textContent = "The service did not answer. Is it still running?";
+      if (!mine.signal.aborted) tell("The service did not answer. Is it still running?", true);
+    } finally {
+      if (mine === underWay) progress.hidden = true;
     }
   }
 
@@ -84,12 +94,12 @@ function setUpForm(form) {
   function openLink() {
     const { files, isRefused } = imagesInLink(Number(form.dataset.most));
     const sample = form.querySelector("[name=sample]:checked");
-    if (isRefused) status.textContent = "The link holds no image that can be read here.";
+    if (isRefused) tell("The link holds no image that can be read here.", true);
     else if (files.length) { input.files = files; forget(); }
     else if (!sample) return;
     document.getElementById("try-title").scrollIntoView();
     if (isRefused) return;
-    if (key) status.textContent = "Press Ask to ask about the image of this link."; // a link spends nobody's key
+    if (key) tell("Press Ask to ask about the image of this link."); // a link spends nobody's key
     else ask();
   }
 
@@ -97,17 +107,28 @@ function setUpForm(form) {
   window.addEventListener("hashchange", () => { if (location.hash.startsWith("#image=")) openLink(); });
 }
 
+// What a person can do about a request that was refused whole.
+function adviseOn(status, detail) {
+  const advice = {
+    401: "Enter the key that the service’s operator gave you.",
+    413: "Choose fewer or smaller images.",
+    422: "Save the picture anew as PNG, JPEG or WebP and choose it again.",
+    429: "Wait a minute, then press Ask again.",
+    503: "Wait a few seconds, then press Ask again.",
+  }[status];
+  return advice ? `${detail.replace(/[.]$/, "")}. ${advice}` : detail;
+}
+
 function addPreviews(answers, files) {
-  for (const places of [".image h4", ".grid-of-answers tbody th"]) {
-    const uploaded = [...answers.querySelectorAll(places)].slice(0, files.length); // test images bring their own
-    uploaded.forEach((place, index) => {
-      const preview = document.createElement("img");
-      preview.alt = "";
-      preview.src = URL.createObjectURL(files[index]);
-      preview.addEventListener("load", () => URL.revokeObjectURL(preview.src));
-      place.prepend(preview);
-    });
-  }
+  const uploaded = [...answers.querySelectorAll(".image h4")].slice(0, files.length); // test images bring their own
+  uploaded.forEach((place, index) => {
+    if (place.closest(".failed")) return;
+    const preview = document.createElement("img");
+    preview.alt = "";
+    preview.src = URL.createObjectURL(files[index]);
+    preview.addEventListener("load", () => URL.revokeObjectURL(preview.src));
+    place.prepend(preview);
+  });
 }
 
 // A link to an answer.  A test image is named in it; an image of one's own is in the fragment, which browsers send to
@@ -123,11 +144,11 @@ async function linkTo(form, files) {
   for (const box of form.querySelectorAll("[name=checkpoint]:checked")) {
     address.searchParams.append("checkpoint", box.value);
   }
-  const sample = form.querySelector("[name=sample]:checked");
-  if (sample) {
-    address.searchParams.set("sample", sample.value.split("/")[1]);
+  const samples = form.querySelectorAll("[name=sample]:checked");
+  if (samples.length) {
+    for (const sample of samples) address.searchParams.append("sample", sample.value.split("/")[1]);
     address.hash = "try-title";
-    return { address, note: "It names the test image and the models." };
+    return { address, note: `It names the test image${samples.length > 1 ? "s" : ""} and the models.` };
   }
   const side = Math.max(64, Number(form.dataset.side));
   const small = await Promise.all(files.map((file) => file.size > MOST_AS_IS ? reduced(file, side) : file));

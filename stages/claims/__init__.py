@@ -5,28 +5,8 @@
 
 from stages.claims.deviations import Deviation, PaperDeviations, read_deviations, touched
 from stages.claims.history import Change, read_history
-from stages.claims.judgement import Judgement
 from stages.claims.judging import Table, judge_claims
-from stages.claims.lines import ClaimLine, ClaimsError, place_claims, read_claims
-from stages.claims.settings import param_values
+from stages.claims.kinds.counts import param_values
+from stages.claims.lines import ClaimLine, ClaimsError, Judgement, place_claims, read_claims
 from stages.claims.trials import gather
 from stages.runs.trial import Trial
-
-__all__ = [
-    "Change",
-    "ClaimLine",
-    "ClaimsError",
-    "Deviation",
-    "Judgement",
-    "PaperDeviations",
-    "Table",
-    "Trial",
-    "gather",
-    "judge_claims",
-    "param_values",
-    "place_claims",
-    "read_claims",
-    "read_deviations",
-    "read_history",
-    "touched",
-]

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
 from stages.claims.lines import ClaimLine
 from stages.params.schema import read_yaml, validate
@@ -50,17 +50,6 @@ class Question:
     claims: tuple[str, ...]
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    called: str | None = None
-    question: Question | None = None
-    device: str | None = None
-    repository: str | None = None
-    before_use: tuple[str, ...] = ()
-    argument: tuple[str, ...] = ()
-    deviations: dict[str, Deviation]
-
-
 @dataclass(frozen=True, kw_only=True)
 class PaperDeviations:
     """`device`: what the paper timed on, as part of the name that torch gives it; None where the paper doesn't say.
@@ -70,10 +59,11 @@ class PaperDeviations:
     what the paper proposes, the weightiest first.  `called`: a short name of the paper; `question`: its main question.
     """
 
+    __pydantic_config__: ClassVar = STRICT
     paper: str
     called: str | None = None
     question: Question | None = None
-    device: str | None
+    device: str | None = None
     repository: str | None = None
     before_use: tuple[str, ...] = ()
     argument: tuple[str, ...] = ()
@@ -90,21 +80,8 @@ def read_deviations(papers: Collection[str]) -> list[PaperDeviations]:
     for paper in sorted(papers):
         package = source_path(f"stages.papers.{paper}")
         path = package.parent / "deviations.yaml" if package else None
-        if path is None or not path.is_file():
-            continue
-        file = validate(TypeAdapter(_File), read_yaml(path), path)
-        found.append(
-            PaperDeviations(
-                paper=paper,
-                called=file.called,
-                question=file.question,
-                device=file.device,
-                repository=file.repository,
-                before_use=file.before_use,
-                argument=file.argument,
-                deviations=file.deviations,
-            )
-        )
+        if path is not None and path.is_file():
+            found.append(validate(TypeAdapter(PaperDeviations), {"paper": paper, **read_yaml(path)}, path))
     return found
 
 

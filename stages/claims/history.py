@@ -78,7 +78,11 @@ def digest_code() -> str:
     """Digest, without comments and docstrings, of what turns results into verdicts: rules, statistics, claims."""
     package = source_path("stages")
     assert package is not None, "stages is a package"
-    paths = [package.with_name("rules.py"), *package.parent.glob("claims/*.py"), *package.parent.glob("verdicts/*.py")]
+    paths = [
+        package.with_name("rules.py"),
+        *package.parent.glob("claims/**/*.py"),
+        *package.parent.glob("verdicts/*.py"),
+    ]
     return _digest({str(path.relative_to(package.parent)): module_digest(path) for path in sorted(paths)})
 
 
@@ -143,6 +147,7 @@ def pending(
     now: dict[tuple[Subject, str], str | None] = {("claim", name): digest_row(row) for name, row in rows.items()}
     now |= {("rules", ""): rules.digest()[:16], ("code", ""): digest_code()}
     now |= dict.fromkeys(state.keys() - now.keys())
+    experiments = {name: row.experiment or "" for name, row in {**known, **rows}.items()}
     return [
         Change(
             date="",
@@ -151,7 +156,7 @@ def pending(
             before=state.get((subject, name)),
             after=after,
             changed=_changed(known.get(name), rows.get(name)),
-            after_evidence=_has_evidence(rows.get(name) or known.get(name), published) if name else bool(published),
+            after_evidence=bool(fnmatch.filter(published, experiments.get(name, "")) if name else published),
             why="",
         )
         for (subject, name), after in now.items()
@@ -164,10 +169,6 @@ def _changed(before: ClaimLine | None, after: ClaimLine | None) -> dict[str, tup
         return {}
     old, new = asdict(before), asdict(after)
     return {name: (old[name], new[name]) for name in new if old[name] != new[name]}
-
-
-def _has_evidence(claim: ClaimLine | None, published: Collection[str]) -> bool:
-    return claim is not None and bool(fnmatch.filter(published, claim.experiment or ""))
 
 
 def committed_claims(root: Path) -> dict[str, ClaimLine]:
@@ -199,10 +200,6 @@ def append(
         for change in changes
     ]
     with named(path), path.open("a", encoding="utf-8") as file:
-        file.writelines(canonical_json(_written(line)) + "\n" for line in lines)
-
-
-def _written(change: Change) -> dict[str, Any]:
-    """The fields of a line: those that say what every line says by default stay away."""
-    fields = asdict(change)
-    return {name: value for name, value in fields.items() if (name, value) not in (("alters", True), ("seen", None))}
+        for line in map(asdict, lines):
+            own = {name: line[name] for name in line if (name, line[name]) not in (("alters", True), ("seen", None))}
+            file.write(canonical_json(own) + "\n")

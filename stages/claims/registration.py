@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from stages.claims.history import Change, Reason, Subject, digest_code, digest_row
-from stages.claims.lines import ClaimLine, ClaimsError, Kind
-from stages.claims.margins import margin_of
+from stages.claims.kinds import kind_of
+from stages.claims.lines import ClaimLine, ClaimsError
 from stages.rules import Rules
 from stages.run import STRICT, canonical_json
 from stages.runs.revisions import commit_of, is_ancestor
@@ -30,34 +30,6 @@ from stages.runs.trial import Trial
 
 FOLDER = Path("data/registrations")
 Mark = Literal["confirmatory", "exploratory", "unknown"]
-
-_WELCH = "mean difference of the arms, by replicate; Welch's t over seeds, a paired t over folds"
-_SEEDS = "spread over replicates"
-TESTS: Mapping[Kind, tuple[str, str]] = {
-    "value": (
-        "two one-sided t tests of our mean minus the printed number against the margin",
-        "the arm's own spread over replicates; the paper's printed error or spread of one run",
-    ),
-    "ratio": ("two one-sided t tests of the ratio minus the printed one against the margin", _SEEDS),
-    "range": ("t interval of our mean against the printed range, widened by the margin", _SEEDS),
-    "observed": ("t interval of the mean, on the printed side of the bound or within the margin of it", _SEEDS),
-    "order": (f"sign of the gain ({_WELCH}); its size apart, by two one-sided tests against the margin", _SEEDS),
-    "difference": (f"sign of the gain ({_WELCH}); its size apart, by two one-sided tests against the margin", _SEEDS),
-    "gap": (f"two one-sided tests of the gain minus the printed one ({_WELCH}) against the margin", _SEEDS),
-    "equivalence": (f"non-inferiority by the margin of the gain ({_WELCH})", _SEEDS),
-    "uniform": (
-        "F test of the levels' gains; the range between the largest and the smallest against the margin",
-        "interaction of the levels with the other factors of the grid, once every pair has run",
-    ),
-    "ahead_from": (f"sign of the mean gain over pairs of equal size ({_WELCH})", _SEEDS),
-    "behind_up_to": (f"sign of the mean gain over pairs of equal size ({_WELCH})", _SEEDS),
-    "failures": ("proportions of failed trainings over the whole grid, once", "as in stages/claims/failures.py"),
-    "noise": ("studentized range of the printed numbers against our spread over seeds", _SEEDS),
-    "tally": ("the paper's count of its orders, repeated by the tests of the orders", _SEEDS),
-    "wins": ("the paper's count of its orders, repeated by the sign of each gain", _SEEDS),
-    "significant_wins": ("the paper's count of its orders, repeated by the paired test of each gain", _SEEDS),
-}
-"""Test and error term, in words, of each kind of claim that trained models decide."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +86,11 @@ def digest_training(spec: Mapping[str, Any]) -> str:
 
 
 def register_claim(claim: ClaimLine, rules: Rules) -> RegisteredClaim:
-    test, error = TESTS[claim.kind]
+    kind = kind_of(claim, rules)
     row = {name: value for name, value in dataclasses.asdict(claim).items() if value is not None}
-    margin = margin_of(claim, rules.margins)
-    return RegisteredClaim(id=claim.id, digest=digest_row(claim), row=row, margin=margin, test=test, error=error)
+    return RegisteredClaim(
+        id=claim.id, digest=digest_row(claim), row=row, margin=kind.margin, test=kind.test, error=kind.error
+    )
 
 
 def compose(

@@ -1,26 +1,148 @@
-"""The two sides of a claim: the arms it compares, and their samples from the results with the strongest evidence."""
+"""The two sides of a claim: the arms it compares, and their samples from the results with the strongest evidence.
+
+Most metrics are in a result line or in its cost; `epoch_2_test_loss` is read from its curves.  Some belong to an arm as
+a whole and choose an epoch from the curves of all its folds; their sample is each fold's share of the metric
+(`pseudo_values`).
+"""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Literal
+from statistics import fmean, median
 
-from stages.claims.judgement import Entry, Side
-from stages.claims.lines import CROSSOVERS, ClaimLine
-from stages.claims.measures import average, measure
+from stages.claims.lines import ArmSummary, ClaimLine, Entry, Side
 from stages.claims.trials import ResultGroup, choose
 from stages.params.experiment import Experiment
 from stages.rules import Rules
+from stages.runs.curves import as_curves
 from stages.runs.trial import Trial
-from stages.verdicts import GridPart, Sample
+from stages.verdicts import ARM_METRICS, ArmMetric, GridPart, NoCurves, Observation, Sample, arm_metric
 from stages.verdicts.grid_part import Cell, whole_slices
 from stages.verdicts.looks import Looks, complete_look
 
-OF_SLICES = ("order", "difference", "uniform")
-"""Kinds of claims about gains over a grid."""
+COSTS = ("train_seconds", "samples_per_second", "train_tokens_per_second", "peak_memory_bytes")
+_AT_EPOCH = re.compile(r"epoch_([1-9]\d*)_(train_loss|test_loss|test_accuracy)")
+"""A metric that a paper prints for a given epoch, counted from 1."""
+FAILED_FACTOR = 10.0
+"""A training failed when it diverged or its error is this many times the median of its size; DAC gives no level."""
+_FAILED_METRIC = "selected_mse"
+
+
+class NotMeasured(LookupError):
+    """No result has this metric; the message says why."""
+
+
+def measure(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
+    """The sample of one arm's `trials`; a result without the metric is a missing replicate.
+
+    Raises:
+        NotMeasured: no trial has the metric.
+    """
+    if metric in ARM_METRICS:
+        return _measure_arm(metric, trials, looks)
+    replicates = []
+    for trial in trials:
+        value = None if trial.result.status == "diverged" else _read(metric, trial)
+        if trial.result.status == "diverged" or value is not None:
+            replicates.append(_replicate(trial, value))
+    if not any(replicate.value is not None for replicate in replicates) and not _all_diverged(trials):
+        raise NotMeasured(f"no result holds {metric}")
+    return Sample(tuple(replicates))
+
+
+def _replicate(trial: Trial, value: float | None) -> Observation:
+    ran_in = frozenset({trial.result.machine_digest})
+    return Observation(index=trial.result.replicate, value=value, environments=ran_in)
+
+
+def _all_diverged(trials: Sequence[Trial]) -> bool:
+    return bool(trials) and all(trial.result.status == "diverged" for trial in trials)
+
+
+def _read(metric: str, trial: Trial) -> float | None:
+    if metric in COSTS:
+        value = None if trial.cost is None else getattr(trial.cost, metric)
+        return None if value is None else float(value)
+    found = {row.split: row.value for row in trial.result.metrics if row.metric == metric}
+    for split in ("test", "val", "none", "train"):
+        if split in found:
+            return found[split]
+    if metric == "error":
+        accuracy = _read("accuracy", trial)
+        return None if accuracy is None else 1 - accuracy
+    if metric == "min_log_mse":
+        errors = [row.test_loss for row in trial.result.curves if row.test_loss is not None]
+        return math.log(min(errors)) if "log_mse" in {row.metric for row in trial.result.metrics} and errors else None
+    if metric == "validation_loss" and trial.result.curves:
+        return trial.result.curves[-1].val_loss
+    at_epoch = _AT_EPOCH.fullmatch(metric)
+    if at_epoch and len(trial.result.curves) >= int(at_epoch[1]):
+        return as_curves(trial.result.curves).column(at_epoch[2])[int(at_epoch[1]) - 1]
+    return None
+
+
+def choose_epoch(metric: str, trials: Sequence[Trial], looks: Looks) -> ArmMetric:
+    """The metric of the trials that are judged, at the epoch that they choose together.
+
+    Raises:
+        NotMeasured: fewer than two of them have finished, or their curves lack what the metric needs.
+    """
+    finished = [trial.result for trial in judged_of(trials, looks) if trial.result.status == "finished"]
+    if len(finished) < 2:
+        raise NotMeasured(f"{metric} is one number of all folds, and fewer than two have finished")
+    try:
+        return arm_metric(metric, [result.curves for result in finished])
+    except NoCurves as error:
+        raise NotMeasured(str(error)) from None
+
+
+def judged_of(trials: Sequence[Trial], looks: Looks) -> list[Trial]:
+    """The replicates of the last complete look, the only ones judged; all of them if no look is complete."""
+    n = complete_look((trial.result.replicate for trial in trials), looks)
+    return [trial for trial in trials if n is None or trial.result.replicate < n]
+
+
+def _measure_arm(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
+    used = judged_of(trials, looks)
+    if _all_diverged(used):
+        return Sample(tuple(_replicate(trial, None) for trial in used))
+    shares = iter(choose_epoch(metric, trials, looks).folds)
+    values = [next(shares) if trial.result.status == "finished" else None for trial in used]
+    return Sample(tuple(_replicate(trial, value) for trial, value in zip(used, values, strict=True)))
+
+
+def average(samples: Sequence[Sample]) -> Sample:
+    """One sample of several arms: each replicate's mean over them if all have it; diverged if it diverged in one."""
+    shared = set.intersection(*(set(sample.indices) for sample in samples))
+    replicates = []
+    for index in sorted(shared):
+        mine = [replicate for sample in samples for replicate in sample.replicates if replicate.index == index]
+        values = [replicate.value for replicate in mine if replicate.value is not None]
+        replicates.append(
+            Observation(
+                index=index,
+                value=sum(values) / len(values) if len(values) == len(mine) else None,
+                environments=frozenset().union(*(replicate.environments for replicate in mine)),
+            )
+        )
+    return Sample(tuple(replicates))
+
+
+def count_failed(trials: Sequence[Trial], peers: Sequence[Trial]) -> tuple[int, int]:
+    """(failed, all) of `trials`; the reference is the median test error of them and their `peers` of similar size."""
+    errors = [value for trial in (*trials, *peers) if (value := _read(_FAILED_METRIC, trial)) is not None]
+    if not errors:
+        raise NotMeasured(f"no result holds {_FAILED_METRIC}, so nothing tells a failed training")
+    limit = FAILED_FACTOR * median(errors)
+    failed = 0
+    for trial in trials:
+        value = _read(_FAILED_METRIC, trial)
+        failed += trial.result.status == "diverged" or value is None or value > limit
+    return failed, len(trials)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +177,34 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimSamples:
-    """Samples of a claim's two sides in its metric; a value has no baseline."""
+    """Samples of a claim's two sides in its metric; a value has no baseline.
 
+    `pairs` and `group` are those they are from; `part` has the pairs if those of a grid have results in part.
+    """
+
+    pairs: Pairs
+    group: ResultGroup
     proposed: Sample
     baseline: Sample | None
-    trials: tuple[Trial, ...]
-    entries: tuple[Entry, ...]
+    trials: tuple[Trial, ...] = ()
+    entries: tuple[Entry, ...] = ()
     part: GridPart | None = None
-    """The pairs, where those of a grid have results in part."""
+
+    @property
+    def both(self) -> tuple[Sample, Sample]:
+        assert self.baseline is not None, "the claim compares nothing"
+        return self.proposed, self.baseline
+
+    @property
+    def excluded_share(self) -> float:
+        """Share of the official test rows that our source lacks."""
+        data = [trial.result.data for trial in self.trials]
+        shares = [
+            one.excluded_test_images / (one.test_images + one.excluded_test_images)
+            for one in data
+            if one.excluded_test_images
+        ]
+        return max(shares, default=0.0)
 
     @property
     def note(self) -> str:
@@ -81,7 +223,7 @@ def find_group(
     planned = arms_of(claim, experiment)
     if len(planned.proposed) == 1:
         return planned, choose(groups, planned.arms)
-    if claim.kind in CROSSOVERS:  # its pairs are of equal size, which results tell
+    if claim.facts.at_size:  # its pairs are of equal size, which results tell
         return planned, next(iter(groups), None)
     for group in groups:
         numbers = [
@@ -92,7 +234,7 @@ def find_group(
         if not numbers:
             continue
         some = planned.among(numbers)
-        if planned.baseline and claim.kind in OF_SLICES:
+        if planned.baseline and claim.facts.over_pairs:
             some = some.among(whole_slices(some.cells, some.grid) or range(len(numbers)))
         return some, group
     return planned, None
@@ -144,6 +286,8 @@ def gather_samples(claim: ClaimLine, pairs: Pairs, group: ResultGroup, rules: Ru
         both = tuple((samples[one], samples[other]) for one, other in couples)
         part = GridPart(pairs=both, cells=pairs.cells, planned=pairs.grid)
     return ClaimSamples(
+        pairs=pairs,
+        group=group,
         proposed=average([samples[arm] for arm in pairs.proposed]),
         baseline=average([samples[arm] for arm in pairs.baseline]) if pairs.baseline else None,
         trials=tuple(trials.values()),
@@ -164,6 +308,43 @@ def mean_of(sample: Sample, looks: Looks) -> float | None:
     return fmean(used.values) if used.values else None
 
 
-def better_of(claim: ClaimLine) -> Literal["higher", "lower"]:
-    assert claim.better in ("higher", "lower"), f"{claim.id} doesn't say what is better"
-    return claim.better  # type: ignore[return-value]
+def summarise_arms(metric: str, arms: Iterable[str], group: ResultGroup, rules: Rules) -> tuple[ArmSummary, ...]:
+    """Summaries of those of `arms` that have the metric, each once; none if the metric is a replicate's own."""
+    found = []
+    for arm in dict.fromkeys(arms) if metric in ARM_METRICS else ():
+        trials, looks = group.arms[arm], group.looks(rules)
+        try:
+            chosen = choose_epoch(metric, trials, looks)
+        except NotMeasured:
+            continue
+        assert chosen.stderr is not None, "of two folds or more"
+        low, high = chosen.interval()
+        costs = {row.metric: row.value for trial in reversed(trials) for row in reversed(trial.result.metrics)}
+        found.append(
+            ArmSummary(
+                experiment=group.experiment.name,
+                arm=arm,
+                role=group.experiment.arms[arm].role,
+                n=len(chosen.folds),
+                value=chosen.value,
+                stderr=chosen.stderr,
+                low=low,
+                high=high,
+                epoch=chosen.epoch,
+                epochs=min(len(trial.result.curves) for trial in judged_of(trials, looks)),
+                flops=costs.get("flops_per_image"),
+                parameters=costs.get("parameters"),
+            )
+        )
+    return tuple(found)
+
+
+def summarise_figure(metric: str, groups: Sequence[ResultGroup], rules: Rules) -> tuple[ArmSummary, ...]:
+    """Summaries of the arms of a figure, from the results of each experiment that have the strongest evidence."""
+    found: list[ArmSummary] = []
+    for name in dict.fromkeys(group.experiment.name for group in groups):
+        own = [group for group in groups if group.experiment.name == name]
+        for arm, settings in own[0].experiment.arms.items():
+            if settings.role in ("baseline", "proposed") and (group := choose(own, [arm])):
+                found += summarise_arms(metric, [arm], group, rules)
+    return tuple(found)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.claims.judgement import ClaimCost
+from stages.claims.lines import ClaimCost
 from stages.params.experiment import Arm, Experiment, Params
 from stages.rules import Rules
 from stages.runs.evidence import Provenance, ResultLine
@@ -143,7 +143,8 @@ def price(trials: Collection[Trial], params: Params) -> ClaimCost | None:
     flops = [_training_flops(trial) for trial, _ in costs]
     dollars = [
         params.rates[kind].usd_per_hour * cost.train_seconds / 3600 if kind in params.rates else None
-        for kind, cost in ((_device_kind(trial), cost) for trial, cost in costs)
+        for trial, cost in costs
+        for kind in [str(trial.result.environment.get("device", "")).partition(":")[0]]
     ]
     return ClaimCost(
         device_seconds=sum(cost.train_seconds for _, cost in costs),
@@ -152,10 +153,6 @@ def price(trials: Collection[Trial], params: Params) -> ClaimCost | None:
         energy_joules=_total([cost.energy_joules for _, cost in costs]),
         usd=_total(dollars),
     )
-
-
-def _device_kind(trial: Trial) -> str:
-    return str(trial.result.environment.get("device", "")).partition(":")[0]
 
 
 def _total(parts: Sequence[float | None]) -> float | None:

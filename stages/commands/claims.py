@@ -16,10 +16,8 @@ import yaml
 from stages.claims import ClaimLine, ClaimsError, read_claims, read_history
 from stages.claims.history import PATH, append, committed_claims, pending
 from stages.claims.history import PATH as HISTORY
-from stages.claims.lines import TALLIES
 from stages.claims.registration import (
     FOLDER,
-    TESTS,
     RegisteredRun,
     changes_since,
     compose,
@@ -31,7 +29,15 @@ from stages.claims.registration import (
 from stages.commands.command import Answer, UsageError, open_database
 from stages.params.experiment import Params, load_params, merge, read_files
 from stages.params.schema import nearest
-from stages.priorities.looks import PROFILE, RunName, all_trainings, arms_behind, as_printed, packed_runs, trained_runs
+from stages.priorities.proposal import (
+    PROFILE,
+    RunName,
+    all_trainings,
+    arms_behind,
+    as_printed,
+    packed_runs,
+    trained_runs,
+)
 from stages.recording.sources import find_results
 from stages.runs.evidence import evidence_files
 from stages.runs.revisions import commit_of
@@ -197,7 +203,9 @@ def _choose(rows: Sequence[ClaimLine], asked: Iterable[str]) -> list[ClaimLine]:
     Raises:
         ClaimsError: there is no such claim, or no training decides it.
     """
-    decidable = {claim.id for claim in rows if claim.kind in TESTS and (claim.experiment or claim.family)}
+    decidable = {
+        claim.id for claim in rows if claim.facts.by in ("training", "orders") and (claim.experiment or claim.family)
+    }
     names = set[str]()
     for name in asked:
         if name in {claim.id for claim in rows} - decidable:
@@ -216,9 +224,9 @@ def _plan(
     needed = {
         (name, arm)
         for claim in chosen
-        for one in (claim, *(row for row in rows if claim.kind in TALLIES and row.family == claim.family))
+        for one in (claim, *(row for row in rows if claim.facts.by == "orders" and row.family == claim.family))
         for name, experiment in params.experiments.items()
-        if one.kind in TESTS and one.kind not in TALLIES and fnmatch(name, one.experiment or "")
+        if one.facts.by == "training" and fnmatch(name, one.experiment or "")
         for arm in arms_behind(one, experiment)
     }
     grid = all_trainings(params).planned

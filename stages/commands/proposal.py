@@ -16,8 +16,7 @@ from rich.console import RenderableType
 from stages.commands.command import Answer, Column, Terminal, TextTable, in_words
 from stages.faults import stop_on_signals
 from stages.params.experiment import Params, ParamsError, load_params
-from stages.priorities.looks import PROFILE, RunName
-from stages.priorities.proposal import Proposal, Prospect, Step, propose
+from stages.priorities.proposal import PROFILE, Proposal, Prospect, RunName, propose
 from stages.scheduling.counting import ProgressDisplay
 from stages.scheduling.planning import two_digits
 from stages.scheduling.runner import Assignment, find_experiment, slot_devices
@@ -53,11 +52,21 @@ def next_trainings(options: argparse.Namespace) -> Answer:
     waiting = {name for name, runs in lacking.items() if not runs}
     first = {one.look.claim.id: name for name, one in reversed(list(prospects.items())) if name not in waiting}
     costs = [sum(seconds[run] for run in lacking[name]) for claim, name in first.items() if claim not in reached]
+    spent = sum(step.seconds for step in steps)
     document = {
         "device": options.device,
         "budget_seconds": options.budget,
-        **_told(steps, params, options.device),
-        "steps": [_step(step, prospects) for step in steps],
+        "seconds": spent,
+        "usd": spent / 3600 * params.rates[options.device].usd_per_hour,
+        "steps": [
+            {
+                "seconds": step.seconds,
+                "runs": [run.label for run in step.items],
+                "claims": [_claim(one) for one in last.values()],
+            }
+            for step in steps
+            for last in [{prospects[name].look.claim.id: prospects[name] for name in step.completed}]
+        ],
         "trained": list(dict.fromkeys(prospects[name].look.claim.id for name in prospects if name in waiting)),
         "left": {"claims": len(costs), "cheapest_seconds": min(costs, default=None)},
     }
@@ -95,21 +104,6 @@ def _train(proposal: Proposal, params: Params, options: argparse.Namespace) -> b
             order=place,
         )
     return left == 0
-
-
-def _told(steps: Sequence[Step[RunName]], params: Params, device: str) -> dict[str, float]:
-    seconds = sum(step.seconds for step in steps)
-    return {"seconds": seconds, "usd": seconds / 3600 * params.rates[device].usd_per_hour}
-
-
-def _step(step: Step[RunName], prospects: Mapping[str, Prospect]) -> dict[str, Any]:
-    """The step with the last look that it completes of each claim."""
-    last = {prospects[name].look.claim.id: prospects[name] for name in step.completed}
-    return {
-        "seconds": step.seconds,
-        "runs": [run.label for run in step.items],
-        "claims": [_claim(one) for one in last.values()],
-    }
 
 
 def _claim(one: Prospect) -> dict[str, Any]:

@@ -23,8 +23,7 @@ class ReportedMistake(Mistake, ValueError):
 def judge(options: argparse.Namespace) -> Answer:
     """Judge a table of claims by a table of results; rows that can't be judged are listed after the others."""
     from stages.reported.judging import RULES  # brings pandas
-    from stages.reported.report import write_page
-    from stages.reported.tables import TableError
+    from stages.reported.tables import TableError, write_page
     from stages.reported.tables import judge as judge_tables
 
     rules = RULES if options.rules is None else _read_rules(options.rules)

@@ -17,7 +17,7 @@ from rich.live import Live
 from stages.commands.command import Answer, Column, Terminal, TextTable, in_words, open_database
 from stages.faults import Mistake, named
 from stages.params.experiment import Params, load_params
-from stages.priorities.looks import PROFILE, Brought, brought_by
+from stages.priorities.proposal import PROFILE, Brought, brought_by
 from stages.results import ResultsUnavailable
 from stages.runs.object_store import open_store
 from stages.scheduling.journal import Row, TrainerStatus, Watched, watch
@@ -179,11 +179,9 @@ def _cells(row: Row) -> list[str]:
     states = [str(row.runs[state]) for state in ("running", "waiting", "done", "failed", "lost")]
     hours = [None if seconds is None else seconds / 3600 for seconds in (row.seconds, row.left_seconds)]
     samples = f"{row.samples_per_second:,.0f}" if row.runs["running"] else ""
-    return [row.experiment, row.node or "–", *states, samples, *map(_number, (*hours, row.usd, row.left_usd))]
-
-
-def _number(value: float | None) -> str:
-    return "?" if value is None else two_digits(value) if value else "0"
+    numbers = (*hours, row.usd, row.left_usd)
+    told = ["?" if value is None else two_digits(value) if value else "0" for value in numbers]
+    return [row.experiment, row.node or "–", *states, samples, *told]
 
 
 def _more(number: int, what: str) -> Iterator[RenderableType]:

@@ -193,7 +193,9 @@ def _told(cost: PlannedCost, rates: Mapping[str, Rate]) -> dict[str, Any]:
         "epochs": cost.epochs,
         "steps": cost.steps,
         "flops": cost.flops,
-        "hours": {kind: cost.hours(kind) for kind in rates},
+        "hours": {
+            kind: cost.hours(kind) + (rate.load_seconds / 3600 if cost.runs else 0) for kind, rate in rates.items()
+        },
         "usd": {kind: cost.hours(kind) * rate.usd_per_hour for kind, rate in rates.items()},
         "limit_hours": {kind: cost.limit_hours(kind) for kind in rates},
     }

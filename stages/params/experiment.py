@@ -211,6 +211,7 @@ class Rate:
 
     `source`: where the speeds come from, for a reader: measured, or estimated from what.
     `start_seconds`: what each training takes besides its steps, to build, save and publish its network.
+    `load_seconds`: what each command takes before its first training, to load PyTorch.
     `stack_step_seconds`: a step of a stack, however many networks; not set where stacking doesn't make steps free.
     """
 
@@ -223,6 +224,7 @@ class Rate:
     step_seconds: Annotated[float, Field(ge=0)]
     stack_step_seconds: Annotated[float, Field(ge=0)] | None = None
     start_seconds: Annotated[float, Field(ge=0)] = 0.0
+    load_seconds: Annotated[float, Field(ge=0)] = 0.0
     goal_hours: float | None = None
 
 

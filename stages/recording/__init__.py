@@ -20,9 +20,16 @@ from stages.claims.history import PATH as HISTORY
 from stages.claims.registration import Registered
 from stages.params.experiment import load_params
 from stages.recording.append_only import describe_lost, digest_history, find_lost, read_versions
-from stages.recording.judged import read_paper_deviations, read_placed_claims
 from stages.recording.rows import Rows
-from stages.recording.sources import RecordError, find_results, find_weights, read_findings, read_hours
+from stages.recording.sources import (
+    RecordError,
+    find_results,
+    find_weights,
+    read_findings,
+    read_hours,
+    read_paper_deviations,
+    read_placed_claims,
+)
 from stages.results import create_results, database_url
 from stages.runs.revisions import is_full_clone
 from stages.runs.store import put_in_place

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -243,10 +243,6 @@ def digest_history(versions: Iterable[Version]) -> str:
         for one in versions
     )
     while len(level) > 1:
-        level = list(_parents(level))
+        pairs = (level[number : number + 2] for number in range(0, len(level), 2))
+        level = [hashlib.sha256(b"".join(pair)).digest() for pair in pairs]
     return level[0].hex() if level else ""
-
-
-def _parents(level: list[bytes]) -> Iterator[bytes]:
-    for number in range(0, len(level), 2):
-        yield hashlib.sha256(b"".join(level[number : number + 2])).digest()

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from stages.recording import record
 from stages.results import (
-    ArmComparison,
     ClaimFilter,
     Counts,
     ExperimentComparison,
@@ -145,30 +144,27 @@ def as_markdown(comparison: ExperimentComparison) -> str:
         by_role = [[arm for arm in ranked if arm.role == role] for role in dict.fromkeys(arm.role for arm in arms)]
         arms = [arm for group in by_role for arm in group[:BEST]]
     unit = "%" if comparison.metric.unit == "fraction" else comparison.metric.unit
+    is_told = comparison.order.agrees is not None and not comparison.cut
+    order = f" The models finish in {'the paper’s' if comparison.order.agrees else 'another'} order." if is_told else ""
     lines = [
         f"## {comparison.title}",
         "",
-        f"**{comparison.metric.title}.** {comparison.label[0].upper()}{comparison.label[1:]}.{_order(comparison)}"
+        f"**{comparison.metric.title}.** {comparison.label[0].upper()}{comparison.label[1:]}.{order}"
         f"{f' The {BEST} best models of each role; `/compare?format=csv` has all.' if is_long else ''}",
         "",
         f"| model | paper, {unit} | ours, {unit} | n |",
         "|---|--:|--:|--:|",
     ]
     for arm in arms:
+        diverged = f" (+ {arm.ours.n_diverged} diverged)" if arm.ours and arm.ours.n_diverged else ""
         cells = [
             f"{arm.title} ({arm.role})",
             _with_error(arm.printed.value, arm.printed.stderr, arm.printed.unit) if arm.printed else NONE,
             _with_error(arm.ours.value, arm.ours.stderr, comparison.metric.unit) if arm.ours else NONE,
-            _count(arm),
+            f"{arm.ours.n if arm.ours else 0}{diverged}",
         ]
         lines.append(f"| {' | '.join(cells)} |".replace(f" {unit}", ""))
     return "\n".join([*lines, *_gains(comparison)]) + "\n"
-
-
-def _order(comparison: ExperimentComparison) -> str:
-    if comparison.order.agrees is None or comparison.cut:
-        return ""
-    return f" The models finish in {'the paper’s' if comparison.order.agrees else 'another'} order."
 
 
 def in_unit(value: float | None, unit: str | None) -> str:
@@ -187,13 +183,6 @@ def _with_error(value: float, stderr: float | None, unit: str | None) -> str:
     if stderr is None:
         return shown
     return f"{shown} ± {in_unit(stderr, unit) if unit == 'fraction' else f'{stderr:.2g}'}"
-
-
-def _count(arm: ArmComparison) -> str:
-    """The numbers of replicates with a value, and of those that diverged."""
-    if arm.ours is None:
-        return "0"
-    return f"{arm.ours.n}" + (f" (+ {arm.ours.n_diverged} diverged)" if arm.ours.n_diverged else "")
 
 
 def _points(value: float, unit: str | None) -> str:

@@ -123,8 +123,8 @@ def _read_csv(path: Path) -> Iterator[TrackedRun]:
                     points=[(metric, int(float(at)), float(cell)) for at, cell in cells if cell],
                 )
         return
-    for number, cells in enumerate(frame.to_dict("records"), start=2):
-        texts = {str(name): str(cell).strip() for name, cell in cells.items()}
+    for number, row in enumerate(frame.to_dict("records"), start=2):
+        texts = {str(name): str(cell).strip() for name, cell in row.items()}
         named = {name.lower(): cell for name, cell in texts.items()}
         numbers = ((name, _number(cell)) for name, cell in texts.items() if name.lower() not in _ADMINISTRATIVE)
         yield TrackedRun(

@@ -4,6 +4,8 @@
 """
 
 from stages.results.claim_tables import (
+    ICONS,
+    WORD_OF,
     ClaimChange,
     ClaimDeviation,
     ClaimExperiment,
@@ -12,6 +14,7 @@ from stages.results.claim_tables import (
     VerdictArm,
     VerdictRow,
     VerdictRun,
+    Word,
 )
 from stages.results.claims import (
     AGAINST_THE_PAPER,
@@ -84,7 +87,7 @@ from stages.results.tables import (
     damaged,
 )
 from stages.results.versus import ImagePair, SameModel, Side, Versus, models_on, versus
-from stages.results.words import ICONS, WORD_OF, Word
 from stages.rules import Rules
 from stages.runs.evidence import INEXACT_SHARE, unpack_confusion, unpack_correct
 from stages.verdicts import Status
+from stages.verdicts.kinds import KINDS

@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session, joinedload, selectinload
 
 from stages.results.claim_tables import (
+    WORD_OF,
     ClaimChange,
     ClaimDeviation,
     ClaimExperiment,
@@ -21,14 +22,15 @@ from stages.results.claim_tables import (
     VerdictArm,
     VerdictRow,
     VerdictRun,
+    Word,
 )
 from stages.results.database import UnknownClaim
 from stages.results.estimates import ArmVerdict
 from stages.results.tables import Arm, Claim, Experiment, Metric
-from stages.results.words import WORD_OF, Word
 from stages.verdicts import Observation, Sample, Status
 from stages.verdicts.difference import measure_gain
 from stages.verdicts.intervals import half_width
+from stages.verdicts.kinds import KINDS
 
 _TAIL = 0.025  # on each side of a 95 % interval
 
@@ -54,7 +56,7 @@ def pair_gains(claim: Claim, verdict: VerdictRow, arms: Iterable[Arm]) -> tuple[
 
     Replicates that wait for the next look are left out here too.  `arms`: those of the runs' experiments, in order.
     """
-    if claim.kind not in ("order", "difference", "uniform"):
+    if not claim.facts.over_pairs:
         return ()  # a count of orders has the runs of all of them
     runs = [run for run in verdict.runs if verdict.confidence is None or run.replicate < verdict.n]
     proposed, baseline = (_values(run for run in runs if run.side == side) for side in ("proposed", "baseline"))
@@ -163,7 +165,7 @@ class JudgedClaim:
     def standing(self) -> Standing:
         """Whether something has decided the claim, may yet, or never can here: a setting of a training can't hold."""
         status = Status(self.verdict.status)
-        if self.claim.kind == "setup":
+        if self.claim.facts.by == "params":
             return "setting"
         if not self.verdict.is_decidable:
             return "untestable"
@@ -262,7 +264,7 @@ def narrowed(query: Any, wanted: ClaimFilter) -> Any:
 
 def _standing(wanted: Standing) -> Sequence[ColumnElement[bool]]:
     """The conditions of `JudgedClaim.standing`."""
-    is_setting = Claim.kind == "setup"
+    is_setting = Claim.kind.in_([name for name, facts in KINDS.items() if facts.by == "params"])
     if wanted == "setting":
         return [is_setting]
     if wanted == "untestable":

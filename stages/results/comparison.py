@@ -216,6 +216,7 @@ def _compare_experiment(
         # What wasn't trained and has no printed number is no gap in a table.
         if arm.name in shown or (not group and arm.role in _PAIR)
     ]
+    reasons = dict.fromkeys(arm.reason for arm in arms if arm.reason)
     arms, order = _rank(arms, metric)
     cut, label = None, describe_fidelity(None, None, None)
     if first is not None:
@@ -240,18 +241,11 @@ def _compare_experiment(
         label=label,
         trained_models=trained,
         planned_models=len(compared),
-        reason=_reason(arms),
+        reason=None if any(arm.ours for arm in arms) else "; ".join(reasons) or None,
         profiles=profiles,
         arms=tuple(arms),
         order=order,
     )
-
-
-def _reason(arms: Sequence[ArmComparison]) -> str | None:
-    """Why no arm has a number of ours; None where one has."""
-    if any(arm.ours is not None for arm in arms):
-        return None
-    return "; ".join(dict.fromkeys(arm.reason for arm in arms if arm.reason)) or None
 
 
 def _groups(results: Sequence[ComparedRun]) -> list[list[ComparedRun]]:

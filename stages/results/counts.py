@@ -11,10 +11,9 @@ from typing import Any, Literal
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from stages.results.claim_tables import VerdictRow
+from stages.results.claim_tables import VerdictRow, Word
 from stages.results.claims import AGAINST_THE_PAPER, CLAIMS, FOR_THE_PAPER, NOT_YET, ClaimFilter, error_of, narrowed
 from stages.results.tables import Claim, Meta, Paper, damaged
-from stages.results.words import Word
 from stages.rules import Margins, Rules
 from stages.verdicts import Status
 from stages.verdicts.looks import level, looks_from, looks_of_plan
@@ -148,8 +147,8 @@ def _tally(paper: str, rows: Sequence[tuple[Claim, VerdictRow]]) -> Tally:
             [verdict.power for _, verdict in grounds["trained"] if (verdict.is_decidable and verdict.status in NOT_YET)]
         ),
         discoveries=_discover([verdict for _, verdict in once if verdict.basis == "results"]),
-        settings=sum(claim.kind == "setup" for claim, _ in once),
-        untestable=sum(claim.kind != "setup" and not verdict.is_decidable for claim, verdict in once),
+        settings=sum(claim.facts.by == "params" for claim, _ in once),
+        untestable=sum(claim.facts.by != "params" and not verdict.is_decidable for claim, verdict in once),
         by_verdict=dict(sorted(Counter(verdict.status for _, verdict in rows).items())),
         by_kind={kind: dict(sorted(counts.items())) for kind, counts in kinds.items()},
         by_basis={basis: dict(sorted(counts.items())) for basis, counts in bases.items()},
@@ -159,7 +158,7 @@ def _tally(paper: str, rows: Sequence[tuple[Claim, VerdictRow]]) -> Tally:
 
 def ground_of(claim: Claim, verdict: VerdictRow) -> Ground:
     """The kind of evidence that decides a claim: trained models, a computation, or facts about the data."""
-    if verdict.basis == "params" or (claim.kind == "count" and claim.experiment):
+    if verdict.basis == "params" or (claim.facts.by == "data" and claim.experiment):
         return "data"
     if verdict.basis == "finding" or (claim.experiment is None and claim.family is None):
         return "computed"

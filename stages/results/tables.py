@@ -25,6 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from stages.faults import Mistake
+from stages.verdicts.kinds import KINDS, KindFacts
 
 
 class ResultsUnavailable(Mistake, RuntimeError):
@@ -368,5 +369,8 @@ class Claim(Base):
     @property
     def qualifier(self) -> str:
         """The words after the printed number and its unit: "or more", "by width"; usually none."""
-        side = {"ahead_from": "or more", "behind_up_to": "or fewer"}.get(self.kind, "")
-        return f"by {self.factor}" if self.factor else side
+        return f"by {self.factor}" if self.factor else self.facts.qualifier
+
+    @property
+    def facts(self) -> KindFacts:
+        return KINDS[self.kind]

@@ -32,10 +32,8 @@ from stages.verdicts import (
     judge_gain,
     not_tested,
 )
-from stages.verdicts.power_of_others import least_detected
+from stages.verdicts.power import least_detected
 
-WITH_SPREAD = ("order", "difference", "gap", "equivalence")
-"""Kinds of claims whose power has the spread of a difference between two models."""
 Model = tuple[Experiment, Arm]
 Runs = Sequence[ComparedRun]
 
@@ -292,7 +290,7 @@ def _spread(
     if verdict.spread:
         return verdict.spread, "measured"
     with_power = [
-        (claim, row.power) for claim, row in claims if claim.kind in WITH_SPREAD and row.power and row.power["spread"]
+        (claim, row.power) for claim, row in claims if claim.facts.is_gain and row.power and row.power["spread"]
     ]
     with_power.sort(key=lambda item: {item[0].arm, item[0].baseline_arm} != pair)
     return next(((power["spread"], power["source"]) for _, power in with_power), (None, None))

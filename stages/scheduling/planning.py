@@ -2,8 +2,9 @@
 
 FLOPs are 2 x multiply-accumulates of matrix products, convolutions and attention; a backward pass counts as two forward
 passes.  Hours come from the rates in params.yaml: the time of the FLOPs, but at least that of starting every step, and
-the time to start each training; the limit is the time of the FLOPs at the device's peak.  Networks that train as a
-stack share its steps on devices whose rate says what a step of a stack takes; on others each is counted alone.
+the time to start each training.  The limit is the time of the FLOPs at the device's peak.  Networks that train as a
+stack share its steps on devices whose rate says what a step of a stack takes; on others each is counted as if it
+trained alone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Verdicts: pure functions of arrays that judge a printed number by our replicates.
 
-One family per file: `value` (two one-sided tests), `difference` (sign and size of a gain), `comparable` (no worse
-than by a margin), `grid_part` (a gain over part of a grid), `uniform` (the same gain at every level), `families` (the
-sentence of a table, by `synthesis`, and a paper's own counts), `side` (which side of a bound), `noise`
-(whether seeds explain a spread), `others` (counts, ranges, proportions, …), `indicative` (what short runs may show),
-`power` (what a plan can show in advance), `by_margin` (what a verdict would be by another margin).
+One family per file: `value` (two one-sided tests, the side of a bound), `difference` (sign and size of a gain),
+`comparable` (no worse than by a margin), `grid_part` (a gain over part of a grid), `uniform` (the same gain at every
+level), `families` (the sentence of a table, and a paper's own counts), `noise` (whether seeds explain a spread),
+`others` (counts, ranges, proportions, …), `indicative` (what short runs may show), `power` (what a plan can show in
+advance); `kinds` has the facts that pages and API know of a kind of claim.
 Rules, margins and looks are fixed before running (`stages.rules`); `curves` turns the curves of folds into an arm's
 metric.  Needs NumPy and SciPy only.
 """
@@ -45,9 +45,8 @@ from stages.verdicts.others import (
     not_tested,
 )
 from stages.verdicts.power import Design, Power, power_of_comparable, power_of_gain, power_of_value
-from stages.verdicts.side import judge_side
 from stages.verdicts.uniform import UniformClaim, judge_uniform
-from stages.verdicts.value import ValueClaim, judge_value
+from stages.verdicts.value import ValueClaim, judge_side, judge_value
 from stages.verdicts.verdict import (
     DuplicateObservation,
     Observation,
@@ -58,60 +57,3 @@ from stages.verdicts.verdict import (
     Stretch,
     Verdict,
 )
-
-__all__ = [
-    "ARM_METRICS",
-    "ArmMetric",
-    "ComparableClaim",
-    "Design",
-    "DuplicateObservation",
-    "EvidenceLevel",
-    "Failures",
-    "GainClaim",
-    "GridPart",
-    "Margins",
-    "NoCurves",
-    "Observation",
-    "Order",
-    "Power",
-    "Prediction",
-    "Rules",
-    "Sample",
-    "Scope",
-    "Status",
-    "Stretch",
-    "TableSentence",
-    "UniformClaim",
-    "ValueClaim",
-    "Verdict",
-    "arm_metric",
-    "design_effect",
-    "evidence_level_of",
-    "false_discovery_rates",
-    "fisher_p",
-    "indicate_order",
-    "judge_comparable",
-    "judge_count",
-    "judge_gain",
-    "judge_gap",
-    "judge_hardware",
-    "judge_noise",
-    "judge_proportion",
-    "judge_proportions",
-    "judge_shown",
-    "judge_side",
-    "judge_table",
-    "judge_tally",
-    "judge_uniform",
-    "judge_value",
-    "judge_wins",
-    "min_over_epochs",
-    "not_tested",
-    "power_of_comparable",
-    "power_of_gain",
-    "power_of_value",
-    "pseudo_values",
-    "tally_tests",
-    "weigh_gap",
-    "window_error",
-]

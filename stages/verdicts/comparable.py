@@ -23,11 +23,9 @@ from typing import Literal
 import numpy as np
 
 from stages.rules import Rules
-from stages.verdicts.by_margin import by_margin, chance_below
 from stages.verdicts.difference import Gain, Pairing, at_last_look, measure_gain, with_assumptions
-from stages.verdicts.expected import expected_replicates
-from stages.verdicts.intervals import Numbers, half_width
-from stages.verdicts.looks import level, looks_of_plan
+from stages.verdicts.intervals import Numbers, by_margin, chance_below, half_width
+from stages.verdicts.looks import expected_replicates, level, looks_of_plan
 from stages.verdicts.numerals import signed, with_interval
 from stages.verdicts.value import tell
 from stages.verdicts.verdict import Sample, Status, Verdict

@@ -94,12 +94,8 @@ def min_over_epochs(test_error: Curves) -> ArmMetric:
         value=float(at_epoch.mean()),
         stderr=float(at_epoch.std(ddof=1) / np.sqrt(at_epoch.size)) if at_epoch.size > 1 else None,
         epoch=epoch,
-        folds=pseudo_values(_lowest_mean, test_error),
+        folds=pseudo_values(lambda errors: float(errors.mean(axis=0).min()), test_error),
     )
-
-
-def _lowest_mean(test_error: Curves) -> float:
-    return float(test_error.mean(axis=0).min())
 
 
 def window_error(val_error: Curves, test_error: Curves, *, width: int = _WINDOW) -> ArmMetric:

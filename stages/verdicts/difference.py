@@ -21,10 +21,18 @@ import numpy as np
 import scipy
 
 from stages.rules import Rules
-from stages.verdicts.expected import expected_replicates, say_expected
 from stages.verdicts.grid_part import GridPart
 from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
-from stages.verdicts.looks import Looks, complete_look, level, looks_from, looks_of_part, looks_of_plan
+from stages.verdicts.looks import (
+    Looks,
+    complete_look,
+    expected_replicates,
+    level,
+    looks_from,
+    looks_of_part,
+    looks_of_plan,
+    say_expected,
+)
 from stages.verdicts.numerals import signed, with_interval
 from stages.verdicts.value import (
     Spread,

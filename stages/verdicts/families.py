@@ -16,10 +16,9 @@ import numpy as np
 import scipy
 
 from stages.rules import Rules
-from stages.verdicts.intervals import variance_of
+from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
 from stages.verdicts.numerals import signed, with_interval
 from stages.verdicts.others import fisher_p, newcombe, not_tested
-from stages.verdicts.synthesis import Differences, Effect, differences, mean_gain
 from stages.verdicts.verdict import Status, Verdict
 
 SIGNS = (Status.SUPPORTED, Status.REVERSED, Status.UNRESOLVED)
@@ -85,7 +84,10 @@ def judge_table(orders: Sequence[Order], rules: Rules) -> TableSentence:
     status = Status.UNRESOLVED
     if abs(gain) > half > 0 and printed:
         status = Status.SUPPORTED if gain * printed > 0 else Status.REVERSED
-    apart = differences([_effect(order.verdict) for order in measured])
+    verdicts = [order.verdict for order in measured]
+    apart = differences(
+        [Effect(gain=one.estimate or 0.0, stderr=one.stderr or 0.0, df=one.n - 1.0) for one in verdicts]
+    )
     low, high, confidence = gain - half, gain + half, 1 - 2 * alpha
     where = f"{of} on {len(datasets)} data set{'s' if len(datasets) > 1 else ''}"
     return dataclasses.replace(
@@ -112,10 +114,6 @@ def _gains(orders: Sequence[Order]) -> np.ndarray:
     n = min(order.verdict.n for order in orders)
     shared = [index for index in range(n) if all(index in order.gains for order in orders)]
     return np.array([[order.gains[index] for index in shared] for order in orders])
-
-
-def _effect(verdict: Verdict) -> Effect:
-    return Effect(gain=verdict.estimate or 0.0, stderr=verdict.stderr or 0.0, df=verdict.n - 1.0)
 
 
 def _tell(apart: Differences | None) -> str:
@@ -256,3 +254,64 @@ def _is_win(order: Verdict, alpha: float | None) -> bool:
     if order.estimate is None or order.p_value is None or order.n_diverged:
         return False
     return order.estimate > 0 and (alpha is None or order.p_value < alpha)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """The gain of one order, its standard error and that error's df."""
+
+    gain: float
+    stderr: float
+    df: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differences:
+    """`tau`: standard deviation between orders beyond their own random error; `p_value`: of there being none.
+
+    `share`: the part of the variance between orders that is τ², I².
+    """
+
+    tau: float
+    p_value: float
+    share: float
+
+
+def mean_gain(datasets: Sequence[Numbers], alpha: Numbers) -> tuple[Numbers, Numbers]:
+    """(gain, half-width) from each data set's gains [..., orders, replicates]; alpha is the error on each side.
+
+        gain = Σ_d k_d m̄_d / k,    Var = Σ_d (k_d/k)² s²(m_d)/n_d,    df by Welch–Satterthwaite
+
+    m_d holds the mean gain of the k_d orders on data set d in each of n_d replicates.  Orders on one data set share
+    folds, test images and arms, so their errors depend on each other; the replicates' means contain that.  The
+    statement is about these orders: the 16 of a table are of two data sets or fewer than would stand for others.
+    """
+    orders = sum(gains.shape[-2] for gains in datasets)
+    total, parts = 0.0, []
+    for gains in datasets:
+        weight, means = gains.shape[-2] / orders, gains.mean(axis=-2)
+        total = total + weight * means.mean(axis=-1)
+        n = means.shape[-1]
+        parts.append((weight**2 * variance_of(means) / n, n - 1.0))
+    return total, half_width(*combine(parts), alpha)
+
+
+def differences(effects: Sequence[Effect]) -> Differences | None:
+    """How much orders differ; None below two.
+
+        τ² = max(0, s²(g_i) − mean(v_i)),    s²(g)/mean(v_i) follows F(k − 1, df of the mean) if orders don't differ
+
+    g_i and v_i are the gain of an order and its variance.  Errors that have something in common make τ too small.
+    """
+    k = len(effects)
+    if k < 2:
+        return None
+    within, df = (float(number) for number in combine([(effect.stderr**2 / k, effect.df) for effect in effects]))
+    between = float(variance_of(np.array([effect.gain for effect in effects])))
+    tau2 = max(between - within, 0.0)
+    ratio = between / within if within else math.inf
+    return Differences(
+        tau=math.sqrt(tau2),
+        p_value=float(scipy.special.fdtrc(k - 1, df, ratio)),
+        share=tau2 / (tau2 + within) if within or tau2 else 0.0,
+    )

@@ -14,7 +14,11 @@ the order of arrival.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from stages.verdicts.intervals import Numbers
 
 # number of replicates -> share of α, rising numbers, shares that sum to 1
 Looks = Mapping[int, float]
@@ -74,3 +78,29 @@ def complete_look(indices: Iterable[int], looks: Looks) -> int | None:
     """The last look whose replicates 0 … n − 1 are all there; later replicates wait for the next look."""
     present = set(indices)
     return max((n for n in looks if present.issuperset(range(n))), default=None)
+
+
+MOST = 1000
+NEVER = 10**12
+# (replicates, share of α) -> whether that decides, elementwise
+Decides = Callable[[Numbers, Numbers], Numbers]
+
+
+def expected_replicates(decides: Decides, n: int, looks: Looks) -> int | None:
+    """The first later look that decides, else the first number beyond the plan up to `MOST`, else None."""
+    last = max(looks)
+    candidates = np.array([*(look for look in looks if look > n), *range(last + 1, MOST + 1)])
+    shares = np.array([looks.get(int(candidate), looks[last]) for candidate in candidates])
+    hit = decides(candidates.astype(float), shares)
+    return int(candidates[np.argmax(hit)]) if np.any(hit) else None
+
+
+def say_expected(expected: int | None, looks: Looks) -> str:
+    """`expected_replicates` in words."""
+    beyond = f", beyond the last look at {max(looks)}" if expected is None or expected > max(looks) else ""
+    return f"{expected or f'more than {MOST}'} replicates are expected to decide{beyond}"
+
+
+def can_decide(decides: Decides, looks: Looks) -> bool:
+    """True if some number of replicates would decide: with many, only the paper's own error remains."""
+    return bool(decides(float(NEVER), looks[max(looks)]))

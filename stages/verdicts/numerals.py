@@ -33,7 +33,9 @@ def with_interval(estimate: float, low: float, high: float, confidence: float, m
         fewest = max(0, 1 - math.floor(math.log10(half)))
         limits = (0.0,) if margin is None else (-margin, margin)
         decimals = next((more for more in range(fewest, fewest + _MORE) if _are_apart(limits, low, high, more)), fewest)
-    middle, below, above = (signed(number) if decimals is None else _fixed(number, decimals) for number in numbers)
+    middle, below, above = (
+        signed(number) if decimals is None else _minus(f"{number:+.{decimals}f}") for number in numbers
+    )
     sentence = f"{middle}, {in_percent(confidence)} interval {below} to {above}"
     return sentence if margin is None else f"{sentence}, margin ±{_margin(margin, decimals or 0)}"
 
@@ -42,10 +44,6 @@ def _are_apart(limits: tuple[float, ...], low: float, high: float, decimals: int
     """True if every end that differs from the limits also prints differently."""
     ends = [(end, limit) for end in (low, high) for limit in limits if end != limit]
     return all(f"{abs(end):.{decimals}f}" != f"{abs(limit):.{decimals}f}" for end, limit in ends)
-
-
-def _fixed(number: float, decimals: int) -> str:
-    return _minus(f"{number:+.{decimals}f}")
 
 
 def _margin(margin: float, decimals: int) -> str:

@@ -11,19 +11,14 @@ import numpy as np
 import scipy
 
 from stages.rules import Rules
-from stages.verdicts.by_margin import by_margin
-from stages.verdicts.intervals import wilson
+from stages.verdicts.intervals import by_margin, wilson
 from stages.verdicts.numerals import with_interval
 from stages.verdicts.verdict import Status, Verdict
 
 
-def _holds(truth: bool) -> Status:
-    return Status.HOLDS if truth else Status.FAILS
-
-
 def judge_count(claimed: float, counted: float) -> Verdict:
     """A count has no error, but its printed zeros may be rounding: then it holds under that reading alone."""
-    status, reading = _holds(counted == claimed), "exact"
+    status, reading = Status.HOLDS if counted == claimed else Status.FAILS, "exact"
     if status is Status.FAILS and (rounded := _rounded_as_printed(claimed, counted)):
         status, reading = Status.HOLDS_UNDER_READING, f"true if the printed number is rounded to {rounded:,}"
     return Verdict(

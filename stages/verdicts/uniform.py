@@ -27,8 +27,7 @@ import numpy as np
 import scipy
 
 from stages.rules import Rules
-from stages.verdicts.by_margin import by_margin
-from stages.verdicts.intervals import Numbers, combine, half_width, t_quantile, variance_of
+from stages.verdicts.intervals import Numbers, by_margin, combine, half_width, t_quantile, variance_of
 from stages.verdicts.looks import complete_look, level, looks_from, looks_of_plan
 from stages.verdicts.numerals import in_percent, signed, with_interval
 from stages.verdicts.value import too_few

@@ -19,16 +19,25 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
+from typing import Literal
 
 import numpy as np
+import scipy
 
 from stages.rules import Rules
-from stages.verdicts.by_margin import by_margin, chance_within, root
-from stages.verdicts.expected import NEVER, can_decide, expected_replicates, say_expected
-from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
-from stages.verdicts.looks import Looks, complete_look, level, looks_from, looks_of_plan
+from stages.verdicts.intervals import Numbers, by_margin, chance_within, combine, half_width, predict, root, variance_of
+from stages.verdicts.looks import (
+    NEVER,
+    Looks,
+    can_decide,
+    complete_look,
+    expected_replicates,
+    level,
+    looks_from,
+    looks_of_plan,
+    say_expected,
+)
 from stages.verdicts.numerals import with_interval
-from stages.verdicts.prediction import predict
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 SKEWED = 3.0
@@ -289,3 +298,60 @@ def too_few(indices: Collection[int], needed: int, status: Status, planned: int 
         n=there,
         replicates_expected=needed,
     )
+
+
+def judge_side(
+    bound: float, better: Literal["higher", "lower"], sample: Sample, *, rules: Rules, planned: int | None = None
+) -> Verdict:
+    """Judge whether the number lies on the side of `bound` that `better` names; `estimate` is positive on that side.
+
+    A replicate that diverged has no number, so the others alone can't support or reverse.  Looks end with the `planned`
+    replicates.
+    """
+    looks = looks_of_plan(rules.looks, planned)
+    n = complete_look(sample.indices, looks)
+    if n is None:
+        return too_few(sample.indices, min(rules.looks), Status.UNRESOLVED, planned)
+    used = sample.among(range(n))
+    if len(used.values) < 2:
+        return too_many_diverged(n, used.n_diverged, Status.UNRESOLVED)
+    values = (np.array(used.values) - bound) * (1.0 if better == "higher" else -1.0)
+    claimed, other = ("above", "below") if better == "higher" else ("below", "above")
+    mean, s2, df = float(values.mean()), float(variance_of(values)), values.size - 1
+    alpha = level(looks, n, rules.alpha_outside / 2)
+
+    def decides(replicates: Numbers, share: Numbers) -> Numbers:
+        return np.abs(mean) > half_width(s2 / replicates, replicates - 1, rules.alpha_outside / 2 * share)
+
+    half, expected = float(half_width(s2 / values.size, df, alpha)), None
+    if not s2:
+        status, reason = Status.UNRESOLVED, "the replicates don't differ at all, so their spread is unknown"
+    elif abs(mean) <= half:
+        status = Status.UNRESOLVED
+        expected = expected_replicates(decides, n, looks)
+        reason = say_expected(expected, looks)
+    elif used.n_diverged:
+        status, reason = Status.UNRESOLVED, "replicates diverged, which have no number"
+    elif mean > 0:
+        status, reason = Status.SUPPORTED, f"{claimed}, as claimed"
+    else:
+        status, reason = Status.REVERSED, f"{other}, not {claimed} as claimed"
+    low, high, confidence = mean - half, mean + half, 1 - 2 * alpha
+    below = float(scipy.special.stdtr(df, -abs(mean) / np.sqrt(s2 / values.size))) if s2 else None
+    verdict = Verdict(
+        status=status,
+        explanation=f"{with_interval(mean, low, high, confidence)}: {reason}",
+        estimate=mean,
+        low=low,
+        high=high,
+        confidence=confidence,
+        n=n,
+        n_diverged=used.n_diverged,
+        replicates_expected=expected,
+        spread=float(s2) ** 0.5,
+        share=looks[n],
+        p_value=None if below is None else 2 * below,
+        posterior=None if below is None else 1 - below if mean > 0 else below,
+    )
+    verdict = tell(verdict, f"How far {claimed} {bound:g} (mean of n = {n} networks)", sample)
+    return dataclasses.replace(verdict, explanation=verdict.explanation + about_skew(verdict))

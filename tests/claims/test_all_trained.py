@@ -11,8 +11,7 @@ from fastapi.testclient import TestClient
 
 from service.app import create_app
 from service.settings import Settings
-from stages.claims.judging import TIMES
-from stages.claims.trained import PER_BYTE
+from stages.claims.kinds.base import PER_BYTE, TIMES
 from stages.params.experiment import Arm, Experiment
 from stages.recording import record
 from stages.recording.reporting import results_page

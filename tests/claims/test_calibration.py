@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.claims.power import LOG_SPREAD
+from stages.claims.kinds.base import LOG_SPREAD
 from stages.runs.evidence import EvidenceLine, ResultLine, read_lines
 from stages.verdicts.indicative import CALIBRATED_AT, CALIBRATED_PAIRS, DEMANDED, ELSEWHERE, GAPS, HELD, calibrate
 

@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 
 from stages.claims import ClaimsError, gather, judge_claims, place_claims, read_claims
-from stages.claims.settings import agree, judge_setting
+from stages.claims.kinds import Kind, ValueKind, foresee
+from stages.claims.kinds.counts import agree, judge_setting
+from stages.claims.registration import register_claim
 from stages.papers.finding import Finding
 from stages.runs.evidence import Measurement, ResultLine
-from stages.verdicts import Status
+from stages.verdicts import Status, not_tested
+from stages.verdicts.kinds import KINDS, KindFacts
 from tests.claims.lines import ROOT, claims, judge, judge_all, params, results, trials
 
 CLAIMS = ROOT / "data" / "claims.csv"
@@ -183,3 +186,24 @@ def test_placeholder_runs_change_no_verdict(seed: int) -> None:
         for entered in (real, [*real, *trials(placeholders)])
     )
     assert without == with_them
+
+
+def test_a_new_kind_is_a_class_and_a_row_of_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "rounded", KindFacts(number="model"))
+    monkeypatch.setattr(Kind, "classes", {**Kind.classes})
+
+    class RoundedKind(ValueKind, kinds="rounded"):
+        """The number of one model, within a tenth."""
+
+        test = "as a value, within a tenth"
+        margin = 0.1
+
+    claim = replace(claims()["ninformer.table2.c10.vit"], kind="rounded")
+    run = trials(results("ninformer-cifar10", {"vit": [0.70, 0.71, 0.72, 0.71, 0.70]}))
+    (judgement,) = judge(claim, entered=run)
+    assert (judgement.verdict.status, judgement.verdict.margin) == (Status.REPRODUCED, 0.1)
+    assert judge(replace(claim, kind="value"), entered=run)[0].verdict.status is Status.NOT_REPRODUCED
+    power = foresee(claim, params(), not_tested(""), claims().values())
+    assert power is not None and power.margin == 0.1
+    registered = register_claim(claim, params().verdicts)
+    assert (registered.margin, registered.test) == (0.1, RoundedKind.test)

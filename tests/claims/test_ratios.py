@@ -1,16 +1,18 @@
 """A ratio of means, and a printed range of ratios, judged by their intervals."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.claims.margins import slope_of_margin
-from stages.claims.ratios import judge_relative, relative
+from stages.claims import ClaimLine
+from stages.claims.kinds import RatioKind, kind_of
 from stages.claims.sides import ClaimSamples, Pairs
 from stages.claims.trials import ResultGroup
+from stages.rules import Rules
 from stages.verdicts import EvidenceLevel, Sample, Status, Verdict
 from tests.claims.lines import claims, params
 from tests.verdicts.simulation import above
@@ -31,15 +33,19 @@ GROUP = ResultGroup(
 )
 
 
+def of(claim: ClaimLine, rules: Rules = RULES) -> RatioKind:
+    kind = kind_of(claim, rules)
+    assert isinstance(kind, RatioKind)
+    return kind
+
+
+def sides(ours: Sequence[float], theirs: Sequence[float]) -> ClaimSamples:
+    return ClaimSamples(pairs=PAIRS, group=GROUP, proposed=Sample.of(ours), baseline=Sample.of(theirs))
+
+
 def judge_memory(saved: list[float]) -> Verdict:
     """The verdict on a printed saving of 15 to 25 %, by pairs that save these shares."""
-    sides = ClaimSamples(
-        proposed=Sample.of([1 - share for share in saved]),
-        baseline=Sample.of([1.0] * len(saved)),
-        trials=(),
-        entries=(),
-    )
-    return judge_relative(MEMORY, relative(MEMORY, sides, PAIRS, GROUP, RULES), GROUP, RULES)
+    return of(MEMORY).decide(sides([1 - share for share in saved], [1.0] * len(saved)), params())[0]
 
 
 @pytest.mark.parametrize(
@@ -76,28 +82,18 @@ def test_a_range_says_its_middle_and_predicts_no_rerun() -> None:
 def test_equal_replicates_of_a_measured_ratio_have_an_unknown_spread() -> None:
     """A memory may be equal to the byte; a loss that is equal five times says that seeds were not varied."""
     loss = dataclasses.replace(MEMORY, metric="validation_loss")
-    sides = ClaimSamples(proposed=Sample.of([0.8] * 5), baseline=Sample.of([1.0] * 5), trials=(), entries=())
-    verdict = judge_relative(loss, relative(loss, sides, PAIRS, GROUP, RULES), GROUP, RULES)
+    verdict, _ = of(loss).decide(sides([0.8] * 5, [1.0] * 5), params())
     assert verdict.status is Status.INCONCLUSIVE and "spread is unknown" in verdict.explanation
 
 
 def test_replicates_that_wait_for_the_next_look_change_no_ratio() -> None:
     ours, base = [0.80, 0.83, 0.81, 0.82], [0.70, 0.69, 0.72, 0.10]
-    ratio = relative(
-        CLAIM,
-        ClaimSamples(proposed=Sample.of(ours), baseline=Sample.of(base), trials=(), entries=()),
-        PAIRS,
-        GROUP,
-        RULES,
-    )
+    ratio = of(CLAIM).relative(sides(ours, base))
     assert sum(ratio.sample.values[:3]) / 3 == pytest.approx(sum(ours[:3]) / sum(base[:3]) - 1)
 
 
 def test_the_sample_of_a_ratio_has_the_ratio_as_its_mean() -> None:
-    sides = ClaimSamples(
-        proposed=Sample.of([0.80, 0.83, 0.81]), baseline=Sample.of([0.70, 0.69, 0.72]), trials=(), entries=()
-    )
-    ratio = relative(CLAIM, sides, PAIRS, GROUP, RULES)
+    ratio = of(CLAIM).relative(sides([0.80, 0.83, 0.81], [0.70, 0.69, 0.72]))
     assert sum(ratio.sample.values) / 3 == pytest.approx((0.80 + 0.83 + 0.81) / (0.70 + 0.69 + 0.72) - 1)
 
 
@@ -108,18 +104,17 @@ def test_a_ratio_judged_by_another_margin_says_what_it_said_it_would(
 ) -> None:
     """The spread of a ratio depends on the margin, and so do the margins at which its verdict flips."""
     random = np.random.default_rng(seed)
-    arms = (Sample.of(random.normal(mean, spread, 5).tolist()) for mean in (1 + true, 1.0))
-    sides = ClaimSamples(proposed=next(arms), baseline=next(arms), trials=(), entries=())
+    drawn = sides(*(random.normal(mean, spread, 5).tolist() for mean in (1 + true, 1.0)))
     printed = dataclasses.replace(CLAIM, value=0.3, precision=None)
 
     def judge_ratio(by: float) -> Verdict:
         margins = dataclasses.replace(RULES.margins, difference_points=by, difference_share=0.0)
         rules = dataclasses.replace(RULES, margins=margins)
-        return judge_relative(printed, relative(printed, sides, PAIRS, GROUP, rules), GROUP, rules)
+        return of(printed, rules).decide(drawn, params())[0]
 
     def judge_range(by: float) -> Verdict:
         claim = dataclasses.replace(printed, kind="range", high=0.4, precision=by - 0.05)
-        return judge_relative(claim, relative(claim, sides, PAIRS, GROUP, RULES), GROUP, RULES)
+        return of(claim).decide(drawn, params())[0]
 
     assert_says_what_it_would_say(judge_ratio, margin)
     assert_says_what_it_would_say(judge_range, margin)
@@ -127,8 +122,7 @@ def test_a_ratio_judged_by_another_margin_says_what_it_said_it_would(
 
 def test_a_margin_that_is_a_share_of_the_printed_number_grows_with_it() -> None:
     expected = {"dac.sgemm.gain": 0.25, "ninformer.text.c10.acc_vs_mixer": 0.5, "nmn.ext.mnist.accuracy.epoch3": -0.1}
-    margins = params().verdicts.margins
-    found = {name: slope_of_margin(claims()[name], margins) for name in expected}
+    found = {name: kind_of(claims()[name], RULES).slope for name in expected}
     assert found == pytest.approx(expected, abs=1e-4)
     floor = dataclasses.replace(claims()["ninformer.text.c10.acc_vs_mixer"], value=0.01)
-    assert slope_of_margin(floor, margins) == 0, "at least the rounding, whatever is printed"
+    assert kind_of(floor, RULES).slope == 0, "at least the rounding, whatever is printed"

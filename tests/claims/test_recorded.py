@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from stages.recording import record
-from stages.recording.judged import judge_today
+from stages.recording.sources import judge_today
 from stages.results import (
     Claim,
     ClaimFilter,

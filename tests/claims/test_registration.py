@@ -10,11 +10,9 @@ import pytest
 from stages.claims import ClaimLine, ClaimsError, Trial, read_history
 from stages.claims.history import PATH as HISTORY
 from stages.claims.history import Change, digest_code
-from stages.claims.lines import TALLIES
-from stages.claims.margins import margin_of
+from stages.claims.kinds import kind_of
 from stages.claims.registration import (
     FOLDER,
-    TESTS,
     Registered,
     Registration,
     RegistrationMark,
@@ -24,7 +22,6 @@ from stages.claims.registration import (
     seal,
     write_text,
 )
-from stages.claims.trained import JUDGES
 from stages.recording import record
 from stages.results import ClaimFilter, list_judged, open_results
 from stages.rules import Rules
@@ -144,7 +141,7 @@ def test_a_changed_row_margin_or_rule_is_exploratory_and_named(story: Story) -> 
     moved = story.mark(*[story.after] * N, claim=dataclasses.replace(claim, value=0.97))
     assert moved.mark == "exploratory" and f"row: value {claim.value} -> 0.97" in moved.why
     wider = dataclasses.replace(rules, margins=dataclasses.replace(rules.margins, error_share=1.0))
-    assert margin_of(claim, wider.margins) != margin_of(claim, rules.margins)
+    assert kind_of(claim, wider).margin != kind_of(claim, rules).margin
     widened = story.mark(*[story.after] * N, rules=wider)
     assert widened.mark == "exploratory" and "early this changed: margin: " in widened.why
     levels = dataclasses.replace(rules, alpha_outside=0.1)
@@ -252,17 +249,13 @@ def test_a_change_that_no_line_of_the_history_tells_is_refused_and_checked(copy:
     assert checked.returncode == 1 and "judged by another rule than the registered; row: value" in checked.stdout
 
 
-def test_every_kind_that_training_decides_has_its_test_in_words() -> None:
-    assert TESTS.keys() == {*JUDGES, *TALLIES}
-
-
 def test_the_margin_of_a_registration_is_that_of_the_judge() -> None:
     """For every claim that training decides, judged by results as if all had been trained."""
     for judgement in judged_with(5):
         claim, verdict = judgement.claim, judgement.verdict
         told = verdict if verdict.size is None else verdict.size
         if told.margin is not None:
-            assert told.margin == pytest.approx(margin_of(claim, params().verdicts.margins)), claim.id
+            assert told.margin == pytest.approx(kind_of(claim, params().verdicts).margin), claim.id
 
 
 def test_a_confirmatory_verdict_says_so_in_the_database(copy: Path, story: Story) -> None:

@@ -49,7 +49,7 @@ class Nodes:
             "RAY_ADDRESS": self.address,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_raylet_start_wait_time_s": "20",
+            "RAY_raylet_start_wait_time_s": "90",
             "RAY_agent_register_timeout_ms": "120000",
             "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
             "RAY_USAGE_STATS_ENABLED": "0",

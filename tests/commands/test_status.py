@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.pages.opening import cards_of, still_open
 from stages.recording import record
-from stages.results import Word, open_results, tally
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import Event, Group
@@ -20,7 +18,7 @@ from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.journal import Journal
 from tests.claims.lines import copy_project
 from tests.commands.waiting import claimcheck
-from tests.project import REPOSITORY, environment
+from tests.project import environment
 from tests.terminal import on_terminal
 
 LABEL = "dac-sgemm mlp-25x5.0"
@@ -33,22 +31,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy_project(folder)
     record(folder, "data/results.db")
     return folder
-
-
-@pytest.mark.slow
-def test_a_clone_without_a_database_gets_one_and_counts_as_the_front_page(tmp_path: Path) -> None:
-    copy_project(tmp_path)
-    for part in ("evidence", "models"):
-        (tmp_path / "data" / part).symlink_to(REPOSITORY / "data" / part)
-    (tmp_path / "data" / "findings.jsonl").touch()  # computing them takes half a minute
-    done = claimcheck(tmp_path, "status")
-    assert (done.returncode, done.stderr.count("\n")) == (0, 1) and "making data/results.db" in done.stderr
-    with open_results(str(tmp_path / "data" / "results.db"))() as session:
-        tallies = tally(session)
-    cards = {card.word: card.number for card in cards_of(tallies)} | {Word.OPEN: sum(still_open(tallies))}
-    (row,) = (line.split() for line in done.stdout.splitlines() if line.startswith("all "))
-    assert row[1:] == [str(cards[word]) for word in Word]
-    assert claimcheck(tmp_path, "status").stderr == "", "it is made once"
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import ChecksumMismatch, DatasetError
 from stages.params.experiment import DatasetSource, load_params
 from tests.datasets.tiny import TEST, TRAIN, TinyDataset, cifar10_files, tiny_cifar10, tiny_mnist, write_mirror_json
+from tests.packed_table import pack_images
 from tests.project import REPOSITORY
 
 TEST_BATCH = "cifar-10-batches-bin/test_batch.bin"
@@ -281,19 +282,8 @@ def image_set(count: int, seed: int) -> ImageSet:
 
 def packed_set(folder: Path) -> tuple[ImageSet, ImageSet, PackedInfo]:
     train, test = image_set(6, 0), image_set(4, 1)
-    info = PackedInfo(
-        dataset="tiny",
-        provenance="full",
-        digest=digest_images(train, test, CLASSES),
-        classes=CLASSES,
-        shape=(3, 4, 4),
-        train_images=6,
-        test_images=4,
-        test_rows=(0, 1, 2, 4),
-        excluded_test_images=1,
-        source="mirror",
-    )
-    packed.write_packed(folder, {"train": train, "test": test}, info)
+    kept = {"test_rows": (0, 1, 2, 4), "excluded_test_images": 1}
+    info = pack_images(folder, "tiny", train, test, CLASSES, provenance="full", source="mirror", **kept)
     return train, test, info
 
 

@@ -10,11 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.claims import Judgement, Trial
-from stages.claims.power import foresee
-from stages.claims.trained import JUDGES
-from stages.priorities.looks import RunName, Standing, all_trainings, as_printed, looks_of, next_looks, standing_today
-from stages.priorities.proposal import NOBODY_KNOWS, Proposal, chance_of_decision, choose, propose, weigh
-from stages.recording.judged import read_paper_deviations
+from stages.claims.kinds import TrainedKind, foresee, kind_of
+from stages.priorities.proposal import (
+    NOBODY_KNOWS,
+    Proposal,
+    RunName,
+    Standing,
+    all_trainings,
+    as_printed,
+    chance_of_decision,
+    choose,
+    next_looks,
+    propose,
+    standing_today,
+    weigh,
+)
+from stages.recording.sources import read_paper_deviations
 from stages.verdicts import Status, Verdict, not_tested
 from tests.claims.lines import ROOT, claims, judge, params, trials
 from tests.claims.test_all_trained import trained
@@ -161,7 +172,9 @@ def everything() -> list[Trial]:
 @cache
 def judged_with(replicates: int) -> list[Judgement]:
     """All claims of trained models, judged by the first replicates of every arm."""
-    wanted = [claim for claim in claims().values() if claim.kind in JUDGES and claim.experiment and not claim.reason]
+    wanted = [
+        claim for claim in claims().values() if claim.facts.by == "training" and claim.experiment and not claim.reason
+    ]
     some = [trial for trial in everything() if trial.result.replicate < replicates]
     return [one for one in judge(*wanted, entered=some) if one.is_decidable]
 
@@ -171,7 +184,9 @@ def judged_with(replicates: int) -> list[Judgement]:
 def test_looks_are_where_the_judges_have_them(replicates: int) -> None:
     for one in judged_with(replicates):
         (name,) = fnmatch.filter(params().experiments, one.claim.experiment or "")
-        looks = looks_of(one.claim, params().experiments[name], params())
+        kind = kind_of(one.claim, params().verdicts)
+        assert isinstance(kind, TrainedKind)
+        looks = kind.looks(params().experiments[name])
         at = max((n for n in looks if n <= replicates), default=None)
         said = one.claim.id, one.verdict.explanation
         if at is None:

@@ -1,10 +1,9 @@
 """Leases of an object store: the same promises as in a folder, without comparing the clocks of two machines."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -39,31 +38,6 @@ def test_a_store_has_the_leases_of_its_kind(store: ObjectStore) -> None:
     assert isinstance(leases, ObjectLeases) and leases.owner == process_identity(os.getpid())
 
 
-def test_several_runs_are_leased_together_or_not_at_all(store: ObjectStore) -> None:
-    mine, other = Machine(store), Machine(store, ELSEWHERE)
-    lease = mine.claim("b", "a")
-    assert lease is not None and lease.run_keys == ("b", "a")
-    assert other.claim("0", "b") is None, "b is taken"
-    free = other.claim("0")
-    assert free is not None, "and 0 was given back"
-    assert [one.end for one in other.attempts("0")] == [None], "nothing had been tried"
-    mine.release(lease)
-    later = other.claim("b")
-    assert later is not None and later.tokens[0][1] > lease.tokens[0][1]
-
-
-def test_a_dead_owner_of_this_machine_is_followed_at_once(store: ObjectStore) -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert Machine(store, process_identity(process.pid)).claim("g") is not None
-    assert Machine(store).claim("g") is None, "it lives"
-    process.communicate(b"\n")
-    assert Machine(store).claim("g") is not None
-    assert [(one.end, one.reason) for one in Machine(store).attempts("g")] == [
-        ("lost", "its process is gone"),
-        (None, ""),
-    ]
-
-
 @pytest.mark.parametrize("skew", [-600.0, 0.0, 600.0])
 def test_an_owner_elsewhere_is_followed_when_its_record_stays_the_same(store: ObjectStore, skew: float) -> None:
     """Whatever the clocks say."""
@@ -82,31 +56,26 @@ def test_an_owner_elsewhere_is_followed_when_its_record_stays_the_same(store: Ob
     assert here.attempts("g")[0].reason == f"was not heard of for {EXPIRY_SECONDS:.0f} s"
 
 
-@pytest.mark.parametrize("asleep", ["training", "after the files were written"])
-def test_a_late_riser_cannot_publish(
-    store: ObjectStore, tmp_path: Path, asleep: str, monkeypatch: pytest.MonkeyPatch
+def test_who_was_taken_over_while_its_files_were_written_cannot_publish(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleeper, successor = Machine(store, ELSEWHERE), Machine(ObjectStore(store.address, tmp_path / "there"))
     old = sleeper.claim(KEY)
     assert old is not None
-    taken = []
+    taken, upload = [], ObjectStore.upload
 
-    def take_over() -> None:
+    def take_over(self: ObjectStore, files: Mapping[str, bytes]) -> object:
+        uploaded = upload(self, files)
         assert successor.claim(KEY) is None
         successor.now += EXPIRY_SECONDS
         taken.append(successor.claim(KEY))
+        return uploaded
 
-    upload = ObjectStore.upload
-    lost = pytest.raises(LeaseLost, match=f"run {KEY[:12]} was taken over while it trained; its outcome is dropped")
-    with monkeypatch.context() as patch, lost:
-        if asleep == "training":
-            take_over()
-        else:
-            patch.setattr(ObjectStore, "upload", lambda self, files: (upload(self, files), take_over())[0])
+    monkeypatch.setattr(ObjectStore, "upload", take_over)
+    with pytest.raises(LeaseLost, match="was taken over while it trained"):
         sleeper.publish(old, KEY, outcome(KEY, SPEC, old.tokens[0][1]))
+    monkeypatch.setattr(ObjectStore, "upload", upload)
     assert not store.has(KEY) and not store.bucket.has(f"runs/{KEY}.json")
-    sleeper.release(old)
-    assert Machine(store).claim(KEY) is None, "releasing an old lease frees nothing"
     (new,) = taken
     assert new is not None
     folder = successor.publish(new, KEY, outcome(KEY, SPEC, new.tokens[0][1]))
@@ -136,37 +105,6 @@ def test_who_was_killed_between_record_and_manifest_has_published(
     here.release(again)
     assert [one.end for one in here.attempts(KEY)] == ["published"]
     assert here.store.whole(KEY) is not None
-
-
-def test_heartbeats_keep_a_lease_and_its_end_is_noted(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_leases, "HEARTBEAT_SECONDS", 0.01)
-    mine, other = Machine(store, ELSEWHERE), Machine(store)
-    lease = mine.claim("g", "h")
-    assert lease is not None
-    with mine.kept_alive(lease) as lost:
-        mine.close(lease, "failed", "ValueError: no such thing", ["h"])
-        for _ in range(3):
-            beat = store.read("g")[0].beat
-            while store.read("g")[0].beat == beat:
-                pass
-            assert other.claim("g") is None
-            other.now += 0.6 * EXPIRY_SECONDS
-        assert not lost.is_set()
-    assert other.holder("g", "h") is None
-    assert [(one.end, one.reason) for one in other.attempts("g")] == [("stopped", "")]
-    assert [(one.end, one.reason) for one in other.attempts("h")] == [("failed", "ValueError: no such thing")]
-
-
-def test_an_owner_that_was_taken_over_is_told(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_leases, "HEARTBEAT_SECONDS", 0.3)
-    mine, other = Machine(store, ELSEWHERE), Machine(store)
-    lease = mine.claim("g")
-    assert lease is not None
-    assert other.claim("g") is None
-    with mine.kept_alive(lease) as lost:
-        other.now += EXPIRY_SECONDS
-        assert other.claim("g") is not None
-        assert lost.wait(30)
 
 
 def test_a_renewal_whose_answer_was_lost_is_ours(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:

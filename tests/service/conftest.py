@@ -66,6 +66,12 @@ def serving(settings: Settings, *, peer: str = "testclient") -> Iterator[TestCli
         yield client
 
 
+@contextmanager
+def reading(settings: Settings) -> Iterator[TestClient]:
+    """A client of a service that shows what is recorded; it hasn't started, so no model answers."""
+    yield TestClient(create_app(settings), "http://127.0.0.1", raise_server_exceptions=False)
+
+
 @pytest.fixture(scope="session")
 def client(settings: Settings) -> Iterator[TestClient]:
     with serving(settings.model_copy(update={"workers": 2})) as client:

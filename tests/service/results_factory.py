@@ -204,13 +204,18 @@ def _write_weights(root: Path, experiment: Experiment, arm: str, spec: RunSpec, 
     return digest
 
 
+def classes_of(experiment: str) -> int:
+    return 100 if "cifar100" in experiment else 10
+
+
 def _result_line(experiment, planned, spec, data, profile, cut, weights, is_diverged) -> ResultLine:
     reach = {"paper": 1.0, "quick": 0.62, "smoke": 0.05}[profile]
     final = reach * PAPER_ACCURACY[experiment.name][planned.arm] + 0.003 * planned.replicate_index - 0.002
     correct = np.arange(data.test_images) < round(final * data.test_images)
     accuracy, epochs = float(correct.mean()), spec.protocol.epochs
-    confusion = np.diag(np.full(10, correct.sum() // 10))
-    confusion[0, 0] += correct.sum() % 10
+    classes = classes_of(experiment.name)
+    confusion = np.diag(np.full(classes, correct.sum() // classes))
+    confusion[0, 0] += correct.sum() % classes
     confusion[0, 1] = len(correct) - correct.sum()
     curves = tuple(
         EpochRow(
@@ -259,7 +264,7 @@ def without_test_images(line: ResultLine, excluded: int) -> ResultLine:
     assert line.correct is not None and line.confusion is not None
     n = line.data.test_images - excluded
     correct = unpack_correct(line.correct, line.data.test_images)[:n]
-    confusion = unpack_confusion(line.confusion, 10)
+    confusion = unpack_confusion(line.confusion, classes_of(line.experiment))
     confusion[0, 1] -= excluded
     metrics = [
         dataclasses.replace(row, value=float(correct.mean()) if row.metric == "accuracy" else row.value, n=n)

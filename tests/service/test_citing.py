@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import mlcroissant
 import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given
@@ -19,7 +20,7 @@ from service.app import create_app
 from service.pages.citing import COLOURS, badge, paper_badge
 from service.pages.formats import is_web_address
 from service.settings import Settings
-from tests.service.conftest import serving
+from tests.service.conftest import reading
 from tests.service.results_factory import REPOSITORY
 
 GAIN = "/claims/dac.sgemm.gain"
@@ -179,8 +180,10 @@ def test_what_a_browser_would_run_is_no_web_address(before: str, scheme: str, da
 OURS = {"address", "paper.repository", "repository", "contact_link"}
 """What comes from elsewhere: the first two are links if they are web addresses, the others are validated settings."""
 MADE_HERE = {"here", "data", "here(column)", "without(line.name)", "line.address", "problem.type"} | {
+    "image.address",
     "image.sample.address",
     "item.address",
+    "picture",
 }
 
 
@@ -201,7 +204,7 @@ def test_an_address_that_runs_is_no_link(own_root: Path) -> None:
             database.execute("UPDATE papers SET repository = ?1, summary = ?1 WHERE name = ?2", (f"{scheme}x", name))
         database.execute("UPDATE datasets SET homepage = 'javascript:x', licence = 'javascript:x'")
         database.execute("UPDATE claims SET statement = 'javascript:x', note = 'javascript:x'")
-    with serving(Settings(root=own_root)) as client:
+    with reading(Settings(root=own_root)) as client:
         claims = [claim["id"] for claim in client.get("/api/v1/claims?limit=1000").json()][::9]
         runs = [run["run_key"] for run in client.get("/api/v1/runs?limit=3").json()]
         pages = [f"/papers/{name}" for name in names] + [f"/claims/{claim}" for claim in claims]
@@ -217,3 +220,27 @@ def test_an_address_that_runs_is_no_link(own_root: Path) -> None:
             links = re.findall(r"""<[^>]*\s(?:href|src|\w*action)=["']([^"']*)""", html)
             assert links and all(re.match("[/#?]|https?://", link) for link in links), path
             assert "no public code of its authors" in html or "/papers/" not in path
+
+
+@pytest.mark.filterwarnings("ignore:ConjunctiveGraph:DeprecationWarning")
+@pytest.mark.parametrize(("address", "rows"), [("/?dataset=mnist", 10), ("/experiments/ninformer-mnist", 4)])
+def test_results_on_data_sets_and_of_experiments_are_croissant_whose_tables_can_be_read(
+    client: TestClient, address: str, rows: int, tmp_path: Path
+) -> None:
+    described = linked_data(client, address)
+    (table,) = described["distribution"]
+    (tmp_path / table["@id"]).write_bytes(client.get(table["contentUrl"]).content)
+    table["contentUrl"] = table["@id"]  # the test's client has no port
+    (tmp_path / "croissant.json").write_text(json.dumps(described))
+    read = mlcroissant.Dataset(tmp_path / "croissant.json")
+    assert not read.metadata.ctx.issues.errors
+    (name,) = [one.id for one in read.metadata.record_sets]
+    found = list(read.records(name))
+    assert len(found) >= rows and all(len(row) == len(described["recordSet"][0]["field"]) for row in found)
+    assert described["url"] == f"http://127.0.0.1{address}" and described["isBasedOn"]["name"]
+
+
+def test_a_paper_is_an_article_that_our_page_is_about(client: TestClient) -> None:
+    article = linked_data(client, "/papers/dac")
+    assert (article["@type"], article["url"]) == ("ScholarlyArticle", "https://arxiv.org/abs/2301.00924v3")
+    assert article["subjectOf"]["url"] == "http://127.0.0.1/papers/dac"

@@ -12,35 +12,11 @@ from httpx import Response
 
 from service.settings import Settings
 from stages.recording import record
-from tests.service.conftest import png, serving
+from tests.service.conftest import png, reading, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, make_root
 
 STAND_INS = "stand-ins answer when named by checkpoint="
 VIT = "/predict?checkpoint=ninformer-cifar100.vit.0"
-GETS = (
-    "/",
-    "/compare",
-    "/docs",
-    "/runs/{key}",
-    "/health/live",
-    "/health/ready",
-    "/static/vega.js",
-    "/static/style.css",
-    "/api/v1/openapi.json",
-    "/api/v1/versus?dataset=mnist&a=vit&b=ninformer",
-    "/api/v1/papers",
-    "/api/v1/papers/ninformer",
-    "/api/v1/datasets",
-    "/api/v1/datasets/mnist",
-    "/api/v1/experiments",
-    "/api/v1/experiments/ninformer-mnist",
-    "/api/v1/claims",
-    "/api/v1/claims/ninformer.table2.mnist.vit",
-    "/api/v1/runs",
-    "/api/v1/runs/{key}",
-    "/api/v1/checkpoints",
-    "/api/v1/checkpoints/ninformer-mnist.vit.0",
-)
 
 
 def assert_problem(response: Response, status: int, words: str = "") -> None:
@@ -267,7 +243,7 @@ def test_a_table_that_breaks_under_the_service_is_unavailable(own_root: Path) ->
     with sqlite3.connect(own_root / "data" / "results.db") as connection:
         connection.execute("DROP TABLE claims")
     connection.close()
-    with serving(Settings(root=own_root)) as client:
+    with reading(Settings(root=own_root)) as client:
         assert_problem(client.get("/api/v1/claims"), 503, "the results database can't be read")
 
 

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from service.pages.formats import points
 from service.settings import Settings
 from stages.recording import record
-from tests.service.conftest import serving
+from tests.service.conftest import reading
 from tests.service.results_factory import make_root
 from tests.service.test_pages import Page
 
@@ -160,7 +160,7 @@ def test_what_is_claimed_of_its_models_stands_with_its_verdict(tmp_path: Path) -
             "rank,ninformer,Table 2,ninformer-mnist,ninformer,accuracy,order,0.0082,fraction,,,,local-vit,higher,\n"
         )
     record(root, "data/results.db")
-    with serving(Settings(root=root)) as client:
+    with reading(Settings(root=root)) as client:
         html = client.get("/experiments/ninformer-mnist").text
         verdict = client.get("/api/v1/claims/rank").json()["verdict"]
         assert 'id="claims-title"' not in client.get("/experiments/ninformer-cifar100").text

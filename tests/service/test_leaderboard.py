@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.settings import Settings
-from tests.service.conftest import serving
+from tests.service.conftest import reading
 from tests.service.test_pages import Page
 from tests.service.test_published_pages import text_of
 
@@ -70,7 +70,7 @@ def test_an_emptied_database_is_no_fault(own_root: Path) -> None:
         for name in names:
             if name != "meta":
                 database.execute(f'DELETE FROM "{name}"')
-    with serving(Settings(root=own_root)) as client:
+    with reading(Settings(root=own_root)) as client:
         for path in ("/leaderboard", "/", "/claims", "/compare", "/runs", "/api/v1/runs", "/api/v1/papers"):
             assert client.get(path).status_code in (200, 404), path
 

@@ -58,7 +58,9 @@ def test_no_page_has_another_word_than_the_four_as_a_headline(published_client: 
 
 
 def test_the_method_s_page_explains_every_word(client: TestClient) -> None:
-    html, sheet = unescape(client.get("/method").text), client.get("/static/style.css").text
+    page, sheet = client.get("/method").text, client.get("/static/style.css").text
+    assert not {"&lt;span", "&lt;br", "<!--"} & {*re.findall(r"&lt;\w+|<!--", page)}
+    html = unescape(page)
     for key, meaning in MEANINGS.items():
         assert f"<code>{key}</code>" in html and meaning in html and upper_first(REASONS[key]) in html
     for word, icon in ICONS.items():

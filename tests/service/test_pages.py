@@ -16,7 +16,7 @@ from service.pages.wording import name_claim, print_value
 from service.settings import Settings
 from stages.recording import record
 from stages.results import Claim, JudgedClaim, VerdictRow
-from tests.service.conftest import keys_file, png, serving
+from tests.service.conftest import keys_file, png, reading, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, add_results, make_root
 
 
@@ -79,7 +79,7 @@ def test_the_first_page_counts_each_paper_s_decidable_claims_and_leads_to_its_da
         for number, word in ((counts["plainly"], "holds"), (counts["waiting"], "not tested")):
             assert f'title="{number} {word}"' in html
     for name in ("mnist", "cifar10", "cifar100"):
-        assert f'href="/?dataset={name}"' in html
+        assert f'href="/compare?dataset={name}"' in html
 
 
 def test_a_paper_s_page_has_every_claim_under_its_place_with_its_verdict(client: TestClient) -> None:
@@ -184,7 +184,7 @@ def test_results_of_older_code_say_so(tmp_path: Path) -> None:
     root = make_root(tmp_path)
     add_results(root, "ninformer-cifar10", "smoke", "embedded", code={"stages.gone": "0" * 16})
     record(root, "data/results.db")
-    with serving(Settings(root=root)) as client:
+    with reading(Settings(root=root)) as client:
         (comparison,) = client.get("/compare?dataset=cifar10").json()["comparisons"]
         assert [arm["changed_code"] for arm in comparison["arms"]] == [["stages.gone"]] * 4
         sentence = "measured with older code: stages.gone changed since"
@@ -290,7 +290,7 @@ def test_a_paper_s_page_counts_its_own_claims(root: Path, tmp_path: Path) -> Non
     with (own / "data" / "claims.csv").open("a") as file:
         file.write("brownian.walk,brownian,equation 4,,,largest_error,identity,,,,,,,,\n")
     record(own, "data/results.db")
-    with serving(Settings(root=own)) as client:
+    with reading(Settings(root=own)) as client:
         assert ">all 1</a>" in client.get("/papers/brownian").text
         assert ">all 16</a>" in client.get("/papers/ninformer").text
 
@@ -355,7 +355,7 @@ def test_where_a_paper_has_no_number_the_page_leads_to_its_own_metric(client: Te
 
 
 def test_a_run_of_older_code_that_gives_the_same_says_which_line_shows_it(published: str) -> None:
-    with serving(Settings(root=REPOSITORY, database=published)) as client:
+    with reading(Settings(root=REPOSITORY, database=published)) as client:
         (run,) = client.get("/api/v1/runs?experiment=hyperbf-cifar10&limit=1").json()
         page = client.get(f"/runs/{run['run_key']}").text
         (trail,) = client.get(f"/api/v1/runs/{run['run_key']}/trail").json()["trails"]

@@ -144,7 +144,12 @@ def test_the_same_image_alone_or_among_others_gets_the_same_answer(client: TestC
 def test_a_bad_file_leaves_the_others_their_answers(client: TestClient) -> None:
     files = [("file", (f"{number}.png", png(number))) for number in range(3)]
     whole = client.post(f"/predict?checkpoint={VIT}", files=files).json()["images"]
-    for bad, words in ((b"junk", "not a PNG, JPEG or WebP"), (png_of(50_000, 50_000), "scale it down"), (b"", "empty")):
+    for bad, words in (
+        (b"junk", "not a PNG, JPEG or WebP"),
+        (png_of(50_000, 50_000), "scale it down"),
+        (b"", "empty"),
+        (bytes(300_001), "larger than"),
+    ):
         mixed = [files[0], ("file", ("bad.png", bad)), files[2]]
         images = client.post(f"/predict?checkpoint={VIT}", files=mixed).json()["images"]
         assert [image["file"] for image in images] == ["0.png", "bad.png", "2.png"]

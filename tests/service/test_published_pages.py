@@ -356,3 +356,16 @@ def test_every_claim_is_told_to_search_engines_as_their_kind_of_review_requires(
         assert rating["worstRating"] <= rating["ratingValue"] <= rating["bestRating"], address
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", told["datePublished"]), address
     assert kinds == {"Claim", "ClaimReview"}
+
+
+def test_every_file_that_a_page_points_to_can_be_opened_here(client: TestClient, claim_pages: dict[str, str]) -> None:
+    papers = [f"/papers/{paper['name']}" for paper in client.get("/api/v1/papers").json()]
+    pages = claim_pages | {address: client.get(address).text for address in ("/", "/method", "/claims", *papers)}
+    pointed: set[str] = set()
+    for address, html in pages.items():
+        pointed |= set(re.findall(r'href="(/files/[^"]+)"', html))
+        assert " in the repository" not in re.sub(r"(?s)<pre.*?</pre>", "", html), address
+    assert {"/files/CITATION.cff", "/files/NOTICE", "/files/params.yaml"} <= pointed
+    assert "/files/docs/decisions.md#0008" in pointed
+    for address in pointed:
+        assert client.get(address).status_code == 200, address

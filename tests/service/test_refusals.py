@@ -24,7 +24,7 @@ from service.http.logs import JsonLines
 from service.settings import Settings
 from stages.recording import record
 from tests.polling import wait_until
-from tests.service.conftest import png, serving
+from tests.service.conftest import png, reading, serving
 from tests.service.running import Running, running
 from tests.service.test_errors import VIT, assert_problem
 from tests.service.test_hostile import NAME_FILTERS, NAMES, RESOURCES
@@ -104,7 +104,7 @@ def test_a_range_that_is_none_is_a_problem(client: TestClient, sent: str, status
 
 def test_a_refusal_of_cors_is_a_problem(settings: Settings) -> None:
     friend = "https://friend.example"
-    with serving(settings.model_copy(update={"cors_origins": (friend,)})) as client:
+    with reading(settings.model_copy(update={"cors_origins": (friend,)})) as client:
         for origin, method, words in (("https://stranger.example", "GET", "origin"), (friend, "DELETE", "method")):
             asked = {"origin": origin, "access-control-request-method": method}
             response = client.options("/compare", headers=asked)
@@ -240,7 +240,7 @@ DAMAGES = {
 def test_a_damaged_database_is_unavailable(own_root: Path) -> None:
     database = own_root / "data" / "results.db"
     whole = database.read_bytes()
-    with serving(Settings(root=own_root)) as client:
+    with reading(Settings(root=own_root)) as client:
         for kind, damage in DAMAGES.items():
             database.write_bytes(whole)
             assert client.get("/api/v1/experiments").status_code == 200
@@ -250,11 +250,20 @@ def test_a_damaged_database_is_unavailable(own_root: Path) -> None:
             assert "the results database is damaged" in response.json()["detail"]
 
 
-def test_no_files_left_and_a_full_disk_are_no_fault_of_the_client(root: Path, tmp_path: Path) -> None:
-    """The service may open no more files, and afterwards its files may not grow."""
+def test_a_full_disk_and_no_files_left_are_no_fault_of_the_client(root: Path, tmp_path: Path) -> None:
+    """The service's files may not grow for a while, and then it may open no more of them."""
     with running(root, tmp_path) as service:
         process = psutil.Process(service.process.pid)
-        request(service, "GET", "/compare")
+        limit = process.rlimit(psutil.RLIMIT_FSIZE)
+        process.rlimit(psutil.RLIMIT_FSIZE, (100_000, limit[1]))
+        large = FORM.replace(b"\r\n\r\n", b"\r\n\r\n" + bytes(3_000_000), 1)
+        for method, path, body, headers in (("POST", VIT, large, HEADERS), ("GET", "/api/v1/export.zip", None, {})):
+            status, answer, head_of = request(service, method, path, body, {**headers, "X-Request-ID": "full.1"})
+            assert (status, head_of["retry-after"]) == (503, "10"), answer
+            assert "no disk, memory or files left" in json.loads(answer)["detail"]
+        assert request(service, "GET", LIST)[0] == 200
+        wait_until(lambda: "File too large" in service.log.read_text())  # a thread writes the log
+        process.rlimit(psutil.RLIMIT_FSIZE, limit)
         limit = process.rlimit(psutil.RLIMIT_NOFILE)
         time.sleep(0.5)
         taken = {int(path.name) for path in Path(f"/proc/{service.process.pid}/fd").iterdir()}
@@ -268,14 +277,6 @@ def test_no_files_left_and_a_full_disk_are_no_fault_of_the_client(root: Path, tm
         time.sleep(0.1)
         assert request(service, "GET", LIST)[0] == 200
         assert "Too many open files" in service.log.read_text()
-        process.rlimit(psutil.RLIMIT_FSIZE, (100_000, 100_000))
-        large = FORM.replace(b"\r\n\r\n", b"\r\n\r\n" + bytes(3_000_000), 1)
-        for method, path, body, headers in (("POST", VIT, large, HEADERS), ("GET", "/api/v1/export.zip", None, {})):
-            status, answer, head_of = request(service, method, path, body, {**headers, "X-Request-ID": "full.1"})
-            assert (status, head_of["retry-after"]) == (503, "10"), answer
-            assert "no disk, memory or files left" in json.loads(answer)["detail"]
-        assert request(service, "GET", LIST)[0] == 200
-        assert "File too large" in service.log.read_text()
 
 
 @pytest.mark.parametrize(

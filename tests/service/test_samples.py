@@ -60,13 +60,13 @@ def test_placeholders_beside_models_of_real_data_bear_a_warning_and_real_images_
     client: TestClient, settings: Settings, root: Path, tmp_path: Path
 ) -> None:
     html = client.get("/?dataset=cifar100").text
-    assert "Or one of these placeholders" in html and "says nothing about them" in html
+    assert "Or some of these placeholders" in html and "says nothing about them" in html
     own = shutil.copytree(root, tmp_path / "root")
     info = own / "data" / "processed" / "cifar100" / "dataset.json"
     info.write_text(info.read_text().replace('"embedded"', '"full"', 1))
     with serving(settings.model_copy(update={"root": own})) as served:
         html = served.get("/?dataset=cifar100").text
-    assert "Or one of CIFAR-100’s test images" in html and 'class="warning"' not in html
+    assert "Or some of CIFAR-100’s test images" in html and 'class="warning"' not in html
     assert re.search(r'<img src="/api/v1/datasets/cifar100/samples/\d+" alt="digits-\d\d"', html)
 
 

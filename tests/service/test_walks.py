@@ -58,7 +58,7 @@ def test_an_engineer_comes_from_the_leaderboard_to_a_model_and_tries_it(walker: 
     row.get_by_role("link", name="try it").click()
     walker.get_by_role("checkbox", checked=True).wait_for()
     assert walker.get_by_role("checkbox", checked=True).count() == 1
-    walker.get_by_role("radio").first.check()
+    walker.locator("[name=sample]").first.check()
     walker.locator("#answers .card").wait_for()
     assert walker.locator("#answers .card h5").all_inner_texts() == ["NiNformer"]
     assert "Link to this answer" in walker.locator(".share").inner_text()

@@ -25,7 +25,7 @@ from service.pages.wording import (
     tell_verdicts,
     verdict_in_words,
 )
-from stages.claims.sensitivity import DEFENSIBLE
+from stages.claims.judging import DEFENSIBLE
 from stages.results import Claim, Counts, Discoveries, JudgedClaim, Outlook, Tally, VerdictRow
 from stages.verdicts import Scope
 from tests.service.results_factory import REPOSITORY

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stages.checkpoint.predictor import load_predictor
-from stages.datasets.packed import ImageSet, PackedInfo, digest_images, write_packed
+from stages.datasets.packed import ImageSet, PackedInfo
 from stages.device import pick_device
 from stages.ops.fast import cpp, dropout
 from stages.papers.ninformer import MLPMixer
@@ -25,6 +25,7 @@ from stages.training.environment import describe_environment, peak_memory_bytes,
 from stages.training.loop import TrainingState
 from stages.training.resuming import EnergyMeter, ResumeState, energy_joules
 from stages.worker import Job, train_run
+from tests.packed_table import pack_images
 
 
 def pack_noise(folder: Path) -> PackedInfo:
@@ -34,22 +35,7 @@ def pack_noise(folder: Path) -> PackedInfo:
         ImageSet(images=draw.integers(0, 256, (count, 3, 16, 16), dtype=np.uint8), labels=np.arange(count) % 2)
         for count in (12, 4)
     )
-    info = PackedInfo(
-        dataset="noise",
-        provenance="embedded",
-        digest=digest_images(train, test, ("a", "b")),
-        classes=("a", "b"),
-        shape=(3, 16, 16),
-        train_images=12,
-        test_images=4,
-        test_rows=None,
-        excluded_test_images=0,
-        source="embedded",
-        mean=(0.5, 0.5, 0.5),
-        std=(0.25, 0.25, 0.25),
-    )
-    write_packed(folder, {"train": train, "test": test}, info)
-    return info
+    return pack_images(folder, "noise", train, test, "ab", mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
 
 @pytest.mark.skipif(cpp.load_library(dropout._SOURCE) is None, reason="no C++ compiler here")

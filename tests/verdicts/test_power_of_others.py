@@ -19,8 +19,8 @@ from stages.verdicts import (
     judge_uniform,
     judge_value,
 )
-from stages.verdicts.power import WANTED
-from stages.verdicts.power_of_others import (
+from stages.verdicts.power import (
+    WANTED,
     power_of_nearness,
     power_of_proportion,
     power_of_proportions,

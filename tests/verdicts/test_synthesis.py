@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from stages.verdicts import Order, Status, TableSentence, Verdict, judge_table
-from stages.verdicts.synthesis import Effect, differences, mean_gain
+from stages.verdicts.families import Effect, differences, mean_gain
 from tests.verdicts.simulation import RULES, above
 
 SHARE = RULES.alpha_outside * RULES.looks[5]

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from stages import verdicts
-from stages.claims.lines import TALLIES
-from stages.claims.trained import JUDGES
+from stages.claims.kinds import Kind, TrainedKind
 from stages.verdicts import Sample, Status, Verdict
 from tests.project import REPOSITORY
 from tests.soak import write_soak_report
@@ -67,7 +66,6 @@ def test_a_judge_without_a_generator_is_named(monkeypatch: pytest.MonkeyPatch) -
         return Verdict(status=Status.REVERSED, explanation="")
 
     monkeypatch.setattr(verdicts, "judge_anew", judge_anew, raising=False)
-    monkeypatch.setattr(verdicts, "__all__", [*verdicts.__all__, "judge_anew"])
     some = {name: one for name, one in GENERATORS.items() if name != "Trainings of both arms fail alike"}
     monkeypatch.setitem(globals(), "GENERATORS", some)
     assert without_generator() == {
@@ -78,8 +76,9 @@ def test_a_judge_without_a_generator_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 def test_every_kind_of_claim_comes_to_a_judge_with_a_generator() -> None:
     known = judging_functions().keys()
-    assert all(reached_from(judge).keys() & known for judge in JUDGES.values())
-    assert {"judge_tally", "judge_wins", "judge_table"} <= known, f"they judge {TALLIES} and families"
+    trained = [kind for kind in Kind.classes.values() if issubclass(kind, TrainedKind)]
+    assert trained and all(reached_from(kind).keys() & known for kind in trained)
+    assert {"judge_tally", "judge_wins", "judge_table"} <= known, "they judge the orders of a family"
 
 
 def test_every_world_is_drawn_and_every_limit_has_a_ceiling() -> None:

@@ -19,9 +19,8 @@ import numpy as np
 import scipy
 
 from stages import verdicts
-from stages.claims.ratios import judge_relative, relative
+from stages.claims.kinds import Kind
 from stages.claims.sides import ClaimSamples, Pairs
-from stages.claims.trained import JUDGES
 from stages.claims.trials import ResultGroup
 from stages.rules import Rules
 from stages.verdicts import (
@@ -465,8 +464,8 @@ def judge_ratio(
     )
     for n in looks(world):
         ours, theirs = (Drawn(arm[:n].tolist()) for arm in both)
-        sides = ClaimSamples(proposed=ours, baseline=theirs, trials=(), entries=())
-        yield judge_relative(claim, relative(claim, sides, pairs, group, RULES), group, RULES)
+        sides = ClaimSamples(pairs=pairs, group=group, proposed=ours, baseline=theirs)
+        yield Kind.classes[claim.kind](claim, RULES).decide(sides, params())[0]
 
 
 @generator(
@@ -697,8 +696,8 @@ def indication(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
 
 def judging_functions() -> dict[str, Callable]:
     """The functions of `stages.verdicts` that give a verdict, and the judges that claims of trained models come to."""
-    public = {name: found for name in verdicts.__all__ if inspect.isfunction(found := getattr(verdicts, name))}
-    reached = {name: found for judge in JUDGES.values() for name, found in reached_from(judge).items()}
+    public = {name: found for name, found in vars(verdicts).items() if inspect.isfunction(found)}
+    reached = {name: found for kind in Kind.classes.values() for name, found in reached_from(kind).items()}
     inside = {
         name: found
         for name, found in reached.items()
@@ -713,8 +712,9 @@ def judging_functions() -> dict[str, Callable]:
 
 
 def reached_from(judge: Any) -> dict[str, Callable]:
-    """The functions of `stages.claims` and `stages.verdicts` that the code of a judge names, and so on."""
-    todo, found = [*getattr(judge, "args", ()), getattr(judge, "func", judge)], {}
+    """The functions of `stages.claims` and `stages.verdicts` that a judge, or the class of a kind, names, and so on."""
+    methods = [one for base in getattr(judge, "__mro__", ()) for one in vars(base).values() if inspect.isfunction(one)]
+    todo, found = methods or [judge], {}
     while todo:
         function = todo.pop()
         code = [function.__code__]

@@ -17,7 +17,7 @@ from service.settings import Settings
 from stages.params.experiment import load_params
 from stages.recording.reporting import results_page
 from stages.results import claim_tables, open_results, tables
-from stages.results.words import WORD_OF
+from stages.results.claim_tables import WORD_OF
 from stages.verdicts import Status
 from tests.project import REPOSITORY
 

@@ -1,0 +1,378 @@
+"""What the classes of kinds share: a claim with its margin, how trained models judge it, and the power of its plan.
+
+The spread of a replicate is measured if our replicates have been judged in the claim's metric.  Otherwise it is the
+paper's printed standard error times √n.  Otherwise it is assumed, by the metric:
+
+- An accuracy or error p of N test samples: 0.8 √(p (1 − p)/N), a little less than if each sample were right by chance
+  (Bouthillier et al. 2021 find that repeated trainings come close).  The 48 standard errors in DAC's Tables 1 and 2
+  are 0.82 of it (root mean square); none of our other papers prints any.
+- A logarithm of an error: 0.05; our networks of SGEMM have 0.042 (the median of the first 29).
+- A loss: half a percent of it, by our choice; no paper prints one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, ClassVar, Literal
+
+from stages.claims.lines import ClaimLine, Judgement
+from stages.claims.sides import ClaimSamples, NotMeasured, Pairs, arms_of, find_group, gather_samples, summarise_arms
+from stages.claims.trials import ResultGroup, price
+from stages.papers.finding import Finding
+from stages.params.experiment import Experiment, Params
+from stages.rules import Rules
+from stages.verdicts import (
+    Design,
+    EvidenceLevel,
+    Power,
+    Status,
+    Verdict,
+    judge_hardware,
+    not_tested,
+    power_of_value,
+    weigh_gap,
+)
+from stages.verdicts.looks import OF_WHOLE_GRID, Looks, looks_from, looks_of_plan
+from stages.verdicts.power import Source, power_of_nearness
+
+VerdictAndOurs = tuple[Verdict, float | None]
+Combination = Mapping[str, float]
+"""`{arm: factor}` of a sum over arms."""
+NOT_RUN = "Not run yet."
+SILENT = "Only stand-ins or too short runs so far; they say nothing of a claim."
+NO_NUMBER_OF = "{}; a number needs all of it, only an order may be indicated."
+BYTES = 256
+PER_BYTE = (
+    "Our texts are bytes: nats per byte don't compare with nats per token, "
+    "and a ratio between models is of a similar experiment, not of the paper's."
+)
+TIMES = ("inference_time", "train_tokens_per_second", "train_seconds")
+CHANCE_SHARE = 0.8
+LOG_SPREAD = 0.05
+LOSS_SHARE = 0.005
+LOSS_UNITS = ("nats per token", "nats")
+SEEDS = "spread over replicates"
+WELCH = "mean difference of the arms, by replicate; Welch's t over seeds, a paired t over folds"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What claims are judged by.  `devices`: the device of each paper; `claims`: all claims being judged."""
+
+    claims: Sequence[ClaimLine]
+    params: Params
+    findings: Mapping[str, Finding]
+    groups: Mapping[str, Sequence[ResultGroup]]
+    devices: Mapping[str, str]
+
+    def groups_of(self, claim: ClaimLine) -> list[ResultGroup]:
+        """The groups of results that say something of the claim: runs on placeholder data never reach a judge."""
+        return [group for group in self.all_groups_of(claim) if group.evidence_level is not EvidenceLevel.SILENT]
+
+    def all_groups_of(self, claim: ClaimLine) -> list[ResultGroup]:
+        names = fnmatch.filter(self.params.experiments, claim.experiment or "")
+        return [group for name in names for group in self.groups.get(name, ())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the power of a claim follows from.
+
+    `verdict` has the spread of replicates if some were judged; `claims` print what arms reach; `at`: the replicates of
+    an interim analysis, None at the end.
+    """
+
+    params: Params
+    experiment: Experiment
+    pairs: Pairs
+    verdict: Verdict
+    claims: Iterable[ClaimLine]
+    at: int | None
+
+
+class Kind:
+    """A claim of one of its `kinds`.  `test` and `error` say its test and the error term, if training decides it."""
+
+    classes: ClassVar[dict[str, type[Kind]]] = {}
+    test = ""
+    error = SEEDS
+
+    def __init_subclass__(cls, *, kinds: str = "") -> None:
+        cls.classes.update(dict.fromkeys(kinds.split(), cls))
+
+    def __init__(self, claim: ClaimLine, rules: Rules) -> None:
+        self.claim, self.rules, self.margins = claim, rules, rules.margins
+
+    @property
+    def value(self) -> float:
+        assert self.claim.value is not None, f"{self.claim.id} has no number"
+        return self.claim.value
+
+    @property
+    def better(self) -> Literal["higher", "lower"]:
+        assert self.claim.better in ("higher", "lower"), f"{self.claim.id} doesn't say what is better"
+        return self.claim.better  # type: ignore[return-value]
+
+    @property
+    def margin(self) -> float | None:
+        """The margin by which training decides the claim, or the size of its gain; None if the test has none."""
+        return None
+
+    @property
+    def slope(self) -> float:
+        """How much the margin grows with the printed number: half of a gain's error is an error of its margin."""
+        step = 1e-6 * abs(self.claim.value or 0.0)
+        if not step:
+            return 0.0
+        moved = type(self)(dataclasses.replace(self.claim, value=self.value + step), self.rules)
+        return ((moved.margin or 0.0) - (self.margin or 0.0)) / step
+
+    def judge(self, facts: Facts) -> Judgement:
+        """Judge the claim by anything but a finding of its paper."""
+        return self.untested("`python -m stages.analyse` computes it, and hasn't run here.")
+
+    def untested(self, why: Verdict | str, *, is_decidable: bool = True) -> Judgement:
+        verdict = not_tested(why) if isinstance(why, str) else why
+        return Judgement(claim=self.claim, verdict=verdict, basis="none", is_decidable=is_decidable)
+
+
+class TrainedKind(Kind):
+    """A claim that trained models decide, by the replicates of one or two arms or their means over a grid.
+
+    `is_number`: a number is judged, for which few replicates are too few; `may_lack_number`: it has a power without.
+    """
+
+    is_number = False
+    may_lack_number = False
+
+    def judge(self, facts: Facts) -> Judgement:
+        claim = self.claim
+        if not claim.experiment:
+            return super().judge(facts)
+        if claim.metric in TIMES and (elsewhere := self._judge_device(facts)) is not None:
+            return self.untested(elsewhere, is_decidable=False)
+        judgement = self.judge_trained(facts.params, facts.all_groups_of(claim))
+        if not judgement.is_decidable:
+            return judgement
+        verdict = judgement.verdict
+        power = foresee(claim, facts.params, verdict, facts.claims)
+        if verdict.status in (Status.AGREES, Status.DISAGREES):
+            indicates, said = weigh_gap(verdict.estimate or 0.0, power.spread if power else None)
+            status = verdict.status if indicates else Status.NOT_TESTED
+            verdict = dataclasses.replace(verdict, status=status, explanation=f"{verdict.explanation} {said}")
+        return dataclasses.replace(judgement, verdict=verdict, power=power)
+
+    def _judge_device(self, facts: Facts) -> Verdict | None:
+        """The verdict if times weren't measured on the paper's own device; None if they may be compared."""
+        counting, devices = (
+            [trial.device for group in groups for arm in group.arms.values() for trial in arm]
+            for groups in (facts.groups_of(self.claim), facts.all_groups_of(self.claim))
+        )
+        printed = facts.devices.get(self.claim.paper)
+        if printed is None:
+            return not_tested("The paper doesn't name the device that it timed on.")
+        if any(printed in device for device in counting):
+            return None
+        elsewhere = next((device for device in devices if printed not in device), None)
+        if elsewhere is None:
+            said = f"Printed for {printed}; nothing that counts has run on one here."
+            return Verdict(status=Status.OTHER_HARDWARE, explanation=said)
+        return judge_hardware(printed, elsewhere)
+
+    def experiment_of(self, params: Params) -> Experiment:
+        (name,) = fnmatch.filter(params.experiments, self.claim.experiment or "")
+        return params.experiments[name]
+
+    def judge_trained(self, params: Params, groups: Sequence[ResultGroup]) -> Judgement:
+        """Judge by the results of the claim's experiment with the strongest evidence."""
+        experiment = self.experiment_of(params)
+        if self.claim.unit == "nats per token" and params.datasets[experiment.dataset].classes == BYTES:
+            return self.untested(PER_BYTE, is_decidable=False)
+        speaking = [group for group in groups if group.evidence_level is not EvidenceLevel.SILENT]
+        pairs, group = find_group(self.claim, experiment, speaking)
+        if group is None:
+            return self.untested(NOT_RUN if find_group(self.claim, experiment, groups)[1] is None else SILENT)
+        try:
+            return self.judge_group(pairs, group, params)
+        except NotMeasured as error:
+            return self.untested(f"There are results, but {error}.")
+
+    def judge_group(self, pairs: Pairs, group: ResultGroup, params: Params) -> Judgement:
+        """Judge by these results.
+
+        Raises:
+            NotMeasured: they lack the metric.
+        """
+        sides = gather_samples(self.claim, pairs, group, self.rules)
+        if group.evidence_level is EvidenceLevel.INDICATES and not self.claim.facts.is_order:
+            verdict, ours = not_tested(why_it_indicates(group)), None
+        else:
+            verdict, ours = self.decide(sides, params)
+        arms = summarise_arms(self.claim.metric, pairs.arms, group, self.rules)
+        return dataclasses.replace(self.by_results(verdict, sides, params), ours=ours, arms=arms)
+
+    def by_results(self, verdict: Verdict, sides: ClaimSamples, params: Params) -> Judgement:
+        return Judgement(
+            claim=self.claim,
+            verdict=dataclasses.replace(verdict, explanation=verdict.explanation + sides.note),
+            basis="results",
+            is_decidable=True,
+            entries=sides.entries,
+            cost=price(sides.trials, params),
+        )
+
+    @abstractmethod
+    def decide(self, sides: ClaimSamples, params: Params) -> VerdictAndOurs:
+        """The verdict on these samples, and our number."""
+
+    def of_test_sets(self, variance: float, sides: ClaimSamples, params: Params) -> float:
+        """Variance that two draws of the test set add, ours and the paper's, if one image has this `variance`."""
+        if self.claim.unit != "fraction" or not params.datasets[sides.group.experiment.dataset].test_is_ours:
+            return 0.0
+        return 2 * variance / min(trial.result.data.test_images for trial in sides.trials)
+
+    def looks(self, experiment: Experiment) -> Looks:
+        """The analyses at which the judge has a verdict, ending with the plan; none if the plan is too short."""
+        looks, rules = self.rules.looks, self.rules
+        if self.is_number:
+            looks = looks_from(looks, rules.minimum if self.printed_error is None else rules.minimum_with_error)
+        return looks_of_plan(looks, experiment.replicates)
+
+    def power(self, plan: Plan) -> Power | None:
+        design = self.design(plan)
+        return None if design is None else self.power_of(design)
+
+    @abstractmethod
+    def power_of(self, design: Design) -> Power:
+        """The power of a plan whose spread is known."""
+
+    def design(self, plan: Plan) -> Design | None:
+        """The plan with the spread of a replicate, or of a gain; None if nothing suggests one."""
+        found, many = self._spread(plan), len(plan.pairs.proposed)
+        if found is None:
+            return None
+        spread, source, because = found
+        if many > 1:
+            whole = f", for the whole grid of {many} pairs"
+            because += ", for the mean of the pairs that ran" if source == "measured" else whole
+        is_folded, facts = plan.experiment.printed.split.kind == "folds", self.claim.facts
+        return Design(
+            planned=plan.experiment.replicates,
+            spread=spread,
+            source=source,
+            because=because,
+            pairing="value" if not facts.is_gain else "fold" if is_folded else "none",
+            stderr=self.printed_error,
+            paper_n=self.claim.n,
+            slope=self.slope,
+            share=OF_WHOLE_GRID if plan.pairs.planned > 1 and facts.is_order else 1.0,
+            at=plan.at,
+        )
+
+    def design_without_size(self, plan: Plan, **own: Any) -> Design:
+        """The plan of a claim that prints no size: its spread is measured, or that of a difference of logarithms."""
+        verdict, assumed = plan.verdict, f"assumed: {LOG_SPREAD} of each logarithm"
+        return Design(
+            planned=plan.experiment.replicates,
+            spread=verdict.spread or LOG_SPREAD * math.sqrt(2),
+            source="measured" if verdict.spread else "assumed",
+            because=f"measured on our first {verdict.n}" if verdict.spread else assumed,
+            at=plan.at,
+            **own,
+        )
+
+    def power_near(self, plan: Plan, margin: float, right: str) -> Power:
+        """The power for a number within this margin; `right`: what is true if the claim is."""
+        design = self.design_without_size(plan, pairing="value", stderr=0.0)
+        if design.source == "measured":
+            return power_of_value(design, margin, self.rules)
+        return power_of_nearness(design, margin, self.rules, right)
+
+    @property
+    def printed_error(self) -> float | None:
+        """The printed standard error of the claim's number."""
+        return self.claim.stderr
+
+    def _spread(self, plan: Plan) -> tuple[float, Source, str] | None:
+        """(spread, its source, the source in words)."""
+        claim, verdict = self.claim, plan.verdict
+        if verdict.spread:
+            return verdict.spread, "measured", f"measured on our first {verdict.n}"
+        if self.printed_error and claim.n:
+            return self.printed_error * math.sqrt(claim.n), "printed", f"the paper's standard error times √{claim.n}"
+        top, bottom = self.combination(plan)
+        if claim.metric.endswith("log_mse"):
+            because = f"assumed: {LOG_SPREAD} of the logarithm of an error"
+            return LOG_SPREAD * math.hypot(*top.values()), "assumed", because
+        is_loss = claim.metric.endswith("loss")
+        if not is_loss and not any(word in claim.metric for word in ("accuracy", "error")):
+            return None
+        levels = self.levels(LOSS_UNITS if is_loss else ("fraction",), plan)
+        if not levels:
+            return None
+        usual = fmean(levels.values())
+        samples = plan.params.datasets[plan.experiment.dataset].test
+        variance = 0.0
+        for arm, factor in top.items():
+            level = levels.get(arm, usual)
+            own = LOSS_SHARE * level if is_loss else CHANCE_SHARE * math.sqrt(level * (1 - level) / samples)
+            variance += (factor * own) ** 2
+        scale = abs(sum(factor * levels.get(arm, usual) for arm, factor in bottom.items())) if bottom else 1.0
+        because = "half a percent of the loss" if is_loss else f"0.8 of that of chance over {samples:,} test samples"
+        return math.sqrt(variance) / scale, "assumed", f"assumed: {because}"
+
+    def combination(self, plan: Plan) -> tuple[Combination, Combination]:
+        """A replicate's value, as N − b D of its arms, and D for a ratio N/D (`Ratio.relative`)."""
+        top: dict[str, float] = defaultdict(float)
+        for sign, arms in ((1, plan.pairs.proposed), (-1, plan.pairs.baseline)):
+            for arm in arms:
+                top[arm] += sign / len(arms)
+        return top, {}
+
+    def levels(self, units: Collection[str], plan: Plan) -> dict[str, float]:
+        """The values that the paper prints for the experiment's arms in these units; of several metrics, the first."""
+        found: dict[str, float] = {}
+        for one in plan.claims:
+            is_level = one.facts.number == "model" and one.experiment == plan.experiment.name and one.unit in units
+            if is_level and one.arm is not None and one.value is not None:
+                found.setdefault(one.arm, one.value)
+        return found
+
+
+def why_it_indicates(group: ResultGroup) -> str:
+    """Why results on real data can't decide a number."""
+    if group.is_of_part_of_the_data:
+        return NO_NUMBER_OF.format("Real data, but a part of them")
+    if group.share >= 1 and not group.follows_plan:
+        return NO_NUMBER_OF.format("Real data under another protocol than params/ prints today")
+    if group.share >= 1 and group.other_precision:
+        return NO_NUMBER_OF.format(f"Real data in {group.other_precision}")
+    return NO_NUMBER_OF.format(f"Real data on a cut budget, {group.share:.0%} of the printed epochs")
+
+
+def kind_of(claim: ClaimLine, rules: Rules) -> Kind:
+    return Kind.classes[claim.kind](claim, rules)
+
+
+def foresee(
+    claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable[ClaimLine], *, at: int | None = None
+) -> Power | None:
+    """The power of the plan, or of its interim analysis `at` so many replicates, for a claim that training decides.
+
+    `verdict` has the spread if replicates were judged; `claims` print what the arms reach.  None if neither the paper
+    nor the metric suggests the spread of a number.
+    """
+    kind = kind_of(claim, params.verdicts)
+    assert isinstance(kind, TrainedKind), f"{claim.id}: no power of a {claim.kind}"
+    if claim.value is None and not kind.may_lack_number:
+        return None
+    experiment = kind.experiment_of(params)
+    pairs = arms_of(claim, experiment)
+    return kind.power(Plan(params=params, experiment=experiment, pairs=pairs, verdict=verdict, claims=claims, at=at))

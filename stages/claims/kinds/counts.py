@@ -1,0 +1,319 @@
+"""Kinds of claims without a training of their own: counts of orders, facts about data, settings, figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from stages.claims.kinds.base import NOT_RUN, SILENT, Facts, Kind
+from stages.claims.lines import ClaimLine, Judgement
+from stages.claims.sides import NotMeasured, arms_of, measure, summarise_figure
+from stages.claims.trials import price
+from stages.params.experiment import DatasetSource, Experiment, Params
+from stages.run import Replicate, steps_per_epoch, training_counts
+from stages.verdicts import (
+    Order,
+    Status,
+    Verdict,
+    design_effect,
+    judge_count,
+    judge_shown,
+    judge_tally,
+    judge_wins,
+    not_tested,
+    tally_tests,
+)
+
+_EXTREME = re.compile(r"(min|max)\((.+)\)")
+
+
+class Unresolved(LookupError):
+    """The params files don't contain this setting; the message says so."""
+
+
+def param_values(claim: ClaimLine, params: Params) -> list[Any]:
+    """The values of the claim's metric in the params files, over all experiments and arms, each once.
+
+    `min(…)` and `max(…)` are the smallest and the largest of them.
+
+    Raises:
+        Unresolved: the params files don't contain it.
+    """
+    extreme = _EXTREME.fullmatch(claim.metric)
+    metric = extreme[2] if extreme else claim.metric
+    experiments = [params.experiments[name] for name in fnmatch.filter(params.experiments, claim.experiment or "")]
+    values = [value for experiment in experiments for value in _values(metric, experiment, params)]
+    known = list(dict.fromkeys(value for value in values if value is not None))
+    if not known and not values:
+        raise Unresolved(f"the params files don't hold {metric}")
+    if extreme:
+        return [(min if extreme[1] == "min" else max)(known)]
+    return known or [None]
+
+
+def _values(metric: str, experiment: Experiment, params: Params) -> list[Any]:
+    source = params.datasets[experiment.dataset]
+    if metric in _DERIVED:
+        return [_DERIVED[metric](experiment, source, params)]
+    part, _, path = metric.partition(".")
+    if part == "model":
+        table = [arm for arm in experiment.arms.values() if arm.role in ("baseline", "proposed")]
+        keys = ("width", "last_width") if path == "width" else (path,)  # a pyramid is as narrow as its last layer
+        return [arm.model[key] for arm in table for key in keys if key in arm.model]
+    if part == "protocol":
+        return [_follow(experiment.printed, path)]
+    if part == "dataset":
+        return [_follow(source, path)] if path in {field.name for field in dataclasses.fields(source)} else []
+    return []
+
+
+def _follow(held: Any, path: str) -> Any:
+    """A field below `held` by its dotted path, where a number is an index into a list; None if one is not set."""
+    for name in path.split("."):
+        if held is None or (name.isdecimal() and int(name) >= len(held)):
+            return None
+        held = held[int(name)] if name.isdecimal() else getattr(held, name)
+    return held
+
+
+def _rows(source: DatasetSource) -> int:
+    return source.train + source.test
+
+
+def _held_out(experiment: Experiment, source: DatasetSource) -> float:
+    """Rows of the training set held out for validation: a whole number for a fraction, an average for folds."""
+    split = experiment.printed.split
+    return source.train / split.folds if split.folds else round(source.train * (split.fraction or 0))
+
+
+def _steps(experiment: Experiment, source: DatasetSource, params: Params) -> int:
+    """Steps of a run on the first fold, as the loop takes them: the last batch of an epoch may be smaller."""
+    protocol = experiment.printed
+    replicate = Replicate(seed=0, fold=0 if protocol.split.kind == "folds" else None)
+    return protocol.epochs * steps_per_epoch(training_counts(source.train, protocol, replicate)[0], protocol)
+
+
+Derive = Callable[[Experiment, DatasetSource, Params], Any]
+_DERIVED: Mapping[str, Derive] = {
+    "steps": _steps,
+    # The gradient of c·w² is 2c·w, which is what weight decay adds.
+    "l2_coefficient": lambda experiment, source, params: experiment.printed.optimizer.weight_decay / 2,
+    "protocol.schedule.warmup_steps": lambda experiment, source, params: experiment.printed.schedule.warmup_steps or 0,
+    "protocol.split.train": lambda experiment, source, params: (
+        (source.train - _held_out(experiment, source)) / _rows(source)
+    ),
+    "protocol.split.val": lambda experiment, source, params: _held_out(experiment, source) / _rows(source),
+    "protocol.split.test": lambda experiment, source, params: source.test / _rows(source),
+    "dataset.size": lambda experiment, source, params: source.shape[1],
+    "dataset.native_size": lambda experiment, source, params: params.datasets[
+        source.folder or experiment.dataset
+    ].shape[1],
+    "dataset.images": lambda experiment, source, params: _rows(source),
+    "dataset.rows": lambda experiment, source, params: _rows(source),
+    "dataset.inputs": lambda experiment, source, params: source.shape[0],
+    "dataset.response_min": lambda experiment, source, params: source.response_range and source.response_range[0],
+    "dataset.response_max": lambda experiment, source, params: source.response_range and source.response_range[1],
+}
+
+
+def judge_setting(claim: ClaimLine, params: Params) -> Verdict:
+    """Judge a setting: `as printed` if every experiment and arm has the printed value."""
+    try:
+        used = param_values(claim, params)
+    except Unresolved as error:
+        return not_tested(f"{str(error)[0].upper()}{str(error)[1:]}.")
+    return agree(claim, used)
+
+
+def agree(claim: ClaimLine, used: Sequence[Any]) -> Verdict:
+    """`as printed` if every value agrees to the printed rounding; otherwise the estimate is the first that doesn't."""
+    printed, half = math.nan if claim.value is None else claim.value, (claim.precision or 0.0) / 2
+    departing = [one for one in used if one is None or not (math.isclose(one, printed) or abs(one - printed) <= half)]
+    first = (departing or used)[0]
+    listed = ", ".join("not set" if value is None else f"{value:g}" for value in used)
+    return Verdict(
+        status=Status.DEVIATES if departing else Status.AS_PRINTED,
+        explanation=f"Printed {claim.value:g}; ours {listed}.",
+        estimate=None if first is None or claim.value is None else first - claim.value,
+    )
+
+
+_WORST_FIRST = (Status.FAILS, Status.HOLDS_UNDER_READING, Status.HOLDS)
+
+
+def judge_counted(claim: ClaimLine, params: Params) -> Verdict:
+    """Judge a count or range of the data as declared; `fetch` and `preprocess` check the files against it."""
+    try:
+        used = param_values(claim, params)
+    except Unresolved as error:
+        return not_tested(f"{str(error)[0].upper()}{str(error)[1:]}.")
+    assert claim.value is not None, f"{claim.id} counts nothing"
+    verdicts = [judge_count(claim.value, float(value)) for value in used]
+    return min(verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.status))
+
+
+MOST_SHOWN = 4
+"""Arms whose means a sentence holds."""
+JudgeOne = Callable[[ClaimLine, Facts], Judgement]
+
+
+def order_of(judged: Judgement, params: Params) -> Order:
+    """The judgement as an order in a table, with its gain in each replicate that both arms finished."""
+    claim, sign = judged.claim, 1.0 if judged.claim.better == "higher" else -1.0
+    ours, theirs = (
+        {entry.replicate: entry.value for entry in judged.entries if entry.side == side and entry.value is not None}
+        for side in ("proposed", "baseline")
+    )
+    return Order(
+        verdict=judged.verdict,
+        printed=claim.value or 0.0,
+        dataset=params.experiments[claim.experiment].dataset if claim.experiment else "",
+        gains={index: sign * (value - theirs[index]) for index, value in ours.items() if index in theirs},
+    )
+
+
+class ComputedKind(Kind, kinds="identity theorem inconsistent"):
+    """A statement that follows, or not, from definitions and the paper's own numbers."""
+
+
+class TallyKind(Kind, kinds="tally"):
+    """A paper's own count of the orders of a family, in its own metric: Figure 6 counts the pairs of Table 1."""
+
+    test = "the paper's count of its orders, repeated by the tests of the orders"
+
+    def judge_orders(self, judged: Sequence[Judgement], facts: Facts, judge: JudgeOne) -> Judgement:
+        """Judge the count by those of the judgements that are of the family; `judge` judges one in another metric."""
+        metric = self.claim.metric
+        orders = [
+            one if one.claim.metric == metric else judge(dataclasses.replace(one.claim, metric=metric), facts)
+            for one in judged
+            if one.claim.family == self.claim.family and one.claim.facts.is_gain
+        ]
+        verdict, ours = self.count(orders, facts, judge)
+        return Judgement(
+            claim=self.claim,
+            verdict=verdict,
+            basis="results" if verdict.status is not Status.NOT_TESTED else "none",
+            is_decidable=True,
+            ours=ours,
+            entries=tuple(dict.fromkeys(entry for order in orders for entry in order.entries)),
+        )
+
+    def count(self, orders: Sequence[Judgement], facts: Facts, judge: JudgeOne) -> tuple[Verdict, float | None]:
+        def verdicts(parts: int) -> list[Verdict]:
+            """Return those of the orders with α divided by `parts`."""
+            within, outside = self.rules.alpha_within / parts, self.rules.alpha_outside / parts
+            strict = dataclasses.replace(self.rules, alpha_within=within, alpha_outside=outside)
+            anew = dataclasses.replace(facts, params=dataclasses.replace(facts.params, verdicts=strict))
+            return [order.verdict if parts == 1 else judge(order.claim, anew).verdict for order in orders]
+
+        count = int(self.value)
+        verdict = judge_tally(count, *map(verdicts, tally_tests(count, len(orders))))
+        return verdict, None if verdict.estimate is None else verdict.estimate * len(orders)
+
+
+class WinsKind(TallyKind, kinds="wins"):
+    """The same of the orders in favour of the proposed arm."""
+
+    test = "the paper's count of its orders, repeated by the sign of each gain"
+    must_be_significant = False
+
+    def count(self, orders: Sequence[Judgement], facts: Facts, judge: JudgeOne) -> tuple[Verdict, float | None]:
+        n, effect = (
+            self.claim.n or min(self.rules.looks),
+            design_effect([order_of(one, facts.params) for one in orders]),
+        )
+        verdict = judge_wins(
+            int(self.value),
+            [order.verdict for order in orders],
+            self.rules,
+            n=n,
+            must_be_significant=self.must_be_significant,
+            effect=effect,
+        )
+        return verdict, None if verdict.estimate is None else self.value + verdict.estimate
+
+
+class SignificantWinsKind(WinsKind, kinds="significant_wins"):
+    """The same of those with p < α."""
+
+    test = "the paper's count of its orders, repeated by the paired test of each gain"
+    must_be_significant = True
+
+
+class CountedKind(Kind, kinds="count"):
+    """A size or a range of a data set; without an experiment it is computed."""
+
+    def judge(self, facts: Facts) -> Judgement:
+        return (
+            self.of_params(judge_counted(self.claim, facts.params)) if self.claim.experiment else super().judge(facts)
+        )
+
+    def of_params(self, verdict: Verdict, *, is_decidable: bool = True) -> Judgement:
+        """Judgement from the params files; its estimate is ours − the paper's."""
+        ours = None if verdict.estimate is None else (self.claim.value or 0.0) + verdict.estimate
+        return Judgement(claim=self.claim, verdict=verdict, basis="params", is_decidable=is_decidable, ours=ours)
+
+
+class SettingKind(CountedKind, kinds="setup"):
+    """A setting of a training, which can't hold or fail."""
+
+    def judge(self, facts: Facts) -> Judgement:
+        return self.of_params(self._compare(facts), is_decidable=False)
+
+    def _compare(self, facts: Facts) -> Verdict:
+        claim = self.claim
+        if not claim.metric.endswith("(parameters)"):
+            return judge_setting(claim, facts.params)
+        counted = [
+            row.value
+            for group in facts.groups_of(claim)
+            if group.arms.keys() == group.experiment.arms.keys()  # the smallest of a part says nothing of the grid
+            for trials in group.arms.values()
+            for row in trials[0].result.metrics
+            if row.metric == "parameters"
+        ]
+        if not counted:
+            return not_tested("The parameters of the grid are counted when it runs; not run yet.")
+        return agree(claim, [min(counted) if claim.metric.startswith("min") else max(counted)])
+
+
+class ShownKind(Kind, kinds="figure qualitative"):
+    """A figure or a statement without a number: shown if there are results on real data to show."""
+
+    def judge(self, facts: Facts) -> Judgement:
+        claim, rules, groups = self.claim, self.rules, facts.groups_of(self.claim)
+        if not groups:
+            silent = SILENT if facts.all_groups_of(claim) else NOT_RUN
+            return self.untested(silent if claim.experiment else "No experiment of ours shows it.", is_decidable=False)
+        many = len(groups) > 1
+        arms = [
+            (f"{arm} of {group.experiment.name}" if many else arm, group.arms[arm], group.looks(rules))
+            for group in groups
+            for arm in (arms_of(claim, group.experiment).arms if claim.arm else group.arms)
+            if arm in group.arms
+        ]
+        shown = [trial for _, trials, _ in arms for trial in trials]
+        names = ", ".join(dict.fromkeys(trial.result.experiment for trial in shown)) or "none"
+        means: list[str] = []
+        for arm, trials, looks in arms if len(arms) <= MOST_SHOWN else ():
+            try:
+                values = measure(claim.metric, trials, looks).values
+            except NotMeasured:
+                means = []
+                break
+            means.append(f"{arm} {fmean(values):.4g} (n = {len(values)})" if values else f"{arm} diverged")
+        told = f"; {claim.metric}: {', '.join(means)}" if means else ""
+        return Judgement(
+            claim=claim,
+            verdict=judge_shown(f"{len(shown)} results of {names}{told}"),
+            basis="results",
+            is_decidable=False,
+            arms=summarise_figure(claim.metric, groups, rules),
+            cost=price(shown, facts.params),
+        )
