@@ -196,7 +196,7 @@ def _to_try(
             if (row.experiment, row.is_stand_in) == (comparison.experiment, is_stand_in)
         ]
         asked = [row for row in own if row.id in here] if here else [] if found else own
-        if own and (asked or not is_stand_in):
+        if own and (not is_stand_in or (here and asked)):
             trained = "; ".join(dict.fromkeys(row.cut for row in own if row.cut))
             found.append(ToTry(comparison.title, is_stand_in, trained, own, asked))
     return found

@@ -68,10 +68,10 @@ def test_a_metric_is_switched_without_a_reload_and_back(walker: Page) -> None:
     click(walker.get_by_role("navigation", name="Site").get_by_role("link", name="Compare"))
     walker.evaluate("window.isSame = true")
     walker.get_by_role("navigation", name="Metric").get_by_role("link", name="Test loss").click()
-    walker.get_by_role("columnheader", name="Test loss").first.wait_for()
+    walker.locator("nav a[aria-current]", has_text="Test loss").wait_for()
     assert "metric=loss" in walker.url and walker.evaluate("window.isSame")
     walker.go_back()
-    walker.get_by_role("columnheader", name="Test accuracy").first.wait_for()
+    walker.locator("nav a[aria-current]", has_text="As each paper prints it").wait_for()
     assert "metric" not in walker.url and walker.evaluate("window.isSame")
 
 
