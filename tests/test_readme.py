@@ -73,7 +73,7 @@ def test_site_is_built_without_a_warning(published: str, tmp_path: Path) -> None
     (tmp_path / "docs" / "findings.md").write_text("# Findings\n")
     config = (REPOSITORY / "mkdocs.yml").read_text().replace(".ci/pages.py", str(REPOSITORY / ".ci" / "pages.py"))
     (tmp_path / "mkdocs.yml").write_text(config)
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", tmp_path / "mkdocs.yml"]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", tmp_path / "mkdocs.yml"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     site = tmp_path / "build" / "site"
