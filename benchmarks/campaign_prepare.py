@@ -16,8 +16,7 @@ from stages.datasets.packed import PackedDataError, PackedInfo, read_info
 from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import Experiment, Params, ParamsError, load_params
-from stages.priorities.proposal import PROFILE, RunName
-from stages.priorities.proposal import propose
+from stages.priorities.proposal import PROFILE, RunName, propose
 from stages.run import canonical_json
 from stages.runs.equivalence import read_equivalences
 from stages.runs.object_store import open_store

@@ -16,7 +16,6 @@ from stages.results import (
     PairGain,
     Standing,
     Status,
-    VerdictRun,
     Word,
 )
 
@@ -390,22 +389,18 @@ def describe_claim(judged: JudgedClaim, title: str, unit: str) -> ClaimOut:
 
 
 def describe_record(record: ClaimRecord, observed: Sequence[ObservedPoint], title: str, unit: str) -> ClaimDetailOut:
-    own = {
-        "runs": [_run(run) for run in record.runs],
-        "arms": [VerdictArmOut.model_validate(arm) for arm in record.arms],
-        "pairs": [PairOut.model_validate(pair) for pair in record.pairs],
-        "observations": [ObservedPointOut.model_validate(point) for point in observed],
-        "deviations": [DeviationOut.model_validate(deviation) for deviation in record.deviations],
-        "changes": [ChangeOut.model_validate(change) for change in record.changes],
-        "table": FamilyOut.model_validate(record.family) if record.family else None,
-        "same_error": record.same_error,
-    }
+    own = {name: getattr(record, name) for name in ("arms", "pairs", "deviations", "changes", "same_error")}
+    of_run = ("arm", "side", "replicate", "value")  # the others are those of its result
+    own["runs"] = [
+        {name: getattr(run if name in of_run else run.result, name) for name in VerdictRunOut.model_fields}
+        for run in record.runs
+    ]
+    own |= {"observations": observed, "table": record.family}
     return ClaimDetailOut.model_validate(_claim(record, title, unit) | own)
 
 
 def _claim(judged: JudgedClaim, title: str, unit: str) -> dict[str, object]:
     verdict = judged.verdict
-    cost = ClaimCostOut.model_validate(verdict)
     derived = {"cost", "ours", "standing", "unit"}
     own = {name: getattr(verdict, name) for name in VerdictOut.model_fields.keys() - derived}
     names = ClaimOut.model_fields.keys() - {"title", "experiments", "datasets", "verdict"}
@@ -413,7 +408,7 @@ def _claim(judged: JudgedClaim, title: str, unit: str) -> dict[str, object]:
         "title": title,
         "experiments": judged.experiments,
         "datasets": judged.datasets,
-        "verdict": own | {"cost": cost, "ours": _ours(judged), "standing": judged.standing, "unit": unit or None},
+        "verdict": own | {"cost": verdict, "ours": _ours(judged), "standing": judged.standing, "unit": unit or None},
     }
 
 
@@ -428,14 +423,6 @@ def _ours(judged: JudgedClaim) -> MeasuredOut | None:
         for end in (verdict.low, verdict.high)
     ]
     return MeasuredOut(value=verdict.ours, low=ends[0], high=ends[1], n=verdict.n or None)
-
-
-def _run(run: VerdictRun) -> VerdictRunOut:
-    own = ("arm", "side", "replicate", "value")
-    behind = ("run_key", "experiment", "profile", "provenance", "source", "changed_code")
-    return VerdictRunOut.model_validate(
-        {name: getattr(run, name) for name in own} | {name: getattr(run.result, name) for name in behind}
-    )
 
 
 class CountsOut(Out):

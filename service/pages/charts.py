@@ -296,7 +296,7 @@ def band_chart(
     scale, axis = _axis(curve, kind)
     rows: list[dict[str, Any]] = [
         {"model": titles[point.arm], "epoch": point.epoch, "replicates": point.replicates}
-        | {name: scale * getattr(point, name) for name in ("mean", "low", "high")}
+        | {name: float(f"{scale * getattr(point, name):.7g}") for name in ("mean", "low", "high")}
         for point in points
     ]
     arms = list(dict.fromkeys(point.arm for point in points))

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from service.pages.formats import is_web_address
 
@@ -53,6 +53,8 @@ def render(path: str, text: str, shown: frozenset[str], repository: str | None) 
     html = _MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {})
     for tag, scrolling in _SCROLLING.items():
         html = html.replace(tag, scrolling)
+    numbers, name = itertools.count(1), escape(title)  # regions of one page have names of their own
+    html = re.sub('aria-label="Table"', lambda _: f'aria-label="{name}, table {next(numbers)}"', html)
     return Document(title, Markup(html), contents)
 
 

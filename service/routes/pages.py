@@ -185,7 +185,7 @@ def _to_try(
     """In groups, real data before stand-ins.  Those of `named` that are here are asked, else the first group, as by
     `/predict?dataset=`.
 
-    Of stand-ins, whose answers mean nothing, only those that are compared are asked unless they are named.
+    Placeholders, whose answers mean nothing, are here only if one of them is named.
     """
     here = [row.id for row in served_checkpoints if row.id in named]
     found: list[ToTry] = []
@@ -195,9 +195,8 @@ def _to_try(
             for row in served_checkpoints
             if (row.experiment, row.is_stand_in) == (comparison.experiment, is_stand_in)
         ]
-        compared = [row for row in own if row.role in ("baseline", "proposed")] if is_stand_in else []
-        asked = [row for row in own if row.id in here] if here else [] if found else compared or own
-        if own:
+        asked = [row for row in own if row.id in here] if here else [] if found else own
+        if own and (asked or not is_stand_in):
             trained = "; ".join(dict.fromkeys(row.cut for row in own if row.cut))
             found.append(ToTry(comparison.title, is_stand_in, trained, own, asked))
     return found
@@ -263,5 +262,8 @@ def show_file(path: str, request: Request) -> Response:
 @router.get("/static/vega.js")
 async def read_vega(request: Request) -> Response:
     """Vega, Vega-Lite and vega-embed, out of the installed vl-convert-python."""
-    script = await app_state_of(request).scripts.sent()
-    return Response(script, media_type="text/javascript", headers={"cache-control": MONTH})
+    is_packed = "gzip" in request.headers.get("accept-encoding", "")
+    script = await app_state_of(request).scripts.sent(is_packed=is_packed)
+    packed = {"content-encoding": "gzip"} if is_packed else {}
+    headers = {"cache-control": MONTH, "vary": "Accept-Encoding", **packed}
+    return Response(script, media_type="text/javascript", headers=headers)

@@ -2,7 +2,11 @@
 
 // Links and forms marked data-swap show their answer without a reload; without this file they load the page.
 
+const place = () => location.pathname + location.search;
+let shown = place();
+
 async function swap(address) {
+  shown = place();
   const response = await fetch(address, { headers: { Accept: "text/html" } });
   const page = new DOMParser().parseFromString(await response.text(), "text/html");
   const fresh = page.getElementById("swapped");
@@ -28,4 +32,6 @@ document.addEventListener("change", (event) => {
   const form = event.target.closest("form[data-swap]");
   if (form) show(`${form.action}?${new URLSearchParams(new FormData(form))}`);
 });
-addEventListener("popstate", () => swap(location.href));
+addEventListener("popstate", () => {
+  if (place() !== shown) swap(location.href); // and not for a jump within the page
+});

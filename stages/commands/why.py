@@ -20,7 +20,6 @@ from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import Params, ParamsError, load_params
 from stages.params.schema import nearest
 from stages.priorities.proposal import (
-    NextLook,
     RunName,
     all_trainings,
     as_printed,
@@ -138,7 +137,11 @@ def _by_key(start: str, params: Params, root: Path, published: Sequence[Known]) 
     Raises:
         ParamsError: none has such a key, or several have.
     """
-    known = {one.run_key: one for one in (*_stored(root, start), *published) if one.run_key.startswith(start)}
+    store, known = open_store(root), dict[str, Known]()
+    for key in store.run_keys():
+        if key.startswith(start) and (folder := store.published(key)) is not None:
+            known[key] = Known(run_key=key, spec=json.loads((folder / "spec.json").read_bytes()), where=str(folder))
+    known |= {one.run_key: one for one in published if one.run_key.startswith(start)}
     asked_for = [asked for name in params.experiments for asked in _grid(name, params, root)]
     wanted = {
         asked.spec.run_key: asked
@@ -157,15 +160,6 @@ def _by_key(start: str, params: Params, root: Path, published: Sequence[Known]) 
     if asked is None and one is not None:
         asked = next((asked for asked in asked_for if asked.name == one.name), None)
     return asked, one
-
-
-def _stored(root: Path, start: str) -> Iterator[Known]:
-    """Outcomes of the store whose key begins so."""
-    store = open_store(root)
-    for key in store.run_keys():
-        folder = store.published(key) if key.startswith(start) else None
-        if folder is not None:
-            yield Known(run_key=key, spec=json.loads((folder / "spec.json").read_bytes()), where=str(folder))
 
 
 def _explain(
@@ -273,16 +267,15 @@ def _claims(name: RunName, params: Params, root: Path) -> list[dict[str, Any]]:
     trainings, standing = all_trainings(printed), standing_today(root, printed)
     trained = trainings.with_same(standing.decided_by | trained_runs(printed, root))
     looks = {look.claim.id: look for look in next_looks(standing, printed, trained)}
+    needed = {
+        claim: {"at": look.at, "planned": look.planned, "runs": len(look.runs), "lacking": len(look.lacking)}
+        for claim, look in looks.items()
+        if name in look.runs
+    }
     return [
-        {"claim": one.claim.id, "verdict": str(one.verdict.status), "look": _look(looks.get(one.claim.id), name)}
+        {"claim": one.claim.id, "verdict": str(one.verdict.status), "look": needed.get(one.claim.id)}
         for one in judgements_about(name, standing.judgements, printed)
     ]
-
-
-def _look(look: NextLook | None, name: RunName) -> dict[str, int] | None:
-    if look is None or name not in look.runs:
-        return None
-    return {"at": look.at, "planned": look.planned, "runs": len(look.runs), "lacking": len(look.lacking)}
 
 
 def _show(document: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -308,26 +308,23 @@ def brought_by(labels: Collection[str], root: Path, params: Params) -> list[Brou
         for one in judgements_about(run, standing.judgements, printed):
             served.setdefault(one.claim.id, []).append(run)
             verdicts[one.claim.id] = str(one.verdict.status)
-    found = [
-        _brought(claim, verdicts[claim], runs, looks.get(claim), standing.decided_by) for claim, runs in served.items()
-    ]
+    found = []
+    for claim, runs in served.items():
+        look = looks.get(claim)
+        needed = look.runs if look else frozenset[RunName]()
+        found.append(
+            Brought(
+                claim=claim,
+                verdict=verdicts[claim],
+                is_judged=set(runs) <= standing.decided_by,
+                runs=tuple(run.label for run in runs),
+                look=look.at if look else None,
+                planned=look.planned if look else None,
+                there=len(needed) - len(look.lacking) if look else 0,
+                needed=len(needed),
+            )
+        )
     return sorted(found, key=lambda one: (not one.is_judged, not one.is_complete, one.needed - one.there))
-
-
-def _brought(
-    claim: str, verdict: str, runs: list[RunName], look: NextLook | None, decided_by: Collection[RunName]
-) -> Brought:
-    needed = look.runs if look else frozenset[RunName]()
-    return Brought(
-        claim=claim,
-        verdict=verdict,
-        is_judged=set(runs) <= set(decided_by),
-        runs=tuple(run.label for run in runs),
-        look=look.at if look else None,
-        planned=look.planned if look else None,
-        there=len(needed) - len(look.lacking) if look else 0,
-        needed=len(needed),
-    )
 
 
 Item = TypeVar("Item")

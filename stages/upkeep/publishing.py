@@ -120,15 +120,12 @@ def _refuse_uncommitted(root: Path, revision: str, line: ResultLine) -> None:
     code = line.spec["code"]
     lacking = [module for module, digest in code.items() if digest_at(root, revision, module) != digest]
     if lacking:
+        name = "HEAD" if _git(root, "rev-parse", "HEAD").strip() == revision else f"revision {revision[:12]}"
         raise PublishError(
-            f"{line.experiment} {line.arm}.{line.replicate} ran code that {_name_of(root, revision)} doesn't hold "
+            f"{line.experiment} {line.arm}.{line.replicate} ran code that {name} doesn't hold "
             f"({', '.join(lacking)}); "
             "commit it first, then publish: evidence names the revision where its code is found"
         )
-
-
-def _name_of(root: Path, revision: str) -> str:
-    return "HEAD" if _git(root, "rev-parse", "HEAD").strip() == revision else f"revision {revision[:12]}"
 
 
 def compare_with_run(root: Path, line: ResultLine, cost: Mapping[str, Any] | None) -> list[str]:

@@ -67,14 +67,13 @@ RECORD_CANVAS_TEXT = """
 
 
 @pytest.mark.parametrize("width", [1280, 360])
-@pytest.mark.parametrize("path", ["/experiments/ninformer-cifar100?cost=parameters", "/?dataset=cifar100"])
 def test_a_long_name_of_a_model_is_whole_where_there_is_room_and_cut_where_there_is_none(
-    new_page: Page, path: str, width: int
+    new_page: Page, width: int
 ) -> None:
     page = new_page
     page.set_viewport_size({"width": width, "height": 900})
     page.add_init_script(RECORD_CANVAS_TEXT)
-    page.goto(path)
+    page.goto("/experiments/ninformer-cifar100?cost=parameters")
     charts = page.locator("script[data-chart]").count()
     page.locator(".plot canvas").nth(charts - 1).wait_for()
     for _ in range(40):  # a chart is laid out again once it knows how wide its labels are
@@ -149,15 +148,3 @@ def test_the_result_and_the_way_to_try_a_model_are_on_the_first_screen(page: Pag
         assert box and box["y"] + box["height"] < height
     page.get_by_role("link", name="Try the models").click()
     page.wait_for_function("document.getElementById('try-title').getBoundingClientRect().top < innerHeight")
-
-
-def test_a_chart_in_what_is_folded_away_is_drawn_once_it_is_opened(page: Page) -> None:
-    page.goto("/?dataset=cifar10")
-    folded = page.locator("details.folded")
-    assert folded.get_attribute("open") is not None, "nothing else is there"
-    page.locator(".folded canvas").first.wait_for()
-    page.locator(".folded > summary").click()
-    page.locator(".folded .plot").first.evaluate("plot => plot.replaceChildren()")
-    page.locator(".folded > summary").click()
-    page.locator(".folded canvas").first.wait_for()
-    assert page.locator(".folded canvas").first.evaluate("canvas => canvas.width") > 0

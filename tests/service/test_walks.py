@@ -46,12 +46,14 @@ def test_a_reviewer_comes_from_the_front_page_to_the_evidence_as_csv_in_four_cli
 
 def test_an_engineer_comes_from_the_leaderboard_to_a_model_and_tries_it(walker: Page, tmp_path: Path) -> None:
     click(walker.get_by_role("navigation", name="Site").get_by_role("link", name="Models"))
+    walker.evaluate("window.isSame = true")
     walker.get_by_label("Data set").select_option("cifar100")
-    click(walker.get_by_role("button", name="Show"))
+    walker.get_by_role("heading", name="CIFAR-100").wait_for()
+    assert walker.evaluate("window.isSame"), "filters need no reload"
     row = walker.get_by_role("row", name="NiNformer").first
     assert "33.14 %" in row.inner_text()
     row.get_by_role("link", name="NiNformer").first.click()
-    walker.locator("#bands canvas").wait_for()
+    walker.get_by_role("heading", name="NiNformer").first.wait_for()
     walker.go_back()
     row.get_by_role("link", name="try it").click()
     walker.get_by_role("checkbox", checked=True).wait_for()
@@ -60,6 +62,17 @@ def test_an_engineer_comes_from_the_leaderboard_to_a_model_and_tries_it(walker: 
     walker.locator("#answers .card").wait_for()
     assert walker.locator("#answers .card h5").all_inner_texts() == ["NiNformer"]
     assert "Link to this answer" in walker.locator(".share").inner_text()
+
+
+def test_a_metric_is_switched_without_a_reload_and_back(walker: Page) -> None:
+    click(walker.get_by_role("navigation", name="Site").get_by_role("link", name="Compare"))
+    walker.evaluate("window.isSame = true")
+    walker.get_by_role("navigation", name="Metric").get_by_role("link", name="Test loss").click()
+    walker.get_by_role("columnheader", name="Test loss").first.wait_for()
+    assert "metric=loss" in walker.url and walker.evaluate("window.isSame")
+    walker.go_back()
+    walker.get_by_role("columnheader", name="Test accuracy").first.wait_for()
+    assert "metric" not in walker.url and walker.evaluate("window.isSame")
 
 
 def test_models_of_two_experiments_are_chosen_and_drawn_over_each_other(walker: Page) -> None:
