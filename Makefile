@@ -104,7 +104,7 @@ serve: $(READY) | $(if $(CLAIMCHECK_DATABASE),,data/results.db)  ## the service 
 	$(BIN)/python -m service --host 127.0.0.1 --port $(PORT)
 
 docs: report  ## the documentation as a site on 127.0.0.1:8001 (DOCS_PORT=…), built into build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site $(or $(DOCS_PORT),8001)
 
 picture: $(READY) data/results.db  ## docs/page.png: the first screen as it is now
