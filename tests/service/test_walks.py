@@ -1,18 +1,26 @@
-"""Two walks that people take, in a real Chromium: wide, and on a phone in the dark."""
+"""Walks that people take, in a real Chromium: wide, and on a phone in the dark."""
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page
+from playwright.sync_api import Browser, Locator, Page, expect
 
+from tests.project import REPOSITORY
 from tests.service.browsing import IN_A_BROWSER, OF_COLOURS, found_in, open_page
-from tests.service.running import Running
+from tests.service.running import Running, running
 
 pytestmark = IN_A_BROWSER
 WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def published_service(published: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(REPOSITORY, tmp_path_factory.mktemp("log"), CLAIMCHECK_DATABASE=published) as service:
+        yield service
 
 
 @pytest.fixture(params=["wide", "phone in the dark"])
@@ -33,35 +41,31 @@ def click(link: Locator) -> int:
     return 1
 
 
-def test_a_reviewer_comes_from_the_front_page_to_the_evidence_as_csv_in_four_clicks(walker: Page) -> None:
-    clicks = click(walker.get_by_role("link", name="NiNformer"))
-    clicks += click(walker.get_by_role("link", name="97.12 %"))
-    assert "The paper says" in walker.locator(".tiles").first.inner_text()
-    clicks += click(walker.get_by_role("link", name="NiNformer, Tables 2 and 3, MNIST"))
-    link = walker.get_by_role("link", name="CSV").first
-    answer = walker.request.get(link.get_attribute("href") or "")  # the fourth click; a browser saves or shows the file
-    rows = list(csv.DictReader(io.StringIO(answer.text())))
-    assert clicks == 3 and rows and {"arm", "epoch", "mean"} <= rows[0].keys()
+@pytest.fixture(params=["wide", "phone in the dark"])
+def asker(request: pytest.FixtureRequest, browser: Browser, published_service: Running) -> Iterator[Page]:
+    """The front page on the published evidence; each step of a walk has ten seconds."""
+    with open_page(browser, published_service.address) as page:
+        page.set_viewport_size(PHONE if "phone" in request.param else WIDE)
+        page.emulate_media(color_scheme="dark" if "dark" in request.param else "light", reduced_motion="reduce")
+        page.set_default_timeout(10_000)
+        page.goto("/")
+        yield page
 
 
-def test_an_engineer_comes_from_the_leaderboard_to_a_model_and_tries_it(walker: Page, tmp_path: Path) -> None:
-    click(walker.get_by_role("navigation", name="Site").get_by_role("link", name="Models"))
-    walker.evaluate("window.isSame = true")
-    walker.get_by_label("Data set").select_option("cifar100")
-    walker.get_by_role("heading", name="CIFAR-100").wait_for()
-    assert walker.evaluate("window.isSame"), "filters need no reload"
-    row = walker.get_by_role("row", name="NiNformer").first
-    assert "33.14 %" in row.inner_text()
-    row.get_by_role("link", name="NiNformer").first.click()
-    walker.get_by_role("heading", name="NiNformer").first.wait_for()
-    walker.go_back()
-    row.get_by_role("link", name="try it").click()
-    walker.get_by_role("checkbox", checked=True).wait_for()
-    assert walker.get_by_role("checkbox", checked=True).count() == 1
-    walker.locator("[name=sample]").first.check()
-    walker.locator("#answers .card").wait_for()
-    assert walker.locator("#answers .card h5").all_inner_texts() == ["NiNformer"]
-    assert "Link to this answer" in walker.locator(".share").inner_text()
+QUESTIONS = {
+    "reviewer: does NiNformer beat ViT?": ([], r"Does NiNformer beat ViT\?\s+(Yes|No|Not known yet|In part)"),
+    "reviewer: does one model beat another here?": (["Answer"], r"NiNformer.* ViT.* CIFAR-10"),
+    "reviewer: which numbers are wrong?": (["contradicted"], r"16 %"),
+    "reviewer: how sure is DAC's gain?": (["DAC", "At equal width"], r"9\d\.\d+ % interval [\d.]+ to [\d.]+ nats"),
+    "engineer: what is best on CIFAR-100?": (["Compare", "CIFAR-100"], r"CIFAR-100: which model is best\?\s+\w+"),
+    "engineer: what does a model cost?": (["Models", "NiNformer"], r"Parameters\s+2\.58 M[\s\S]*Peak memory"),
+    "engineer: how do I load its weights?": (["Models", "NiNformer"], r"load_predictor\("),
+    "engineer: how do I judge my own results?": (["API", "judge your own results"], r"claimcheck judge claims\.csv"),
+    "student: what does a verdict mean?": (["Method"], r"holds[\s\S]*fails[\s\S]*open[\s\S]*not tested"),
+    "student: may I try a model?": (["Models", "try it"], r"Ask the models"),
+    "operator: how do I run it for others?": (["API", "run the service"], r"CLAIMCHECK_KEYS"),
+    "operator: what does a metric mean?": (["API", "monitor it"], r"claimcheck_queue_seconds"),
+}
 
 
 def test_a_metric_is_switched_without_a_reload_and_back(walker: Page) -> None:
@@ -73,6 +77,15 @@ def test_a_metric_is_switched_without_a_reload_and_back(walker: Page) -> None:
     walker.go_back()
     walker.locator("nav a[aria-current]", has_text="As each paper prints it").wait_for()
     assert "metric" not in walker.url and walker.evaluate("window.isSame")
+
+
+@pytest.mark.parametrize(("clicks", "answer"), QUESTIONS.values(), ids=QUESTIONS)
+def test_a_question_is_answered_within_two_clicks(asker: Page, clicks: list[str], answer: str) -> None:
+    assert len(clicks) <= 2
+    for name in clicks:
+        role = "button" if name == "Answer" else "link"
+        asker.get_by_role(role, name=name, exact=name in ("API", "CIFAR-100", "Models", "NiNformer")).first.click()
+    expect(asker.locator("body")).to_contain_text(re.compile(answer), use_inner_text=True)
 
 
 def test_models_of_two_experiments_are_chosen_and_drawn_over_each_other(walker: Page) -> None:
