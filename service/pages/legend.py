@@ -27,17 +27,16 @@ NEVER = "can’t be tested here"
 NEVER_ON_HARDWARE = "can’t be tested here (hardware)"
 
 MEANINGS: Mapping[str, str] = {
-    Status.REPRODUCED: "We trained the model again, and its number is the paper’s, within the margin.",
-    Status.SUPPORTED: "We trained both models again, and the better one is the one that the paper says.",
+    Status.REPRODUCED: "We trained the model again; its result equals the paper’s within the margin.",
+    Status.SUPPORTED: "We trained both models again, and the model that the paper calls better is better.",
     Status.HOLDS: "We computed or counted it: the claim is true.",
-    Status.HOLDS_UNDER_READING: "The claim is true only if its words are read in one way, "
-    "and false if they are read in another.",
-    Status.NOT_REPRODUCED: "We trained again, and what comes out is not what the paper says, by more than the margin.",
-    Status.REVERSED: "We trained both models again, and the better one is the other one.",
+    Status.HOLDS_UNDER_READING: "The claim is true under one reading of its words and false under another.",
+    Status.NOT_REPRODUCED: "We trained the model again; its result differs from the paper’s by more than the margin.",
+    Status.REVERSED: "We trained both models again, and the other model is better.",
     Status.FAILS: "We computed or counted it: the claim is false however its words are read.",
     Status.CONTRADICTED: "The claim can’t be true together with other numbers of the same paper, or with physics.",
     Status.INCONCLUSIVE: "Trained again, but the runs so far leave either answer possible.",
-    Status.UNRESOLVED: "Trained again as often as planned, and neither model is clearly the better one.",
+    Status.UNRESOLVED: "Trained again as often as planned, and neither model is clearly better.",
     Status.UNDECIDABLE: "Trained again, but results scatter more than the margin: no number of runs would decide it.",
     Status.AGREES: "A shortened run points the paper’s way. It decides nothing.",
     Status.DISAGREES: "A shortened run points the other way. It decides nothing.",
@@ -48,7 +47,7 @@ MEANINGS: Mapping[str, str] = {
     TO_BE_SHOWN: "There is no number to test. Our results will be drawn once a training has run to its end.",
     NEVER: "Nothing planned here can decide it; its page says why.",
     NEVER_ON_HARDWARE: "A time or a speed on a device that we don’t have. "
-    "Ours, and its ratio between two models, may stand beside it; neither decides.",
+    "Our own time and the ratio between two models are shown for comparison; neither decides.",
 }
 
 _NOT_CONFIRMED = "Trained again: by our reading of its words the claim is not confirmed, and a reading can’t refute it."

@@ -146,7 +146,7 @@ def tell_margins(rules: Rules) -> list[MarginRow]:
             kind="accuracy or error rate of one model",
             margin=f"{_points(margins.error_points)}, but no more than {name_share(margins.error_share)} "
             "of the paper’s error",
-            why="A point is much where few errors are left, so a small error has a smaller margin. "
+            why="One point is a lot if few errors are left, so a small error has a smaller margin. "
             "It is never less than the last digit that the paper prints.",
         ),
         MarginRow(
@@ -154,7 +154,7 @@ def tell_margins(rules: Rules) -> list[MarginRow]:
             margin=f"{name_share(margins.difference_share)} of the printed difference, "
             f"but at least {_points(margins.difference_points)}",
             why=f"Confirming it then means: {_least(margins.difference_share)}. A difference no larger than its margin "
-            "can’t be confirmed in size, since none at all would count as the same.",
+            "can’t be confirmed in size: no difference at all would count as equal to it.",
         ),
         MarginRow(
             kind="two models that are called comparable",
@@ -187,7 +187,7 @@ def tell_levels(rules: Rules, plans: Iterable[int]) -> list[LevelRow]:
         "Which of two models is better? (supported, reversed)": "order",
         "Is a number, or the size of a difference, the paper’s? (reproduced)": "same",
         "… where the paper prints its own error": "with_error",
-        "Is it another? (not reproduced)": "other",
+        "Does it differ from the paper’s? (not reproduced)": "other",
     }
     return [
         LevelRow(question=question, plans={planned: _looks(levels, name) for planned, levels in found.items()})

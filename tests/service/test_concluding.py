@@ -237,7 +237,7 @@ def test_a_spread_of_printed_numbers_is_told_in_points_and_compares_no_models(cl
     )
     assert "1.31 pp between the largest and the smallest of 4" in page
     assert "both models" not in page and " fraction we find" not in page
-    assert "they alone don’t explain what the paper prints" in page and "the better one is the other one" not in page
+    assert "they alone don’t explain what the paper prints" in page and "the other model is better" not in page
 
 
 def test_no_page_calls_a_rule_fixed_beforehand_that_was_not(client: TestClient, published: str) -> None:
