@@ -192,6 +192,7 @@ class Watch:
     started: float = field(default_factory=time.monotonic)
     seconds: list[float] = field(default_factory=list)
     megabytes: list[float] = field(default_factory=list)
+    service_megabytes: list[float] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
 
@@ -208,6 +209,7 @@ class Watch:
         self.seconds.append(time.monotonic() - self.started)
         # what several share counts in each: a share of it would change with whoever else maps the same libraries
         self.megabytes.append(sum(memory) / 2**20)
+        self.service_megabytes.append(memory[0] / 2**20)
         self.threads.append(sum(threads))
         self.files.append(sum(files))
 
