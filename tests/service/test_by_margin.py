@@ -19,7 +19,7 @@ STRETCHES = [
 
 
 def judged(kind: str = "value", **verdict: Any) -> JudgedClaim:
-    claim = Claim(id="x", kind=kind, unit="fraction", metric="accuracy", factor="width")
+    claim = Claim(id="x", kind=kind, unit="fraction", metric="accuracy", factor="width" if kind == "uniform" else None)
     return JudgedClaim(claim=claim, verdict=VerdictRow(**verdict), experiments=(), datasets=())
 
 

@@ -55,7 +55,7 @@ def test_pairs_are_drawn_one_below_the_other_beside_the_paper_s_gain() -> None:
         for arm, gain in (("a", 0.2), ("b", -0.1))
     ]
     titles = {"a": "A", "b": "B"}
-    chart = pairs_chart("Gain", pairs, titles, Claim(id="c", unit="fraction", value=0.25))
+    chart = pairs_chart("Gain", pairs, titles, Claim(id="c", kind="order", unit="fraction", value=0.25))
     assert chart is not None
     first, second = chart["data"]["values"]
     assert (first["pair"], first["value"], second["pair"], second["value"]) == ("A", 20.0, "B", -10.0)
@@ -63,7 +63,7 @@ def test_pairs_are_drawn_one_below_the_other_beside_the_paper_s_gain() -> None:
     assert upright == [0, 25]
     lines = chart["layer"][0]["encoding"]["x"]["title"]
     assert lines[0] == "gain (percentage points)" and max(map(len, lines)) <= 44, "whole on a telephone"
-    no_number = pairs_chart("Gain", pairs, titles, Claim(id="c", unit="nats", value=None))
+    no_number = pairs_chart("Gain", pairs, titles, Claim(id="c", kind="order", unit="nats", value=None))
     assert no_number is not None and len(no_number["layer"]) == 2
     assert pairs_chart("Gain", [], titles, Claim(id="c")) is None
 
@@ -72,7 +72,7 @@ def test_the_pairs_of_a_grid_have_whole_names() -> None:
     grid = load_params(REPOSITORY).experiments["dac-sgemm"].arms.values()
     longest = max(len(arm.title) for arm in grid if re.fullmatch(r"dac-mlp-\d+x\d+", arm.name))
     pair = PairGain(experiment="e", arm="a", against="b", gain=0.2, low=0.1, high=0.3, n=5)
-    chart = pairs_chart("Gain", [pair], {"a": "A"}, Claim(id="c", unit="nats"))
+    chart = pairs_chart("Gain", [pair], {"a": "A"}, Claim(id="c", kind="order", unit="nats"))
     assert chart is not None
     assert chart["layer"][-1]["encoding"]["y"]["axis"]["labelLimit"] > 6.3 * longest, "pixels a letter"
 

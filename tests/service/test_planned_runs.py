@@ -105,7 +105,8 @@ def test_an_order_is_told_apart_from_its_size() -> None:
     ],
 )
 def test_other_kinds_say_what_would_be_confirmed(kind: str, power: dict[str, Any], told: str) -> None:
-    assert told in (tell({**GAIN, "kind": kind}, **power) or "")
+    factor = "width" if kind == "uniform" else None
+    assert told in (tell({**GAIN, "kind": kind, "factor": factor}, **power) or "")
 
 
 def test_where_no_spread_is_known_no_chance_is_told() -> None:

@@ -40,7 +40,18 @@ ROUTES = [
 ]
 GETS = [route for route in ROUTES if "GET" in route.methods]
 POSTS = [route for route in ROUTES if "POST" in route.methods]
-WITHOUT_DATABASE = ("/docs", "/files/LICENSE", "/health/live", "/metrics", "/static/vega.js", "/v2", "/v2/health/live")
+WITHOUT_DATABASE = (
+    *(
+        "/docs",
+        "/files/LICENSE",
+        "/health/live",
+        "/metrics",
+        "/openapi.json",
+        "/static/vega.js",
+        "/v2",
+        "/v2/health/live",
+    ),
+)
 
 
 def address(route: APIRoute) -> str:

@@ -73,7 +73,8 @@ def test_placeholders_beside_models_of_real_data_bear_a_warning_and_real_images_
 def test_the_page_goes_without_samples_where_there_are_none(client: TestClient) -> None:
     assert 'name="sample"' in client.get("/?dataset=cifar100").text
     assert 'name="sample"' not in client.get("/?dataset=cifar10").text
-    assert "test image of CIFAR-10, and those are not on this machine" in client.get("/?dataset=cifar10&sample=3").text
+    named = "/?dataset=cifar10&sample=3&checkpoint=ninformer-cifar10.ninformer.0"
+    assert "test image of CIFAR-10, and those are not on this machine" in client.get(named).text
 
 
 VIT = "ninformer-cifar100.vit.0"

@@ -100,7 +100,7 @@ def test_drawn_samples_are_samples() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("statement", GENERATORS)
 def test_no_status_errs_more_often_than_its_level(statement: str) -> None:
-    assert too_high(worst_rates(statement, 50)) == []
+    assert too_high(worst_rates(statement, 100)) == []
 
 
 @pytest.mark.slow(hours=True)
