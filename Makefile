@@ -66,7 +66,7 @@ endif
 	@echo "next: make serve, then open http://127.0.0.1:$(PORT)"
 
 # A process a core with one thread each, and one more, since some tests wait for servers and clocks.
-PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorder --durations 20
+PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(shell nproc) --dist loadfile --no-loadscope-reorder --durations 20
 HERE := not slow(hours=True) and not needs(gpu=True) and not needs(network=True) and not needs(cluster=True)
 
 # Asked for together, both are one run, which starts once and records the published evidence once.
