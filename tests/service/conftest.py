@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -79,10 +79,19 @@ def client(settings: Settings) -> Iterator[TestClient]:
 
 
 @pytest.fixture(scope="session")
-def published_client(published: str) -> Iterator[TestClient]:
-    """A client of a service on the evidence and the models in git."""
-    with serving(Settings(root=REPOSITORY, database=published)) as client:
+def published_client(published: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client of a service on the evidence and the models in git, without the data that this clone has packed."""
+    root = tmp_path_factory.mktemp("published")
+    link(root, (path.name for path in REPOSITORY.iterdir() if path.name != "data" and not path.name.startswith(".")))
+    with serving(Settings(root=root, database=published)) as client:
         yield client
+
+
+def link(root: Path, names: Iterable[str]) -> None:
+    """Link what the repository has under these names, and its data in git, into `root`."""
+    (root / "data").mkdir(parents=True)
+    for name in (*names, *(f"data/{name}" for name in IN_GIT)):
+        (root / name).symlink_to(REPOSITORY / name)
 
 
 @pytest.fixture(scope="session")
@@ -95,9 +104,7 @@ def computed_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "computed"
     with FileLock(f"{root}.lock"):
         if not root.exists():
-            (root / "data").mkdir(parents=True)
-            for name in ("params", "params.yaml", "dvc.yaml", *(f"data/{name}" for name in IN_GIT)):
-                (root / name).symlink_to(REPOSITORY / name)
+            link(root, ("params", "params.yaml", "dvc.yaml"))
             margins = load_params(root).verdicts.margins
             found = {paper: import_module(f"stages.papers.{paper}.findings").findings(margins) for paper in papers()}
             (root / "data" / "findings.jsonl").write_bytes(lines(found))
