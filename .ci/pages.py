@@ -75,12 +75,17 @@ def describe_commands() -> Iterator[str]:
             yield "| argument | meaning |\n|---|---|"
         for one in actions:
             words = ", ".join(one.option_strings) or str(one.metavar or one.dest)
-            told = (one.help or "").replace("%(default)s", str(one.default)).replace("|", "\\|")
-            yield f"| `{words}` | {told} |".replace("`experiment|claim`", "`experiment` or `claim`")
+            meaning = (one.help or "").replace("%(default)s", str(one.default))
+            yield f"| `{words}` | {cell(meaning)} |".replace("`experiment|claim`", "`experiment` or `claim`")
         yield ""
         yield from (f"Exit code {code}: {meaning}.\n" for code, meaning in command.codes.items())
         if command.document:
             yield f"`--json`: {command.document}.\n"
+
+
+def cell(text: str) -> str:
+    """Return text for a cell of a table."""
+    return text.replace("|", "\\|")
 
 
 def describe_settings() -> Iterator[str]:
@@ -105,7 +110,7 @@ def describe_deviations(paper: str) -> Iterator[str]:
     (found,) = read_deviations({paper})
     for one in found.deviations.values():
         cells = (one.subject, one.paper, one.ours, one.why)
-        yield f"| {' | '.join((cell or '').replace('|', chr(92) + '|') for cell in cells)} |"
+        yield f"| {' | '.join(cell(text or '') for text in cells)} |"
 
 
 def describe_params() -> Iterator[str]:
@@ -154,8 +159,8 @@ def describe_api(document: dict[str, Any]) -> Iterator[str]:
     for path, methods in document["paths"].items():
         for method, route in methods.items():
             names = ", ".join(f"`{one['name']}`" for one in route.get("parameters", ()) if "name" in one)
-            told = (route.get("description") or route.get("summary", "")).split("\n\n")[0].replace("\n", " ")
-            yield f"| `{method.upper()} {path}` | {names} | {told.replace('|', chr(92) + '|')} |"
+            answer = (route.get("description") or route.get("summary", "")).split("\n\n")[0].replace("\n", " ")
+            yield f"| `{method.upper()} {path}` | {names} | {cell(answer)} |"
 
 
 def read_notebook(document: dict[str, Any]) -> tuple[str, dict[str, bytes]]:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
-import time
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from benchmarks.server import free_port
+from benchmarks.server import free_port, server
 from tests.service.browsing import ARGUMENTS, CHROMIUM
 
 MOST_BYTES = 150_000
@@ -36,19 +32,10 @@ def take(address: str) -> bytes:
 
 
 def main() -> None:
-    address = f"http://127.0.0.1:{(port := free_port())}"
-    service = subprocess.Popen([sys.executable, "-m", "service", "--host", "127.0.0.1", "--port", str(port)])
-    try:
-        for _ in range(3000):
-            try:
-                urlopen(f"{address}/health/ready").close()
-                break
-            except URLError:
-                time.sleep(0.2)
-        Path("docs/page.png").write_bytes(take(address))
-    finally:
-        service.terminate()
-        service.wait()
+    port = free_port()
+    command = [sys.executable, "-m", "service", "--host", "127.0.0.1", "--port", str(port)]
+    with server(command, port, "/health/ready"):
+        Path("docs/page.png").write_bytes(take(f"http://127.0.0.1:{port}"))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.database.curves import are_of
 from stages.results import Array, ExperimentComparison, Result, unpack_confusion, unpack_correct
 
 
@@ -31,17 +32,7 @@ class Answered:
 
 def list_runs_of(session: Session, comparison: ExperimentComparison, arm: str) -> list[Result]:
     """The results that this model enters the comparison with, by replicate."""
-    query = (
-        select(Result)
-        .where(
-            Result.experiment == comparison.experiment,
-            Result.arm == arm,
-            Result.is_selected,
-            Result.profile == comparison.profile,
-            Result.conditions == comparison.conditions,
-        )
-        .order_by(Result.replicate)
-    )
+    query = select(Result).where(*are_of(comparison), Result.arm == arm).order_by(Result.replicate)
     return list(session.scalars(query))
 
 

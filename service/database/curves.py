@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any, Literal, get_args
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import ColumnExpressionArgument, Select, func, select
 from sqlalchemy.orm import Session
 
 from service.database import queries
@@ -84,7 +84,12 @@ def _shown(
     query: Select[*tuple[Any, ...]], comparison: ExperimentComparison, table: type[Epoch | ObservationRow]
 ) -> Select[*tuple[Any, ...]]:
     """Restrict the query to the rows of `table` whose results make up the comparison."""
-    return query.join_from(Result, table, table.result_id == Result.id).where(
+    return query.join_from(Result, table, table.result_id == Result.id).where(*are_of(comparison))
+
+
+def are_of(comparison: ExperimentComparison) -> tuple[ColumnExpressionArgument[bool], ...]:
+    """The conditions of the results that make up the comparison."""
+    return (
         Result.experiment == comparison.experiment,
         Result.is_selected,
         Result.profile == comparison.profile,

@@ -196,7 +196,7 @@ class Decoder:
         for _ in range(2):
             if share.seconds_left <= 0:
                 break
-            if not process.is_alive or process.is_stopped:
+            if not process.is_alive:
                 _replace(process)
             started, before = time.monotonic(), process.processor_seconds
             try:

@@ -19,7 +19,6 @@ from service.pages.formats import is_web_address
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 _SCROLLING = {  # no text holds these tags, because raw HTML is escaped
     "<pre>": '<pre tabindex="0">',
-    "<table>": '<div class="scroll" tabindex="0" role="region" aria-label="Table"><table class="wrapped">',
     "</table>": "</table></div>",
     "&lt;br&gt;": "<br>",  # the only tag that our tables need
 }
@@ -54,7 +53,8 @@ def render(path: str, text: str, shown: frozenset[str], repository: str | None) 
     for tag, scrolling in _SCROLLING.items():
         html = html.replace(tag, scrolling)
     numbers, name = itertools.count(1), escape(title)  # regions of one page have names of their own
-    html = re.sub('aria-label="Table"', lambda _: f'aria-label="{name}, table {next(numbers)}"', html)
+    region = '<div class="scroll" tabindex="0" role="region" aria-label="{}, table {}"><table class="wrapped">'
+    html = re.sub("<table>", lambda _: region.format(name, next(numbers)), html)
     return Document(title, Markup(html), contents)
 
 

@@ -1,4 +1,4 @@
-"""What a model's page draws on the server: its learning curves and its confusion matrix."""
+"""Drawings of a model's page, made on the server: learning curves and a confusion matrix."""
 
 from __future__ import annotations
 
@@ -36,15 +36,18 @@ def draw_curves(curves: Mapping[Curve, Sequence[CurvePoint]], kind: str) -> list
 
 def shade(confusion: np.ndarray) -> list[list[int]]:
     """How dark each cell of a small matrix is, from 0 to 5, by its share of the true class."""
-    shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-    return [[math.ceil(5 * math.sqrt(share)) for share in row] for row in shares]
+    return [[math.ceil(5 * math.sqrt(share)) for share in row] for row in _shares(confusion)]
 
 
 def picture_of(confusion: np.ndarray) -> str:
     """A large matrix as the address of a picture: one pixel a cell, true classes down, answers across."""
-    shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
     pixels = np.empty((*confusion.shape, 4), dtype=np.uint8)
-    pixels[..., :3], pixels[..., 3] = TEAL, np.round(255 * np.sqrt(shares))
+    pixels[..., :3], pixels[..., 3] = TEAL, np.round(255 * np.sqrt(_shares(confusion)))
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _shares(confusion: np.ndarray) -> np.ndarray:
+    """Each cell as a share of its true class, [K, K]; 0 of a class without images."""
+    return confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)

@@ -53,7 +53,7 @@ def article_of(paper: Paper, page: str) -> dict[str, Any]:
     }
 
 
-def results_on(dataset: Dataset, at: str, page: str, day: str | None) -> dict[str, Any]:
+def results_on(dataset: Dataset, at: str, day: str | None) -> dict[str, Any]:
     """Our results on a data set, based on it."""
     based_on = {"@type": "Dataset", "name": dataset.title, "url": dataset.homepage, "license": dataset.licence}
     about = (
@@ -62,19 +62,19 @@ def results_on(dataset: Dataset, at: str, page: str, day: str | None) -> dict[st
     return _croissant(
         f"results-{dataset.name}",
         f"Results of machine-learning models on {dataset.title}: the papers’ printed numbers and ours, with intervals",
-        page,
+        f"{at}/?dataset={dataset.name}",
         {"compared": (f"{at}/compare?dataset={dataset.name}&format=csv", COMPARED)},
         {"isBasedOn": {**based_on, "description": about}, "license": f"{at}/files/NOTICE"},
         day,
     )
 
 
-def results_of(experiment: Experiment, paper: Paper, at: str, page: str, day: str | None) -> dict[str, Any]:
+def results_of(experiment: Experiment, paper: Paper, at: str, day: str | None) -> dict[str, Any]:
     """The runs of an experiment, based on the table of a paper."""
     return _croissant(
         experiment.name,
         f"{experiment.title}: each run of each model, with its measured numbers",
-        page,
+        f"{at}/experiments/{experiment.name}",
         {"runs": (f"{at}/api/v1/runs?experiment={experiment.name}&format=csv", RUNS)},
         {"isBasedOn": {"@type": "ScholarlyArticle", "name": paper.title}, "license": f"{at}/files/NOTICE"},
         day,

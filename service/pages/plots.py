@@ -126,14 +126,14 @@ class Mark:
     told: str
 
 
-def interval_of(arm: ArmComparison, metric: MetricInfo) -> tuple[float, float, bool] | None:
+def interval_of(arm: ArmComparison) -> tuple[float, float, bool] | None:
     """Both ends of our interval, and True if it is that of the test images alone, which one run has, too."""
     ours = arm.ours
     if ours is None:
         return None
     if ours.low is not None and ours.high is not None:
         return ours.low, ours.high, False
-    return (ours.population.low, ours.population.high, True) if ours.population and metric.name == "accuracy" else None
+    return (ours.population.low, ours.population.high, True) if ours.population else None
 
 
 def printed_of(arm: ArmComparison, metric: MetricInfo) -> float | None:
@@ -144,7 +144,7 @@ def axis_of(arms: Iterable[ArmComparison], metric: MetricInfo, *, most: int = MO
     """The axis of these models' numbers; None without any."""
     shown: list[float] = []
     for arm in arms:
-        interval = interval_of(arm, metric)
+        interval = interval_of(arm)
         own = arm.ours.value if arm.ours else None
         ends = (own, printed_of(arm, metric), *(interval or ())[:2])
         shown += [end for end in ends if end is not None and math.isfinite(end)]
@@ -152,7 +152,7 @@ def axis_of(arms: Iterable[ArmComparison], metric: MetricInfo, *, most: int = MO
 
 
 def mark_of(arm: ArmComparison, metric: MetricInfo, axis: Axis) -> Mark:
-    interval, printed = interval_of(arm, metric), printed_of(arm, metric)
+    interval, printed = interval_of(arm), printed_of(arm, metric)
     write = value_in(metric.unit)
     ours = arm.ours.value if arm.ours else None
     told = [f"{arm.title}: ours {write(ours)}" if ours is not None else f"{arm.title}: {NONE}"]

@@ -120,9 +120,7 @@ def show_experiment(
             "bibtex": bibtex_table(
                 comparison, paper, app_state_of(request).settings.address, queries.content_digest(session)
             ),
-            "linked_data": results_of(
-                experiment, paper, site_of(request), f"{site_of(request)}/experiments/{name}", day
-            ),
+            "linked_data": results_of(experiment, paper, site_of(request), day),
             "claims": claims,
             "names": name_claims(session, claims),
             "looks": first_looks(experiment.paper, claims, compare, queries.list_datasets(session)),

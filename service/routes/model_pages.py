@@ -23,6 +23,7 @@ from service.pages.dots import Interval, draw_interval
 from service.pages.drawing import MOST_CELLS, draw_curves, picture_of, shade
 from service.pages.formats import value_with
 from service.pages.models import recipes, tell_chance
+from service.pages.plots import interval_of, printed_of
 from service.pages.versus import hours_in_words
 from service.pages.wording import name_claims
 from service.slots import Busy
@@ -93,17 +94,12 @@ def show_model(name: str, request: Request, session: ResultsSession, compare: Co
 
 def _plot(ours: ArmComparison | None, metric: MetricInfo) -> Interval | None:
     """The model's number with its interval over replicates or, of one run, over test images; beside the printed one."""
-    if ours is None or ours.ours is None:
+    if ours is None or ours.ours is None or (interval := interval_of(ours)) is None:
         return None
-    low, high = ours.ours.low, ours.ours.high
-    if ours.ours.population and (low is None or high is None):
-        low, high = ours.ours.population.low, ours.ours.population.high
-    if low is None or high is None:
-        return None
+    low, high, _ = interval
     write = value_with(low, high, metric.unit)
-    printed = ours.printed.value if ours.printed and ours.printed.unit == metric.unit else None
     told = f"{metric.title}: {write(ours.ours.value)}, 95 % interval {write(low)} to {write(high)}"
-    return draw_interval(ours.ours.value, (low, high), write, side="ours", told=told, printed=printed)
+    return draw_interval(ours.ours.value, (low, high), write, side="ours", told=told, printed=printed_of(ours, metric))
 
 
 def _classes(parts: AppState, dataset: Dataset, served: list[queries.ServedCheckpoint]) -> list[str]:

@@ -116,7 +116,7 @@ def show_comparison(
             "sample": sample,
             "max_images": parts.settings.max_images,
             "needs_key": parts.settings.keys is not None,
-            "linked_data": results_on(chosen, site_of(request), f"{site_of(request)}/?dataset={chosen.name}", day),
+            "linked_data": results_on(chosen, site_of(request), day),
         },
     )
     page.headers["vary"] = "Accept"

@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from stages.commands.command import Answer, Column, Terminal, TextTable, in_words
 from stages.faults import stop_on_signals
 from stages.params.experiment import Params, ParamsError, load_params
-from stages.priorities.proposal import PROFILE, Proposal, Prospect, RunName, propose
+from stages.priorities.proposal import PROFILE, Proposal, Prospect, RunName, Step, propose
 from stages.scheduling.counting import ProgressDisplay
 from stages.scheduling.planning import two_digits
 from stages.scheduling.runner import Assignment, find_experiment, slot_devices
@@ -58,15 +58,7 @@ def next_trainings(options: argparse.Namespace) -> Answer:
         "budget_seconds": options.budget,
         "seconds": spent,
         "usd": spent / 3600 * params.rates[options.device].usd_per_hour,
-        "steps": [
-            {
-                "seconds": step.seconds,
-                "runs": [run.label for run in step.items],
-                "claims": [_claim(one) for one in last.values()],
-            }
-            for step in steps
-            for last in [{prospects[name].look.claim.id: prospects[name] for name in step.completed}]
-        ],
+        "steps": [_step(step, prospects) for step in steps],
         "trained": list(dict.fromkeys(prospects[name].look.claim.id for name in prospects if name in waiting)),
         "left": {"claims": len(costs), "cheapest_seconds": min(costs, default=None)},
     }
@@ -104,6 +96,16 @@ def _train(proposal: Proposal, params: Params, options: argparse.Namespace) -> b
             order=place,
         )
     return left == 0
+
+
+def _step(step: Step[RunName], prospects: Mapping[str, Prospect]) -> dict[str, Any]:
+    """The step with the last interim analysis that it completes of each claim."""
+    last = {prospects[name].look.claim.id: prospects[name] for name in step.completed}
+    return {
+        "seconds": step.seconds,
+        "runs": [run.label for run in step.items],
+        "claims": [_claim(one) for one in last.values()],
+    }
 
 
 def _claim(one: Prospect) -> dict[str, Any]:

@@ -74,14 +74,14 @@ class NextLook:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What results below the root say today: a judgement for each claim, and the runs that have results that decide."""
+    """The judgements of all claims by the results below the root today, and the runs that have results that decide."""
 
     judgements: Sequence[Judgement]
     decided_by: frozenset[RunName]
 
 
 def standing_today(root: Path, params: Params) -> Standing:
-    """What evidence and local results say as they are now, judged as `record` does."""
+    """Judge by evidence and local results as they are now, as `record` does."""
     judged = judge_today(root, params)
     strongest = [(name, next(iter(of_it), None)) for name, of_it in judged.groups.items()]
     return Standing(
@@ -296,7 +296,7 @@ def runs_named(labels: Collection[str], params: Params) -> list[RunName]:
 
 
 def brought_by(labels: Collection[str], root: Path, params: Params) -> list[Brought]:
-    """What these runs, trained as printed, brought: claims with a complete look first, then the nearest to theirs."""
+    """The claims that these runs serve, trained as printed: complete interim analyses first, then the nearest."""
     printed = as_printed(params)
     trainings, standing = all_trainings(printed), standing_today(root, printed)
     finished = trainings.with_same(run for run in runs_named(labels, printed) if run in trainings.first)

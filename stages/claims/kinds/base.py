@@ -1,4 +1,4 @@
-"""What the classes of kinds share: a claim with its margin, how trained models judge it, and the power of its plan.
+"""The base classes of kinds of claims: a claim with its margin, how trained models judge it, and the power of its plan.
 
 The spread of a replicate is measured if our replicates have been judged in the claim's metric.  Otherwise it is the
 paper's printed standard error times √n.  Otherwise it is assumed, by the metric:
@@ -64,7 +64,7 @@ WELCH = "mean difference of the arms, by replicate; Welch's t over seeds, a pair
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What claims are judged by.  `devices`: the device of each paper; `claims`: all claims being judged."""
+    """The facts by which claims are judged.  `devices`: the device of each paper; `claims`: all claims being judged."""
 
     claims: Sequence[ClaimLine]
     params: Params
@@ -83,7 +83,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the power of a claim follows from.
+    """The plan from which the power of a claim follows.
 
     `verdict` has the spread of replicates if some were judged; `claims` print what arms reach; `at`: the replicates of
     an interim analysis, None at the end.

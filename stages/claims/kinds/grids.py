@@ -152,7 +152,7 @@ class AheadFromKind(GridKind, kinds="ahead_from"):
         return self.by_results(verdict, sides, params)
 
     def _of_equal_size(self, group: ResultGroup, sizes: Mapping[str, float]) -> dict[str, str]:
-        """For each proposed arm, the baseline nearest in parameters among those that differ from it only in width."""
+        """The baseline nearest in parameters to each proposed arm, among those that differ from it only in width."""
         found = {}
         but_width = {
             arm: {
