@@ -81,7 +81,7 @@ def _disturb(
         if done.total() >= disturbances or not awake:
             continue
         process = rng.choice(awake)
-        if rng.random() < 0.5 or len(asleep) >= processes // 2:  # somebody has to take over
+        if done["stopped for a while"] > done["killed"] or len(asleep) >= processes // 2:  # somebody has to take over
             process.kill()
             done["killed"] += 1
         else:
