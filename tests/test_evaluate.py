@@ -282,7 +282,7 @@ def test_a_damaged_run_holds_up_itself_alone_and_is_done_next(
     assert main([EXPERIMENT]) == INCOMPLETE
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"evaluate@{EXPERIMENT}: vit.0: data/runs/{EXPERIMENT}/{damaged}: weights.safetensors is")
-    assert said[0].endswith(f"; `dvc repro train@{EXPERIMENT}` trains it anew")
+    assert said[0].endswith(f"; `dvc repro train@{EXPERIMENT}` trains it again")
     assert len(said) == 2 and "1 of 2 runs are in data/results" in said[1]
     assert [line.arm for line in read_lines(RESULTS, ResultLine)] == ["ninformer"]
     assert [line.arm for line in read_lines(COSTS, CostLine)] == ["ninformer"]

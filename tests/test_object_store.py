@@ -135,7 +135,7 @@ def test_a_damaged_file_is_noticed_and_the_run_may_be_trained_anew(
         store.bucket.put(blob, files[name][:-1] if damage == "truncated" else files[name][:-1] + b"\xff")
     assert elsewhere.published(KEY) is None and not elsewhere.has(KEY)
     said = capsys.readouterr().err
-    assert f"{KEY[:12]}: the outcome in {store.address} is damaged: {name} is " in said and "trained anew" in said
+    assert f"{KEY[:12]}: the outcome in {store.address} is damaged: {name} is " in said and "trained again" in said
     assert contents(elsewhere.publish(KEY, files)) == files, "which mends the file"
     assert contents(ObjectStore(store.address, elsewhere.cache.root / "third").whole(KEY)) == files
 

@@ -178,15 +178,15 @@ class ProgressDisplay:
             )
         elif event.kind == "waiting":
             self.console.print(
-                f"{event.label}: waiting for {event.message}, which trains it; if that ends before, it goes on here",
+                f"{event.label}: waiting for {event.message}, which trains it; if it ends, training resumes here",
                 markup=False,
             )
         elif event.kind == "elsewhere":
             self.console.print(f"{event.label}: trained by another process {event.message}".rstrip(), markup=False)
         elif event.kind == "stopped":
-            self.console.print(f"{event.label}: {event.message}; the next dvc repro goes on from here", markup=False)
+            self.console.print(f"{event.label}: {event.message}; the next dvc repro resumes from here", markup=False)
         elif event.kind == "lost":
-            self.console.print(f"{event.label}: lost, {event.message}; it goes on from its last state", markup=False)
+            self.console.print(f"{event.label}: lost, {event.message}; it resumes from its last state", markup=False)
         else:
             self.console.print(f"{event.label}: trained", markup=False)
 

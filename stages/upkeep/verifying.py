@@ -118,7 +118,7 @@ def _check_record(root: Path, session: Session) -> Link:
                 query = select(table).order_by(*table.primary_key.columns)
                 pair = (side.execute(query.execution_options(yield_per=1000)) for side in (session, rebuilt))
                 if any(one != other for one, other in zip_longest(*pair)):
-                    what = f"table {table.name} is not what the files give; `python -m stages.record` builds it anew"
+                    what = f"table {table.name} is not what the files give; `python -m stages.record` rebuilds it"
                     return Link("record", "broken", what)
     unchecked = refusal(root)
     compared = f"; not compared with its history: {unchecked}" if unchecked else ", and git's history has no more"

@@ -72,12 +72,12 @@ def test_one_replicate_has_no_band_and_a_stand_in_no_curve(client: TestClient) -
     spec = chart(client.get("/experiments/ninformer-cifar100").text, "bands")
     assert all(layer["mark"]["type"] != "area" for layer in spec["layer"])
     html = client.get("/experiments/ninformer-cifar10").text
-    assert "data-chart" not in html and "Only placeholder data were trained on" in html
+    assert "data-chart" not in html and "models were trained on placeholder data only" in html
 
 
 def test_a_profile_without_curves_leaves_the_choice_of_another(client: TestClient) -> None:
     html = client.get("/experiments/ninformer-cifar100?profile=smoke").text
-    assert "Only placeholder data were trained on" in html and 'name="curve"' not in html
+    assert "models were trained on placeholder data only" in html and 'name="curve"' not in html
     assert re.findall(r'<option value="(quick|smoke)"( selected)?>', html) == [("quick", ""), ("smoke", " selected")]
     assert 'formaction="/experiments/ninformer-cifar100#curves-title"' in html
     lone = client.get("/experiments/ninformer-cifar10").text
@@ -120,7 +120,7 @@ def test_only_what_differs_between_two_arms_is_shown_unless_all_is_asked_for(cli
     assert shown.items() <= whole.items()
     assert whole["protocol.batch_size"] == ["128", "128"] and "protocol.batch_size" not in shown
     same = client.get("/experiments/ninformer-mnist?left=vit&right=vit").text
-    assert "Nothing: both are described by the same values." in same
+    assert "Nothing: both have the same values." in same
 
 
 @pytest.mark.parametrize(

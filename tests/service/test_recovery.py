@@ -88,14 +88,14 @@ def test_a_checkpoint_at_which_a_request_ends_two_workers_is_set_aside_and_named
         assert_problem(ask(client), 503, "inference processes ended at the model of run ")
         named = f"{VIT}: inference processes ended at the model of run "
         assert_problem(ask(client), 503, named)
-        assert "2 in a row; it is set aside for 10 minutes" in ask(client).json()["detail"]
+        assert "2 in a row; it is disabled for 10 minutes" in ask(client).json()["detail"]
         assert named in client.get(f"{infer}/ready").json()["detail"]
         assert named in client.post(f"{infer}/infer", json=model).json()["detail"]
         assert ask(client, MIXER).status_code == 200, "the others answer on"
         ready = client.get("/health/ready")
         assert ready.status_code == 200
         run_key = client.get(f"/api/v1/checkpoints/{VIT}").json()["run_key"]
-        assert f"set aside: runs {run_key[:12]}" in ready.json()["detail"]
+        assert f"disabled models: runs {run_key[:12]}" in ready.json()["detail"]
         assert "claimcheck_models_set_aside 1.0" in client.get("/metrics").text
 
 
@@ -148,7 +148,7 @@ def test_readiness_is_false_while_no_worker_serves_and_comes_back_by_itself(sett
         for pid in pids_of(client):
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: client.get("/health/ready").status_code == 503)
-        assert_problem(client.get("/health/ready"), 503, "no inference process runs at the moment")
+        assert_problem(client.get("/health/ready"), 503, "no inference process is running")
         assert client.get("/v2/health/ready").status_code == 503
         assert client.get("/health/live").status_code == 200
         assert "claimcheck_inference_alive 0.0" in client.get("/metrics").text

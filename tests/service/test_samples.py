@@ -60,13 +60,13 @@ def test_placeholders_beside_models_of_real_data_bear_a_warning_and_real_images_
     client: TestClient, settings: Settings, root: Path, tmp_path: Path
 ) -> None:
     html = client.get("/?dataset=cifar100").text
-    assert "Or some of these placeholders" in html and "says nothing about them" in html
+    assert "Or choose placeholder images" in html and "says nothing about them" in html
     own = shutil.copytree(root, tmp_path / "root")
     info = own / "data" / "processed" / "cifar100" / "dataset.json"
     info.write_text(info.read_text().replace('"embedded"', '"full"', 1))
     with serving(settings.model_copy(update={"root": own})) as served:
         html = served.get("/?dataset=cifar100").text
-    assert "Or some of CIFAR-100’s test images" in html and 'class="warning"' not in html
+    assert "Or choose test images of CIFAR-100" in html and 'class="warning"' not in html
     assert re.search(r'<img src="/api/v1/datasets/cifar100/samples/\d+" alt="digits-\d\d"', html)
 
 
@@ -74,7 +74,7 @@ def test_the_page_goes_without_samples_where_there_are_none(client: TestClient) 
     assert 'name="sample"' in client.get("/?dataset=cifar100").text
     assert 'name="sample"' not in client.get("/?dataset=cifar10").text
     named = "/?dataset=cifar10&sample=3&checkpoint=ninformer-cifar10.ninformer.0"
-    assert "test image of CIFAR-10, and those are not on this machine" in client.get(named).text
+    assert "test image of CIFAR-10, but its images are not on this machine" in client.get(named).text
 
 
 VIT = "ninformer-cifar100.vit.0"
@@ -115,7 +115,7 @@ def test_files_and_samples_are_answered_in_this_order(client: TestClient) -> Non
 @pytest.mark.parametrize(
     ("samples", "status", "detail"),
     [
-        ([], 422, "no image came; send it as file=, or name a test image by sample="),
+        ([], 422, "no image; send a file as file=, or name a test image by sample="),
         (["7"], 422, "sample is '7'; expected <data set>/<position>, as mnist/7"),
         (["../cifar100/7"], 422, "sample is '../cifar100/7'"),
         (["cifar100/99999"], 404, "sample 99999: cifar100 has 16 test images here"),

@@ -102,7 +102,7 @@ class LeaseTable:
             except sqlite3.DatabaseError:
                 aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
                 os.replace(self.path, aside)
-                print(f"{self.path} is damaged ({reason}); it is now {aside.name}, leases start anew", file=sys.stderr)
+                print(f"{self.path} is damaged ({reason}); it is now {aside.name}, leases start again", file=sys.stderr)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
