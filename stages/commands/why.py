@@ -35,8 +35,7 @@ from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
 from stages.runs.fingerprint import training_code
 from stages.runs.object_store import open_store
 from stages.runs.store import Store
-from stages.scheduling.engine.leases import Attempt, is_gone, owner_in_words
-from stages.scheduling.engine.object_leases import open_leases
+from stages.scheduling.engine.leases import Attempt, Leases, is_gone, owner_in_words
 from stages.scheduling.runner import Way, find_outcome, previous_specs, ways_to
 
 _SHORTEST = 6
@@ -193,7 +192,7 @@ def _explain(
             {"line": number, "before": line.before, "after": line.after, "made": line.made} for number, line in lines
         ],
         "claims": _claims(asked.name, params, root) if asked else [],
-        "attempts": [_attempt(one) for one in open_leases(store).attempts(key)] if key else [],
+        "attempts": [_attempt(one) for one in Leases(store).attempts(key)] if key else [],
     }
 
 

@@ -25,7 +25,6 @@ from stages.faults import FAULTS, describe_fault
 from stages.runs.store import Scratch, Store
 from stages.scheduling.engine.groups import Event, Group
 from stages.scheduling.engine.leases import EXPIRY_SECONDS, Leases, is_gone, process_identity
-from stages.scheduling.engine.object_leases import open_leases
 
 PREFIX = "progress-"
 _FILE = "progress.json"
@@ -240,7 +239,7 @@ def watch(store: Store, usd_per_hour: Mapping[str, float], now: float, experimen
     written = [session for _, session in read_sessions(store.scratch)]
     if not written:
         return Watched(sessions=(), rows=(), finished=(), left_seconds=None)
-    leases = open_leases(store)
+    leases = Leases(store)
     sessions = _recent([_confirm(session, leases, now) for session in written], now)
     for session in sessions:
         session.groups = [one for one in session.groups if not experiments or one.experiment in experiments]

@@ -12,8 +12,7 @@ from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import load_params
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore
-from stages.scheduling.engine.lease import LeaseTable
-from stages.scheduling.engine.leases import describe_failure, is_out_of_memory
+from stages.scheduling.engine.leases import Leases, describe_failure, is_out_of_memory
 from stages.scheduling.together import line_up, longest_first
 from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes
 
@@ -53,7 +52,7 @@ def train(project: Path, short: int, devices: str) -> subprocess.CompletedProces
 def ends(project: Path) -> list[list[tuple[str | None, str]]]:
     """How the attempts of each run ended, and why."""
     store = RunStore(project / "data" / "store")
-    leases = LeaseTable(store.root / "leases.db")
+    leases = Leases(store)
     with leases._transaction() as connection:
         keys = [key for (key,) in connection.execute("SELECT DISTINCT run_key FROM attempts")]
     return sorted([(one.end, one.reason) for one in leases.attempts(key)] for key in keys)
