@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from stages.datasets.packed import PackedDataError
-from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import CountFlops
 from stages.params.budget import PlannedRun
 from stages.params.experiment import Experiment, Params, ParamsError
@@ -20,7 +18,7 @@ from stages.runs.object_store import open_store
 from stages.runs.store import Store
 from stages.scheduling.engine.groups import Event, Group, Report, find_engine
 from stages.scheduling.journal import Journal
-from stages.scheduling.planning import cost_of_run
+from stages.scheduling.planning import pricing
 from stages.scheduling.runner import Order, compare, find_experiment, read_packed
 
 
@@ -96,9 +94,9 @@ def line_up(
         queue.held[name] = len(found.wanted) - len(found.missing)
         for group in found.groups:
             runs = [run for run in found.missing_of(group) if run.spec.run_key not in queue.names]
-            queue.names.update({run.spec.run_key: f"{name}.{run.label}" for run in runs})
+            queue.names.update({run.spec.run_key: run.name.label for run in runs})
             if runs:
-                ranked.append((order(name, runs, group.stacked), group))
+                ranked.append((order(runs, group.stacked), group))
     queue.groups.extend(group for _, group in sorted(ranked, key=lambda one: one[0]))
     return queue
 
@@ -127,20 +125,12 @@ def refuse_unpacked(experiments: Iterable[Experiment], params: Params, data: Pat
 def longest_first(params: Params, device: str, count: CountFlops) -> Order:
     """Sort by planned time on the named `device`; a network that can't be built comes first, since it fails at once."""
     kind = "cuda" if device.startswith("cuda") else "cpu"
+    price = pricing(params, params.profile, params.rates, count)
 
-    @cache
-    def cost_in(name: str) -> Callable[[PlannedRun, int], float]:
-        experiment = find_experiment(params, name)
-        source = params.datasets[experiment.dataset]
-        rows = count_rows(experiment.dataset, source, is_stand_in=params.profile.data == "embedded")
-        scored = params.profile.test_rows or rows.test
+    def cost(run: PlannedRun, together: int) -> float:
+        try:
+            return price(run, together).seconds[kind]
+        except Exception:  # noqa: BLE001  (its training reports the error and stops no other run)
+            return math.inf
 
-        def cost(run: PlannedRun, together: int) -> float:
-            try:
-                return cost_of_run(run, rows, source, params.rates, count, scored, together=together).seconds[kind]
-            except Exception:  # noqa: BLE001  (its training reports the error and stops no other run)
-                return math.inf
-
-        return cost
-
-    return lambda name, runs, together: -sum(cost_in(name)(run.planned, together) for run in runs)
+    return lambda runs, together: -sum(cost(run, together) for run in runs)

@@ -164,7 +164,7 @@ def test_chosen_runs_begin_in_the_order_that_is_asked_for(
         params,
         Path("data"),
         store,
-        lambda name, runs, together: places[f"{name}.{runs[0].planned.arm}"],
+        lambda runs, together: places[runs[0].name.label.removesuffix(".0")],
     )
     assert [group.label for group in queue.groups] == [f"{OTHER} ninformer.0", f"{EXPERIMENT} vit.0"]
     assert len(asked) == 3, "one listing of all outcomes, and one of states for each experiment"
