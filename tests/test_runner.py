@@ -17,8 +17,8 @@ from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import ParamsError, load_params
 from stages.runs.store import RunStore, outcome_digest, read_run_list, seal
 from stages.scheduling.engine.groups import Event
+from stages.scheduling.planning import longest_first
 from stages.scheduling.runner import keyed_runs, slot_devices, train_experiment
-from stages.scheduling.together import longest_first
 from stages.training import canary
 from tests.project import EXPERIMENT, REPOSITORY, edit, make_project
 

@@ -20,8 +20,7 @@ from stages.params.experiment import Params, ParamsError, load_params
 from stages.priorities.proposal import PROFILE, Proposal, Prospect, Step, propose
 from stages.scheduling.counting import ProgressDisplay
 from stages.scheduling.planning import two_digits
-from stages.scheduling.runner import find_experiment, slot_devices
-from stages.scheduling.together import train_together
+from stages.scheduling.runner import find_experiment, slot_devices, train_together
 from stages.verdicts.power import in_percent
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}

@@ -33,14 +33,22 @@ from stages.scheduling.planning import (
     PlannedCost,
     add_up,
     in_other_profile,
+    longest_first,
     makespan,
     measured_seconds,
     plan_costs,
     two_digits,
     what_counts,
 )
-from stages.scheduling.runner import find_experiment, find_outcome, keyed_runs, read_packed, slot_devices, ways_to
-from stages.scheduling.together import longest_first, train_together
+from stages.scheduling.runner import (
+    find_experiment,
+    find_outcome,
+    keyed_runs,
+    read_packed,
+    slot_devices,
+    train_together,
+    ways_to,
+)
 
 PREFIXES = {1e21: "Z", 1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
 PRINTED, IN_TF32 = "paper", "paper-tf32"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import json
+import math
 import os
 import tempfile
 import threading
@@ -32,6 +33,7 @@ from stages.params.experiment import DatasetSource, Params, Profile, Rate
 from stages.run import Protocol, Replicate, RunSpec, SplitSpec, canonical_json, steps_per_epoch, training_counts
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking
+from stages.scheduling.runner import Order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,20 @@ def pricing(params: Params, profile: Profile, rates: Mapping[str, Rate], count: 
         return cost_of_run(run, rows, params.datasets[name], rates, count, scored, together=together)
 
     return price
+
+
+def longest_first(params: Params, device: str, count: CountFlops) -> Order:
+    """Sort by planned time on the named `device`; a network that can't be built comes first, since it fails at once."""
+    kind = "cuda" if device.startswith("cuda") else "cpu"
+    price = pricing(params, params.profile, params.rates, count)
+
+    def cost(run: PlannedRun, together: int) -> float:
+        try:
+            return price(run, together).seconds[kind]
+        except Exception:  # noqa: BLE001  (its training reports the error and stops no other run)
+            return math.inf
+
+    return lambda runs, together: -sum(cost(run, together) for run in runs)
 
 
 def cost_of_run(

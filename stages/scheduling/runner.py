@@ -1,4 +1,7 @@
-"""Trains the runs of an experiment that the store lacks, says why, and fills the experiment's folder of outcomes.
+"""Trains the runs that the store lacks, says why, and fills an experiment's folder of outcomes.
+
+Several experiments can train as one list: then no device waits at the end of each, as it does for DVC, which runs its
+stages one after the other.
 
 Imports no torch: an experiment whose runs are all in the store costs next to nothing.
 """
@@ -19,7 +22,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from stages.datasets.packed import PackedInfo, read_info
+from stages.datasets.packed import PackedDataError, PackedInfo, read_info
 from stages.params.budget import PlannedRun, describe_cut, plan_runs
 from stages.params.experiment import Experiment, Params, ParamsError
 from stages.params.schema import nearest
@@ -40,8 +43,7 @@ from stages.runs.store import (
     write_atomically,
     write_run_list,
 )
-from stages.scheduling.counting import RunCounter
-from stages.scheduling.engine.groups import DEFAULT, Event, Group, Report, find_engine, form_groups
+from stages.scheduling.engine.groups import DEFAULT, Event, Group, Report, RunGroups, find_engine, form_groups
 from stages.scheduling.journal import Journal
 
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
@@ -101,26 +103,8 @@ def train_experiment(
     if order is not None and len(found.groups) > len(devices):
         found.groups.sort(key=lambda group: order(found.missing_of(group), group.stacked))
     wanted, missing, taken = found.wanted, found.missing, found.taken
-    keys_missing = {run.spec.run_key for run in missing}
-    counter = RunCounter(
-        f"train@{name}", len(wanted), lambda: len(wanted) - len(keys_missing.difference(store.run_keys()))
-    )
-    journal = Journal(
-        store,
-        found.groups,
-        {run.spec.run_key: run.name.label for run in wanted},
-        engine=engine,
-        profile=params.profile_name,
-        slots=len(devices),
-        held={name: len(wanted) - len(missing)},
-    )
-
-    def report_to_all(event: Event) -> None:
-        for take in (report, counter.report, journal.report):
-            take(event)
-
-    with journal:
-        complete = run_groups(found.groups, store, devices, report_to_all, stop)
+    names, held = {run.spec.run_key: run.name.label for run in wanted}, {name: len(wanted) - len(missing)}
+    complete = _run(run_groups, found.groups, names, held, store, params, devices, report, stop, engine)
     trained = [run for run in wanted if store.has(taken[run.spec.run_key])]
     if complete or (trained and not stop.is_set()):
         _write_folder(folder, experiment, params, wanted, store, taken)
@@ -131,6 +115,114 @@ def train_experiment(
             f"`python -m stages.evaluate {name}`, then `python -m stages.record`"
         )
     return complete
+
+
+def _run(
+    run_groups: RunGroups,
+    groups: Sequence[Group],
+    names: Mapping[str, str],
+    held: Mapping[str, int],
+    store: Store,
+    params: Params,
+    devices: Sequence[str],
+    report: Report,
+    stop: threading.Event,
+    engine: str,
+) -> bool:
+    """Train the groups and keep a journal of it; returns True if every group has its outcome."""
+    profile, slots = params.profile_name, len(devices)
+    with Journal(store, groups, names, engine=engine, profile=profile, slots=slots, held=held) as journal:
+
+        def report_both(event: Event) -> None:
+            report(event)
+            journal.report(event)
+
+        return run_groups(groups, store, devices, report_both, stop)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """`groups` in the order in which they begin; `names` of their runs by key, `<experiment>.<arm>.<replicate>`.
+
+    `held`: wanted runs that have an outcome, by experiment.
+    """
+
+    groups: list[Group]
+    names: dict[str, str]
+    held: dict[str, int]
+
+
+def train_together(
+    chosen: Mapping[str, Collection[str] | None],
+    params: Params,
+    *,
+    data: Path,
+    devices: list[str],
+    report: Report,
+    stop: threading.Event,
+    engine: str,
+    order: Order,
+) -> tuple[int, int]:
+    """Train what the store lacks of `chosen`; returns how many runs were missing and how many still are.
+
+    `chosen`: labels `<arm>.<replicate>` by experiment, None for those of the profile.  The experiments' folders stay as
+    they are: `dvc repro` takes the outcomes from the store.
+
+    Raises:
+        EngineError, EvidenceError, ParamsError, TrainingsKilled: as for `train_experiment`.
+        PackedDataError: data aren't packed.
+    """
+    run_groups, store = find_engine(engine), open_store()
+    queue = line_up(chosen, params, data, store, order)
+    _run(run_groups, queue.groups, queue.names, queue.held, store, params, devices, report, stop, engine)
+    return len(queue.names), len(queue.names.keys() - {*store.run_keys()})
+
+
+def line_up(
+    chosen: Mapping[str, Collection[str] | None], params: Params, data: Path, store: Store, order: Order
+) -> Queue:
+    """The groups that are missing of `chosen` (as `train_together` takes it), each run once, in `order`.
+
+    Raises:
+        EvidenceError, ParamsError: as for `train_experiment`.
+        PackedDataError: data aren't packed.
+    """
+    refuse_unpacked([find_experiment(params, name) for name in chosen], params, data)
+    queue, listed = Queue([], {}, {}), [*store.run_keys()]
+    ranked: list[tuple[float, Group]] = []
+    for name, labels in chosen.items():
+        print(f"{name}:")
+        only = None if labels is None else sorted(labels)
+        found = compare(find_experiment(params, name), params, data, store, only, listed)
+        queue.held[name] = len(found.wanted) - len(found.missing)
+        for group in found.groups:
+            runs = [run for run in found.missing_of(group) if run.spec.run_key not in queue.names]
+            queue.names.update({run.spec.run_key: run.name.label for run in runs})
+            if runs:
+                ranked.append((order(runs, group.stacked), group))
+    queue.groups.extend(group for _, group in sorted(ranked, key=lambda one: one[0]))
+    return queue
+
+
+def refuse_unpacked(experiments: Iterable[Experiment], params: Params, data: Path) -> None:
+    """Name all data sets of these experiments that aren't packed as the profile wants, and what packs them.
+
+    Raises:
+        PackedDataError: there are some.
+    """
+    lacking: dict[str, None] = {}
+    for experiment in experiments:
+        try:
+            read_packed(experiment, params, data)
+        except (PackedDataError, ParamsError):
+            lacking[experiment.dataset] = None
+    if lacking:
+        wanted = {experiment.dataset for experiment in params.experiments.values()}
+        targets = "preprocess" if lacking.keys() == wanted else " ".join(f"preprocess@{name}" for name in lacking)
+        raise PackedDataError(
+            f"{', '.join(lacking)}: not packed in data/processed as the profile {params.profile_name} wants them "
+            f"({params.profile.data} data); `dvc repro {targets}` packs them"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,8 @@ from stages.params.experiment import load_params
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore
 from stages.scheduling.engine.leases import Leases, describe_failure, is_out_of_memory
-from stages.scheduling.together import line_up, longest_first
+from stages.scheduling.planning import longest_first
+from stages.scheduling.runner import line_up
 from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import FolderScratch, RunStore
 from stages.scheduling.engine.groups import Event, Group
 from stages.scheduling.engine.leases import EXPIRY_SECONDS, Leases, process_identity
-from stages.scheduling.journal import PREFIX, Journal, Row, Watched, read_sessions, watch
+from stages.scheduling.journal import PREFIX, Journal, Row, Watched, left_to_train, read_sessions, watch
 from tests.polling import wait_until
 from tests.project import EXPERIMENT, make_project, start_training, train
 
@@ -69,6 +69,8 @@ def test_a_watcher_sees_states_speed_costs_and_what_is_left(store: RunStore, now
         assert (row.seconds, row.left_seconds) == (100, pytest.approx(300 + 2 * 400)), "a quarter took 100 s"
         assert (row.usd, row.left_usd) == (pytest.approx(0.01), pytest.approx(0.11))
         assert seen.left_seconds == pytest.approx(1100)
+        assert left_to_train(store, "a", 1000) == (3, pytest.approx(1100))
+        assert left_to_train(store, "a", 1001) is None and left_to_train(store, "b", 0) is None
         written.report(Event(kind="finished", label="a x.0"))
         written.report(Event(kind="started", label="a x.1", device="cpu"))
         written.report(Event(kind="failed", label="a x.1", message="Traceback\nValueError: loss"))
