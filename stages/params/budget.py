@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from stages.params.experiment import DatasetSource, Experiment, Profile, resolve_protocol
 from stages.params.schema import keyword_types, model_path
 from stages.run import ModelSpec, Protocol, Replicate, RunSpec
 
 
+class RunName(NamedTuple):
+    """A cell of an experiment's grid."""
+
+    experiment: str
+    arm: str
+    replicate: int
+
+    @property
+    def cell(self) -> str:
+        return f"{self.arm}.{self.replicate}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.experiment}.{self.cell}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """One cell of the grid: arm and replicate, and the training it needs (data digest and code still open)."""
+    """A cell and the training it needs; `spec` has no data digest and no code until they are known."""
 
-    arm: str
-    replicate_index: int
-    model: ModelSpec
-    protocol: Protocol
-    replicate: Replicate
-
-    def spec(self, *, data_digest: str = "", code: Mapping[str, str] | None = None) -> RunSpec:
-        """The training as a spec; without digests, everything that the params files determine."""
-        return RunSpec(
-            model=self.model, protocol=self.protocol, data_digest=data_digest, replicate=self.replicate, code=code or {}
-        )
+    name: RunName
+    spec: RunSpec
 
 
 def _replicates(experiment: Experiment) -> list[Replicate]:
@@ -66,9 +73,8 @@ def plan_runs(
         model = ModelSpec(path=path, arguments=arguments)
         protocol = resolve_protocol(experiment, profile, arm)
         for index, replicate in enumerate(_replicates(experiment)[: profile.replicates]):
-            runs.append(
-                PlannedRun(arm=arm.name, replicate_index=index, model=model, protocol=protocol, replicate=replicate)
-            )
+            spec = RunSpec(model=model, protocol=protocol, data_digest="", replicate=replicate, code={})
+            runs.append(PlannedRun(name=RunName(experiment.name, arm.name, index), spec=spec))
     return runs
 
 

@@ -198,9 +198,9 @@ def _planned(params: Params, name: str, profile: str) -> dict[str, dict[str, Any
     planned: dict[str, dict[str, Any]] = {}
     source = params.datasets[experiment.dataset]
     for run in plan_runs(experiment, params.profiles[profile], source, every_role=True):
-        spec = run.spec().to_dict()
-        held = planned.setdefault(run.arm, {**spec, "replicates": {}})
-        held["replicates"][run.replicate_index] = spec["replicate"]
+        spec = run.spec.to_dict()
+        held = planned.setdefault(run.name.arm, {**spec, "replicates": {}})
+        held["replicates"][run.name.replicate] = spec["replicate"]
     return planned
 
 

@@ -102,8 +102,8 @@ def check_params(params: Params, result: Result) -> Link:
         return Link("params", "broken", f"params.yaml has no {missing}")
     source = params.datasets[experiment.dataset]
     for planned in plan_runs(experiment, profile, source, every_role=True):
-        if (planned.arm, planned.replicate_index) == (result.arm, result.replicate):
-            spec = planned.spec().to_dict()
+        if planned.name[1:] == (result.arm, result.replicate):
+            spec = planned.spec.to_dict()
             differing = [name for name in ("model", "protocol", "replicate") if spec[name] != result.spec[name]]
             if differing:
                 what = f"params/{experiment.name}.yaml gives another {' and '.join(differing)} now"

@@ -20,8 +20,7 @@ from stages.faults import describe_fault
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import STATE, RunStore, Store, stack_id
 from stages.scheduling.engine.groups import EngineError, Event, Group, Report, TrainingsKilled
-from stages.scheduling.engine.leases import End, Lease, LeaseLost, describe_failure, publish
-from stages.scheduling.engine.object_leases import open_leases
+from stages.scheduling.engine.leases import End, Lease, LeaseLost, Leases, describe_failure, publish
 from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node
 from stages.scheduling.engine.ray_cluster import LOST, Cluster, Shares
 from stages.scheduling.engine.ray_task import TaskRequest
@@ -98,7 +97,7 @@ class _Engine:
         waiting: deque[Group],
     ) -> None:
         self.cluster, self.store, self.report, self.stop = cluster, store, report, stop
-        self.waiting, self.leases = waiting, open_leases(store)
+        self.waiting, self.leases = waiting, Leases(store)
         self.shares = Shares(devices)
         self.flying: dict[int, _Flight] = {}
         self.losses: dict[str, int] = {}
@@ -189,7 +188,7 @@ class _Engine:
                 elsewhere.append(group)
         if elsewhere:
             self.waiting.extend(elsewhere)
-            self.claims_from = time.monotonic() + self.leases.poll_seconds
+            self.claims_from = time.monotonic() + self.store.poll_seconds
 
     def _submit(self, group: Group) -> bool:
         """Claim a group and submit it; False if another process holds it."""
