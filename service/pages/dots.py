@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from service.pages.formats import in_terms_of
 from service.pages.legend import COLOURS, word_of
+from service.pages.plots import ticks_between
 from service.pages.wording import print_ours, print_value, span_of
 from stages.results import JudgedClaim, Word
 
@@ -175,13 +176,6 @@ class Interval:
     ticks: tuple[tuple[float, str], ...]
     side: str
     told: str
-
-
-def ticks_between(low: float, high: float, most: int) -> list[float]:
-    """At most about so many round numbers between the ends of an axis."""
-    sizes = (base * 10.0**power for power in range(-12, 16) for base in (1, 2, 5))
-    step = next(size for size in sizes if (high - low) / size <= most)
-    return [round(step * number, 12) for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def draw_interval(
