@@ -22,7 +22,18 @@ from service.database.curves import (
     unit_of_curve,
 )
 from service.pages.concluding import Trend
-from service.pages.formats import as_cost, count, duration, flops, in_terms_of, memory, plain, span, value_in
+from service.pages.formats import (
+    as_cost,
+    as_precise_as,
+    count,
+    duration,
+    flops,
+    in_terms_of,
+    memory,
+    plain,
+    span,
+    value_in,
+)
 from service.pages.plots import DASHES, PALETTE, Axis, Dot, Drawing, Ink, Line, Mark, Point, tick_in
 from service.pages.wording import span_of
 from stages.results import Claim, ClaimRecord, ExperimentComparison, PairGain, Result
@@ -282,7 +293,7 @@ def draw_trend(trend: Trend, titles: Mapping[str, str], claim: Claim) -> Drawing
     ends = [end for dot in dots for end in (dot.low, dot.high) if end is not None]
     return Drawing(
         x=Axis(trend.gains, "{:g}".format, title=trend.factor, marked=list(trend.gains)),
-        y=Axis([0.0, *ends], lambda gain: in_terms_of(gain, claim), title="gain", is_linear=True, is_upright=True),
+        y=Axis([0.0, *ends], lambda gain: in_terms_of(gain, claim), title="Gain", is_linear=True, is_upright=True),
         lines=(Line(name="mean", ink=Ink(PALETTE[3], ""), points=means),),
         dots=tuple(dots),
     )
@@ -315,4 +326,6 @@ def mark_pairs(
 
 
 def _tell_gain(pair: PairGain, claim: Claim) -> str:
-    return f"{in_terms_of(pair.gain, claim)} ({span_of(pair.low, pair.high, claim)})"
+    return (
+        f"{in_terms_of(pair.gain, claim, as_precise_as(pair.low, pair.high))} ({span_of(pair.low, pair.high, claim)})"
+    )

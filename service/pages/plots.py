@@ -102,7 +102,7 @@ class Axis:
         self._low, self._high = self._low - pad, self._high + pad
         found = list(marked) or (self._decades(most) if self.is_log else ticks_between(self._low, self._high, most))
         found = [tick for tick in found if not is_whole or tick == int(tick)]
-        texts = [write(tick) for tick in found]
+        texts = [write(tick) if tick else "0" for tick in found]
         if len(set(texts)) < len(texts):  # the unit's usual digits are too few
             texts = [f"{tick:,.12g}" for tick in found]
         is_dense = len(found) > FEW_TICKS

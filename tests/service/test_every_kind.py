@@ -1,6 +1,5 @@
 """Every kind of page on the published evidence, as wide as a desk's and as narrow as a telephone's, light and dark."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.service.browsing import EVERYTHING, IN_A_BROWSER, OF_COLOURS_AND_TARGETS, found_in, open_page
-from tests.service.drawn import drawings, read, read_drawing
 from tests.service.running import Running, running
 
 pytestmark = IN_A_BROWSER
@@ -113,11 +111,3 @@ def test_the_longest_paper_page_has_its_contents_within_three_screens_of_a_telep
     assert folded.locator("summary").inner_text() == "32 numbers of the paper, none tested yet"
     folded.locator("summary").click()
     assert folded.get_by_role("link", name="13.42 %").is_visible()
-
-
-def test_a_claim_on_sizes_is_drawn_over_them_with_a_line_at_the_paper_s(visitor: Page) -> None:
-    visitor.goto("/claims/dac.sgemm.crossover_low")
-    found = read_drawing(drawings(visitor.content())[0])
-    assert [number for number, _ in found.x] == [3e3, 1e4, 3e4, 1e5, 3e5] and len(found.points) > 20
-    (at,) = re.findall(r'class="of-paper printed" x1="([\d.]+)%"', visitor.content())
-    assert read(float(at), found.x) == pytest.approx(1e4, rel=0.02)
