@@ -74,7 +74,7 @@ def ask_and_read_nothing(service: Running, path: str) -> socket.socket:
     return connection
 
 
-@pytest.mark.parametrize("path", ["/api/v1/export.zip", "/api/v1/export/epochs.parquet", "/static/vega.js", "/"])
+@pytest.mark.parametrize("path", ["/api/v1/export.zip", "/api/v1/export/epochs.parquet", "/"])
 def test_clients_that_do_not_read_hold_up_nobody(service: Running, path: str) -> None:
     get(service, path)  # whatever is made once, is made
     with ExitStack() as ending:
