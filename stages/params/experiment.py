@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -65,7 +65,9 @@ def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, Arm]:
     """
     arms: dict[str, Arm] = {}
     for pattern, template in templates.items():
-        for values in _combinations(template.grid):
+        for values in (
+            dict(zip(template.grid, some, strict=True)) for some in itertools.product(*template.grid.values())
+        ):
             name, title, like, against = (
                 _fill(text, values, pattern) for text in (pattern, template.title, template.like, template.against)
             )
@@ -88,11 +90,6 @@ def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, Arm]:
             raise ValueError(f"arms.{name}.against is {arm.against!r}; known: {', '.join(arms)}")
     first = next((arm.name for arm in arms.values() if arm.role == "baseline"), None)
     return {name: dataclasses.replace(arm, against=arm.against or first) for name, arm in arms.items()}
-
-
-def _combinations(grid: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    for values in itertools.product(*grid.values()):
-        yield dict(zip(grid, values, strict=True))
 
 
 def _fill(text: str | None, values: Mapping[str, Any], pattern: str) -> str | None:
@@ -281,8 +278,10 @@ def load_params(root: Path = Path()) -> Params:
     index_path = root / "params.yaml"
     index = validate(TypeAdapter(_Index), read_yaml(index_path), index_path)
     check_choice(index.profile, index.profiles, index_path, "profile")
+    known = sorted(field.name for field in dataclasses.fields(Protocol))
     for name, profile in index.profiles.items():
-        _check_overrides(profile.overrides, index_path, f"profiles.{name}.overrides")
+        if strange := next((key for key in profile.overrides if key not in known), None):
+            raise ParamsError(f"{index_path}: unknown key profiles.{name}.overrides.{strange}{hint(strange, known)}")
         if profile.test_rows is not None and profile.overrides.get("observe_test") is not False:
             raise ParamsError(
                 f"{index_path}: profiles.{name}.test_rows is set; its overrides need observe_test: false, since curves "
@@ -428,13 +427,6 @@ def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Prot
             f"{path}: {key_path}.early_stop looks at validation images, but {key_path}.split.kind is 'none'"
         )
     return protocol
-
-
-def _check_overrides(overrides: Mapping[str, Any], path: Path, key_path: str) -> None:
-    known = sorted(field.name for field in dataclasses.fields(Protocol))
-    for key in overrides:
-        if key not in known:
-            raise ParamsError(f"{path}: unknown key {key_path}.{key}{hint(key, known)}")
 
 
 def resolve_protocol(experiment: Experiment, profile: Profile, arm: Arm | None = None) -> Protocol:
