@@ -36,13 +36,6 @@ class PlannedRun:
     spec: RunSpec
 
 
-def _replicates(experiment: Experiment) -> list[Replicate]:
-    """The printed replicates: every seed, with every fold if the split has folds."""
-    split = experiment.printed.split
-    folds = range(split.folds) if split.kind == "folds" and split.folds else (None,)
-    return [Replicate(seed=seed, fold=fold) for seed in experiment.seeds for fold in folds]
-
-
 def _given_by_data(source: DatasetSource) -> dict[str, int]:
     """Model keywords that describe the data, where a model has them and its file doesn't set them."""
     if source.kind == "table":
@@ -60,7 +53,9 @@ def plan_runs(
 
     Arms are those of the profile's roles, or all with `every_role`: a run requested by name may have any role.
     """
-    given = _given_by_data(source)
+    given, split = _given_by_data(source), experiment.printed.split
+    folds = range(split.folds) if split.kind == "folds" and split.folds else (None,)
+    replicates = [Replicate(seed=seed, fold=fold) for seed in experiment.seeds for fold in folds]
     runs = []
     for arm in experiment.arms.values():
         if not every_role and profile.roles is not None and arm.role not in profile.roles:
@@ -72,7 +67,7 @@ def plan_runs(
         arguments |= {key: value for key, value in given.items() if key in wanted}
         model = ModelSpec(path=path, arguments=arguments)
         protocol = resolve_protocol(experiment, profile, arm)
-        for index, replicate in enumerate(_replicates(experiment)[: profile.replicates]):
+        for index, replicate in enumerate(replicates[: profile.replicates]):
             spec = RunSpec(model=model, protocol=protocol, data_digest="", replicate=replicate, code={})
             runs.append(PlannedRun(name=RunName(experiment.name, arm.name, index), spec=spec))
     return runs

@@ -15,6 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,6 +45,15 @@ def write_atomically(path: Path, content: bytes) -> None:
     finally:
         partial.unlink(missing_ok=True)
     _fsync_folder(path.parent)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let one process of this machine at a time into the block, by a lock on the file at `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def put_in_place(partial: Path, target: Path) -> None:
@@ -308,9 +318,7 @@ class RunStore:
         self, run_key: str, record: Record, tag: str | None, files: Mapping[str, bytes] | None = None
     ) -> str | None:
         path, content = self.root / "leases" / f"{run_key}.json", record.to_bytes()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with named(path), (path.parent / ".lock").open("w", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with named(path), locked(path.with_name(".lock")):
             if tag != (path.read_text(encoding="utf-8") if path.is_file() else None):
                 return None
             if files is not None:

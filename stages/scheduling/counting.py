@@ -70,6 +70,18 @@ def _verb(stage: str) -> str:
     return stage.partition("@")[0]
 
 
+_SAID = {
+    "finished": "trained",
+    "failed": "failed\n{message}",
+    "memory": "{message}; it is tried once more, alone on its device",
+    "waiting": "waiting for {message}, which trains it; if that ends before, it goes on here",
+    "elsewhere": "trained by another process {message}",
+    "stopped": "{message}; the next dvc repro goes on from here",
+    "lost": "lost, {message}; it goes on from its last state",
+}
+"""What is printed of an event, by its kind."""
+
+
 class ProgressDisplay:
     """Context manager; call `report` with every event of the engine."""
 
@@ -100,25 +112,9 @@ class ProgressDisplay:
             self._tasks[event.label] = self._bars.add_task(event.label, total=None, state="")
         elif event.kind == "progress" and event.progress is not None:
             self._show(event.label, event.progress)
-        elif event.kind == "failed":
-            self.console.print(f"{event.label}: failed\n{event.message}", markup=False)
-        elif event.kind == "memory":
-            self.console.print(
-                f"{event.label}: {event.message}; it is tried once more, alone on its device", markup=False
-            )
-        elif event.kind == "waiting":
-            self.console.print(
-                f"{event.label}: waiting for {event.message}, which trains it; if that ends before, it goes on here",
-                markup=False,
-            )
-        elif event.kind == "elsewhere":
-            self.console.print(f"{event.label}: trained by another process {event.message}".rstrip(), markup=False)
-        elif event.kind == "stopped":
-            self.console.print(f"{event.label}: {event.message}; the next dvc repro goes on from here", markup=False)
-        elif event.kind == "lost":
-            self.console.print(f"{event.label}: lost, {event.message}; it goes on from its last state", markup=False)
         else:
-            self.console.print(f"{event.label}: trained", markup=False)
+            said = _SAID[event.kind].format(message=event.message)
+            self.console.print(f"{event.label}: {said}".rstrip(), markup=False)
 
     def _show(self, label: str, progress: dict[str, Any]) -> None:
         scores = "  ".join(

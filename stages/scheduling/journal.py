@@ -280,17 +280,14 @@ def _confirm(session: TrainerStatus, leases: Leases, now: float) -> TrainerStatu
     is_over = session.ended is not None
     is_dead = not is_over and (is_gone(session.owner) or now - session.updated > EXPIRY_SECONDS)
     for group in session.groups:
-        if group.state == "running" and (is_over or is_dead or not _is_held(group, leases)):
+        holder = leases.holder(*group.run_keys) if group.state == "running" else None
+        is_held = holder is not None and not is_gone(holder.owner)
+        if group.state == "running" and (is_over or is_dead or not is_held):
             group.state, group.message = "lost", group.message or "its process is gone"
             group.ended = session.updated
         elif group.state == "waiting" and (is_over or is_dead):
             group.state = "stopped"
     return dataclasses.replace(session, ended=session.updated) if is_dead else session
-
-
-def _is_held(group: GroupState, leases: Leases) -> bool:
-    holder = leases.holder(*group.run_keys)
-    return holder is not None and not is_gone(holder.owner)
 
 
 def _recent(sessions: Sequence[TrainerStatus], now: float) -> list[TrainerStatus]:

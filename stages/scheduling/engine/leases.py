@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -305,22 +305,12 @@ def _scope() -> str:
 
     Two containers may share a host name; their namespaces differ.
     """
-    return f"{socket.gethostname()}:{_read('/proc/sys/kernel/random/boot_id')[:8]}:{_namespace()}"
-
-
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
-    except OSError:
-        return ""
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    boot = namespace = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+    with suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    return f"{socket.gethostname()}:{boot}:{namespace}"
 
 
 def _start_time(pid: int) -> str:
@@ -333,14 +323,12 @@ def _start_time(pid: int) -> str:
     return "" if fields[0] == "Z" else fields[19]
 
 
-def _is_running(identity: str) -> bool:
-    _, pid, start_time = identity.rsplit(":", 2)
-    return start_time != "" and process_identity(int(pid)) == identity
-
-
 def is_gone(owner: str) -> bool:
     """True if `owner` is a process of this boot and namespace that is gone; about others nothing is known."""
-    return owner.rsplit(":", 2)[0] == _scope() and os.path.isdir("/proc/self") and not _is_running(owner)
+    scope, pid, start_time = owner.rsplit(":", 2)
+    if scope != _scope() or not os.path.isdir("/proc/self"):
+        return False
+    return start_time == "" or process_identity(int(pid)) != owner
 
 
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")

@@ -162,7 +162,9 @@ class _Engine:
             elif message[0] == "nodes":
                 self.nodes = message[1]
             elif flight := self.flying.get(message[0]):
-                self._take(message[0], flight, *message[1:])
+                flight.heard = time.monotonic()
+                number, kind, *payload = message
+                getattr(self, f"_on_{kind}")(number, flight, *payload)
         if self.nodes is not None:
             self._submit_more()
             self._excuse()
@@ -228,10 +230,6 @@ class _Engine:
         works = [*group.run_keys, *([stack_id(group.specs)] if group.is_stack else [])]
         found = {name: self.store.scratch.load(name) for name in (f"{work}/{STATE}" for work in works)}
         return {name: content for name, content in found.items() if content is not None}
-
-    def _take(self, number: int, flight: _Flight, kind: str, *payload: Any) -> None:
-        flight.heard = time.monotonic()
-        getattr(self, f"_on_{kind}")(number, flight, *payload)
 
     def _on_placed(self, number: int, flight: _Flight, host: str, pid: int) -> None:
         flight.node, flight.host = host, f"process {pid} on {host}"

@@ -9,7 +9,6 @@ Either way the content is read and its digest compared before anything trains on
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
 import shutil
@@ -33,7 +32,7 @@ from stages.faults import on_signal
 from stages.run import RunSpec
 from stages.runs.fingerprint import changed_modules
 from stages.runs.object_store import ObjectStore, StoreFault
-from stages.runs.store import FolderScratch, Scratch
+from stages.runs.store import FolderScratch, Scratch, locked
 from stages.scheduling.engine.leases import describe_failure
 
 _WORKER = "stages.worker"
@@ -251,15 +250,11 @@ def place(folder: Path, digest: str, packed: Packed | None) -> Path:
         return folder
     if packed is None:
         raise PackedDataError(f"{folder}: no packed data with digest {digest[:12]} on this machine, and none were sent")
-    kept = _cache() / digest
-    with _locked(kept):
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck" / "packed" / digest
+    with locked(kept.with_name(f".{kept.name}.lock")):
         if not _has(kept, digest):
             _write(packed(), kept, digest)
     return kept
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck" / "packed"
 
 
 def _has(folder: Path, digest: str) -> bool:
@@ -277,15 +272,6 @@ def _digest_of(folder: Path, stamp: tuple[tuple[str, int, int], ...]) -> str | N
         return info.digest if digest_packed(folder, info) == info.digest else None
     except PackedDataError:
         return None
-
-
-@contextmanager
-def _locked(kept: Path) -> Iterator[None]:
-    """One process of this machine at a time brings a set."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with kept.with_name(f".{kept.name}.lock").open("w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _write(files: Mapping[str, np.ndarray], kept: Path, digest: str) -> None:
