@@ -129,7 +129,7 @@ def numbers(tensor: Tensor) -> list[float]:
 @pytest.mark.parametrize(
     ("run", "source"),
     [
-        pytest.param(*both, id=f"{both[0].model.path.rpartition(':')[2]}-{both[0].protocol.optimizer.name}")
+        pytest.param(*both, id=f"{both[0].spec.model.path.rpartition(':')[2]}-{both[0].spec.protocol.optimizer.name}")
         for both in runs()
     ],
 )

@@ -324,6 +324,7 @@ def judge(
     *,
     findings: Mapping[str, FindingLine],
     deviations: Sequence[PaperDeviations],
+    with_power: bool = True,
 ) -> Judged:
     """Judge all claims by those of the results found that speak (`select`)."""
     speaking = select(found)
@@ -334,12 +335,13 @@ def judge(
         findings=findings,
         groups=groups,
         devices={paper.paper: paper.device for paper in deviations if paper.device},
+        with_power=with_power,
     )
     return Judged(speaking=speaking, groups=groups, judgements=judgements, sentences=sentences)
 
 
 def judge_today(root: Path, params: Params) -> Judged:
-    """Judge by evidence and local results as they are now, recorded or not.
+    """Judge by evidence and local results as they are now, recorded or not, without the plans' power.
 
     Raises:
         ClaimsError, EvidenceError, RecordError: a file can't be read or contradicts another.
@@ -347,7 +349,7 @@ def judge_today(root: Path, params: Params) -> Judged:
     claims, deviations = read_placed_claims(root, params), read_paper_deviations(params)
     found, _ = find_results(root, params)
     findings = read_findings(root / "data" / "findings.jsonl", claims)
-    return judge(claims, params, found, findings=findings, deviations=deviations)
+    return judge(claims, params, found, findings=findings, deviations=deviations, with_power=False)
 
 
 def read_placed_claims(root: Path, params: Params) -> list[ClaimLine]:

@@ -19,7 +19,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Literal
 
 import numpy as np
@@ -255,14 +255,22 @@ def _size_chances(design: Design, margin: float, n: int, rules: Rules) -> tuple[
     share = _share(n, _minimum(design, rules), rules, design)
     if not share:
         return 0.0, 0.0
+    alone = dataclasses.replace(design, planned=n, source="assumed", because="", share=1.0, at=None)
+    return _chances_of_size(alone, margin, rules.alpha_within * share, rules.alpha_outside / 2 * share)
+
+
+@lru_cache(maxsize=4096)
+def _chances_of_size(design: Design, margin: float, inside: float, outside: float) -> tuple[float, float]:
+    """The chances with all planned replicates, if the intervals err with these probabilities on each side."""
+    n = design.planned
     ratio, df = _sample_variances(design.pairing, n)
     s2 = design.spread**2
     spread = Spread(s2=s2 * ratio, df=df, n=n, stderr=design.stderr, paper_n=design.paper_n, slope=design.slope)
     same, off = -1.0, 0.0
     for end in (1.0, -1.0):  # beyond each end of the margin in half of the cases that are off
-        variance, df = spread.at(n, end)
-        inner = half_width(variance, df, rules.alpha_within * share)
-        outer = half_width(variance, df, rules.alpha_outside / 2 * share)
+        if end > 0 or design.slope:
+            variance, df = spread.at(n, end)
+            inner, outer = half_width(variance, df, inside), half_width(variance, df, outside)
         sigma = math.hypot(design.spread / math.sqrt(n), (1 + end * design.slope) * design.paper_error)
         same = same + scipy.special.ndtr((margin - inner) / sigma)
         off = off + scipy.special.ndtr((margin - outer) / sigma) / 2
@@ -279,8 +287,8 @@ def one_sided(design: Design, distance: float, n: int, alpha: float, rules: Rule
     share = _share(n, min(rules.looks), rules, design) * design.share
     if not share:
         return 0.0
-    ratio, df = _sample_variances(design.pairing, n)
-    half = half_width(design.spread**2 * ratio / n, df, alpha * share)
+    ratio, _ = _sample_variances(design.pairing, n)
+    half = _sample_quantiles(design.pairing, n, alpha * share) * np.sqrt(design.spread**2 * ratio / n)
     return float(np.mean(scipy.special.ndtr((distance - half) * math.sqrt(n) / design.spread)))
 
 
@@ -295,6 +303,11 @@ def _sample_variances(pairing: str, n: int) -> tuple[Numbers, Numbers]:
     own = relative_variances(n - 1)
     one, other = (grid.ravel() / 2 for grid in np.meshgrid(own, own))
     return combine([(one, n - 1.0), (other, n - 1.0)])
+
+
+@lru_cache(maxsize=4096)
+def _sample_quantiles(pairing: str, n: int, alpha: float) -> Numbers:
+    return t_quantile(_sample_variances(pairing, n)[1], alpha)
 
 
 def relative_variances(df: int, points: int = _POINTS) -> Numbers:
