@@ -182,7 +182,10 @@ def _compare_experiment(
     printed: tuple[str, ...],
     asked: Asked,
 ) -> ExperimentComparison:
-    groups = _groups(facts.runs.get(experiment.name, []))
+    by_position = defaultdict(list)
+    for result in facts.runs.get(experiment.name, []):
+        by_position[result.group_position].append(result)
+    groups = [by_position[position] for position in sorted(by_position)]  # the strongest first
     profiles = tuple(dict.fromkeys(group[0].profile for group in groups))
     group = next((group for group in groups if asked.fits(group[0])), [])
     first = group[0] if group else None
@@ -231,14 +234,6 @@ def _compare_experiment(
         arms=tuple(arms),
         order=order,
     )
-
-
-def _groups(results: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
-    """Results grouped by equal conditions, the strongest group first."""
-    groups = defaultdict(list)
-    for result in results:
-        groups[result.group_position].append(result)
-    return [groups[position] for position in sorted(groups)]
 
 
 def _compare_arm(
