@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "scheduling": {"run", "faults", "device", "runs", "params", "datasets", "evaluation"},
     "results": {"faults", "rules", "runs", "verdicts"},
     "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts"},
-    "recording": {"run", "faults", "rules", "runs", "params", "papers", "claims", "results", "verdicts"},
+    "recording": {"run", "faults", "rules", "runs", "params", "papers", "datasets", "claims", "results", "verdicts"},
     "upkeep": {
         *(
             "run",

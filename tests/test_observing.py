@@ -25,7 +25,7 @@ from stages.params.experiment import load_params
 from stages.recording import record
 from stages.runs.evidence import ResultLine, read_lines, write_lines
 from stages.scheduling.runner import train_experiment
-from stages.upkeep.links import look_again
+from stages.upkeep.verifying import look_again
 from tests.project import REPOSITORY, pack_stand_in
 from tests.service.drawn import drawn
 

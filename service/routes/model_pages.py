@@ -28,7 +28,7 @@ from service.pages.versus import hours_in_words
 from service.pages.wording import name_claims
 from service.slots import Busy
 from stages.checkpoint.contract import CheckpointError
-from stages.results import ArmComparison, ClaimFilter, Dataset, MetricInfo, UnknownArm, list_judged
+from stages.results import ArmComparison, ClaimFilter, MetricInfo, UnknownArm, list_judged
 
 router = APIRouter(include_in_schema=False)
 MOST_TILES = 12  # images that it got right, and as many wrong ones
@@ -52,7 +52,6 @@ def show_model(name: str, request: Request, session: ResultsSession, compare: Co
     weights = queries.list_checkpoints(session, arm_of=(experiment.name, arm.name))
     served = [row for row in weights if row.is_stand_in == (comparison.provenance == "embedded")]
     answered = answers_of(session, results, dataset.classes) if dataset.kind == "images" else None
-    classes = _classes(parts, dataset, queries.list_checkpoints(session, dataset=dataset.name)) if answered else []
     curves = known_curves(session, comparison, arm=arm.name) if comparison.is_real and results else []
     claims = [
         row
@@ -80,7 +79,7 @@ def show_model(name: str, request: Request, session: ResultsSession, compare: Co
                 {one: list_curves(session, comparison, one, [arm.name]) for one in curves}, dataset.kind
             ),
             "answered": answered,
-            "classes": classes,
+            "classes": [one.replace("_", " ") for one in dataset.class_names],
             "shades": shade(answered.confusion) if answered and dataset.classes <= MOST_CELLS else None,
             "picture": picture_of(answered.confusion) if answered and dataset.classes > MOST_CELLS else None,
             "mistakes": answered.mistakes(MOST_MISTAKES) if answered else [],
@@ -100,20 +99,6 @@ def _plot(ours: ArmComparison | None, metric: MetricInfo) -> Interval | None:
     write = value_with(low, high, metric.unit)
     told = f"{metric.title}: {write(ours.ours.value)}, 95 % interval {write(low)} to {write(high)}"
     return draw_interval(ours.ours.value, (low, high), write, side="ours", told=told, printed=printed_of(ours, metric))
-
-
-def _classes(parts: AppState, dataset: Dataset, served: list[queries.ServedCheckpoint]) -> list[str]:
-    """Names of the classes, as the data or a model that was trained on them has them, else numbers."""
-    try:
-        return list(Samples(parts.settings.root, dataset.name).info.classes)
-    except NoSample:
-        pass
-    for row in served:
-        try:
-            return list(parts.engine.models.get(row.path, row.sha256).contract.classes)
-        except CheckpointError:
-            continue
-    return [f"class {number}" for number in range(dataset.classes)]
 
 
 def _tiles(

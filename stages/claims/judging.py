@@ -46,9 +46,12 @@ def judge_claims(
     findings: Mapping[str, Finding],
     groups: Mapping[str, Sequence[ResultGroup]],
     devices: Mapping[str, str],
+    with_power: bool = True,
 ) -> tuple[list[Judgement], list[Table]]:
     """One judgement per claim, in their order, and the sentences of the tables; `groups` are those of `gather`."""
-    facts = Facts(claims=claims, params=params, findings=findings, groups=groups, devices=devices)
+    facts = Facts(
+        claims=claims, params=params, findings=findings, groups=groups, devices=devices, with_power=with_power
+    )
     tallies = [kind_of(claim, params.verdicts) for claim in claims if claim.facts.by == "orders" and not claim.reason]
     counts = {kind.claim.id: kind for kind in tallies if isinstance(kind, TallyKind)}
     judged = {claim.id: _judge_each_way(claim, facts) for claim in claims if claim.id not in counts}
@@ -76,6 +79,7 @@ def _judge_each_way(claim: ClaimLine, facts: Facts) -> Judgement:
         return judgement
     metrics = next((group for group in DEFENSIBLE if claim.metric in group), ())
     others = [dataclasses.replace(claim, metric=metric) for metric in metrics if metric != claim.metric]
+    facts = dataclasses.replace(facts, with_power=False)
     variants = tuple(
         Variant(
             metric=other.claim.metric,

@@ -34,8 +34,10 @@ from stages.params.experiment import Params, Profile, load_params
 from stages.params.schema import describe_yaml
 from stages.params.stage_inputs import stage_inputs
 from stages.preloaded import ADDRESS, ask
+from stages.runs.object_store import open_store
 from stages.runs.revisions import refusal, without_git_variables
-from stages.scheduling.counting import COUNT_FILE, StageTimes, read_count
+from stages.scheduling.counting import StageTimes
+from stages.scheduling.journal import left_to_train
 from stages.scheduling.runner import find_experiment
 
 
@@ -98,6 +100,8 @@ class Ahead:
 
 _STARTS = re.compile(rb"Running stage '(.+)':")
 _SKIPPED = re.compile(rb"(?:Stage )?'(.+)' (?:didn't change, skipping|is cached - skipping run, checking out outputs)")
+_LATE_SECONDS = 5.0
+"""How much later than its start a stage may be noticed on a busy machine."""
 _LAST_LINES = 20
 """Of a stage that was interrupted."""
 
@@ -105,8 +109,8 @@ _LAST_LINES = 20
 class LogView:
     """Reads the log as it grows; `stages` are expected, each with its weight."""
 
-    def __init__(self, log: Path, count: Path, stages: Mapping[str, float]) -> None:
-        self.log, self.count, self.total = log, count, len(stages)
+    def __init__(self, log: Path, stages: Mapping[str, float]) -> None:
+        self.log, self.stages, self._store = log, stages, open_store()
         self._times = StageTimes(stages)
         self.started = time.monotonic()
         self.stage, self.seen, self.ran = "", 0, 0
@@ -114,6 +118,8 @@ class LogView:
         self.ended: list[str] = []
         self._read = self._stage_from = 0
         self._stage_started, self._is_open = self.started, False
+        self._counted = 0.0
+        self._left: tuple[int, float | None] | None = None
         self._terminal = Terminal()
 
     def interrupt(self) -> None:
@@ -151,6 +157,7 @@ class LogView:
             self._end()
             self._stage_from = place
             self.stage, self._stage_started, self._is_open = stage, time.monotonic(), True
+            self._counted, self._left = 0.0, None
             self._times.start(stage)
             self.seen += 1
             self.ran += 1
@@ -164,30 +171,42 @@ class LogView:
         elif line.startswith(b"Updating lock file"):
             self._end()
 
-    def _end(self) -> None:
+    def _end(self, *, is_failed: bool = False) -> None:
         """End the line that the stage's start began: its runs and how long it took."""
         if self._is_open:
             self._times.end(time.monotonic() - self._stage_started)
             self.ended.append(self.stage)
         if self._is_open and not self._terminal.is_terminal:
-            count = read_count(self.count, self.stage)
-            runs = f"{count.done} of {count.runs} runs, " if count else ""
-            print(f": {runs}{in_words(time.monotonic() - self._stage_started)}", flush=True)
+            runs = self._runs_done(is_over=not is_failed)
+            print(f": {f'{runs}, ' if runs else ''}{in_words(time.monotonic() - self._stage_started)}", flush=True)
         self._is_open = False
 
+    def _runs_done(self, *, is_over: bool = False) -> str:
+        """How many runs of an experiment are trained; a training that is over without a journal lacked none."""
+        verb, _, experiment = self.stage.partition("@")
+        if verb != "train":
+            return ""
+        now = time.monotonic()
+        if is_over or now >= self._counted:
+            self._counted = now + 2 * self._store.poll_seconds
+            began = time.time() - (now - self._stage_started) - _LATE_SECONDS
+            self._left = left_to_train(self._store, experiment, began)
+        if self._left is None and not is_over:
+            return ""
+        runs = int(self.stages[self.stage])
+        return f"{max(0, runs - (self._left[0] if self._left else 0))} of {runs} runs"
+
     def _position(self) -> str:
-        return f"stage {self.seen} of {self.total}, {self.stage}"
+        return f"stage {self.seen} of {len(self.stages)}, {self.stage}"
 
     def _line(self) -> Text:
         if not self.stage:
             words = "looking for what has changed"
         else:
             words = self._position()
-            count = read_count(self.count, self.stage) if self._is_open else None
-            if count:
-                words += f", {count.done} of {count.runs} runs"
-            own = count.left_seconds if count else None
-            left = self._times.left(time.monotonic() - self._stage_started, own)
+            if runs := self._runs_done() if self._is_open else "":
+                words += f", {runs}"
+            left = self._times.left(time.monotonic() - self._stage_started, self._left[1] if self._left else None)
             if left is not None:
                 words += f", about {in_words(left)} left"
         return Text(f"{words} ({in_words(time.monotonic() - self.started)} so far)", no_wrap=True, overflow="ellipsis")
@@ -202,7 +221,7 @@ class LogView:
 
     def failure(self, code: int) -> list[str]:
         """The output of the stage that failed, whole, and what dvc says of it."""
-        self._end()
+        self._end(is_failed=True)
         with self.log.open("rb") as file:
             file.seek(self._stage_from)
             lines = file.read().decode(errors="replace").splitlines()
@@ -297,14 +316,13 @@ def _repro(options: argparse.Namespace) -> Answer:
     if no_git:
         print(f"repro: {no_git}; this runs without git, and results name no revision", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder, log.open("wb") as written:
-        count = Path(folder) / "count.json"
         address = str(Path(folder) / "preloaded")
         names = ["inputs", *stage_inputs(params)]
         wanted = {*experiments, *(params.experiments[name].dataset for name in experiments)}
         kept = [name for name in names if not experiments or "@" not in name or name.partition("@")[2] in wanted]
-        view = LogView(log, count, {name: _runs(name, params) for name in kept})
+        view = LogView(log, {name: _runs(name, params) for name in kept})
         own = _environment(Path(folder), has_git=not no_git)
-        environment = own | {COUNT_FILE: str(count), ADDRESS: address}
+        environment = own | {ADDRESS: address}
         loaded = _libraries_loaded(environment, written.fileno(), view)
         with loaded, Ahead(address, own, params.profile) as ahead:
             for words in commands:

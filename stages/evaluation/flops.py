@@ -17,7 +17,7 @@ from typing import Any
 
 from stages.run import ModelSpec, canonical_json
 from stages.runs.fingerprint import code_fingerprint
-from stages.runs.store import home, write_atomically
+from stages.runs.store import home, locked, write_atomically
 
 # Forward FLOPs of one row of a shape; the last argument is the vocabulary of tokens, None where a row is numbers.
 CountFlops = Callable[[ModelSpec, tuple[int, ...], int | None], int]
@@ -58,9 +58,7 @@ class FlopCounts:
         """Save the counts made since the file was read, next to those that other processes have saved since then."""
         if not self.added:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_suffix(".lock").open("w", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.path.with_suffix(".lock")):
             self.known |= self._read()
             write_atomically(self.path, (json.dumps(self.known, sort_keys=True, indent=0) + "\n").encode())
         self.added = 0

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from stages.claims import Change, ClaimLine, Judgement, PaperDeviations, Table, touched
 from stages.claims.history import digest_code, digest_findings, digest_verdict, seen_before_rule
 from stages.claims.registration import Registered, RegistrationMark
+from stages.datasets.prepare import READERS
 from stages.params.experiment import Params
 from stages.recording.sources import FindingLine, Weights, group_of, judge, precedence
 from stages.results import (
@@ -235,6 +236,7 @@ class Rows:
                     name=name,
                     position=position,
                     shape=list(source.shape),
+                    class_names=list(READERS[source.reader].classes) if source.reader in READERS else [],
                     train_images=source.train,
                     test_images=source.test,
                 )

@@ -198,9 +198,9 @@ def _planned(params: Params, name: str, profile: str) -> dict[str, dict[str, Any
     planned: dict[str, dict[str, Any]] = {}
     source = params.datasets[experiment.dataset]
     for run in plan_runs(experiment, params.profiles[profile], source, every_role=True):
-        spec = run.spec().to_dict()
-        held = planned.setdefault(run.arm, {**spec, "replicates": {}})
-        held["replicates"][run.replicate_index] = spec["replicate"]
+        spec = run.spec.to_dict()
+        held = planned.setdefault(run.name.arm, {**spec, "replicates": {}})
+        held["replicates"][run.name.replicate] = spec["replicate"]
     return planned
 
 
@@ -326,6 +326,7 @@ def judge(
     *,
     findings: Mapping[str, FindingLine],
     deviations: Sequence[PaperDeviations],
+    with_power: bool = True,
 ) -> Judged:
     """Judge all claims by those of the results found that speak (`select`)."""
     speaking = select(found)
@@ -336,12 +337,13 @@ def judge(
         findings=findings,
         groups=groups,
         devices={paper.paper: paper.device for paper in deviations if paper.device},
+        with_power=with_power,
     )
     return Judged(speaking=speaking, groups=groups, judgements=judgements, sentences=sentences)
 
 
 def judge_today(root: Path, params: Params) -> Judged:
-    """Judge by evidence and local results as they are now, recorded or not.
+    """Judge by evidence and local results as they are now, recorded or not, without the plans' power.
 
     Raises:
         ClaimsError, EvidenceError, RecordError: a file can't be read or contradicts another.
@@ -349,7 +351,7 @@ def judge_today(root: Path, params: Params) -> Judged:
     claims, deviations = read_placed_claims(root, params), read_paper_deviations(params)
     found, _ = find_results(root, params)
     findings = read_findings(root / "data" / "findings.jsonl", claims)
-    return judge(claims, params, found, findings=findings, deviations=deviations)
+    return judge(claims, params, found, findings=findings, deviations=deviations, with_power=False)
 
 
 def read_placed_claims(root: Path, params: Params) -> list[ClaimLine]:

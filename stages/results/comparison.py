@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Literal, Protocol
+from typing import Literal
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
@@ -98,22 +98,7 @@ def why_no_difference(provenance: str | None, cut: str) -> str | None:
     return None
 
 
-class Scored(Protocol):
-    """The fields of a result that its label is made of."""
-
-    @property
-    def provenance(self) -> str: ...
-    @property
-    def profile(self) -> str: ...
-    @property
-    def cut(self) -> str: ...
-    @property
-    def test_images(self) -> int: ...
-    @property
-    def excluded_test_images(self) -> int: ...
-
-
-def fidelity_of(result: Scored | None) -> str:
+def fidelity_of(result: tables.Result | None) -> str:
     """`describe_fidelity` of one result, or of none: it says nothing of how many there are."""
     if result is None:
         return describe_fidelity(None, None, None)

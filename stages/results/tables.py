@@ -56,7 +56,7 @@ class JSONOf(TypeDecorator):
         return value
 
 
-SCHEMA_VERSION = 20
+SCHEMA_VERSION = 21
 
 
 class Base(DeclarativeBase):
@@ -109,7 +109,7 @@ class Profile(Base):
 
 
 class Dataset(Base):
-    """`kind` is images, table or text; `shape` is that of one sample; counts are the official ones."""
+    """`kind` is images, table or text; `shape` is that of one sample; counts and class names are the official ones."""
 
     __tablename__ = "datasets"
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -118,6 +118,7 @@ class Dataset(Base):
     kind: Mapped[str]
     shape: Mapped[list[Any]]
     classes: Mapped[int]
+    class_names: Mapped[list[Any]]
     train_images: Mapped[int]
     test_images: Mapped[int]
     licence: Mapped[str]

@@ -218,6 +218,7 @@ def reachable(roots: Iterable[str], next_of: Callable[[str], Iterable[str]]) -> 
     return seen
 
 
+@cache
 def source_digest(source: str) -> str:
     """Sixteen hexadecimal digits over the source's significant text."""
     return hashlib.sha256(significant_text(source).encode()).hexdigest()[:16]

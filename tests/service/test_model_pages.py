@@ -14,6 +14,7 @@ from PIL import Image
 
 from service.database.curves import CurvePoint
 from service.pages.drawing import draw_curves
+from stages.datasets.binary_images import CIFAR100
 from stages.results import unpack_confusion, unpack_correct
 
 RELEASED = ("ninformer-mnist.local-vit", "ninformer-mnist.ninformer", "dac-resnet-cifar10.dac-resnet20-v1")
@@ -64,6 +65,8 @@ def test_page_names_every_claim_about_the_model_and_says_what_is_missing(publish
     page = published_client.get("/models/ninformer-cifar100.vit").text
     about = {one["id"] for one in claims if "vit" in (one["arm"], one["baseline_arm"])}
     assert about and set(re.findall(r'href="/claims/([^"#?]+)"', page)) == about
+    mistakes = set(re.findall(r"<b>([^<]+)</b> taken for <b>([^<]+)</b>", page))  # neither data nor weights are here
+    assert mistakes and {name.replace(" ", "_") for pair in mistakes for name in pair} <= set(CIFAR100.classes)
     assert "data:image/png;base64," in page and "not released" in page and "not on this machine" in page
     untrained = published_client.get("/models/nmn-gpt.gpt2").text
     assert "was not trained yet" in untrained and "Where it errs" not in untrained and "<svg" in untrained

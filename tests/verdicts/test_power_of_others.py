@@ -61,9 +61,9 @@ def test_without_a_spread_the_distance_is_said_in_spreads() -> None:
     assert in_spreads * 0.4 == pytest.approx(number_after("at least ", known.explanation), rel=0.06)
 
 
-def test_a_plan_that_reaches_no_look_says_so() -> None:
+def test_a_plan_that_reaches_no_analysis_says_so() -> None:
     power = power_of_sign(dataclasses.replace(SIGN, planned=2), RULES, is_known=False)
-    assert not power.can_reproduce and "too few for a look, the first is at 3" in power.explanation
+    assert not power.can_reproduce and "too few, because the first analysis is at 3" in power.explanation
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ VerdictAndOurs = tuple[Verdict, float | None]
 Combination = Mapping[str, float]
 """`{arm: factor}` of a sum over arms."""
 NOT_RUN = "Not run yet."
-SILENT = "Only stand-ins or too short runs so far; they say nothing of a claim."
+SILENT = "So far there are only runs on placeholder data or shortened runs, which say nothing about a claim."
 NO_NUMBER_OF = "{}; a number needs all of it, only an order may be indicated."
 BYTES = 256
 PER_BYTE = (
@@ -64,13 +64,17 @@ WELCH = "mean difference of the arms, by replicate; Welch's t over seeds, a pair
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts by which claims are judged.  `devices`: the device of each paper; `claims`: all claims being judged."""
+    """The facts by which claims are judged.  `devices`: the device of each paper; `claims`: all claims being judged.
+
+    `with_power`: also compute the power of each plan, which takes most of the time.
+    """
 
     claims: Sequence[ClaimLine]
     params: Params
     findings: Mapping[str, Finding]
     groups: Mapping[str, Sequence[ResultGroup]]
     devices: Mapping[str, str]
+    with_power: bool = True
 
     def groups_of(self, claim: ClaimLine) -> list[ResultGroup]:
         """The groups of results that say something of the claim: runs on placeholder data never reach a judge."""
@@ -162,8 +166,10 @@ class TrainedKind(Kind):
         if not judgement.is_decidable:
             return judgement
         verdict = judgement.verdict
-        power = foresee(claim, facts.params, verdict, facts.claims)
-        if verdict.status in (Status.AGREES, Status.DISAGREES):
+        is_indicative = verdict.status in (Status.AGREES, Status.DISAGREES)
+        wants_power = facts.with_power or is_indicative
+        power = foresee(claim, facts.params, verdict, facts.claims) if wants_power else None
+        if is_indicative:
             indicates, said = weigh_gap(verdict.estimate or 0.0, power.spread if power else None)
             status = verdict.status if indicates else Status.NOT_TESTED
             verdict = dataclasses.replace(verdict, status=status, explanation=f"{verdict.explanation} {said}")
