@@ -39,9 +39,9 @@ def pngs(count: int, shape: tuple[int, int, int]) -> list[bytes]:
     return [buffer.getvalue() for buffer in buffers]
 
 
-def form(field: str, content: bytes) -> bytes:
-    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{field}"; filename="a.png"\r\n\r\n'
-    return head.encode() + content + f"\r\n--{BOUNDARY}--\r\n".encode()
+def form(field: str, *contents: bytes) -> bytes:
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{field}"; filename="a.png"\r\n\r\n'.encode()
+    return b"".join(head + content + b"\r\n" for content in contents) + f"--{BOUNDARY}--\r\n".encode()
 
 
 def processor_seconds(pid: int) -> float:

@@ -62,10 +62,10 @@ def canaries() -> Iterator[tuple[str, Canary, float]]:
         )
         for run in plan_runs(experiment, params.profiles["paper"], source, every_role=True):
             for is_stacked in (False, True) if source.kind == "table" else (False,):
-                kind = run.model.path, run.protocol.optimizer.name, is_stacked
+                kind = run.spec.model.path, run.spec.protocol.optimizer.name, is_stacked
                 if kind not in seen:
                     seen.add(kind)
                     began = time.process_time()
-                    canary = canary_of(run.spec(), info, torch.device("cpu"), is_stacked=is_stacked)
-                    name = f"{experiment.name}.{run.arm}{' in a stack' if is_stacked else ''}"
+                    canary = canary_of(run.spec, info, torch.device("cpu"), is_stacked=is_stacked)
+                    name = f"{experiment.name}.{run.name.arm}{' in a stack' if is_stacked else ''}"
                     yield name, canary, time.process_time() - began

@@ -54,7 +54,7 @@ def network(name: str) -> nn.Module:
     source = params.datasets[params.experiments[experiment].dataset]
     runs = plan_runs(params.experiments[experiment], params.profiles["paper"], source)
     torch.manual_seed(0)
-    return build_model(next(run.model for run in runs if run.arm == arm))
+    return build_model(next(run.spec.model for run in runs if run.name.arm == arm))
 
 
 def steps_of(name: str) -> int:

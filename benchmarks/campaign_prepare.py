@@ -15,15 +15,16 @@ from benchmarks.campaign_parcels import MIB, DamagedParcel, cut, read_json, unpa
 from stages.datasets.packed import PackedDataError, PackedInfo, read_info
 from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import FlopCounts
+from stages.params.budget import PlannedRun
 from stages.params.experiment import Experiment, Params, ParamsError, load_params
-from stages.priorities.proposal import PROFILE, RunName, propose
+from stages.priorities.proposal import PROFILE, propose
 from stages.run import canonical_json
 from stages.runs.equivalence import read_equivalences
 from stages.runs.object_store import open_store
 from stages.runs.store import Specs, Store, write_atomically
 from stages.scheduling.engine.groups import form_groups
 from stages.scheduling.planning import cost_of_run
-from stages.scheduling.runner import Assignment, assignments, find_experiment, find_outcome, ways_to
+from stages.scheduling.runner import find_experiment, find_outcome, keyed_runs, ways_to
 
 FOLDER = Path("data/campaign")
 COMMAND = "python -m benchmarks.gpu_campaign run {carry} --work FOLDER --out BACK --seconds {seconds:.0f}"
@@ -67,7 +68,7 @@ def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, s
         except PackedDataError as error:
             print(f"{name}: left out, {error}")
             continue
-        runs = {one.spec.run_key: one for one in assignments(experiment, params, info.digest)}
+        runs = {one.spec.run_key: one for one in keyed_runs(experiment, params, info.digest)}
         lacking = {
             key: one
             for key, one in runs.items()
@@ -77,15 +78,14 @@ def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, s
         for specs, is_stack in form_groups([one.spec for one in lacking.values()], info.train_images, store):
             members = [lacking[spec.run_key] for spec in specs if spec.run_key in lacking]
             seconds = sum(_seconds(one, experiment, params, counts, kind, len(specs)) for one in members)
-            cells = [RunName(name, one.planned.arm, one.planned.replicate_index) for one in members]
-            places = [proposal.place(cell) for cell in cells] if proposal else [(0, 0.0)]
+            places = [proposal.place(one.name) for one in members] if proposal else [(0, 0.0)]
             found.append(
                 Wanted(
-                    label=f"{name}.{members[0].label}" + (f" to {members[-1].label}" if members[1:] else ""),
+                    label=members[0].name.label + (f" to {members[-1].name.cell}" if members[1:] else ""),
                     dataset=experiment.dataset,
                     specs=specs,
                     is_stack=is_stack,
-                    replicate=members[0].planned.replicate_index,
+                    replicate=members[0].name.replicate,
                     seconds=max(seconds, 1e-3),
                     verdicts=sum(share for _, share in places),
                     place=min(place for place, _ in places),
@@ -103,13 +103,13 @@ def _packed(experiment: Experiment, params: Params, data: Path) -> PackedInfo:
 
 
 def _seconds(
-    one: Assignment, experiment: Experiment, params: Params, counts: FlopCounts, kind: str, together: int
+    one: PlannedRun, experiment: Experiment, params: Params, counts: FlopCounts, kind: str, together: int
 ) -> float:
     source = params.datasets[experiment.dataset]
     rows = count_rows(experiment.dataset, source, is_stand_in=params.profile.data == "embedded")
     # Tests are measured here, with what came back.
     rates = {kind: params.rates[kind]}
-    return cost_of_run(one.planned, rows, source, rates, counts.count, 0, together=together).seconds[kind]
+    return cost_of_run(one, rows, source, rates, counts.count, 0, together=together).seconds[kind]
 
 
 class Campaign:

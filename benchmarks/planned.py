@@ -78,7 +78,7 @@ def from_params() -> Iterator[Planned]:
         form = {"kind": source.kind, "shape": source.shape, "classes": source.classes}
         for profile in PROFILES:
             for run in plan_runs(experiment, params.profiles[profile], source, every_role=True):
-                planned = Planned(name=f"{experiment.name}.{run.arm}", spec=run.spec(), **form)
+                planned = Planned(name=f"{experiment.name}.{run.name.arm}", spec=run.spec, **form)
                 if planned.kind_of_run not in seen:
                     seen.add(planned.kind_of_run)
                     yield planned

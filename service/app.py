@@ -49,7 +49,6 @@ from service.inference.engine import Engine
 from service.inference.models import Models
 from service.inference.workers import Worker, cores_here, memory_here
 from service.pages import formats, repository, wording
-from service.pages.scripts import ChartScripts
 from service.routes import (
     catalogue,
     claim_pages,
@@ -133,7 +132,7 @@ def _is_probe(scope: Mapping[str, Any]) -> bool:
 
 
 def _app_state(settings: Settings) -> AppState:
-    metrics, scripts = Metrics(), ChartScripts()
+    metrics = Metrics()
     sessions = open_results(settings.database_address, connections=settings.readers + ASKERS)
     reading = Turns(sessions, _slots(settings, "reading the results", settings.readers))
     asking = Turns(sessions, _slots(settings, "reading the results", ASKERS), ASK_SECONDS)
@@ -142,7 +141,7 @@ def _app_state(settings: Settings) -> AppState:
     wording.install(templates.env)
     files = repository.files_below(settings.root)
     repository.install(templates.env, settings.repository, settings.contact, files)
-    templates.env.globals |= {"vega_version": scripts.version, "version": _version()}
+    templates.env.globals["version"] = _version()
     return AppState(
         settings=settings,
         reading=reading,
@@ -166,7 +165,6 @@ def _app_state(settings: Settings) -> AppState:
         ),
         metrics=metrics,
         readiness=Readiness(),
-        scripts=scripts,
         engine=_engine(settings, metrics, {"reading": reading.slots, "asking": asking.slots}),
         templates=templates,
         files=files,
@@ -261,7 +259,6 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     parts: AppState = app.state.claimcheck
     await run_in_threadpool(parts.engine.start)
-    parts.scripts.warm_up()
     warming_up = asyncio.create_task(_warm_up(app))
     yield
     warming_up.cancel()

@@ -20,7 +20,6 @@ from service.http.metrics import Metrics
 from service.http.middleware import Readiness
 from service.inference.choices import Choices
 from service.inference.engine import Engine
-from service.pages.scripts import ChartScripts
 from service.pages.searching import ClaimIndex
 from service.settings import Settings
 from service.slots import Turns
@@ -47,7 +46,6 @@ class AppState:
     exports: Exports
     metrics: Metrics
     readiness: Readiness
-    scripts: ChartScripts
     engine: Engine
     templates: Jinja2Templates
     files: Mapping[str, Path]

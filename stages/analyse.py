@@ -68,9 +68,9 @@ def hours(params: Params) -> dict[str, dict[str, float]]:
         source = params.datasets[experiment.dataset]
         rows = count_rows(experiment.dataset, source, is_stand_in=False)
         for run in plan_runs(experiment, params.profiles["paper"], source):
-            if run.replicate_index == 0:
+            if run.name.replicate == 0:
                 cost = cost_of_run(run, rows, source, params.rates, counts.count, rows.test)
-                told[f"{name}.{run.arm}"] = {kind: float(f"{cost.hours(kind):.3g}") for kind in params.rates}
+                told[f"{name}.{run.name.arm}"] = {kind: float(f"{cost.hours(kind):.3g}") for kind in params.rates}
     counts.save()
     return told
 

@@ -1,6 +1,4 @@
-"""`python -m stages.report`: tables of all results into `data/report/`, beside the scripts that draw
-the charts of `dvc plots show`; with `--docs`, `docs/`.
-"""
+"""`python -m stages.report`: tables of all results into `data/report/`; with `--docs`, into `docs/`."""
 
 from __future__ import annotations
 
@@ -12,14 +10,6 @@ from pathlib import Path
 from stages.faults import in_one_line
 from stages.recording import ClaimsError
 from stages.recording.reporting import write_docs, write_report
-
-
-def write_chart_scripts(path: Path) -> Path:
-    """Vega, Vega-Lite and vega-embed out of an installed package, so that `.dvc/plots/page.html` needs no network."""
-    import vl_convert  # which takes a while to load, and `--docs` needs none of it
-
-    path.write_text(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"), encoding="utf-8")
-    return path
 
 
 @in_one_line("report", ClaimsError)
@@ -35,7 +25,6 @@ def main(arguments: list[str] | None = None) -> int:
         written = [write_docs(Path(), Path("docs/results.md"))]
     else:
         written = write_report(os.environ.get("CLAIMCHECK_DATABASE", "data/results.db"), Path("data/report"))
-        written.append(write_chart_scripts(Path("data/report/vega.js")))
     others = f" and {len(written) - 1} files beside it" if len(written) > 1 else ""
     print(f"report: {written[0]}{others}")
     return 0

@@ -100,7 +100,7 @@ class Rules:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected a level between 0 and 0.5")
         for name in ("minimum", "minimum_with_error"):
             if getattr(self, name) > numbers[-1]:
-                raise ValueError(f"{name} is {getattr(self, name)}, beyond the last look at {numbers[-1]}")
+                raise ValueError(f"{name} is {getattr(self, name)}, but the last analysis is at {numbers[-1]}")
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()

@@ -16,8 +16,8 @@ from stages.runs.evidence import EvidenceError
 from stages.scheduling.counting import ProgressDisplay
 from stages.scheduling.engine.groups import EngineError, TrainingsKilled, default_engine
 from stages.scheduling.engine.orphan import OrphanedStage, dvc_and_shells, end_with
+from stages.scheduling.planning import longest_first
 from stages.scheduling.runner import slot_devices, train_experiment
-from stages.scheduling.together import longest_first
 
 KILLED = 3
 """Exit code where something killed the processes that trained."""

@@ -88,7 +88,7 @@ SERVICE: dict[str, set[str]] = {
     "database": set(),
     "inference": {"slots", "database"},
     "http": {"settings", "slots", "database", "inference"},
-    "pages": {"slots", "database"},
+    "pages": {"database"},
     "dependencies": {"settings", "slots", "database", "inference", "http", "pages"},
     "routes": {"settings", "slots", "database", "inference", "http", "pages", "dependencies"},
     "app": {"settings", "slots", "examples", "database", "inference", "http", "pages", "dependencies", "routes"},

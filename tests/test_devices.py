@@ -43,7 +43,7 @@ def runs() -> Iterator[tuple[PlannedRun, DatasetSource]]:
     for experiment in params.experiments.values():
         source = params.datasets[experiment.dataset]
         for run in plan_runs(experiment, params.profiles["paper"], source, every_role=True):
-            kind = run.model.path, run.protocol.optimizer.name
+            kind = run.spec.model.path, run.spec.protocol.optimizer.name
             if kind not in seen:
                 seen.add(kind)
                 yield run, source
@@ -129,7 +129,7 @@ def numbers(tensor: Tensor) -> list[float]:
 @pytest.mark.parametrize(
     ("run", "source"),
     [
-        pytest.param(*both, id=f"{both[0].model.path.rpartition(':')[2]}-{both[0].protocol.optimizer.name}")
+        pytest.param(*both, id=f"{both[0].spec.model.path.rpartition(':')[2]}-{both[0].spec.protocol.optimizer.name}")
         for both in runs()
     ],
 )
@@ -140,11 +140,11 @@ def test_a_step_has_all_its_tensors_on_the_device_and_copies_none_there(
     in_steps: Dispatched,
     drawn_on: dict[str, torch.device],
 ) -> None:
-    optimizer = run.protocol.optimizer
+    optimizer = run.spec.protocol.optimizer
     if optimizer.name not in PYTORCHS_OWN:  # differentiates by itself
         optimizer = dataclasses.replace(optimizer, name="adam")
     protocol = dataclasses.replace(
-        run.protocol,
+        run.spec.protocol,
         optimizer=optimizer,
         precision="float32",
         batch_size=BATCH,
@@ -153,7 +153,7 @@ def test_a_step_has_all_its_tensors_on_the_device_and_copies_none_there(
         early_stop=None,
     )
     with FakeTensorMode():
-        model = build_model(run.model)
+        model = build_model(run.spec.model)
         without_numbers.append(model)
         task = task_on_gpu(source, protocol)
 
@@ -164,7 +164,7 @@ def test_a_step_has_all_its_tensors_on_the_device_and_copies_none_there(
                 assert task.loss(trained(inputs), targets).device == GPU
             return {"observed": 0.0}
 
-        outcome = fit(on_gpu(model), task, protocol, run.replicate, observe=observe)
+        outcome = fit(on_gpu(model), task, protocol, run.spec.replicate, observe=observe)
     (row,) = outcome.history
     assert "observed" in row
     assert {tensor.device for tensor in model.state_dict().values()} == {GPU}

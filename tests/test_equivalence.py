@@ -304,4 +304,4 @@ def test_the_kind_of_data_is_known_from_a_spec() -> None:
     for experiment in params.experiments.values():
         source = params.datasets[experiment.dataset]
         for planned in plan_runs(experiment, params.profiles["paper"], source, every_role=True):
-            assert kind_of(planned.spec().to_dict()) == source.kind, experiment.name
+            assert kind_of(planned.spec.to_dict()) == source.kind, experiment.name

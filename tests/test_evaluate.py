@@ -32,8 +32,7 @@ from stages.runs.consistency import find_contradictions
 from stages.runs.evidence import CostLine, Measurement, ResultLine, read_lines, unpack_confusion, unpack_correct
 from stages.runs.store import seal as seal_outcome
 from stages.scheduling.runner import train_experiment
-from stages.upkeep.links import compare, recompute, spot_check
-from stages.upkeep.verifying import find_trails
+from stages.upkeep.verifying import compare, find_trails, recompute, spot_check
 from tests.project import EXPERIMENT, REPOSITORY, edit, make_project, pack_stand_in
 
 RESULTS = Path("data/results") / f"{EXPERIMENT}.jsonl"

@@ -84,8 +84,8 @@ def test_arms_of_an_experiment_differ_in_their_model_and_where_they_say_so() -> 
     for experiment in params.experiments.values():
         runs = plan_runs(experiment, params.profiles["paper"], params.datasets[experiment.dataset])
         own = {name: getattr(experiment.printed, name) for name in experiment.varied}
-        assert len({dataclasses.replace(run.protocol, **own) for run in runs}) == 1
-        assert len({(run.arm, run.replicate) for run in runs}) == len(runs)
+        assert len({dataclasses.replace(run.spec.protocol, **own) for run in runs}) == 1
+        assert len({(run.name.arm, run.spec.replicate) for run in runs}) == len(runs)
 
 
 def test_an_arm_like_another_differs_in_what_it_says() -> None:
@@ -98,13 +98,13 @@ def test_quick_trains_the_arms_of_the_table_only() -> None:
     params = load_params(REPOSITORY)
     experiment = params.experiments["ninformer-cifar100"]
     planned = {
-        profile: {run.arm for run in plan_runs(experiment, params.profiles[profile], params.datasets["cifar100"])}
+        profile: {run.name.arm for run in plan_runs(experiment, params.profiles[profile], params.datasets["cifar100"])}
         for profile in params.profiles
     }
     assert planned["quick"] == {"vit", "mlp-mixer", "local-vit", "ninformer"}
     assert planned["smoke"] == planned["paper"] == set(experiment.arms)
     named = plan_runs(experiment, params.profiles["quick"], params.datasets["cifar100"], every_role=True)
-    assert {run.arm for run in named} == set(experiment.arms)
+    assert {run.name.arm for run in named} == set(experiment.arms)
 
 
 def test_quick_in_bfloat16_is_quick_but_for_its_precision() -> None:
@@ -124,9 +124,9 @@ def test_an_arm_may_set_protocol_fields_of_its_own(project: Path) -> None:
     experiment = params.experiments["ninformer-cifar100"]
     assert experiment.varied == ("optimizer",)
     runs = plan_runs(experiment, params.profiles["quick"], params.datasets["cifar100"])
-    names = {run.arm: run.protocol.optimizer.name for run in runs}
+    names = {run.name.arm: run.spec.protocol.optimizer.name for run in runs}
     assert names == {"vit": "sgd", "mlp-mixer": "adam", "local-vit": "adam", "ninformer": "adam"}
-    assert {run.protocol.epochs for run in runs} == {3}, "the profile's cut holds for every arm"
+    assert {run.spec.protocol.epochs for run in runs} == {3}, "the profile's cut holds for every arm"
 
 
 IN_INDEX = {
@@ -306,8 +306,8 @@ def test_the_documented_profile_is_one(project: Path) -> None:
     params = load_params(project)
     experiment = params.experiments["ninformer-cifar100"]
     runs = plan_runs(experiment, params.profiles["evening"], params.datasets["cifar100"])
-    assert {run.protocol.epochs for run in runs} == {10}
-    assert {run.replicate_index for run in runs} == {0, 1}
+    assert {run.spec.protocol.epochs for run in runs} == {10}
+    assert {run.name.replicate for run in runs} == {0, 1}
 
 
 def template(**fields: Any) -> ArmTemplate:

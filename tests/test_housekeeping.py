@@ -8,7 +8,7 @@ import pytest
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.object_store import ObjectStore, StoreFault, open_store
 from stages.runs.store import RunStore, remember, stack_id
-from stages.scheduling.engine.object_leases import ObjectLeases
+from stages.scheduling.engine.leases import Leases
 from stages.upkeep import housekeeping
 from stages.upkeep.housekeeping import ABANDONED_SECONDS, disk_usage, remove_leftovers, remove_objects
 
@@ -112,7 +112,7 @@ def test_leftovers_of_an_object_store_go_and_nothing_that_a_record_names(
     root: Path, away: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away.scratch.save("done/resume.pt", b"its holder was killed after the publication")
-    leases = ObjectLeases(away)
+    leases = Leases(away)
     lease = leases.claim("next")
     assert lease is not None
     record, tag = away.read("next")

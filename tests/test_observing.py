@@ -1,12 +1,10 @@
 """Inside trained networks: really trained ones are observed, recorded, queried and drawn."""
 
 import dataclasses
-import json
 import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ import yaml
 from fastapi.testclient import TestClient
 
 from service.app import create_app
+from service.pages.formats import plain
 from service.settings import Settings
 from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import read_images
@@ -26,8 +25,9 @@ from stages.params.experiment import load_params
 from stages.recording import record
 from stages.runs.evidence import ResultLine, read_lines, write_lines
 from stages.scheduling.runner import train_experiment
-from stages.upkeep.links import look_again
+from stages.upkeep.verifying import look_again
 from tests.project import REPOSITORY, pack_stand_in
+from tests.service.drawn import drawn
 
 TINY = {
     "hyperbf-cifar10": {"patch_size": 8, "dim": 8, "depth": 2, "num_heads": 2},
@@ -89,10 +89,6 @@ def lines(root: Path, name: str) -> dict[str, ResultLine]:
 
 def serve(root: Path) -> TestClient:
     return TestClient(create_app(Settings(root=root)), base_url="http://127.0.0.1")
-
-
-def chart(html: str, name: str) -> dict[str, Any]:
-    return json.loads(html.split(f'data-chart="{name}">')[1].partition("</script>")[0])
 
 
 def test_a_line_holds_the_trained_network_and_the_one_that_it_started_from(root: Path) -> None:
@@ -209,14 +205,15 @@ def real(root: Path, tmp_path_factory: pytest.TempPathFactory) -> TestClient:
 
 
 def test_real_networks_are_drawn_on_the_page_of_their_experiment(real: TestClient, root: Path) -> None:
-    spec = chart(real.get("/experiments/hyperbf-cifar10?quantity=attention_sigma").text, "inside")
-    values = {(row["series"], row["moment"], row["block"]): row["mean"] for row in spec["data"]["values"]}
+    html = real.get("/experiments/hyperbf-cifar10?quantity=attention_sigma").text
+    found = drawn(html, "inside").lines
     for arm, title in (("hyperbf", "HyperBF"), ("hyperbf-equal-widths", "HyperBF with equal sigmas at the start")):
         observed = lines(root, "hyperbf-cifar10")[arm].observed
         assert observed is not None
-        for block, (value,) in enumerate(observed["trained"]["attention_sigma"], start=1):
-            assert values[title, "trained", block] == pytest.approx(value)
-    assert spec["encoding"]["strokeDash"]["field"] == "moment"
+        for moment, dash in (("trained", ""), ("start", "6 4")):
+            values = [value for (value,) in observed[moment]["attention_sigma"]]
+            assert [y for _, y in found[title, dash]] == pytest.approx(values, rel=0.01)
+            assert f"{title}, {moment}, block 1: {plain(values[0])}" in html
     heads = real.get("/experiments/brownian-cifar10?quantity=self_probability").text
     observed = lines(root, "brownian-cifar10")["adam"].observed
     assert observed is not None
@@ -235,16 +232,14 @@ def test_a_claim_is_drawn_by_the_quantities_behind_it(real: TestClient) -> None:
         ("hyperbf", "feedforward_sigma"),
     }
     page = real.get("/claims/hyperbf.obs.sigma_order.c10").text
-    spec = chart(page, "inside")
-    assert {row["series"] for row in spec["data"]["values"]} == {"σ of attention", "σ of the feed-forward"}
+    assert set(drawn(page, "inside").inks) == {"σ of attention", "σ of the feed-forward"}
     assert "above 0" in page, "what the paper says"
-    motion = chart(real.get("/claims/brownian.trained.motion").text, "inside")
-    assert {row["series"] for row in motion["data"]["values"]} == {"Adam"}
+    assert set(drawn(real.get("/claims/brownian.trained.motion").text, "inside").inks) == {"Adam"}
 
 
 def test_an_unknown_quantity_is_told_and_the_page_shows_another(real: TestClient) -> None:
     response = real.get("/api/v1/experiments/brownian-cifar10/observations?quantity=colour")
     assert response.status_code == 404
     assert re.search("unknown quantity 'colour'; known: .*self_probability", response.json()["detail"])
-    assert chart(real.get("/experiments/brownian-cifar10?quantity=colour").text, "inside")["data"]["values"]
+    assert drawn(real.get("/experiments/brownian-cifar10?quantity=colour").text, "inside").lines
     assert real.get("/api/v1/experiments/x/observations").status_code == 404

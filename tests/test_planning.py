@@ -28,7 +28,7 @@ from stages.scheduling.planning import (
     plan_costs,
     what_counts,
 )
-from stages.scheduling.runner import assignments
+from stages.scheduling.runner import keyed_runs
 from stages.training.split import training_rows
 from stages.verdicts import Status
 from tests.claims.lines import claims, judge, results, trials
@@ -107,7 +107,7 @@ def test_plan_has_a_training_for_every_run_key(params: Params, profile: str) -> 
     keys = {
         run.spec.run_key
         for experiment in params.experiments.values()
-        for run in assignments(experiment, params, experiment.dataset)
+        for run in keyed_runs(experiment, params, experiment.dataset)
     }
     costs = plan_costs(params, params.profile, params.experiments, one_flop)
     assert add_up(costs.values(), params.rates).runs == len(keys)
@@ -194,7 +194,7 @@ def test_rows_of_a_text_are_its_windows(params: Params) -> None:
 
 def test_flops_are_counted_once_for_each_model(params: Params, tmp_path: Path) -> None:
     path = tmp_path / "kept" / "flops.json"
-    arm = assignments(params.experiments["ninformer-mnist"], params, "digest")[0].spec.model
+    arm = keyed_runs(params.experiments["ninformer-mnist"], params, "digest")[0].spec.model
     first = FlopCounts(path)
     flops = first.count(arm, (1, 28, 28), None)
     first.save()
@@ -299,8 +299,8 @@ def test_it_is_paper_but_for_the_products_of_what_is_printed_in_float32(params: 
         planned = (plan_runs(experiment, profile, params.datasets[experiment.dataset]) for profile in (tf32, paper))
         for rounded, printed in zip(*planned, strict=True):
             precision = "bfloat16" if name in IN_BFLOAT16 else "tf32"
-            protocol = dataclasses.replace(printed.protocol, precision=precision)
-            assert rounded == dataclasses.replace(printed, protocol=protocol)
+            protocol = dataclasses.replace(printed.spec.protocol, precision=precision)
+            assert rounded.spec == dataclasses.replace(printed.spec, protocol=protocol)
 
 
 def test_a_result_says_in_which_precision_it_is(params: Params) -> None:

@@ -17,8 +17,8 @@ from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import ParamsError, load_params
 from stages.runs.store import RunStore, outcome_digest, read_run_list, seal
 from stages.scheduling.engine.groups import Event
-from stages.scheduling.runner import assignments, slot_devices, train_experiment
-from stages.scheduling.together import longest_first
+from stages.scheduling.planning import longest_first
+from stages.scheduling.runner import keyed_runs, slot_devices, train_experiment
 from stages.training import canary
 from tests.project import EXPERIMENT, REPOSITORY, edit, make_project
 
@@ -329,10 +329,10 @@ def test_longest_run_begins_first_and_one_that_cannot_be_built_stops_no_other(pr
     edit_experiment(lambda content: content["arms"]["vit"]["model"].update(num_heads=3))
     unbuilt = next(
         run
-        for run in assignments(load_params().experiments[EXPERIMENT], load_params(), "0" * 64)
-        if run.label == "vit.0"
+        for run in keyed_runs(load_params().experiments[EXPERIMENT], load_params(), "0" * 64)
+        if run.name.cell == "vit.0"
     )
-    assert order(EXPERIMENT, [unbuilt], 1) == -math.inf
+    assert order([unbuilt], 1) == -math.inf
 
 
 @pytest.mark.parametrize(

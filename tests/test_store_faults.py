@@ -15,8 +15,7 @@ import pytest
 from stages.faults import describe_fault
 from stages.runs.object_store import Bucket, ObjectStore, StoreFault
 from stages.runs.store import RunStore, Store
-from stages.scheduling.engine.leases import process_identity
-from stages.scheduling.engine.object_leases import open_leases
+from stages.scheduling.engine.leases import Leases, process_identity
 from tests.hardship import obey_modes, write_little
 from tests.preloaded import python
 from tests.project import environment
@@ -53,7 +52,7 @@ class FailsOnce:
 
 def publish(store: Store, owner: str | None = None) -> None:
     """As an engine does, under a lease."""
-    leases = open_leases(store, owner)
+    leases = Leases(store, owner)
     lease = leases.claim(KEY)
     assert lease is not None
     leases.publish(lease, KEY, FILES)

@@ -137,7 +137,7 @@ def test_networks_are_printed_size_in_every_profile() -> None:
     printed = {"vocabulary_size": 50_257, "context": 1024, "width": 768, "depth": 12, "num_heads": 12}
     for profile in params.profiles.values():
         for run in plan_runs(experiment, profile, source):
-            assert printed.items() <= run.model.arguments.items(), run.arm
+            assert printed.items() <= run.spec.model.arguments.items(), run.name
 
 
 def test_tokens_seen_are_those_of_the_authors_pages() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stages.runs.object_store import ObjectStore, open_store
-from stages.scheduling.engine.object_leases import ObjectLeases
+from stages.scheduling.engine.leases import Leases
 from stages.scheduling.journal import PREFIX
 from tests.object_server import ObjectServer
 from tests.preloaded import python
@@ -50,7 +50,7 @@ def test_an_experiment_trained_into_an_object_store_is_the_folders_bit_for_bit(
         list(store.run_keys()) == sorted(expected)
         and [work for work in store.scratch.list_works() if not work.startswith(PREFIX)] == []
     )
-    leases = ObjectLeases(store)
+    leases = Leases(store)
     assert [one.end for key in expected for one in leases.attempts(key)] == ["published"] * 2
     assert leases.holder(*expected) is None
     assert train(tmp_path / "clone", CLAIMCHECK_STORE=object_url).count("taken from the store") == 2
@@ -82,7 +82,7 @@ def test_a_training_that_was_stopped_goes_on_on_another_machine(
     output = train(tmp_path / "clone", CLAIMCHECK_STORE=object_url)
     assert linked(tmp_path / "clone") == expected
     assert output.count("epoch 1/3") == 1, "the other run alone"
-    assert [one.end for one in ObjectLeases(store).attempts(begun)] == ["stopped", "published"]
+    assert [one.end for one in Leases(store).attempts(begun)] == ["stopped", "published"]
 
 
 def test_an_object_store_that_cannot_be_used_is_one_line(tmp_path: Path, object_server: ObjectServer) -> None:

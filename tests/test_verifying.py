@@ -20,8 +20,18 @@ from stages.results import UnknownCheckpoint, open_results
 from stages.run import canonical_json
 from stages.runs.evidence import EvidenceLine, ResultLine, pack_correct, read_lines, seal, unpack_correct
 from stages.runs.store import seal as seal_outcome
-from stages.upkeep.links import REMEDIES, Link, check_data, compare, compare_released, recompute, spot_check
-from stages.upkeep.verifying import Trail, find_trails, verify
+from stages.upkeep.verifying import (
+    REMEDIES,
+    Link,
+    Trail,
+    check_data,
+    compare,
+    compare_released,
+    find_trails,
+    recompute,
+    spot_check,
+    verify,
+)
 from tests.packed_table import pack_images, pack_table
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from stages.results import Result
 from stages.runs.consistency import compare_canaries
 from stages.training import process
 from stages.training.canary import VARIES
-from stages.upkeep.links import check_environment
+from stages.upkeep.verifying import check_environment
 from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, whole_file
 
 HYPERBF = "tiny-hyperbf"

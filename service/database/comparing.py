@@ -129,8 +129,6 @@ COSTS: dict[Cost, str] = {
     "latency_seconds_per_sample": "time per sample",
 }
 """Costs to compare with the result: fields of `CostSummary` and their titles."""
-
-UNITS: dict[Cost, str] = {"train_seconds": "s", "peak_memory_bytes": "B", "latency_seconds_per_sample": "s"}
 TITLES: dict[Column, str] = {
     "result": "Result",
     **{cost: title[0].upper() + title[1:] for cost, title in COSTS.items()},

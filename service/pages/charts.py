@@ -1,15 +1,17 @@
-"""Vega-Lite specs as plain data.  Colours come from the page's style sheet, so that dark mode changes them too."""
+"""What pages draw: learning curves, costs, numbers from inside networks, and the pairs behind a claim."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from service.database.comparing import COSTS, UNITS, Cost
+from service.database.comparing import COSTS, Cost
 from service.database.curves import (
     Curve,
     CurvePoint,
@@ -19,372 +21,311 @@ from service.database.curves import (
     points_of,
     unit_of_curve,
 )
-from service.pages.plots import PALETTE, Ink
-from stages.results import ExperimentComparison, Result
+from service.pages.concluding import Trend
+from service.pages.formats import (
+    as_cost,
+    as_precise_as,
+    count,
+    duration,
+    flops,
+    in_terms_of,
+    memory,
+    plain,
+    span,
+    value_in,
+)
+from service.pages.plots import DASHES, PALETTE, Axis, Dot, Drawing, Ink, Line, Mark, Point, tick_in
+from service.pages.wording import span_of
+from stages.results import Claim, ClaimRecord, ExperimentComparison, PairGain, Result
 
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-BETWEEN = {1.3: (1, 2, 5), 3.0: (1, 3)}
-"""Ticks of each decade of a logarithmic axis that has no more decades than this."""
-ZOOM = {"name": "zoom", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}
-
-
-def scale_of(values: Iterable[float], *, wide: float = 10.0) -> dict[str, Any]:
-    """Logarithmic where the largest of positive values is more than `wide` times the smallest, else linear without
-    zero.
-    """
-    numbers = list(values)
-    is_wide = min(numbers) > 0 and max(numbers) > wide * min(numbers)
-    return {"type": "log", "nice": False} if is_wide else {"zero": False}
-
-
-def ticks_of(values: Iterable[float]) -> dict[str, Any]:
-    """The ticks of a logarithmic axis over `values`: each power of ten in them, and few or no numbers between.
-
-    Vega's own choice leaves out some powers of ten and keeps others.  No choice of ours where fewer than two ticks
-    would be left.
-    """
-    numbers = list(values)
-    low, high = math.log10(min(numbers)), math.log10(max(numbers))
-    factors = next((factors for decades, factors in BETWEEN.items() if high - low <= decades), (1,))
-    found = [float(f"{factor}e{power}") for power in range(math.floor(low), math.floor(high) + 1) for factor in factors]
-    kept = [tick for tick in found if min(numbers) <= tick <= max(numbers)]
-    return {"values": kept, "labelOverlap": False} if len(kept) > 1 else {}
-
-
-def tooltip_of_nearest(fields: Mapping[str, str], number_format: Mapping[str, str]) -> dict[str, Any]:
-    """The tooltip of a mark with a `nearest` selection: `fields` by title; those in `number_format` are numbers.
-
-    Such a mark is covered by cells whose datum holds the row; Vega-Lite's own tooltip looks for text and for numbers
-    without a format in the cell itself, where they are undefined.
-    """
-    row = "(datum.datum || datum)"
-    told = {
-        title: f"format({row}['{name}'], '{number_format[name]}')" if name in number_format else f"{row}['{name}']"
-        for title, name in fields.items()
-    }
-    return {"value": {"expr": "{" + ", ".join(f"'{title}': {value}" for title, value in told.items()) + "}"}}
-
-
-def frame(description: str, *, height: int) -> dict[str, Any]:
-    """The beginning of every chart: as wide as its place."""
-    return {
-        "$schema": SCHEMA,
-        "description": description,
-        "width": "container",
-        "height": height,
-        "autosize": {"type": "fit-x", "contains": "padding"},
-    }
-
-
-def interval_layer(x: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "transform": [{"filter": "isValid(datum.low)"}],
-        "mark": {"type": "rule", "strokeWidth": 2},
-        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
-    }
-
-
-def point_layers(x: dict[str, Any], shown: Sequence[str], about: Sequence[dict[str, str]] = ()) -> dict[str, Any]:
-    side = side_colors(["ours", "paper"], shown)
-    return {
-        "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1},
-        "encoding": {
-            "x": {"field": "value", "scale": {"zero": False, "padding": 24, "nice": True}, **x},
-            "color": side,
-            "shape": side,
-            "tooltip": [*about, {"field": "side"}, {"field": "value", "format": ".4~g"}],
-        },
-    }
-
-
-def side_colors(domain: Sequence[str], shown: Sequence[str]) -> dict[str, Any]:
-    """The scale of the sides: each keeps its colour and shape even if another side is missing.
-
-    Colours of ours and of the paper are those of no other side.
-    """
-    is_of_ours = list(domain) == ["ours", "paper"]
-    return {
-        "field": "side",
-        "type": "nominal",
-        "sort": list(domain),
-        "scale": {"domain": list(domain)} | ({} if is_of_ours else {"range": PALETTE[: len(domain)]}),
-        "legend": {"title": None, "orient": "top", "values": list(shown)},
-    }
-
-
-MOST_NAMED = 8  # points that have room for their names beside them
-LINE = {"type": "rule", "strokeDash": [4, 4], "strokeWidth": 2}
-
-
-def cost_chart(
-    comparison: ExperimentComparison, cost: Cost, inks: Mapping[str, Ink], *, bound: float | None = None
-) -> dict[str, Any] | None:
-    """One point per model: its cost on the x axis, our result on the y axis, with the 95 % interval if there is one.
-
-    A dashed line stands at `bound`, a cost that a paper names.  None if no model has both.
-    """
-    scale = 100 if comparison.metric.unit == "fraction" else 1
-    rows = []
-    for arm in comparison.arms:
-        spent = getattr(arm.cost, cost)
-        if spent is None or arm.ours is None:
-            continue
-        row = {"model": arm.title, "role": arm.role, "cost": spent, "value": scale * arm.ours.value}
-        if arm.ours.low is not None and arm.ours.high is not None:
-            row |= {"low": scale * arm.ours.low, "high": scale * arm.ours.high}
-        rows.append(row)
-    if not rows:
-        return None
-    title = f"{COSTS[cost]} ({UNITS[cost]})" if cost in UNITS else COSTS[cost]
-    unit = " (%)" if comparison.metric.unit == "fraction" else ""
-    # A single value gets a single tick, with all its digits unless it is told how many.
-    costs = [row["cost"] for row in rows]
-    scale_of_x = scale_of(costs)
-    axis = {"format": "~s" if len(set(costs)) > 1 else ".3~s", "tickCount": 6}
-    if scale_of_x.get("type") == "log":
-        axis |= ticks_of(costs)
-    x = {"field": "cost", "type": "quantitative", "title": title, "axis": axis}
-    better = f"{comparison.metric.better} is better"
-    y = {
-        "type": "quantitative",
-        "title": [f"{comparison.metric.title}{unit}", better],
-        "scale": {"zero": False, "padding": 16},
-    }
-    roles = list(dict.fromkeys(str(row["role"]) for row in rows))
-    models = list(dict.fromkeys(str(row["model"]) for row in rows))
-    colors = [inks[model].colour for model in models]
-    color = {"field": "model", "type": "nominal", "scale": {"domain": models, "range": colors}, "legend": None}
-    legend = {"title": None, "orient": "top"}
-    shape = {"field": "role", "type": "nominal", "sort": roles, "scale": {"domain": roles}, "legend": legend}
-    intervals = {
-        "transform": [{"filter": "isValid(datum.low)"}],
-        "mark": {"type": "rule", "strokeWidth": 2},
-        "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}, "color": color},
-    }
-    x_pixels = "scale('x', datum.cost)"
-    is_left = f"{x_pixels} < width / 2"
-    named = {
-        "mark": {
-            "type": "text",
-            "align": {"expr": f"{is_left} ? 'left' : 'right'"},
-            "dx": {"expr": f"{is_left} ? 10 : -10"},
-            "limit": {"expr": f"({is_left} ? width - {x_pixels} : {x_pixels}) - 10"},
-            "fontSize": 13,
-        },
-        "encoding": {"y": {"field": "value", **y}, "text": {"field": "model"}},
-    }
-    return {
-        **frame(f"{comparison.title}: {comparison.metric.title} over {title}", height=320),
-        "data": {"values": rows},
-        "encoding": {"x": {**x, "scale": {"nice": True, **scale_of_x, "padding": 60}}},
-        "layer": [
-            *([] if bound is None else [{"data": {"values": [{"cost": bound}]}, "mark": LINE}]),
-            *([intervals] if any("low" in row for row in rows) else []),
-            *([named] if len(rows) <= MOST_NAMED else []),
-            {
-                "params": [ZOOM],
-                "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
-                "encoding": {
-                    "y": {"field": "value", **y},
-                    "color": color,
-                    "shape": shape,
-                    "tooltip": [
-                        {"field": "model"},
-                        {"field": "cost", "format": ".4~s", "title": title},
-                        {"field": "value", "format": ".4~g", "title": comparison.metric.title},
-                    ],
-                },
-            },
-        ],
-    }
-
-
-MOMENTS = ["trained", "start"]
-
-
-def blocks_chart(
-    title: str, points: Sequence[ObservedPoint], arms: Mapping[str, str], inks: Mapping[str, Ink]
-) -> dict[str, Any] | None:
-    """One line per arm and quantity over the blocks, dashed for initial weights; `arms` are the titles of arms.
-
-    A line has its model's colour unless lines differ in something else, too.
-
-    Widths of kernels span decades and are drawn on a logarithmic axis.  None if there are no points.
-    """
-    if not points:
-        return None
-    quantities = list(dict.fromkeys(point.quantity for point in points))
-    several = {name: len({getattr(point, name) for point in points}) > 1 for name in ("experiment", "arm", "quantity")}
-
-    def name(point: ObservedPoint) -> str:
-        parts = {"experiment": point.experiment, "arm": arms[point.arm], "quantity": name_quantity(point.quantity)}
-        told = [text for part, text in parts.items() if several[part]]
-        return ", ".join(told) or parts["arm"]
-
-    rows = [
-        {"series": name(point), "moment": point.moment, "replicates": point.replicates, "block": point.block}
-        | {part: getattr(point, part) for part in ("mean", "low", "high")}
-        for point in points
-    ]
-    series = list(dict.fromkeys(str(row["series"]) for row in rows))
-    colors = dict(zip(series, itertools.cycle(PALETTE)))
-    if not (several["experiment"] or several["quantity"]):
-        colors = {name(point): inks[arms[point.arm]].colour for point in points}
-    y_title = name_quantity(quantities[0]) if len(quantities) == 1 else "mean over heads and replicates"
-    y_scale = {**scale_of((point.mean for point in points), wide=5), "padding": 12}
-    y = {"field": "mean", "type": "quantitative", "title": y_title, "scale": y_scale}
-    tooltip: list[dict[str, str]] = [{"field": part} for part in ("series", "moment", "block", "replicates")]
-    tooltip += [{"field": part, "format": ".4~g"} for part in ("mean", "low", "high")]
-    return {
-        **frame(f"{title}: {', '.join(map(name_quantity, quantities))}, block by block", height=260),
-        "data": {"values": rows},
-        "mark": {"type": "line", "strokeWidth": 2, "point": {"size": 60, "filled": True}},
-        "encoding": {
-            "x": {"field": "block", "type": "ordinal", "title": "block", "axis": {"labelAngle": 0}},
-            "y": y,
-            "color": {
-                "field": "series",
-                "type": "nominal",
-                "sort": series,
-                "scale": {"domain": series, "range": list(colors.values())},
-                "legend": {"title": None, "orient": "top", "columns": 2, "labelLimit": {"expr": "width / 2"}},
-            },
-            "strokeDash": {
-                "field": "moment",
-                "type": "nominal",
-                "scale": {"domain": MOMENTS, "range": [[1, 0], [4, 4]]},
-                "legend": None,  # the page explains the dashes
-            },
-            "tooltip": tooltip,
-        },
-    }
-
-
-def inside_charts(result: Result, titles: Mapping[str, str], inks: Mapping[str, Ink]) -> dict[str, dict[str, Any]]:
-    """One result's quantities, one chart each."""
-    charts = {}
-    for quantity in dict.fromkeys(row.quantity for row in result.observations):
-        points = points_of(result, quantity)
-        chart = blocks_chart(f"{titles[result.arm]} {result.replicate}", points, titles, inks)
-        if chart is not None:
-            charts[quantity] = chart
-    return charts
-
-
+MANY_EPOCHS, LONG_MEAN = 200, 15
+"""Epochs beyond which lines are running means, and the epochs of one."""
 Smooth = Annotated[Literal[1, 5, 15], BeforeValidator(int)]
 """The epochs of a running mean; 1 is none."""
 
-MOST_TICKS = 12
-_LETTER, _SYMBOL = 7, 30  # pixels per letter in a legend, and of what precedes a name
 
-
-def band_chart(
-    title: str,
-    titles: Mapping[str, str],
+def draw_overlay(
     points: Sequence[CurvePoint],
+    titles: Mapping[str, str],
+    inks: Mapping[str, Ink],
+    unit: str,
+    *,
+    title: str = "",
+    smooth: int | None = None,
+) -> Drawing | None:
+    """Lines of means with bands from the lowest to the highest replicate; None without points.
+
+    Of many epochs running means unless `smooth` says otherwise, since each epoch's scatter hides the lines.
+    """
+    by_arm: dict[str, list[CurvePoint]] = {}
+    for point in points:
+        if math.isfinite(point.high - point.low):  # what diverged has no place
+            by_arm.setdefault(point.arm, []).append(point)
+    if not by_arm:
+        return None
+    smooth = smooth or (LONG_MEAN if max(map(len, by_arm.values())) > MANY_EPOCHS else 1)
+    write, best = value_in(unit), max if unit == "fraction" else min
+    rows = []
+    for arm, own in by_arm.items():
+        means = [point.mean for point in own]
+        numbers = (write(means[0]), write(best(means)), write(means[-1]), span(own[-1].low, own[-1].high, unit))
+        rows.append((titles[arm], plain(own[-1].epoch), *numbers, plain(own[-1].replicates)))
+    smoothed = {arm: _running_means(own, smooth) for arm, own in by_arm.items()}
+    every = [point for own in smoothed.values() for point in own]
+    ends = [end for point in every for end in (point.low, point.high)]
+    lines = tuple(
+        Line(
+            name=titles[arm],
+            ink=inks[titles[arm]],
+            points=tuple(_on_curve(point, write, unit) for point in own),
+            has_band=any(point.replicates > 1 for point in own),
+        )
+        for arm, own in smoothed.items()
+    )
+    return Drawing(
+        x=Axis([point.epoch for point in every], "{:g}".format, title="epoch", is_linear=True, is_whole=True),
+        y=Axis(ends, tick_in(unit), title=title, is_linear=unit == "fraction", is_upright=True),
+        lines=lines,
+        smooth=smooth,
+        head=("Model", "Epochs", "First", "Best", "Last", "Last, lowest to highest", "Replicates"),
+        rows=tuple(rows),
+    )
+
+
+def draw_curve(
+    points: Sequence[CurvePoint],
+    titles: Mapping[str, str],
+    inks: Mapping[str, Ink],
     curve: Curve,
     kind: str,
-    inks: Mapping[str, Ink],
-    *,
-    smooth: int = 1,
-) -> dict[str, Any]:
-    """One line per arm, the mean over its replicates; a band from the lowest to the highest of them.
-
-    `titles` names the arms, `title` what they are of, and `inks` has a colour for each name.  Line and band are running
-    means of `smooth` epochs, an odd number.
-    """
-    scale, axis = _axis(curve, kind)
-    rows: list[dict[str, Any]] = [
-        {"model": titles[point.arm], "epoch": point.epoch, "replicates": point.replicates}
-        | {name: float(f"{scale * getattr(point, name):.7g}") for name in ("mean", "low", "high")}
-        for point in points
-    ]
-    arms = list(dict.fromkeys(point.arm for point in points))
-    models = [titles[arm] for arm in arms]
-    ends = [row[name] for row in rows for name in ("low", "high")]
-    y = {"type": "quantitative", "title": axis, "scale": {"zero": False} if scale > 1 else scale_of(ends)}
-    color: dict[str, Any] = {
-        "field": "model",
-        "type": "nominal",
-        "sort": models,
-        "scale": {"domain": models, "range": [inks[model].colour for model in models]},
-        "legend": {
-            "title": None,
-            "orient": "top",
-            "columns": {"expr": f"max(1, floor(width / {_LETTER * max(map(len, models)) + _SYMBOL}))"},
-            "labelLimit": {"expr": f"width - {_SYMBOL}"},
-            "symbolType": "stroke",
-            "symbolOpacity": 1,
-        },
-    }
-    nearest = {"type": "point", "nearest": True, "on": "pointermove", "clear": "pointerout"}
-    has_band = any(point.replicates > 1 for point in points)
-    told = {"model": "model", "epoch": "epoch", axis: "mean"}
-    told |= {"lowest": "low", "highest": "high", "replicates": "replicates"} if has_band else {}
-    formats = dict.fromkeys(("mean", "low", "high"), ".4~g")
-    layers: list[dict[str, Any]] = [
-        {
-            "mark": {"type": "line", "strokeWidth": 2},
-            "encoding": {
-                "y": {"field": "mean", **y},
-                "strokeDash": {**dashes_of(models, inks), "legend": color["legend"]},
-            },
-            "params": [ZOOM],
-        },
-        {
-            "params": [{"name": "hover", "select": nearest}],
-            "mark": {"type": "point", "filled": True, "size": 70},
-            "encoding": {
-                "y": {"field": "mean", **y},
-                "opacity": {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0},
-                "tooltip": tooltip_of_nearest(told, formats),
-            },
-        },
-    ]
-    if has_band:
-        band = {
-            "mark": {"type": "area", "opacity": 0.2},
-            "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}},
-        }
-        layers.insert(0, band)
-    return {
-        **frame(f"{title}: {axis} over epochs, mean and span over replicates", height=340),
-        "data": {"values": rows},
-        "transform": _running_mean(smooth),
-        "encoding": {"x": _epochs(rows), "color": color},
-        "layer": layers,
-    }
-
-
-def dashes_of(models: Sequence[str], inks: Mapping[str, Ink]) -> dict[str, Any]:
-    """The scale of dashes that tell apart models of one colour."""
-    ranges = [[int(part) for part in (inks[model].dash or "1 0").split()] for model in models]
-    scale = {"domain": list(models), "range": ranges}
-    return {"field": "model", "type": "nominal", "sort": list(models), "scale": scale}
-
-
-def _running_mean(epochs: int) -> list[dict[str, Any]]:
-    if epochs == 1:
-        return []
-    half = epochs // 2
-    means = [{"op": "mean", "field": name, "as": name} for name in ("mean", "low", "high")]
-    return [{"window": means, "frame": [-half, half], "groupby": ["model"], "sort": [{"field": "epoch"}]}]
-
-
-def _epochs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The axis of epochs; only whole ones if they are few."""
-    epochs = sorted({row["epoch"] for row in rows})
-    return {
-        "field": "epoch",
-        "type": "quantitative",
-        "title": "epoch",
-        "axis": {"format": "d", **({"values": epochs} if len(epochs) <= MOST_TICKS else {"tickMinStep": 1})},
-        "scale": {"zero": False, "nice": False, "padding": 10},
-    }
-
-
-def _axis(curve: str, kind: str) -> tuple[int, str]:
-    """The factor that a curve's numbers are drawn with, and its axis' title with the unit."""
+    smooth: int | None = None,
+) -> Drawing | None:
+    """`draw_overlay` of one curve on a data set of this kind, with the curve's name on its axis."""
     unit = unit_of_curve(curve, kind)
-    shown = "%" if unit == "fraction" else unit
-    return 100 if unit == "fraction" else 1, name_curve(curve, kind) + (f" ({shown})" if shown else "")
+    return draw_overlay(points, titles, inks, unit, title=_axis_title(name_curve(curve, kind), unit), smooth=smooth)
+
+
+def _on_curve(point: CurvePoint, write: Callable[[float | None], str], unit: str) -> Point:
+    told = f"epoch {point.epoch}: {write(point.mean)}"
+    told += f" ({span(point.low, point.high, unit)})" if point.replicates > 1 else ""
+    return Point(x=point.epoch, y=point.mean, low=point.low, high=point.high, told=told)
+
+
+def _running_means(points: Sequence[CurvePoint], epochs: int) -> list[CurvePoint]:
+    half = epochs // 2
+    windows = [points[max(0, place - half) : place + half + 1] for place in range(len(points))]
+    return [
+        replace(
+            point,
+            mean=fmean(near.mean for near in window),
+            low=fmean(near.low for near in window),
+            high=fmean(near.high for near in window),
+        )
+        for point, window in zip(points, windows, strict=True)
+    ]
+
+
+def draw_costs(
+    comparison: ExperimentComparison, cost: Cost, inks: Mapping[str, Ink], *, printed: float | None = None
+) -> Drawing | None:
+    """A point for each model: its cost on x, our result with its interval on y; None if no model has both.
+
+    `printed`: a cost that the paper names.
+    """
+    metric, unit = comparison.metric, comparison.metric.unit
+    write, dots, rows = value_in(unit), [], []
+    for arm in comparison.arms:
+        spent, ours = getattr(arm.cost, cost), arm.ours
+        if spent is None or ours is None:
+            continue
+        interval = span(ours.low, ours.high, unit) if ours.low is not None and ours.high is not None else ""
+        rows.append((arm.title, as_cost(spent, cost), write(ours.value), interval))
+        told = f"{arm.title}: {write(ours.value)}{f' ({interval})' if interval else ''}, {as_cost(spent, cost)}"
+        dots.append(
+            Dot(
+                x=spent,
+                y=ours.value,
+                low=ours.low if interval else None,
+                high=ours.high if interval else None,
+                told=told,
+                name=arm.title,
+                ink=inks[arm.title],
+                role=arm.role,
+            )
+        )
+    writers = {"parameters": count, "flops_per_image": flops, "peak_memory_bytes": memory, "train_seconds": plain}
+    title = COSTS[cost] + (" (seconds)" if cost == "train_seconds" else "")
+    head = ("Model", title.capitalize(), metric.title, "95 % interval")
+    return _scatter(
+        dots, printed, (title, writers.get(cost, duration)), (_axis_title(metric.title, unit), unit), head, rows
+    )
+
+
+def draw_arms(record: ClaimRecord, titles: Mapping[str, str], inks: Mapping[str, Ink]) -> dict[str, Drawing]:
+    """`{experiment: drawing}`, as DAC's Figures 5 and 6: FLOP of a forward pass on x, error with its interval on y.
+
+    An experiment with fewer than two arms that have both has none.
+    """
+    found: dict[str, list[Dot]] = {}
+    for arm in record.arms:
+        if arm.flops:
+            name = titles[arm.arm]
+            interval = span(arm.low, arm.high, "fraction")
+            told = f"{name}: {value_in('fraction')(arm.value)} ({interval}), {flops(arm.flops)}"
+            ends = {"x": arm.flops, "y": arm.value, "low": arm.low, "high": arm.high}
+            found.setdefault(arm.experiment, []).append(
+                Dot(**ends, told=told, name=name, ink=inks[name], role=arm.role)
+            )
+    drawn = {
+        name: _scatter(dots, None, ("FLOP per forward pass", flops), ("test error", "fraction"))
+        for name, dots in found.items()
+        if len(dots) > 1
+    }
+    return {name: drawing for name, drawing in drawn.items() if drawing}
+
+
+def _scatter(
+    dots: Sequence[Dot],
+    printed: float | None,
+    x: tuple[str, Callable[[float], str]],
+    y: tuple[str, str],
+    head: tuple[str, ...] = (),
+    rows: Sequence[tuple[str, ...]] = (),
+) -> Drawing | None:
+    """Points on axes of a title and a writer or a unit."""
+    dots = [dot for dot in dots if math.isfinite(dot.y)]
+    if not dots:
+        return None
+    spent = [dot.x for dot in dots] + ([] if printed is None else [printed])
+    ends = [end for dot in dots for end in (dot.y, dot.low, dot.high) if end is not None]
+    return Drawing(
+        x=Axis(spent, x[1], title=x[0]),
+        y=Axis(ends, tick_in(y[1]), title=y[0], is_linear=y[1] == "fraction", is_upright=True),
+        dots=tuple(dots),
+        printed=printed,
+        head=head,
+        rows=tuple(rows),
+    )
+
+
+def _axis_title(title: str, unit: str) -> str:
+    return title + (f" ({unit})" if unit not in ("", "fraction", "seconds", "bytes", "count", "flop") else "")
+
+
+def draw_blocks(points: Sequence[ObservedPoint], arms: Mapping[str, str], inks: Mapping[str, Ink]) -> Drawing | None:
+    """One line per arm and quantity over the blocks, dashed for initial weights; `arms` are the titles of arms.
+
+    A line has its model's colour unless lines differ in something else, too.  None if there are no points.
+    """
+    if not points:
+        return None
+    several = {name: len({getattr(point, name) for point in points}) > 1 for name in ("experiment", "arm", "quantity")}
+    series: dict[tuple[str, str, str], list[ObservedPoint]] = {}
+    for point in points:
+        parts = {"experiment": point.experiment, "arm": arms[point.arm], "quantity": name_quantity(point.quantity)}
+        name = ", ".join(text for part, text in parts.items() if several[part]) or parts["arm"]
+        series.setdefault((name, point.arm, point.moment), []).append(point)
+    colours = dict(zip(dict.fromkeys(name for name, _, _ in series), itertools.cycle(PALETTE)))
+    if not (several["experiment"] or several["quantity"]):
+        colours = {name: inks[arms[arm]].colour for name, arm, _ in series}
+    trained = {name for name, _, moment in series if moment == "trained"}
+    lines = tuple(
+        Line(
+            name=name,
+            ink=Ink(colours[name], "" if moment == "trained" else DASHES[1]),
+            points=tuple(
+                Point(x=point.block, y=point.mean, told=f"{moment}, block {point.block}: {_mean_of(point)}")
+                for point in own
+            ),
+            is_named=moment == "trained" or name not in trained,
+        )
+        for (name, _, moment), own in series.items()
+    )
+    quantities = dict.fromkeys(name_quantity(point.quantity) for point in points)
+    title = next(iter(quantities)) if len(quantities) == 1 else "mean over heads and replicates"
+    return Drawing(
+        x=Axis([point.block for point in points], "{:g}".format, title="block", is_linear=True, is_whole=True),
+        y=Axis([point.mean for point in points], tick_in(""), title=title, is_upright=True),
+        lines=lines,
+        head=("Model", "Quantity", "When", "Block", "Mean", "Lowest to highest", "Replicates"),
+        rows=tuple(
+            (
+                *(arms[point.arm], name_quantity(point.quantity), point.moment, str(point.block), plain(point.mean)),
+                *(f"{plain(point.low)} to {plain(point.high)}", str(point.replicates)),
+            )
+            for point in points
+        ),
+    )
+
+
+def _mean_of(point: ObservedPoint) -> str:
+    return plain(point.mean) + (f" ({plain(point.low)} to {plain(point.high)})" if point.low < point.high else "")
+
+
+def draw_inside(result: Result, titles: Mapping[str, str], inks: Mapping[str, Ink]) -> dict[str, Drawing]:
+    """One result's quantities, a drawing each."""
+    drawn = {
+        quantity: draw_blocks(points_of(result, quantity), titles, inks)
+        for quantity in dict.fromkeys(row.quantity for row in result.observations)
+    }
+    return {quantity: drawing for quantity, drawing in drawn.items() if drawing}
+
+
+def draw_trend(trend: Trend, titles: Mapping[str, str], claim: Claim) -> Drawing:
+    """The gain of each pair by the level of the factor, with its interval, and the mean at each level."""
+    dots = [
+        Dot(
+            x=level,
+            y=pair.gain,
+            low=pair.low,
+            high=pair.high,
+            told=f"{titles[pair.arm]}: {_tell_gain(pair, claim)}",
+            name=titles[pair.arm],
+            ink=Ink("currentcolor", ""),
+            role="baseline",
+        )
+        for level, pair in trend.pairs
+    ]
+    means = tuple(
+        Point(x=level, y=gain, told=f"{trend.factor} {level:g}: {in_terms_of(gain, claim)}")
+        for level, gain in trend.gains.items()
+    )
+    ends = [end for dot in dots for end in (dot.low, dot.high) if end is not None]
+    return Drawing(
+        x=Axis(trend.gains, "{:g}".format, title=trend.factor, marked=list(trend.gains)),
+        y=Axis([0.0, *ends], lambda gain: in_terms_of(gain, claim), title="Gain", is_linear=True, is_upright=True),
+        lines=(Line(name="mean", ink=Ink(PALETTE[3], ""), points=means),),
+        dots=tuple(dots),
+    )
+
+
+def mark_pairs(
+    pairs: Iterable[PairGain], titles: Mapping[str, str], claim: Claim
+) -> tuple[Axis, list[tuple[PairGain, Mark]]] | None:
+    """The pairs of a grid, each with its gain, its own interval and the paper's gain of all; None without pairs."""
+    pairs = list(pairs)
+    if not pairs:
+        return None
+    shown = [0.0, *(end for pair in pairs for end in (pair.low, pair.high))]
+    shown += [] if claim.value is None else [claim.value]
+    axis = Axis(shown, lambda gain: in_terms_of(gain, claim), is_linear=True, most=5)
+    return axis, [
+        (
+            pair,
+            Mark(
+                ours=axis.at(pair.gain),
+                low=axis.at(pair.low),
+                high=axis.at(pair.high),
+                is_thin=False,
+                paper=None if claim.value is None else axis.at(claim.value),
+                told=f"{titles[pair.arm]} against {titles[pair.against]}: {_tell_gain(pair, claim)}",
+            ),
+        )
+        for pair in pairs
+    ]
+
+
+def _tell_gain(pair: PairGain, claim: Claim) -> str:
+    return (
+        f"{in_terms_of(pair.gain, claim, as_precise_as(pair.low, pair.high))} ({span_of(pair.low, pair.high, claim)})"
+    )

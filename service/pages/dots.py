@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from service.pages.formats import in_terms_of
 from service.pages.legend import COLOURS, word_of
+from service.pages.plots import Axis
 from service.pages.wording import print_ours, print_value, span_of
 from stages.results import JudgedClaim, Word
 
@@ -164,24 +165,16 @@ Write = Callable[[float], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """One number of ours on an axis of its unit: places of ours, its interval, the printed number, the margin, zero."""
+    """One number of ours with the ends of its interval on an axis, with the printed number and the margin around it."""
 
+    axis: Axis
     ours: float
     low: float
     high: float
     printed: float | None
     same: tuple[float, float] | None
-    zero: float | None
-    ticks: tuple[tuple[float, str], ...]
     side: str
     told: str
-
-
-def ticks_between(low: float, high: float, most: int) -> list[float]:
-    """At most about so many round numbers between the ends of an axis."""
-    sizes = (base * 10.0**power for power in range(-12, 16) for base in (1, 2, 5))
-    step = next(size for size in sizes if (high - low) / size <= most)
-    return [round(step * number, 12) for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def draw_interval(
@@ -195,27 +188,11 @@ def draw_interval(
     margin: float | None = None,
     has_zero: bool = False,
 ) -> Interval:
-    """Place the numbers on a line that is as long as they need; `margin` is around the printed number."""
+    """Lay out an axis that is as long as the numbers need; `margin` is around the printed number."""
     same = (printed - margin, printed + margin) if printed is not None and margin else None
     shown = [ours, *ends, *(same or ()), *([] if printed is None else [printed]), *([0.0] if has_zero else [])]
-    low, high = min(shown), max(shown)
-    pad = 0.08 * ((high - low) or abs(high) or 1.0)
-    low, high = low - pad, high + pad
-
-    def place(number: float) -> float:
-        return round(WIDTH * (number - low) / (high - low), 1)
-
-    return Interval(
-        ours=place(ours),
-        low=place(ends[0]),
-        high=place(ends[1]),
-        printed=None if printed is None else place(printed),
-        same=None if same is None else (place(same[0]), place(same[1])),
-        zero=place(0.0) if has_zero else None,
-        ticks=tuple((place(tick), write(tick) if tick else "0") for tick in ticks_between(low, high, MOST_TICKS)),
-        side=side,
-        told=told,
-    )
+    axis = Axis(shown, write, most=MOST_TICKS, is_linear=True)
+    return Interval(axis=axis, ours=ours, low=ends[0], high=ends[1], printed=printed, same=same, side=side, told=told)
 
 
 def draw_claim(record: JudgedClaim, name: str) -> Interval | None:

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 from sqlalchemy.orm import Session
 
-from service.database.curves import CurvePoint
 from service.database.queries import ALL_TITLES
-from service.pages.dots import ticks_between
 from service.pages.formats import NONE, value_in
 from stages.results import ArmComparison, MetricInfo
 
 PALETTE = ("#3b7bc8", "#c2456b", "#4f9440", "#8a62c4", "#a8871b", "#c25aa6", "#6b7c8c", "#8f6648")
 """Colours of models, seen on the light page and on the dark one; teal is ours and orange is the paper's."""
 DASHES = ("", "6 4", "2 3")
-MOST_TICKS = 7
-MOST_POINTS = 60
-"""Epochs that are drawn as points, too."""
-MANY_EPOCHS, LONG_MEAN = 200, 15
-"""Epochs beyond which lines are running means, and the epochs of one."""
+SHAPES = {
+    "baseline": "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z",
+    "proposed": "M0-6.5L6 5H-6z",
+    "ablation": "M-5-5H5V5H-5z",
+    "sensitivity": "M-6-5H6L0 6.5z",
+}
+"""The mark of each role; a diamond is the paper's number."""
+FEW_TICKS, MOST_TICKS = 4, 7
+MOST_POINTS, MOST_STRIPES = 20, 60
+"""Numbers of a line that are drawn as points, and stripes of a drawing, which tell numbers under the pointer."""
 PAD = 0.04
 APART = 7.0
 """Least distance of two labels at the ends of lines, in percent of the height."""
+MOST_ENDS = 14  # labels one below the other
+MOST_NAMED = 8  # points that have room for their names beside them
+WIDTH, HEIGHT, LETTER, ROW = 560.0, 288.0, 7.0, 16.0
+"""Pixels of a small drawing, a letter and a line of text, by which names are laid beside points."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,7 @@ def apart(inks: Iterable[Ink]) -> list[Ink]:
 
 @dataclass(frozen=True)
 class Tick:
+    number: float
     place: float
     text: str
     is_minor: bool
@@ -67,9 +76,10 @@ class Tick:
 
 
 class Axis:
-    """Places numbers between 0 and 100 %, with round ticks.
+    """Places numbers between 0 and 100 %, from the left or, if it `is_upright`, from the top, with round ticks.
 
     Logarithmic if positive numbers span more than a decade, unless it `is_linear`; of whole numbers, so are ticks.
+    `marked`: the ticks, if they are not to be round numbers.
     """
 
     def __init__(
@@ -77,34 +87,66 @@ class Axis:
         values: Iterable[float],
         write: Callable[[float], str],
         *,
+        title: str = "",
         most: int = MOST_TICKS,
         is_linear: bool = False,
         is_whole: bool = False,
+        is_upright: bool = False,
+        marked: Sequence[float] = (),
     ) -> None:
         numbers = list(values)
+        self.title, self._is_upright = title, is_upright
         self.is_log = not is_linear and min(numbers) > 0 and max(numbers) > 10 * min(numbers)
         self._low, self._high = (math.log10(min(numbers)), math.log10(max(numbers))) if self.is_log else _ends(numbers)
         pad = PAD * (self._high - self._low)
         self._low, self._high = self._low - pad, self._high + pad
-        found = self._decades() if self.is_log else ticks_between(self._low, self._high, most)
+        found = list(marked) or (self._decades(most) if self.is_log else ticks_between(self._low, self._high, most))
         found = [tick for tick in found if not is_whole or tick == int(tick)]
-        self.ticks = tuple(Tick(self.at(tick), write(tick), bool(place % 2)) for place, tick in enumerate(found))
+        texts = [write(tick) if tick else "0" for tick in found]
+        if len(set(texts)) < len(texts):  # the unit's usual digits are too few
+            texts = [f"{tick:,.12g}" for tick in found]
+        is_dense = len(found) > FEW_TICKS
+        self.ticks = tuple(
+            Tick(tick, self.at(tick), text, is_dense and bool(number % 2))
+            for number, (tick, text) in enumerate(zip(found, texts, strict=True))
+        )
 
     def at(self, number: float) -> float:
         scaled = math.log10(number) if self.is_log else number
-        return round(100 * (scaled - self._low) / (self._high - self._low), 2)
+        place = round(100 * (scaled - self._low) / (self._high - self._low), 2)
+        return round(100 - place, 2) if self._is_upright else place
 
-    def _decades(self) -> list[float]:
-        factors = (1, 2, 5) if self._high - self._low < 2 else (1,)
-        powers = range(math.floor(self._low), math.ceil(self._high) + 1)
-        ticks = [factor * 10.0**power for power in powers for factor in factors]
-        return [tick for tick in ticks if self._low <= math.log10(tick) <= self._high]
+    def _decades(self, most: int) -> list[float]:
+        """Powers of ten, and numbers between them if they are few."""
+        step = max(1, math.ceil((self._high - self._low) / most))
+        powers, ticks = range(math.floor(self._low), math.ceil(self._high) + 1, step), list[float]()
+        for factors in ((1,), (1, 3), (1, 2, 5)):
+            if len(ticks) < FEW_TICKS:
+                every = [float(f"{factor}e{power}") for power in powers for factor in factors]
+                ticks = [tick for tick in every if self._low <= math.log10(tick) <= self._high]
+        return ticks
 
 
 def _ends(numbers: Sequence[float]) -> tuple[float, float]:
+    """Both ends of a linear axis; equal numbers, or as good as equal ones, get some room around them."""
     low, high = min(numbers), max(numbers)
-    half = (abs(high) or 1.0) / 10 if low == high else 0.0
+    size = max(abs(low), abs(high))
+    half = (size or 1.0) / 10 if high - low <= 1e-9 * size else 0.0
     return low - half, high + half
+
+
+def ticks_between(low: float, high: float, most: int) -> list[float]:
+    """At most about so many round numbers between the ends of an axis."""
+    power = math.floor(math.log10((high - low) / most))
+    size, step = next(
+        (size, step)
+        for size, step in ((10.0**p, base) for p in (power, power + 1) for base in (1, 2, 5))
+        if (high - low) / (size * step) <= most
+    )
+    return [
+        float(f"{step * number * size:.12g}")
+        for number in range(math.ceil(low / size / step), math.floor(high / size / step) + 1)
+    ]
 
 
 def tick_in(unit: str) -> Callable[[float], str]:
@@ -173,100 +215,158 @@ def mark_of(arm: ArmComparison, metric: MetricInfo, axis: Axis) -> Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """One model's curve: the path of its mean, the outline of its band ("" without one), and where its label is."""
+class Point:
+    """A number `y` over `x`, the ends of its interval if it has one, and what is told under the pointer."""
 
-    name: str
-    ink: Ink
-    path: str
-    band: str
-    points: tuple[tuple[float, float, str], ...]
-    end: float
-    label: float
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
     told: str
 
 
-@dataclass(frozen=True)
-class Curves:
-    """`smooth`: epochs of the running means; 1 is none."""
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Points that are joined, with a band between the ends of their intervals if it `has_band`."""
 
-    smooth: int
-    lines: tuple[Line, ...]
+    name: str
+    ink: Ink
+    points: tuple[Point, ...]
+    has_band: bool = False
+    is_named: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dot(Point):
+    """A point on its own, with the mark of its `role`."""
+
+    name: str
+    ink: Ink
+    role: str
+
+    @property
+    def shape(self) -> str:
+        return SHAPES[self.role]
+
+
+@dataclass(frozen=True)
+class Label:
+    """A name beside a point: `dx` and `dy` in pixels from the place in percent."""
+
+    text: str
+    x: float
+    y: float
+    dx: float
+    dy: float
+    anchor: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """Lines, points and the paper's number on x, all on two axes; a table, `head` and `rows`, has the same numbers.
+
+    `smooth`: epochs of the running means that are drawn; 1 is none.
+    """
+
     x: Axis
     y: Axis
+    lines: tuple[Line, ...] = ()
+    dots: tuple[Dot, ...] = ()
+    printed: float | None = None
+    smooth: int = 1
+    head: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def told(self) -> str:
+        """The last number of each line and the points, as far as they have names."""
+        ends = [f"{line.name}, {line.points[-1].told}" for line in self.lines if line.is_named]
+        return "; ".join([*ends, *(dot.told for dot in self.dots[:MOST_NAMED])])
+
+    def path(self, line: Line) -> str:
+        return _path((self.x.at(point.x), self.y.at(point.y)) for point in line.points)
+
+    def band(self, line: Line) -> str:
+        upper = [(point.x, point.high) for point in line.points]
+        lower = [(point.x, point.low) for point in reversed(line.points)]
+        return _path((self.x.at(x), self.y.at(end)) for x, end in [*upper, *lower] if end is not None) + "z"
+
+    def marked(self, line: Line) -> tuple[Point, ...]:
+        """The points of a line that are drawn: few ones."""
+        return line.points if len(line.points) <= MOST_POINTS else ()
+
+    @property
+    def named(self) -> list[Line]:
+        return [line for line in self.lines if line.is_named]
+
+    @cached_property
+    def ends(self) -> list[tuple[Line, float, float]]:
+        """Each line with the place of its end and that of its label, near to it; none of more than have room."""
+        ends = sorted(((self.y.at(line.points[-1].y), line) for line in self.named), key=lambda end: end[0])
+        if len(ends) > MOST_ENDS:
+            return []
+        places: list[float] = []
+        for end, _ in ends:
+            places.append(max(end, places[-1] + APART if places else 2.0))
+        for number in range(len(places) - 1, -1, -1):
+            most = 98.0 if number == len(places) - 1 else places[number + 1] - APART
+            places[number] = round(min(places[number], most), 2)
+        return [(line, end, place) for (end, line), place in zip(ends, places, strict=True)]
+
+    @cached_property
+    def stripes(self) -> list[tuple[float, float, str]]:
+        """Left end, width and words of upright stripes; each tells the numbers of all lines at its middle."""
+        every = sorted({point.x for line in self.lines for point in line.points})
+        kept = every[:: -(-len(every) // MOST_STRIPES)] if every else []
+        places = [self.x.at(x) for x in kept]
+        borders = [0.0, *((one + other) / 2 for one, other in pairwise(places)), 100.0]
+        told: dict[float, list[str]] = {x: [] for x in kept}
+        for line in self.lines:
+            for point in line.points:
+                if point.x in told:
+                    told[point.x].append(f"{line.name}, {point.told}")
+        return [
+            (round(left, 2), round(right - left, 2), "\n".join(told[x]))
+            for x, left, right in zip(kept, borders, borders[1:], strict=False)
+        ]
+
+    @cached_property
+    def labels(self) -> list[Label]:
+        """The names of few points where they cover neither each other nor a point; [] if one finds no such place."""
+        if len(self.dots) > MOST_NAMED:
+            return []
+        places = [(WIDTH * self.x.at(dot.x) / 100, HEIGHT * self.y.at(dot.y) / 100) for dot in self.dots]
+        taken = [(x - 8, y - 8, x + 8, y + 8) for x, y in places]
+        for dot, (x, _) in zip(self.dots, places, strict=True):
+            if dot.low is not None and dot.high is not None:
+                taken.append((x - 2, HEIGHT * self.y.at(dot.high) / 100, x + 2, HEIGHT * self.y.at(dot.low) / 100))
+        found = []
+        for dot, (x, y) in zip(self.dots, places, strict=True):
+            for side, dy in ((side, dy) for dy in (0, -ROW, ROW, -2 * ROW, 2 * ROW) for side in (1, -1)):
+                near, far = x + 11 * side, x + side * (11 + LETTER * len(dot.name))
+                box = (min(near, far), y + dy - ROW / 2, max(near, far), y + dy + ROW / 2)
+                is_free = all(box[0] >= b[2] or box[2] <= b[0] or box[1] >= b[3] or box[3] <= b[1] for b in taken)
+                if is_free and min(box) >= 0 and box[2] <= WIDTH and box[3] <= HEIGHT:
+                    taken.append(box)
+                    anchor = "start" if side > 0 else "end"
+                    found.append(Label(dot.name, self.x.at(dot.x), self.y.at(dot.y), 11 * side, dy + 4, anchor))
+                    break
+            else:
+                return []
+        return found
+
+    @property
+    def key(self) -> list[tuple[str, Ink, str]]:
+        """Names, colours and marks of what is drawn, for a legend; points without room for names have none."""
+        dots = self.dots if len(self.dots) <= MOST_NAMED else ()
+        return [*((line.name, line.ink, "") for line in self.named), *((dot.name, dot.ink, dot.shape) for dot in dots)]
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Marks of the roles, if there are several."""
+        found = {dot.role: dot.shape for dot in self.dots}
+        return found if len(found) > 1 else {}
 
 
-def draw_overlay(
-    points: Sequence[CurvePoint], titles: Mapping[str, str], inks: Mapping[str, Ink], unit: str
-) -> Curves | None:
-    """Lines of means with bands from the lowest to the highest replicate, each labelled at its end.
-
-    Of many epochs running means, since each epoch's scatter hides the lines.
-    """
-    points = [point for point in points if math.isfinite(point.high - point.low)]  # what diverged has no place
-    if not points:
-        return None
-    by_arm: dict[str, list[CurvePoint]] = {}
-    for point in points:
-        by_arm.setdefault(point.arm, []).append(point)
-    smooth = LONG_MEAN if max(map(len, by_arm.values())) > MANY_EPOCHS else 1
-    if smooth > 1:
-        by_arm = {arm: _running_means(own) for arm, own in by_arm.items()}
-        points = [point for own in by_arm.values() for point in own]
-    x = Axis([point.epoch for point in points], "{:g}".format, is_linear=True, is_whole=True)
-    y = Axis([end for point in points for end in (point.low, point.high)], tick_in(unit), is_linear=unit == "fraction")
-    write = value_in(unit)
-    ends = {arm: 100 - y.at(own[-1].mean) for arm, own in by_arm.items()}
-    labels = _spread(ends)
-    lines = []
-    for arm, own in by_arm.items():
-        places = [(x.at(point.epoch), round(100 - y.at(point.mean), 2)) for point in own]
-        has_band = any(point.replicates > 1 for point in own)
-        upper = [(x.at(point.epoch), round(100 - y.at(point.high), 2)) for point in own]
-        lower = [(x.at(point.epoch), round(100 - y.at(point.low), 2)) for point in reversed(own)]
-        told = [f"{titles[arm]}, epoch {point.epoch}: {write(point.mean)}" for point in own]
-        lines.append(
-            Line(
-                name=titles[arm],
-                ink=inks[titles[arm]],
-                path=_path(places),
-                band=f"{_path([*upper, *lower])}z" if has_band else "",
-                points=tuple((*place, text) for place, text in zip(places, told, strict=True))
-                if len(own) <= MOST_POINTS
-                else (),
-                end=ends[arm],
-                label=labels[arm],
-                told=told[-1],
-            )
-        )
-    return Curves(smooth, tuple(lines), x, y)
-
-
-def _running_means(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    half = LONG_MEAN // 2
-    windows = [points[max(0, place - half) : place + half + 1] for place in range(len(points))]
-    return [
-        replace(
-            point,
-            mean=fmean(near.mean for near in window),
-            low=fmean(near.low for near in window),
-            high=fmean(near.high for near in window),
-        )
-        for point, window in zip(points, windows, strict=True)
-    ]
-
-
-def _path(places: Sequence[tuple[float, float]]) -> str:
+def _path(places: Iterable[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x} {y}" for x, y in places)
-
-
-def _spread(ends: Mapping[str, float]) -> dict[str, float]:
-    """Places of labels as near to the ends of their lines as their height allows, within the drawing."""
-    order = sorted(ends, key=lambda arm: ends[arm])
-    places: list[float] = []
-    for arm in order:
-        places.append(max(ends[arm], places[-1] + APART if places else 2.0))
-    for number in range(len(places) - 1, -1, -1):
-        most = 98.0 if number == len(places) - 1 else places[number + 1] - APART
-        places[number] = round(min(places[number], most), 2)
-    return dict(zip(order, places, strict=True))

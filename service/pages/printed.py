@@ -6,16 +6,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
 from service.database.comparing import Question
-from service.database.curves import Curve, known_curves, list_curves
-from service.pages.charts import band_chart, cost_chart
+from service.database.curves import Curve, known_curves, list_curves, name_curve
+from service.pages.charts import draw_costs, draw_curve
 from service.pages.formats import exact, is_of_the_other, value_in
 from service.pages.legend import word_of
-from service.pages.plots import inks_of
+from service.pages.plots import Drawing, inks_of
 from service.pages.wording import name_metric
 from stages.results import METRICS, Claim, ClaimRecord, Dataset, ExperimentComparison, JudgedClaim, Status, ground_of
 
@@ -209,7 +209,7 @@ class Shown:
     """One experiment: `sentences` first, then the charts by name, then `comparison`, cut to the models in question."""
 
     comparison: ExperimentComparison
-    charts: dict[str, dict[str, Any]]
+    charts: dict[str, Drawing]
     sentences: tuple[str, ...]
 
 
@@ -235,18 +235,20 @@ def _is_about(claim: Claim, arm: str) -> bool:
 
 
 def _show(session: Session, claim: Claim, comparison: ExperimentComparison, kind: str) -> Shown:
-    charts: dict[str, dict[str, Any]] = {}
+    charts: dict[str, Drawing] = {}
+    inks = inks_of(session)
     wanted = CURVES_OF.get(claim.metric) if claim.metric in METRICS else ("train_loss",)
     if wanted:
         known, titles = known_curves(session, comparison), {arm.arm: arm.title for arm in comparison.arms}
         for curve in wanted:
             if curve in known:
                 points = list_curves(session, comparison, curve, list(titles))
-                charts[curve] = band_chart(comparison.title, titles, points, curve, kind, inks_of(session))
+                if (drawn := draw_curve(points, titles, inks, curve, kind)) is not None:
+                    charts[name_curve(curve, kind)] = drawn
         return Shown(comparison=comparison, charts=charts, sentences=tuple(_bests(comparison)))
     bound = claim.value if claim.facts.at_size else None
-    if (drawn := cost_chart(comparison, "parameters", inks_of(session), bound=bound)) is not None:
-        charts["parameters"] = drawn
+    if (drawn := draw_costs(comparison, "parameters", inks, printed=bound)) is not None:
+        charts[f"{comparison.metric.title} over parameters"] = drawn
     sentences = _bests(comparison)
     if bound is not None:
         sentences = [f"The dashed line is the paper’s {value_in(claim.unit or '', exact)(bound)}."]

@@ -192,16 +192,6 @@ _WORDS = {
 }
 """Titles of metrics that no comparison has."""
 
-PLAINLY = {
-    r"Planned are (\d+) replicates": r"We plan \1 runs of each model",
-    r" with a spread of ([\d.]+)": r", which scatter by \1",
-    r"No size is printed\. The side is told with probability 80 % where the truth is at least (.+?) away\.": (
-        r"The paper prints no size. If the two truly differ by at least \1, these runs find the larger one "
-        r"with a chance of 80 %."
-    ),
-}
-"""Phrases in explanations of power, and the words that pages use instead."""
-
 _WEB_PAGES = "authors' web pages"
 """The place of what a paper's authors print outside it."""
 
@@ -224,7 +214,6 @@ def install(environment: Environment) -> None:
     ):
         environment.filters[function.__name__] = function
     environment.filters["metric_name"] = name_metric
-    environment.filters["for_readers"] = for_readers
     environment.filters["meaning"] = meaning_of
     environment.filters["word_of"] = word_of
     environment.filters["key_of"] = key_of
@@ -238,14 +227,6 @@ def install(environment: Environment) -> None:
     environment.filters["paper_address"] = address_of
     environment.filters["paper_date"] = date_of
     environment.globals.update(span_of=span_of, as_precise_as=as_precise_as)
-
-
-def for_readers(explanation: str) -> str:
-    """An explanation or a note, whose words the verdict's digest covers, in the words of the pages."""
-    words = explanation.replace("stand-ins", "placeholder data").replace("too short runs", "shortened runs")
-    for said, plainly in PLAINLY.items():
-        words = re.sub(said, plainly, words)
-    return re.sub(r"\barm(s?)\b", r"model\1", re.sub(r"\b([Aa])n arm\b", r"\1 model", words))
 
 
 def side_of(status: str) -> str:

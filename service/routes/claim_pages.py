@@ -16,9 +16,8 @@ from service.database.curves import list_behind
 from service.database.queries import lacking_test_images, list_deviations, list_mentioned, tally_of
 from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.errors import declared
-from service.pages.charts import blocks_chart
+from service.pages.charts import draw_arms, draw_blocks, draw_trend, mark_pairs
 from service.pages.citing import bibtex, bibtex_paper, claim_badge, json_ld, paper_badge, times_reproduced
-from service.pages.claim_charts import arms_charts, pairs_chart, trend_chart
 from service.pages.concluding import (
     conclude,
     find_trend,
@@ -331,7 +330,7 @@ def show_claim(
     of_paper = list_judged(session, ClaimFilter(paper=paper.name)) if record.same_error else []
     alike = [row for row in of_paper if row.claim.id in record.same_error]
     lacking = lacking_test_images(session, record.experiments if record.verdict.basis == "params" else ())
-    trend = find_trend(record, arms)
+    trend, inks = find_trend(record, arms), inks_of(session)
     return app_state_of(request).templates.TemplateResponse(
         request,
         "claim.html",
@@ -342,7 +341,7 @@ def show_claim(
             "conclusion": conclude(record, titles, trend),
             "reading": tell_other_reading(trend) if trend else "",
             "found": range_of(trend, record.claim) if trend else ours_in_words(record),
-            "trend_chart": trend_chart(names[claim_id], trend, titles, record.claim) if trend else None,
+            "trend_chart": draw_trend(trend, titles, record.claim) if trend else None,
             "qualifications": qualify(record),
             "changes": sort_changes(record.changes),
             "planned": plan_in_words(record.claim, record.verdict),
@@ -360,10 +359,9 @@ def show_claim(
             "plot": draw_claim(record, names[claim_id]),
             "strip": strip_of(record),
             "posterior": tell_chance_of_truth(record),
-            "pairs_chart": pairs_chart(names[claim_id], record.pairs, titles, record.claim),
-            "observed_chart": blocks_chart(names[claim_id], observed, titles, inks_of(session)),
-            "observed": observed,
-            "arms_charts": arms_charts(record, titles),
+            "pairs": mark_pairs(record.pairs, titles, record.claim),
+            "observed_chart": draw_blocks(observed, titles, inks),
+            "arms_charts": draw_arms(record, titles, inks),
             "shown": list_shown(session, record, compare),
             "titles": titles,
             "experiments": experiments,

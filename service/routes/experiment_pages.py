@@ -39,7 +39,7 @@ from service.database.curves import (
 )
 from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.errors import Problem, declared
-from service.pages.charts import Smooth, band_chart, blocks_chart, cost_chart
+from service.pages.charts import Smooth, draw_blocks, draw_costs, draw_curve
 from service.pages.citing import bibtex_table
 from service.pages.comparing import MOST_LINES, first_shown
 from service.pages.linked_data import results_of
@@ -52,7 +52,7 @@ from service.pages.models import (
     tell_chance,
     tell_twins,
 )
-from service.pages.plots import LONG_MEAN, MANY_EPOCHS, apart, axis_of, inks_of, mark_of
+from service.pages.plots import apart, axis_of, inks_of, mark_of
 from service.pages.wording import name_claims
 from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
 
@@ -96,7 +96,6 @@ def show_experiment(
     looked_at = quantity if quantity in quantities else next(iter(quantities), "")
     observed = list_observed(session, comparison, quantities=[looked_at], arms=shown) if looked_at else []
     epochs = len({point.epoch for point in points})
-    running = smooth or (LONG_MEAN if epochs > MANY_EPOCHS else 1)
     titles = {item.name: item.title for item in experiment.arms}
     inks = inks_of(session)
     spent = {key: {getattr(item.cost, key) for item in comparison.arms} - {None} for key in COSTS}
@@ -104,6 +103,7 @@ def show_experiment(
     against = cost if cost in costs else next(iter(costs), None)
     dataset = queries.find_dataset(session, experiment.dataset)
     kind = dataset.kind
+    drawn = draw_curve(points, titles, inks, chosen, kind, smooth) if chosen else None
     pair = _pair(experiment, left, right)
     judged = list_judged(session, ClaimFilter(experiment=name))
     claims = [
@@ -130,24 +130,19 @@ def show_experiment(
             "titles": titles,
             "curves": {name: name_curve(name, kind) for name in curves},
             "curve": chosen,
-            "curves_chart": (
-                band_chart(experiment.title, titles, points, chosen, kind, inks, smooth=running)
-                if chosen and points
-                else None
-            ),
-            "smooth": running,
+            "curves_chart": drawn,
+            "smooth": drawn.smooth if drawn else 1,
             "most_lines": MOST_LINES,
             "epochs": epochs,
             "replicates": max((point.replicates for point in points), default=0),
             "some_stop": len({point.replicates for point in points}) > 1,
             "quantities": quantities,
             "quantity": looked_at,
-            "observed": observed,
-            "observed_chart": blocks_chart(experiment.title, observed, titles, inks),
+            "observed_chart": draw_blocks(observed, titles, inks),
             "metrics": metrics_of(comparison, kind),
             "costs": {key: COSTS[key] for key in costs},
             "cost": against,
-            "cost_chart": cost_chart(comparison, against, inks) if against else None,
+            "cost_chart": draw_costs(comparison, against, inks) if against else None,
             "pair": pair,
             "rows": lay_side_by_side(experiment, *pair) if len(pair) == 2 else [],
             "everything": everything,
@@ -238,7 +233,7 @@ def show_curves(
     compare: Compare,
     line: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
     curve: Curve | None = None,
-    smooth: Smooth = 1,
+    smooth: Smooth | None = None,
 ) -> Response:
     """A line for each `line=`: a model as `<experiment>.<arm>`, or a run by its key; an empty one chooses none."""
     names = list(dict.fromkeys(name.strip() for name in line if name.strip()))
@@ -254,11 +249,7 @@ def show_curves(
     known = inks_of(session)
     inks = dict(zip((item.title for item in drawn), apart(known[item.model] for item in drawn), strict=True))
     kind = drawn[0].kind if drawn else "images"
-    chart = (
-        band_chart("Chosen models and runs", titles, points, chosen, kind, inks, smooth=smooth)
-        if chosen and points
-        else None
-    )
+    chart = draw_curve(points, titles, inks, chosen, kind, smooth) if chosen else None
     return app_state_of(request).templates.TemplateResponse(
         request,
         "curves.html",
@@ -267,7 +258,7 @@ def show_curves(
             "found": found,
             "curves": {name: name_curve(name, kind) for name in curves},
             "curve": chosen,
-            "smooth": smooth,
+            "smooth": chart.smooth if chart else 1,
             "chart": chart,
             "epochs": len({point.epoch for point in points}),
             "is_fraction": chosen is not None and unit_of_curve(chosen, kind) == "fraction",

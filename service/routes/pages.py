@@ -1,4 +1,4 @@
-"""The page, rendered here; without JavaScript it only loses its charts and the drop target."""
+"""The page, rendered here; without JavaScript it only loses the drop target."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.caching import tag_answer
 from service.http.errors import Problem, declared, own_path
 from service.http.tabular import PageRoute
-from service.pages.charts import inside_charts
+from service.pages.charts import draw_inside, draw_overlay
 from service.pages.comparing import answer_best, curve_for, first_shown, lay_panels
 from service.pages.documents import render
 from service.pages.drawing import draw_curves
 from service.pages.linked_data import results_on
 from service.pages.models import tell_chance
-from service.pages.plots import Curves, Ink, draw_overlay, inks_of
+from service.pages.plots import Drawing, Ink, inks_of
 from service.pages.wording import name_claims
 from service.routes.claim_pages import show_papers
 from stages.results import (
@@ -52,7 +52,6 @@ from stages.results import (
 router = APIRouter(include_in_schema=False)
 for_browsers = APIRouter(include_in_schema=False, route_class=PageRoute)
 SAMPLES = {"images": "images", "table": "rows", "text": "tokens"}  # what a data set of each kind consists of
-MONTH = "public, max-age=2592000, immutable"
 
 
 @for_browsers.get("/compare", responses=declared(404, 422))
@@ -125,7 +124,7 @@ def show_comparison(
 
 def _draw_curves(
     session: Session, comparison: ExperimentComparison, asked: Curve | None, inks: Mapping[str, Ink], kind: str
-) -> tuple[Curve, Curves, dict[str, str]] | None:
+) -> tuple[Curve, Drawing, dict[str, str]] | None:
     """The curve's name, the drawing and the titles of all curves that there are; None without any."""
     known = known_curves(session, comparison)
     chosen = asked if asked in known else curve_for(comparison.metric, known)
@@ -223,7 +222,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
             "checkpoint": checkpoints.get(result.id),
             "panels": draw_curves(curves := curves_of_run(result), kind),
             "curves": {name: (name_curve(name, kind), unit_of_curve(name, kind)) for name in curves},
-            "observed": inside_charts(result, titles[result.experiment], inks),
+            "observed": draw_inside(result, titles[result.experiment], inks),
         }
         for result in results
     ]
@@ -257,13 +256,3 @@ def show_file(path: str, request: Request) -> Response:
     text = content.decode(errors="replace")
     document = render(path, text, frozenset(parts.files), parts.settings.repository) if path.endswith(".md") else None
     return parts.templates.TemplateResponse(request, "file.html", {"path": path, "content": text, "document": document})
-
-
-@router.get("/static/vega.js")
-async def read_vega(request: Request) -> Response:
-    """Vega, Vega-Lite and vega-embed, out of the installed vl-convert-python."""
-    is_packed = "gzip" in request.headers.get("accept-encoding", "")
-    script = await app_state_of(request).scripts.sent(is_packed=is_packed)
-    packed = {"content-encoding": "gzip"} if is_packed else {}
-    headers = {"cache-control": MONTH, "vary": "Accept-Encoding", **packed}
-    return Response(script, media_type="text/javascript", headers=headers)

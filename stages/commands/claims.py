@@ -27,11 +27,11 @@ from stages.claims.registration import (
     write_text,
 )
 from stages.commands.command import Answer, UsageError, open_database
+from stages.params.budget import RunName
 from stages.params.experiment import Params, load_params, merge, read_files
 from stages.params.schema import nearest
 from stages.priorities.proposal import (
     PROFILE,
-    RunName,
     all_trainings,
     arms_behind,
     as_printed,
@@ -231,11 +231,11 @@ def _plan(
     }
     grid = all_trainings(params).planned
     wanted = {
-        run: digest_training(planned.spec().to_dict())
+        run: digest_training(planned.spec.to_dict())
         for run, planned in grid.items()
         if (run.experiment, run.arm) in needed and any(fnmatchcase(run.label, pattern) for pattern in patterns)
     }
-    keys = {run: spec.run_key for run, spec in packed_runs(params)}
+    keys = {run.name: run.spec.run_key for run in packed_runs(params)}
     stored = trained_runs(params)
     published = {
         (RunName(line.experiment, line.arm, line.replicate), digest_training(line.spec))

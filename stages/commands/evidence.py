@@ -132,14 +132,14 @@ def verify(options: argparse.Namespace) -> Answer:
 
     The exit code is 1 if a link is broken.
     """
-    from stages.upkeep import links, verifying  # they bring the database
+    from stages.upkeep import verifying  # brings the database
 
     open_database()
     names = options.checkpoints
     recorded, trails = verifying.verify(Path(), DATABASE, names, with_weights=options.weights)
     again = compare_again(Path(), load_params()) if options.equivalences else ()
-    statuses: dict[bool | None, links.LinkStatus] = {True: "holds", False: "broken", None: "not here"}
-    lines = [links.Link("equivalences", statuses[same], detail) for same, detail in again]
+    statuses: dict[bool | None, verifying.LinkStatus] = {True: "holds", False: "broken", None: "not here"}
+    lines = [verifying.Link("equivalences", statuses[same], detail) for same, detail in again]
     document = {
         "record": dataclasses.asdict(recorded),
         "equivalences": [dataclasses.asdict(link) for link in lines],
@@ -157,7 +157,7 @@ def verify(options: argparse.Namespace) -> Answer:
     )
     totals = {status: sum(n for (_, found), n in counts.items() if found == status) for status in _STATUSES}
     document["totals"] = totals
-    listed = _list_links(document) if options.all or names else _list_broken(document, counts, links.REMEDIES)
+    listed = _list_links(document) if options.all or names else _list_broken(document, counts, verifying.REMEDIES)
     last = (
         f"{len(trails):,} checkpoint{'s' if len(trails) != 1 else ''}: {totals['holds']:,} links hold, "
         f"{totals['not here']:,} not here, {totals['broken']:,} broken"

@@ -15,12 +15,12 @@ from rich.console import RenderableType
 
 from stages.commands.command import Answer, Column, Terminal, TextTable, in_words
 from stages.faults import stop_on_signals
+from stages.params.budget import PlannedRun, RunName
 from stages.params.experiment import Params, ParamsError, load_params
-from stages.priorities.proposal import PROFILE, Proposal, Prospect, RunName, Step, propose
+from stages.priorities.proposal import PROFILE, Proposal, Prospect, Step, propose
 from stages.scheduling.counting import ProgressDisplay
 from stages.scheduling.planning import two_digits
-from stages.scheduling.runner import Assignment, find_experiment, slot_devices
-from stages.scheduling.together import train_together
+from stages.scheduling.runner import find_experiment, slot_devices, train_together
 from stages.verdicts.power import in_percent
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
@@ -78,11 +78,10 @@ def _train(proposal: Proposal, params: Params, options: argparse.Namespace) -> b
     places = {run: number for number, step in enumerate(proposal.steps) for run in step.items}
     chosen: dict[str, list[str]] = defaultdict(list)
     for run in places:
-        chosen[run.experiment].append(f"{run.arm}.{run.replicate}")
+        chosen[run.experiment].append(run.cell)
 
-    def place(experiment: str, runs: Sequence[Assignment], together: int) -> float:
-        names = [RunName(experiment, run.planned.arm, run.planned.replicate_index) for run in runs]
-        return min(places.get(name, len(places)) for name in names)
+    def place(runs: Sequence[PlannedRun], together: int) -> float:
+        return min(places.get(run.name, len(places)) for run in runs)
 
     with stop_on_signals() as stop, ProgressDisplay(sys.stderr if options.json else sys.stdout) as display:
         _, left = train_together(

@@ -33,14 +33,22 @@ from stages.scheduling.planning import (
     PlannedCost,
     add_up,
     in_other_profile,
+    longest_first,
     makespan,
     measured_seconds,
     plan_costs,
     two_digits,
     what_counts,
 )
-from stages.scheduling.runner import assignments, find_experiment, find_outcome, read_packed, slot_devices, ways_to
-from stages.scheduling.together import longest_first, train_together
+from stages.scheduling.runner import (
+    find_experiment,
+    find_outcome,
+    keyed_runs,
+    read_packed,
+    slot_devices,
+    train_together,
+    ways_to,
+)
 
 PREFIXES = {1e21: "Z", 1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
 PRINTED, IN_TF32 = "paper", "paper-tf32"
@@ -125,7 +133,7 @@ def _measure(names: Iterable[str], params: Params, device: str, counts: FlopCoun
         except (PackedDataError, ParamsError):
             left_out.append(name)
             continue
-        runs = {run.spec.run_key: run.spec for run in assignments(experiment, params, info.digest)}
+        runs = {run.spec.run_key: run.spec for run in keyed_runs(experiment, params, info.digest)}
         missing = [
             spec
             for key, spec in runs.items()
@@ -211,7 +219,7 @@ def _in_store(name: str, params: Params, store: Store, stored: Container[str]) -
         return {"in_store": None, **cut}
     equivalences = read_equivalences(Path())
     done = (
-        find_outcome(store, ways_to(run.spec, equivalences), stored) for run in assignments(experiment, params, digest)
+        find_outcome(store, ways_to(run.spec, equivalences), stored) for run in keyed_runs(experiment, params, digest)
     )
     return {"in_store": sum(way is not None for way in done), **cut}
 

@@ -16,11 +16,10 @@ from rich.console import RenderableType
 
 from stages.commands.command import Answer, in_words
 from stages.datasets.packed import PackedDataError, read_info
-from stages.params.budget import PlannedRun, plan_runs
+from stages.params.budget import PlannedRun, RunName
 from stages.params.experiment import Params, ParamsError, load_params
 from stages.params.schema import nearest
 from stages.priorities.proposal import (
-    RunName,
     all_trainings,
     as_printed,
     judgements_about,
@@ -32,12 +31,10 @@ from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, read_equivalences
 from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
-from stages.runs.fingerprint import training_code
 from stages.runs.object_store import open_store
 from stages.runs.store import Store
-from stages.scheduling.engine.leases import Attempt, is_gone, owner_in_words
-from stages.scheduling.engine.object_leases import open_leases
-from stages.scheduling.runner import Way, find_outcome, previous_specs, ways_to
+from stages.scheduling.engine.leases import Attempt, Leases, is_gone, owner_in_words
+from stages.scheduling.runner import Way, find_outcome, keyed_runs, previous_specs, ways_to
 
 _SHORTEST = 6
 """Fewest digits of a run key that identify it."""
@@ -57,16 +54,6 @@ class Known:
     environment: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AskedRun:
-    """What the params want of a cell today.  `spec` lacks its data's digest where these aren't packed."""
-
-    name: RunName
-    planned: PlannedRun
-    spec: RunSpec
-    is_packed: bool
-
-
 def why(options: argparse.Namespace) -> Answer:
     """The reasons of one run, by its label or the beginning of its key."""
     params, root = load_params(), Path()
@@ -79,7 +66,7 @@ def why(options: argparse.Namespace) -> Answer:
     return Answer(document=document, shown=list(_show(document)))
 
 
-def _by_label(label: str, params: Params, root: Path) -> AskedRun:
+def _by_label(label: str, params: Params, root: Path) -> PlannedRun:
     """What the params ask for in the cell of this label.
 
     Raises:
@@ -98,21 +85,19 @@ def _by_label(label: str, params: Params, root: Path) -> AskedRun:
     )
 
 
-def _grid(name: str, params: Params, root: Path) -> Iterator[AskedRun]:
-    """Every run of an experiment under the current profile, also of replicates and roles that it leaves out."""
+def _grid(name: str, params: Params, root: Path) -> list[PlannedRun]:
+    """Every run of an experiment under the current profile, also of replicates and roles that it leaves out.
+
+    A run lacks its data's digest if these aren't packed.
+    """
     experiment = params.experiments[name]
-    source = params.datasets[experiment.dataset]
     try:
         digest = read_info(root / "data" / "processed" / experiment.dataset).digest
     except PackedDataError:
         digest = ""
     whole = dataclasses.replace(params.profile, replicates=None)
-    for planned in plan_runs(experiment, whole, source, every_role=True):
-        code = training_code(source.kind, planned.model.path, planned.protocol.optimizer.name)
-        spec = planned.spec(data_digest=digest, code=code)
-        yield AskedRun(
-            name=RunName(name, planned.arm, planned.replicate_index), planned=planned, spec=spec, is_packed=bool(digest)
-        )
+    params = dataclasses.replace(params, profiles={params.profile_name: whole})
+    return keyed_runs(experiment, params, digest, every_role=True)
 
 
 def _published(root: Path) -> list[Known]:
@@ -131,7 +116,9 @@ def _published(root: Path) -> list[Known]:
     ]
 
 
-def _by_key(start: str, params: Params, root: Path, published: Sequence[Known]) -> tuple[AskedRun | None, Known | None]:
+def _by_key(
+    start: str, params: Params, root: Path, published: Sequence[Known]
+) -> tuple[PlannedRun | None, Known | None]:
     """What the params ask for under a key that begins so, and what is known of such a training.
 
     Raises:
@@ -146,7 +133,7 @@ def _by_key(start: str, params: Params, root: Path, published: Sequence[Known]) 
     wanted = {
         asked.spec.run_key: asked
         for asked in reversed(asked_for)
-        if asked.is_packed and asked.spec.run_key.startswith(start)
+        if asked.spec.data_digest and asked.spec.run_key.startswith(start)
     }
     keys = sorted({*known, *wanted})
     if len(keys) > 1:
@@ -163,12 +150,12 @@ def _by_key(start: str, params: Params, root: Path, published: Sequence[Known]) 
 
 
 def _explain(
-    asked: AskedRun | None, known: Known | None, params: Params, root: Path, published: Sequence[Known]
+    asked: PlannedRun | None, known: Known | None, params: Params, root: Path, published: Sequence[Known]
 ) -> dict[str, Any]:
     equivalences, store = read_equivalences(root), open_store(root)
     spec = asked.spec.to_dict() if asked and known is None else known.spec if known else {}
-    key = known.run_key if known else asked.spec.run_key if asked and asked.is_packed else None
-    ways = ways_to(asked.spec, equivalences) if asked and asked.is_packed else []
+    key = known.run_key if known else asked.spec.run_key if asked and asked.spec.data_digest else None
+    ways = ways_to(asked.spec, equivalences) if asked and asked.spec.data_digest else []
     way = find_outcome(store, ways, {*store.run_keys()})
     before = _before(asked, root, published) if asked else None
     changed = _changed(asked, before, equivalences) if asked and before else []
@@ -193,7 +180,7 @@ def _explain(
             {"line": number, "before": line.before, "after": line.after, "made": line.made} for number, line in lines
         ],
         "claims": _claims(asked.name, params, root) if asked else [],
-        "attempts": [_attempt(one) for one in open_leases(store).attempts(key)] if key else [],
+        "attempts": [_attempt(one) for one in Leases(store).attempts(key)] if key else [],
     }
 
 
@@ -203,10 +190,10 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
     return told | {"end": "lost" if is_lost else attempt.end or "training"}
 
 
-def _before(asked: AskedRun, root: Path, published: Sequence[Known]) -> Known | None:
+def _before(asked: PlannedRun, root: Path, published: Sequence[Known]) -> Known | None:
     """The training that this cell had before: in the experiment's folder, else the published one nearest to today's."""
     folder = root / "data" / "runs" / asked.name.experiment
-    spec = previous_specs(folder).get(f"{asked.name.arm}.{asked.name.replicate}")
+    spec = previous_specs(folder).get(asked.name.cell)
     if spec is not None:
         key = RunSpec.from_dict(spec).run_key
         return Known(run_key=key, spec=spec, where=str(folder / key), name=asked.name)
@@ -214,13 +201,13 @@ def _before(asked: AskedRun, root: Path, published: Sequence[Known]) -> Known | 
     return min(own, key=lambda one: len(changed_parts(one.spec, _comparable(asked, one))), default=None)
 
 
-def _comparable(asked: AskedRun, before: Known) -> dict[str, Any]:
+def _comparable(asked: PlannedRun, before: Known) -> dict[str, Any]:
     """What is asked for, with the data of `before` where ours aren't packed."""
     spec = asked.spec.to_dict()
-    return spec if asked.is_packed else spec | {"data_digest": before.spec["data_digest"]}
+    return spec if asked.spec.data_digest else spec | {"data_digest": before.spec["data_digest"]}
 
 
-def _changed(asked: AskedRun, before: Known, equivalences: Equivalences) -> list[str]:
+def _changed(asked: PlannedRun, before: Known, equivalences: Equivalences) -> list[str]:
     """Parts of the key that differ; code last, and not where lines show that it gives the same numbers."""
     changed = changed_parts(before.spec, _comparable(asked, before))
     code = [part for part in changed if part.startswith("code of ")]
@@ -230,7 +217,7 @@ def _changed(asked: AskedRun, before: Known, equivalences: Equivalences) -> list
 
 
 def _reason(
-    asked: AskedRun | None,
+    asked: PlannedRun | None,
     known: Known | None,
     way: Way | None,
     before: Known | None,
@@ -241,9 +228,9 @@ def _reason(
         return f"no experiment asks for it under the profile {params.profile_name}; it is kept and not trained again"
     if way is not None:
         return f"not trained again: its outcome is in the store{way.in_words()}"
-    if known is not None and known.run_key != asked.spec.run_key and (changed or asked.is_packed):
+    if known is not None and known.run_key != asked.spec.run_key and (changed or asked.spec.data_digest):
         return f"kept: under the profile {params.profile_name} its cell now needs another training"
-    unknown = "" if asked.is_packed else " (its key is unknown until its data are packed)"
+    unknown = "" if asked.spec.data_digest else " (its key is unknown until its data are packed)"
     if before is None:
         return f"to be trained: nothing was trained for this cell before{unknown}"
     if changed:

@@ -342,10 +342,5 @@ class TrainedRun:
             train_tokens_per_second=rate * info.shape[0] if info.kind == "text" else None,
             peak_memory_bytes=self.result["peak_memory_bytes"],
             energy_joules=self.result.get("energy_joules"),
-            latency_seconds_per_sample=latency.seconds_per_sample if latency else None,
-            latency_batch_size=latency.batch_size if latency else None,
-            latency_warmup=latency.warmup if latency else None,
-            latency_repeats=latency.repeats if latency else None,
-            latency_device=latency.device if latency else None,
-            latency_threads=latency.threads if latency else None,
+            **({f"latency_{name}": value for name, value in asdict(latency).items()} if latency else {}),
         )

@@ -6,18 +6,16 @@ runs: without the cache, a new replicate would cause all others to be re-evaluat
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from stages.run import ModelSpec, canonical_json
 from stages.runs.fingerprint import code_fingerprint
-from stages.runs.store import home, write_atomically
+from stages.runs.store import home, locked, write_atomically
 
 # Forward FLOPs of one row of a shape; the last argument is the vocabulary of tokens, None where a row is numbers.
 CountFlops = Callable[[ModelSpec, tuple[int, ...], int | None], int]
@@ -58,9 +56,7 @@ class FlopCounts:
         """Save the counts made since the file was read, next to those that other processes have saved since then."""
         if not self.added:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_suffix(".lock").open("w", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.path.with_suffix(".lock")):
             self.known |= self._read()
             write_atomically(self.path, (json.dumps(self.known, sort_keys=True, indent=0) + "\n").encode())
         self.added = 0
@@ -79,21 +75,8 @@ def digest_of(parts: Any) -> str:
 class Kept:
     """One file per name, with the newest measurement, the digest of what it depends on, and a digest over both."""
 
-    def __init__(self, kind: str, root: Path | None = None) -> None:
-        self.folder = (root or home() / "store") / kind
-
-    @contextmanager
-    def held(self, name: str, *, is_patient: bool = True) -> Iterator[bool]:
-        """Measure what this name stands for alone: others wait, or get False at once where they aren't patient."""
-        path = self.folder / f"{name}.lock"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | (0 if is_patient else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+    def __init__(self, kind: str) -> None:
+        self.folder = home() / "store" / kind
 
     def read(self, name: str, stands_on: str) -> Any:
         """The measurement, or None if there is none, its dependencies have changed, or its file is damaged."""

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from stages.params.experiment import DatasetSource, Experiment, Profile, resolve_protocol
 from stages.params.schema import keyword_types, model_path
 from stages.run import ModelSpec, Protocol, Replicate, RunSpec
 
 
+class RunName(NamedTuple):
+    """A cell of an experiment's grid."""
+
+    experiment: str
+    arm: str
+    replicate: int
+
+    @property
+    def cell(self) -> str:
+        return f"{self.arm}.{self.replicate}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.experiment}.{self.cell}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """One cell of the grid: arm and replicate, and the training it needs (data digest and code still open)."""
+    """A cell and the training it needs; `spec` has no data digest and no code until they are known."""
 
-    arm: str
-    replicate_index: int
-    model: ModelSpec
-    protocol: Protocol
-    replicate: Replicate
-
-    def spec(self, *, data_digest: str = "", code: Mapping[str, str] | None = None) -> RunSpec:
-        """The training as a spec; without digests, everything that the params files determine."""
-        return RunSpec(
-            model=self.model, protocol=self.protocol, data_digest=data_digest, replicate=self.replicate, code=code or {}
-        )
-
-
-def _replicates(experiment: Experiment) -> list[Replicate]:
-    """The printed replicates: every seed, with every fold if the split has folds."""
-    split = experiment.printed.split
-    folds = range(split.folds) if split.kind == "folds" and split.folds else (None,)
-    return [Replicate(seed=seed, fold=fold) for seed in experiment.seeds for fold in folds]
+    name: RunName
+    spec: RunSpec
 
 
 def _given_by_data(source: DatasetSource) -> dict[str, int]:
@@ -53,7 +53,9 @@ def plan_runs(
 
     Arms are those of the profile's roles, or all with `every_role`: a run requested by name may have any role.
     """
-    given = _given_by_data(source)
+    given, split = _given_by_data(source), experiment.printed.split
+    folds = range(split.folds) if split.kind == "folds" and split.folds else (None,)
+    replicates = [Replicate(seed=seed, fold=fold) for seed in experiment.seeds for fold in folds]
     runs = []
     for arm in experiment.arms.values():
         if not every_role and profile.roles is not None and arm.role not in profile.roles:
@@ -65,10 +67,9 @@ def plan_runs(
         arguments |= {key: value for key, value in given.items() if key in wanted}
         model = ModelSpec(path=path, arguments=arguments)
         protocol = resolve_protocol(experiment, profile, arm)
-        for index, replicate in enumerate(_replicates(experiment)[: profile.replicates]):
-            runs.append(
-                PlannedRun(arm=arm.name, replicate_index=index, model=model, protocol=protocol, replicate=replicate)
-            )
+        for index, replicate in enumerate(replicates[: profile.replicates]):
+            spec = RunSpec(model=model, protocol=protocol, data_digest="", replicate=replicate, code={})
+            runs.append(PlannedRun(name=RunName(experiment.name, arm.name, index), spec=spec))
     return runs
 
 

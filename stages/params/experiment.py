@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,15 +41,33 @@ class ArmTemplate(BaseModel):
     protocol: dict[str, Any] = {}
 
 
-def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, ArmTemplate]:
-    """Arms by name, in the order of the file, without `like` and `grid`.
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One model under the experiment's protocol.  `model` keeps the class name and the keywords of the file.
+
+    `protocol` holds the fields in which this arm departs from the experiment's: what it is there to compare.  `against`
+    names the arm that it is compared with: the file's first baseline unless it says otherwise.
+    """
+
+    name: str
+    role: Role
+    title: str
+    model: Mapping[str, Any]
+    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    against: str | None = None
+
+
+def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, Arm]:
+    """Arms by name, in the order of the file.
 
     Raises:
         ValueError: a name twice, an unknown name after `like` or `against`, or a name in braces that no grid has.
     """
-    arms: dict[str, ArmTemplate] = {}
+    arms: dict[str, Arm] = {}
     for pattern, template in templates.items():
-        for values in _combinations(template.grid):
+        for values in (
+            dict(zip(template.grid, some, strict=True)) for some in itertools.product(*template.grid.values())
+        ):
             name, title, like, against = (
                 _fill(text, values, pattern) for text in (pattern, template.title, template.like, template.against)
             )
@@ -59,7 +77,8 @@ def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, ArmTemplate]:
             if like is not None and like not in arms:
                 raise ValueError(f"arms.{pattern}.like is {like!r}; known above it: {', '.join(arms)}")
             base = arms[like] if like is not None else None
-            arms[name] = ArmTemplate(
+            arms[name] = Arm(
+                name=name,
                 role=template.role,
                 title=title,
                 against=against,
@@ -69,12 +88,8 @@ def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, ArmTemplate]:
     for name, arm in arms.items():
         if arm.against is not None and arm.against not in arms:
             raise ValueError(f"arms.{name}.against is {arm.against!r}; known: {', '.join(arms)}")
-    return arms
-
-
-def _combinations(grid: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    for values in itertools.product(*grid.values()):
-        yield dict(zip(grid, values, strict=True))
+    first = next((arm.name for arm in arms.values() if arm.role == "baseline"), None)
+    return {name: dataclasses.replace(arm, against=arm.against or first) for name, arm in arms.items()}
 
 
 def _fill(text: str | None, values: Mapping[str, Any], pattern: str) -> str | None:
@@ -163,22 +178,6 @@ class Profile:
     slots: Annotated[int, Field(ge=1)] | None = None
     test_rows: Annotated[int, Field(ge=1)] | None = None
     float32_as: Precision | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    """One model under the experiment's protocol.  `model` keeps the class name and the keywords of the file.
-
-    `protocol` holds the fields in which this arm departs from the experiment's: what it is there to compare.  `against`
-    names the arm that it is compared with: the file's first baseline unless it says otherwise.
-    """
-
-    name: str
-    role: Role
-    title: str
-    model: Mapping[str, Any]
-    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    against: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,8 +278,10 @@ def load_params(root: Path = Path()) -> Params:
     index_path = root / "params.yaml"
     index = validate(TypeAdapter(_Index), read_yaml(index_path), index_path)
     check_choice(index.profile, index.profiles, index_path, "profile")
+    known = sorted(field.name for field in dataclasses.fields(Protocol))
     for name, profile in index.profiles.items():
-        _check_overrides(profile.overrides, index_path, f"profiles.{name}.overrides")
+        if strange := next((key for key in profile.overrides if key not in known), None):
+            raise ParamsError(f"{index_path}: unknown key profiles.{name}.overrides.{strange}{hint(strange, known)}")
         if profile.test_rows is not None and profile.overrides.get("observe_test") is not False:
             raise ParamsError(
                 f"{index_path}: profiles.{name}.test_rows is set; its overrides need observe_test: false, since curves "
@@ -370,23 +371,13 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, docum
     if source.kind != "images" and printed.augmentation != AugmentationSpec():
         raise ParamsError(f"{path}: protocol.augmentation is set; {entry.dataset} is a {source.kind}, not images")
     try:
-        templates = expand_arms(file.arms)
+        arms = expand_arms(file.arms)
     except ValueError as error:
         raise ParamsError(f"{path}: {error}") from None
-    arms = {}
-    for arm_name, arm in templates.items():
-        key_path = f"arms.{arm_name}"
-        model_path(entry.paper, arm.model, path, f"{key_path}.model")
+    for arm in arms.values():
+        model_path(entry.paper, arm.model, path, f"arms.{arm.name}.model")
         if arm.protocol:
-            _read_protocol(fields | arm.protocol, path, f"{key_path}.protocol")
-        arms[arm_name] = Arm(
-            name=arm_name,
-            role=arm.role,
-            title=arm.title,
-            model=arm.model,
-            protocol=arm.protocol,
-            against=arm.against or next((name for name, other in templates.items() if other.role == "baseline"), None),
-        )
+            _read_protocol(fields | dict(arm.protocol), path, f"arms.{arm.name}.protocol")
     return Experiment(
         name=name,
         title=file.title,
@@ -436,13 +427,6 @@ def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Prot
             f"{path}: {key_path}.early_stop looks at validation images, but {key_path}.split.kind is 'none'"
         )
     return protocol
-
-
-def _check_overrides(overrides: Mapping[str, Any], path: Path, key_path: str) -> None:
-    known = sorted(field.name for field in dataclasses.fields(Protocol))
-    for key in overrides:
-        if key not in known:
-            raise ParamsError(f"{path}: unknown key {key_path}.{key}{hint(key, known)}")
 
 
 def resolve_protocol(experiment: Experiment, profile: Profile, arm: Arm | None = None) -> Protocol:

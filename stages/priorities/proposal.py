@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -27,35 +27,22 @@ from stages.claims import ClaimLine, Judgement, PaperDeviations
 from stages.claims.kinds import TrainedKind, foresee, kind_of
 from stages.claims.sides import arms_of
 from stages.datasets.packed import PackedDataError
-from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import CountFlops, FlopCounts
-from stages.params.budget import PlannedRun, plan_runs
+from stages.params.budget import PlannedRun, RunName, plan_runs
 from stages.params.experiment import Experiment, Params, ParamsError
 from stages.params.schema import nearest
 from stages.recording.sources import judge_today, read_paper_deviations
 from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER
-from stages.run import RunSpec, canonical_json
+from stages.run import canonical_json
 from stages.runs.equivalence import read_equivalences
 from stages.runs.object_store import open_store
 from stages.scheduling.engine.groups import MAX_MODELS
-from stages.scheduling.planning import cost_of_run, network_of
-from stages.scheduling.runner import assignments, find_experiment, find_outcome, read_packed, ways_to
+from stages.scheduling.planning import network_of, pricing
+from stages.scheduling.runner import find_outcome, keyed_runs, read_packed, ways_to
 from stages.verdicts import EvidenceLevel, Power, Status, Verdict
 
 PROFILE = "paper"
 """The profile whose results decide."""
-
-
-class RunName(NamedTuple):
-    """A cell of an experiment's grid."""
-
-    experiment: str
-    arm: str
-    replicate: int
-
-    @property
-    def label(self) -> str:
-        return f"{self.experiment}.{self.arm}.{self.replicate}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,13 +187,12 @@ def as_printed(params: Params) -> Params:
 def all_trainings(params: Params) -> Trainings:
     """Return the runs of all experiments under the profile of `params`."""
     planned, first, known = dict[RunName, PlannedRun](), dict[RunName, RunName](), dict[str, RunName]()
-    for name, experiment in params.experiments.items():
+    for experiment in params.experiments.values():
         for run in plan_runs(experiment, params.profile, params.datasets[experiment.dataset]):
-            place = RunName(name, run.arm, run.replicate_index)
-            planned[place] = run
+            planned[run.name] = run
             # The parts of a run key that are known before the data are packed.
-            identity = canonical_json([experiment.dataset, run.spec().to_dict()])
-            first[place] = known.setdefault(identity, place)
+            identity = canonical_json([experiment.dataset, run.spec.to_dict()])
+            first[run.name] = known.setdefault(identity, run.name)
     return Trainings(planned=planned, first=first)
 
 
@@ -219,21 +205,20 @@ def trained_runs(params: Params, root: Path = Path()) -> frozenset[RunName]:
     store, equivalences = open_store(root), read_equivalences(root)
     stored = {*store.run_keys()}
     return frozenset(
-        run
-        for run, spec in packed_runs(params, root)
-        if find_outcome(store, ways_to(spec, equivalences), stored) is not None
+        run.name
+        for run in packed_runs(params, root)
+        if find_outcome(store, ways_to(run.spec, equivalences), stored) is not None
     )
 
 
-def packed_runs(params: Params, root: Path = Path()) -> Iterator[tuple[RunName, RunSpec]]:
-    """Yield the profile's runs and their specs for all experiments whose data are packed as the profile requires."""
-    for name, experiment in params.experiments.items():
+def packed_runs(params: Params, root: Path = Path()) -> Iterator[PlannedRun]:
+    """Runs of the profile, of all experiments whose data are packed here as the profile wants them."""
+    for experiment in params.experiments.values():
         try:
             digest = read_packed(experiment, params, root / "data").digest
         except (PackedDataError, ParamsError):
             continue
-        for run in assignments(experiment, params, digest):
-            yield RunName(name, run.planned.arm, run.planned.replicate_index), run.spec
+        yield from keyed_runs(experiment, params, digest)
 
 
 def seconds_each(
@@ -250,16 +235,10 @@ def seconds_each(
     ordered = [run for run in trainings.planned if run in wanted]
     networks = {run: network_of(trainings.planned[run]) for run in ordered}
     alike = Counter(networks.values())
-    seconds = {}
-    for run in ordered:
-        experiment = find_experiment(params, run.experiment)
-        source = params.datasets[experiment.dataset]
-        rows = count_rows(experiment.dataset, source, is_stand_in=params.profile.data == "embedded")
-        together = min(MAX_MODELS, alike[networks[run]])
-        rates, scored = {device: params.rates[device]}, params.profile.test_rows or rows.test
-        cost = cost_of_run(trainings.planned[run], rows, source, rates, count, scored, together=together)
-        seconds[run] = cost.seconds[device]
-    return seconds
+    price = pricing(params, params.profile, {device: params.rates[device]}, count)
+    return {
+        run: price(trainings.planned[run], min(MAX_MODELS, alike[networks[run]])).seconds[device] for run in ordered
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

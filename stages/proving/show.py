@@ -123,7 +123,9 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
         if number < len(tensors):
             found += [f"tensor {name}" for name in _parted(*tensors[number])[:1]]
         if number < len(scores):
-            found += [f"its {name} so far {_values(name, *scores[number])}" for name in _parted(*scores[number])[:1]]
+            for name in _parted(*scores[number])[:1]:
+                values = [float.fromhex(side[name]) if name in side else None for side in scores[number]]
+                found.append(f"its {name} so far {values[0]!r} -> {values[1]!r}")
         if found:
             yield f"step {number + 1}: {', '.join(found)}"
     for name in ("scores", "tensors"):
@@ -143,11 +145,6 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 def _parted(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Names of the items that differ or are in only one of them, in the order of the first."""
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
-
-
-def _values(name: str, old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    values = [float.fromhex(side[name]) if name in side else None for side in (old, new)]
-    return f"{values[0]!r} -> {values[1]!r}"
 
 
 STEPS = 100
@@ -187,7 +184,10 @@ def show_equivalent(
         scratch = Path(folder)
         older, newer = _sides(root, revision, "HEAD", scratch)
         affected, left_out = find_affected(made, equivalences, older.fingerprints, newer.fingerprints, again=again)
-        _refuse_uncommitted(affected)
+        for item in affected:
+            if (code := code_today(item.made.spec)) != item.after:
+                changed = ", ".join(sorted(_parted(item.after, code or {})))
+                raise EquivalenceError(f"HEAD doesn't hold the code of this tree ({changed}); commit it first")
         here = DataHere(root, params, scratch)
         paths: list[_Path] = []
         for item in affected:
@@ -254,13 +254,6 @@ def _compare_line(
     return None, "none of its runs is here with its data"
 
 
-def _refuse_uncommitted(affected: Iterable[Affected]) -> None:
-    for item in affected:
-        if code_today(item.made.spec) != item.after:
-            changed = ", ".join(_unlike(item.after, code_today(item.made.spec) or {}))
-            raise EquivalenceError(f"HEAD doesn't hold the code of this tree ({changed}); commit it first")
-
-
 def _compare(
     paths: Sequence[_Path], older: Side, newer: Side, *, plain: bool, say: Callable[[str], None]
 ) -> Mapping[str, Any]:
@@ -274,8 +267,12 @@ def _compare(
     both = []
     for side, code in ((older, "before"), (newer, "after")):
         both.append(_train(side, [_training(path.item, cut, code) for path, cut in trainings], plain=plain))
-        for found in both[-1]:
-            _refuse_errors(trainings, found, side)
+        for (path, _), gave in ((one, gave) for found in both[-1] for one, gave in zip(trainings, found, strict=True)):
+            if "error" in gave:
+                raise EquivalenceError(
+                    f"the code of {side.revision[:12]} can't train {path.item.made.label} ({_describe(path.item)}): "
+                    f"{gave['error'].strip().splitlines()[-1]}; nothing is written"
+                )
     for threads, *pair in zip(THREADS, *both, strict=True):
         for (path, cut), before, after in zip(trainings, *pair, strict=True):
             if difference := first_difference(before, after):
@@ -322,15 +319,6 @@ def _plain_env(side: Side, plain: bool, without_cpp: bool) -> dict[str, str]:
 def _is_plain(is_stacked: bool, plain: bool) -> bool:
     """A stack has no plain form: torch compiles it, with the same compiler."""
     return plain and not is_stacked
-
-
-def _refuse_errors(trainings: Sequence[tuple[_Path, Cut]], found: Sequence[Mapping[str, Any]], side: Side) -> None:
-    for (path, _), gave in zip(trainings, found, strict=True):
-        if "error" in gave:
-            raise EquivalenceError(
-                f"the code of {side.revision[:12]} can't train {path.item.made.label} ({_describe(path.item)}): "
-                f"{gave['error'].strip().splitlines()[-1]}; nothing is written"
-            )
 
 
 @dataclass
@@ -401,10 +389,6 @@ def _proofs(paths: Sequence[_Path], *, plain: bool) -> tuple[Proof, ...]:
         )
         for same in grouped.values()
     )
-
-
-def _unlike(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
 def _describe(item: Affected) -> str:

@@ -6,10 +6,7 @@ database is rebuilt in one transaction.
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,23 +58,6 @@ def record(root: Path, database: str, *, evidence_only: bool = False) -> Summary
         RecordError: lines contradict params, or git has published lines or models that are missing here.
         ResultsUnavailable: the database can't be written.
     """
-    with _nothing_collected():
-        return _record(root, database, evidence_only=evidence_only)
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Turn garbage collection off: all that is made here stays until the end; collecting took a quarter of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def _record(root: Path, database: str, *, evidence_only: bool) -> Summary:
     params = load_params(root)
     claims = read_placed_claims(root, params)
     findings = read_findings(root / "data" / "findings.jsonl", claims) if not evidence_only else {}

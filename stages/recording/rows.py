@@ -53,7 +53,7 @@ from stages.results import (
 from stages.rules import Rules
 from stages.run import canonical_json
 from stages.runs.curves import COLUMNS, as_curves
-from stages.runs.evidence import CostLine, ResultLine, list_observed, write_lines
+from stages.runs.evidence import ResultLine, list_observed, write_lines
 from stages.runs.fingerprint import source_path
 from stages.runs.trial import Trial
 from stages.verdicts import ARM_METRICS, NoCurves, Verdict, arm_metric, false_discovery_rates
@@ -283,7 +283,12 @@ class Rows:
         ]
 
     def costs(self) -> list[dict[str, Any]]:
-        return [_cost_row(item.row, item.cost) for item in self.found if item.cost]
+        return [
+            {name: value for name, value in vars(item.cost).items() if name in Cost.__table__.columns}
+            | {"result_id": item.row, "epoch_seconds": list(item.cost.epoch_seconds)}
+            for item in self.found
+            if item.cost
+        ]
 
     def metrics(self) -> Iterator[Values]:
         return (
@@ -399,13 +404,6 @@ def _identify(item: Trial) -> list[Any]:
         list(item.changed_code),
         list(item.equivalences),
     ]
-
-
-def _cost_row(number: int, cost: CostLine) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(CostLine)}
-    identity = {"experiment", "arm", "replicate", "run_key", "environment_digest"}
-    values = {name: getattr(cost, name) for name in names - identity}
-    return values | {"result_id": number, "epoch_seconds": list(cost.epoch_seconds)}
 
 
 Row = TypeVar("Row", bound=Base)

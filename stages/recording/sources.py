@@ -180,16 +180,14 @@ def _follows(result: ResultLine, today: Mapping[str, Any]) -> bool:
     return old == new and result.spec.get("replicate") == today["replicates"].get(result.replicate)
 
 
-def _defaults() -> dict[str, Any]:
-    """The default values of a protocol: an older spec lacks fields that were added since."""
-    optimizer = OptimizerSpec(name="sgd", lr=0.0)
-    least = Protocol(optimizer=optimizer, batch_size=1, epochs=1, mean=(), std=())
-    model = ModelSpec(path="", arguments={})
-    spec = RunSpec(model=model, protocol=least, data_digest="", replicate=Replicate(seed=0), code={})
-    return dict(spec.to_dict()["protocol"])
-
-
-_DEFAULTS = _defaults()
+_DEFAULTS: dict[str, Any] = RunSpec(
+    model=ModelSpec(path="", arguments={}),
+    protocol=Protocol(optimizer=OptimizerSpec(name="sgd", lr=0.0), batch_size=1, epochs=1),
+    data_digest="",
+    replicate=Replicate(seed=0),
+    code={},
+).to_dict()["protocol"]
+"""The default values of a protocol: an older spec lacks fields that were added since."""
 
 
 def _planned(params: Params, name: str, profile: str) -> dict[str, dict[str, Any]]:
@@ -198,9 +196,9 @@ def _planned(params: Params, name: str, profile: str) -> dict[str, dict[str, Any
     planned: dict[str, dict[str, Any]] = {}
     source = params.datasets[experiment.dataset]
     for run in plan_runs(experiment, params.profiles[profile], source, every_role=True):
-        spec = run.spec().to_dict()
-        held = planned.setdefault(run.arm, {**spec, "replicates": {}})
-        held["replicates"][run.replicate_index] = spec["replicate"]
+        spec = run.spec.to_dict()
+        held = planned.setdefault(run.name.arm, {**spec, "replicates": {}})
+        held["replicates"][run.name.replicate] = spec["replicate"]
     return planned
 
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Literal, Protocol
+from typing import Literal
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
@@ -98,22 +98,7 @@ def why_no_difference(provenance: str | None, cut: str) -> str | None:
     return None
 
 
-class Scored(Protocol):
-    """The fields of a result that its label is made of."""
-
-    @property
-    def provenance(self) -> str: ...
-    @property
-    def profile(self) -> str: ...
-    @property
-    def cut(self) -> str: ...
-    @property
-    def test_images(self) -> int: ...
-    @property
-    def excluded_test_images(self) -> int: ...
-
-
-def fidelity_of(result: Scored | None) -> str:
+def fidelity_of(result: tables.Result | None) -> str:
     """`describe_fidelity` of one result, or of none: it says nothing of how many there are."""
     if result is None:
         return describe_fidelity(None, None, None)
@@ -197,7 +182,10 @@ def _compare_experiment(
     printed: tuple[str, ...],
     asked: Asked,
 ) -> ExperimentComparison:
-    groups = _groups(facts.runs.get(experiment.name, []))
+    by_position = defaultdict(list)
+    for result in facts.runs.get(experiment.name, []):
+        by_position[result.group_position].append(result)
+    groups = [by_position[position] for position in sorted(by_position)]  # the strongest first
     profiles = tuple(dict.fromkeys(group[0].profile for group in groups))
     group = next((group for group in groups if asked.fits(group[0])), [])
     first = group[0] if group else None
@@ -246,14 +234,6 @@ def _compare_experiment(
         arms=tuple(arms),
         order=order,
     )
-
-
-def _groups(results: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
-    """Results grouped by equal conditions, the strongest group first."""
-    groups = defaultdict(list)
-    for result in results:
-        groups[result.group_position].append(result)
-    return [groups[position] for position in sorted(groups)]
 
 
 def _compare_arm(

@@ -24,76 +24,34 @@ class MetricInfo:
     of_arm: Annotated[bool, Field(exclude=True)] = False
 
 
-_INFOS = (
-    MetricInfo(name="accuracy", title="Test accuracy, last epoch", unit="fraction", better="higher", split="test"),
-    MetricInfo(
-        name="best_epoch_accuracy", title="Test accuracy, best epoch", unit="fraction", better="higher", split="test"
-    ),
-    MetricInfo(
-        name="min_error",
-        title="Lowest test error of any epoch",
-        unit="fraction",
-        better="lower",
-        split="test",
-        of_arm=True,
-    ),
-    MetricInfo(
-        name="window_error",
-        title="Test error around the best validation epoch",
-        unit="fraction",
-        better="lower",
-        split="test",
-        of_arm=True,
-    ),
-    MetricInfo(name="loss", title="Test loss", unit="nats", better="lower", split="test"),
-    MetricInfo(name="calibration_error", title="Calibration error", unit="fraction", better="lower", split="test"),
-    MetricInfo(name="mse", title="Test mean squared error, last epoch", unit="", better="lower", split="test"),
-    MetricInfo(
-        name="log_mse",
-        title="Log of the test mean squared error, last epoch",
-        unit="nats",
-        better="lower",
-        split="test",
-    ),
-    MetricInfo(
-        name="selected_mse",
-        title="Test mean squared error, best validation epoch",
-        unit="",
-        better="lower",
-        split="test",
-    ),
-    MetricInfo(
-        name="selected_log_mse",
-        title="Log of the test mean squared error, best validation epoch",
-        unit="nats",
-        better="lower",
-        split="test",
-    ),
-    MetricInfo(
-        name="accuracy_after_inversion",
-        title="Test accuracy after inversion of the prototypes",
-        unit="fraction",
-        better="higher",
-        split="test",
-    ),
-    MetricInfo(name="parameters", title="Parameters", unit="count", better="lower", split="none"),
-    MetricInfo(name="flops_per_image", title="FLOPs per image", unit="flop", better="lower", split="none"),
-    MetricInfo(name="flops_per_row", title="FLOPs per row", unit="flop", better="lower", split="none"),
-    MetricInfo(name="perplexity", title="Test perplexity", unit="", better="lower", split="test"),
-    MetricInfo(name="validation_loss", title="Validation loss", unit="nats per token", better="lower", split="test"),
-    MetricInfo(name="flops_per_token", title="FLOPs per token", unit="flop", better="lower", split="none"),
-    MetricInfo(name="train_seconds", title="Training time", unit="seconds", better="lower", split=None),
-    MetricInfo(
-        name="train_tokens_per_second",
-        title="Tokens per second in training",
-        unit="tokens per second",
-        better="higher",
-        split=None,
-    ),
-    MetricInfo(name="peak_memory_bytes", title="Peak memory", unit="bytes", better="lower", split=None),
-    MetricInfo(name="inference_time", title="Inference time per sample", unit="seconds", better="lower", split=None),
+_OF_ARM = ("min_error", "window_error")
+_ROWS = (  # name, title, unit, better, split
+    ("accuracy", "Test accuracy, last epoch", "fraction", "higher", "test"),
+    ("best_epoch_accuracy", "Test accuracy, best epoch", "fraction", "higher", "test"),
+    ("min_error", "Lowest test error of any epoch", "fraction", "lower", "test"),
+    ("window_error", "Test error around the best validation epoch", "fraction", "lower", "test"),
+    ("loss", "Test loss", "nats", "lower", "test"),
+    ("calibration_error", "Calibration error", "fraction", "lower", "test"),
+    ("mse", "Test mean squared error, last epoch", "", "lower", "test"),
+    ("log_mse", "Log of the test mean squared error, last epoch", "nats", "lower", "test"),
+    ("selected_mse", "Test mean squared error, best validation epoch", "", "lower", "test"),
+    ("selected_log_mse", "Log of the test mean squared error, best validation epoch", "nats", "lower", "test"),
+    ("accuracy_after_inversion", "Test accuracy after inversion of the prototypes", "fraction", "higher", "test"),
+    ("parameters", "Parameters", "count", "lower", "none"),
+    ("flops_per_image", "FLOPs per image", "flop", "lower", "none"),
+    ("flops_per_row", "FLOPs per row", "flop", "lower", "none"),
+    ("perplexity", "Test perplexity", "", "lower", "test"),
+    ("validation_loss", "Validation loss", "nats per token", "lower", "test"),
+    ("flops_per_token", "FLOPs per token", "flop", "lower", "none"),
+    ("train_seconds", "Training time", "seconds", "lower", None),
+    ("train_tokens_per_second", "Tokens per second in training", "tokens per second", "higher", None),
+    ("peak_memory_bytes", "Peak memory", "bytes", "lower", None),
+    ("inference_time", "Inference time per sample", "seconds", "lower", None),
 )
-METRICS: Mapping[str, MetricInfo] = {info.name: info for info in _INFOS}
+METRICS: Mapping[str, MetricInfo] = {
+    name: MetricInfo(name=name, title=title, unit=unit, better=better, split=split, of_arm=name in _OF_ARM)
+    for name, title, unit, better, split in _ROWS
+}
 """`split` None marks a cost, of which every machine has its own number."""
 
 SHOWN_METRICS: Mapping[str, tuple[str, ...]] = {

@@ -13,6 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from stages.results.claim_tables import VerdictRow
+from stages.results.claims import CLAIMS
 from stages.results.comparison import cut_of_each
 from stages.results.comparison_rows import ComparedRun, ComparisonRows, load_facts, printed_metrics, values_of
 from stages.results.counts import read_rules
@@ -143,7 +144,8 @@ def versus(session: Session, dataset: Dataset, a: str, b: str) -> Versus:
         why = "No experiment trains both, so a difference could be that of their settings."
         return Versus(dataset=dataset, metric=metric, a=sides[0], b=sides[1], verdict=not_tested(why))
     images = _images(session, one, other, found) if metric.unit == "fraction" else ()
-    claims = _claims_on(session, name, metric)
+    about = Claim.experiment == name, Claim.metric == metric.name, Claim.baseline_arm.is_not(None)
+    claims = [(row.Claim, row.VerdictRow) for row in session.execute(CLAIMS.where(*about))]
     verdict = _judge(one, other, found, facts, metric, rules, images)
     spread, source = _spread(claims, verdict, {one[1].name, other[1].name})
     least = spread and least_detected(_design(one[0], spread), rules)
@@ -267,17 +269,6 @@ def _sample(arm: Arm, runs: Runs, facts: ComparisonRows, metric: MetricInfo) -> 
 def _design(experiment: Experiment, spread: float) -> Design:
     pairing: Literal["fold", "none"] = "fold" if experiment.protocol["split"]["kind"] == "folds" else "none"
     return Design(planned=_planned(experiment), spread=spread, source="assumed", because="", pairing=pairing)
-
-
-def _claims_on(session: Session, experiment: str, metric: MetricInfo) -> list[tuple[Claim, VerdictRow]]:
-    """The paper's claims about two models of this experiment in this metric."""
-    query = (
-        select(Claim, VerdictRow)
-        .join(VerdictRow, VerdictRow.claim == Claim.id)
-        .where(Claim.experiment == experiment, Claim.metric == metric.name, Claim.baseline_arm.is_not(None))
-        .order_by(Claim.position)
-    )
-    return [(row.Claim, row.VerdictRow) for row in session.execute(query)]
 
 
 def _spread(

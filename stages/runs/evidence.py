@@ -219,9 +219,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-@cache
-def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_adapter = cache(TypeAdapter)
 
 
 def evidence_files(folder: Path) -> list[Path]:
@@ -252,7 +250,9 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
 
 
 def _check_digest(where: str, line: EvidenceLine, text: bytes) -> None:
-    if _is_sealed(line, text):
+    # a text in the layout of `write_lines` needn't be parsed again
+    unsealed = text.replace(f'"digest":"{line.digest}",'.encode(), b"", 1)
+    if hashlib.sha256(unsealed).hexdigest() == line.digest:
         return
     name = f"{line.result.experiment}.{line.result.arm}.{line.result.replicate}"
     try:
@@ -265,12 +265,6 @@ def _check_digest(where: str, line: EvidenceLine, text: bytes) -> None:
             f"{where}: {name}: {found}, its content gives {wanted[:12]}: it was changed after it was published; "
             f"restore it from git, or publish it again (claimcheck publish {line.result.experiment})"
         )
-
-
-def _is_sealed(line: EvidenceLine, text: bytes) -> bool:
-    """True if a text in the layout of `write_lines` has its digest; False means nothing for another layout."""
-    unsealed = text.replace(f'"digest":"{line.digest}",'.encode(), b"", 1)
-    return hashlib.sha256(unsealed).hexdigest() == line.digest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,28 +36,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.runs.store import RunStore, Store, find_fault, home
+from stages.runs.store import ChangeRecord, Record, RunStore, Store, digests_of, find_fault, home, next_token
 
 LEASES, RUNS, BLOBS, WORK = "leases", "runs", "blobs", "work"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """Who trains a run, and what became of it.  `beat` counts renewals, so that no two contents are equal.
-
-    `files`: digests of what the holder is about to publish, or has published if `is_published`.
-    """
-
-    token: int = 0
-    owner: str | None = None
-    beat: int = 0
-    since: float | None = None
-    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    is_published: bool = False
-    attempts: tuple[Mapping[str, Any], ...] = ()
-
-    def to_bytes(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
 
 
 class ObjectScratch:
@@ -91,6 +72,8 @@ class ObjectScratch:
 class ObjectStore:
     """Outcomes in the object store at `url`; what was read is kept below the folder `kept` of this machine."""
 
+    poll_seconds = 2.0
+
     def __init__(self, url: str, kept: Path) -> None:
         self.bucket = Bucket(url)
         self.cache = RunStore(kept / hashlib.sha256(self.bucket.url.encode()).hexdigest()[:16])
@@ -98,6 +81,10 @@ class ObjectStore:
     @property
     def address(self) -> str:
         return self.bucket.url
+
+    @property
+    def late_answers(self) -> int:
+        return self.bucket.late_answers
 
     @property
     def scratch(self) -> ObjectScratch:
@@ -159,6 +146,15 @@ class ObjectStore:
                 record = made
             return self.finish(run_key, record, files)
 
+    def publish_leased(self, run_key: str, files: Mapping[str, bytes], change: ChangeRecord) -> Path:
+        digests = digests_of(files)
+        # named before they are written, so that nobody takes them for leftovers
+        record = change(lambda mine: mine if mine.is_published else dataclasses.replace(mine, files=digests))
+        if not record.is_published:
+            self.upload(files)
+            record = change(lambda mine: dataclasses.replace(mine, is_published=True))
+        return self.finish(run_key, record, files)
+
     def upload(self, files: Mapping[str, bytes]) -> dict[str, str]:
         """Write the files under their digests, which are returned by name."""
         digests = digests_of(files)
@@ -214,27 +210,19 @@ class ObjectStore:
         if found is None:
             return Record(), None
         try:
-            fields = json.loads(found[0])
-            return Record(**fields | {"attempts": tuple(fields["attempts"])}), found[1]
+            return Record.from_bytes(found[0]), found[1]
         except (ValueError, TypeError, KeyError) as error:
             name = _record(run_key)
             raise StoreFault(self.address, f"{name} can't be read ({type(error).__name__}): delete it") from None
 
-    def write(self, run_key: str, record: Record, tag: str | None) -> str | None:
+    def write(
+        self, run_key: str, record: Record, tag: str | None, files: Mapping[str, bytes] | None = None
+    ) -> str | None:
         """Change the record whose e-tag is `tag` (None: make it); its new e-tag, or None if it was another's turn."""
         content = record.to_bytes()
         if tag is None:
             return self.bucket.create(_record(run_key), content)
         return self.bucket.replace(_record(run_key), content, tag)
-
-
-def next_token(record: Record) -> int:
-    """Larger than every token of the run so far; a time, so that this holds even after a record was deleted."""
-    return max(record.token + 1, time.time_ns())
-
-
-def digests_of(files: Mapping[str, bytes]) -> dict[str, str]:
-    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
 def _record(run_key: str) -> str:

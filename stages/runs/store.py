@@ -14,8 +14,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +45,15 @@ def write_atomically(path: Path, content: bytes) -> None:
     finally:
         partial.unlink(missing_ok=True)
     _fsync_folder(path.parent)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let one process of this machine at a time into the block, by a lock on the file at `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def put_in_place(partial: Path, target: Path) -> None:
@@ -92,8 +102,52 @@ class Scratch(Protocol):
         """Runs and stacks that have files, those whose name begins with `prefix`, in order."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Who trains a run, and what became of it.  `beat` counts renewals, so that no two contents are equal.
+
+    `files`: digests of what the holder is about to publish, or has published if `is_published`.
+    """
+
+    token: int = 0
+    owner: str | None = None
+    beat: int = 0
+    since: float | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    is_published: bool = False
+    attempts: tuple[Mapping[str, Any], ...] = ()
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Record:
+        """Inverse of `to_bytes`.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is damaged.
+        """
+        fields = json.loads(content)
+        return cls(**fields | {"attempts": tuple(fields["attempts"])})
+
+
+class ChangeRecord(Protocol):
+    """Changes the record of a run as the holder of its lease, returns it, and publishes `files` with the change.
+
+    Raises:
+        LeaseLost: somebody has taken over the run.
+    """
+
+    def __call__(self, edit: Callable[[Record], Record], files: Mapping[str, bytes] | None = None) -> Record: ...
+
+
 class Store(Protocol):
-    """Outcomes by `run_key`: complete, never changed, published once.  Can be pickled: each process opens its own."""
+    """Outcomes by `run_key`: complete, never changed, published once.  Can be pickled: each process opens its own.
+
+    `poll_seconds`: how long to wait before a run that is held by another owner is claimed again.
+    """
+
+    poll_seconds: float
 
     @property
     def address(self) -> str:
@@ -117,6 +171,27 @@ class Store(Protocol):
 
     def run_keys(self) -> Iterator[str]:
         """Keys of all complete outcomes, in order."""
+
+    @property
+    def late_answers(self) -> int:
+        """Number of answers that came so late that the store was away."""
+
+    def read(self, run_key: str) -> tuple[Record, str | None]:
+        """The run's record and the tag of its content; an empty one and None if it has none."""
+
+    def write(
+        self, run_key: str, record: Record, tag: str | None, files: Mapping[str, bytes] | None = None
+    ) -> str | None:
+        """Change the record whose tag is `tag` (None: make it); its new tag, or None if another process changed it.
+
+        A folder publishes `files` in the same step; no other store is given any.
+        """
+
+    def mend(self, run_key: str, record: Record) -> None:
+        """Finish a publication whose process was killed after it had changed the record."""
+
+    def publish_leased(self, run_key: str, files: Mapping[str, bytes], change: ChangeRecord) -> Path:
+        """Publish an outcome as the holder of the run's lease, whose record `change` changes."""
 
 
 class FolderScratch:
@@ -147,6 +222,9 @@ class RunStore:
 
     A published folder holds `FILES`, read-only; weights only if the run didn't diverge.
     """
+
+    poll_seconds = 0.25
+    late_answers = 0
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -214,6 +292,55 @@ class RunStore:
         _fsync_folder(target.parent)
         self.scratch.drop(run_key)
         return target
+
+    def read(self, run_key: str) -> tuple[Record, str | None]:
+        """The run's record and its content as the tag; a damaged one is set aside.
+
+        The outcome says whether the run is published: its process may have been killed before it noted that.
+        """
+        path = self.root / "leases" / f"{run_key}.json"
+        record, tag = Record(), None
+        try:
+            content = path.read_bytes()
+            record, tag = Record.from_bytes(content), content.decode()
+        except FileNotFoundError:
+            pass
+        except (ValueError, TypeError, KeyError) as error:
+            aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+            os.replace(path, aside)
+            print(f"{path} is damaged ({type(error).__name__}); it is now {aside.name}", file=sys.stderr)
+        is_published, attempts = self.has(run_key), record.attempts
+        if is_published:
+            attempts = tuple({**one, "end": one["end"] or "published"} for one in attempts)
+        return replace(record, is_published=is_published, attempts=attempts), tag
+
+    def write(
+        self, run_key: str, record: Record, tag: str | None, files: Mapping[str, bytes] | None = None
+    ) -> str | None:
+        path, content = self.root / "leases" / f"{run_key}.json", record.to_bytes()
+        with named(path), locked(path.with_name(".lock")):
+            if tag != (path.read_text(encoding="utf-8") if path.is_file() else None):
+                return None
+            if files is not None:
+                self.publish(run_key, files)
+            write_atomically(path, content)
+        return content.decode()
+
+    def mend(self, run_key: str, record: Record) -> None:
+        """Do nothing: the outcome is there before its record says so."""
+
+    def publish_leased(self, run_key: str, files: Mapping[str, bytes], change: ChangeRecord) -> Path:
+        change(lambda mine: replace(mine, is_published=True), files)
+        return self.root / "runs" / run_key
+
+
+def next_token(record: Record) -> int:
+    """Larger than every token of the run so far; a time, so that this holds even after a record was deleted."""
+    return max(record.token + 1, time.time_ns())
+
+
+def digests_of(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
 Specs = tuple[RunSpec, ...]

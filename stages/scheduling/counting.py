@@ -1,15 +1,10 @@
-"""How far an experiment's trainings are, in a file for whoever shows it: `claimcheck repro`."""
+"""Shows how far trainings are on a terminal, and how long the stages of a repro will take."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -17,71 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from stages.scheduling.engine.groups import Event
-
-COUNT_FILE = "CLAIMCHECK_COUNT"
-"""The environment's name for the file; without it nothing is written."""
-_EVERY_SECONDS = 0.5
-_ENOUGH = 0.02
-"""The share of the work from which its time says how long the rest will take."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Count:
-    """`done` of the `runs` of a stage have an outcome; `left_seconds` for the rest, None as long as nobody can say."""
-
-    stage: str
-    done: int
-    runs: int
-    left_seconds: float | None = None
-
-
-def read_count(path: Path, stage: str) -> Count | None:
-    """The stage's count; None if it has written none, or is writing one."""
-    try:
-        count = Count(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
-    return count if count.stage == stage else None
-
-
-class RunCounter:
-    """Takes the engine's events and writes the count down; `done` looks how many runs have an outcome."""
-
-    def __init__(self, stage: str, runs: int, done: Callable[[], int]) -> None:
-        path = os.environ.get(COUNT_FILE)
-        self._path = Path(path) if path else None
-        self._stage, self._runs, self._look = stage, runs, done
-        self._next, self._started = 0.0, time.monotonic()
-        self._training: dict[str, tuple[int, float]] = {}  # by label: runs, and the share of their steps
-        if self._path is not None:
-            self._before = self._done = done()
-            self._write()
-
-    def report(self, event: Event) -> None:
-        if self._path is None or event.kind == "waiting":
-            return
-        if event.kind == "started":
-            self._training[event.label] = event.runs, 0.0
-        elif event.kind == "progress" and event.progress is not None:
-            runs, _ = self._training.get(event.label, (1, 0.0))
-            self._training[event.label] = runs, event.progress["step"] / event.progress["total_steps"]
-            if time.monotonic() < self._next:
-                return
-        else:
-            runs, _ = self._training.get(event.label, (1, 0.0))
-            self._training[event.label] = runs, 0.0
-            self._done = self._look()
-        self._write()
-
-    def _write(self) -> None:
-        assert self._path is not None, "whoever calls this has looked"
-        self._next = time.monotonic() + _EVERY_SECONDS
-        worked = self._done - self._before + sum(runs * share for runs, share in self._training.values())
-        share = worked / max(1, self._runs - self._before)
-        took = time.monotonic() - self._started
-        left = took * (1 - share) / share if _ENOUGH < share <= 1 else None
-        count = Count(stage=self._stage, done=self._done, runs=self._runs, left_seconds=left)
-        self._path.write_text(json.dumps(asdict(count)), encoding="utf-8")
 
 
 class StageTimes:
@@ -140,6 +70,18 @@ def _verb(stage: str) -> str:
     return stage.partition("@")[0]
 
 
+_SAID = {
+    "finished": "trained",
+    "failed": "failed\n{message}",
+    "memory": "{message}; it is tried once more, alone on its device",
+    "waiting": "waiting for {message}, which trains it; if that process ends, training resumes here",
+    "elsewhere": "trained by another process {message}",
+    "stopped": "{message}; the next dvc repro resumes from here",
+    "lost": "lost, {message}; it resumes from its last state",
+}
+"""What is printed of an event, by its kind."""
+
+
 class ProgressDisplay:
     """Context manager; call `report` with every event of the engine."""
 
@@ -170,25 +112,9 @@ class ProgressDisplay:
             self._tasks[event.label] = self._bars.add_task(event.label, total=None, state="")
         elif event.kind == "progress" and event.progress is not None:
             self._show(event.label, event.progress)
-        elif event.kind == "failed":
-            self.console.print(f"{event.label}: failed\n{event.message}", markup=False)
-        elif event.kind == "memory":
-            self.console.print(
-                f"{event.label}: {event.message}; it is tried once more, alone on its device", markup=False
-            )
-        elif event.kind == "waiting":
-            self.console.print(
-                f"{event.label}: waiting for {event.message}, which trains it; if it ends, training resumes here",
-                markup=False,
-            )
-        elif event.kind == "elsewhere":
-            self.console.print(f"{event.label}: trained by another process {event.message}".rstrip(), markup=False)
-        elif event.kind == "stopped":
-            self.console.print(f"{event.label}: {event.message}; the next dvc repro resumes from here", markup=False)
-        elif event.kind == "lost":
-            self.console.print(f"{event.label}: lost, {event.message}; it resumes from its last state", markup=False)
         else:
-            self.console.print(f"{event.label}: trained", markup=False)
+            said = _SAID[event.kind].format(message=event.message)
+            self.console.print(f"{event.label}: {said}".rstrip(), markup=False)
 
     def _show(self, label: str, progress: dict[str, Any]) -> None:
         scores = "  ".join(

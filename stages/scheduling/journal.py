@@ -25,7 +25,6 @@ from stages.faults import FAULTS, describe_fault
 from stages.runs.store import Scratch, Store
 from stages.scheduling.engine.groups import Event, Group
 from stages.scheduling.engine.leases import EXPIRY_SECONDS, Leases, is_gone, process_identity
-from stages.scheduling.engine.object_leases import open_leases
 
 PREFIX = "progress-"
 _FILE = "progress.json"
@@ -154,7 +153,7 @@ class Journal:
             print(f"progress couldn't be written for `claimcheck status`: {self._fault}", file=sys.stderr)
 
     def report(self, event: Event) -> None:
-        """Take in an event, and write at most every few seconds."""
+        """Take in an event; progress is written at most every few seconds, all else at once."""
         group = self._groups.get(event.label)
         if group is None:
             return
@@ -162,7 +161,7 @@ class Journal:
             group.message = f"waits for {event.message}"
         elif event.kind in _AFTER:
             self._take(group, event)
-        if time.monotonic() >= self._next:
+        if time.monotonic() >= self._next or event.kind not in ("waiting", "progress"):
             self._write()
 
     def _take(self, group: GroupState, event: Event) -> None:
@@ -240,7 +239,7 @@ def watch(store: Store, usd_per_hour: Mapping[str, float], now: float, experimen
     written = [session for _, session in read_sessions(store.scratch)]
     if not written:
         return Watched(sessions=(), rows=(), finished=(), left_seconds=None)
-    leases = open_leases(store)
+    leases = Leases(store)
     sessions = _recent([_confirm(session, leases, now) for session in written], now)
     for session in sessions:
         session.groups = [one for one in session.groups if not experiments or one.experiment in experiments]
@@ -263,22 +262,32 @@ def watch(store: Store, usd_per_hour: Mapping[str, float], now: float, experimen
     )
 
 
+def left_to_train(store: Store, experiment: str, since: float) -> tuple[int, float | None] | None:
+    """Runs of the experiment that aren't done, and seconds that they will take, as the last process says.
+
+    None if no process has begun to train any after `since` (seconds since 1970).
+    """
+    begun = [one for _, one in read_sessions(store.scratch) if one.began >= since and experiment in one.held]
+    if not begun:
+        return None
+    session, now = max(begun, key=lambda one: one.began), time.time()
+    left = sum(len(group.runs) for group in session.groups if group.state != "done")
+    return left, _left([session], _group_seconds([(session, group) for group in session.groups], now), now)
+
+
 def _confirm(session: TrainerStatus, leases: Leases, now: float) -> TrainerStatus:
     """The session as its leases confirm it."""
     is_over = session.ended is not None
     is_dead = not is_over and (is_gone(session.owner) or now - session.updated > EXPIRY_SECONDS)
     for group in session.groups:
-        if group.state == "running" and (is_over or is_dead or not _is_held(group, leases)):
+        holder = leases.holder(*group.run_keys) if group.state == "running" else None
+        is_held = holder is not None and not is_gone(holder.owner)
+        if group.state == "running" and (is_over or is_dead or not is_held):
             group.state, group.message = "lost", group.message or "its process is gone"
             group.ended = session.updated
         elif group.state == "waiting" and (is_over or is_dead):
             group.state = "stopped"
     return dataclasses.replace(session, ended=session.updated) if is_dead else session
-
-
-def _is_held(group: GroupState, leases: Leases) -> bool:
-    holder = leases.holder(*group.run_keys)
-    return holder is not None and not is_gone(holder.owner)
 
 
 def _recent(sessions: Sequence[TrainerStatus], now: float) -> list[TrainerStatus]:

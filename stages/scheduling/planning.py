@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import json
+import math
 import os
 import tempfile
 import threading
@@ -19,6 +20,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from stages.params.experiment import DatasetSource, Params, Profile, Rate
 from stages.run import Protocol, Replicate, RunSpec, SplitSpec, canonical_json, steps_per_epoch, training_counts
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking
+from stages.scheduling.runner import Order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +75,14 @@ def plan_costs(
 ) -> dict[str, PlannedCost]:
     """Cost of each experiment's trainings under `profile`; one that two experiments share counts for the first."""
     seen: set[str] = set()
-    costs = {}
+    price, costs = pricing(params, profile, params.rates, count), {}
     for name in experiments:
         experiment = params.experiments[name]
         source = params.datasets[experiment.dataset]
-        rows = count_rows(experiment.dataset, source, is_stand_in=profile.data == "embedded")
         own = []
         for run in plan_runs(experiment, profile, source):
             # The parts of a run key that are known before the data are packed.
-            identity = canonical_json([experiment.dataset, run.spec().to_dict()])
+            identity = canonical_json([experiment.dataset, run.spec.to_dict()])
             if identity not in seen:
                 seen.add(identity)
                 own.append(run)
@@ -90,11 +92,43 @@ def plan_costs(
             network = network_of(run)
             full = placed[network] // MAX_MODELS * MAX_MODELS
             placed[network] += 1
-            together = min(MAX_MODELS, alike[network] - full)
-            scored = profile.test_rows or rows.test
-            priced.append(cost_of_run(run, rows, source, params.rates, count, scored, together=together))
+            priced.append(price(run, min(MAX_MODELS, alike[network] - full)))
         costs[name] = add_up(priced, params.rates)
     return costs
+
+
+Price = Callable[[PlannedRun, int], PlannedCost]
+"""Cost of a training, by how many replicates of its network would train as one stack, itself included."""
+
+
+def pricing(params: Params, profile: Profile, rates: Mapping[str, Rate], count: CountFlops) -> Price:
+    """Return what prices trainings under `profile`, each on the rows of its own data set."""
+
+    @cache
+    def rows_of(name: str) -> RowCounts:
+        return count_rows(name, params.datasets[name], is_stand_in=profile.data == "embedded")
+
+    def price(run: PlannedRun, together: int) -> PlannedCost:
+        name = params.experiments[run.name.experiment].dataset
+        rows = rows_of(name)
+        scored = profile.test_rows or rows.test
+        return cost_of_run(run, rows, params.datasets[name], rates, count, scored, together=together)
+
+    return price
+
+
+def longest_first(params: Params, device: str, count: CountFlops) -> Order:
+    """Sort by planned time on the named `device`; a network that can't be built comes first, since it fails at once."""
+    kind = "cuda" if device.startswith("cuda") else "cpu"
+    price = pricing(params, params.profile, params.rates, count)
+
+    def cost(run: PlannedRun, together: int) -> float:
+        try:
+            return price(run, together).seconds[kind]
+        except Exception:  # noqa: BLE001  (its training reports the error and stops no other run)
+            return math.inf
+
+    return lambda runs, together: -sum(cost(run, together) for run in runs)
 
 
 def cost_of_run(
@@ -111,15 +145,15 @@ def cost_of_run(
 
     `together`: replicates of its network that would train as one stack, itself included, if stacking is worth it.
     """
-    protocol = run.protocol
-    train, validation = training_counts(rows.train, protocol, run.replicate)
+    protocol = run.spec.protocol
+    train, validation = training_counts(rows.train, protocol, run.spec.replicate)
     steps = steps_per_epoch(train, protocol)
     epochs = expected_epochs(protocol)
     trained = epochs * min(train, steps * protocol.batch_size)
     measured = epochs * (validation + (rows.test if protocol.observe_test else 0)) + min(scored, rows.test)
-    forward = count(run.model, rows.shape, source.classes if source.kind == "text" else None)
+    forward = count(run.spec.model, rows.shape, source.classes if source.kind == "text" else None)
     steps, flops = epochs * steps, forward * (3 * trained + measured)
-    is_stacked = is_worth_stacking(run.spec(), rows.train)
+    is_stacked = is_worth_stacking(run.spec, rows.train)
     seconds, starting, alone = dict[str, float](), dict[str, float](), dict[str, float]()
     for device, rate in rates.items():
         computing = flops / rate.flops_per_second[protocol.precision]
@@ -146,7 +180,7 @@ def cost_of_run(
 
 def network_of(run: PlannedRun) -> str:
     """What the replicates of a run have in common."""
-    return canonical_json(dataclasses.replace(run.spec(), replicate=Replicate(seed=0)).to_dict())
+    return canonical_json(dataclasses.replace(run.spec, replicate=Replicate(seed=0)).to_dict())
 
 
 def expected_epochs(protocol: Protocol) -> int:

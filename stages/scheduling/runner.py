@@ -1,4 +1,7 @@
-"""Trains the runs of an experiment that the store lacks, says why, and fills the experiment's folder of outcomes.
+"""Trains the runs that the store lacks, says why, and fills an experiment's folder of outcomes.
+
+Several experiments can train as one list: then no device waits at the end of each, as it does for DVC, which runs its
+stages one after the other.
 
 Imports no torch: an experiment whose runs are all in the store costs next to nothing.
 """
@@ -19,7 +22,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from stages.datasets.packed import PackedInfo, read_info
+from stages.datasets.packed import PackedDataError, PackedInfo, read_info
 from stages.params.budget import PlannedRun, describe_cut, plan_runs
 from stages.params.experiment import Experiment, Params, ParamsError
 from stages.params.schema import nearest
@@ -40,34 +43,21 @@ from stages.runs.store import (
     write_atomically,
     write_run_list,
 )
-from stages.scheduling.counting import RunCounter
-from stages.scheduling.engine.groups import DEFAULT, Event, Group, Report, find_engine, form_groups
+from stages.scheduling.engine.groups import DEFAULT, Event, Group, Report, RunGroups, find_engine, form_groups
 from stages.scheduling.journal import Journal
 
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 """Devices of which one exists if `auto` may be a GPU; asking torch would load it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """A training and the place in the experiment that needs it."""
-
-    planned: PlannedRun
-    spec: RunSpec
-
-    @property
-    def label(self) -> str:
-        return f"{self.planned.arm}.{self.planned.replicate_index}"
+Order = Callable[[Sequence[PlannedRun], int], float]
+"""Sort key of a group: takes the runs of an experiment that train together and how many are stacked."""
 
 
-Order = Callable[[str, Sequence[Assignment], int], float]
-"""Sort key of a group: takes an experiment, its runs that train together and how many are stacked."""
-
-
-def assignments(
+def keyed_runs(
     experiment: Experiment, params: Params, data_digest: str, *, every_role: bool = False
-) -> list[Assignment]:
-    """The experiment's grid as trainings, in file order; limited to the profile's roles unless `every_role`.
+) -> list[PlannedRun]:
+    """The experiment's grid with data digest and code, in file order; of the profile's roles unless `every_role`.
 
     Raises:
         ParamsError: a model imports what can't be found.
@@ -76,10 +66,11 @@ def assignments(
     found = []
     for planned in plan_runs(experiment, params.profile, source, every_role=every_role):
         try:
-            code = training_code(source.kind, planned.model.path, planned.protocol.optimizer.name)
+            code = training_code(source.kind, planned.spec.model.path, planned.spec.protocol.optimizer.name)
         except ModuleNotFoundError as error:
-            raise ParamsError(f"{experiment.name}.{planned.arm} can't be trained: {error}") from None
-        found.append(Assignment(planned=planned, spec=planned.spec(data_digest=data_digest, code=code)))
+            raise ParamsError(f"{experiment.name}.{planned.name.arm} can't be trained: {error}") from None
+        spec = dataclasses.replace(planned.spec, data_digest=data_digest, code=code)
+        found.append(PlannedRun(name=planned.name, spec=spec))
     return found
 
 
@@ -110,29 +101,11 @@ def train_experiment(
     store, folder = open_store(), data / "runs" / name
     found = compare(experiment, params, data, store, only)
     if order is not None and len(found.groups) > len(devices):
-        found.groups.sort(key=lambda group: order(name, found.missing_of(group), group.stacked))
+        found.groups.sort(key=lambda group: order(found.missing_of(group), group.stacked))
     wanted, missing, taken = found.wanted, found.missing, found.taken
-    keys_missing = {assignment.spec.run_key for assignment in missing}
-    counter = RunCounter(
-        f"train@{name}", len(wanted), lambda: len(wanted) - len(keys_missing.difference(store.run_keys()))
-    )
-    journal = Journal(
-        store,
-        found.groups,
-        {assignment.spec.run_key: f"{name}.{assignment.label}" for assignment in wanted},
-        engine=engine,
-        profile=params.profile_name,
-        slots=len(devices),
-        held={name: len(wanted) - len(missing)},
-    )
-
-    def report_to_all(event: Event) -> None:
-        for take in (report, counter.report, journal.report):
-            take(event)
-
-    with journal:
-        complete = run_groups(found.groups, store, devices, report_to_all, stop)
-    trained = [assignment for assignment in wanted if store.has(taken[assignment.spec.run_key])]
+    names, held = {run.spec.run_key: run.name.label for run in wanted}, {name: len(wanted) - len(missing)}
+    complete = _run(run_groups, found.groups, names, held, store, params, devices, report, stop, engine)
+    trained = [run for run in wanted if store.has(taken[run.spec.run_key])]
     if complete or (trained and not stop.is_set()):
         _write_folder(folder, experiment, params, wanted, store, taken)
     print(f"{name}: {len(wanted)} runs, {len(wanted) - len(missing)} from the store, {len(missing)} to train")
@@ -144,19 +117,127 @@ def train_experiment(
     return complete
 
 
+def _run(
+    run_groups: RunGroups,
+    groups: Sequence[Group],
+    names: Mapping[str, str],
+    held: Mapping[str, int],
+    store: Store,
+    params: Params,
+    devices: Sequence[str],
+    report: Report,
+    stop: threading.Event,
+    engine: str,
+) -> bool:
+    """Train the groups and keep a journal of it; returns True if every group has its outcome."""
+    profile, slots = params.profile_name, len(devices)
+    with Journal(store, groups, names, engine=engine, profile=profile, slots=slots, held=held) as journal:
+
+        def report_both(event: Event) -> None:
+            report(event)
+            journal.report(event)
+
+        return run_groups(groups, store, devices, report_both, stop)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """`groups` in the order in which they begin; `names` of their runs by key, `<experiment>.<arm>.<replicate>`.
+
+    `held`: wanted runs that have an outcome, by experiment.
+    """
+
+    groups: list[Group]
+    names: dict[str, str]
+    held: dict[str, int]
+
+
+def train_together(
+    chosen: Mapping[str, Collection[str] | None],
+    params: Params,
+    *,
+    data: Path,
+    devices: list[str],
+    report: Report,
+    stop: threading.Event,
+    engine: str,
+    order: Order,
+) -> tuple[int, int]:
+    """Train what the store lacks of `chosen`; returns how many runs were missing and how many still are.
+
+    `chosen`: labels `<arm>.<replicate>` by experiment, None for those of the profile.  The experiments' folders stay as
+    they are: `dvc repro` takes the outcomes from the store.
+
+    Raises:
+        EngineError, EvidenceError, ParamsError, TrainingsKilled: as for `train_experiment`.
+        PackedDataError: data aren't packed.
+    """
+    run_groups, store = find_engine(engine), open_store()
+    queue = line_up(chosen, params, data, store, order)
+    _run(run_groups, queue.groups, queue.names, queue.held, store, params, devices, report, stop, engine)
+    return len(queue.names), len(queue.names.keys() - {*store.run_keys()})
+
+
+def line_up(
+    chosen: Mapping[str, Collection[str] | None], params: Params, data: Path, store: Store, order: Order
+) -> Queue:
+    """The groups that are missing of `chosen` (as `train_together` takes it), each run once, in `order`.
+
+    Raises:
+        EvidenceError, ParamsError: as for `train_experiment`.
+        PackedDataError: data aren't packed.
+    """
+    refuse_unpacked([find_experiment(params, name) for name in chosen], params, data)
+    queue, listed = Queue([], {}, {}), [*store.run_keys()]
+    ranked: list[tuple[float, Group]] = []
+    for name, labels in chosen.items():
+        print(f"{name}:")
+        only = None if labels is None else sorted(labels)
+        found = compare(find_experiment(params, name), params, data, store, only, listed)
+        queue.held[name] = len(found.wanted) - len(found.missing)
+        for group in found.groups:
+            runs = [run for run in found.missing_of(group) if run.spec.run_key not in queue.names]
+            queue.names.update({run.spec.run_key: run.name.label for run in runs})
+            if runs:
+                ranked.append((order(runs, group.stacked), group))
+    queue.groups.extend(group for _, group in sorted(ranked, key=lambda one: one[0]))
+    return queue
+
+
+def refuse_unpacked(experiments: Iterable[Experiment], params: Params, data: Path) -> None:
+    """Name all data sets of these experiments that aren't packed as the profile wants, and what packs them.
+
+    Raises:
+        PackedDataError: there are some.
+    """
+    lacking: dict[str, None] = {}
+    for experiment in experiments:
+        try:
+            read_packed(experiment, params, data)
+        except (PackedDataError, ParamsError):
+            lacking[experiment.dataset] = None
+    if lacking:
+        wanted = {experiment.dataset for experiment in params.experiments.values()}
+        targets = "preprocess" if lacking.keys() == wanted else " ".join(f"preprocess@{name}" for name in lacking)
+        raise PackedDataError(
+            f"{', '.join(lacking)}: not packed in data/processed as the profile {params.profile_name} wants them "
+            f"({params.profile.data} data); `dvc repro {targets}` packs them"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class MissingRuns:
     """An experiment's wanted runs beside the store: what is missing, as groups; `taken` has each outcome's key, which
     may be one of older code.
     """
 
-    wanted: list[Assignment]
-    missing: list[Assignment]
+    wanted: list[PlannedRun]
+    missing: list[PlannedRun]
     groups: list[Group]
     taken: Mapping[str, str]
 
-    def missing_of(self, group: Group) -> list[Assignment]:
-        return [assignment for assignment in self.missing if assignment.spec.run_key in group.run_keys]
+    def missing_of(self, group: Group) -> list[PlannedRun]:
+        return [run for run in self.missing if run.spec.run_key in group.run_keys]
 
 
 def compare(
@@ -176,11 +257,11 @@ def compare(
     """
     name, folder, equivalences = experiment.name, data / "runs" / experiment.name, read_equivalences(data.parent)
     packed = read_packed(experiment, params, data)
-    wanted = assignments(experiment, params, packed.digest, every_role=only is not None)
+    wanted = keyed_runs(experiment, params, packed.digest, every_role=only is not None)
     if only is not None:
         wanted = _chosen(wanted, only, name)
     previous = previous_specs(folder)
-    ways = {assignment.spec.run_key: ways_to(assignment.spec, equivalences) for assignment in wanted}
+    ways = {run.spec.run_key: ways_to(run.spec, equivalences) for run in wanted}
     keys = {way.run_key for options in ways.values() for way in options}
     remove_damaged(folder, keys)
     stored = {*(store.run_keys() if listed is None else listed)}
@@ -191,13 +272,13 @@ def compare(
     taken = {run_key: find_outcome(store, options, stored) for run_key, options in ways.items()}
     held = {run_key: way for run_key, way in taken.items() if way and equivalences.hold(way.lines)}
     missing = []
-    for assignment in wanted:
-        if way := held.get(assignment.spec.run_key):
-            print(f"  {assignment.label}: taken from the store ({way.run_key[:12]}{way.in_words()})")
+    for run in wanted:
+        if way := held.get(run.spec.run_key):
+            print(f"  {run.name.cell}: taken from the store ({way.run_key[:12]}{way.in_words()})")
         else:
-            missing.append(assignment)
-            print(f"  {assignment.label}: to train, {_why(assignment, previous)}")
-    labels = {assignment.spec.run_key: assignment.label for assignment in wanted}
+            missing.append(run)
+            print(f"  {run.name.cell}: to train, {_why(run, previous)}")
+    labels = {run.spec.run_key: run.name.cell for run in wanted}
     groups = [
         Group(
             label=f"{name} {label_of_group([labels[spec.run_key] for spec in specs if spec.run_key in labels])}",
@@ -205,7 +286,7 @@ def compare(
             data=data / "processed" / experiment.dataset,
             is_stack=is_stack,
         )
-        for specs, is_stack in form_groups([a.spec for a in missing], packed.train_images, store)
+        for specs, is_stack in form_groups([run.spec for run in missing], packed.train_images, store)
     ]
     keys_taken = {key: held[key].run_key if key in held else key for key in ways}
     return MissingRuns(wanted=wanted, missing=missing, groups=groups, taken=keys_taken)
@@ -265,12 +346,12 @@ def label_of_group(labels: Sequence[str]) -> str:
     return f"{labels[0]} and {len(labels) - 1} more"
 
 
-def _chosen(wanted: Sequence[Assignment], patterns: Sequence[str], experiment: str) -> list[Assignment]:
-    idle = [pattern for pattern in patterns if not any(fnmatchcase(run.label, pattern) for run in wanted)]
+def _chosen(wanted: Sequence[PlannedRun], patterns: Sequence[str], experiment: str) -> list[PlannedRun]:
+    idle = [pattern for pattern in patterns if not any(fnmatchcase(run.name.cell, pattern) for run in wanted)]
     if idle:
-        labels = [run.label for run in wanted]
+        labels = [run.name.cell for run in wanted]
         raise ParamsError(f"{experiment}: no run fits {idle[0]!r}; there are {labels[0]} to {labels[-1]}")
-    return [run for run in wanted if any(fnmatchcase(run.label, pattern) for pattern in patterns)]
+    return [run for run in wanted if any(fnmatchcase(run.name.cell, pattern) for pattern in patterns)]
 
 
 def slot_devices(named: str, params: Params, engine: str = DEFAULT) -> list[str]:
@@ -309,11 +390,11 @@ def read_packed(experiment: Experiment, params: Params, data: Path) -> PackedInf
     return info
 
 
-def _why(assignment: Assignment, previous: Mapping[str, Mapping[str, Any]]) -> str:
-    before = previous.get(assignment.label)
+def _why(run: PlannedRun, previous: Mapping[str, Mapping[str, Any]]) -> str:
+    before = previous.get(run.name.cell)
     if before is None:
         return "new"
-    changes = changed_parts(before, assignment.spec.to_dict())
+    changes = changed_parts(before, run.spec.to_dict())
     more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
     return f"{', '.join(changes[:3])}{more}" if changes else "its outcome is no longer in the store"
 
@@ -322,7 +403,7 @@ def _write_folder(
     folder: Path,
     experiment: Experiment,
     params: Params,
-    wanted: list[Assignment],
+    wanted: list[PlannedRun],
     store: Store,
     taken: Mapping[str, str],
 ) -> None:
@@ -338,16 +419,16 @@ def _write_folder(
         cut=describe_cut(experiment, params.profile, params.datasets[experiment.dataset]),
         runs=tuple(
             ListedRun(
-                arm=a.planned.arm,
-                role=experiment.arms[a.planned.arm].role,
-                replicate=a.planned.replicate_index,
-                run_key=taken[a.spec.run_key],
-                digest=outcome_digest(folder / taken[a.spec.run_key], is_whole=True),
+                arm=run.name.arm,
+                role=experiment.arms[run.name.arm].role,
+                replicate=run.name.replicate,
+                run_key=taken[run.spec.run_key],
+                digest=outcome_digest(folder / taken[run.spec.run_key], is_whole=True),
             )
-            for a in wanted
-            if taken[a.spec.run_key] in there
+            for run in wanted
+            if taken[run.spec.run_key] in there
         ),
-        missing=tuple(a.label for a in wanted if taken[a.spec.run_key] not in there),
+        missing=tuple(run.name.cell for run in wanted if taken[run.spec.run_key] not in there),
     )
     write_run_list(folder, run_list)
     remove_others(folder, there)

@@ -1,35 +1,339 @@
-"""Recomputes the trail behind a served model, offline, link by link (`links.py`), and the record of all of them."""
+"""Recomputes the trail behind a served model, offline, link by link, and the record of all of them.
+
+Metrics are recomputed from weights and test data, or from other contents of the result line.  A link holds, is broken,
+or can't be checked here because something it needs is not on this machine; the last case is reported and is no error.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import math
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager
 
+from stages.checkpoint.contract import CheckpointError, read_contract
+from stages.checkpoint.predictor import load_predictor
+from stages.datasets.packed import ImageSet, PackedDataError, digest_packed, read_images, read_info
+from stages.evaluation.flops import FlopCounts
+from stages.evaluation.scores import Observer, Scores, correctness, cut_rows, score
+from stages.params.budget import plan_runs
 from stages.params.experiment import Params, load_params
 from stages.recording import ClaimsError, RecordError, record
 from stages.recording.append_only import read_versions, row_faults
 from stages.recording.sources import PLAN_CHANGED
 from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
-from stages.runs.consistency import compare_canaries
-from stages.runs.equivalence import read_equivalences
-from stages.runs.evidence import EvidenceError
-from stages.runs.revisions import refusal
-from stages.upkeep.links import (
-    Link,
-    check_checkpoint,
-    check_code,
-    check_data,
-    check_environment,
-    check_metrics,
-    check_params,
-    check_run,
+from stages.run import RunSpec, canonical_json, environment_digest
+from stages.runs.consistency import compare_canaries, find_contradictions
+from stages.runs.curves import EpochRow
+from stages.runs.equivalence import PATH, read_equivalences
+from stages.runs.evidence import DataUsed, Divergence, EvidenceError, Measurement, ResultLine, unpack_correct
+from stages.runs.revisions import has_revision, is_full_clone, refusal
+from stages.training.kinds import read_rows
+from stages.upkeep.publishing import COSTS, compare_with_run, digest_at
+
+LinkStatus = Literal["holds", "broken", "not here"]
+REMEDIES = {
+    "record": "restore what was edited from git or evaluate it again, then `python -m stages.record`",
+    "equivalences": "retract the line with its reason (claimcheck audit --retract), then train its runs again",
+    "checkpoint": "restore it from git (data/models), or train it again with `dvc repro`",
+    "run": "`python -m stages.record`; if it stays, take data/evidence from git again",
+    "params": "if the file was edited on purpose, train its runs again with `dvc repro`; otherwise restore it from git",
+    "code": "`git fetch --all`; else publish from the revision that trained it",
+    "data": "`dvc repro -f preprocess@<dataset>` packs them again",
+    "environment": "`python -m stages.record`; if it stays, take data/evidence from git again",
+    "metrics": "`dvc repro` evaluates it again if its run is here; otherwise restore data/evidence from git",
+}
+"""What to do about a broken link, by its name."""
+_AS_RECORDED = (
+    *("experiment", "arm", "replicate", "run_key", "profile", "cut", "status", "spec"),
+    *("environment_digest", "environment", "weights_sha256"),
 )
+
+
+@dataclass(frozen=True)
+class Link:
+    """One step of a trail."""
+
+    name: str
+    status: LinkStatus
+    detail: str
+
+
+def check_checkpoint(root: Path, checkpoint: Checkpoint) -> Link:
+    """Check that the file has the recorded digest, and that its header names the run and the data."""
+    result = checkpoint.result
+    path = root / checkpoint.path
+    try:
+        content = path.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != checkpoint.sha256:
+            return Link(
+                "checkpoint", "broken", f"{checkpoint.path}: sha256 {digest[:12]}…, recorded {checkpoint.sha256[:12]}…"
+            )
+        contract = read_contract(content, path.name)
+    except OSError as error:
+        return Link("checkpoint", "broken", f"{checkpoint.path}: {error.strerror}")
+    except CheckpointError as error:
+        return Link("checkpoint", "broken", str(error))
+    for what, found, recorded in (
+        ("run", contract.run_key, result.run_key),
+        ("data digest", contract.data_digest, result.data_digest),
+    ):
+        if found != recorded:
+            return Link("checkpoint", "broken", f"{checkpoint.path}: its {what} is {found[:12]}…, not {recorded[:12]}…")
+    return Link("checkpoint", "holds", f"sha256 {digest[:12]}…")
+
+
+def check_run(result: Result) -> Link:
+    """Check that the run key is the digest of the spec."""
+    digest = hashlib.sha256(canonical_json(result.spec).encode()).hexdigest()
+    if digest != result.run_key:
+        return Link("run", "broken", f"the spec's sha256 is {digest[:12]}…, the run key {result.run_key[:12]}…")
+    return Link("run", "holds", f"run key {digest[:12]}…")
+
+
+def check_params(params: Params, result: Result) -> Link:
+    """Check the spec's model, protocol and seed against the params files' current ones for this arm and profile."""
+    experiment, profile = params.experiments.get(result.experiment), params.profiles.get(result.profile)
+    if experiment is None or profile is None:
+        missing = f"experiment {result.experiment}" if experiment is None else f"profile {result.profile}"
+        return Link("params", "broken", f"params.yaml has no {missing}")
+    source = params.datasets[experiment.dataset]
+    for planned in plan_runs(experiment, profile, source, every_role=True):
+        if planned.name[1:] == (result.arm, result.replicate):
+            spec = planned.spec.to_dict()
+            differing = [name for name in ("model", "protocol", "replicate") if spec[name] != result.spec[name]]
+            if differing:
+                what = f"params/{experiment.name}.yaml gives another {' and '.join(differing)} now"
+                return Link("params", "broken", what)
+            return Link("params", "holds", f"params/{experiment.name}.yaml under profile {result.profile}")
+    return Link(
+        "params", "broken", f"params/{experiment.name}.yaml plans no replicate {result.replicate} of {result.arm}"
+    )
+
+
+def check_code(root: Path, result: Result) -> Link:
+    """Check that each module of the spec's fingerprint has its digest, at the evidence's revision or in this tree."""
+    origin = result.origin
+    revision = None if origin is None else str(origin["revision"])
+    if revision is not None and (words := refusal(root)):
+        return Link("code", "not here", words)
+    if revision is not None and not has_revision(root, revision):
+        if not is_full_clone(root):
+            return Link("code", "not here", f"revision {revision[:12]} is not in this clone; a full clone has it")
+        return Link("code", "broken", f"there is no revision {revision[:12]} in this repository")
+    where = "in this tree" if revision is None else f"at revision {revision[:12]}"
+    wrong = [name for name, digest in result.spec["code"].items() if digest_at(root, revision, name) != digest]
+    if wrong and revision is None and (lines := result.equivalences):
+        which = ", ".join(str(number) for number in lines)
+        return Link("code", "holds", f"{', '.join(wrong)} changed without changing a number: {PATH}, line {which}")
+    if wrong:
+        return Link("code", "broken", f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} another one {where}")
+    dirty = ", which had uncommitted changes" if origin is not None and origin["dirty"] else ""
+    return Link("code", "holds", f"{len(result.spec['code'])} modules {where}{dirty}")
+
+
+def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
+    """Check that the packed data, if they are here, have the recorded digest."""
+    if recorded != in_spec:
+        return Link("data", "broken", f"the result names data {recorded[:12]}…, its spec {in_spec[:12]}…")
+    if not (folder / "dataset.json").is_file():
+        return Link("data", "not here", f"{folder.name} is not packed here; `dvc repro preprocess@{folder.name}` does")
+    try:
+        info = read_info(folder)
+        digest = digest_packed(folder, info)
+    except PackedDataError as error:
+        return Link("data", "broken", str(error))
+    if digest == recorded == info.digest:
+        return Link("data", "holds", f"digest {digest[:12]}…")
+    if digest == info.digest:
+        return Link(
+            "data", "not here", f"{folder.name} is packed from {info.provenance} data here, digest {digest[:12]}…"
+        )
+    return Link("data", "broken", f"{folder.name}: digest {digest[:12]}…, recorded {recorded[:12]}…")
+
+
+def check_environment(result: Result) -> Link:
+    """Check that the environment's digest is that of its facts, and that no code ran that nothing vouches for."""
+    digest = environment_digest(result.environment)
+    if digest != result.environment_digest:
+        return Link("environment", "broken", f"its facts give {digest}, recorded {result.environment_digest}")
+    process = result.environment.get("process")
+    if process is None:
+        return Link("environment", "holds", f"{digest}; what else ran in the process was not recorded then")
+    if other := process["modules"]:
+        named = ", ".join(f"{name} ({code})" for name, code in other.items())
+        what = f"{named} ran in its process, from no package and not in its run key; remove it and train the run again"
+        return Link("environment", "broken", what)
+    return Link("environment", "holds", digest)
+
+
+def check_metrics(root: Path, checkpoint: Checkpoint, packed: Path, *, with_weights: bool = False) -> Link:
+    """Check that metrics follow from bitmap and curves, that the curves are the run's, and the weights' scores."""
+    line, cost = _line_of(checkpoint.result, packed.name), checkpoint.result.cost
+    spent = None if cost is None or checkpoint.result.origin else {name: getattr(cost, name) for name in COSTS}
+    found = [*find_contradictions(line), *compare_with_run(root, line, spent)]
+    if found:
+        return Link("metrics", "broken", "; ".join(found))
+    taken = "from bitmap and curves"
+    if line.correct is None and "mse" not in {row.metric for row in line.metrics} and not with_weights:
+        return Link("metrics", "holds", f"{taken}; `claimcheck verify --weights` predicts texts again, too")
+    try:
+        if not (packed / "dataset.json").is_file() or read_info(packed).digest != line.data.digest:
+            needed = f"the weights need {packed.name} as it was packed, which is not here"
+            return Link("metrics", "holds", f"{taken}; {needed}")
+
+        weights = root / checkpoint.path
+        if not with_weights:
+            found = list(spot_check(weights, packed, line))
+            n = line.data.test_images if line.correct is None else min(SPOTS, line.data.test_images)
+        elif checkpoint.accuracy is None:
+            found, n = list(compare(line, recompute(weights, packed, line))), line.data.test_images
+            found += look_again(weights, packed, line)
+        else:
+            scores, n = recompute(weights, packed, line), line.data.test_images
+            found = list(compare_released(line, scores, checkpoint.accuracy))
+    except (CheckpointError, PackedDataError, OSError) as error:
+        return Link("metrics", "broken", str(error))
+    if found:
+        return Link("metrics", "broken", "; ".join(found))
+    return Link("metrics", "holds", f"{taken}, and from the weights on {n:,} test samples")
+
+
+def _line_of(result: Result, dataset: str) -> ResultLine:
+    """The result line behind a row of the database, without the observations inside the network."""
+    arrays = {array.kind: array.content for array in result.arrays}
+    return ResultLine(
+        **{name: getattr(result, name) for name in _AS_RECORDED},
+        data=DataUsed(
+            dataset=dataset,
+            digest=result.data_digest,
+            provenance=result.provenance,  # type: ignore[arg-type]  # one of three literals
+            train_images=result.train_images,
+            test_images=result.test_images,
+            excluded_test_images=result.excluded_test_images,
+        ),
+        metrics=tuple(
+            Measurement(metric=row.metric, split=row.split, value=row.value, n=row.n)  # type: ignore[arg-type]
+            for row in result.metrics
+        ),
+        curves=tuple(
+            EpochRow(**{field.name: getattr(row, field.name) for field in fields(EpochRow)}) for row in result.epochs
+        ),
+        correct=arrays.get("correct"),
+        confusion=arrays.get("confusion"),
+        divergence=Divergence(**result.divergence) if result.divergence else None,
+    )
+
+
+_OTHER_MACHINE = 1e-3
+"""Relative difference of a loss, and share of test images whose class may be another one, between two machines."""
+_ROUNDED = 0.01
+"""Share of test images whose class may be another one by weights that were rounded to 11 bits."""
+SPOTS = 256
+"""Test images that `spot_check` predicts: whole test sets take minutes a model on a small machine."""
+
+
+def recompute(weights: Path, packed: Path, line: ResultLine) -> Scores:
+    """The metrics that `evaluate` computes from the weights, the packed set's test split and the curves of `line`.
+
+    Raises:
+        CheckpointError: the weights can't be loaded.
+        PackedDataError: the test data can't be read.
+    """
+    whole, spec = read_info(packed), RunSpec.from_dict(dict(line.spec))
+    rows = read_rows(packed, whole, "test")
+    info = dataclasses.replace(whole, test_images=line.data.test_images)
+    flops = FlopCounts().count(spec.model, info.shape, info.vocabulary)
+    curves = [{name: value for name, value in asdict(row).items() if value is not None} for row in line.curves]
+    test_set = cut_rows(rows, info.test_images)
+    return score(load_predictor(weights), test_set, info, spec.protocol, curves, flops)
+
+
+def spot_check(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
+    """Differences from `line` in which images the weights, as trained or rounded, get right: of `SPOTS`, evenly spread.
+
+    A table has no bitmap and is quick: all its rows are predicted.
+
+    Raises:
+        CheckpointError: the weights can't be loaded, or aren't a classifier of these images.
+        PackedDataError: the test data can't be read.
+    """
+    if line.correct is None:
+        yield from compare(line, recompute(weights, packed, line))
+        return
+    n = line.data.test_images
+    test_set = cut_rows(read_images(packed, "test"), n)
+    assert isinstance(test_set, ImageSet), "a part of images is images"
+    chosen = np.linspace(0, n - 1, min(n, SPOTS)).astype(int)
+    found = correctness(load_predictor(weights).probabilities(test_set.images[chosen]), test_set.labels[chosen])
+    differing = int(np.sum(found != unpack_correct(line.correct, n)[chosen]))
+    if differing > max(_ROUNDED * len(chosen), 1):
+        yield _in_words(differing, len(chosen))
+
+
+def compare(line: ResultLine, scores: Scores) -> Iterator[str]:
+    """Differences between the metrics of `line` and those of its weights as trained."""
+    n = line.data.test_images
+    recorded = {(row.metric, row.split): row.value for row in line.metrics}
+    for row in scores.metrics:
+        if (value := recorded.get((row.metric, row.split))) is None:
+            continue
+        share = row.metric in ("accuracy", "calibration_error")
+        slack = max(_OTHER_MACHINE, 1.5 / n) if share else 1e-12
+        if not math.isclose(value, row.value, rel_tol=0 if row.split == "none" else _OTHER_MACHINE, abs_tol=slack):
+            yield f"{row.metric} is recorded as {value:.10g}, the weights give {row.value:.10g}"
+    yield from _compare_images(line, scores, _OTHER_MACHINE)
+
+
+def look_again(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
+    """Differences between the observations in `line` and those of its weights as trained.
+
+    Raises:
+        CheckpointError: the weights can't be loaded.
+        PackedDataError: the test data can't be read.
+    """
+    recorded = {(row.metric, row.split): row.value for row in line.metrics}
+    test_set = cut_rows(read_rows(packed, read_info(packed), "test"), line.data.test_images)
+    replicate = RunSpec.from_dict(dict(line.spec)).replicate
+    for row in Observer(test_set).observe(load_predictor(weights), replicate).metrics:
+        value = recorded.get((row.metric, row.split))
+        slack = 1.5 / row.n if row.n and row.metric.startswith("accuracy") else 1e-6
+        if value is not None and not math.isclose(value, row.value, rel_tol=_OTHER_MACHINE, abs_tol=slack):
+            yield f"{row.metric} is recorded as {value:.7g}, the weights give {row.value:.7g}"
+
+
+def compare_released(line: ResultLine, scores: Scores, accuracy: float) -> Iterator[str]:
+    """Differences for a released model whose rounded weights scored `accuracy`: in that, its size and right images."""
+    found = {row.metric: row.value for row in scores.metrics}
+    if abs(found["accuracy"] - accuracy) > max(_OTHER_MACHINE, 1.5 / line.data.test_images):
+        yield f"accuracy is recorded as {accuracy:.10g}, the released weights give {found['accuracy']:.10g}"
+    for row in line.metrics:
+        if row.split == "none" and found.get(row.metric, row.value) != row.value:
+            yield f"{row.metric} is recorded as {row.value:.10g}, the released model has {found[row.metric]:.10g}"
+    yield from _compare_images(line, scores, _ROUNDED)
+
+
+def _compare_images(line: ResultLine, scores: Scores, share: float) -> Iterator[str]:
+    if line.correct is None or scores.correct is None:
+        return
+    n = line.data.test_images
+    differing = int(np.sum(unpack_correct(line.correct, n) != unpack_correct(scores.correct, n)))
+    if differing > max(share * n, 1):
+        yield _in_words(differing, n)
+
+
+def _in_words(differing: int, n: int) -> str:
+    return f"{differing:,} of {n:,} images are right in the bitmap and wrong by the weights, or the other way round"
 
 
 @dataclass(frozen=True)

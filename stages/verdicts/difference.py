@@ -279,7 +279,7 @@ def _judge_sign(
         expected = expected_replicates(decides, n, looks)
         reason = say_expected(expected, looks)
     elif ahead:
-        status, reason = Status.UNRESOLVED, "the arm ahead has diverged replicates"
+        status, reason = Status.UNRESOLVED, "some replicates of the model ahead have diverged"
     elif came == claimed:
         status, reason = Status.SUPPORTED, f"{came}, as claimed"
     else:

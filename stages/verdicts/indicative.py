@@ -69,7 +69,8 @@ def indicate_order(
     """
     if not proposed.values or not baseline.values or not claim.gain:
         return Verdict(
-            status=Status.NOT_TESTED, explanation="No finished replicates of both arms, or no order claimed."
+            status=Status.NOT_TESTED,
+            explanation="A model has no finished run, or the paper claims no order.",
         )
     sign = 1 if claim.better == "higher" else -1
     means = [sum(arm.values) / len(arm.values) for arm in (proposed, baseline)]
@@ -77,7 +78,7 @@ def indicate_order(
     n = min(proposed.n, baseline.n)
     diverged = proposed.n_diverged + baseline.n_diverged
     if gain == 0:
-        return Verdict(status=Status.NOT_TESTED, explanation="The two arms are equal: no order.", estimate=gain, n=n)
+        return Verdict(status=Status.NOT_TESTED, explanation="Neither model is ahead.", estimate=gain, n=n)
     status = Status.AGREES if gain * claim.gain > 0 else Status.DISAGREES
     note = f", in {precision}," if precision else ""
     lost = f" {diverged} replicates diverged." if diverged else ""

@@ -70,7 +70,7 @@ def level(looks: Looks, n: int, alpha: float) -> float:
         UnplannedLook: no look is planned there.
     """
     if n not in looks:
-        raise UnplannedLook(f"{n} replicates are no planned look; planned: {', '.join(map(str, looks))}")
+        raise UnplannedLook(f"{n} replicates are not a planned analysis; planned: {', '.join(map(str, looks))}")
     return alpha * looks[n]
 
 
@@ -97,7 +97,7 @@ def expected_replicates(decides: Decides, n: int, looks: Looks) -> int | None:
 
 def say_expected(expected: int | None, looks: Looks) -> str:
     """`expected_replicates` in words."""
-    beyond = f", beyond the last look at {max(looks)}" if expected is None or expected > max(looks) else ""
+    beyond = f", but the last analysis is at {max(looks)}" if expected is None or expected > max(looks) else ""
     return f"{expected or f'more than {MOST}'} replicates are expected to decide{beyond}"
 
 

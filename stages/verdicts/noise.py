@@ -91,9 +91,9 @@ def judge_noise(window: float, k: int, sample: Sample, *, rules: Rules, planned:
 def power_of_noise(planned: int, window: float, k: int, rules: Rules) -> Power:
     """Power in spreads, since the spread itself is in question: where either verdict comes with 80 %."""
     looks = looks_of_plan(looks_from(rules.looks, rules.minimum), planned)
-    start = f"Planned are {planned} replicates; how far they spread isn't known."
+    start = f"We plan {planned} replicates; their standard deviation is unknown."
     if not looks:
-        text = f"{start} Nothing is judged before {rules.minimum}: the plan is too short."
+        text = f"{start} The plan is too short: nothing is judged before {rules.minimum}."
         return Power(planned=planned, spread=None, source=None, explanation=text, can_reproduce=False)
     n = max(looks)
     most, least = decisive_spreads(window, k, n - 1, level(looks, n, rules.alpha_outside / 2))
@@ -102,6 +102,6 @@ def power_of_noise(planned: int, window: float, k: int, rules: Rules) -> Power:
         planned=planned,
         spread=None,
         source=None,
-        explanation=f"{start} It is reversed with probability {in_percent(WANTED)} or more if that is at most "
-        f"{most * below:.2g}, and supported if it is at least {least * above:.2g}.",
+        explanation=f"{start} It is reversed with probability {in_percent(WANTED)} or more if the standard deviation "
+        f"is at most {most * below:.2g}, and supported if it is at least {least * above:.2g}.",
     )

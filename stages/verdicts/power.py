@@ -116,15 +116,15 @@ def power_of_comparable(design: Design, margin: float, widest: float, rules: Rul
     supported, read = chance(planned), chance(planned, widest)
     worse = one_sided(design, widest, planned, rules.alpha_outside / 2, rules)
     needed = _needed(chance, planned, min(rules.looks))
-    also = f", and holds at least under a reading with {in_percent(read)}" if widest > margin else ""
+    also = f", and under one reading at least with {in_percent(read)}" if widest > margin else ""
     takes = "" if supported >= WANTED else f" {_takes(needed, rules)}"
     return Power(
         planned=design.planned,
         spread=design.spread,
         source=design.source,
-        explanation=f"{_plan(design)} Where the models are alike, it is supported with probability "
-        f"{in_percent(supported)}{also}.{takes} Where the proposed model is worse by {2 * widest:.2g}, it is reversed "
-        f"with {in_percent(worse)}.",
+        explanation=f"{_plan(design)} If the models are alike, it is supported with probability "
+        f"{in_percent(supported)}{also}.{takes} If the proposed model is worse by {2 * widest:.2g}, it is reversed "
+        f"with probability {in_percent(worse)}.",
         not_reproduced=worse,
         supported=supported,
         needed=needed,
@@ -141,7 +141,7 @@ def power_of_gain(design: Design, gain: float, margin: float, rules: Rules) -> P
     supported = chance(judged_replicates(design, rules))
     needed = _needed(chance, judged_replicates(design, rules), min(rules.looks))
     takes = "" if supported >= WANTED else f" {_takes(needed, rules)}"
-    said = f"Where the gain is as printed, it is supported with probability {in_percent(supported)}.{takes}"
+    said = f"If the gain is as printed, it is supported with probability {in_percent(supported)}.{takes}"
     return dataclasses.replace(
         size,
         supported=supported,
@@ -153,7 +153,7 @@ def power_of_gain(design: Design, gain: float, margin: float, rules: Rules) -> P
 
 
 def _plan(design: Design) -> str:
-    return f"Planned are {design.planned} replicates with a spread of {design.spread:.2g} ({design.because})."
+    return f"We plan {design.planned} replicates with a standard deviation of {design.spread:.2g} ({design.because})."
 
 
 def _size(design: Design, margin: float, rules: Rules, *, can_reproduce: bool, thing: str) -> Power:
@@ -165,12 +165,12 @@ def _size(design: Design, margin: float, rules: Rules, *, can_reproduce: bool, t
     same, off = _size_chances(design, margin, judged_replicates(design, rules), rules)
     most = max(same, chance(NEVER))
     needed = _needed(chance, judged_replicates(design, rules), first) if can_reproduce else None
-    off_text = f"where the truth is two margins off, not reproduced with {in_percent(off)}."
-    text = f"Where the paper is right, {thing} is reproduced with probability {in_percent(same)}; {off_text}"
+    off_text = f"if the truth is two margins away, it is not reproduced with probability {in_percent(off)}."
+    text = f"If the paper is right, {thing} is reproduced with probability {in_percent(same)}; {off_text}"
     if not can_reproduce:
-        text = f"No gain at all would be within the margin, so {thing} is never reproduced; {off_text}"
+        text = f"A gain of zero would be within the margin, so {thing} can't be reproduced; {off_text}"
     elif design.planned < first:
-        text = f"Nothing is judged before {first} replicates: the plan is too short. {_takes(needed, rules)}"
+        text = f"The plan is too short: nothing is judged before {first} replicates. {_takes(needed, rules)}"
     elif needed is None:
         text = f"{text} {_forbidden(design, margin, most, thing, rules)}"
     elif same < WANTED:
@@ -192,10 +192,10 @@ def _size(design: Design, margin: float, rules: Rules, *, can_reproduce: bool, t
 
 def _takes(needed: int | None, rules: Rules) -> str:
     if needed is None:
-        return f"No number up to {MOST} gives {in_percent(WANTED)}."
+        return f"No number of replicates up to {MOST} reaches {in_percent(WANTED)}."
     last = max(rules.looks)
-    beyond = f", beyond the last look at {last}" if needed > last else ""
-    return f"{in_percent(WANTED)} takes {needed} replicates{beyond}."
+    beyond = f", but the last analysis is at {last}" if needed > last else ""
+    return f"Reaching {in_percent(WANTED)} takes {needed} replicates{beyond}."
 
 
 def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Rules) -> str:
@@ -213,12 +213,12 @@ def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Ru
         return sum(float(scipy.special.ndtr(errors / (1 + end * design.slope) - t)) for end in (1, -1)) - 1 - WANTED
 
     error = margin / scipy.optimize.brentq(short_by, 0.0, 1e3 + 1e3 * t)
-    start = f"No number of replicates gives {in_percent(WANTED)}, at most {in_percent(most)}"
+    start = f"No number of replicates reaches {in_percent(WANTED)}, at most {in_percent(most)}"
     if most <= rules.alpha_within:
         start = f"No plan can reproduce {thing}"
     runs = ""
     if design.stderr is None:
-        runs = f", as of {max(math.ceil((design.spread / error) ** 2), ran + 1)} runs instead of {ran}"
+        runs = f", which takes {max(math.ceil((design.spread / error) ** 2), ran + 1)} runs instead of {ran}"
     own, allowed = f"{design.paper_error:.2g}", f"{error:.2g}"
     if own == allowed:
         own, allowed = f"{design.paper_error:.3g}", f"{error:.3g}"
@@ -334,7 +334,7 @@ _GRIDS = 4000
 _DRAWS = 1000
 _RARE = 1e-6
 """Counts of failed trainings less probable than this are left out."""
-_TOGETHER = "Less, if trainings of one network fail together."
+_TOGETHER = "The probability is lower if trainings of one network fail together."
 
 
 def least_detected(design: Design, rules: Rules) -> float | None:
@@ -350,20 +350,21 @@ def least_detected(design: Design, rules: Rules) -> float | None:
 
 def power_of_sign(design: Design, rules: Rules, *, is_known: bool) -> Power:
     """Power for a number said to lie on one side of a bound, at no stated distance; `is_known`: its spread is known."""
-    start, least = f"Planned are {design.planned} replicates", least_detected(design, rules)
+    start, least = f"We plan {design.planned} replicates", least_detected(design, rules)
     if least is None:
-        text = f"{start}: too few for a look, the first is at {min(rules.looks)}."
+        text = f"{start}: too few, because the first analysis is at {min(rules.looks)}."
         return Power(planned=design.planned, spread=None, source=None, explanation=text, can_reproduce=False)
-    told = f"No size is printed. The side is told with probability {in_percent(WANTED)} where the truth is at least "
+    told = (
+        f"The paper prints no size. The side is found with probability {in_percent(WANTED)} if the truth is at least "
+    )
     if not is_known:
-        text = f"{start}; how far they spread isn't known. {told}{least:.2g} standard deviations of a replicate away."
+        text = f"{start}; their standard deviation is unknown. {told}{least:.2g} standard deviations away."
         return Power(planned=design.planned, spread=None, source=None, explanation=text)
     return Power(
         planned=design.planned,
         spread=design.spread,
         source=design.source,
-        explanation=f"{start} with a spread of {design.spread:.2g} ({design.because}). {told}"
-        f"{least * design.spread:.2g} away.",
+        explanation=f"{_plan(design)} {told}{least * design.spread:.2g} away.",
     )
 
 
@@ -376,17 +377,17 @@ def power_of_nearness(design: Design, margin: float, rules: Rules, right: str = 
     def chance(spread: float) -> float:
         return power_of_value(dataclasses.replace(design, spread=spread), margin, rules).reproduced or 0.0
 
-    start = f"Planned are {design.planned} replicates; how far they spread isn't known."
+    start = f"We plan {design.planned} replicates; their standard deviation is unknown."
     if chance(margin * 1e-6) < WANTED:
-        text = f"{start} However little it is, nothing is judged before {rules.minimum_with_error} replicates."
+        text = f"{start} However small it is, nothing is judged before {rules.minimum_with_error} replicates."
         return Power(planned=design.planned, spread=None, source=None, explanation=text, can_reproduce=False)
     largest = float(scipy.optimize.brentq(lambda spread: chance(spread) - WANTED, margin * 1e-6, margin * 1e3))
     return Power(
         planned=design.planned,
         spread=None,
         source=None,
-        explanation=f"{start} Where {right}, it is reproduced with probability {in_percent(WANTED)} or "
-        f"more while that is at most {largest:.2g}; the margin is {margin:.2g}.",
+        explanation=f"{start} If {right}, it is reproduced with probability {in_percent(WANTED)} or "
+        f"more while the standard deviation is at most {largest:.2g}; the margin is {margin:.2g}.",
     )
 
 
@@ -399,11 +400,11 @@ def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rul
     """
     looks = looks_of_plan(looks_from(rules.looks, rules.minimum), design.planned)
     n = judged_replicates(design, rules)
-    start = f"Planned are {design.planned} replicates of {levels} × {pairs} pairs, whose mean gains differ by "
-    start += f"{design.spread:.2g} beyond level and slice ({design.because})."
+    start = f"We plan {design.planned} replicates of {levels} × {pairs} pairs, whose mean gains differ by "
+    start += f"{design.spread:.2g} beyond the effects of level and slice ({design.because})."
     if n not in looks:
         first = min(looks_from(rules.looks, rules.minimum))
-        text = f"{start} Nothing is judged before {first} replicates: the plan is too short."
+        text = f"{start} The plan is too short: nothing is judged before {first} replicates."
         return Power(planned=design.planned, spread=design.spread, source=design.source, explanation=text)
     noise = design.spread * np.random.default_rng(0).standard_normal((_GRIDS, levels, pairs))
     ends = np.array([0.0, *[margin] * (levels - 2), 2 * margin])
@@ -414,9 +415,9 @@ def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rul
         planned=design.planned,
         spread=design.spread,
         source=design.source,
-        explanation=f"{start} Where the gains are exactly alike, it is reproduced with probability "
-        f"{in_percent(reproduced)}; where two are {2 * margin:.2g} apart, twice the margin, and the others "
-        f"midway, which is hardest to see, not reproduced with {in_percent(refuted)}.",
+        explanation=f"{start} If all gains are equal, it is reproduced with probability "
+        f"{in_percent(reproduced)}; if two are {2 * margin:.2g} apart, twice the margin, and the others midway, "
+        f"which is hardest to detect, it is not reproduced with probability {in_percent(refuted)}.",
         reproduced=reproduced,
         not_reproduced=refuted,
     )
@@ -438,9 +439,9 @@ def power_of_proportion(
         planned=replicates,
         spread=None,
         source=None,
-        explanation=f"Planned are {planned} trainings, {replicates} of each network, judged once. Where as large a "
-        f"share fails as printed, it is reproduced with probability {in_percent(same)}; where the share is larger by "
-        f"{2 * margin:.2g}, twice the margin, not reproduced with {in_percent(off)}. {_TOGETHER}",
+        explanation=f"We plan {planned} trainings, {replicates} of each network, judged once. If the printed share "
+        f"fails, it is reproduced with probability {in_percent(same)}; if the share is larger by {2 * margin:.2g}, "
+        f"twice the margin, it is not reproduced with probability {in_percent(off)}. {_TOGETHER}",
         reproduced=same,
         not_reproduced=off,
     )
@@ -465,8 +466,8 @@ def power_of_proportions(
         planned=replicates,
         spread=None,
         source=None,
-        explanation=f"Planned are {planned[0]} and {planned[1]} trainings, {replicates} of each network, judged once. "
-        f"Where the shares that fail are as printed, it is supported with probability {in_percent(supported)}. "
+        explanation=f"We plan {planned[0]} and {planned[1]} trainings, {replicates} of each network, judged once. "
+        f"If the shares that fail are as printed, it is supported with probability {in_percent(supported)}. "
         f"{_TOGETHER}",
         supported=supported,
     )

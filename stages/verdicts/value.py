@@ -261,7 +261,7 @@ def tell(verdict: Verdict, compared: str, *samples: Sample) -> Verdict:
     if verdict.n_diverged:
         notes.append(f"{verdict.n_diverged} diverged")
     if waiting > 0:
-        notes.append(f"{waiting} more wait for the next planned look")
+        notes.append(f"{waiting} more wait for the next planned analysis")
     environments = frozenset().union(*(sample.among(range(used)).environments for sample in samples))
     ran = f" They ran in {len(environments)} environments." if len(environments) > 1 else ""
     about = f" Of the replicates, {', '.join(notes)}." if notes else ""

@@ -17,7 +17,7 @@ from stages.datasets.sources import compose_manifest
 from stages.datasets.verified import Digests
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params, load_params
-from stages.run import RunSpec, environment_digest
+from stages.run import environment_digest
 from stages.runs.curves import EpochRow
 from stages.runs.evidence import (
     CostLine,
@@ -132,19 +132,19 @@ def results(
     every_seed = dataclasses.replace(known.profiles[profile], replicates=None)
     lines = []
     for run in plan_runs(plan, every_seed, source, every_role=True):
-        if run.replicate_index >= len(values.get(run.arm, ())):
+        if run.name.replicate >= len(values.get(run.name.arm, ())):
             continue
-        value = values[run.arm][run.replicate_index]
-        protocol = run.protocol if epochs is None else dataclasses.replace(run.protocol, epochs=epochs)
-        code = training_code(source.kind, run.model.path, protocol.optimizer.name)
-        spec = RunSpec(model=run.model, protocol=protocol, data_digest=provenance, replicate=run.replicate, code=code)
+        value = values[run.name.arm][run.name.replicate]
+        protocol = run.spec.protocol if epochs is None else dataclasses.replace(run.spec.protocol, epochs=epochs)
+        code = training_code(source.kind, run.spec.model.path, protocol.optimizer.name)
+        spec = dataclasses.replace(run.spec, protocol=protocol, data_digest=provenance, code=code)
         last = 0.5 if value is None or not 0 <= value <= 1 else 1 - value
-        errors = curves[run.arm][run.replicate_index] if curves else [last]
+        errors = curves[run.name.arm][run.name.replicate] if curves else [last]
         lines.append(
             ResultLine(
                 experiment=experiment,
-                arm=run.arm,
-                replicate=run.replicate_index,
+                arm=run.name.arm,
+                replicate=run.name.replicate,
                 run_key=spec.run_key,
                 profile=profile,
                 cut="",

@@ -205,5 +205,5 @@ def test_every_page_and_report_can_show_it(root: Path) -> None:
     assert not [page for page, answer in answers.items() if ">nan" in answer.text or ">None<" in answer.text]
     said = [text.text for page, text in answers.items() if page.startswith("/claims/")]
     assert sum("Would a rerun by the authors give the printed number?" in text for text in said) > 20
-    assert sum("not from what came out. We plan 5 runs of each model" in text for text in said) > 20
+    assert sum("not from what came out. We plan 5 replicates with" in text for text in said) > 20
     assert "nan" not in results_page(str(root / "data" / "results.db"))

@@ -90,7 +90,7 @@ def test_failures_are_counted_once_over_the_whole_grid() -> None:
     assert "0 of 265 against 8 of 265" in dac.verdict.explanation
     few = judge(*(claims()[i] for i in ids), entered=trials([line for line in lines if line.replicate < 4]))
     assert [judgement.verdict.status for judgement in few] == [Status.NOT_TESTED] * 2
-    assert "the test looks once, at all of them" in few[0].verdict.explanation and few[0].ours is None
+    assert "the test runs once, on all of them" in few[0].verdict.explanation and few[0].ours is None
 
 
 def test_log_mse_is_averaged_as_a_logarithm() -> None:

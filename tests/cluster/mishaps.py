@@ -16,7 +16,7 @@ import psutil
 
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import STATE, RunStore, Store
-from stages.scheduling.engine.object_leases import open_leases
+from stages.scheduling.engine.leases import Leases
 from tests.cluster.nodes import Nodes, kill_session, name_of, wait_for
 from tests.cluster.runs import outcomes_in, start_command
 from tests.object_server import BUCKET, ObjectServer
@@ -170,7 +170,7 @@ class Mishap:
     def check(self, undisturbed: dict[str, tuple[bytes, bytes]]) -> None:
         """Every result once, bit for bit the undisturbed one; attempts with reasons; nothing left."""
         assert outcomes_in(self.store) == undisturbed, self.output()
-        leases = open_leases(self.store)
+        leases = Leases(self.store)
         for run_key in undisturbed:
             *before, last = leases.attempts(run_key)
             assert last.end == "published", self.output()

@@ -8,8 +8,7 @@ from pathlib import Path
 import yaml
 
 from stages.runs.store import RunStore, Store
-from stages.scheduling.engine.leases import Attempt
-from stages.scheduling.engine.object_leases import open_leases
+from stages.scheduling.engine.leases import Attempt, Leases
 from tests.cluster.nodes import Nodes
 from tests.project import EXPERIMENT, edit, environment, make_project
 
@@ -85,7 +84,7 @@ def outcomes_in(store: Store) -> dict[str, tuple[bytes, bytes]]:
 
 def attempts(project: Path) -> dict[str, list[Attempt]]:
     store = RunStore(project / "data" / "store")
-    leases = open_leases(store)
+    leases = Leases(store)
     return {run_key: leases.attempts(run_key) for run_key in store.run_keys()}
 
 

@@ -17,7 +17,7 @@ import pytest
 from stages.datasets.packed import read_info
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore
-from stages.scheduling.engine.object_leases import open_leases
+from stages.scheduling.engine.leases import Leases
 from stages.scheduling.journal import read_sessions
 from tests.cluster.nodes import Nodes, wait_for, without_grammar
 from tests.cluster.runs import attempts, finish, lost_reasons, outcomes_in, saved_states, start
@@ -93,7 +93,7 @@ def test_nodes_that_see_nothing_of_the_clone_train_by_what_is_sent_and_a_store_b
     output = finish(start(project, two_nodes, CLAIMCHECK_STORE=store.address), project)
     assert "4 of 4 missing runs trained" in output
     assert outcomes_in(store) == undisturbed
-    assert [one.end for key in undisturbed for one in open_leases(store).attempts(key)] == ["published"] * 4, output
+    assert [one.end for key in undisturbed for one in Leases(store).attempts(key)] == ["published"] * 4, output
     read = {path for node in two_nodes.workers for path in seen_by(node.pid, project)}
     assert read == set(), "to the nodes the project is empty"
     brought = [path for path in (two_nodes.cache / "claimcheck" / "packed").iterdir() if not path.name.startswith(".")]

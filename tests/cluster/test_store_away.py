@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stages.runs.object_store import ObjectStore
-from stages.scheduling.engine.object_leases import open_leases
+from stages.scheduling.engine.leases import Leases
 from tests.cluster.nodes import Nodes, wait_for
 from tests.cluster.runs import finish, outcomes_in, start, start_command
 from tests.object_server import BUCKET, ObjectServer
@@ -47,7 +47,7 @@ def test_nobody_loses_or_takes_over_a_run(
 ) -> None:
     """Both clones want all runs, and both are training when the store goes."""
     store = ObjectStore(f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}", project / "read")
-    leases, other = open_leases(store), Path(shutil.copytree(project, tmp_path / "other"))
+    leases, other = Leases(store), Path(shutil.copytree(project, tmp_path / "other"))
 
     def owners() -> set[str]:
         holders = [leases.holder(run_key) for run_key in undisturbed]

@@ -14,7 +14,7 @@ from stages.recording import record
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.object_leases import open_leases
+from stages.scheduling.engine.leases import Leases
 from stages.scheduling.journal import Journal
 from tests.claims.lines import copy_project
 from tests.commands.waiting import claimcheck
@@ -62,7 +62,7 @@ def train_in(project: Path, *, dashboard: str = "") -> None:
     names = {spec.run_key: label.replace(" ", ".") for label, spec in zip(labels, specs, strict=True)}
     journal = Journal(store, groups, names, engine="ray", profile="paper", slots=2, held={"dac-sgemm": 3})
     journal.session.dashboard = dashboard
-    assert open_leases(store).claim(specs[0].run_key) is not None
+    assert Leases(store).claim(specs[0].run_key) is not None
     progress = {"epoch": 2, "epochs": 4, "step": 50, "total_steps": 100, "samples_per_second": 1234.0, "scores": {}}
     for event in (
         Event(kind="started", label=labels[0], device="cuda:0", node="node-7"),

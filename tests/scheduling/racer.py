@@ -11,12 +11,10 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore, Store, seal
-from stages.scheduling.engine import lease as folder_leases
-from stages.scheduling.engine import object_leases
+from stages.scheduling.engine import leases as leases_module
 from stages.scheduling.engine.leases import LeaseLost, Leases
 
 EXPIRY_SECONDS, HEARTBEAT_SECONDS = 0.4, 0.1
@@ -42,23 +40,12 @@ def open_store(address: str, cache: Path) -> Store:
     return ObjectStore(address, cache) if "://" in address else RunStore(Path(address))
 
 
-def open_leases(store: Store, owner: str, clock: SimpleNamespace) -> Leases:
-    """The leases of a process on another machine."""
-    if isinstance(store, ObjectStore):
-        return object_leases.ObjectLeases(store, owner, clock=clock.time)
-    assert isinstance(store, RunStore)
-    return folder_leases.LeaseTable(store.root / "leases.db", owner)
-
-
 def main(address: str, log: Path, seed: int, runs: int) -> None:
     rng = random.Random(seed)
     skew = rng.uniform(-60.0, 60.0) * MOST_MINUTES
-    clock = SimpleNamespace(time=lambda: time.time() + skew, time_ns=lambda: time.time_ns() + int(skew * 1e9))
-    folder_leases.time = clock  # type: ignore[assignment]
-    for module in (folder_leases, object_leases):
-        module.EXPIRY_SECONDS, module.HEARTBEAT_SECONDS = EXPIRY_SECONDS, HEARTBEAT_SECONDS  # type: ignore[attr-defined]
+    leases_module.EXPIRY_SECONDS, leases_module.HEARTBEAT_SECONDS = EXPIRY_SECONDS, HEARTBEAT_SECONDS
     store = open_store(address, log.with_suffix(".cache"))
-    leases = open_leases(store, f"machine-{seed}:boot:1:{seed}:1", clock)
+    leases = Leases(store, f"machine-{seed}:boot:1:{seed}:1", clock=lambda: time.time() + skew)
     left = keys_of(runs)
     with log.open("a", encoding="utf-8", buffering=1) as lines:
         while left:

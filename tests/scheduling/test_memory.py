@@ -12,9 +12,9 @@ from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import load_params
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore
-from stages.scheduling.engine.lease import LeaseTable
-from stages.scheduling.engine.leases import describe_failure, is_out_of_memory
-from stages.scheduling.together import line_up, longest_first
+from stages.scheduling.engine.leases import Leases, describe_failure, is_out_of_memory
+from stages.scheduling.planning import longest_first
+from stages.scheduling.runner import line_up
 from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes
 
 pytestmark = pytest.mark.slow
@@ -53,9 +53,7 @@ def train(project: Path, short: int, devices: str) -> subprocess.CompletedProces
 def ends(project: Path) -> list[list[tuple[str | None, str]]]:
     """How the attempts of each run ended, and why."""
     store = RunStore(project / "data" / "store")
-    leases = LeaseTable(store.root / "leases.db")
-    with leases._transaction() as connection:
-        keys = [key for (key,) in connection.execute("SELECT DISTINCT run_key FROM attempts")]
+    leases, keys = Leases(store), [path.stem for path in store.root.glob("leases/*.json")]
     return sorted([(one.end, one.reason) for one in leases.attempts(key)] for key in keys)
 
 
@@ -165,7 +163,7 @@ def test_chosen_runs_begin_in_the_order_that_is_asked_for(
         params,
         Path("data"),
         store,
-        lambda name, runs, together: places[f"{name}.{runs[0].planned.arm}"],
+        lambda runs, together: places[runs[0].name.label.removesuffix(".0")],
     )
     assert [group.label for group in queue.groups] == [f"{OTHER} ninformer.0", f"{EXPERIMENT} vit.0"]
     assert len(asked) == 3, "one listing of all outcomes, and one of states for each experiment"

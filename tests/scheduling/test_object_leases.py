@@ -1,6 +1,5 @@
 """Leases of an object store: the same promises as in a folder, without comparing the clocks of two machines."""
 
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -10,9 +9,8 @@ import pytest
 
 from stages.runs import object_store
 from stages.runs.object_store import ObjectStore, Record
-from stages.scheduling.engine import object_leases
-from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost, process_identity
-from stages.scheduling.engine.object_leases import ObjectLeases, open_leases
+from stages.scheduling.engine import leases as leases_module
+from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost, Leases
 from tests.object_server import ObjectServer
 from tests.scheduling.racer import keys_of, outcome
 
@@ -20,7 +18,7 @@ KEY, SPEC = next(iter(keys_of(1).items()))
 ELSEWHERE = "another-host:boot:1:2:3"
 
 
-class Machine(ObjectLeases):
+class Machine(Leases):
     """A machine with clocks of its own, which only the test moves on; `skew` in seconds."""
 
     def __init__(self, store: ObjectStore, owner: str | None = None, skew: float = 0.0) -> None:
@@ -31,11 +29,6 @@ class Machine(ObjectLeases):
 @pytest.fixture
 def store(object_url: str, tmp_path: Path) -> ObjectStore:
     return ObjectStore(object_url, tmp_path / "here")
-
-
-def test_a_store_has_the_leases_of_its_kind(store: ObjectStore) -> None:
-    leases = open_leases(store)
-    assert isinstance(leases, ObjectLeases) and leases.owner == process_identity(os.getpid())
 
 
 @pytest.mark.parametrize("skew", [-600.0, 0.0, 600.0])
@@ -114,8 +107,8 @@ def test_a_renewal_whose_answer_was_lost_is_ours(store: ObjectStore, monkeypatch
     assert lease is not None
     write, sent = ObjectStore.write, []
 
-    def lose(self: ObjectStore, run_key: str, record: Record, tag: str | None) -> str | None:
-        sent.append(write(self, run_key, record, tag))
+    def lose(self: ObjectStore, run_key: str, record: Record, tag: str | None, files: None) -> str | None:
+        sent.append(write(self, run_key, record, tag, files))
         return sent[-1] if len(sent) > 1 else None
 
     with monkeypatch.context() as patch:
@@ -136,7 +129,7 @@ def test_a_damaged_record_is_named(store: ObjectStore) -> None:
 def test_a_store_that_is_away_for_a_while_loses_no_lease(
     store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_leases, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(leases_module, "HEARTBEAT_SECONDS", 0.05)
     mine = Machine(store, ELSEWHERE)
     lease = mine.claim(KEY)
     assert lease is not None
@@ -154,10 +147,10 @@ def test_while_the_store_is_away_nobody_falls_silent(
     store: ObjectStore, object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str
 ) -> None:
     """It is away for longer than a lease lives, and back for whoever wants the run before it is for the owner."""
-    monkeypatch.setattr(object_leases, "EXPIRY_SECONDS", 1.0)
+    monkeypatch.setattr(leases_module, "EXPIRY_SECONDS", 1.0)
     monkeypatch.setattr(object_store, "LATE_SECONDS", 0.5)
     there = ObjectStore(store.address, tmp_path / "there")
-    mine, other = ObjectLeases(store, ELSEWHERE), ObjectLeases(there)
+    mine, other = Leases(store, ELSEWHERE), Leases(there)
     assert mine.claim("g") is not None and other.claim("g") is None
     object_server.down()
     back = threading.Timer(1.5, object_server.up)

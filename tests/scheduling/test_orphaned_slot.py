@@ -9,7 +9,7 @@ import pytest
 from stages.params.experiment import load_params
 from stages.runs.store import RunStore
 from stages.scheduling.engine import local
-from stages.scheduling.engine.object_leases import open_leases
+from stages.scheduling.engine.leases import Leases
 from stages.scheduling.runner import compare, find_experiment
 from tests.project import EXPERIMENT, make_project
 
@@ -31,7 +31,7 @@ def test_a_slot_that_nobody_hears_notes_that_its_parent_was_killed(
     slot.join(100)
     assert slot.exitcode == os.EX_TEMPFAIL
     assert "the process that started this training is gone" in capfd.readouterr().err
-    leases = open_leases(store)
+    leases = Leases(store)
     first, *others = ([(one.end, one.reason) for one in leases.attempts(key)] for key in groups[0].run_keys)
     assert first == [("lost", "the process that started its slot was killed")] and not any(others)
     assert leases.claim(*groups[0].run_keys) is not None, "it has given the run back"

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from stages.runs.store import RunStore, Store, find_fault
+from stages.scheduling.engine.leases import Leases
 from tests.project import environment
 from tests.scheduling import racer
 from tests.soak import write_soak_report
@@ -115,7 +116,7 @@ def _claimed(process: subprocess.Popen[bytes]) -> tuple[str, int] | None:
 def check(address: str, folder: Path, runs: int) -> Counter[str]:
     """Every promise, from what lies in the store and what each process wrote down; how often each thing happened."""
     store = racer.open_store(address, folder / "cache")
-    leases = racer.open_leases(store, "machine:boot:1:1:1", racer.SimpleNamespace(time=time.time))
+    leases = Leases(store, "machine:boot:1:1:1")
     events = [tuple(line.split()) for log in folder.glob("*.log") for line in log.read_text().splitlines()]
     claimed = Counter((key, token) for what, key, token in events if what == "claimed")
     published = Counter(key for what, key, _ in events if what == "published")

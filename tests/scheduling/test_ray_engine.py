@@ -15,7 +15,7 @@ from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import RunStore
 from stages.scheduling.engine import ray_engine
 from stages.scheduling.engine.groups import EngineError, Event, Group
-from stages.scheduling.engine.object_leases import open_leases
+from stages.scheduling.engine.leases import Leases
 from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node, Share
 from stages.scheduling.engine.ray_engine import Patience
 
@@ -97,7 +97,7 @@ class Trainings:
         return [event.kind for event in self.seen if event.label == self.groups[number].label]
 
     def ends(self, number: int) -> list[tuple[str | None, str]]:
-        return [(one.end, one.reason) for one in open_leases(self.store).attempts(self.keys[number])]
+        return [(one.end, one.reason) for one in Leases(self.store).attempts(self.keys[number])]
 
 
 def spec(seed: int) -> RunSpec:
@@ -190,10 +190,10 @@ def test_a_run_that_another_process_trains_is_asked_for_as_seldom_as_its_store_s
     trainings: Trainings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del trainings.groups[1]
-    elsewhere = open_leases(trainings.store, "another-host:boot:1:2:3")
+    elsewhere = Leases(trainings.store, "another-host:boot:1:2:3")
     assert elsewhere.claim(*trainings.keys[:1]) is not None
     threading.Timer(0.5, trainings.stop.set).start()
-    claims, leases = [], open_leases(trainings.store)
+    claims, leases = [], Leases(trainings.store)
     claim = type(leases).claim
 
     def counted(self: Any, *run_keys: str) -> Any:
@@ -202,5 +202,5 @@ def test_a_run_that_another_process_trains_is_asked_for_as_seldom_as_its_store_s
 
     monkeypatch.setattr(type(leases), "claim", counted)
     trainings.run(Script({}), ["cpu"])
-    assert 1 <= len(claims) <= 1 + 0.5 / leases.poll_seconds
+    assert 1 <= len(claims) <= 1 + 0.5 / trainings.store.poll_seconds
     assert trainings.kinds(0) == ["waiting"]

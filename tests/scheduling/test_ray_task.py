@@ -17,7 +17,7 @@ from stages.runs.store import RunStore, find_fault
 from stages.scheduling.engine.groups import Group
 from stages.scheduling.engine.ray_bridge import Inbox, Node, Share
 from stages.scheduling.engine.ray_cluster import Shares, TooMuchCode, copy_code
-from stages.scheduling.engine.ray_task import TaskRequest, ToldScratch, pack_files, place, train_group
+from stages.scheduling.engine.ray_task import TaskRequest, pack_files, place, train_group
 from stages.scheduling.runner import compare, find_experiment
 from tests.object_server import BUCKET, ObjectServer
 from tests.project import EXPERIMENT, edit, make_project
@@ -168,20 +168,6 @@ def test_other_data_than_the_keys_train_nothing(project: Path) -> None:
         place(group.data, "f" * 64, None)
     with pytest.raises(PackedDataError, match="sent as packed data ffffffffffff has another content"):
         place(project / "nowhere", "f" * 64, lambda: pack_files(group.data))
-
-
-def test_the_scratch_of_a_node_holds_what_it_was_given_and_tells_what_it_saves() -> None:
-    told: list[tuple[Any, ...]] = []
-    scratch = ToldScratch({"a/resume.pt": b"1"}, lambda *event: told.append(event))
-    scratch.save("b/resume.pt", b"2")
-    assert (
-        scratch.load("a/resume.pt") == b"1"
-        and scratch.holds("b/resume.pt")
-        and list(scratch.list_works()) == ["a", "b"]
-    )
-    scratch.drop("a")
-    assert scratch.load("a/resume.pt") is None
-    assert told == [("saved", "b/resume.pt", b"2"), ("dropped", "a")]
 
 
 def test_the_code_of_a_node_is_ours_and_what_the_keys_name(

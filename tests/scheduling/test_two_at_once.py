@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stages.runs.store import RunStore
-from stages.scheduling.engine.object_leases import open_leases
+from stages.scheduling.engine.leases import Leases
 from tests.checkout import make_checkout
 from tests.cluster.nodes import wait_for
 from tests.cluster.runs import saved_states
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(600)]
 def ends(project: Path) -> list[list[tuple[str | None, str]]]:
     """How the attempts of each run ended, and why."""
     store = RunStore(project / "data" / "store")
-    leases = open_leases(store)
+    leases = Leases(store)
     return sorted([(one.end, one.reason) for one in leases.attempts(key)] for key in store.run_keys())
 
 

@@ -12,9 +12,8 @@ import pytest
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import FolderScratch, RunStore
 from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.leases import EXPIRY_SECONDS, process_identity
-from stages.scheduling.engine.object_leases import open_leases
-from stages.scheduling.journal import PREFIX, Journal, Row, Watched, read_sessions, watch
+from stages.scheduling.engine.leases import EXPIRY_SECONDS, Leases, process_identity
+from stages.scheduling.journal import PREFIX, Journal, Row, Watched, left_to_train, read_sessions, watch
 from tests.polling import wait_until
 from tests.project import EXPERIMENT, make_project, start_training, train
 
@@ -56,7 +55,7 @@ def only_row(watched: Watched) -> Row:
 
 
 def test_a_watcher_sees_states_speed_costs_and_what_is_left(store: RunStore, now: list[float]) -> None:
-    leases = open_leases(store)
+    leases = Leases(store)
     with journal(store) as written:
         lease = leases.claim(*GROUPS[0].run_keys)
         assert lease is not None
@@ -70,6 +69,8 @@ def test_a_watcher_sees_states_speed_costs_and_what_is_left(store: RunStore, now
         assert (row.seconds, row.left_seconds) == (100, pytest.approx(300 + 2 * 400)), "a quarter took 100 s"
         assert (row.usd, row.left_usd) == (pytest.approx(0.01), pytest.approx(0.11))
         assert seen.left_seconds == pytest.approx(1100)
+        assert left_to_train(store, "a", 1000) == (3, pytest.approx(1100))
+        assert left_to_train(store, "a", 1001) is None and left_to_train(store, "b", 0) is None
         written.report(Event(kind="finished", label="a x.0"))
         written.report(Event(kind="started", label="a x.1", device="cpu"))
         written.report(Event(kind="failed", label="a x.1", message="Traceback\nValueError: loss"))
@@ -89,7 +90,7 @@ def test_a_watcher_sees_states_speed_costs_and_what_is_left(store: RunStore, now
 
 def test_what_costs_are_unknown_for_is_left_out_and_not_called_free(store: RunStore, now: list[float]) -> None:
     with journal(store) as written:
-        open_leases(store).claim(*GROUPS[0].run_keys)
+        Leases(store).claim(*GROUPS[0].run_keys)
         written.report(Event(kind="started", label="a x.0", device="tpu:0"))
         now[0] += 10
         written.report(Event(kind="waiting", label="a x.1"))
@@ -108,7 +109,7 @@ def test_only_a_lease_makes_a_training_run(store: RunStore, now: list[float]) ->
 def test_a_dead_owner_runs_nothing_whatever_its_journal_says(store: RunStore) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     owner = process_identity(child.pid)
-    assert open_leases(store, owner).claim(*GROUPS[0].run_keys) is not None
+    assert Leases(store, owner).claim(*GROUPS[0].run_keys) is not None
     written = journal(store)
     written.session.owner = owner
     written.report(Event(kind="started", label="a x.0", device="cpu"))
@@ -132,7 +133,7 @@ def test_a_machine_that_fell_silent_runs_nothing(store: RunStore, now: list[floa
     """Of a process elsewhere nobody here knows whether it lives: its silence decides, as for its lease."""
     written = journal(store)
     written.session.owner = "elsewhere:boot:1:7:9"
-    open_leases(store, written.session.owner).claim(*GROUPS[0].run_keys)
+    Leases(store, written.session.owner).claim(*GROUPS[0].run_keys)
     written.report(Event(kind="started", label="a x.0", device="cpu", node="elsewhere"))
     row, waiting = sorted(
         watch(store, PRICES, now[0] + EXPIRY_SECONDS / 2, ["a"]).rows, key=lambda row: row.node != "elsewhere"
@@ -147,7 +148,7 @@ def test_a_machine_that_fell_silent_runs_nothing(store: RunStore, now: list[floa
 
 def test_of_two_processes_the_one_that_trains_is_told(store: RunStore, now: list[float]) -> None:
     with journal(store, GROUPS[:1]) as first, journal(store, GROUPS[:1]) as second:
-        open_leases(store).claim(*GROUPS[0].run_keys)
+        Leases(store).claim(*GROUPS[0].run_keys)
         first.report(Event(kind="started", label="a x.0", device="cpu"))
         now[0] += 10
         first.report(Event(kind="progress", label="a x.0", progress=PROGRESS))

@@ -157,15 +157,11 @@ def add_results(
     results, costs = [], []
     for planned in plan_runs(experiment, profile, source):
         digest = hashlib.sha256(f"{experiment.dataset} {provenance}".encode()).hexdigest()
-        spec = RunSpec(
-            model=planned.model,
-            protocol=planned.protocol,
-            data_digest=digest,
-            replicate=planned.replicate,
-            code={**training_code(source.kind, planned.model.path, planned.protocol.optimizer.name), **(code or {})},
-        )
-        is_diverged = diverged == (planned.arm, planned.replicate_index)
-        weights = None if is_diverged else _write_weights(root, experiment, planned.arm, spec, planned.replicate_index)
+        spec, (_, arm, replicate) = planned.spec, planned.name
+        fingerprint = training_code(source.kind, spec.model.path, spec.protocol.optimizer.name)
+        spec = dataclasses.replace(spec, data_digest=digest, code={**fingerprint, **(code or {})})
+        is_diverged = diverged == (arm, replicate)
+        weights = None if is_diverged else _write_weights(root, experiment, arm, spec, replicate)
         data = DataUsed(
             dataset=experiment.dataset,
             digest=digest,
@@ -210,7 +206,7 @@ def classes_of(experiment: str) -> int:
 
 def _result_line(experiment, planned, spec, data, profile, cut, weights, is_diverged) -> ResultLine:
     reach = {"paper": 1.0, "quick": 0.62, "smoke": 0.05}[profile]
-    final = reach * PAPER_ACCURACY[experiment.name][planned.arm] + 0.003 * planned.replicate_index - 0.002
+    final = reach * PAPER_ACCURACY[experiment.name][planned.name.arm] + 0.003 * planned.name.replicate - 0.002
     correct = np.arange(data.test_images) < round(final * data.test_images)
     accuracy, epochs = float(correct.mean()), spec.protocol.epochs
     classes = classes_of(experiment.name)
@@ -240,8 +236,8 @@ def _result_line(experiment, planned, spec, data, profile, cut, weights, is_dive
     )
     return ResultLine(
         experiment=experiment.name,
-        arm=planned.arm,
-        replicate=planned.replicate_index,
+        arm=planned.name.arm,
+        replicate=planned.name.replicate,
         run_key=spec.run_key,
         profile=profile,
         cut=cut,

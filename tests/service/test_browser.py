@@ -1,6 +1,6 @@
 """The page as people see it: a real server, a real Chromium."""
 
-from pathlib import Path
+import re
 
 import pytest
 from playwright.sync_api import Page
@@ -49,71 +49,44 @@ def test_a_phone_keeps_long_titles_on_their_cards_and_shades_the_side_of_a_table
     assert curves.evaluate("box => getComputedStyle(box).backgroundAttachment") == "local, local, scroll, scroll"
 
 
-RECORD_CANVAS_TEXT = """
-    window.drawn = new Map(); // canvas -> texts of its last drawing
-    const { clearRect, fillText } = CanvasRenderingContext2D.prototype;
-    CanvasRenderingContext2D.prototype.clearRect = function (...place) {
-        window.drawn.set(this.canvas, []);
-        return clearRect.apply(this, place);
-    };
-    CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
-        const { a, b, e } = this.getTransform();
-        const part = { left: 1, center: 0.5 }[this.textAlign] ?? 0;
-        const end = a * (x + part * this.measureText(text).width) + e;
-        window.drawn.get(this.canvas)?.push({ text, beyond: b ? 0 : (end - this.canvas.width) / devicePixelRatio });
-        return fillText.call(this, text, x, y);
-    };
-"""
+MISPLACED = """() => [...document.querySelectorAll(".plane")].flatMap(plane => {
+    const box = item => item.getBoundingClientRect(), field = box(plane.querySelector(".field"));
+    const ticks = [...plane.querySelectorAll(".x-axis text:not(.minor)")].map(text => box(text));
+    const names = [...plane.querySelectorAll("text"), ...plane.parentElement.querySelectorAll("li")]
+        .filter(text => box(text).width).map(text => ({ text: text.textContent, ...box(text).toJSON() }));
+    const crosses = (one, other) => one.left < other.right && other.left < one.right
+        && one.top < other.bottom - 3 && other.top < one.bottom - 3;
+    return [
+        ...ticks.filter(at => (at.left + at.right) / 2 < field.left - 1 || (at.left + at.right) / 2 > field.right + 1),
+        ...names.filter(one => one.left < 0 || one.right > innerWidth),
+        ...names.filter((one, at) => names.slice(at + 1).some(other => crosses(one, other))),
+    ];
+})"""
+"""Ticks that are not below the field of a drawing, and texts that are cut off or cover each other."""
 
 
-@pytest.mark.parametrize("width", [1280, 360])
-def test_a_long_name_of_a_model_is_whole_where_there_is_room_and_cut_where_there_is_none(
-    new_page: Page, width: int
-) -> None:
-    page = new_page
-    page.set_viewport_size({"width": width, "height": 900})
-    page.add_init_script(RECORD_CANVAS_TEXT)
-    page.goto("/experiments/ninformer-cifar100?cost=parameters")
-    charts = page.locator("script[data-chart]").count()
-    page.locator(".plot canvas").nth(charts - 1).wait_for()
-    for _ in range(40):  # a chart is laid out again once it knows how wide its labels are
-        drawn = page.evaluate("[...window.drawn.values()].flat()")
-        beyond = [one for one in drawn if one["beyond"] > 1]
-        names = [one["text"] for one in drawn if one["text"].startswith(LONG_TITLE[:12])]
-        if len(names) >= charts and not beyond:
-            break
-        page.wait_for_timeout(250)
-    assert len(names) >= charts > 0
-    assert not beyond
-    assert all(name == LONG_TITLE if width == 1280 else name.endswith("…") for name in names)
+@pytest.mark.parametrize("path", ["/experiments/ninformer-cifar100?cost=parameters", "/experiments/ninformer-mnist"])
+def test_drawings_have_their_ticks_below_them_and_texts_that_cover_no_other(page: Page, path: str) -> None:
+    page.goto(path)
+    for width in (1280, 700, 360):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.locator(".plane").count() == 2 and page.evaluate(MISPLACED) == []
+        if "cifar100" in path:
+            names = page.locator(f".plane text:text-is('{LONG_TITLE}'), .plane + ul li:text-is('{LONG_TITLE}')")
+            assert names.locator("visible=true").count() == 2, "whole at every width"
 
 
-def test_a_chart_tells_what_is_under_the_pointer(page: Page) -> None:
+def test_a_drawing_tells_what_is_under_the_pointer(page: Page) -> None:
     page.goto("/experiments/ninformer-mnist")
-    box = page.locator("#bands canvas").bounding_box()
+    box = page.locator("#bands .field").bounding_box()
     assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    tooltip = page.locator("#vg-tooltip-element.visible")
-    tooltip.wait_for()
-    told = dict(row.split("\t") for row in tooltip.inner_text().split("\n"))
-    assert set(told) == {"model", "epoch", "Test accuracy (%)", "lowest", "highest", "replicates"}
-    assert told["model"] in ("ViT", "MLP-Mixer", "LocalViT", "NiNformer") and told["replicates"] == "3"
-    assert 0 < float(told["lowest"]) <= float(told["Test accuracy (%)"]) <= 100
-
-
-def test_a_chart_is_saved_as_drawing_picture_and_numbers(page: Page) -> None:
-    page.goto("/experiments/ninformer-mnist?arm=vit&arm=ninformer")
-    figure = page.locator("figure:has(#bands)")
-    found = {}
-    for kind in ("SVG", "PNG", "CSV"):
-        with page.expect_download() as download:
-            figure.get_by_role("button", name=kind).click()
-        assert download.value.suggested_filename == f"experiments-ninformer-mnist-bands.{kind.lower()}"
-        found[kind] = Path(download.value.path()).read_bytes()
-    assert found["SVG"].startswith(b"<svg") and b"NiNformer" in found["SVG"]
-    assert found["PNG"].startswith(b"\x89PNG")
-    header, *rows = found["CSV"].decode().splitlines()
-    assert header == "epoch,high,low,mean,model,replicates" and len(rows) == 200
+    told = page.evaluate(
+        "([x, y]) => document.elementFromPoint(x, y).querySelector('title').textContent",
+        [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2],
+    )
+    models = [line.partition(", epoch ")[0] for line in told.split("\n")]
+    assert models == ["ViT", "MLP-Mixer", "LocalViT", "NiNformer"]
+    assert re.fullmatch(r"ViT, epoch \d+: [\d.]+ % \([\d.]+ to [\d.]+ %\)", told.split("\n")[0])
 
 
 def test_axe_finds_text_without_contrast_in_the_dark(page: Page) -> None:
@@ -125,8 +98,6 @@ def test_axe_finds_text_without_contrast_in_the_dark(page: Page) -> None:
 
 def test_a_reviewer_compares_two_specs_by_keyboard_and_can_send_the_address(page: Page) -> None:
     page.goto("/experiments/ninformer-mnist")
-    page.locator("#bands canvas").wait_for()
-    page.locator("#cost canvas").wait_for()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.get_by_label("Left").select_option("mlp-mixer")

@@ -1,95 +1,175 @@
-"""Vega-Lite specs: the marks drawn, and their axes."""
+"""Drawings of the pages: a number's place agrees with the axis, whatever the numbers."""
 
-import re
+import math
+from itertools import pairwise
 from typing import get_args
 
 import pytest
+from fastapi.templating import Jinja2Templates
 from fastapi.testclient import TestClient
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from service.pages import charts
-from service.pages.charts import MOST_TICKS, _epochs
-from service.pages.claim_charts import arms_charts, pairs_chart
-from stages.params.experiment import Role, load_params
-from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain, VerdictArm, VerdictRow
+from service.database.curves import CurvePoint
+from service.pages import formats, wording
+from service.pages.charts import draw_arms, draw_overlay, mark_pairs
+from service.pages.plots import APART, MOST_TICKS, SHAPES, Axis, Drawing, ink_of, tick_in
+from stages.params.experiment import Role
+from stages.results import Claim, ClaimRecord, PairGain, VerdictArm, VerdictRow
+from tests.service.drawn import Drawn, drawings, read, read_drawing
 from tests.service.results_factory import REPOSITORY
 
+PARTS = Jinja2Templates(REPOSITORY / "service" / "templates").env
+formats.install(PARTS)
+wording.install(PARTS)
+numbers = st.floats(-1e30, 1e30, allow_subnormal=False).filter(lambda number: number == 0 or abs(number) > 1e-30)
+positive = st.floats(1e-30, 1e30)
 
-def judge(name: str, estimate: float, low: float, high: float, margin: float | None) -> JudgedClaim:
-    verdict = VerdictRow(claim=name, status="inconclusive", estimate=estimate, low=low, high=high, margin=margin)
-    return JudgedClaim(claim=Claim(id=name), verdict=verdict, experiments=(), datasets=())
+
+def render(drawing: Drawing) -> Drawn:
+    return read_drawing(str(PARTS.get_template("parts.html").module.figure(drawing, "title")))  # type: ignore[attr-defined]
+
+
+@given(st.lists(numbers, min_size=1, max_size=8) | st.lists(positive, min_size=1, max_size=8), st.booleans())
+@example([0.0], False)
+@example([7.0, 7.0], True)
+@example([0.1, 0.1 + 1e-12], False)
+@example([98765.0, 98765.4], False)
+@example([-1e30, 1e30], False)
+@example([1e-30, 1e30], True)
+def test_every_number_has_the_place_that_round_ticks_say(values: list[float], is_upright: bool) -> None:
+    axis = Axis(values, tick_in("nats"), is_upright=is_upright)
+    places = [axis.at(value) for value in values]
+    assert all(0 <= place <= 100 for place in places)
+    order = sorted(range(len(values)), key=lambda at: values[at], reverse=is_upright)
+    assert [places[at] for at in order] == sorted(places)
+    assert 2 <= len(axis.ticks) <= 2 * MOST_TICKS and len({tick.text for tick in axis.ticks}) == len(axis.ticks)
+    assert all(0 <= tick.place <= 100 and tick.place == axis.at(tick.number) for tick in axis.ticks)
+    if max(values) - min(values) > 1e-6 * max(map(abs, values)):
+        ticks = [(tick.number, tick.place) for tick in axis.ticks]
+        for value, place in zip(values, places, strict=True):
+            found, share = read(place, ticks), 1e-3
+            near = math.log(max(values) / min(values)) * abs(value) if axis.is_log else max(values) - min(values)
+            assert abs(found - value) <= share * near
+
+
+@pytest.mark.parametrize(
+    ("values", "is_log"),
+    [([0.01, 0.2], True), ([1.0, 9.0], False), ([0.0, 5.0], False), ([-3.0, 90.0], False), ([7.0], False)],
+)
+def test_more_than_a_decade_of_positive_numbers_has_a_logarithmic_axis(values: list[float], is_log: bool) -> None:
+    assert Axis(values, str).is_log == is_log
+
+
+def test_few_epochs_are_whole_on_their_axis() -> None:
+    for last in (1, 2, 3, 7, 400):
+        ticks = Axis(range(1, last + 1), "{:g}".format, is_linear=True, is_whole=True).ticks
+        assert ticks and all(tick.number == int(tick.number) for tick in ticks)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=70), min_size=1, max_size=5), st.sampled_from([1, 5])
+)
+def test_lines_bands_and_labels_are_where_the_axes_say(curves: list[list[float]], smooth: int) -> None:
+    points = [
+        CurvePoint(arm=str(arm), epoch=epoch, replicates=2, mean=mean, low=0.9 * mean, high=1.2 * mean)
+        for arm, means in enumerate(curves)
+        for epoch, mean in enumerate(means, start=1)
+    ]
+    titles = {str(arm): f"Model {arm}" for arm in range(len(curves))}
+    drawing = draw_overlay(points, titles, ink_of(titles.values()), "nats", smooth=smooth)
+    assert drawing is not None and len(drawing.rows) == len(curves)
+    found = render(drawing)
+    ends = [end for line in drawing.lines for point in line.points for end in (point.low, point.high) if end]
+    for (line, band, means), title in zip(
+        zip(drawing.lines, found.bands, curves, strict=True), titles.values(), strict=True
+    ):
+        half = smooth // 2
+        windows = [means[max(0, at - half) : at + half + 1] for at in range(len(means))]
+        expected = [sum(window) / len(window) for window in windows]
+        read_off = found.lines[title, line.ink.dash]
+        assert [x for x, _ in read_off] == pytest.approx(range(1, len(means) + 1), abs=0.02 * len(means))
+        close = {"rel": 0.01 + 2e-3 * math.log(max(ends) / min(ends)), "abs": 1e-3 * (max(ends) - min(ends))}
+        if drawing.y.is_log:
+            close.pop("abs")
+        assert [y for _, y in read_off] == pytest.approx(expected, **close)
+        assert [y for _, y in band[: len(means)]] == pytest.approx([1.2 * mean for mean in expected], **close)
+        assert [y for _, y in band[len(means) :]] == pytest.approx([0.9 * mean for mean in expected[::-1]], **close)
+        assert any(told.count(f"{title}, epoch ") == 1 for told in found.told)
+    places = [place for _, _, place in drawing.ends]
+    assert all(0 <= place <= 100 for place in places)
+    assert all(later - one >= APART - 0.01 for one, later in pairwise(places))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(positive.filter(lambda x: 1e2 < x < 1e12), st.floats(-9, 9)), min_size=1, max_size=9))
+@example([(1e6, 0.5)] * 8)
+def test_points_of_a_figure_are_where_their_numbers_say_and_no_name_covers_another(
+    models: list[tuple[float, float]],
+) -> None:
+    names = [f"Model {number}" for number in range(len(models))]
+
+    def arm_of(at: int, experiment: str, flops: float | None, value: float) -> VerdictArm:
+        ends = {"value": value, "low": value - 0.25, "high": value + 0.5, "flops": flops, "parameters": None}
+        role = get_args(Role)[at % 4]
+        return VerdictArm(experiment=experiment, arm=names[at], role=role, n=5, stderr=0.1, epoch=6, epochs=9, **ends)
+
+    arms = [arm_of(at, "e", *model) for at, model in enumerate(models)]
+    record = ClaimRecord(
+        **dict.fromkeys(("experiments", "datasets", "runs", "pairs", "deviations", "changes", "same_error"), ()),
+        claim=Claim(id="a"),
+        verdict=VerdictRow(claim="a"),
+        family=None,
+        arms=(*arms, arm_of(0, "f", None, 0.5)),
+    )
+    figures = draw_arms(record, {name: name for name in names}, ink_of(names))
+    assert list(figures) == (["e"] if len(arms) > 1 else []), "a point alone compares nothing"
+    for drawing in figures.values():
+        found = render(drawing)
+        assert len(found.points) == len(arms) == len(drawing.dots)
+        for arm, (told, (x, y, interval)) in zip(arms, found.points.items(), strict=True):
+            assert told.startswith(f"{arm.arm}: ") and arm.flops
+            assert math.log(x / arm.flops) == pytest.approx(0, abs=0.05 if drawing.x.is_log else 0.5)
+            assert y == pytest.approx(arm.value, abs=0.02) and interval == pytest.approx((arm.low, arm.high), abs=0.02)
+        if drawing.labels:
+            boxes = [
+                (5.6 * label.x + label.dx, 2.88 * label.y + label.dy, label.anchor == "end") for label in drawing.labels
+            ]
+            spans = [(x - 49 * is_left, x + 49 * (not is_left), y) for x, y, is_left in boxes]
+            for at, (left, right, y) in enumerate(spans):
+                assert left >= 0 and right <= 560
+                assert all(b <= left or right <= a or abs(y - other) >= 15 for a, b, other in spans[:at])
+        else:
+            assert len(drawing.dots) > 4, "few names find a place"
 
 
 def test_every_role_has_a_mark_of_its_own() -> None:
-    script = (REPOSITORY / "service" / "static" / "page.js").read_text()
-    for kind in ("category", "symbol"):
-        found = re.search(rf"{kind}: \[(.*?)\]", script)
-        assert found is not None and len(set(found[1].split(", "))) >= len(get_args(Role)), kind
+    assert set(SHAPES) == set(get_args(Role)) and len(set(SHAPES.values())) == len(SHAPES)
 
 
-def test_arms_of_a_figure_are_drawn_by_experiment_where_two_have_a_cost() -> None:
-    def arm(name: str, experiment: str, flops: float | None) -> VerdictArm:
-        numbers = {"n": 5, "value": 0.08, "stderr": 0.001, "low": 0.078, "high": 0.082, "epoch": 6, "epochs": 9}
-        return VerdictArm(experiment=experiment, arm=name, role="proposed", flops=flops, parameters=None, **numbers)
-
-    plain = judge("a", 0.0, 0.0, 0.0, margin=None)
-    arms = (arm("one", "e", 5e8), arm("two", "e", 9e8), arm("one", "f", 5e8), arm("two", "f", None))
-    record = ClaimRecord(
-        **{name: getattr(plain, name) for name in ("claim", "verdict", "experiments", "datasets")},
-        runs=(),
-        arms=arms,
-        pairs=(),
-        deviations=(),
-        changes=(),
-        family=None,
-        same_error=(),
-    )
-    charts = arms_charts(record, {"one": "One", "two": "Two"})
-    assert list(charts) == ["e"]
-    rows = charts["e"]["data"]["values"]
-    assert [(row["arm"], row["flops"], row["value"]) for row in rows] == [("One", 0.5, 8.0), ("Two", 0.9, 8.0)]
-
-
-def test_pairs_are_drawn_one_below_the_other_beside_the_paper_s_gain() -> None:
+def test_pairs_are_drawn_one_below_the_other_with_the_paper_s_gain() -> None:
     pairs = [
         PairGain(experiment="e", arm=arm, against=f"{arm}-base", gain=gain, low=gain - 0.1, high=gain + 0.1, n=5)
         for arm, gain in (("a", 0.2), ("b", -0.1))
     ]
-    titles = {"a": "A", "b": "B"}
-    chart = pairs_chart("Gain", pairs, titles, Claim(id="c", kind="order", unit="fraction", value=0.25))
-    assert chart is not None
-    first, second = chart["data"]["values"]
-    assert (first["pair"], first["value"], second["pair"], second["value"]) == ("A", 20.0, "B", -10.0)
-    upright = [layer["data"]["values"][0]["value"] for layer in chart["layer"] if "data" in layer]
-    assert upright == [0, 25]
-    lines = chart["layer"][0]["encoding"]["x"]["title"]
-    assert lines[0] == "gain (percentage points)" and max(map(len, lines)) <= 44, "whole on a telephone"
-    no_number = pairs_chart("Gain", pairs, titles, Claim(id="c", kind="order", unit="nats", value=None))
-    assert no_number is not None and len(no_number["layer"]) == 2
-    assert pairs_chart("Gain", [], titles, Claim(id="c")) is None
-
-
-def test_the_pairs_of_a_grid_have_whole_names() -> None:
-    grid = load_params(REPOSITORY).experiments["dac-sgemm"].arms.values()
-    longest = max(len(arm.title) for arm in grid if re.fullmatch(r"dac-mlp-\d+x\d+", arm.name))
-    pair = PairGain(experiment="e", arm="a", against="b", gain=0.2, low=0.1, high=0.3, n=5)
-    chart = pairs_chart("Gain", [pair], {"a": "A"}, Claim(id="c", kind="order", unit="nats"))
-    assert chart is not None
-    assert chart["layer"][-1]["encoding"]["y"]["axis"]["labelLimit"] > 6.3 * longest, "pixels a letter"
-
-
-@pytest.mark.parametrize(
-    ("values", "scale"),
-    [([0.01, 0.2], "log"), ([1.0, 9.0], None), ([0.0, 5.0], None), ([-3.0, 90.0], None), ([7], None)],
-)
-def test_what_reaches_over_more_than_a_decade_has_a_logarithmic_axis(values: list[float], scale: str | None) -> None:
-    assert charts.scale_of(values).get("type") == scale
-
-
-def test_a_few_epochs_are_whole_on_their_axis() -> None:
-    assert _epochs([{"epoch": epoch} for epoch in (1, 2, 3, 2)])["axis"]["values"] == [1, 2, 3]
-    assert "values" not in _epochs([{"epoch": epoch} for epoch in range(MOST_TICKS + 1)])["axis"]
+    titles = {"a": "A", "b": "B", "a-base": "a", "b-base": "b"}
+    found = mark_pairs(pairs, titles, Claim(id="c", kind="order", unit="fraction", value=0.25))
+    assert found is not None
+    axis, ((_, first), (_, second)) = found
+    for mark, pair in ((first, pairs[0]), (second, pairs[1])):
+        assert (mark.ours, mark.low, mark.high, mark.paper) == tuple(
+            axis.at(number) for number in (pair.gain, pair.low, pair.high, 0.25)
+        )
+    assert first.told == "A against a: +20.00 pp (+10.00 to +30.00 pp)"
+    assert "0" in [f"{tick.number:g}" for tick in axis.ticks], "no gain has a line"
+    no_number = mark_pairs(pairs, titles, Claim(id="c", kind="order", unit="nats", value=None))
+    assert no_number is not None and {mark.paper for _, mark in no_number[1]} == {None}
+    assert mark_pairs([], titles, Claim(id="c")) is None
 
 
 def test_nothing_to_draw_is_no_chart(client: TestClient) -> None:
     assert "plot-cell" in client.get("/?dataset=cifar10").text, "the paper's values"
     assert "plot-cell" not in client.get("/?dataset=cifar10&metric=calibration_error").text, "stand-ins alone"
+    assert drawings(client.get("/experiments/ninformer-cifar10").text) == []
+    assert draw_overlay([], {}, {}, "nats") is None

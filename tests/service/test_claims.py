@@ -55,15 +55,12 @@ def test_a_claim_shows_what_its_plan_can_tell_before_anything_has_run(client: Te
         None,
     )
     page = client.get(f"/claims/{claim}").text
-    assert (
-        "What the planned runs can show" in page
-        and "Worked out before anything ran. We plan 3 runs of each model" in page
-    )
+    assert "What the planned runs can show" in page and "Worked out before anything ran. We plan 3 replicates" in page
     assert (
         "the 3 planned runs will confirm its number with a chance of less than 5 %, if runs scatter as we assume."
         in page
     )
-    assert "Nothing is judged before 5 replicates: the plan is too short." in page
+    assert "The plan is too short: nothing is judged before 5 replicates." in page
 
 
 def test_claims_are_filtered_by_verdict_and_kind(client: TestClient) -> None:

@@ -124,7 +124,6 @@ def test_what_is_copied_records_and_serves_with_the_packages_of_serve_alone(tmp_
                 "/docs",
                 "/claims",
                 "/compare?dataset=cifar100&format=csv",
-                "/static/vega.js",
                 "/api/v1/export.zip",
             ):
                 assert client.get(path).status_code == 200, path

@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.pages.comparing import MOST_LINES
-from tests.service.test_experiment_pages import chart
+from tests.service.drawn import drawings, drawn
 from tests.service.test_pages import Page
 
 MIXER, VIT, NINFORMER = "ninformer-mnist.mlp-mixer", "ninformer-mnist.vit", "ninformer-mnist.ninformer"
@@ -22,42 +22,41 @@ def run_of(client: TestClient, arm: str) -> str:
 def test_models_and_runs_of_several_experiments_are_lines_of_one_chart(client: TestClient) -> None:
     key = run_of(client, "vit")
     html = client.get(f"/curves?line={NINFORMER}&line={FAR}&line={key[:7]}&curve=test_loss").text
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for row in chart(html, "overlay")["data"]["values"]:
-        lines.setdefault(row["model"], []).append((row["epoch"], row["mean"]))
-    assert list(lines) == [
+    found = drawn(html, "overlay")
+    assert list(found.inks) == [
         "NiNformer (ninformer-mnist)",
         "ViT (ninformer-cifar100)",
         f"ViT, run {key[:7]} (ninformer-mnist)",
     ]
-    for (experiment, arm), line in zip((("mnist", "ninformer"), ("cifar100", "vit")), lines.values(), strict=False):
+    first, second, third = found.lines.values()
+    for (experiment, arm), line in ((("mnist", "ninformer"), first), (("cifar100", "vit"), second)):
         address = f"/api/v1/experiments/ninformer-{experiment}/curves?curve=test_loss&arm={arm}&limit=500"
-        assert line == [(point["epoch"], pytest.approx(point["mean"])) for point in client.get(address).json()]
+        points = client.get(address).json()
+        assert [x for x, _ in line] == pytest.approx([point["epoch"] for point in points], abs=0.05)
+        assert [y for _, y in line] == pytest.approx([point["mean"] for point in points], rel=0.01)
     (result,) = client.get(f"/api/v1/runs/{key}").json()["results"]
-    assert list(lines.values())[2] == [(row["epoch"], pytest.approx(row["test_loss"])) for row in result["curves"]]
+    assert [y for _, y in third] == pytest.approx([row["test_loss"] for row in result["curves"]], rel=0.01)
 
 
 def test_a_model_has_one_colour_on_every_page_and_lines_of_one_model_differ_in_their_dashes(client: TestClient) -> None:
-    spec = chart(client.get(f"/curves?line={FAR}&line={VIT}&line={NINFORMER}&line={MIXER}").text, "overlay")
-    (line,) = [layer["encoding"] for layer in spec["layer"] if "strokeDash" in layer["encoding"]]
-    scales = [spec["encoding"]["color"]["scale"], line["strokeDash"]["scale"]]
-    colour, dash = (dict(zip(scale["domain"], scale["range"], strict=True)) for scale in scales)
-    far, near = "ViT (ninformer-cifar100)", "ViT (ninformer-mnist)"
-    assert (colour[far] == colour[near], dash[far] == dash[near]) == (True, False)
-    assert len(set(colour.values())) == 3
-    page = chart(client.get("/experiments/ninformer-cifar100").text, "bands")["encoding"]["color"]["scale"]
-    known = dict(zip(page["domain"], page["range"], strict=True))
-    assert known["NiNformer"] == colour["NiNformer (ninformer-mnist)"]
+    inks = drawn(client.get(f"/curves?line={FAR}&line={VIT}&line={NINFORMER}&line={MIXER}").text, "overlay").inks
+    (colour, dash), (near, other) = inks["ViT (ninformer-cifar100)"], inks["ViT (ninformer-mnist)"]
+    assert colour == near and dash != other
+    assert len({colour for colour, _ in inks.values()}) == 3
+    html = client.get("/experiments/ninformer-cifar100").text
+    known = drawn(html, "bands").inks
+    assert known["NiNformer"] == inks["NiNformer (ninformer-mnist)"]
+    assert re.search(rf'<g class="point" color="{known["ViT"][0]}"><title>ViT: ', html), "its cost, too"
     for address in ("/?dataset=cifar100", "/leaderboard?dataset=mnist"):
         html = client.get(address).text
         for title in ("ViT", "LocalViT"):
-            assert re.search(rf'stroke="{known[title]}"[^>]*/></svg>(<a [^>]*>)?{title}', html), (address, title)
+            assert re.search(rf'stroke="{known[title][0]}"[^>]*/></svg>(<a [^>]*>)?{title}', html), (address, title)
 
 
 def test_the_basket_grows_and_shrinks_by_addresses_alone(client: TestClient) -> None:
     """As a browser without JavaScript fills it: the form's own fields, with an empty one for what isn't chosen."""
     html = client.get("/curves").text
-    assert "data-chart" not in html and f'<option value="{VIT}">ViT</option>' in html
+    assert drawings(html) == [] and f'<option value="{VIT}">ViT</option>' in html
     html = client.get("/curves", params=[("line", VIT), ("line", "")]).text
     kept = re.findall(r'type="hidden" name="line" value="([^"]+)"', html)
     assert kept == [VIT]
@@ -72,17 +71,17 @@ def test_the_basket_grows_and_shrinks_by_addresses_alone(client: TestClient) -> 
 def test_what_placeholders_were_trained_to_is_not_drawn(client: TestClient) -> None:
     html = client.get(f"/curves?line=ninformer-cifar10.vit&line={FAR}").text
     assert "no curve on real data" in html
-    assert {row["model"] for row in chart(html, "overlay")["data"]["values"]} == {"ViT (ninformer-cifar100)"}
+    assert list(drawn(html, "overlay").inks) == ["ViT (ninformer-cifar100)"]
     html = client.get("/curves?line=ninformer-cifar10.vit").text
-    assert "data-chart" not in html and "there is nothing to draw" in html
+    assert drawings(html) == [] and "there is nothing to draw" in html
     (run,) = client.get("/api/v1/runs?experiment=ninformer-cifar10&arm=vit&limit=1").json()
-    assert "data-chart" not in client.get(f"/curves?line={run['run_key']}").text
+    assert drawings(client.get(f"/curves?line={run['run_key']}").text) == []
 
 
 def test_a_loss_in_nats_shares_no_axis_with_a_squared_error(published_client: TestClient) -> None:
     sgemm = re.findall(r'<option value="(dac-sgemm\.[^"]+)"', published_client.get("/curves").text)[0]
     html = published_client.get(f"/curves?line=ninformer-mnist.vit&line={sgemm}&curve=test_loss").text
-    assert {row["model"] for row in chart(html, "overlay")["data"]["values"]} == {"ViT (ninformer-mnist)"}
+    assert list(drawn(html, "overlay").inks) == ["ViT (ninformer-mnist)"]
     assert "it has no such curve in the same unit" in html
 
 
@@ -117,7 +116,7 @@ def test_models_and_runs_lead_to_the_chart(client: TestClient, path: str) -> Non
         assert '<form method="get" action="/curves">' in html
         links = ["/curves?" + "&".join(f"line={name}" for name in re.findall(r'name="line" value="([^"]+)"', html))]
     assert links
-    assert "data-chart" in client.get(links[0]).text
+    assert drawings(client.get(links[0]).text)
 
 
 def test_a_first_look_stands_in_grey_where_nothing_decides_the_claim(client: TestClient) -> None:

@@ -111,13 +111,3 @@ def test_the_longest_paper_page_has_its_contents_within_three_screens_of_a_telep
     assert folded.locator("summary").inner_text() == "32 numbers of the paper, none tested yet"
     folded.locator("summary").click()
     assert folded.get_by_role("link", name="13.42 %").is_visible()
-
-
-def test_a_claim_on_sizes_is_drawn_over_them_with_a_line_at_the_paper_s(visitor: Page) -> None:
-    visitor.goto("/claims/dac.sgemm.crossover_low")
-    chart = visitor.locator("#shown-dac-sgemm-parameters")
-    chart.locator("canvas").wait_for()
-    with visitor.expect_download() as download:
-        visitor.locator("figure:has(#shown-dac-sgemm-parameters)").get_by_role("button", name="SVG").click()
-    drawing = Path(download.value.path()).read_text(encoding="utf-8")
-    assert "stroke-dasharray" in drawing and all(f">{tick}<" in drawing for tick in ("3k", "10k", "30k", "100k"))

@@ -7,6 +7,7 @@ import signal
 import socket
 import statistics
 import struct
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -73,7 +74,7 @@ def ask_and_read_nothing(service: Running, path: str) -> socket.socket:
     return connection
 
 
-@pytest.mark.parametrize("path", ["/api/v1/export.zip", "/api/v1/export/epochs.parquet", "/static/vega.js", "/"])
+@pytest.mark.parametrize("path", ["/api/v1/export.zip", "/api/v1/export/epochs.parquet", "/"])
 def test_clients_that_do_not_read_hold_up_nobody(service: Running, path: str) -> None:
     get(service, path)  # whatever is made once, is made
     with ExitStack() as ending:
@@ -300,6 +301,25 @@ def test_a_probe_waits_neither_for_requests_that_were_reset_nor_for_all_that_cam
     before = log.partition('"request_id": "probe"')[0].count('"path": "/waiting"')
     assert before < 0.75 * asked["/waiting"]  # 96 to 106 of 200 in six trials
     assert '"path": "/reset"' not in log
+
+
+def test_a_low_limit_on_open_files_leaves_fewer_connections_and_no_fault(root: Path, tmp_path: Path) -> None:
+    limited = tmp_path / "python"
+    limited.write_text(f'#!/bin/sh\nulimit -n 150\nexec "{sys.executable}" "$@"\n')
+    limited.chmod(0o755)
+    with running(root, tmp_path, python=str(limited)) as service:
+        with ExitStack() as ending:
+            for number in range(150):
+                source = (f"127.0.0.{2 + number % 8}", 0)
+                one = ending.enter_context(socket.create_connection((service.host, service.port), 10, source))
+                with suppress(ConnectionError):
+                    one.sendall(b"GET /api/v1/papers HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+            assert get(service, "/health/live")[0] == 200
+        wait_until(lambda: get(service, "/api/v1/papers")[0] == 200, 20)
+        assert service.process.poll() is None
+    log = service.log.read_text()
+    assert "150 files may be open" in log
+    assert "Too many open files" not in log and "Traceback" not in log
 
 
 def metrics(service: Running) -> str:

@@ -68,7 +68,7 @@ def test_pages_ask_no_other_host_and_run_nothing_inline(client: TestClient, path
     assert page.inline == []
     assert [address for address in page.addresses if not address.startswith(("/", "#", *ELSEWHERE))] == []
     for address in {address.partition("#")[0] for address in page.addresses} - {"", "/predict"}:
-        if not address.startswith(("/static/vega.js", *ELSEWHERE)):
+        if not address.startswith(ELSEWHERE):
             assert client.get(address).status_code == 200, address
 
 
@@ -200,7 +200,7 @@ def test_a_run_page_shows_curves_spec_and_provenance(client: TestClient) -> None
     assert facts["protocol.batch_size"] == "128"
     assert facts["code revision"] == "0" * 40
     assert facts["device"] == "cpu"
-    assert html.count('<figure class="panel">') == 2 and "data-chart" not in html and "96.92 %" in html
+    assert html.count('<figure class="panel">') == 2 and "96.92 %" in html
 
 
 def test_the_form_works_without_javascript(client: TestClient) -> None:
@@ -264,13 +264,6 @@ def test_the_reference_lists_every_operation_and_every_problem(client: TestClien
             statuses |= set(operation["responses"]) - {"200"}
     for status in statuses | {"405"}:
         assert f'id="problem-{status}"' in html
-
-
-def test_the_chart_scripts_come_from_here_and_may_be_kept(client: TestClient) -> None:
-    response = client.get("/static/vega.js")
-    assert response.headers["content-type"].startswith("text/javascript")
-    assert "max-age=2592000" in response.headers["cache-control"]
-    assert "vegaEmbed" in response.text
 
 
 def test_every_answer_bears_the_security_headers(client: TestClient) -> None:
@@ -405,37 +398,24 @@ def test_every_link_stays_below_the_root_path(settings: Settings, is_stripped: b
         assert 'href="/claimcheck/runs/' in answer.text
 
 
-WITHOUT_CHART, WITH_CHART = 120_000, 350_000
-"""Most bytes of a page with all that it loads, on the wire; with a chart without the fonts, 34 kB that pages share."""
+MOST_BYTES = 120_000
+"""Most bytes of a page with all that it loads, on the wire."""
 
 
 @pytest.mark.parametrize(
-    ("path", "most"),
+    "path",
     [
-        *(
-            (path, WITHOUT_CHART)
-            for path in ("/", "/compare?dataset=sgemm", "/compare?dataset=cifar10", "/claims?q=vit")
-        ),
-        *(
-            (path, WITHOUT_CHART)
-            for path in ("/leaderboard?dataset=sgemm", "/papers/dac", "/method", "/docs", "/versus")
-        ),
-        ("/experiments/hyperbf-cifar100", WITHOUT_CHART),
-        ("/experiments/dac-sgemm", WITH_CHART),
-        ("/curves?line=dac-sgemm.mlp-50x5&line=dac-sgemm.dac-mlp-50x5", WITH_CHART),
-        ("/claims/dac.sgemm.gain", WITH_CHART),
+        *("/", "/compare?dataset=sgemm", "/compare?dataset=cifar10", "/claims?q=vit"),
+        *("/leaderboard?dataset=sgemm", "/papers/dac", "/method", "/docs", "/versus"),
+        *("/experiments/hyperbf-cifar100", "/experiments/dac-sgemm", "/claims/dac.sgemm.gain"),
+        "/curves?line=dac-sgemm.mlp-50x5&line=dac-sgemm.dac-mlp-50x5",
     ],
 )
-def test_a_page_weighs_little_and_loads_the_chart_library_for_a_chart_alone(
-    published_client: TestClient, path: str, most: int
-) -> None:
+def test_a_page_weighs_little(published_client: TestClient, path: str) -> None:
     page = published_client.get(path, headers={"accept": "text/html", "accept-encoding": "gzip"})
     parts = re.findall(r'<(?:script src|link rel="stylesheet" href|link rel="icon" href|img src)="([^"]+)"', page.text)
-    has_chart = '<script type="application/json" data-chart' in page.text
-    assert has_chart == (most == WITH_CHART)
     fonts = re.findall(r'url\("(\w+\.woff2)"\)', published_client.get("/static/style.css").text)
-    parts += ["/static/vega.js"] if has_chart else [f"/static/{font}" for font in fonts]
+    parts += [f"/static/{font}" for font in fonts]
     answers = [published_client.get(part, headers={"accept-encoding": "gzip"}) for part in parts if part[0] == "/"]
     weight = page.num_bytes_downloaded + sum(answer.num_bytes_downloaded for answer in answers)
-    assert 5_000 < weight < most, (path, weight)
-    assert not has_chart or weight > WITHOUT_CHART, "the library is counted"
+    assert 40_000 < weight < MOST_BYTES, (path, weight)

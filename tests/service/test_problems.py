@@ -47,7 +47,6 @@ WITHOUT_DATABASE = (
         "/health/live",
         "/metrics",
         "/openapi.json",
-        "/static/vega.js",
         "/v2",
         "/v2/health/live",
     ),

@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 from service.database.queries import full_run_key
 from service.pages.formats import prose, upper_first
 from stages.results import METRICS, SHOWN_METRICS, UnknownRun, open_results
+from tests.service.drawn import drawings, read, read_drawing
 
 NO_NUMBER = re.compile(r"\b(undefined|NaN|nan|inf|Infinity|None|null)\b")
 UNITS = {info.title: info.unit for info in METRICS.values()}
@@ -53,10 +54,6 @@ def claim_pages(client: TestClient, claims: list[dict[str, Any]]) -> dict[str, s
 def text_of(html: str) -> str:
     """What a reader sees: no scripts, no tags."""
     return unescape(re.sub(r"<[^>]+>", " ", re.sub(r"(?s)<script.*?</script>", "", html)))
-
-
-def charts_of(html: str) -> list[dict[str, object]]:
-    return [json.loads(spec) for spec in re.findall(r'(?s)data-chart="[^"]+">(.*?)</script>', html)]
 
 
 def test_no_run_page_prints_what_is_no_number(run_pages: dict[str, str]) -> None:
@@ -147,8 +144,16 @@ def test_a_claim_that_is_only_shown_shows_its_results(client: TestClient) -> Non
     assert {"dac.fig3", "dac.sgemm.depth_weak"} <= {claim["id"] for claim in shown}
     for claim in shown:
         html = client.get(f"/claims/{claim['id']}").text
-        assert charts_of(html), claim["id"]
+        assert drawings(html), claim["id"]
         assert "The best of" in html and "<dd>–</dd>" not in html, claim["id"]
+
+
+def test_a_claim_on_sizes_is_drawn_over_them_with_a_line_at_the_paper_s(client: TestClient) -> None:
+    (figure,) = drawings(client.get("/claims/dac.sgemm.crossover_low").text)
+    found = read_drawing(figure)
+    assert [number for number, _ in found.x] == [3e3, 1e4, 3e4, 1e5, 3e5] and len(found.points) > 20
+    (at,) = re.findall(r'class="of-paper printed" x1="([\d.]+)%"', figure)
+    assert read(float(at), found.x) == pytest.approx(1e4, rel=0.02)
 
 
 def test_a_run_is_called_diverged_only_where_it_did(client: TestClient) -> None:

@@ -131,5 +131,5 @@ def test_the_page_asks_answers_and_leads_to_the_paper_s_own_claims(published_cli
     form = published_client.get("/versus").text
     assert 'action="/versus"' in form and "<option>NiNformer</option>" in form and 'class="told"' not in form
     html = unescape(published_client.get(f"/versus?dataset=sgemm&a={PAIR[0]}&b={PAIR[1]}").text)
-    assert ask(published_client, "sgemm", *PAIR)["sentence"] in html and 'class="dots interval"' in html
+    assert ask(published_client, "sgemm", *PAIR)["sentence"] in html and 'class="track interval"' in html
     assert 'href="/claims/dac.sgemm.best"' in html

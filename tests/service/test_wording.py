@@ -13,7 +13,6 @@ from service.pages.wording import (
     as_run,
     caption_all,
     count_verdicts,
-    for_readers,
     name_claim,
     name_metric,
     name_reading,
@@ -170,14 +169,6 @@ def test_of_readings_that_all_hold_each_has_its_number() -> None:
     assert ours_in_words(judged) == "0.9997 times the baseline’s (as all); less from 7 tokens on (as used)"
 
 
-def test_readers_see_no_word_that_only_the_project_uses() -> None:
-    assert (
-        for_readers("Only stand-ins or too short runs so far, a ratio between arms")
-        == "Only placeholder data or shortened runs so far, a ratio between models"
-    )
-    assert for_readers("an arm of its own, no charm") == "a model of its own, no charm"
-
-
 def test_a_number_is_as_precise_as_its_interval() -> None:
     claim = Claim(id="x", kind="difference", metric="selected_log_mse", unit="nats")
     verdict = VerdictRow(ours=0.222512, low=0.205793, high=0.239232)
@@ -210,14 +201,3 @@ def test_what_holds_as_read_in_one_way_says_which() -> None:
     assert name_reading(row) == "only if read as growth, not at the paper's sizes or with one product"
     assert name_reading(judge("a", "holds")) is None
     assert name_reading(judge("a", "holds under a reading")) is None, "comparable arms have no named reading"
-
-
-def test_what_a_plan_can_tell_is_said_plainly() -> None:
-    said = (
-        "Planned are 5 replicates with a spread of 0.033 (measured on our first 5). No size is printed. "
-        "The side is told with probability 80 % where the truth is at least 0.053 away."
-    )
-    assert for_readers(said) == (
-        "We plan 5 runs of each model, which scatter by 0.033 (measured on our first 5). The paper prints no size. "
-        "If the two truly differ by at least 0.053, these runs find the larger one with a chance of 80 %."
-    )

@@ -22,8 +22,8 @@ from stages.papers import build_model
 from stages.run import OptimizerSpec, Protocol, RunSpec
 from stages.runs.store import STATE, RunStore
 from stages.scheduling.engine.groups import Event, Group
+from stages.scheduling.engine.leases import Leases
 from stages.scheduling.engine.local import run_groups
-from stages.scheduling.engine.object_leases import open_leases
 from stages.training.loop import Outcome, seeded_model
 from stages.training.parallel import SharedTask, agreed, joined, refuse_unlike, share
 from stages.training.ranks import Rank, Tell, run_together
@@ -214,7 +214,7 @@ def test_a_killed_process_ends_the_others_and_the_attempt_says_so(data: Path, tm
     assert not set(multiprocessing.active_children()) - others, "nothing trains on"
     reason = "rank 1 of 2 (cpu) was killed by SIGKILL, so the others were ended"
     assert events[-1].kind == "failed" and events[-1].message.startswith(reason)
-    (attempt,) = open_leases(store).attempts(group.run_keys[0])
+    (attempt,) = Leases(store).attempts(group.run_keys[0])
     assert attempt.end == "failed" and attempt.reason is not None and attempt.reason.startswith(reason)
 
 

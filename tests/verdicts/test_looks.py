@@ -24,7 +24,7 @@ def test_all_parts_of_a_grid_spend_alpha_and_no_more_whatever_the_order_of_arriv
 
 @pytest.mark.parametrize("n", [0, 1, 2, 4, 6, 9, 11, 100])
 def test_an_unplanned_look_is_refused(n: int) -> None:
-    with pytest.raises(UnplannedLook, match=f"{n} replicates are no planned look; planned: 3, 5, 10"):
+    with pytest.raises(UnplannedLook, match=f"{n} replicates are not a planned analysis; planned: 3, 5, 10"):
         level(RULES.looks, n, 0.05)
 
 

@@ -52,4 +52,4 @@ def test_an_open_verdict_at_the_end_of_the_plan_says_that_more_would_be_beyond_i
     claim = ValueClaim(value=0.9, margin=0.003, stderr=0.0008, n=5)
     verdict = judge_value(claim, sample, rules=RULES, planned=5)
     assert verdict.status is Status.INCONCLUSIVE and verdict.replicates_expected > 5
-    assert "replicates are expected to decide, beyond the last look at 5" in verdict.explanation
+    assert "replicates are expected to decide, but the last analysis is at 5" in verdict.explanation

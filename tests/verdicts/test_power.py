@@ -95,7 +95,7 @@ def test_more_replicates_are_named_where_they_would_do() -> None:
     power = power_of_value(design, 1.0, RULES)
     assert power.reproduced < WANTED and power.needed is not None and power.can_reproduce
     assert f"80 % takes {power.needed} replicates" in power.explanation
-    assert power.explanation.endswith(", beyond the last look at 10.") == (power.needed > 10)
+    assert power.explanation.endswith(", but the last analysis is at 10.") == (power.needed > 10)
     enough = power_of_value(dataclasses.replace(design, planned=10), 1.0, RULES)
     assert power.needed <= 10 or enough.reproduced < WANTED
 
@@ -104,7 +104,7 @@ def test_a_claim_that_no_plan_can_decide_is_said_so_with_what_it_would_need() ->
     """One run within one spread: 16 runs of the paper's would do, and then a plan of ours does."""
     power = power_of_value(VALUE, 1.0, RULES)
     assert (power.needed, power.can_reproduce) == (None, False) and power.reproduced < 0.01
-    assert "No plan can reproduce it: the paper's own error, 1, would have to be below 0.31, as of 11 runs" in (
+    assert "No plan can reproduce it: the paper's own error, 1, would have to be below 0.31, which takes 11 runs" in (
         power.explanation
     )
     assert power_of_value(dataclasses.replace(VALUE, paper_n=11), 1.0, RULES).needed is not None
@@ -115,7 +115,7 @@ def test_a_claim_that_no_plan_can_decide_is_said_so_with_what_it_would_need() ->
 def test_a_gain_no_larger_than_its_margin_has_no_size_to_reproduce() -> None:
     power = power_of_gain(dataclasses.replace(VALUE, pairing="fold"), 0.5, 0.6, RULES)
     assert (power.reproduced, power.needed_for_size, power.can_reproduce) == (None, None, False)
-    assert "No gain at all would be within the margin, so its size is never reproduced" in power.explanation
+    assert "A gain of zero would be within the margin, so its size can't be reproduced" in power.explanation
     assert power.needed is not None, "its sign can be"
 
 
@@ -156,7 +156,8 @@ def test_the_power_of_comparable_arms_is_the_share_of_simulated_experiments(pair
 def test_a_plan_that_is_too_short_says_so_and_what_it_takes() -> None:
     power = power_of_value(dataclasses.replace(VALUE, planned=3), 6.0, RULES)
     assert (power.reproduced, power.not_reproduced, power.needed) == (0, 0, 5)
-    assert "Nothing is judged before 5 replicates: the plan is too short. 80 % takes 5 replicates." in power.explanation
+    said = "The plan is too short: nothing is judged before 5 replicates. Reaching 80 % takes 5 replicates."
+    assert said in power.explanation
 
 
 def test_a_larger_spread_never_gives_more_power() -> None:

@@ -61,9 +61,9 @@ def test_without_a_spread_the_distance_is_said_in_spreads() -> None:
     assert in_spreads * 0.4 == pytest.approx(number_after("at least ", known.explanation), rel=0.06)
 
 
-def test_a_plan_that_reaches_no_look_says_so() -> None:
+def test_a_plan_that_reaches_no_analysis_says_so() -> None:
     power = power_of_sign(dataclasses.replace(SIGN, planned=2), RULES, is_known=False)
-    assert not power.can_reproduce and "too few for a look, the first is at 3" in power.explanation
+    assert not power.can_reproduce and "too few, because the first analysis is at 3" in power.explanation
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_gains_that_hardly_spread_are_always_seen_to_be_alike(spread: float) -> 
 @pytest.mark.slow
 def test_a_number_near_another_is_reproduced_up_to_the_spread_that_is_said() -> None:
     design = dataclasses.replace(SIGN, planned=5)
-    largest = number_after("that is at most ", power_of_nearness(design, 0.1, RULES).explanation)
+    largest = number_after("the standard deviation is at most ", power_of_nearness(design, 0.1, RULES).explanation)
     draws = np.random.default_rng(3).normal(1.0, largest, (3000, 5))
     stated = ValueClaim(value=1.0, margin=0.1, stderr=0.0)
     found = (judge_value(stated, Sample.of(row.tolist()), rules=RULES, planned=5).status for row in draws)

@@ -62,7 +62,7 @@ def test_the_digest_tells_any_change_of_the_rules() -> None:
         ({"looks": {3: -0.5, 5: 1.5}}, "positive shares"),
         ({"alpha_within": 0.5}, "alpha_within is 0.5"),
         ({"alpha_outside": 0.0}, "alpha_outside is 0.0"),
-        ({"minimum": 11}, "beyond the last look at 10"),
+        ({"minimum": 11}, "but the last analysis is at 10"),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(change: dict, message: str) -> None:

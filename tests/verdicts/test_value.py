@@ -111,7 +111,7 @@ def test_replicates_beyond_a_look_change_nothing_and_are_mentioned() -> None:
     claim = ValueClaim(value=0.8159, margin=0.01)
     at_five, at_nine = judge(claim, FIVE), judge(claim, [*FIVE, 0.1, 0.9, 0.1, 0.9])
     assert dataclasses.replace(at_nine, explanation="") == dataclasses.replace(at_five, explanation="")
-    assert "4 more wait for the next planned look" in at_nine.explanation
+    assert "4 more wait for the next planned analysis" in at_nine.explanation
 
 
 def test_a_gap_in_the_planned_order_is_no_look() -> None:

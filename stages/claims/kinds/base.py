@@ -46,7 +46,7 @@ VerdictAndOurs = tuple[Verdict, float | None]
 Combination = Mapping[str, float]
 """`{arm: factor}` of a sum over arms."""
 NOT_RUN = "Not run yet."
-SILENT = "Only stand-ins or too short runs so far; they say nothing of a claim."
+SILENT = "So far there are only runs on placeholder data or shortened runs, which say nothing about a claim."
 NO_NUMBER_OF = "{}; a number needs all of it, only an order may be indicated."
 BYTES = 256
 PER_BYTE = (

@@ -230,7 +230,7 @@ class FailedShareKind(TrainedKind, kinds="failures"):
         }
         if not is_whole:
             missing = f"{there} of {planned} trainings of the grid are there, {count} failed"
-            verdict = not_tested(f"{missing}; the test looks once, at all of them.")
+            verdict = not_tested(f"{missing}; the test runs once, on all of them.")
         elif pairs.baseline:
             verdict = judge_proportions(networks["proposed"], networks["baseline"], rules=self.rules)
         else:

@@ -1,7 +1,12 @@
-"""Who trains what, and who may publish: what leases of every store do, and what they keep of each attempt.
+"""Who trains what, and who may publish: one record a run in the store, changed by compare-and-swap alone.
 
 A lease is taken over from an owner that is gone.  Each take-over raises the run's token, and only the holder of the
 newest token publishes (fencing), so a process that wakes up late can't publish over its successor.
+
+No clock of two machines is compared.  An owner changes its records every few seconds; whoever wants a run takes it over
+after having seen its record unchanged for `EXPIRY_SECONDS` of its own monotonic clock, or at once if the owner is a
+dead process of the same machine.  Time in which the store was away doesn't count: it took no owner's change.  The runs
+of a group are claimed in order of their keys, so that of two that want the same one has them all.
 
 Every engine ends its trainings here.
 """
@@ -15,17 +20,19 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from stages.faults import FAULTS, describe_fault
-from stages.runs.store import Store, find_fault
+from stages.runs.store import Record, Store, find_fault, next_token
 
 EXPIRY_SECONDS = 60.0
 HEARTBEAT_SECONDS = 10.0
+_MOST_ATTEMPTS = 100
+"""Number of attempts that a record keeps, the latest."""
 
 End = Literal["published", "stopped", "failed", "memory", "lost"]
 """How an attempt ended: `stopped` when asked to, `memory` for want of it on the device, `lost` with its owner."""
@@ -85,76 +92,206 @@ def owner_in_words(owner: str) -> str:
     return f"process {owner.rsplit(':', 2)[-2]} on {owner.split(':')[0]}"
 
 
-class Leases(Protocol):
-    """Leases of one store, on behalf of one owner (this process unless said otherwise)."""
+class Leases:
+    """Leases of one store, on behalf of one owner (this process unless said otherwise).
 
-    owner: str
-    poll_seconds: float
-    """How long to wait before a run that is held by another owner is claimed again."""
+    `clock` tells the time of day, for people; `monotonic` decides.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        owner: str | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store, self.owner = store, owner or process_identity(os.getpid())
+        self._clock, self._monotonic = clock, monotonic
+        # by run key: an e-tag, since when it is that, and how many answers had come late by then
+        self._watched: dict[str, tuple[str | None, float, int]] = {}
+        self._held: dict[str, tuple[Record, str]] = {}  # by run key: our record as we wrote it, and its e-tag
+        self._lock = threading.RLock()  # the heartbeat changes records, too
 
     def claim(self, *run_keys: str) -> Lease | None:
         """The lease if all runs are free or their owners gone; None if one is in training."""
+        taken: list[tuple[str, int]] = []
+        for run_key in sorted(run_keys):
+            token = self._take(run_key)
+            if token is None:
+                lease = Lease(tuple(taken))
+                self.close(lease, None)
+                self.release(lease)
+                return None
+            taken.append((run_key, token))
+        order = dict(taken)
+        return Lease(tuple((run_key, order[run_key]) for run_key in run_keys))
+
+    def _take(self, run_key: str) -> int | None:
+        """The token of a run that is now ours; None if it is somebody else's."""
+        record, tag = self.store.read(run_key)
+        if record.is_published:
+            self.store.mend(run_key, record)
+        attempts, now = list(record.attempts), self._clock()
+        if record.owner is not None:
+            reason = self._why_gone(run_key, record.owner, tag)
+            if reason is None:
+                return None
+            attempts = [
+                one if one["end"] else {**one, "end": "lost", "ended": now, "reason": reason} for one in attempts
+            ]
+        token = next_token(record)
+        if not record.is_published:
+            attempts.append(asdict(Attempt(run_key=run_key, token=token, owner=self.owner, began=now)))
+        mine = replace(
+            record,
+            token=token,
+            owner=self.owner,
+            beat=0,
+            since=now,
+            files=record.files if record.is_published else {},
+            attempts=tuple(attempts[-_MOST_ATTEMPTS:]),
+        )
+        new = self.store.write(run_key, mine, tag)
+        if new is None:
+            return None
+        self._watched.pop(run_key, None)
+        with self._lock:
+            self._held[run_key] = mine, new
+        return token
+
+    def _why_gone(self, run_key: str, owner: str, tag: str | None) -> str | None:
+        """Why a run may be taken over from `owner`; None if it may not, or not yet."""
+        if is_gone(owner):
+            return "its process is gone"
+        now, late = self._monotonic(), self.store.late_answers
+        seen, since, late_before = self._watched.get(run_key, (None, now, late))
+        if seen != tag or late != late_before:  # the store was away, from the owner, too
+            since = now
+        self._watched[run_key] = tag, since, late
+        return f"was not heard of for {now - since:.0f} s" if now - since >= EXPIRY_SECONDS else None
 
     def holder(self, *run_keys: str) -> Holder | None:
         """The holder of the first of these runs that has one; None if all are free."""
+        for run_key in run_keys:
+            record, _ = self.store.read(run_key)
+            if record.owner is not None:
+                return Holder(record.owner, record.since)
+        return None
 
-    def kept_alive(self, lease: Lease) -> AbstractContextManager[threading.Event]:
-        """Renew the lease for as long as the block lasts, then release it.
-
-        Yields an event that is set when another process has taken over a run.
-        """
+    def attempts(self, run_key: str) -> list[Attempt]:
+        """Attempts to train a run, the earliest first."""
+        record, _ = self.store.read(run_key)
+        return [Attempt(**one) for one in record.attempts]
 
     def publish(self, lease: Lease, run_key: str, files: Mapping[str, bytes]) -> Path:
         """Publish an outcome as the holder of the newest token, and close the attempt.
 
         Raises:
-            LeaseLost: somebody has taken over a run of the lease.
+            LeaseLost: somebody has taken over the run.
         """
+        token = dict(lease.tokens)[run_key]
+
+        def change(edit: Callable[[Record], Record], files: Mapping[str, bytes] | None = None) -> Record:
+            def edit_and_close(mine: Record) -> Record:
+                new = edit(mine)
+                return self._ended(new, "published") if new.is_published else new
+
+            return self._change(run_key, token, edit_and_close, files)
+
+        return self.store.publish_leased(run_key, files, change)
 
     def close(self, lease: Lease, end: End | None, reason: str = "", run_keys: Collection[str] | None = None) -> None:
-        """Note how the lease's open attempts (those of `run_keys`) ended; None: nothing was tried, forget them.
+        """Note how the lease's open attempts (those of `run_keys`) ended; None: nothing was tried, forget them."""
+        for run_key, token in lease.tokens:
+            if run_keys is None or run_key in run_keys:
+                try:
+                    self._change(run_key, token, lambda mine: self._ended(mine, end, reason))
+                except LeaseLost:
+                    continue  # whoever took it over has noted it
 
-        What is open when the lease is released ends as stopped.
-        """
-
-    def attempts(self, run_key: str) -> list[Attempt]:
-        """Attempts to train a run, the earliest first."""
-
-
-@contextmanager
-def heartbeat(
-    lease: Lease,
-    *,
-    renew: Callable[[], bool],
-    release: Callable[[], None],
-    faults: tuple[type[Exception], ...],
-    seconds: float,
-) -> Iterator[threading.Event]:
-    """Call `renew` from a thread every so many seconds for as long as the block lasts, then `release`.
-
-    Yields an event that is set when `renew` says, by False, that another process has taken over a run.  The thread ends
-    then: a lease holds as a whole, and renewing the runs that are left of it would only keep them from who took it
-    over.  One of `faults` is told, for the next beat may reach the store before the lease expires.
-    """
-    finished, lost = threading.Event(), threading.Event()
-
-    def beat() -> None:
-        while not finished.wait(seconds):
+    def release(self, lease: Lease) -> None:
+        """Give the runs back; the tokens stay, so that they only grow."""
+        for run_key, token in lease.tokens:
             try:
-                if not renew():
-                    lost.set()
-                    return
-            except faults as error:
-                print(f"lease of {lease.name}: can't be renewed now ({error})", file=sys.stderr)
+                self._change(run_key, token, lambda mine: self._ended(replace(mine, owner=None), "stopped"))
+            except LeaseLost:
+                continue
+            finally:
+                with self._lock:
+                    self._held.pop(run_key, None)
 
-    thread = threading.Thread(target=beat, name="lease-heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield lost
-    finally:
-        finished.set()
-        thread.join()
-        release()
+    def _ended(self, record: Record, end: End | None, reason: str = "") -> Record:
+        now = self._clock()
+        is_open = [one["token"] == record.token and one["end"] is None for one in record.attempts]
+        if end is None:
+            kept = [one for one, ours in zip(record.attempts, is_open, strict=True) if not ours]
+        else:
+            closed = {"end": end, "ended": now, "reason": reason}
+            kept = [{**one, **closed} if ours else one for one, ours in zip(record.attempts, is_open, strict=True)]
+        return replace(record, attempts=tuple(kept))
+
+    def _change(
+        self,
+        run_key: str,
+        token: int,
+        change: Callable[[Record], Record],
+        files: Mapping[str, bytes] | None = None,
+    ) -> Record:
+        """Change our record, and return it as it is then; a folder publishes `files` with the change.
+
+        Raises:
+            LeaseLost: it is no longer ours.
+        """
+        with self._lock:
+            mine, tag = self._held.get(run_key, (None, ""))
+            while mine is not None and mine.token == token:
+                new = replace(change(mine), beat=mine.beat + 1)
+                if (written := self.store.write(run_key, new, tag, files)) is not None:
+                    self._held[run_key] = new, written
+                    return new
+                found, now = self.store.read(run_key)  # a change of ours whose answer was lost is ours, too
+                if now is None or (found.token, found.owner) != (token, mine.owner):
+                    break
+                mine, tag = found, now
+        raise LeaseLost(f"run {run_key[:12]} was taken over while it trained; its outcome is dropped")
+
+    def _renew(self, lease: Lease) -> bool:
+        """False if a run of the lease was taken over."""
+        try:
+            for run_key, token in lease.tokens:
+                self._change(run_key, token, lambda mine: mine)
+        except LeaseLost:
+            return False
+        return True
+
+    @contextmanager
+    def kept_alive(self, lease: Lease) -> Iterator[threading.Event]:
+        """Renew the lease from a thread for as long as the block lasts, then release it.
+
+        Yields an event that is set when another process has taken over a run.  The thread ends then: a lease holds as a
+        whole, and renewing the runs that are left of it would only keep them from who took it over.  A fault of the
+        store is printed, for the next renewal may reach it before the lease expires.
+        """
+        finished, lost = threading.Event(), threading.Event()
+
+        def beat() -> None:
+            while not finished.wait(HEARTBEAT_SECONDS):
+                try:
+                    if not self._renew(lease):
+                        lost.set()
+                        return
+                except OSError as error:
+                    print(f"lease of {lease.name}: can't be renewed now ({error})", file=sys.stderr)
+
+        thread = threading.Thread(target=beat, name="lease-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield lost
+        finally:
+            finished.set()
+            thread.join()
+            self.release(lease)
 
 
 def process_identity(pid: int) -> str:
@@ -168,22 +305,12 @@ def _scope() -> str:
 
     Two containers may share a host name; their namespaces differ.
     """
-    return f"{socket.gethostname()}:{_read('/proc/sys/kernel/random/boot_id')[:8]}:{_namespace()}"
-
-
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
-    except OSError:
-        return ""
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    boot = namespace = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+    with suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    return f"{socket.gethostname()}:{boot}:{namespace}"
 
 
 def _start_time(pid: int) -> str:
@@ -196,14 +323,12 @@ def _start_time(pid: int) -> str:
     return "" if fields[0] == "Z" else fields[19]
 
 
-def _is_running(identity: str) -> bool:
-    _, pid, start_time = identity.rsplit(":", 2)
-    return start_time != "" and process_identity(int(pid)) == identity
-
-
 def is_gone(owner: str) -> bool:
     """True if `owner` is a process of this boot and namespace that is gone; about others nothing is known."""
-    return owner.rsplit(":", 2)[0] == _scope() and os.path.isdir("/proc/self") and not _is_running(owner)
+    scope, pid, start_time = owner.rsplit(":", 2)
+    if scope != _scope() or not os.path.isdir("/proc/self"):
+        return False
+    return start_time == "" or process_identity(int(pid)) != owner
 
 
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")

@@ -21,7 +21,6 @@ from stages.faults import FAULTS, describe_fault
 from stages.runs.store import Store, home
 from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
 from stages.scheduling.engine.leases import Lease, LeaseLost, Leases, describe_failure, process_identity, publish
-from stages.scheduling.engine.object_leases import open_leases
 from stages.scheduling.engine.orphan import end_as_orphan, end_with
 
 _WORKER = "stages.worker"
@@ -74,7 +73,7 @@ def _slot(
 
     `ended`: 1 for each group that some slot has trained or failed to; none is tried twice.
     """
-    leases = open_leases(store)
+    leases = Leases(store)
     waiting = [(index, group) for index, group in enumerate(groups) if not group.is_published(store)]
     told: dict[str, str] = {}
     while waiting and not should_stop():
@@ -108,7 +107,7 @@ def _slot(
                     raise
         waiting = held_elsewhere
         if waiting:
-            time.sleep(leases.poll_seconds)
+            time.sleep(store.poll_seconds)
 
 
 def _train(

@@ -20,8 +20,7 @@ from stages.faults import describe_fault
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import STATE, RunStore, Store, stack_id
 from stages.scheduling.engine.groups import EngineError, Event, Group, Report, TrainingsKilled
-from stages.scheduling.engine.leases import End, Lease, LeaseLost, describe_failure, publish
-from stages.scheduling.engine.object_leases import open_leases
+from stages.scheduling.engine.leases import End, Lease, LeaseLost, Leases, describe_failure, publish
 from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node
 from stages.scheduling.engine.ray_cluster import LOST, Cluster, Shares
 from stages.scheduling.engine.ray_task import TaskRequest
@@ -98,7 +97,7 @@ class _Engine:
         waiting: deque[Group],
     ) -> None:
         self.cluster, self.store, self.report, self.stop = cluster, store, report, stop
-        self.waiting, self.leases = waiting, open_leases(store)
+        self.waiting, self.leases = waiting, Leases(store)
         self.shares = Shares(devices)
         self.flying: dict[int, _Flight] = {}
         self.losses: dict[str, int] = {}
@@ -163,7 +162,9 @@ class _Engine:
             elif message[0] == "nodes":
                 self.nodes = message[1]
             elif flight := self.flying.get(message[0]):
-                self._take(message[0], flight, *message[1:])
+                flight.heard = time.monotonic()
+                number, kind, *payload = message
+                getattr(self, f"_on_{kind}")(number, flight, *payload)
         if self.nodes is not None:
             self._submit_more()
             self._excuse()
@@ -189,7 +190,7 @@ class _Engine:
                 elsewhere.append(group)
         if elsewhere:
             self.waiting.extend(elsewhere)
-            self.claims_from = time.monotonic() + self.leases.poll_seconds
+            self.claims_from = time.monotonic() + self.store.poll_seconds
 
     def _submit(self, group: Group) -> bool:
         """Claim a group and submit it; False if another process holds it."""
@@ -229,10 +230,6 @@ class _Engine:
         works = [*group.run_keys, *([stack_id(group.specs)] if group.is_stack else [])]
         found = {name: self.store.scratch.load(name) for name in (f"{work}/{STATE}" for work in works)}
         return {name: content for name, content in found.items() if content is not None}
-
-    def _take(self, number: int, flight: _Flight, kind: str, *payload: Any) -> None:
-        flight.heard = time.monotonic()
-        getattr(self, f"_on_{kind}")(number, flight, *payload)
 
     def _on_placed(self, number: int, flight: _Flight, host: str, pid: int) -> None:
         flight.node, flight.host = host, f"process {pid} on {host}"

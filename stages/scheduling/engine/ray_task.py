@@ -9,7 +9,6 @@ Either way the content is read and its digest compared before anything trains on
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
 import shutil
@@ -33,7 +32,7 @@ from stages.faults import on_signal
 from stages.run import RunSpec
 from stages.runs.fingerprint import changed_modules
 from stages.runs.object_store import ObjectStore, StoreFault
-from stages.runs.store import STATE, FolderScratch, Scratch
+from stages.runs.store import FolderScratch, Scratch, locked
 from stages.scheduling.engine.leases import describe_failure
 
 _WORKER = "stages.worker"
@@ -71,31 +70,6 @@ class TaskRequest:
     threads: int
     store: ObjectStore | None
     states: Mapping[str, bytes]
-
-
-class ToldScratch:
-    """The states of a group by name; what is saved or dropped is told to the process that keeps them."""
-
-    def __init__(self, states: Mapping[str, bytes], tell: Tell) -> None:
-        self._states, self._tell = dict(states), tell
-
-    def load(self, name: str) -> bytes | None:
-        return self._states.get(name)
-
-    def holds(self, name: str) -> bool:
-        return name in self._states
-
-    def save(self, name: str, content: bytes) -> None:
-        self._states[name] = content
-        with suppress(Unheard):  # a later one may arrive
-            self._tell("saved", name, content)
-
-    def drop(self, work: str) -> None:
-        self._states = {name: content for name, content in self._states.items() if name.partition("/")[0] != work}
-        self._tell("dropped", work)
-
-    def list_works(self, prefix: str = "") -> Iterator[str]:
-        yield from sorted({work for name in self._states if (work := name.partition("/")[0]).startswith(prefix)})
 
 
 def train_group(ask: TaskRequest, tell: Tell, packed: Packed | None) -> None:
@@ -138,13 +112,13 @@ def _train(ask: TaskRequest, tell: Tell, told: _Progress, packed: Packed | None,
         jobs = [worker.Job(spec=spec, data=data, device=ask.device) for spec in specs]
         keys = [spec.run_key for spec in specs]
         try:
-            with _scratch(ask, tell, told) as (scratch, progress):
+            with _scratch(ask, told) as scratch:
                 if is_stack:
                     trained = worker.train_stack(
-                        jobs, scratch, published=ask.published, progress=progress, should_stop=stop.is_set
+                        jobs, scratch, published=ask.published, progress=told, should_stop=stop.is_set
                     )
                 else:
-                    trained = worker.train_run(*jobs, scratch, progress=progress, should_stop=stop.is_set)
+                    trained = worker.train_run(*jobs, scratch, progress=told, should_stop=stop.is_set)
         except worker.TrainingStopped as stopped:
             tell("stopped", keys, str(stopped))
             return
@@ -157,52 +131,20 @@ def _train(ask: TaskRequest, tell: Tell, told: _Progress, packed: Packed | None,
 
 
 @contextmanager
-def _scratch(ask: TaskRequest, tell: Tell, told: _Progress) -> Iterator[tuple[Scratch, Callable[[Any], None]]]:
-    """The group's states, and how to report progress.
-
-    Processes that train one run together can't tell; their states go through a folder of this node, and from there are
-    told as they change.
-    """
+def _scratch(ask: TaskRequest, told: _Progress) -> Iterator[Scratch]:
+    """The group's states: in the store, or in a folder of this node from which `told` passes them on."""
     if ask.store is not None:
-        yield ask.store.scratch, told
-    elif "+" not in ask.device:
-        yield ToldScratch(ask.states, tell), told
-    else:
-        with TemporaryDirectory(prefix="claimcheck-states-") as folder:
-            states = _StatesInFolder(Path(folder), ask.states, tell)
-
-            def report(made: Any) -> None:
-                told(made)
-                states.pass_on()
-
-            try:
-                yield states.scratch, report
-            finally:
-                states.pass_on()
-
-
-class _StatesInFolder:
-    """States that other processes of this node save: each change is told by this one."""
-
-    def __init__(self, folder: Path, states: Mapping[str, bytes], tell: Tell) -> None:
-        self.scratch, self._tell = FolderScratch(folder), tell
-        for name, content in states.items():
-            self.scratch.save(name, content)
-        self._known = self._look()
-
-    def pass_on(self) -> None:
-        """Tell the states that were saved since the last call."""
-        found = self._look()
-        for name in [name for name, change in found.items() if self._known.get(name) != change]:
-            content = self.scratch.load(name)
-            with suppress(Unheard):  # a later one may arrive
-                self._tell("saved", name, content)
-        self._known = found
-
-    def _look(self) -> dict[str, tuple[int, int]]:
-        """Which file is a state, and when it was written, by the state's name."""
-        files = {f"{path.parent.name}/{STATE}": path.stat() for path in self.scratch.root.glob(f"*/{STATE}")}
-        return {name: (file.st_ino, file.st_mtime_ns) for name, file in files.items()}
+        yield ask.store.scratch
+        return
+    with TemporaryDirectory(prefix="claimcheck-states-") as folder:
+        scratch = FolderScratch(Path(folder))
+        for name, content in ask.states.items():
+            scratch.save(name, content)
+        told.watch(scratch)
+        try:
+            yield scratch
+        finally:
+            told.pass_on_states()
 
 
 def refuse_other_code(spec: RunSpec) -> None:
@@ -219,10 +161,15 @@ def refuse_other_code(spec: RunSpec) -> None:
 
 
 class _Progress:
-    """Passes on a training's progress, at the ends of epochs and twice a second; counts every step."""
+    """Passes on a training's progress and changed states, at the ends of epochs and twice a second; counts every step.
+
+    Other processes of this node may have saved the states, so their folder is looked through.
+    """
 
     def __init__(self, tell: Tell) -> None:
         self._tell, self._next = tell, 0.0
+        self._scratch: FolderScratch | None = None
+        self._known: dict[str, tuple[int, int]] = {}
         self.steps = 0
 
     def __call__(self, progress: Any) -> None:
@@ -232,6 +179,29 @@ class _Progress:
             self._next = time.monotonic() + _PROGRESS_SECONDS
             with suppress(Unheard):
                 self._tell("progress", dict(vars(progress)))
+            self.pass_on_states()
+
+    def watch(self, scratch: FolderScratch) -> None:
+        """Pass on what changes in `scratch` from now on."""
+        self._scratch, self._known = scratch, _files_in(scratch)
+
+    def pass_on_states(self) -> None:
+        """Tell what was saved or dropped since the last call."""
+        if self._scratch is None:
+            return
+        found = _files_in(self._scratch)
+        with suppress(Unheard):  # a later one may arrive
+            for name in [name for name, change in found.items() if self._known.get(name) != change]:
+                self._tell("saved", name, self._scratch.load(name))
+            for work in {name.partition("/")[0] for name in self._known.keys() - found.keys()}:
+                self._tell("dropped", work)
+        self._known = found
+
+
+def _files_in(scratch: FolderScratch) -> dict[str, tuple[int, int]]:
+    """Identity and time of each file by its name in the scratch; a dot begins one that is being written."""
+    files = {f"{path.parent.name}/{path.name}": path.stat() for path in scratch.root.glob("*/[!.]*")}
+    return {name: (file.st_ino, file.st_mtime_ns) for name, file in files.items()}
 
 
 @contextmanager
@@ -280,15 +250,11 @@ def place(folder: Path, digest: str, packed: Packed | None) -> Path:
         return folder
     if packed is None:
         raise PackedDataError(f"{folder}: no packed data with digest {digest[:12]} on this machine, and none were sent")
-    kept = _cache() / digest
-    with _locked(kept):
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck" / "packed" / digest
+    with locked(kept.with_name(f".{kept.name}.lock")):
         if not _has(kept, digest):
             _write(packed(), kept, digest)
     return kept
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck" / "packed"
 
 
 def _has(folder: Path, digest: str) -> bool:
@@ -306,15 +272,6 @@ def _digest_of(folder: Path, stamp: tuple[tuple[str, int, int], ...]) -> str | N
         return info.digest if digest_packed(folder, info) == info.digest else None
     except PackedDataError:
         return None
-
-
-@contextmanager
-def _locked(kept: Path) -> Iterator[None]:
-    """One process of this machine at a time brings a set."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with kept.with_name(f".{kept.name}.lock").open("w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _write(files: Mapping[str, np.ndarray], kept: Path, digest: str) -> None:

@@ -78,7 +78,7 @@ def params() -> Params:
 def printed_specs(params: Params) -> dict[tuple[str, str], ModelSpec]:
     """(data set, arm) -> the model that the params files ask for."""
     return {
-        (experiment.dataset, run.arm): run.model
+        (experiment.dataset, run.name.arm): run.spec.model
         for experiment in params.experiments.values()
         if experiment.paper == "ninformer"
         for run in plan_runs(experiment, params.profile, params.datasets[experiment.dataset])
