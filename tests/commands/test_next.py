@@ -1,4 +1,4 @@
-"""`claimcheck next`: what it proposes, and that `--run` trains it and nothing else."""
+"""`claimcheck next`: its proposal, and `--run`, which trains only that."""
 
 import json
 from pathlib import Path
@@ -12,11 +12,11 @@ from tests.project import EXPERIMENT, edit
 pytestmark = pytest.mark.slow
 
 CHOSEN = [[f"{EXPERIMENT}.{arm}.{n}" for arm in ("ninformer", "vit") for n in range(5)]]
-"""What the order's last look needs, which decides it more often than the first; it completes the value's, too."""
+"""Runs for the order's final analysis, the likeliest to decide it; they also complete the value's analysis."""
 
 
 @pytest.mark.timeout(300)
-def test_it_proposes_what_completes_looks_and_trains_that_alone(tmp_path: Path) -> None:
+def test_next_proposes_runs_that_complete_analyses_and_trains_only_those(tmp_path: Path) -> None:
     project = make_waiting(tmp_path)
     proposed = json.loads(claimcheck(project, "next", "--budget", "1h", "--json").stdout)
     chosen = [step["runs"] for step in proposed["steps"]]
@@ -48,7 +48,7 @@ def test_it_proposes_what_completes_looks_and_trains_that_alone(tmp_path: Path) 
     }
 
 
-def test_it_trains_only_where_results_decide(tmp_path: Path) -> None:
+def test_run_is_refused_under_profiles_that_decide_nothing(tmp_path: Path) -> None:
     project = make_waiting(tmp_path)
     edit(project / "params.yaml", lambda p: p.update(profile="smoke"))
     done = claimcheck(project, "next", "--budget", "1h", "--run")

@@ -286,7 +286,7 @@ def test_a_request_with_many_large_images_lets_others_go_first() -> None:
     run(scene)
 
 
-def test_a_client_with_many_requests_lets_another_client_go_first() -> None:
+def test_busy_client_does_not_delay_another() -> None:
     async def scene() -> None:
         done: list[str] = []
 

@@ -124,7 +124,7 @@ def test_only_what_differs_between_two_arms_is_shown_unless_all_is_asked_for(cli
         ("/api/v1/experiments/ninformer-mnist/curves?curve=lr", 422),
     ],
 )
-def test_what_is_not_there_is_said(client: TestClient, address: str, status: int) -> None:
+def test_missing_samples_are_explained(client: TestClient, address: str, status: int) -> None:
     response = client.get(address)
     assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")
 
