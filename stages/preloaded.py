@@ -8,7 +8,6 @@ ends its child.  Standard library only, one thread (a fork lacks the others), an
 
 from __future__ import annotations
 
-import array
 import ctypes
 import gc
 import importlib
@@ -139,10 +138,8 @@ def _read_call(caller: socket.socket) -> tuple[dict[str, Any] | None, list[int]]
     content, files = b"", list[int]()
     try:
         while not content.endswith(b"\n") and len(content) < _CALL_BYTES:
-            part, ancillary, _, _ = caller.recvmsg(1 << 16, socket.CMSG_SPACE(3 * 4))
-            for level, kind, data in ancillary:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    files += array.array("i", data[: len(data) - len(data) % 4])
+            part, more, _, _ = socket.recv_fds(caller, 1 << 16, 3)
+            files += more
             if not part:
                 return None, files
             content += part

@@ -35,8 +35,8 @@ from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER
 from stages.run import canonical_json
 from stages.runs.equivalence import read_equivalences
 from stages.runs.object_store import open_store
-from stages.scheduling.engine.groups import MAX_MODELS
-from stages.scheduling.planning import network_of, pricing
+from stages.scheduling.engine.groups import MAX_MODELS, network_of
+from stages.scheduling.planning import pricing
 from stages.scheduling.runner import find_outcome, keyed_runs, read_packed, ways_to
 from stages.verdicts import EvidenceLevel, Power, Status, Verdict
 
@@ -232,7 +232,7 @@ def seconds_each(
         raise ParamsError(f"params.yaml: rates has no device {device!r}{nearest(device, params.rates)}")
     wanted = frozenset(runs)
     ordered = [run for run in trainings.planned if run in wanted]
-    networks = {run: network_of(trainings.planned[run]) for run in ordered}
+    networks = {run: network_of(trainings.planned[run].spec) for run in ordered}
     alike = Counter(networks.values())
     price = pricing(params, params.profile, {device: params.rates[device]}, count)
     return {

@@ -55,10 +55,7 @@ def test_a_claim_shows_what_its_plan_can_tell_before_anything_has_run(client: Te
         None,
     )
     page = client.get(f"/claims/{claim}").text
-    assert (
-        "What the planned runs can show" in page
-        and "Worked out before anything ran. We plan 3 replicates" in page
-    )
+    assert "What the planned runs can show" in page and "Worked out before anything ran. We plan 3 replicates" in page
     assert (
         "the 3 planned runs will confirm its number with a chance of less than 5 %, by an assumed spread of the runs."
         in page
