@@ -33,11 +33,9 @@ from stages.params.schema import nearest
 from stages.recording.sources import judge_today, read_paper_deviations
 from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER
 from stages.run import canonical_json
-from stages.runs.equivalence import read_equivalences
-from stages.runs.object_store import open_store
 from stages.scheduling.engine.groups import MAX_MODELS, network_of
 from stages.scheduling.planning import pricing
-from stages.scheduling.runner import find_outcome, keyed_runs, read_packed, ways_to
+from stages.scheduling.runner import Outcomes, keyed_runs, read_packed
 from stages.verdicts import EvidenceLevel, Power, Status, Verdict
 
 PROFILE = "paper"
@@ -201,13 +199,8 @@ def trained_runs(params: Params, root: Path = Path()) -> frozenset[RunName]:
     Raises:
         EvidenceError: a line of equivalent codes isn't as it was written.
     """
-    store, equivalences = open_store(root), read_equivalences(root)
-    stored = {*store.run_keys()}
-    return frozenset(
-        run.name
-        for run in packed_runs(params, root)
-        if find_outcome(store, ways_to(run.spec, equivalences), stored) is not None
-    )
+    outcomes = Outcomes(root)
+    return frozenset(run.name for run in packed_runs(params, root) if outcomes.find(run.spec) is not None)
 
 
 def packed_runs(params: Params, root: Path = Path()) -> Iterator[PlannedRun]:

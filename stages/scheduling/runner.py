@@ -328,6 +328,22 @@ def find_outcome(store: Store, ways: Sequence[Way], stored: Container[str]) -> W
     return None
 
 
+class Outcomes:
+    """The outcomes in the store of the clone in `root`, as it lists them now.
+
+    Raises:
+        EvidenceError: a line of equivalent codes isn't as it was written.
+    """
+
+    def __init__(self, root: Path = Path()) -> None:
+        self.store, self._equivalences = open_store(root), read_equivalences(root)
+        self._stored = {*self.store.run_keys()}
+
+    def find(self, spec: RunSpec) -> Way | None:
+        """Where the outcome of this training is, or that of older code which gives the same; None if nowhere."""
+        return find_outcome(self.store, ways_to(spec, self._equivalences), self._stored)
+
+
 def _was_trained_so(folder: Path | None, is_stacked: bool) -> bool:
     if folder is None:
         return False
