@@ -129,8 +129,6 @@ COSTS: dict[Cost, str] = {
     "latency_seconds_per_sample": "time per sample",
 }
 """The costs that a result can be held against: fields of `CostSummary` in words."""
-
-UNITS: dict[Cost, str] = {"train_seconds": "s", "peak_memory_bytes": "B", "latency_seconds_per_sample": "s"}
 TITLES: dict[Column, str] = {
     "result": "Result",
     **{cost: title[0].upper() + title[1:] for cost, title in COSTS.items()},

@@ -25,7 +25,7 @@ SHAPES = {
 }
 """The mark of each role; a diamond is the paper's number."""
 FEW_TICKS, MOST_TICKS = 4, 7
-MOST_POINTS = 60
+MOST_POINTS, MOST_STRIPES = 20, 60
 """Numbers of a line that are drawn as points, and stripes of a drawing, which tell numbers under the pointer."""
 PAD = 0.04
 APART = 7.0
@@ -317,7 +317,7 @@ class Drawing:
     def stripes(self) -> list[tuple[float, float, str]]:
         """Left end, width and words of upright stripes; each tells the numbers of all lines at its middle."""
         every = sorted({point.x for line in self.lines for point in line.points})
-        kept = every[:: -(-len(every) // MOST_POINTS)] if every else []
+        kept = every[:: -(-len(every) // MOST_STRIPES)] if every else []
         places = [self.x.at(x) for x in kept]
         borders = [0.0, *((one + other) / 2 for one, other in pairwise(places)), 100.0]
         told: dict[float, list[str]] = {x: [] for x in kept}

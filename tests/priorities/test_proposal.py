@@ -161,7 +161,7 @@ def test_a_choice_keeps_its_promises_and_is_never_far_from_the_best(wanted: dict
     assert bool(found) == bool(best) and 2 * found >= best, "half of the best at least, on sets as small as these"
 
 
-TOO_FEW = ("nothing is said before", "a range needs", "the test looks once")
+TOO_FEW = ("nothing is said before", "a range needs", "the test runs once")
 
 
 @cache

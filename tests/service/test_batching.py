@@ -340,6 +340,7 @@ def test_a_model_is_asked_of_an_idle_worker_that_has_it() -> None:
     workers[0].unloaded = {model.sha256}
     with started(*workers) as batcher:
         for _ in range(5):
+            wait_until(lambda: batcher._idle >= set(workers), 10)
             asyncio.run(asyncio.wait_for(ask(batcher, model, 1), 10))
         assert workers[0].unloaded == {model.sha256}
         asyncio.run(asyncio.wait_for(ask(batcher, model, MEETING, MEETING), 10))

@@ -34,6 +34,7 @@ def render(drawing: Drawing) -> Drawn:
 @example([0.0], False)
 @example([7.0, 7.0], True)
 @example([0.1, 0.1 + 1e-12], False)
+@example([98765.0, 98765.4], False)
 @example([-1e30, 1e30], False)
 @example([1e-30, 1e30], True)
 def test_every_number_has_the_place_that_round_ticks_say(values: list[float], is_upright: bool) -> None:

@@ -100,7 +100,7 @@ def test_gains_that_hardly_spread_are_always_seen_to_be_alike(spread: float) -> 
 @pytest.mark.slow
 def test_a_number_near_another_is_reproduced_up_to_the_spread_that_is_said() -> None:
     design = dataclasses.replace(SIGN, planned=5)
-    largest = number_after("that is at most ", power_of_nearness(design, 0.1, RULES).explanation)
+    largest = number_after("the standard deviation is at most ", power_of_nearness(design, 0.1, RULES).explanation)
     draws = np.random.default_rng(3).normal(1.0, largest, (3000, 5))
     stated = ValueClaim(value=1.0, margin=0.1, stderr=0.0)
     found = (judge_value(stated, Sample.of(row.tolist()), rules=RULES, planned=5).status for row in draws)
