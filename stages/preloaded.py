@@ -55,8 +55,14 @@ def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
 
 
-def ask(address: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> socket.socket:
-    """A connection on which such a process was sent a call; the child has our input, output and error.
+def ask(
+    address: str,
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    files: Sequence[int] = (0, 1, 2),
+) -> socket.socket:
+    """A connection on which such a process was sent a call; `files` become the child's input, output and error.
 
     Raises:
         OSError: nobody takes calls there.
@@ -66,7 +72,7 @@ def ask(address: str, module: str, arguments: Sequence[str], environment: Mappin
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         server.connect(address)
-        sent = socket.send_fds(server, [content], (0, 1, 2))
+        sent = socket.send_fds(server, [content], files)
         server.sendall(content[sent:])
     except OSError:
         server.close()
