@@ -44,7 +44,7 @@ help:  ## this list
 	@echo
 	@echo '  PROFILE=smoke|quick-bfloat16|quick|paper-tf32|paper   EXPERIMENTS="a b"   DEVICE=cpu|cuda   TORCH_BACKEND=cpu   PYTHON=python3.12'
 
-setup: $(READY)  ## .venv with everything in it; the other targets call it themselves
+setup: $(READY)  ## create .venv with everything in it; the other targets do this themselves
 
 cluster: $(READY)  ## add Ray and object stores to .venv, for trainings on several machines
 	@.ci/setup cluster
@@ -70,11 +70,11 @@ PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(shell nproc) --dist loadfile --
 HERE := not slow(hours=True) and not needs(gpu=True) and not needs(network=True) and not needs(cluster=True)
 
 # Asked for together, both are one run, which starts once and records the published evidence once.
-test: $(READY)  ## the tests: every equation, rule, verdict, page and route, within some minutes
+test: $(READY)  ## run the tests (some minutes)
 	$(if $(filter test-long,$(MAKECMDGOALS)),@:,$(PARALLEL))
 
 # Fast paths come again as lesser processors run them: `test` takes the highest capability, which PyTorch chooses.
-test-long: $(READY)  ## those with browsers, servers, whole projects, simulations; fast paths as lesser processors run them
+test-long: $(READY)  ## run the slow tests: browsers, servers, whole projects, simulations, fast paths of other processors
 	$(PARALLEL) -m "$(if $(filter test,$(MAKECMDGOALS)),,slow and )$(HERE)"
 	@case $$($(BIN)/python -c 'import torch; print(torch.backends.cpu.get_cpu_capability())') in \
 		AVX512) lesser="avx2 default";; AVX2) lesser=default;; *) lesser=;; \
@@ -83,7 +83,7 @@ test-long: $(READY)  ## those with browsers, servers, whole projects, simulation
 		ATEN_CPU_CAPABILITY=$$capability OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile -k "not compile and not exported and not refused" $(FAST_PATHS) || exit; \
 	done
 
-test-cluster: cluster  ## the tests with a Ray cluster on this machine: nodes killed, heads restarted
+test-cluster: cluster  ## run the tests with a Ray cluster on this machine
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "needs(cluster=True) and not slow(hours=True)" --durations 10 tests/cluster
 
 lint: $(READY)  ## format, lint, types
@@ -96,7 +96,7 @@ check: lint test  ## format, lint, types, tests
 shape:  ## lines, modules and repeated names of the code (AGAINST=main: next to those of a revision)
 	@python3 .ci/shape.py $(AGAINST)
 
-format: $(READY)  ## rewrite the code in the house format
+format: $(READY)  ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -107,16 +107,16 @@ docs: report  ## the documentation as a site on 127.0.0.1:8001 (DOCS_PORT=…), 
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site $(or $(DOCS_PORT),8001)
 
-picture: $(READY) data/results.db  ## docs/page.png: the first screen as it is now
+picture: $(READY) data/results.db  ## take docs/page.png, the first screen, again
 	PYTHONPATH=. $(BIN)/python .ci/picture.py
 
 # Before any repro the service answers from the evidence in git.
 data/results.db: | $(READY)
-	@echo "no repro has run here: making the database from the evidence in git, some 15 seconds"
+	@echo "no repro has run here: making the database from the evidence in git, about half a minute"
 	@$(BIN)/python -m stages.analyse >/dev/null
 	@$(BIN)/python -m stages.record
 
-bench: $(READY)  ## every benchmark into a table, docs/performance.md (NAMES="dac yat": these lines alone)
+bench: $(READY)  ## run every benchmark and write docs/performance.md (NAMES="dac yat": only these)
 	$(BIN)/python -m benchmarks $(NAMES)
 
 soak: $(READY)  ## the long tests: resume after kill, long trainings
@@ -124,34 +124,34 @@ soak: $(READY)  ## the long tests: resume after kill, long trainings
 
 # A machine with a GPU has the PyTorch that it has, and nothing of what we install.
 OLDEST := torch==2.11.0
-oldest: $(READY)  ## the check for GPUs on this CPU, with the oldest PyTorch that it may meet there, numpy and safetensors alone
+oldest: $(READY)  ## run the GPU check on this CPU with the oldest supported PyTorch
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-oldest
 	$(BIN)/uv pip install --quiet --python .venv-oldest $(OLDEST) numpy safetensors
 	.venv-oldest/bin/python -m benchmarks.gpu_check --device cpu --parts environment planned operators tf32 losses --out /dev/null
 
-report: $(READY)  ## docs/results.md and docs/findings.md, which git ignores, from the published evidence alone
+report: $(READY)  ## write docs/results.md and docs/findings.md (not in git) from the published evidence
 	$(BIN)/python -m stages.report --docs
 	$(BIN)/python -m stages.analyse --docs
 
-mirror: $(READY)  ## DEST=folder: write what was fetched as a mirror for CLAIMCHECK_MIRROR
+mirror: $(READY)  ## DEST=folder: write the downloads as a mirror for CLAIMCHECK_MIRROR
 	@test -n "$(DEST)" || { echo "make mirror DEST=<folder>" >&2; exit 2; }
 	$(BIN)/python -m stages.datasets.mirror "$(DEST)"
 
 lock: $(READY)  ## resolve requirements/*.in into requirements/*.lock
 	.ci/lock
 
-sbom: $(READY)  ## sbom/: what the locks pin for the image (serve) and for .venv (all), as CycloneDX
+sbom: $(READY)  ## write sbom/: the pinned packages of the image (serve) and of .venv (all), as CycloneDX
 	@mkdir -p sbom
 	.ci/setup lines locked serving | $(CYCLONEDX) --output-file sbom/serve.cdx.json -
 	.ci/setup lines locked | $(CYCLONEDX) --output-file sbom/all.cdx.json -
 
-audit: $(READY)  ## known vulnerabilities of what the locks pin, asked of OSV; where that can't be, it says so and fails
+audit: $(READY)  ## list known vulnerabilities of the pinned packages; fails if OSV can't be reached
 	@.ci/audit
 
-clean:  ## remove what the tools leave behind
+clean:  ## remove caches and build files
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage *.egg-info build sbom
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
-clean-data:  ## remove what `make repro` makes, trained runs included (not downloads, not evidence)
+clean-data:  ## remove what `make repro` made, including trained runs; downloads and evidence stay
 	rm -rf data/inputs data/raw data/processed data/runs data/results data/metrics data/plots data/report data/logs data/store .dvc/cache .dvc/tmp
 	rm -f data/results.db* data/findings.jsonl data/hours.json

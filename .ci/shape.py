@@ -28,7 +28,10 @@ def read_tree(revision: str | None) -> dict[str, str]:
         listing = subprocess.run(["git", "ls-files", "-z"], capture_output=True, check=True).stdout
         files = [Path(name) for name in listing.decode().split("\0") if name.endswith(SUFFIXES)]
         return {str(path): path.read_text(encoding="utf-8") for path in files if path.is_file()}
-    packed = subprocess.run(["git", "archive", revision], capture_output=True, check=True).stdout
+    done = subprocess.run(["git", "archive", revision], capture_output=True, check=False)
+    if done.returncode:
+        sys.exit(f"shape: {revision} is not a revision of this clone: {done.stderr.decode().strip()}")
+    packed = done.stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         members = [member for member in archive if member.isfile() and member.name.endswith(SUFFIXES)]
         return {member.name: file.read().decode() for member in members if (file := archive.extractfile(member))}

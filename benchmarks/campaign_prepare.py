@@ -238,7 +238,11 @@ def main(arguments: list[str]) -> int:
         return 1
     left = options.budget - campaign.state["spent"]
     if left <= 0 or not (groups or campaign.state["waiting"]):
-        print("nothing is left to train" if not groups else f"the budget is spent; {len(groups)} groups are left")
+        print(
+            "nothing is left to train with the data here"
+            if not groups
+            else f"the budget is spent; {len(groups)} groups are left"
+        )
         return 0
     fitting_in = _within(groups, left)
     done = list(store.run_keys())

@@ -97,7 +97,7 @@ def warn_where_open(host: str, settings: Settings) -> None:
     """Say it aloud where anyone may ask the models."""
     if settings.keys is None and not is_this_machine(host):
         logger.warning(
-            "OPEN TO ALL: %s is reached from other machines, and nobody needs a key to run models. "
+            "OPEN TO ALL: %s is reachable from other machines, and anyone can run models without a key. "
             "Name a file of keys with CLAIMCHECK_KEYS (python -m service --new-key NAME), or listen on 127.0.0.1.",
             host,
         )
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--new-key", metavar="NAME", help="print an API key and its entry in CLAIMCHECK_KEYS, and end")
     parser.add_argument("--openapi", action="store_true", help="print the OpenAPI document, and end")
-    parser.add_argument("--examples", action="store_true", help="print service/examples.json anew, and end")
+    parser.add_argument("--examples", action="store_true", help="print a new service/examples.json and exit")
     arguments = parser.parse_args()
     if arguments.new_key:
         key, digest = new_key()

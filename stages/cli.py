@@ -145,7 +145,7 @@ def add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="an exported table, or the tracker's folder")
     parser.add_argument("-o", "--output", type=Path, default=Path("results.csv"), help="default: %(default)s")
     for column in ("arm", "seed", "dataset"):
-        parser.add_argument(f"--{column}", metavar="PARAMETER", help=f"the parameter that says the {column}")
+        parser.add_argument(f"--{column}", metavar="PARAMETER", help=f"the parameter that holds the {column}")
     parser.add_argument("--metric", nargs="+", default=[], help="metrics to keep (default: those with a known name)")
 
 
@@ -258,7 +258,7 @@ COMMANDS = {
         document="`verdicts`, and `problems`: rows that can't be judged",
     ),
     "import": Command(
-        does="Make a table for `claimcheck judge` from what W&B, MLflow or TensorBoard wrote.",
+        does="Make a table for `claimcheck judge` from W&B, MLflow or TensorBoard files.",
         example="claimcheck import mlflow mlruns -o results.csv",
         add_to=add_import,
         run=reported.import_results,

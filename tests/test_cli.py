@@ -86,7 +86,7 @@ def test_the_example_of_each_help_is_understood(name: str) -> None:
             2,
             "claimcheck verify: no option '--alll'; did you mean --all? (see claimcheck verify --help)",
         ),
-        ("du all", 2, "claimcheck du: 'all' is one argument too many (see claimcheck du --help)"),
+        ("du all", 2, "claimcheck du: 'all' is an unexpected argument (see claimcheck du --help)"),
         (
             "completion bsh",
             2,
@@ -306,7 +306,7 @@ def test_show_prints_the_whole_of_an_experiment(
     monkeypatch.chdir(REPOSITORY)
     assert main(["show", "ninformer-mnist"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("# The sources of these values stand beside them in params/ninformer-mnist.yaml and, for")
+    assert printed.startswith("# For the sources of these values, see params/ninformer-mnist.yaml and, for")
     whole, like = (
         yaml.safe_load(printed),
         yaml.safe_load(Path("params/ninformer-cifar10.yaml").read_text(encoding="utf-8")),

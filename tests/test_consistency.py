@@ -300,7 +300,7 @@ def test_a_line_that_is_laid_out_otherwise_is_what_it_says(tmp_path: Path) -> No
     line["cost"]["train_seconds"] += 1
     for edited in (json.dumps(line), json.dumps(line, sort_keys=True, separators=(",", ":"))):
         path.write_text(f"{edited}\n")
-        with pytest.raises(EvidenceError, match="it is not as it was published"):
+        with pytest.raises(EvidenceError, match="it was changed after it was published"):
             read_lines(path, EvidenceLine)
 
 

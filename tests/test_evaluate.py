@@ -1,6 +1,6 @@
-"""Evaluation: deterministic lines, the observer's last value is the Predictor's, and mixed-up data are refused.
+"""Evaluation: lines are deterministic, the observer and the Predictor agree, and mixed-up data are rejected.
 
-It is incremental by run, holds one network at a time, and a run that can't be evaluated delays no other.
+Evaluation is incremental by run and holds one network at a time.  A run that can't be evaluated doesn't block others.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ COSTS = Path("data/results") / f"{EXPERIMENT}.cost.jsonl"
 
 @pytest.fixture(scope="module")
 def at_first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A project whose runs have been trained, and one where they have been evaluated as well."""
+    """A project with trained runs, and one where they are also evaluated."""
     root = tmp_path_factory.mktemp("evaluate")
     make_project(root / "trained", epochs=2)
     with pytest.MonkeyPatch.context() as patch:
@@ -60,7 +60,7 @@ def on_cpu(patch: pytest.MonkeyPatch, project: Path) -> None:
 
 
 def copied(project: Path, tmp_path: Path, patch: pytest.MonkeyPatch) -> Path:
-    """A copy of the project's own, with its hard links, as current folder."""
+    """A copy of the project, with its hard links, as current folder."""
     subprocess.run(["cp", "-a", f"{project}/.", str(tmp_path)], check=True)
     on_cpu(patch, tmp_path)
     return tmp_path
@@ -84,7 +84,7 @@ def train() -> bool:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Run keys of the networks that are loaded from here on; no two of them are in memory at once."""
+    """Run keys of the networks loaded from now on; at most one is in memory at a time."""
     found: list[str] = []
     networks: list[weakref.ref[Any]] = []
 
@@ -109,7 +109,7 @@ def edit_profile(change: Callable[[Any], None]) -> None:
     edit(Path("params.yaml"), lambda index: change(index["profiles"]["smoke"]))
 
 
-def test_lines_hold_what_was_measured_and_are_the_same_again(evaluated: Path) -> None:
+def test_result_lines_hold_the_measurements_and_are_reproducible(evaluated: Path) -> None:
     first = RESULTS.read_bytes()
     assert main([EXPERIMENT]) == 0
     assert RESULTS.read_bytes() == first
@@ -139,7 +139,7 @@ def test_lines_hold_what_was_measured_and_are_the_same_again(evaluated: Path) ->
     assert len((Path("data/plots") / f"{EXPERIMENT}.csv").read_text().splitlines()) == 1 + 2 * 2
 
 
-def test_the_summary_has_the_best_arm_of_each_role(evaluated: Path) -> None:
+def test_summary_has_the_best_arm_of_each_role(evaluated: Path) -> None:
     (line, *_) = read_lines(RESULTS, ResultLine)
     errors = {"a": (0.5, 0.3), "b": (0.1, 0.2), "c": (0.3, 0.5), "d": (0.01, 0.01)}
     lines = [
@@ -154,7 +154,7 @@ def test_the_summary_has_the_best_arm_of_each_role(evaluated: Path) -> None:
     assert json.loads(metrics_document([diverged], roles)) == {"runs": 1}
 
 
-def test_other_test_data_are_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_test_data_are_rejected(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pack_stand_in(Path("data/processed/mnist"), "cifar10")
     assert main([EXPERIMENT]) == 1
     said = capsys.readouterr().err.splitlines()
@@ -164,12 +164,12 @@ def test_other_test_data_are_refused(trained: Path, capsys: pytest.CaptureFixtur
     assert not RESULTS.exists()
 
 
-def test_without_runs_it_says_what_to_run(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_runs_name_the_command_that_trains_them(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lost"]) == 1
     assert "run `dvc repro train@lost` first" in capsys.readouterr().err
 
 
-def test_what_was_measured_is_not_measured_again(trained: Path, loads: list[str]) -> None:
+def test_cached_measurements_are_reused(trained: Path, loads: list[str]) -> None:
     assert main([EXPERIMENT]) == 0
     first = RESULTS.read_bytes(), COSTS.read_bytes()
     assert sorted(loads) == sorted(keys().values())
@@ -183,7 +183,7 @@ def test_what_was_measured_is_not_measured_again(trained: Path, loads: list[str]
     assert RESULTS.read_bytes() == first[0] and COSTS.read_bytes() != first[1]
 
 
-def test_a_new_replicate_is_evaluated_alone(evaluated: Path, loads: list[str]) -> None:
+def test_only_the_new_replicate_is_evaluated(evaluated: Path, loads: list[str]) -> None:
     before = keys()
     times = {line.run_key: line for line in read_lines(COSTS, CostLine)}
     edit_profile(lambda profile: profile.update(replicates=2))
@@ -196,7 +196,7 @@ def test_a_new_replicate_is_evaluated_alone(evaluated: Path, loads: list[str]) -
     assert len(after) == 4 and sum(line.latency_repeats is not None for line in after.values()) == 2
 
 
-def test_a_new_network_of_one_arm_has_all_arms_timed_together(trained: Path, loads: list[str]) -> None:
+def test_new_network_of_one_arm_retimes_all_arms(trained: Path, loads: list[str]) -> None:
     edit_profile(lambda profile: profile["latency"].update(repeats=6))
     assert main([EXPERIMENT]) == 0
     before, line_of_ninformer = keys(), RESULTS.read_text().splitlines()[0]
@@ -214,9 +214,7 @@ def test_a_new_network_of_one_arm_has_all_arms_timed_together(trained: Path, loa
     assert all(line.latency_seconds_per_sample != times[line.arm] for line in read_lines(COSTS, CostLine))
 
 
-def test_other_settings_of_the_stopwatch_have_times_taken_anew_and_nothing_else(
-    evaluated: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_timing_settings_retake_only_times(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = RESULTS.read_bytes()
     edit_profile(lambda profile: profile["latency"].update(repeats=3))
     monkeypatch.setattr("stages.evaluation.experiment.score", None)  # it would fail
@@ -225,7 +223,7 @@ def test_other_settings_of_the_stopwatch_have_times_taken_anew_and_nothing_else(
     assert {line.latency_repeats for line in read_lines(COSTS, CostLine)} == {3}
 
 
-def test_other_code_of_evaluation_measures_anew(trained: Path, loads: list[str]) -> None:
+def test_changed_evaluation_code_invalidates_measurements(trained: Path, loads: list[str]) -> None:
     profile = load_params().profile
     for version, expected in (("1", 2), ("1", 0), ("2", 2), ("2", 0)):
         loads.clear()
@@ -236,7 +234,7 @@ def test_other_code_of_evaluation_measures_anew(trained: Path, loads: list[str])
         assert not found.faults
 
 
-def test_other_test_data_under_the_same_digest_measure_anew(evaluated: Path, loads: list[str]) -> None:
+def test_changed_test_data_under_the_same_digest_invalidate_measurements(evaluated: Path, loads: list[str]) -> None:
     first = RESULTS.read_bytes()
     path = Path("data/processed/mnist/test.safetensors")
     content = bytearray(path.read_bytes())
@@ -248,7 +246,7 @@ def test_other_test_data_under_the_same_digest_measure_anew(evaluated: Path, loa
 
 
 @pytest.mark.parametrize("fault", ["flipped", "cut", "edited", "not JSON"])
-def test_a_damaged_measurement_is_taken_anew(evaluated: Path, fault: str, loads: list[str]) -> None:
+def test_damaged_measurement_is_taken_again(evaluated: Path, fault: str, loads: list[str]) -> None:
     first = RESULTS.read_bytes()
     kept = Path("data/store/evaluated") / f"{keys()['vit.0']}.json"
     text = kept.read_text()
@@ -267,7 +265,7 @@ def test_a_damaged_measurement_is_taken_anew(evaluated: Path, fault: str, loads:
     assert RESULTS.read_bytes() == first and kept.read_text() == text
 
 
-def test_a_damaged_run_holds_up_itself_alone_and_is_done_next(
+def test_damaged_run_does_not_block_others_and_is_evaluated_next_time(
     evaluated: Path, loads: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = RESULTS.read_bytes()
@@ -281,7 +279,7 @@ def test_a_damaged_run_holds_up_itself_alone_and_is_done_next(
     assert main([EXPERIMENT]) == INCOMPLETE
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"evaluate@{EXPERIMENT}: vit.0: data/runs/{EXPERIMENT}/{damaged}: weights.safetensors is")
-    assert said[0].endswith(f"; `dvc repro train@{EXPERIMENT}` trains it anew")
+    assert said[0].endswith(f"; `dvc repro train@{EXPERIMENT}` trains it again")
     assert len(said) == 2 and "1 of 2 runs are in data/results" in said[1]
     assert [line.arm for line in read_lines(RESULTS, ResultLine)] == ["ninformer"]
     assert [line.arm for line in read_lines(COSTS, CostLine)] == ["ninformer"]
@@ -290,7 +288,7 @@ def test_a_damaged_run_holds_up_itself_alone_and_is_done_next(
     assert RESULTS.read_bytes() == whole
 
 
-def test_a_failed_training_holds_up_itself_alone(
+def test_failed_training_does_not_block_other_runs(
     evaluated: Path, loads: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arm = Path("params") / f"{EXPERIMENT}.yaml"
@@ -309,7 +307,7 @@ def test_a_failed_training_holds_up_itself_alone(
     assert list(keys()) == ["ninformer.0", "vit.0"]
 
 
-def test_a_network_that_fails_on_the_test_data_holds_up_itself_alone(
+def test_network_that_fails_on_test_data_does_not_block_others(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     probabilities = Predictor.probabilities
@@ -328,8 +326,8 @@ def test_a_network_that_fails_on_the_test_data_holds_up_itself_alone(
     assert list(keys()) == ["ninformer.0", "vit.0"]
 
 
-def test_a_result_that_contradicts_itself_is_not_written(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An outcome of an older version, which no digest covers as a whole."""
+def test_contradictory_result_is_not_written(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Outcomes of older versions have no digest over the whole."""
     folder = next(
         path.parent
         for path in (Path("data/runs") / EXPERIMENT).glob("*/spec.json")
@@ -348,7 +346,7 @@ def test_a_result_that_contradicts_itself_is_not_written(trained: Path, capsys: 
     assert list(keys()) == ["ninformer.0"]
 
 
-def test_a_profile_may_score_a_part_of_the_test_rows_and_its_results_say_so(trained: Path) -> None:
+def test_result_of_a_partial_test_set_says_so(trained: Path) -> None:
     edit_profile(lambda profile: profile["overrides"].update(observe_test=False))
     assert train() and main([EXPERIMENT]) == 0
     whole = {line.arm: line for line in read_lines(RESULTS, ResultLine)}
@@ -370,7 +368,7 @@ def test_a_profile_may_score_a_part_of_the_test_rows_and_its_results_say_so(trai
         assert list(spot_check(weights, Path("data/processed/mnist"), line)) == []
 
 
-def test_verify_finds_other_costs_and_other_weights_than_the_training_gave(trained: Path) -> None:
+def test_verify_finds_changed_costs_and_weights(trained: Path) -> None:
     for name in ("claims.csv", "claims-history.jsonl"):
         shutil.copy(REPOSITORY / "data" / name, trained / "data")
     assert main([EXPERIMENT]) == 0
@@ -398,7 +396,7 @@ def test_verify_finds_other_costs_and_other_weights_than_the_training_gave(train
     assert [detail.split(" data/")[0] for detail in verified()] == ["its environment is not that of"] * 2
     COSTS.write_bytes(honest)
     RESULTS.write_bytes(results)
-    for line in read_lines(RESULTS, ResultLine):  # a forger seals them anew
+    for line in read_lines(RESULTS, ResultLine):  # a forger reseals them
         folder = Path("data/runs") / EXPERIMENT / line.run_key
         files = {file.name: file.read_bytes() for file in folder.iterdir()}
         weights = files["weights.safetensors"]

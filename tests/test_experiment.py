@@ -51,7 +51,7 @@ def test_cut_is_stated() -> None:
     folds = describe_cut(params.experiments["dac-vgg-cifar100"], params.profiles["quick"], params.datasets["cifar100"])
     assert folds == "3 of 256 epochs, 12,500 of 50,000 training images, 1 of 5 replicates"
     smoke = describe_cut(experiment, params.profiles["smoke"], params.datasets["cifar100"])
-    assert smoke.startswith("stand-in data, ")
+    assert smoke.startswith("placeholder data, ")
 
 
 def test_a_part_of_the_test_rows_is_stated() -> None:
@@ -148,7 +148,7 @@ IN_INDEX = {
 IN_EXPERIMENT = {
     "protocol.batchsize = 4": "unknown key protocol.batchsize (did you mean batch_size?)",
     "arms.vit.protocol = {epoch: 3}": "unknown key arms.vit.protocol.epoch (did you mean epochs?)",
-    "protocol.optimizer.damping = 0.1": "protocol.optimizer.damping is set, and adam has no use for it",
+    "protocol.optimizer.damping = 0.1": "protocol.optimizer.damping is set, but adam doesn't use it",
     "protocol.schedule = {name: steps}": "protocol.schedule is 'steps'; it needs milestones",
     "protocol.early_stop = {from_epoch: 1, patience: 1, min_delta: 0}": (
         "protocol.early_stop looks at validation images, but protocol.split.kind is 'none'"
@@ -280,7 +280,7 @@ def test_broken_yaml_is_one_error(project: Path) -> None:
 def test_a_key_that_stands_twice_is_named_with_both_lines(project: Path) -> None:
     path = project / CIFAR10
     path.write_text(path.read_text() + "\ntitle: another\n")
-    with pytest.raises(ParamsError, match=r"key 'title' stands twice, first in line \d+.* line \d+"):
+    with pytest.raises(ParamsError, match=r"key 'title' occurs twice, first in line \d+.* line \d+"):
         load_params(project)
 
 
@@ -347,7 +347,7 @@ def test_each_arm_of_a_grid_takes_over_from_and_stands_against_its_own_partner()
 @pytest.mark.parametrize(
     ("arms", "message"),
     [
-        ({"net": template(grid={"depth": [1, 2]})}, "arms.net: net stands twice"),
+        ({"net": template(grid={"depth": [1, 2]})}, "arms.net: net occurs twice"),
         ({"net{width}": template(grid={"depth": [1]})}, "arms.net{width}: 'net{width}' has braces for depth only"),
         ({"net": template(like="other")}, "arms.net.like is 'other'; known above it: "),
         ({"net": template(against="other")}, "arms.net.against is 'other'; known: net"),

@@ -143,7 +143,7 @@ def test_a_training_writes_a_damaged_list_anew(project: Path) -> None:
     path.write_bytes(before[:40])
     done = call(project, "train")
     assert (done.returncode, path.read_bytes()) == (0, before)
-    assert "damaged; `python -m stages.train tiny-mnist` writes it anew" in done.stdout
+    assert "damaged; `python -m stages.train tiny-mnist` rewrites it" in done.stdout
 
 
 def test_a_damaged_page_of_the_database_is_no_traceback(project: Path) -> None:

@@ -219,7 +219,9 @@ def test_large_weights_stay_there_and_the_rest_is_kept_apart(project: Path, tmp_
     report = {"slice": 1, "failed": {}, "waiting": [], "held": [], "seconds": 5.0, "archives": archives}
     (back / "report.json").write_text(json.dumps(report))
     for _ in range(2):  # taken in twice, counted once
-        assert prepare(project, "--budget", "600", "--back", str(back)).endswith("nothing is left to train\n")
+        assert prepare(project, "--budget", "600", "--back", str(back)).endswith(
+            "nothing is left to train with the data here\n"
+        )
     state = json.loads((project / "data/campaign/state.json").read_text())
     assert sorted(state["without_weights"]) == keys and state["spent"] == 5.0
     assert (project / "data/campaign/without_weights" / keys[0] / "history.jsonl").is_file()

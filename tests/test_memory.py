@@ -26,13 +26,13 @@ def printed_number(script: str) -> int:
     return int(done.stdout)
 
 
-def test_memory_freed_once_is_not_touched_anew() -> None:
+def test_freed_memory_is_not_touched_again() -> None:
     kept = printed_number(SCRIPT.format(keep=True))
     given_back = printed_number(SCRIPT.replace("assert keep_freed_memory() == {keep}", ""))
     assert kept < given_back / 10, (kept, given_back)
 
 
-def test_a_peak_starts_anew_although_freed_memory_is_kept() -> None:
+def test_peak_resets_although_freed_memory_is_kept() -> None:
     script = """
 import numpy, torch
 from stages.training.environment import peak_memory_bytes, reset_peak_memory

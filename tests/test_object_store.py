@@ -1,4 +1,4 @@
-"""The store, in a folder or an object store: whole outcomes or none, published once, damage noticed."""
+"""Run stores in folders and object stores: outcomes are atomic, published once, and checked for damage."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from tests.object_server import ObjectServer
 
 
 def outcome(key: str, text: str = "{}") -> dict[str, bytes]:
-    """A whole outcome of the run `key`, whose spec is that text's digest."""
+    """Return a complete outcome of the run `key`, the digest of its spec."""
     weights = text.encode() * 3
     result = {"run_key": key, "weights_sha256": hashlib.sha256(weights).hexdigest()}
     return seal(
@@ -50,7 +50,7 @@ def store(object_url: str, tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def elsewhere(object_url: str, tmp_path: Path) -> ObjectStore:
-    """The same store as another machine sees it."""
+    """The same store, opened on another machine."""
     return ObjectStore(object_url, tmp_path / "there")
 
 
@@ -66,7 +66,7 @@ def contents(folder: Path | None) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_published_files_appear_together_and_the_scratch_goes(either: Store) -> None:
+def test_publication_is_atomic_and_removes_the_scratch(either: Store) -> None:
     assert (either.has(KEY), either.published(KEY), list(either.run_keys())) == (False, None, [])
     either.scratch.save(f"{KEY}/resume.pt", b"state")
     assert either.scratch.holds(f"{KEY}/resume.pt") and list(either.scratch.list_works()) == [KEY]
@@ -76,13 +76,13 @@ def test_published_files_appear_together_and_the_scratch_goes(either: Store) -> 
     assert list(either.run_keys()) == [KEY] and list(either.scratch.list_works()) == []
 
 
-def test_a_second_publication_is_dropped(either: Store) -> None:
+def test_second_publication_is_ignored(either: Store) -> None:
     files = outcome(KEY)
     either.publish(KEY, files)
     assert contents(either.publish(KEY, files | {"history.jsonl": b"other"})) == files
 
 
-def test_states_are_kept_by_name_and_forgotten_by_run(either: Store) -> None:
+def test_states_are_stored_by_name_and_deleted_by_run(either: Store) -> None:
     scratch = either.scratch
     assert scratch.load("a/x") is None
     for name in ("a/x", "a/y", "ab/x", "stack-b/x"):
@@ -93,7 +93,7 @@ def test_states_are_kept_by_name_and_forgotten_by_run(either: Store) -> None:
     assert list(scratch.list_works()) == ["ab", "stack-b"] and scratch.load("a/y") is None
 
 
-def test_a_large_state_goes_in_parts_and_appears_as_one(store: ObjectStore) -> None:
+def test_large_state_is_uploaded_in_parts_and_appears_whole(store: ObjectStore) -> None:
     content = bytes(range(256)) * 50_000  # 12.8 MB
     store.scratch.save("k/resume.pt", content)
     found = store.bucket.get("work/k/resume.pt")
@@ -102,13 +102,13 @@ def test_a_large_state_goes_in_parts_and_appears_as_one(store: ObjectStore) -> N
         assert re.search(r"-3\W?$", found[1]), "S3's tag counts the parts"
 
 
-def test_a_store_travels_to_another_process(either: Store) -> None:
+def test_store_can_be_pickled(either: Store) -> None:
     either.publish(KEY, outcome(KEY))
     copy = pickle.loads(pickle.dumps(either))  # noqa: S301  (our own)
     assert copy.has(KEY) and copy.address == either.address
 
 
-def test_another_machine_reads_what_was_published_and_keeps_it(
+def test_another_machine_reads_and_caches_published_outcomes(
     store: ObjectStore, elsewhere: ObjectStore, object_server: ObjectServer
 ) -> None:
     files = outcome(KEY)
@@ -123,7 +123,7 @@ def test_another_machine_reads_what_was_published_and_keeps_it(
 
 @pytest.mark.parametrize("name", ["spec.json", "history.jsonl", "result.json", "weights.safetensors"])
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
-def test_a_damaged_file_is_noticed_and_the_run_may_be_trained_anew(
+def test_damaged_file_is_detected_and_the_run_can_be_retrained(
     store: ObjectStore, elsewhere: ObjectStore, name: str, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = outcome(KEY)
@@ -135,12 +135,12 @@ def test_a_damaged_file_is_noticed_and_the_run_may_be_trained_anew(
         store.bucket.put(blob, files[name][:-1] if damage == "truncated" else files[name][:-1] + b"\xff")
     assert elsewhere.published(KEY) is None and not elsewhere.has(KEY)
     said = capsys.readouterr().err
-    assert f"{KEY[:12]}: the outcome in {store.address} is damaged: {name} is " in said and "trained anew" in said
+    assert f"{KEY[:12]}: the outcome in {store.address} is damaged: {name} is " in said and "trained again" in said
     assert contents(elsewhere.publish(KEY, files)) == files, "which mends the file"
     assert contents(ObjectStore(store.address, elsewhere.cache.root / "third").whole(KEY)) == files
 
 
-def test_a_damaged_copy_on_this_machine_is_fetched_anew(store: ObjectStore, elsewhere: ObjectStore) -> None:
+def test_damaged_local_copy_is_fetched_again(store: ObjectStore, elsewhere: ObjectStore) -> None:
     files = outcome(KEY)
     store.publish(KEY, files)
     copy = elsewhere.published(KEY)
@@ -152,9 +152,7 @@ def test_a_damaged_copy_on_this_machine_is_fetched_anew(store: ObjectStore, else
     assert contents(elsewhere.whole(KEY)) == files
 
 
-def test_a_manifest_that_its_writer_couldnt_write_comes_with_the_next_claim(
-    store: ObjectStore, elsewhere: ObjectStore
-) -> None:
+def test_missing_manifest_is_written_by_the_next_claim(store: ObjectStore, elsewhere: ObjectStore) -> None:
     store.publish(KEY, outcome(KEY))
     store.bucket.delete([f"runs/{KEY}.json"])
     assert not elsewhere.has(KEY), "as if it had been killed before"
@@ -172,7 +170,7 @@ def test_one_of_sixteen_creators_wins(store: ObjectStore) -> None:
         assert Counter(pool.map(create, range(16))) == {True: 1, False: 15}
 
 
-def test_one_of_sixteen_changes_of_a_state_wins_and_a_stale_one_is_refused(store: ObjectStore) -> None:
+def test_one_of_sixteen_state_changes_wins_and_a_stale_one_is_rejected(store: ObjectStore) -> None:
     tag = store.bucket.create("one", b"first")
     assert tag is not None
     start = threading.Barrier(16)
@@ -187,7 +185,7 @@ def test_one_of_sixteen_changes_of_a_state_wins_and_a_stale_one_is_refused(store
     assert store.bucket.replace("none", b"late", tag) is None and not store.bucket.has("none")
 
 
-def test_listing_goes_on_over_pages(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_follows_pages(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_module, "_PAGE", 3)
     names = [f"runs/{number}.json" for number in range(7)]
     for name in names:
@@ -197,7 +195,7 @@ def test_listing_goes_on_over_pages(store: ObjectStore, monkeypatch: pytest.Monk
     assert list(store.run_keys()) == []
 
 
-def test_a_store_that_is_away_is_waited_for(store: ObjectStore, object_server: ObjectServer) -> None:
+def test_unavailable_store_is_retried(store: ObjectStore, object_server: ObjectServer) -> None:
     object_server.down()
     back = threading.Timer(1.5, object_server.up)
     back.start()
@@ -207,7 +205,7 @@ def test_a_store_that_is_away_is_waited_for(store: ObjectStore, object_server: O
     assert time.monotonic() - began > 1.0 and store.bucket.has(f"runs/{KEY}.json")
 
 
-def test_a_store_that_stays_away_is_named(object_url: str, object_server: ObjectServer) -> None:
+def test_store_that_stays_unavailable_is_named(object_url: str, object_server: ObjectServer) -> None:
     object_server.down()
     try:
         with pytest.raises(StoreFault, match="no answer for 0 s") as fault:
@@ -219,13 +217,13 @@ def test_a_store_that_stays_away_is_named(object_url: str, object_server: Object
     )
 
 
-def test_a_bucket_that_isnt_there_is_named_at_once(object_url: str, tmp_path: Path) -> None:
+def test_missing_bucket_is_named_at_once(object_url: str, tmp_path: Path) -> None:
     url = re.sub(r"//[^/]+", "//no-such-bucket", object_url)
     with pytest.raises(StoreFault, match=f"{url}: there is no such bucket"):
         ObjectStore(url, tmp_path).publish(KEY, outcome(KEY))
 
 
-def test_refused_and_missing_keys_are_named_at_once(
+def test_rejected_and_missing_keys_are_named_at_once(
     store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not store.address.startswith("s3://"):
@@ -249,7 +247,7 @@ def test_refused_and_missing_keys_are_named_at_once(
     assert time.monotonic() - began < 20
 
 
-def test_the_environment_names_the_store(object_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_names_the_store(object_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLAIMCHECK_STORE", object_url)
     assert open_store(tmp_path).address == object_url
     monkeypatch.setenv("CLAIMCHECK_STORE", "elsewhere/store")
@@ -259,7 +257,7 @@ def test_the_environment_names_the_store(object_url: str, tmp_path: Path, monkey
         open_store(tmp_path)
 
 
-def test_without_the_package_the_command_that_adds_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(StoreFault, match="needs the package obstore, which isn't installed: `make cluster` adds it"):
         Bucket("s3://runs/x")
@@ -284,7 +282,7 @@ def _write_many(path: str, letter: bytes) -> None:
         write_atomically(Path(path), letter * 200_000)
 
 
-def test_a_reader_beside_two_writers_sees_whole_files(tmp_path: Path) -> None:
+def test_reader_sees_whole_files_while_two_processes_write(tmp_path: Path) -> None:
     target = tmp_path / "file"
     write_atomically(target, b"a" * 200_000)
     context = multiprocessing.get_context("spawn")

@@ -170,7 +170,7 @@ def test_a_stand_in_s_inside_is_shown_with_its_run_and_says_nothing_of_a_claim(r
         value for blocks in line.observed["trained"].values() for heads in blocks for value in heads
     ]
     drawn = client.get(f"/runs/{line.run_key}").text
-    assert "Inside the model" in drawn and "Numbers from placeholder data say nothing of the paper" in drawn
+    assert "Inside the model" in drawn and "Numbers from placeholder data say nothing about the paper" in drawn
     for claim in client.get("/api/v1/claims").json():
         detail = client.get(f"/api/v1/claims/{claim['id']}").json()
         assert (detail["verdict"]["status"], detail["verdict"]["ours"], detail["observations"]) == (

@@ -159,10 +159,12 @@ def test_plan_says_what_it_counts(params: Params) -> None:
     (cost,) = plan_costs(params, params.profiles["paper"], ["dac-sgemm"], one_flop).values()
     said = list(what_counts(cost, params.rates))
     hours = f"{cost.hours('cuda'):.2g}"
-    assert said[0].startswith("As printed it takes ") and said[1].endswith("are counted as if each trained alone")
-    assert said[2].startswith(f"As printed it takes {hours} hours on cuda: ") and f", {hours} to start" in said[2]
+    assert said[0].startswith("As printed, all takes ") and said[1].endswith(
+        "are counted as if each were trained alone"
+    )
+    assert said[2].startswith(f"As printed, all takes {hours} hours on cuda: ") and f" and {hours} to launch" in said[2]
     assert said[3] == (
-        f"  {cost.runs:,} trainings of stacks share the steps of their stack; if each trained alone, all would take "
+        f"  {cost.runs:,} stacked trainings share the steps of their stack; if each were trained alone, all would take "
         f"{cost.alone_seconds['cuda'] / 3600:.0f} hours"
     )
 
@@ -250,7 +252,7 @@ def test_command_says_how_far_the_goal_is(
         plan_costs(params, params.profiles["paper"], params.experiments, one_flop).values(), params.rates
     ).hours("cuda")
     said = " ".join(capsys.readouterr().out.split())
-    assert f" Goal: everything as printed within 40 hours of one NVIDIA H100; planned are {total:.0f}, " in said
+    assert f" Goal: everything as printed within 40 hours of one NVIDIA H100; the plan takes {total:.0f}, " in said
 
 
 def test_makespan_is_that_of_slots_that_take_the_longest_first() -> None:
@@ -341,7 +343,7 @@ def test_its_products_are_counted_at_their_own_rate_and_no_start_of_a_step_is_sh
     assert tf32.seconds["cpu"] > printed.seconds["cpu"], "emulated there"
     assert plan("paper-tf32", 1).seconds["cuda"] == plan("paper", 1).seconds["cuda"]
     (said,) = in_other_profile("paper-tf32", tf32, printed, params.rates)
-    assert said.startswith("Under paper-tf32 all would take ") and " hours on cuda, " in said
+    assert said.startswith("Under paper-tf32, all takes ") and " hours on cuda (" in said
 
 
 def test_its_networks_of_tables_are_stacked_as_those_of_paper(params: Params) -> None:

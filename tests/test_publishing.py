@@ -154,7 +154,7 @@ def test_a_result_without_its_cost_says_what_to_run(checkout: Path) -> None:
 
 def test_stand_ins_are_never_evidence(checkout: Path) -> None:
     evaluated(checkout, result(provenance="embedded"))
-    with pytest.raises(PublishError, match="stand-in data, which are no evidence"):
+    with pytest.raises(PublishError, match="placeholder data, which are no evidence"):
         publish("toy", checkout)
     assert not (checkout / "data" / "evidence").exists()
 

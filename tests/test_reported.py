@@ -144,7 +144,7 @@ def test_tables_are_judged_long_or_wide_in_fractions_or_percent(scale: float) ->
         ("b,value,accuracy,ours,,mnist,high,,,,", "not a number"),
         ("b,value,accuracy,ours,,mnist,0.9,,-1,,", "expected a standard deviation"),
         ("b,value,accuracy,ours,,mnist,0.9,,,1.5,", "expected a number of runs"),
-        ("t1,value,accuracy,ours,,mnist,0.9,,,,", "stands in line 2 already"),
+        ("t1,value,accuracy,ours,,mnist,0.9,,,,", "is already in line 2"),
         ("b,wins,accuracy,ours,base,,many,,,,", "15 of 16"),
     ],
 )

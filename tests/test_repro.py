@@ -56,7 +56,7 @@ def test_piped_it_is_one_line_a_stage_and_the_rest_is_in_the_log(
     ]
     trained = next(line for line in stages if f"train@{EXPERIMENT}" in line)
     assert ": 2 of 2 runs, " in trained
-    log = re.fullmatch(r"10 stages run, in \d+ s; every line of theirs: (data/logs/repro-[\d-]+\.log)", last)
+    log = re.fullmatch(r"10 stages run, in \d+ s; full log: (data/logs/repro-[\d-]+\.log)", last)
     assert log
     written = (folder / log[1]).read_text()
     assert "git add dvc.lock" in written and "vit.0: trained" in written
@@ -115,7 +115,7 @@ def test_a_stage_that_fails_is_shown_whole_and_keeps_dvcs_exit_code(checkout: Pa
         "vit.0: to train" in said and " vit.0: failed" in said and f"failed to reproduce 'train@{EXPERIMENT}'" in said
     )
     assert "Running stage" not in "\n".join(lines[:start])
-    assert f", train@{EXPERIMENT}, failed (exit code {done.returncode}); every line: data/logs/repro-" in lines[-1]
+    assert f", train@{EXPERIMENT}, failed (exit code {done.returncode}); full log: data/logs/repro-" in lines[-1]
 
 
 def test_a_terminal_has_one_live_line(checkout: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_terminal_has_one_live_line(checkout: Path) -> None:
     assert code == 0 and "looking for what has changed" in shown[0]
     assert any(re.match(rf"stage \d+ of 10, train@{EXPERIMENT}, [12] of 2 runs", line) for line in shown), shown
     assert max(map(len, shown)) <= 100
-    assert re.fullmatch(r"6 stages run, 4 unchanged, in .*; every line of theirs: data/logs/.*\.log", shown[-1])
+    assert re.fullmatch(r"6 stages run, 4 unchanged, in .*; full log: data/logs/.*\.log", shown[-1])
     assert not [line for line in shown if "Running stage" in line or "git add" in line]
 
 
@@ -140,6 +140,6 @@ def test_ctrl_c_stops_the_training_and_the_next_one_goes_on(tmp_path: Path) -> N
 
     code, written = on_terminal(REPRO, folder, pythons(), columns=100, look=press)
     assert pressed and code != 0
-    assert "the next dvc repro goes on from here" in written, written
-    assert re.search(r", train@[\w-]+, stopped \(exit code \d+\); every line: data/logs/", " ".join(written.split()))
+    assert "the next dvc repro resumes from here" in written, written
+    assert re.search(r", train@[\w-]+, stopped \(exit code \d+\); full log: data/logs/", " ".join(written.split()))
     assert "Traceback" not in written and trainings_in(folder) == []

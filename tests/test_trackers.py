@@ -133,7 +133,7 @@ def test_run_that_did_not_finish_is_left_out_by_name(tmp_path: Path) -> None:
         ("mlflow", as_database(tmp_path)),
     ):
         found = import_results(kind, source)
-        assert "left out, as they did not finish: sunny-sky" in found.notes
+        assert "left out because they did not finish: sunny-sky" in found.notes
         assert set(found.table["seed"]) == set("01234")
 
 
@@ -145,14 +145,18 @@ def test_columns_and_metrics_are_those_that_are_named(tmp_path: Path) -> None:
         ["adam", "0", "score", 3.0],
         ["sgd", "1", "score", 4.0],
     ]
-    assert found.notes == ("left out, as --metric doesn't name them: accuracy, try",)
+    assert found.notes == ("left out because --metric doesn't name them: accuracy, try",)
 
 
 @pytest.mark.parametrize(
     ("text", "more", "said"),
     [
-        ("model,accuracy\nvit,0.9\n", {}, r"nothing says the seed of the run '\(line 2\)'; .* --seed: model, accuracy"),
-        ("model,seed,time\nvit,0,3\n", {}, "say with --metric which to keep; the runs have seed, time"),
+        (
+            "model,accuracy\nvit,0.9\n",
+            {},
+            r"no parameter holds the seed of .*'\(line 2\)'; .* --seed: model, accuracy",
+        ),
+        ("model,seed,time\nvit,0,3\n", {}, "name those to keep with --metric; the runs have seed, time"),
         ("model,seed,accuracy\nvit,0,0.9\n", {"metrics": ["acc"]}, "no metric acc; the runs have accuracy, seed"),
         ("model,seed,accuracy\nvit,0,0.9\n", {"columns": {"arm": "net"}}, "has no 'net'; it has model, seed, accuracy"),
         ("model,seed,accuracy\n", {}, "no runs found"),

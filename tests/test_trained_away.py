@@ -76,7 +76,7 @@ def test_a_training_that_was_stopped_goes_on_on_another_machine(
         f"sys.exit(main(['{EXPERIMENT}']))\n"
     )
     stopped = python("-c", code, cwd=project, env=environment() | {"CLAIMCHECK_STORE": object_url})
-    assert stopped.returncode == 1 and "the next dvc repro goes on from here" in stopped.stdout
+    assert stopped.returncode == 1 and "the next dvc repro resumes from here" in stopped.stdout
     store = ObjectStore(object_url, tmp_path / "look")
     (begun,) = [work for work in store.scratch.list_works() if not work.startswith(PREFIX)]
     output = train(tmp_path / "clone", CLAIMCHECK_STORE=object_url)

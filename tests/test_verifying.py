@@ -125,7 +125,7 @@ def test_unasked_it_answers_in_at_most_twenty_lines_with_what_to_do(
         line for line in lines if line.startswith(f"{NAME} is broken at checkpoint: data/models/{NAME}.safetensors: ")
     ]
     assert len(named) == 1 and named[0].endswith(
-        "take it from git again (data/models), or train it anew with `dvc repro`"
+        "restore it from git (data/models), or train it again with `dvc repro`"
     )
     assert main(["verify", "--all"]) == 1
     assert sum("  checkpoint: broken; " in line for line in capsys.readouterr().out.splitlines()) == 2
@@ -245,7 +245,7 @@ def test_evidence_that_was_changed_after_it_was_recorded_is_told(root: Path) -> 
     place = path.read_bytes().index(b'"value":0.', place) + len('"value":0.')
     flip(path, place)
     recorded, _ = verify_one(root)
-    assert recorded.status == "broken" and "it is not as it was published" in recorded.detail
+    assert recorded.status == "broken" and "it was changed after it was published" in recorded.detail
     assert "ninformer-mnist.jsonl, line" in recorded.detail
 
 

@@ -388,7 +388,7 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
     """
     kind = find_dataset(session, dataset).kind
     if kind != "images":
-        raise NoRealCheckpoint(f"{dataset} is a {kind}, and models are asked about images here")
+        raise NoRealCheckpoint(f"{dataset} is a {kind}, and models here take images")
     experiments = list_experiments(session, paper=None, dataset=dataset)
     known = list(dict.fromkeys(arm.name for experiment in experiments for arm in experiment.arms))
     for name in arms:
@@ -409,7 +409,7 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
     if missing or not real:
         stand_ins = [served_checkpoint for served_checkpoint in fitting if served_checkpoint.is_stand_in]
         whose = ", ".join(missing) or "a model"
-        others = f"; stand-ins answer when named by checkpoint=: {_some(stand_ins)}" if stand_ins else ""
+        others = f"; models of placeholder data answer only to checkpoint=: {_some(stand_ins)}" if stand_ins else ""
         raise NoRealCheckpoint(f"no weights of {whose} trained on real {dataset} data are here{others}")
     return real
 

@@ -1,6 +1,6 @@
-"""Access to the models: named API keys, and a rate and a quota for each of them.
+"""Access control: named API keys, each with a rate limit and a daily quota.
 
-Keys are long random strings, so a plain sha256 of each is kept; it is compared in constant time with all of them.
+Keys are long random strings, so a plain sha256 of each is enough.  Comparison takes constant time.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ logger = logging.getLogger("claimcheck.access")
 
 
 class AccessDenied(Problem):
-    """A request that is refused: 401, 429 or 503, with the headers that say what would help."""
+    """Rejected request: 401, 429 or 503, with headers that tell the client what to do."""
 
     key: str | None = None
-    """Name of the key that was refused; None without a known one."""
+    """Name of the rejected key; None if it is unknown."""
 
 
 class KeysError(ValueError):
-    """The file of keys isn't one; the message says where it fails."""
+    """Invalid key file; the message says where."""
 
 
 def new_key() -> tuple[str, str]:
-    """Generate a key; returns it with its digest, which goes into the file of keys."""
+    """Generate a key; return it with its digest for the key file."""
     key = secrets.token_urlsafe(32)
     return key, digest_of(key)
 
@@ -47,7 +47,7 @@ def digest_of(key: str) -> str:
 
 
 class Key(BaseModel):
-    """Who holds it may ask so often; a day ends at midnight UTC.  While a key is changed it has two digests."""
+    """Rate limit and quota of a named key; a day ends at midnight UTC.  A key has two digests while it is rotated."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     sha256: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = Field(min_length=1)
@@ -61,10 +61,10 @@ _NAMED: TypeAdapter[dict[Name, Key]] = TypeAdapter(dict[Name, Key])
 
 
 def read_keys(path: Path) -> Named:
-    """The named keys in a TOML file: a table for each.
+    """Read the named keys from a TOML file with a table for each.
 
     Raises:
-        KeysError: it can't be read, or isn't such a file.
+        KeysError: the file can't be read or is invalid.
     """
     try:
         found = _NAMED.validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -74,15 +74,15 @@ def read_keys(path: Path) -> Named:
     except (OSError, ValueError) as error:
         raise KeysError(f"{path.name}: {getattr(error, 'strerror', None) or error}") from None
     if not found:
-        raise KeysError(f'{path.name}: it names no key; expected [name] and below it sha256 = ["…"]')
+        raise KeysError(f'{path.name}: it contains no key; expected [name] followed by sha256 = ["…"]')
     return found
 
 
 class KeyFile:
-    """The keys of a file, read again when it changes; if it can't be read by then, those of before stay.
+    """Keys of a file, reloaded when it changes; if the new file is invalid, the old keys stay valid.
 
     Raises:
-        KeysError: it can't be read at the start.
+        KeysError: the file can't be read at the start.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,7 +97,7 @@ class KeyFile:
                 self._named = read_keys(self._path)
                 logger.info("keys of %s", ", ".join(self._named))
             except KeysError as error:
-                logger.error("%s; the keys of before stay", error)
+                logger.error("%s; the previous keys stay valid", error)
         return self._named
 
     def _look(self) -> object:
@@ -109,9 +109,9 @@ class KeyFile:
 
 
 class AccessPolicy:
-    """Admits a request or raises `AccessDenied`.  Without `keys` everyone may ask; without a rate, at any rate.
+    """Admits a request or raises `AccessDenied`.  Without `keys`, access is open; without a rate, it is unlimited.
 
-    A rate is one per key or, without keys, per client; a minute's worth of requests may come at once.
+    The rate applies per key or, without keys, per client.  Bursts of up to a minute's requests are allowed.
     """
 
     def __init__(
@@ -126,10 +126,10 @@ class AccessPolicy:
         self.counts = counts or RequestCounter()
 
     def admit(self, authorization: str, client: str) -> str | None:
-        """Admit one request with this `Authorization` from this client address; returns the name of its key.
+        """Admit one request with this `Authorization` from this client address; return the name of its key.
 
         Raises:
-            AccessDenied: 401 without a known key, 429 for one request too many, 503 where the counts can't be kept.
+            AccessDenied: 401 without a known key, 429 above the limit, 503 if requests can't be counted.
         """
         if self.keys is None:
             if self.per_minute is not None:
@@ -148,7 +148,7 @@ class AccessPolicy:
         found = digest_of(key.strip())
         matches = [name for name, one in named.items() for digest in one.sha256 if hmac.compare_digest(found, digest)]
         if scheme.lower() != "bearer" or not matches:
-            problem = "this key is unknown" if authorization else "a key is missing"
+            problem = "unknown API key" if authorization else "a key is missing"
             raise AccessDenied(401, f"{problem}; send Authorization: Bearer <key>", {"www-authenticate": "Bearer"})
         return matches[0], named[matches[0]]
 
@@ -167,7 +167,7 @@ class AccessPolicy:
 
 
 def client_of(address: str) -> str:
-    """An address's holder: of IPv6 a /64, all of whose addresses one host has; an IPv4 one may be mapped into IPv6."""
+    """Return the client of an address: a /64 of IPv6, all of which one host has, or an IPv4 address."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

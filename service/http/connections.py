@@ -1,10 +1,10 @@
-"""Connections that end: one whose client doesn't say what it wants, doesn't read, or doesn't speak HTTP.
+"""Connection limits: close connections whose client sends no request, doesn't read, or doesn't speak HTTP.
 
-The server's own protocol waits for all of these without end.  What it refuses by itself, before there is a request, is
-problem details here too, in the log and in the metrics.
+Uvicorn's own protocol waits for all of these forever.  Requests that it rejects before parsing them get problem
+details here, too, and count in the log and the metrics.
 
-Half of the connections at most belong to one client, and some more are kept for probes: on these only the addresses for
-machines are answered, and the oldest one ends if another is needed.
+One client may hold at most half of the connections.  Some more are reserved for probes: they serve only machine
+addresses, and the oldest is closed if another is needed.
 """
 
 from __future__ import annotations
@@ -31,31 +31,32 @@ from service.http.metrics import Metrics
 from service.settings import Settings
 from service.slots import Busy, Slots, holder
 
-SEND_BUFFER_BYTES = 128 * 1024  # of the kernel; it takes twice this, and up to 4 MiB by itself
+SEND_BUFFER_BYTES = 128 * 1024  # of the kernel, which doubles it; its own default grows to 4 MiB
 FREE_CHUNKS, LEAST_CHUNK_BYTES = 4096, 256
-"""A body may come in so many chunks of any size, and in one more for each of so many bytes."""
+"""Chunks allowed in any body, and bytes for each further chunk."""
 CAN_ANSWER = (h11.IDLE, h11.SEND_RESPONSE)
 HAS_ANSWERED = (h11.DONE, h11.MUST_CLOSE)
 RESERVED = 32  # connections beyond the limit, for probes
-FIRST_PROBE_SECONDS, LAST_PROBE_SECONDS = 0.05, 1.0  # between interim answers to a client that sends no more
+FIRST_PROBE_SECONDS, LAST_PROBE_SECONDS = 0.05, 1.0  # between interim responses to a half-closed client
 PROBES = tuple(path.encode() for path in FOR_MACHINES)
 PROBE_LINES = tuple(b"GET " + path for path in PROBES)
 LIGHT_LINES, PARSE_SECONDS = 100, 0.005
-"""The event loop parses data of few lines at once, for so long; the rest in turn: 4,000 tiny chunks take 25 ms."""
+"""Seconds of parsing in the event loop before the fair queue takes over: 4,000 tiny chunks take 25 ms."""
 
 logger = logging.getLogger("claimcheck.access")
 
 
 def protocol(settings: Settings, metrics: Metrics) -> type[H11Protocol]:
-    """The class of connections for `uvicorn.Config(http=…)`."""
+    """Return the protocol class for `uvicorn.Config(http=…)`."""
     parsing = Slots("reading requests", 1, max_waiting=math.inf, seconds=settings.head_seconds)
     own = {"limits": settings, "metrics": metrics, "by_client": Counter(), "reserved": {}, "parsing": parsing}
     return type("Connection", (_Connection,), own)
 
 
 class _Parser(h11.Connection):
-    """Raises `Problem` for a request but a probe if there is a `refusal`, and for a body of tiny chunks: each
-    takes as long as a small request, and a thousand fit into one packet.
+    """Raises `Problem` for all requests except probes if there is a `refusal`, and for bodies of tiny chunks.
+
+    A chunk takes as long to parse as a small request, and a thousand fit into one packet.
     """
 
     refusal = ""
@@ -87,7 +88,7 @@ class _Connection(H11Protocol):
     by_client: ClassVar[Counter[str | None]]
     reserved: ClassVar[dict[_Connection, None]]
     parsing: ClassVar[Slots]
-    parsed_seconds: ClassVar[float] = 0.0  # since the event loop did something else
+    parsed_seconds: ClassVar[float] = 0.0  # since the event loop last did something else
     conn: _Parser
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -97,7 +98,7 @@ class _Connection(H11Protocol):
         self._until_heard: asyncio.TimerHandle | None = None
         self._until_read: asyncio.TimerHandle | None = None
         self._until_probed: asyncio.TimerHandle | None = None
-        self._unread = 0  # data that wait for their turn
+        self._unread = 0  # data in the parsing queue
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -106,7 +107,7 @@ class _Connection(H11Protocol):
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         with suppress(ValueError):  # no address
             address = ipaddress.ip_address(_address(self.client).partition("%")[0])
-            is_proxy = any(address in network for network in self.limits.proxies)  # has connections of many clients
+            is_proxy = any(address in network for network in self.limits.proxies)  # carries many clients' connections
             self._client = None if is_proxy else client_of(str(address))
         most = self.limits.max_connections
         if self._client is not None and self.by_client[self._client] >= -(-most // 2):
@@ -155,7 +156,7 @@ class _Connection(H11Protocol):
     def _parse(self, data: bytes) -> None:
         own: socket.socket | None = self.transport.get_extra_info("socket")
         if own is not None and own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.transport.abort()  # its client has reset it, which the event loop sees only after the data
+            self.transport.abort()  # the client reset it, but the event loop reads the data first
             return
         kind, began = type(self), time.perf_counter()
         if not kind.parsed_seconds:
@@ -168,7 +169,7 @@ class _Connection(H11Protocol):
         holder.set(self._client or "")
         try:
             async with self.parsing.turn():
-                await asyncio.sleep(0)  # whatever came meanwhile goes first, and may be a probe
+                await asyncio.sleep(0)  # other events go first, because they may be probes
                 self._unread -= 1
                 if not self.transport.is_closing():
                     self.flow.resume_reading()
@@ -177,14 +178,14 @@ class _Connection(H11Protocol):
             self._refuse(503, str(busy), {"retry-after": "2"})
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """A client that sends no more (`nc -N`) still gets its answers."""
+        """Keep answering a client that closed its sending side (`nc -N`)."""
         is_awaited = bool(self._unread) or self.conn.their_state in HAS_ANSWERED
         if is_awaited and self._until_probed is None:
             self._probe_client()
         return is_awaited
 
     def _probe_client(self, seconds: float = FIRST_PROBE_SECONDS) -> None:
-        """Send what a client skips until its answer begins: the kernel of one that is gone refuses it."""
+        """Send interim responses until the answer starts: the kernel of a vanished client rejects them."""
         if (
             self._until_probed is not None
             and self.conn.our_state is h11.SEND_RESPONSE
@@ -194,7 +195,7 @@ class _Connection(H11Protocol):
         self._until_probed = self.loop.call_later(seconds, self._probe_client, min(2 * seconds, LAST_PROBE_SECONDS))
 
     def _expect_client(self) -> None:
-        """A client has `head_seconds` for its headers, and for what is left of a body once that is answered."""
+        """Allow `head_seconds` for the headers, and for the rest of a body that is already answered."""
         is_expected = self.conn.their_state is h11.IDLE or self._is_rest_expected()
         if not is_expected and self._until_heard is not None:
             self._until_heard.cancel()
@@ -208,17 +209,17 @@ class _Connection(H11Protocol):
     def handle_events(self) -> None:
         try:
             super().handle_events()
-        except UnicodeDecodeError:  # of an address that isn't ASCII
+        except UnicodeDecodeError:  # the address isn't ASCII
             self.send_400_response("the address of the request isn't ASCII; encode it with %")
         except Problem as problem:
             self._refuse(problem.status_code, problem.detail, problem.headers)
 
     def _should_upgrade(self) -> bool:
-        """An upgrade is ignored; the server's own method logs what to install for it."""
+        """Ignore upgrades; the inherited method would log what to install for them."""
         return False
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "this isn't an HTTP request that can be read" if msg.startswith("Invalid HTTP") else msg)
+        self._refuse(400, "malformed HTTP request" if msg.startswith("Invalid HTTP") else msg)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -232,17 +233,17 @@ class _Connection(H11Protocol):
         self._expect_reading()
 
     def _read(self) -> int:
-        """Bytes that the client has read, or the kernel for it."""
+        """Return the bytes that the client or its kernel has read."""
         return self.conn.sent - self.transport.get_write_buffer_size()
 
     def _expect_reading(self) -> None:
-        """From now on the client has `send_seconds` for what is in the buffers, and more as it reads."""
+        """Start the deadline of `send_seconds` for the buffers; it is extended while the client reads."""
         if self._until_read is None and self.transport.get_write_buffer_size():
             since = self.loop.time(), self._read()
             self._until_read = self.loop.call_later(self.limits.send_seconds, self._look_at_reading, *since)
 
     def _look_at_reading(self, begun: float, before: int) -> None:
-        """At the deadline, drop the connection with what is in its buffers: closing it would wait for the client."""
+        """Abort the connection at the deadline; closing it would wait for the client."""
         more = (self._read() - before) / self.limits.slowest_bytes_per_second
         left = begun + self.limits.send_seconds + more - self.loop.time()
         self._until_read = self.loop.call_later(left, self._look_at_reading, begun, before) if left > 0 else None
@@ -265,7 +266,7 @@ class _Connection(H11Protocol):
             self._refuse(408, detail)
 
     def _refuse(self, status: int, detail: str, more: Mapping[str, str] | None = None) -> None:
-        """Answer where there is no request yet, or none that can be read, and end the connection."""
+        """Answer a missing or malformed request and close the connection."""
         if self.conn.our_state in CAN_ANSWER:
             identity, problem = uuid.uuid4().hex, problem_of(status, detail, "/")
             content = problem.model_dump_json()

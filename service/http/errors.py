@@ -81,7 +81,7 @@ def weight(accept: str, media: str) -> float:
 
 MEDIA_TYPE = "application/problem+json"
 FOR_PROGRAMS = ("/api/", "/health/", "/metrics", "/static/", "/v2")
-"""Beginnings of addresses that answer nobody with a page; `/predict` does, and what isn't there may have been one."""
+"""Prefixes of addresses without pages; `/predict` and unknown addresses have pages."""
 
 FOR_MACHINES = ("/health/", "/metrics", "/v2/health/")
 """Beginnings of addresses that probes and Prometheus ask, naming a host by its address."""
@@ -203,7 +203,7 @@ def fault_response(request: Request, error: BaseException) -> Response:
     is_full = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in NO_ROOM)
     if is_full:
         logger.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
-        detail = "this machine has no disk, memory or files left for the request at the moment"
+        detail = "this machine has run out of disk space, memory or file handles"
         return problem_response(request, 503, detail, {"retry-after": "10"})
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return problem_response(request, 500, "the service failed; its log says why")
@@ -252,7 +252,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def unavailable(request: Request, error: Exception) -> Response:
         logger.error("%s %s: %s", request.method, request.url.path, error)
         if isinstance(error, NoConnection):
-            return problem_response(request, 503, "too many read the results database", {"retry-after": "2"})
+            return problem_response(request, 503, "too many requests read the database", {"retry-after": "2"})
         what = "the checkpoint's weights" if isinstance(error, CheckpointError) else "the results database"
         return problem_response(request, 503, f"{what} can't be read at the moment", {"retry-after": "10"})
 
@@ -280,13 +280,13 @@ def declared(*statuses: int, as_pages: bool = False) -> dict[int | str, dict[str
 _NOUNS = {"dataset": "data set", "arm": "model"}
 _TITLES: Mapping[int, str] = {
     400: "This request can’t be understood",
-    401: "A key is needed here",
+    401: "This needs an API key",
     404: "No such page",
-    405: "Nothing to see here",
+    405: "This address has no page",
     408: "That took too long",
-    409: "This can’t be told apart",
+    409: "This is ambiguous",
     413: "This is too large",
-    415: "This kind of file isn’t read here",
+    415: "This kind of file isn’t supported",
     422: "This can’t be answered as asked",
     429: "Too many requests; please wait a little",
     500: "Something went wrong here",
@@ -312,13 +312,13 @@ def explain(status: int, detail: str, error: Exception | None, request: Request)
     path = request.scope["path"]
     if isinstance(error, UnknownName):
         noun = _NOUNS.get(error.kind, error.kind)
-        lead = f"There is no {noun} with the name “{error.name[:80]}”. The address may have a typo, or be an old one."
+        lead = f"There is no {noun} with the name “{error.name[:80]}”. The address may have a typo or be outdated."
         near = [error.nearest] if error.nearest else difflib.get_close_matches(error.name, error.known, n=3)
         names = [*near, *(name for name in error.known if name not in near)][:MOST_OFFERED]
         offers = [(_address(error.kind, name, request), name) for name in names]
         return Explained(f"No such {noun}", lead, _words(error.name), [pair for pair in offers if pair[0]])
     if status == 404:
-        lead = "Nothing is at this address. It may have a typo, or be an old one."
+        lead = "Nothing is at this address. It may have a typo or be outdated."
         return Explained(_TITLES[404], lead, _words(path.rpartition("/")[2]), [])
     return Explained(_TITLES.get(status, "This didn’t work"), f"{detail[:1].upper()}{detail[1:]}", "", [])
 

@@ -26,7 +26,7 @@ class Metrics:
             "claimcheck_requests", "Answers", ("method", "route", "status"), registry=self.registry
         )
         self._keys = Counter(
-            "claimcheck_key_requests", "Answers to holders of keys", ("key", "status"), registry=self.registry
+            "claimcheck_key_requests", "Requests answered by API key", ("key", "status"), registry=self.registry
         )
         self._seconds = Histogram(
             "claimcheck_request_seconds",
@@ -63,7 +63,9 @@ class Metrics:
 
     def watch(self, engine: Engine, turns: Mapping[str, Slots]) -> None:
         """Register gauges that are read on request; requests wait for `turns` at the database."""
-        gauge = Gauge("claimcheck_waiting_requests", "Requests waiting for a turn", ("turn",), registry=self.registry)
+        gauge = Gauge(
+            "claimcheck_waiting_requests", "Requests that wait for the database", ("turn",), registry=self.registry
+        )
         for name, one in turns.items():
             gauge.labels(name).set_function(partial(getattr, one, "waiting"))
         gauges: dict[tuple[str, str], Callable[[], float]] = {
@@ -71,7 +73,7 @@ class Metrics:
             ("weight_bytes", "Weights in memory"): lambda: sum(worker.weight_bytes for worker in engine.workers),
             ("inference_alive", "1 where a worker runs"): lambda: engine.batcher.is_alive,
             ("workers", "Workers that run"): lambda: engine.batcher.serving,
-            ("models_set_aside", "Models at which workers end"): lambda: len(engine.batcher.set_aside),
+            ("models_set_aside", "Models disabled because they crash workers"): lambda: len(engine.batcher.set_aside),
         }
         for (name, text), read in gauges.items():
             Gauge(f"claimcheck_{name}", text, registry=self.registry).set_function(read)
@@ -89,4 +91,6 @@ class _Restarts(Collector):
         for kind, processes in (("inference", self.engine.workers), ("decoding", self.engine.decoder.processes)):
             family.add_metric([kind], sum(process.restarts for process in processes))
         yield family
-        yield CounterMetricFamily("claimcheck_log_lines_dropped", "Lines that nobody read", QueuedLines.dropped)
+        yield CounterMetricFamily(
+            "claimcheck_log_lines_dropped", "Log lines lost: nothing read them", QueuedLines.dropped
+        )

@@ -166,7 +166,7 @@ class ProblemDetailsMiddleware(HttpMiddleware):
 def _as_problem(request: Request, start: Message, words: str) -> Response:
     headers = dict(Headers(raw=[pair for pair in start["headers"] if pair[0] not in OF_BODY]))
     if there := headers.get("content-range", "").partition("/")[2]:
-        words = f"the range begins beyond the {there} bytes that there are"
+        words = f"the range begins beyond the end, at {there} bytes"
     words = words.strip().rstrip(".") or title_of(start["status"])
     return problem_response(request, start["status"], words[0].lower() + words[1:], headers)
 
@@ -208,18 +208,18 @@ class RequestCheckMiddleware(HttpMiddleware):
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
-            detail = "the request has a Transfer-Encoding beside a Content-Length or in HTTP/1.0; send one length"
+            detail = "the request has a Transfer-Encoding with a Content-Length or in HTTP/1.0; send one length"
             raise Problem(400, detail, {"connection": "close"})
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_REQUEST_HEADER_BYTES:
             raise Problem(431, f"the request's headers are larger than {MAX_REQUEST_HEADER_BYTES:,} bytes")
         given = headers.get("host", "").lower()
         host = re.sub(r":\d*$", "", given)
         if not {"*", host} & self.hosts and not own_path(scope).startswith(FOR_MACHINES):
-            detail = f"this service doesn't answer for the host {host[:80]!r}; CLAIMCHECK_ALLOWED_HOSTS names its own"
+            detail = f"this service doesn't serve the host {host[:80]!r}; CLAIMCHECK_ALLOWED_HOSTS lists its hosts"
             raise Problem(421, detail)
         origin = headers.get("origin", "") if scope["method"] == "POST" else ""
         if origin and not {"*", origin} & self.origins and origin.lower().partition("://")[2] != given:
-            detail = f"pages of {origin[:80]!r} may not send this; CLAIMCHECK_CORS_ORIGINS names those that may"
+            detail = f"pages of {origin[:80]!r} may not send this; CLAIMCHECK_CORS_ORIGINS lists the allowed origins"
             raise Problem(403, detail)
 
 

@@ -203,11 +203,11 @@ class Page:
             content, listed, position = text.split(".")
             offset = int(position)
         except (binascii.Error, ValueError):
-            raise Problem(422, "query.cursor: expected one out of a Link header") from None
+            raise Problem(422, "query.cursor: expected a cursor from a Link header") from None
         if listed != self._list or not 0 <= offset < 1 << 40:
-            raise Problem(422, "query.cursor: it belongs to another list or to other filters")
+            raise Problem(422, "query.cursor: it belongs to another list or other filters")
         if content != self._content[:12]:
-            raise Problem(410, "the results were rebuilt since this list was begun; begin again without a cursor")
+            raise Problem(410, "the results were rebuilt since the first page; start again without a cursor")
         return offset
 
 

@@ -1,11 +1,11 @@
-"""The micro-batcher: every forward pass combines the images of as many requests as are waiting.
+"""Micro-batcher: each forward pass combines the images of waiting requests.
 
-Images wait in the fair queue, by the seconds that they are estimated to compute.  A pass takes images of one model, up
-to `max_batch` and to `PASS_SECONDS`, or up to its share when other workers are idle.  It waits for more only while
-announced requests are still being decoded, so a single request is answered at once.
+A fair queue orders images by their estimated computing time.  A pass takes images of one model, up to `max_batch` and
+`PASS_SECONDS`, or its share if other workers are idle.  It waits for more images only while announced requests are
+being decoded, so a single request is answered at once.
 
-A worker that ends is replaced, and each request of its pass is tried once more, by itself.  A model at which that ends
-a worker again is set aside for a while.
+A crashed worker is replaced, and each request of its pass is retried once, alone.  A model whose retry crashes another
+worker is disabled for a while.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from service.inference.workers import NeverBegan, PassFailed
 from service.slots import FairQueue, Request, Ticket, holder, refuse
 from stages.checkpoint.contract import CheckpointError
 
-LOOK_SECONDS = 0.5  # between two looks at whether an idle worker is still there
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # before another start of a worker that ends again and again
-PASS_SECONDS = 0.05  # estimated; another client waits for as long
+LOOK_SECONDS = 0.5  # between two health checks of an idle worker
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # before restarting a worker that keeps crashing
+PASS_SECONDS = 0.05  # estimated; other clients wait this long
 ASIDE_SECONDS = 600.0
-ACTIVE_SECONDS = 1.0  # after its last request, a client may well ask again
+ACTIVE_SECONDS = 1.0  # a client counts as active this long after its last request
 logger = logging.getLogger("claimcheck")
 
 
 class InferenceStopped(RuntimeError):
-    """The worker that was to answer is gone, or the service ends; a later request may be answered."""
+    """The worker is gone or the service is stopping; the client may retry."""
 
 
 class AnswerFailed(RuntimeError):
-    """The model has no answer to this image: its pass raised an error or returned values that aren't probabilities."""
+    """The forward pass on this image raised an error or returned values that aren't probabilities."""
 
 
 class SetAside(RuntimeError):
-    """Workers end at this model, so it isn't asked for `ASIDE_SECONDS`."""
+    """The model crashes workers, so it is disabled for `ASIDE_SECONDS`."""
 
     @classmethod
     def at(cls, model: Model) -> SetAside:
         return cls(
             f"inference processes ended at the model of run {model.contract.run_key[:12]}, 2 in a row; "
-            f"it is set aside for {ASIDE_SECONDS / 60:g} minutes"
+            f"it is disabled for {ASIDE_SECONDS / 60:g} minutes"
         )
 
 
@@ -63,7 +63,7 @@ class SetAside(RuntimeError):
 class Job(Ticket):
     """Images uint8 [N, C, H, W] for one pass; `future` gets their probabilities float32 [N, K].
 
-    `only`: the worker that must answer.  `is_retried`: a worker ended at it.
+    `only`: the worker that must answer.  `is_retried`: it crashed a worker before.
     """
 
     model: Model
@@ -88,9 +88,9 @@ class Runner(Protocol):
 
 
 class Batcher:
-    """Safe to use from several threads and event loops.  `start` it before, `stop` it after.
+    """Thread-safe batcher for several event loops; call `start` before use and `stop` after.
 
-    Every worker has a thread that hands it passes and replaces it where it has ended.  `observer` is called after each
+    Each worker has a thread that hands it passes and replaces it if it crashed.  `observer` is called after each
     pass with its `images`, the longest wait (`waited_seconds`) and its duration (`pass_seconds`).
     """
 
@@ -112,9 +112,9 @@ class Batcher:
         self._announced = 0
         self._idle: set[Runner] = set()
         self._stopping = threading.Event()
-        self._given_up: set[Runner] = set()  # for now: they end again and again
+        self._given_up: set[Runner] = set()  # temporarily, because they keep crashing
         self._running: dict[Runner, str] = {}  # the client of each pass
-        self._active: TTLCache[str, None] = TTLCache(1000, ACTIVE_SECONDS)  # clients that ask
+        self._active: TTLCache[str, None] = TTLCache(1000, ACTIVE_SECONDS)  # active clients
         self._set_aside: dict[str, tuple[Model, float]] = {}  # until when
         self._threads = [
             threading.Thread(target=self._run, args=(worker,), name="inference", daemon=True) for worker in workers
@@ -125,7 +125,7 @@ class Batcher:
             thread.start()
 
     def stop(self, seconds: float = 5.0) -> None:
-        """Answer what is waiting, then end the threads; a pass that takes longer than that is abandoned."""
+        """Answer waiting requests, then end the threads; a pass that takes longer is abandoned."""
         with self._changed:
             self._stopping.set()
             for waker in self._wakers.values():
@@ -141,7 +141,7 @@ class Batcher:
 
     @property
     def serving(self) -> int:
-        """Number of workers that run."""
+        """Number of running workers."""
         return sum(worker.is_alive for worker in self.workers)
 
     @property
@@ -152,12 +152,12 @@ class Batcher:
 
     @property
     def set_aside(self) -> list[Model]:
-        """The models that aren't asked for now."""
+        """Models that are disabled at the moment."""
         return [model for model, until in list(self._set_aside.values()) if time.monotonic() < until]
 
     def require_fit(self, model: Model) -> None:
         """Raises:
-        SetAside: workers end at this model.
+        SetAside: the model is disabled.
         """
         _, until = self._set_aside.get(model.sha256, (None, 0.0))
         if time.monotonic() < until:
@@ -165,7 +165,7 @@ class Batcher:
 
     @contextmanager
     def announce(self) -> Iterator[None]:
-        """Wraps the decoding of a request: a pass that could include it waits, for `max_wait_seconds` at most."""
+        """Wrap the decoding of a request; a pass that could include it waits at most `max_wait_seconds`."""
         with self._changed:
             self._announced += 1
         try:
@@ -179,17 +179,17 @@ class Batcher:
     def submitted(
         self, questions: Sequence[tuple[Model, np.ndarray]], only: Runner | None = None
     ) -> Iterator[list[list[Job]]]:
-        """Queue the images of one request for each model; whatever hasn't begun at the end leaves the queue.
+        """Queue the images of one request for each model; on exit, jobs that haven't started leave the queue.
 
         Raises:
-            Busy: there is no room for all of them; a job's future, too, where others need the room.
-            InferenceStopped: no worker serves.
-            SetAside: workers end at one of the models.
+            Busy: the queue is full; a job's future also raises it if other clients need the space.
+            InferenceStopped: no worker is running.
+            SetAside: one of the models is disabled.
         """
         request = Request()
         with self._changed:
             if self._stopping.is_set() or len(self._given_up) == len(self.workers):
-                raise InferenceStopped("inference isn't running at the moment")
+                raise InferenceStopped("inference isn't running")
             jobs = [self._jobs_of(request, model, images, only) for model, images in questions]
             self._queue.put(list(itertools.chain(*jobs)))
             self._active[request.client] = None
@@ -201,7 +201,7 @@ class Batcher:
                 job.future.cancel()
 
     def require_room(self, images: int, models: Sequence[Model]) -> None:
-        """Raise `Busy` where `submitted` would: before images are decoded in vain."""
+        """Raise `Busy` if `submitted` would, before images are decoded for nothing."""
         with self._changed:
             self._queue.require_room(holder.get(), sum(images * model.seconds for model in models))
 
@@ -214,18 +214,18 @@ class Batcher:
         ]
 
     async def probabilities(self, model: Model, images: np.ndarray, only: Runner | None = None) -> np.ndarray:
-        """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W]; a cancelled call leaves the queue.
+        """Return class probabilities float32 [N, K] of uint8 images [N, C, H, W]; a cancelled call leaves the queue.
 
         Raises:
             Busy, InferenceStopped, SetAside: as `submitted`.
-            AnswerFailed: the model has no answer to one of the images.
+            AnswerFailed: the model failed on one of the images.
             CheckpointError: the weights can't be loaded.
         """
         with self.submitted([(model, images)], only) as (jobs,):
             return await answers(jobs)
 
     def _run(self, worker: Runner) -> None:
-        deaths = 0  # in a row: neither an answer nor a while of life in between
+        deaths = 0  # in a row, without an answer or a while of running in between
         try:
             while (batch := self._next_batch(worker)) is not None:
                 if self._serve(batch, worker) if batch else worker.is_alive:
@@ -238,10 +238,10 @@ class Batcher:
             self._give_up(worker)
 
     def _replaced(self, worker: Runner, deaths: int) -> bool:
-        """Start another one, at once or, where that didn't help, after a while; False once the batcher stops."""
-        logger.error("an inference process is gone and is replaced")
+        """Start a new worker, at once or, if that failed before, after a while; return False if the batcher stops."""
+        logger.error("an inference process ended and is being replaced")
         while not self._stopping.is_set():
-            if deaths > 1:  # a request that ends workers ends two
+            if deaths > 1:  # a request that crashes workers crashes two
                 self._give_up(worker)
                 self._stopping.wait(min(FIRST_PAUSE * 2**deaths, LONGEST_PAUSE))
             try:
@@ -255,14 +255,14 @@ class Batcher:
         return False
 
     def _give_up(self, worker: Runner) -> None:
-        """Nothing waits for this worker; where no other one serves, what waits is refused."""
+        """Release the jobs of this worker; if no other worker is running, reject all waiting jobs."""
         with self._changed:
             self._given_up.add(worker)
             if len(self._given_up) == len(self.workers):
-                refuse(self._queue.in_order(), InferenceStopped("inference isn't running at the moment"))
+                refuse(self._queue.in_order(), InferenceStopped("inference isn't running"))
 
     def _serve(self, batch: Sequence[Job], worker: Runner) -> bool:
-        """Answer the batch; False where the worker ended at it."""
+        """Answer the batch; return False if it crashed the worker."""
         try:
             self._answer(batch, worker)
         except ProcessGone as error:
@@ -270,7 +270,7 @@ class Batcher:
             logger.error("%s, at %s (run %s)", error, model.path, model.contract.run_key)
             self._retry(batch, has_begun=not isinstance(error, NeverBegan))
             return False
-        except Exception:  # no memory, for example, which the next pass may have
+        except Exception:  # for example, memory that the next pass may get
             logger.exception("a pass of %s failed", batch[0].model.path)
             refuse(batch, AnswerFailed("the model failed on this image"))
         finally:
@@ -280,11 +280,11 @@ class Batcher:
         return True
 
     def _retry(self, batch: Sequence[Job], *, has_begun: bool) -> None:
-        """Queue again what a worker ended at; a model at which a job ends two of them is set aside."""
+        """Requeue the batch that crashed a worker; disable a model whose job crashed two."""
         with self._changed:
             model = batch[0].model
             if has_begun and any(job.is_retried and not job.future.done() for job in batch):
-                logger.error("%s (run %s) is set aside", model.path, model.contract.run_key)
+                logger.error("%s (run %s) is disabled", model.path, model.contract.run_key)
                 self._set_aside[model.sha256] = model, time.monotonic() + ASIDE_SECONDS
                 same = [job for job in self._queue.in_order() if job.model.sha256 == model.sha256]
                 refuse([*batch, *same], SetAside.at(model))
@@ -293,8 +293,10 @@ class Batcher:
             self._queue.put_back(batch)
 
     def _next_batch(self, worker: Runner) -> list[Job] | None:
-        """The next jobs of one model that run together; empty where the worker is gone, or after a while without jobs,
-        so that it is looked after; None once the batcher stops and nothing is left.
+        """Return the next jobs of one model that run together.
+
+        Empty if the worker is gone, or after a while without jobs, so that its health is checked; None if the batcher
+        stops and nothing is left.
         """
         with self._changed:
             self._idle.add(worker)
@@ -324,15 +326,15 @@ class Batcher:
                 self._wake()  # the waiting images may be enough for the remaining workers
 
     def _wake(self) -> None:
-        """Wake one idle worker that may run something, which wakes the next one."""
+        """Wake one idle worker that has something to run; it wakes the next one."""
         waiting = self._queue.in_order() if self._idle else []
         if worker := next((idle for idle in self._idle if waiting and self._same_model(waiting, idle)), None):
             self._wakers[worker].notify()
 
     def _same_model(self, waiting: Sequence[Job], worker: Runner) -> list[Job]:
-        """The next jobs of one model for this worker, which loads none that an idle one has.
+        """Return the next jobs of one model for this worker, except models that an idle worker has loaded.
 
-        A client has all workers but one while others ask, too.
+        While other clients are active, one client gets at most all workers but one.
         """
         held, most = Counter(self._running.values()), max(1, len(self.workers) - 1)
         full = {client for client, count in held.items() if count >= most and {*self._active} - {client}}
@@ -351,14 +353,14 @@ class Batcher:
         return [job for job in mine if job.model.sha256 == mine[0].model.sha256 and not job.is_retried]
 
     def _worth_waiting(self, jobs: Sequence[Job]) -> float:
-        """Seconds in which announced requests may still join; zero if they would find no room."""
+        """Return the seconds in which announced requests may still join; zero if the pass is full."""
         is_full = sum(len(job.images) for job in jobs) >= self.max_batch * len(self._idle)
         if is_full or not self._announced or self._stopping.is_set():
             return 0.0
         return min(job.submitted for job in jobs) + self.max_wait_seconds - time.monotonic()
 
     def _answer(self, batch: Sequence[Job], worker: Runner) -> None:
-        """Run one pass; if it fails, run each job by itself, so that one bad image spoils no other's answer."""
+        """Run one pass; if it fails, run each job alone, so that a bad image affects no other."""
         started = time.monotonic()
         try:
             images = np.concatenate([job.images for job in batch])
@@ -378,7 +380,7 @@ class Batcher:
             rows = found[start : start + len(job.images)]
             start += len(job.images)
             if not np.isfinite(rows).all():
-                refuse([job], AnswerFailed("the model's answer to this image is not a number"))
+                refuse([job], AnswerFailed("the model returned NaN or infinity for this image"))
             else:
                 with suppress(InvalidStateError):  # cancelled meanwhile
                     job.future.set_result(rows)
@@ -388,5 +390,5 @@ class Batcher:
 
 
 async def answers(jobs: Sequence[Job]) -> np.ndarray:
-    """The probabilities of all jobs of one model, in their order.  Raises as `Batcher.probabilities`."""
+    """Return the probabilities of all jobs of one model, in order.  Raises as `Batcher.probabilities`."""
     return np.concatenate(await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs)))

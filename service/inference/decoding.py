@@ -1,8 +1,8 @@
 """Decodes uploaded files to pixels.
 
-A tiny file is decoded at once, on the event loop: it takes less than handing it to a thread does.  A small one is
-decoded in a thread: nothing of its size takes longer than some 30 ms.  Any other one goes to a process with a limit of
-memory and of time, which is killed and replaced where it exceeds them.  Threads and processes have a fair queue each.
+Tiny files are decoded on the event loop, which is faster than handing them to a thread.  Small files are decoded in a
+thread; nothing of that size takes longer than some 30 ms.  Larger files go to a process with memory and time limits,
+which is killed and replaced if it exceeds them.  Threads and processes each have a fair queue.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ THREADS, PROCESSES = 2, 2
 TINY_BYTES, TINY_WORK = 4 * 1024, 64 * 64
 SMALL_BYTES, SMALL_WORK = 16 * 1024, 128 * 128
 UNPACKED = (b"zTXt", b"iTXt", b"iCCP")
-"""Parts of a PNG file that may be a thousand times as long once they are read."""
+"""Chunks of a PNG file that may decompress to a thousand times their size."""
 GOOD = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
     "0000000a49444154789c636000000002000148afa4710000000049454e44ae426082"
 )
-"""A PNG of one black pixel: a decoder that can't decode it has a fault of its own."""
+"""PNG of one black pixel; a decoder that can't decode it is broken."""
 BUSY = 0.25
-"""Share of the time that a decoder computes at least, on a machine that isn't too busy for it."""
-PIXELS_PER_SECOND, SMALL_SECONDS = 20e6, 0.01  # estimates of what decoding takes
-MEMORY_BYTES = 512 * 1024 * 1024  # the largest image takes some 250 MB while it is decoded
+"""Smallest share of CPU time that a decoder gets on a machine that isn't too busy."""
+PIXELS_PER_SECOND, SMALL_SECONDS = 20e6, 0.01  # estimated decoding times
+MEMORY_BYTES = 512 * 1024 * 1024  # decoding the largest image takes some 250 MB
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A file as uploaded; `name` comes from the client and is only ever displayed."""
+    """An uploaded file; `name` comes from the client and is only displayed."""
 
     name: str
     content: bytes
@@ -55,16 +55,16 @@ class Upload:
 
 @dataclass(eq=False, kw_only=True)
 class _Share(Request):
-    """One request's share of the decoding processes: seconds left to it, and those that they computed."""
+    """Time budget of one request: seconds left, and seconds of CPU used by decoding processes."""
 
     seconds_left: float
     computed: float = 0.0
 
 
 class Decoder:
-    """Decodes off the event loop, for one loop.  `start` it before, `stop` it after.
+    """Decodes images outside the event loop, for one loop; call `start` before use and `stop` after.
 
-    Images wait at most `wait_seconds` for a process, and of all that wait at most `max_waiting_seconds`.
+    An image waits at most `wait_seconds` for a process; the queue holds at most `max_waiting_seconds` of work.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class Decoder:
     async def decode(
         self, uploads: Sequence[Upload], shapes: Sequence[Shape]
     ) -> tuple[list[np.ndarray], dict[int, ImageError]]:
-        """For each of `shapes` the images of one request as uint8 [N, C, H, W], and the errors of those left out.
+        """Decode the images of one request as uint8 [N, C, H, W] for each of `shapes`; also return errors by image.
 
         Raises:
-            ImageError: no file is an image that we read, or all take too long; the message names the first one.
-            ImageTooLarge: all images together have too many pixels.
-            Busy: too many others are waiting, or too many of this client.
-            InferenceStopped: no process can be started that would decode them.
+            ImageError: no file is a supported image, or all take too long; the message names the first.
+            ImageTooLarge: the images together have too many pixels.
+            Busy: too many images are waiting, in all or of this client.
+            InferenceStopped: no decoding process can be started.
         """
         outlines: dict[int, Outline] = {}
         decoded: dict[int, Decoded] = {}
@@ -140,7 +140,7 @@ class Decoder:
         await all_or_none(large)
         for number in sorted(small):
             if number:
-                await asyncio.sleep(0)  # other requests have theirs in between
+                await asyncio.sleep(0)  # lets other requests run in between
             is_tiny = _is_tiny(uploads[number], outlines[number])
             content = uploads[number].content
             work = _here(content, shapes) if is_tiny else self._in_thread(_decode_all, content, shapes)
@@ -152,11 +152,11 @@ class Decoder:
         ], errors
 
     async def check(self) -> None:
-        """Start a process where none is left.
+        """Start a process if none is left.
 
         Raises:
-            InferenceStopped: none can be started, or it decodes nothing.
-            Busy: others are before it.
+            InferenceStopped: no process can be started, or it can't decode.
+            Busy: other requests are ahead.
         """
         if not any(process.is_alive for process in self.processes):
             await self._in_process(Upload("", GOOD), [(1, 1, 1)], 1, _Share(seconds_left=self.seconds))
@@ -184,13 +184,13 @@ class Decoder:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(give_back)
 
-        job.add_done_callback(hand_on)  # not before the process has answered, even if the request is cancelled
+        job.add_done_callback(hand_on)  # only after the process has answered, even if the request is cancelled
         return await asyncio.wrap_future(job)
 
     def _ask(self, process: Process, content: bytes, shapes: Sequence[Shape], share: _Share) -> Decoded:
-        """An image at which a process ends is tried once more: something else may have ended it.
+        """Retry an image once if its process crashed, because the cause may be another.
 
-        Where the processes were killed, or had less than `BUSY` of the time, the image is not to blame.
+        If the processes were killed or got less than `BUSY` of the CPU time, the image is not to blame.
         """
         fault = "the image is damaged: its decoder ended"
         for _ in range(2):
@@ -228,7 +228,7 @@ class Decoder:
             raise ImageError(fault)
         if share.computed < BUSY * self.seconds:
             raise Busy("this machine is too busy to decode the image in time")
-        raise ImageError(f"decoding takes longer than {self.seconds:g} s, which is for all images of a request")
+        raise ImageError(f"decoding takes longer than {self.seconds:g} s, the limit for all images of a request")
 
 
 def _is_tiny(upload: Upload, found: Outline) -> bool:
@@ -252,7 +252,7 @@ def _decode_all(content: bytes, shapes: Sequence[Shape]) -> Decoded:
 
 
 def _decode_until_closed(connection: Connection, memory_bytes: int) -> None:
-    """The whole life of a decoding process."""
+    """Run the main loop of a decoding process."""
     leave_signals_to_the_server()
     has_all = _limit_memory(memory_bytes)
     while True:
@@ -275,9 +275,9 @@ def _answer(content: bytes, shapes: Sequence[Shape], memory_bytes: int, has_all:
 
 
 def _limit_memory(memory_bytes: int) -> bool:
-    """Limit what the process may take from here on; only Linux says what it has.
+    """Limit the process's memory from here on (Linux only, which reports its current use).
 
-    Returns False if a limit from outside (`ulimit -v`) is lower.
+    Returns False if an existing limit (`ulimit -v`) is lower.
     """
     statistics = Path("/proc/self/statm")
     if statistics.exists():
@@ -293,7 +293,7 @@ Answer = TypeVar("Answer")
 
 
 async def all_or_none(tasks: Sequence[asyncio.Future[Answer]]) -> list[Answer]:
-    """All answers; if one fails or the caller is cancelled, the others are cancelled."""
+    """Gather all results; if one fails or the caller is cancelled, cancel the others."""
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -1,6 +1,6 @@
-"""Processes that work for the server and may be lost: each is asked one thing at a time, within a time.
+"""Worker processes that may crash: each handles one request at a time, within a time limit.
 
-They are forked from one process that has loaded what they need, so that a new one is there at once.
+They are forked from one preloaded process, so that a replacement starts at once.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _END_SECONDS = 1.0
 
 
 class ProcessGone(RuntimeError):
-    """The process has ended, although nobody asked it to, or takes too long and was killed."""
+    """The process ended unexpectedly, or was killed because it took too long."""
 
     was_killed = False
-    """True if somebody ended it by SIGKILL: what it was asked had no part in that."""
+    """True if SIGKILL ended it, which its request can't have caused."""
 
 
 class ProcessSlow(ProcessGone):
-    """It takes too long and was killed; `processor_seconds` as the process had them then."""
+    """The process was killed because it took too long, after `processor_seconds` of CPU time."""
 
     def __init__(self, message: str, processor_seconds: float | None) -> None:
         super().__init__(message)
@@ -40,9 +40,9 @@ class ProcessSlow(ProcessGone):
 
 
 class Process:
-    """A process that calls `target` with a connection and `arguments`; asked by one thread at a time.
+    """A process that calls `target` with a connection and `arguments`; for one thread at a time.
 
-    `start` it before, `stop` it after.  `target` answers each question within `seconds`, until the connection is
+    Call `start` before use and `stop` after.  `target` answers each request within `seconds`, until the connection is
     closed.
     """
 
@@ -51,15 +51,15 @@ class Process:
         self.restarts = 0
         self._connection: Connection | None = None
         self._process: ForkServerProcess | None = None
-        self._limit: float | None = None  # seconds that reading and writing wait at most
+        self._limit: float | None = None  # timeout of reads and writes, in seconds
         self._is_stopped = False
         self._changing = threading.Lock()
 
     def start(self) -> None:
-        """Start it; once it is stopped it stays so.
+        """Start the process, unless it was stopped before.
 
         Raises:
-            OSError: the system gives no process, or none of its memory or descriptors.
+            OSError: the system has no processes, memory or descriptors left.
         """
         with self._changing:
             if self._is_stopped:
@@ -70,7 +70,7 @@ class Process:
             process = context.Process(target=self._target, args=(theirs, *self._arguments), name=self.name, daemon=True)
             try:
                 process.start()
-            except EOFError:  # the process that all are forked from ended just now
+            except EOFError:  # the preloaded process has just ended
                 connection.close()
                 raise OSError(f"no {self.name} process can be started") from None
             except BaseException:
@@ -83,13 +83,13 @@ class Process:
             atexit.register(self.stop)  # in case the server ends without its shutdown
 
     def stop(self) -> None:
-        """Let it end; it is killed if it is still at work `_END_SECONDS` later."""
+        """Stop the process; kill it if it is still running after `_END_SECONDS`."""
         with self._changing:
             self._is_stopped = True
             self._end(_END_SECONDS)
 
     def restart(self) -> None:
-        """A new process in place of one that is lost; what was left of the old one is killed.
+        """Replace a lost process, and kill the old one if it still exists.
 
         Raises:
             OSError: as `start`.
@@ -101,11 +101,11 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """True if it runs: it has neither ended nor been stopped by a signal."""
+        """True if the process is running, neither ended nor stopped by a signal."""
         return self._process is not None and self._process.is_alive() and not self.is_stopped
 
     def _statistics(self) -> list[str]:
-        """The fields of `/proc/<pid>/stat` from its state on; none where the system doesn't tell, or it is gone."""
+        """Return the fields of `/proc/<pid>/stat` from the state on; empty if unavailable or the process is gone."""
         try:
             line = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
         except OSError:
@@ -114,12 +114,12 @@ class Process:
 
     @property
     def is_stopped(self) -> bool:
-        """True if a signal has stopped it (SIGSTOP)."""
+        """Return True if SIGSTOP has stopped the process."""
         return self._statistics()[:1] == ["T"]
 
     @property
     def processor_seconds(self) -> float | None:
-        """What it has computed so far; None where the system doesn't tell, or it is gone."""
+        """Return the CPU seconds used so far; None if unavailable or the process is gone."""
         fields = self._statistics()
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else None
 
@@ -128,10 +128,10 @@ class Process:
         return self._process.pid if self._process is not None else None
 
     def ask(self, question: object, seconds: float | None = None) -> Any:
-        """The answer to `question`, within `seconds` where they are fewer than its own.
+        """Return the answer to `question`, within `seconds` if that is less than the process's own limit.
 
         Raises:
-            ProcessSlow: there is none in time; the process is killed.
+            ProcessSlow: there was no answer in time, and the process was killed.
             ProcessGone: the process has ended.
         """
         connection, process = self._connection, self._process
@@ -144,7 +144,7 @@ class Process:
             connection.send(question)
             return connection.recv()
         except BlockingIOError:
-            pass  # it has stopped reading or writing
+            pass  # the process has stopped reading or writing
         except (EOFError, OSError):
             process.join(_END_SECONDS)
             gone = ProcessGone(f"the {self.name} process ended")
@@ -155,15 +155,15 @@ class Process:
         raise slow
 
     def _limit_waiting(self, connection: Connection, seconds: float) -> None:
-        """Reading and writing fail where the other side stands still for so long: the kernel watches the time."""
-        whole, part = divmod(max(seconds, 1e-6), 1.0)  # 0 would be without end
+        """Set SO_RCVTIMEO and SO_SNDTIMEO, so that the kernel ends reads and writes that take too long."""
+        whole, part = divmod(max(seconds, 1e-6), 1.0)  # 0 would mean no limit
         limit = struct.pack("@ll", int(whole), int(part * 1e6))
         own = socket.socket(fileno=connection.fileno())
         try:
             for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 own.setsockopt(socket.SOL_SOCKET, option, limit)
         finally:
-            own.detach()  # it stays the connection's
+            own.detach()  # the connection keeps it open
         self._limit = seconds
 
     def _end(self, seconds: float) -> None:
@@ -180,11 +180,11 @@ class Process:
 
 
 def load_ahead() -> None:
-    """Begin to load what the processes need, once, in the one that all are forked from; returns at once.
+    """Start preloading in the process that all others are forked from; returns at once.
 
-    Signals that end a whole group of processes are kept from that one too, so that requests under way are finished.
+    That process ignores signals to the whole process group, too, so that running requests are finished.
     """
-    resource_tracker.ensure_running()  # its own start would unblock these signals again
+    resource_tracker.ensure_running()  # a normal start would unblock these signals again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SERVERS_SIGNALS)
     try:
         forkserver.set_forkserver_preload(list(PRELOADED))
@@ -194,6 +194,6 @@ def load_ahead() -> None:
 
 
 def leave_signals_to_the_server() -> None:
-    """It closes the connection when it has finished."""
+    """A function that closes the connection when it has finished."""
     for number in SERVERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

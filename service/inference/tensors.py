@@ -121,7 +121,7 @@ def _image(tensor: _Tensor, raw: bytes, shape: tuple[int, int, int], max_images:
     size = count * shape[0] * shape[1] * shape[2]
     parameters = _TensorParameters() if tensor.parameters is UNSET else tensor.parameters
     if parameters.shared_memory_region is not UNSET:
-        raise TensorError("no shared memory here; send the tensor as data, or as raw bytes behind the JSON")
+        raise TensorError("shared memory isn't supported; send the tensor as data, or as raw bytes after the JSON")
     binary = parameters.binary_data_size
     if binary is not UNSET:
         if binary != size or len(raw) != size or tensor.data is not UNSET:
@@ -129,7 +129,7 @@ def _image(tensor: _Tensor, raw: bytes, shape: tuple[int, int, int], max_images:
             raise TensorError(f"{came}; {list(tensor.shape)} has {size}")
         values = np.frombuffer(raw, dtype=np.uint8)
     elif raw:
-        raise TensorError("raw bytes came, but no input has a binary_data_size")
+        raise TensorError("there are raw bytes, but no input has a binary_data_size")
     else:
         values = _levels(b"" if tensor.data is UNSET else bytes(tensor.data), tensor.shape)
     return values.reshape(tensor.shape)
@@ -171,9 +171,7 @@ def _wanted(given: Raw | UnsetType, by_default: bool) -> dict[str, bool]:
             raise TensorError(f"no output {output.name[:40]!r}; known: {', '.join(OUTPUTS)}")
         parameters = _OutputParameters() if output.parameters is UNSET else output.parameters
         if parameters.classification is not UNSET or parameters.shared_memory_region is not UNSET:
-            raise TensorError(
-                "no classification (class_count) and no shared memory here; /predict?top_k= names classes"
-            )
+            raise TensorError("class_count and shared memory aren't supported; /predict?top_k= names classes")
         binary = parameters.binary_data
         wanted[output.name] = by_default if binary is UNSET else binary
     return wanted or dict.fromkeys(OUTPUTS, by_default)

@@ -53,15 +53,15 @@ def answer_best(comparisons: Sequence[ExperimentComparison]) -> str:
     real = [item for item in comparisons if item.is_real and item.order.of_ours]
     full = [item for item in real if not item.cut]
     if not real:
-        return f"Not known yet: none of {planned} planned models was trained." if planned else "No model is planned."
+        return f"Not known yet: none of {planned} models has been trained." if planned else "No model is planned."
     if not full:
         ahead = [_leader(item) for item in real if len(item.order.of_ours) > 1]
         each = ", each in its own experiment" if len(ahead) > 1 else ""
         leads = f" In shortened runs {listed(ahead)} {'are' if each else 'is'} ahead{each}." if ahead else ""
-        return f"Not known yet: none of {planned} planned models was trained in full.{leads}"
+        return f"Not known yet: none of {planned} planned models has been trained in full.{leads}"
     told = [_best(item) for item in _by_metric(full)]
     missing = planned - sum(item.trained_models for item in full)
-    left = f" {missing} of {planned} planned models are not trained in full yet." if missing else ""
+    left = f" {missing} of {planned} planned models have not been trained in full yet." if missing else ""
     return f"{' '.join(told)}{left}"
 
 

@@ -105,8 +105,8 @@ def tell_other_reading(trend: Trend) -> str:
     better = sum(pair.gain > 0 for _, pair in trend.pairs)
     many = f"all {len(trend.pairs)}" if better == len(trend.pairs) else f"{better} of the {len(trend.pairs)}"
     sure = f"{'each' if ahead == better else ahead} with an interval above 0"
-    said = f"If “uniform” is read as “better at every {trend.factor}”, {many} pairs that ran agree"
-    return f"{said}, {sure}; that reading has no verdict here."
+    said = f"If “uniform” is read as “better at every {trend.factor}”, {many} trained pairs agree"
+    return f"{said}, {sure}; we don’t judge that reading."
 
 
 def range_of(trend: Trend, claim: Claim) -> str:
@@ -219,7 +219,9 @@ def _rest_of_grid(record: ClaimRecord) -> list[str]:
     claim, verdict, scope = record.claim, record.verdict, record.verdict.scope
     if scope and scope["planned_models"] and is_part(verdict):
         left = scope["planned_models"] - scope["models"]
-        return [f"{left} of the {scope['planned_models']} models were not trained: nothing is said of other sizes."]
+        return [
+            f"{left} of the {scope['planned_models']} models were not trained; the verdict doesn’t cover other sizes."
+        ]
     if not scope or not scope["factor"]:
         return []
     missing = f"{levels(scope['factor'], scope['missing'])} are not all trained"
@@ -230,7 +232,7 @@ def _rest_of_grid(record: ClaimRecord) -> list[str]:
     ends = [in_terms_of(end, claim, write).removeprefix("+") for end in (low, high)]
     zero = ", so no gain at all is still possible" if low <= 0 <= high else ""
     interval = f"the {as_confidence(scope['whole_confidence'])} interval is {from_to(*ends)}"
-    return [f"{missing}: for the whole grid {interval}{zero}."]
+    return [f"{missing}; for the whole grid {interval}{zero}."]
 
 
 def _size(record: ClaimRecord) -> list[str]:
@@ -345,22 +347,22 @@ def tell_counted(judged: JudgedClaim, lacking: Lacking) -> str:
     claim = judged.claim
     if judged.verdict.basis != "params" or claim.facts.by != "data" or not claim.metric.startswith("dataset."):
         return ""
-    told = "The number is that of the publisher’s files: whoever packs them here with another one is refused."
+    told = "The number is that of the publisher’s files, and data sets with another number are rejected."
     if claim.metric != "dataset.test" or len(judged.datasets) != 1 or judged.datasets[0] not in lacking:
         return told
     images, lost = lacking[judged.datasets[0]]
     scored = f"Results here are scored on {images - lost:,} of the {images:,}"
-    return f"{told} {scored}: our source lacks the exact pixels of {lost}."
+    return f"{told} {scored}, because our source lacks the exact pixels of {lost}."
 
 
 def tell_whole(lacking: Lacking, titles: Mapping[str, str]) -> str:
     """How much of a data set must be there for its results to decide, and which lack some test images."""
     told = (
-        "A data set counts as whole if every training image is official and at most "
+        "A data set counts as complete if every training image is official and at most "
         f"{percent(INEXACT_SHARE, 1)} of the test images are missing."
     )
     some = [f"{titles[name]} without {lost} of {images:,} test images" for name, (images, lost) in lacking.items()]
     if not some:
         return told
-    wider = "their intervals are wider by the most that these images could change"
-    return f"{told} So results on {listed(some)} can decide, though our source lacks their exact pixels; {wider}."
+    wider = "their intervals are wider by as much as these images could change"
+    return f"{told} So results on {listed(some)} count, although our source lacks their exact pixels; {wider}."

@@ -33,29 +33,29 @@ MEANINGS: Mapping[str, str] = {
     Status.HOLDS_UNDER_READING: "The claim is true under one reading of its words and false under another.",
     Status.NOT_REPRODUCED: "We trained the model again; its result differs from the paper’s by more than the margin.",
     Status.REVERSED: "We trained both models again, and the other model is better.",
-    Status.FAILS: "We computed or counted it: the claim is false however its words are read.",
+    Status.FAILS: "We computed or counted it: the claim is false under every reading of its words.",
     Status.CONTRADICTED: "The claim can’t be true together with other numbers of the same paper, or with physics.",
-    Status.INCONCLUSIVE: "Trained again, but the runs so far leave either answer possible.",
-    Status.UNRESOLVED: "Trained again as often as planned, and neither model is clearly better.",
-    Status.UNDECIDABLE: "Trained again, but results scatter more than the margin: no number of runs would decide it.",
-    Status.AGREES: "A shortened run points the paper’s way. It decides nothing.",
-    Status.DISAGREES: "A shortened run points the other way. It decides nothing.",
+    Status.INCONCLUSIVE: "We trained again, but the runs so far don’t decide it.",
+    Status.UNRESOLVED: "We trained again as often as planned, and neither model is clearly better.",
+    Status.UNDECIDABLE: "Trained again, but results scatter more than the margin. No number of runs would decide it.",
+    Status.AGREES: "A shortened run agrees with the paper. It decides nothing.",
+    Status.DISAGREES: "A shortened run disagrees with the paper. It decides nothing.",
     Status.AS_PRINTED: "A setting, not a result: we train with what the paper prints.",
     Status.DEVIATES: "A setting, not a result: we train with something else, and say why.",
-    Status.SHOWN: "There is no number to test. Our results are drawn, and you judge.",
-    WAITING: "A training or a computation can decide it, and has not run to its end yet.",
-    TO_BE_SHOWN: "There is no number to test. Our results will be drawn once a training has run to its end.",
+    Status.SHOWN: "There is no number to test. We plot our results for you to judge.",
+    WAITING: "A training or a computation can decide it but isn’t complete yet.",
+    TO_BE_SHOWN: "There is no number to test. We will plot our results when a training is complete.",
     NEVER: "Nothing planned here can decide it; its page says why.",
     NEVER_ON_HARDWARE: "A time or a speed on a device that we don’t have. "
-    "Our own time and the ratio between two models are shown for comparison; neither decides.",
+    "We show our own time and the ratio between two models for comparison; neither decides.",
 }
 
-_NOT_CONFIRMED = "Trained again: by our reading of its words the claim is not confirmed, and a reading can’t refute it."
+_NOT_CONFIRMED = "We trained again. Our reading doesn’t confirm the claim, and a reading can’t refute it."
 _OF_A_READING: Mapping[str, str] = {Status.INCONCLUSIVE: _NOT_CONFIRMED, Status.UNRESOLVED: _NOT_CONFIRMED}
 _OF_NOISE: Mapping[str, str] = {
     Status.SUPPORTED: "We trained again with other seeds: they alone explain what the paper prints.",
     Status.REVERSED: "We trained again with other seeds: they alone don’t explain what the paper prints.",
-    Status.UNRESOLVED: "Trained again as often as planned: other seeds may explain what the paper prints or not.",
+    Status.UNRESOLVED: "Trained again as often as planned. Other seeds may or may not explain what the paper prints.",
 }
 REASONS: Mapping[str, str] = {
     Status.REPRODUCED: "our training gives the printed number",
@@ -63,17 +63,17 @@ REASONS: Mapping[str, str] = {
     Status.HOLDS: "computed or counted",
     Status.NOT_REPRODUCED: "our training gives something else",
     Status.REVERSED: "our training says the opposite",
-    Status.FAILS: "computed: false however it is read",
+    Status.FAILS: "computed: false under every reading",
     Status.CONTRADICTED: "excluded by the paper’s other numbers, or by physics",
-    Status.HOLDS_UNDER_READING: "depends on how it is read",
-    Status.INCONCLUSIVE: "trained; either answer is possible",
-    Status.UNRESOLVED: "trained; no clear difference",
-    Status.UNDECIDABLE: "trained; results scatter more than the margin",
+    Status.HOLDS_UNDER_READING: "depends on the reading",
+    Status.INCONCLUSIVE: "trained, not decided yet",
+    Status.UNRESOLVED: "trained, no clear difference",
+    Status.UNDECIDABLE: "trained, results scatter more than the margin",
     Status.AGREES: "a shortened run agrees",
     Status.DISAGREES: "a shortened run disagrees",
     WAITING: "not trained or computed yet",
-    TO_BE_SHOWN: "has no number; not drawn yet",
-    Status.SHOWN: "has no number; our results are drawn",
+    TO_BE_SHOWN: "has no number, not plotted yet",
+    Status.SHOWN: "has no number, our results are plotted",
     NEVER: "can’t be tested here",
     NEVER_ON_HARDWARE: "needs a device that we don’t have",
     Status.AS_PRINTED: "a setting, and ours is the same",
@@ -162,13 +162,12 @@ def date_of(paper: Paper) -> str:
 
 
 A_PART = (
-    "a part of a grid speaks for itself alone, and what compares means over the whole grid is judged once, "
-    "when all of it has run"
+    "a part of a grid speaks only for itself, and claims about the whole grid are judged once, when all of it has run"
 )
 _LEVELS = {"depth": "layers", "width": "units"}
 """What the levels of a grid's factor count."""
 MOST_SIZES = 5
-"""More sizes than these are told by the least and the largest."""
+"""More sizes than this are given as a range."""
 
 
 def is_part(verdict: VerdictRow) -> bool:
@@ -212,5 +211,5 @@ def tell_part(judged: JudgedClaim) -> str:
     if not part:
         return ""
     if status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER):
-        return f"So “{headline_of(status)}” is said {part} alone: {A_PART}."
-    return f"That is not enough for a verdict on all: {A_PART}."
+        return f"So “{headline_of(status)}” applies only {part}: {A_PART}."
+    return f"That is not enough for a verdict on the whole grid: {A_PART}."

@@ -14,12 +14,12 @@ from service.pages.formats import duration, exact, listed, percent, value_in
 from stages.results import METRICS, ArmComparison, Claim, Dataset, Experiment, ExperimentComparison, JudgedClaim, Status
 
 ERRORS = 3.0
-"""Standard errors, of the test images alone, within which an accuracy above that of guessing is no sign of learning."""
+"""Standard errors (over test images) above chance within which an accuracy shows no learning."""
 ACCURACIES = ("accuracy", "best_epoch_accuracy")
 
 
 def at_chance(comparison: ExperimentComparison, dataset: Dataset) -> dict[str, ArmComparison]:
-    """The arms, by name, whose accuracy on real data can't be told from guessing among equal classes."""
+    """Return the arms whose accuracy on real data is indistinguishable from guessing, by name."""
     if dataset.kind != "images" or comparison.metric.name not in ACCURACIES or not comparison.is_real:
         return {}
     guess = 1 / dataset.classes
@@ -28,7 +28,7 @@ def at_chance(comparison: ExperimentComparison, dataset: Dataset) -> dict[str, A
 
 
 def tell_chance(comparison: ExperimentComparison, dataset: Dataset, among: Collection[str | None] = ()) -> list[str]:
-    """A sentence for each arm at chance, with what learns where one thing differs; `among`: only for these arms."""
+    """Return a sentence for each arm at chance, with variants that learn; `among`: only for these arms."""
     lost, told = at_chance(comparison, dataset), []
     for name, arm in lost.items():
         if arm.ours is None or (among and name not in among):
@@ -41,18 +41,18 @@ def tell_chance(comparison: ExperimentComparison, dataset: Dataset, among: Colle
         guess = percent(1 / dataset.classes, 0 if dataset.classes <= 100 else 1)
         elsewhere = f" With one thing changed it learns: {'; '.join(others)}." if others else ""
         told.append(
-            f"{arm.title} is at chance: it is right on {percent(arm.ours.value)} of the test images, and guessing "
-            f"among {dataset.classes} classes on {guess}. It learnt nothing.{elsewhere}"
+            f"{arm.title} is at chance: it is right on {percent(arm.ours.value)} of the test images, as many as "
+            f"guessing among {dataset.classes} classes ({guess}). It learned nothing.{elsewhere}"
         )
     return told
 
 
 APART = 1.5
-"""Two times of one network further apart than this factor are told."""
+"""Ratio of two times of one network above which a page mentions it."""
 
 
 def tell_twins(entries: Sequence[Entry]) -> list[str]:
-    """One sentence for each network that stands in one experiment under several models with times far apart."""
+    """Return a sentence for each network whose models in one experiment have very different times."""
     networks = defaultdict[tuple[object, ...], list[Entry]](list)
     for entry in entries:
         cost = entry.arm.cost
@@ -62,12 +62,12 @@ def tell_twins(entries: Sequence[Entry]) -> list[str]:
 
 
 def threads(count: int | None) -> str:
-    """1 thread; "" where nobody says"""
+    """Return "1 thread"; "" if unknown."""
     return "" if count is None else f"{count} thread{'s' if count != 1 else ''}"
 
 
 def stopwatch_of(entry: Entry) -> str:
-    """Conditions of a time per sample, as "AMD EPYC, 2 threads, batches of 128, float32"; "" of a model not timed."""
+    """Describe the conditions of a time, as "AMD EPYC, 2 threads, batches of 128, float32"; "" if not timed."""
     cost = entry.arm.cost
     if cost.latency_seconds_per_sample is None:
         return ""
@@ -76,7 +76,7 @@ def stopwatch_of(entry: Entry) -> str:
 
 
 def choose_stopwatch(entries: Iterable[Entry], asked: str) -> tuple[str, list[str]]:
-    """The conditions asked for, else those of the most models, and all that there are; times compare under one."""
+    """Return the requested timing conditions, else the most frequent ones, and all known conditions."""
     counts = Counter(filter(None, map(stopwatch_of, entries)))
     known = [name for name, _ in counts.most_common()]
     return asked if asked in counts else next(iter(known), ""), known
@@ -89,16 +89,16 @@ def _tell(twins: Sequence[Entry]) -> str:
         return ""
     names = listed([entry.arm.title for entry in twins])
     far = f"{duration(min(times), 2)} to {duration(max(times), 2)}"
-    return f"{names} are one network, timed alike at different hours: {far}. A smaller difference says nothing."
+    return f"{names} are the same network, timed alike at different hours: {far}. Smaller differences mean nothing."
 
 
 OPTIMISERS = {"adam": "Adam", "adamw": "AdamW", "cg_fac": "CG-FAC", "kfac": "K-FAC", "sgd": "SGD"}
 
 
 def recipes(experiment: Experiment) -> dict[str, str]:
-    """`{arm: phrase}`, as "ViT, trained by Adam at a rate of 0.001".
+    """Return `{arm: phrase}`, such as "ViT, trained by Adam at a rate of 0.001".
 
-    The network stands in it where several arms of the experiment train the same one and their titles don't name it.
+    The phrase names the network if several arms train the same one and their titles don't name it.
     """
     models = [arm.model for arm in experiment.arms]
     found = {}
@@ -128,11 +128,11 @@ UNDECIDED = (Status.NOT_TESTED, Status.AGREES, Status.DISAGREES, Status.SHOWN)
 
 @dataclass(frozen=True, kw_only=True)
 class FirstLook:
-    """The number that a shortened run gives where a claim has its own, in the claim's unit; `cut` says how short.
+    """Number from a shortened run for a claim, in the claim's unit; `cut` says how the run was shortened.
 
-    There is none of a difference between two models, and none of a time: neither a shortened run nor another device
-    answers those.  Of a quality without a number `sentence` is what all models of its experiment reach.  `text`: the
-    number as written.  `chance`: that the claim's model is at chance, in a sentence.
+    Differences between models and times have none, because a shortened run or another device can't answer them.  For a
+    claim without a number, `sentence` says what all models of its experiment reach.  `text` is the formatted number.
+    `chance` is a sentence if the claim's model is at chance.
     """
 
     value: float
@@ -149,7 +149,7 @@ def first_looks(
     compare: Callable[[Question], list[ExperimentComparison]],
     datasets: Iterable[Dataset],
 ) -> dict[str, FirstLook]:
-    """`{claim: first look}` of those claims of the paper that have no verdict and no number of ours."""
+    """Return `{claim: first look}` for the paper's claims without a verdict or a number of ours."""
     known = {dataset.name: dataset for dataset in datasets}
     waiting = [
         row
@@ -173,7 +173,7 @@ def first_looks(
 
 
 def _beside_chance(look: FirstLook, claim: Claim, comparison: ExperimentComparison, dataset: Dataset) -> FirstLook:
-    """The first look, said to be at chance if it is."""
+    """Return the first look, with a sentence if the model is at chance."""
     if claim.arm not in at_chance(comparison, dataset):
         return look
     told = " ".join(tell_chance(comparison, dataset, (claim.arm,)))
@@ -184,7 +184,7 @@ def _beside_chance(look: FirstLook, claim: Claim, comparison: ExperimentComparis
 def describe_looks(
     looks: Mapping[str, FirstLook], judged: Iterable[JudgedClaim], datasets: Mapping[str, str]
 ) -> list[str]:
-    """How short the runs behind the first looks are, each way once, with the titles of their data sets."""
+    """Describe how the runs behind the first looks were shortened, with the titles of their data sets."""
     found: dict[str, dict[str, None]] = {}
     for row in judged:
         look = looks.get(row.claim.id)
@@ -194,7 +194,7 @@ def describe_looks(
 
 
 def told_chances(judged: Iterable[JudgedClaim], looks: Mapping[str, FirstLook]) -> list[str]:
-    """Which models of these claims are at chance, each sentence once."""
+    """Return the sentences about models at chance among these claims, without duplicates."""
     told = (looks[row.claim.id].chance for row in judged if row.claim.id in looks)
     return list(dict.fromkeys(filter(None, told)))
 
@@ -202,9 +202,9 @@ def told_chances(judged: Iterable[JudgedClaim], looks: Mapping[str, FirstLook]) 
 def timed_here(
     record: JudgedClaim, titles: Mapping[str, str], compare: Callable[[Question], list[ExperimentComparison]]
 ) -> str | None:
-    """How long the claim's model takes beside its baseline, by our stopwatch and by the paper's own times.
+    """Compare the time of the claim's model with its baseline's, by our times and by the paper's.
 
-    None of a claim on anything else, and where the two were not timed alike.
+    None if the claim isn't about times or the two were timed under different conditions.
     """
     claim = record.claim
     if claim.metric != "inference_time" or len(record.experiments) != 1:
@@ -230,11 +230,11 @@ def timed_here(
     method = (
         f"{mine.latency_method}, in {precision}" if (precision := precision_of(comparison)) else mine.latency_method
     )
-    return f"Here {who}{printed}. Ours: {method}. On other hardware that may differ, so it decides nothing."
+    return f"Here {who}{printed}. Ours: {method}. Other hardware may differ, so this decides nothing."
 
 
 def _look(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
-    """The model's own number; None of full-length runs."""
+    """Return the model's own number; None for full-length runs."""
     mine = next((arm.ours for arm in comparison.arms if arm.arm == claim.arm), None)
     if not (comparison.is_real and comparison.cut) or claim.unit != comparison.metric.unit or mine is None:
         return None
@@ -242,9 +242,9 @@ def _look(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
 
 
 def _look_at_all(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
-    """List the results of all models of the experiment, the best first; None if the runs have full length.
+    """List the results of all models of the experiment, best first; None for full-length runs.
 
-    The claim's model is never told without the best one.
+    The best model is always included.
     """
     known = {arm.arm: (arm.title, arm.ours) for arm in comparison.arms if arm.ours is not None}
     if not (comparison.is_real and comparison.cut) or claim.arm not in known:
@@ -260,6 +260,6 @@ def _look_at_all(claim: Claim, comparison: ExperimentComparison) -> FirstLook | 
 
 
 def precision_of(comparison: ExperimentComparison) -> str | None:
-    """The numbers that shortened runs take instead of the printed ones, as bfloat16; None of the printed ones."""
+    """Return the precision of shortened runs if it isn't the printed one, such as bfloat16; otherwise None."""
     found = re.search(r"(\w+) instead of \w+", comparison.cut or "")
     return found[1] if found else None

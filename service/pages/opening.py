@@ -70,7 +70,7 @@ def answer(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComp
         return "Yes." if not fails else "No." if not holds else f"In part: {holds} of {len(rows)} claims hold."
     if words[Word.OPEN] == len(rows):
         readings = sum(row.verdict.status == Status.HOLDS_UNDER_READING for row in rows)
-        return f"It depends on how it is read: so do {readings} of {len(rows)} claims." if readings else "Open."
+        return f"It depends on the reading, as {readings} of {len(rows)} claims do." if readings else "Open."
     has_one_answer = not words[Word.OPEN] and not (holds and fails)
     start = ("Yes so far" if holds else "No so far") if has_one_answer else "In part"
     verbs = {Word.HOLDS: ("holds", "hold"), Word.FAILS: ("fails", "fail")}
@@ -111,14 +111,14 @@ def prospects(outlook: Outlook) -> str:
     parts = [
         f"will hardly confirm {outlook.hopeless} (a chance below 5 %)" if outlook.hopeless else "",
         f"have less than an even chance with {outlook.unlikely}" if outlook.unlikely else "",
-        f"can confirm the order alone, not the size, of {outlook.order_only}" if outlook.order_only else "",
+        f"can confirm only the order, not the size, of {outlook.order_only}" if outlook.order_only else "",
     ]
     told = listed([part for part in parts if part])
     if not told:
         return ""
-    said = f"Of the waiting claims the planned runs {told}, even if the paper is right and our set-up is the paper’s."
+    said = f"Of the untested claims, the planned runs {told}, even if the paper is right and our set-up is the paper’s."
     if outlook.assumed:
-        said += f" For {outlook.assumed} this rests on an assumed spread of the runs, not a known one."
+        said += f" For {outlook.assumed}, this rests on an assumed spread between runs."
     return said
 
 
@@ -153,8 +153,8 @@ def tell_discoveries(tally: Tally) -> str:
         apart = f" {_count(found.without, 'other claim is', 'other claims are')} decided without such a test."
     return (
         f"Training tested the sign of a gain in {_count(found.tested, 'claim', 'claims')} and decided {found.decided}; "
-        f"{found.survive} of these survive{'s' if found.survive == 1 else ''} a false discovery rate of 5 %, over all "
-        f"that were tested.{apart}"
+        f"{found.survive} of these survive{'s' if found.survive == 1 else ''} a false discovery rate of 5 % over all "
+        f"tested claims.{apart}"
     )
 
 
@@ -169,7 +169,7 @@ def tell_open(tally: Tally) -> str:
     none = f"None of the {trained.decidable} claims that need trained models is decided yet"
     if trained.decidable == 1:
         none = "The one claim that needs trained models is not decided yet"
-    return f"{none}: how good the models are, nothing here can say."
+    return f"{none}, so we can’t say yet how good the models are."
 
 
 def first_places(
@@ -215,5 +215,6 @@ def tell_tests(
             for arm in item.arms
             if arm.arm == deviation.tested_by and arm.ours is not None
         ]
-        told[deviation.id] = f"{title} reached {'; '.join(reached)}." if reached else f"{title} was not trained yet."
+        said = f"reached {'; '.join(reached)}" if reached else "has not been trained yet"
+        told[deviation.id] = f"{title} {said}."
     return told

@@ -39,9 +39,9 @@ def plan_in_words(claim: Claim, verdict: VerdictRow) -> tuple[str, list[str]] | 
     if power["reproduced"] is None and power["can_reproduce"]:
         return conclusion, more
     _, of_size = _of_number(claim, power, runs)
-    size = f"Its size they confirm with a chance of {_chance(power['reproduced'] or 0.0, is_assumed=is_assumed)}."
+    size = f"They confirm its size with a chance of {_chance(power['reproduced'] or 0.0, is_assumed=is_assumed)}."
     if not power["can_reproduce"]:
-        size = "Its size can’t be confirmed, however many runs are made."
+        size = "No number of runs can confirm its size."
     return conclusion, [*more, size, *of_size]
 
 
@@ -54,13 +54,13 @@ def _of_number(claim: Claim, power: Mapping[str, Any], runs: str) -> tuple[str, 
     is_assumed = power["source"] == "assumed"
     conclusion = _sentence(where, runs, what, chance, is_assumed=is_assumed)
     if is_lost:
-        conclusion = "However many runs are made, this number can’t be confirmed."
+        conclusion = "No number of runs can confirm this number."
     more = []
     margin = None if power["margin"] is None else distance(power["margin"], claim)
     error = None if power["paper_error"] is None else distance(power["paper_error"], claim)
-    of_runs = f"of {claim.n} runs" if (claim.n or 1) > 1 else "taken as of one run"  # few papers say how many
+    of_runs = f"of {claim.n} runs" if (claim.n or 1) > 1 else "assumed to be of one run"  # few papers say how many
     if is_lost and power["reproduced"] is None:
-        more.append(f"It is no larger than the margin of {margin}, so no gain at all would count as this gain, too.")
+        more.append(f"It is no larger than the margin of {margin}, so a gain of zero would also count as this gain.")
     elif is_lost and error:
         more.append(f"The paper’s own number, {of_runs}, is itself uncertain by {error}, and the margin is {margin}.")
     elif needed is None and power["most"] is not None and chance < WANTED and error:
@@ -80,9 +80,9 @@ def _of_number(claim: Claim, power: Mapping[str, Any], runs: str) -> tuple[str, 
 
 
 def _sentence(where: str, runs: str, what: str, chance: float, *, is_assumed: bool) -> str:
-    """As "If the paper is right and our set-up is the paper’s, the 5 planned runs will …, by an assumed spread."."""
+    """As "If the paper is right and our set-up is the paper’s, the 5 planned runs will …"."""
     said = f"If {where} and our set-up is the paper’s, {runs} will {what} with a chance of"
-    by = ", by an assumed spread of the runs" if is_assumed else ""
+    by = ", if runs scatter as we assume" if is_assumed else ""
     return f"{said} {_chance(chance, is_assumed=is_assumed)}{by}."
 
 
@@ -159,23 +159,23 @@ def tell_margins(rules: Rules) -> list[MarginRow]:
         MarginRow(
             kind="two models that are called comparable",
             margin=_points(margins.comparable_points),
-            why="No paper says how much it calls comparable. Where one prints larger losses as such, those count, too.",
+            why="No paper says what it calls comparable. If it calls larger losses comparable, those count, too.",
         ),
         MarginRow(
             kind="change of the logarithm of an error, in nats; the same gain at every level",
             margin=f"{name_share(margins.log_mse_share)} of the printed change",
-            why=f"Logarithms scatter little, so more can be asked: {_least(margins.log_mse_share)}.",
+            why=f"Logarithms scatter little, so the margin can be narrower: {_least(margins.log_mse_share)}.",
         ),
         MarginRow(
             kind="loss of one model",
             margin=f"{name_share(margins.loss_share)} of the paper’s loss",
-            why="No paper prints how far its losses scatter, so this is our choice.",
+            why="No paper prints the scatter of its losses, so this is our choice.",
         ),
         MarginRow(
             kind="operations (FLOPs); memory",
             margin=" and ".join(dict.fromkeys(map(name_share, (margins.flops_share, margins.memory_share))))
             + " of the paper’s number",
-            why="Conventions of counting differ by a few percent.",
+            why="Counting conventions differ by a few percent.",
         ),
     ]
 

@@ -251,7 +251,7 @@ def _show(session: Session, claim: Claim, comparison: ExperimentComparison, kind
         charts[f"{comparison.metric.title} over parameters"] = drawn
     sentences = _bests(comparison)
     if bound is not None:
-        sentences = [f"The dashed line stands at the paper’s {value_in(claim.unit or '', exact)(bound)}."]
+        sentences = [f"The dashed line is the paper’s {value_in(claim.unit or '', exact)(bound)}."]
     return Shown(comparison=comparison, charts=charts, sentences=tuple(sentences))
 
 

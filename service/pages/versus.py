@@ -12,7 +12,7 @@ from stages.results import ExperimentComparison, ImagePair, JudgedClaim, Versus,
 
 DEVICES = {"cuda": "one GPU", "cpu": "two CPU cores"}
 LARGE_GRID = 24
-"""Models of an experiment with more of them have titles that nobody types."""
+"""Experiments with more models aren't suggested, because nobody would type their titles."""
 SURE = 0.05
 
 

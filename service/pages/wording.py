@@ -164,7 +164,7 @@ _WORDS = {
     "min(model.depth)": "Smallest depth",
     "min(model.width)": "Smallest width",
     "min(parameters)": "Fewest parameters",
-    "min_log_mse": "Log of the test mean squared error, its least of any epoch",
+    "min_log_mse": "Log of the test mean squared error, lowest of any epoch",
     "model.channel_dim": "Hidden width of channel mixing",
     "model.channels": "Hidden channels of the feed-forward",
     "model.depth": "Blocks",
@@ -175,7 +175,7 @@ _WORDS = {
     "model.token_dim": "Hidden width of token mixing",
     "protocol.batch_size": "Batch size",
     "protocol.early_stop.from_epoch": "First epoch that may stop early",
-    "protocol.early_stop.min_delta": "Least improvement that puts off stopping",
+    "protocol.early_stop.min_delta": "Smallest improvement that delays stopping",
     "protocol.early_stop.patience": "Patience of early stopping",
     "protocol.epochs": "Epochs",
     "protocol.optimizer.lr": "Learning rate",
@@ -190,7 +190,7 @@ _WORDS = {
     "protocol.split.train": "Share for training",
     "protocol.split.val": "Share for validation",
 }
-"""Metrics that are compared nowhere and whose own name is no phrase."""
+"""Titles of metrics that no comparison has."""
 
 _WEB_PAGES = "authors' web pages"
 """The place of what a paper's authors print outside it."""
@@ -374,7 +374,7 @@ def tell_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ()) -> 
     decided = {word: counts[word] for word in (Word.HOLDS, Word.FAILS) if counts[word]}
     others = {word: counts[word] for word in (Word.OPEN, Word.NOT_TESTED) if counts[word]}
     seen = sum(row.claim.id in looks for row in judged)
-    of_looks = f" {seen} {'has' if seen == 1 else 'have'} a first look of ours, which decides nothing." if seen else ""
+    of_looks = f" For {seen} we have a first indication, which decides nothing." if seen else ""
     if not decided:
         return f"None of these {len(judged)} claims is decided yet ({_tell(others)}).{of_looks}"
     if not others:

@@ -33,7 +33,7 @@ async def ready(request: Request) -> HealthOut:
     )
     detail = [f"results {content[:12]}", *([f"record {record}"] if record else [])]
     if aside := parts.engine.batcher.set_aside:
-        detail.append(f"set aside: runs {', '.join(model.contract.run_key[:12] for model in aside)}")
+        detail.append(f"disabled models: runs {', '.join(model.contract.run_key[:12] for model in aside)}")
     return HealthOut(status="ok", detail="; ".join(detail))
 
 
@@ -44,7 +44,7 @@ def require_ready(parts: AppState) -> None:
     if parts.readiness.is_draining:
         raise Problem(503, "the service is ending")
     if not parts.engine.batcher.is_alive:
-        raise Problem(503, "no inference process runs at the moment; they are being replaced")
+        raise Problem(503, "no inference process is running; they are being replaced")
     if not parts.readiness.is_warm:
         raise Problem(503, "the service is warming up")
 

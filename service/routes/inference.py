@@ -148,9 +148,9 @@ async def choose_served_checkpoints(
             raise Problem(422, f"{len(given)} {what}; one request takes at most {MAX_NAMES}")
     wanted = dataset or form_dataset
     if names and wanted:
-        raise Problem(422, "models are named either by checkpoint= or by dataset=, not by both")
+        raise Problem(422, "name models either by checkpoint= or by dataset=, not by both")
     if not names and not wanted:
-        raise Problem(422, "no model is chosen; name some by checkpoint=<id>, or by dataset=<name> with arm=<name>")
+        raise Problem(422, "no model is named; use checkpoint=<id>, or dataset=<name> with arm=<name>")
     return await app_state_of(request).choices.named(names, wanted, arms)
 
 
@@ -166,7 +166,7 @@ async def read_images(files: Sequence[UploadFile], samples: Sequence[str], setti
     """
     files = [file for file in files if file.filename or file.size]  # a form without a chosen file sends an empty one
     if not files and not samples:
-        raise Problem(422, "no image came; send it as file=, or name a test image by sample=<data set>/<position>")
+        raise Problem(422, "no image; send a file as file=, or name a test image by sample=<data set>/<position>")
     if len(files) + len(samples) > settings.max_images:
         raise Problem(413, f"{len(files) + len(samples)} images; one request takes at most {settings.max_images}")
     images: list[Image] = []

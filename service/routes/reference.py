@@ -13,25 +13,25 @@ from service.dependencies import app_state_of
 router = APIRouter(include_in_schema=False)
 METHODS = ("get", "post", "put", "patch", "delete")
 PROBLEMS = {
-    400: "The body isn't what its Content-Type says, or a tensor isn't what the model takes; or it is no HTTP.",
-    401: "This service asks for a key: Authorization: Bearer <key>.",
-    404: "A name that isn't there, or an address that isn't. The detail lists the known names where there are few.",
-    405: "The address is right, the method isn't; Allow says which are.",
-    406: "None of the media types that the address offers is in Accept.",
+    400: "The body doesn't match its Content-Type, a tensor doesn't match the model, or the request isn't valid HTTP.",
+    401: "This service needs an API key: Authorization: Bearer <key>.",
+    404: "Unknown name or address. The detail lists the known names if there are few.",
+    405: "The address doesn't support this method; Allow lists those that it does.",
+    406: "Accept has none of the media types that the address offers.",
     408: "The request's headers or its body didn't arrive in time.",
     409: "Models of several experiments fit; the detail lists the checkpoints to choose from. "
-    "Or only models of placeholder data fit, and those answer only by name.",
-    410: "The results were rebuilt since the list was begun; begin again without a cursor.",
-    413: "The request, a file, the number of files or an image's pixels are beyond the limit that the detail names.",
-    415: "Images come as multipart/form-data, tensors without an encoding of the body.",
-    416: "The range begins behind the end; Content-Range says where that is.",
-    421: "The service doesn't answer for the host that the request names.",
-    422: "A parameter or a file can't be used as it is; the detail says what was expected and what came.",
-    429: "More requests in a minute or a day than a key or a client may send; Retry-After says when the next is due.",
+    "Or only models trained on placeholder data fit, and those must be named by checkpoint.",
+    410: "The results were rebuilt since the first page; start again without a cursor.",
+    413: "The request, a file, the number of files or an image is larger than the limit in the detail.",
+    415: "Send images as multipart/form-data, and tensors without a Content-Encoding.",
+    416: "The range begins after the end; Content-Range has the size.",
+    421: "The service doesn't serve the host that the request names.",
+    422: "A parameter or a file is invalid; the detail says what was expected and what came.",
+    429: "The key or client exceeded its requests per minute or day; Retry-After says when to try again.",
     431: "The request's headers are too large.",
-    500: "The service failed, and its log says why. Please report it.",
-    503: "The results database or a checkpoint's weights can't be read at the moment, the service starts or ends, "
-    "too many requests or images are waiting, or the machine has no room left; with Retry-After, try again.",
+    500: "The service failed; its log says why. Please report it.",
+    503: "The results database or a checkpoint's weights can't be read at the moment, the service is starting or "
+    "stopping, too many requests or images are waiting, or the machine lacks resources. Try again after Retry-After.",
 }
 
 

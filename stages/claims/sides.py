@@ -1,7 +1,7 @@
-"""The two sides of a claim: the arms it compares, and their samples from the results with the strongest evidence.
+"""Arms that a claim compares, and their samples from the results with the strongest evidence.
 
-Most metrics are in a result line or in its cost; `epoch_2_test_loss` is read from its curves.  Some belong to an arm as
-a whole and choose an epoch from the curves of all its folds; their sample is each fold's share of the metric
+Most metrics are in a result line or its cost; `epoch_2_test_loss` comes from the curves.  Some belong to a whole
+arm and choose an epoch from the curves of all folds; their sample is each fold's share of the metric
 (`pseudo_values`).
 """
 
@@ -28,7 +28,7 @@ COSTS = ("train_seconds", "samples_per_second", "train_tokens_per_second", "peak
 _AT_EPOCH = re.compile(r"epoch_([1-9]\d*)_(train_loss|test_loss|test_accuracy)")
 """A metric that a paper prints for a given epoch, counted from 1."""
 FAILED_FACTOR = 10.0
-"""A training failed when it diverged or its error is this many times the median of its size; DAC gives no level."""
+"""A training failed if it diverged or its error is this many times the median at its size; DAC prints no limit."""
 _FAILED_METRIC = "selected_mse"
 
 
@@ -37,7 +37,7 @@ class NotMeasured(LookupError):
 
 
 def measure(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
-    """The sample of one arm's `trials`; a result without the metric is a missing replicate.
+    """Return the sample of one arm's `trials`; a result without the metric counts as a missing replicate.
 
     Raises:
         NotMeasured: no trial has the metric.
@@ -86,10 +86,10 @@ def _read(metric: str, trial: Trial) -> float | None:
 
 
 def choose_epoch(metric: str, trials: Sequence[Trial], looks: Looks) -> ArmMetric:
-    """The metric of the trials that are judged, at the epoch that they choose together.
+    """Return the metric of the judged trials at the epoch that they choose together.
 
     Raises:
-        NotMeasured: fewer than two of them have finished, or their curves lack what the metric needs.
+        NotMeasured: fewer than two have finished, or their curves lack a quantity that the metric needs.
     """
     finished = [trial.result for trial in judged_of(trials, looks) if trial.result.status == "finished"]
     if len(finished) < 2:
@@ -101,7 +101,7 @@ def choose_epoch(metric: str, trials: Sequence[Trial], looks: Looks) -> ArmMetri
 
 
 def judged_of(trials: Sequence[Trial], looks: Looks) -> list[Trial]:
-    """The replicates of the last complete look, the only ones judged; all of them if no look is complete."""
+    """Return the replicates of the last complete analysis, which are judged; all if no analysis is complete."""
     n = complete_look((trial.result.replicate for trial in trials), looks)
     return [trial for trial in trials if n is None or trial.result.replicate < n]
 
@@ -116,7 +116,7 @@ def _measure_arm(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
 
 
 def average(samples: Sequence[Sample]) -> Sample:
-    """One sample of several arms: each replicate's mean over them if all have it; diverged if it diverged in one."""
+    """Combine arms into one sample: each replicate's mean if all arms have it, diverged if it diverged in one."""
     shared = set.intersection(*(set(sample.indices) for sample in samples))
     replicates = []
     for index in sorted(shared):
@@ -133,7 +133,7 @@ def average(samples: Sequence[Sample]) -> Sample:
 
 
 def count_failed(trials: Sequence[Trial], peers: Sequence[Trial]) -> tuple[int, int]:
-    """(failed, all) of `trials`; the reference is the median test error of them and their `peers` of similar size."""
+    """Count failed and all `trials`, relative to the median test error of them and their `peers` of similar size."""
     errors = [value for trial in (*trials, *peers) if (value := _read(_FAILED_METRIC, trial)) is not None]
     if not errors:
         raise NotMeasured(f"no result holds {_FAILED_METRIC}, so nothing tells a failed training")
@@ -147,9 +147,10 @@ def count_failed(trials: Sequence[Trial], peers: Sequence[Trial]) -> tuple[int, 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """The arms of a claim: the proposed ones, and the baseline that each is compared with (none for a value).
+    """Proposed arms of a claim, each with the baseline that it is compared with (none for a value).
 
-    `cells`: keywords of the proposed arms' models, their places in the grid; `grid`: those of all planned arms.
+    `cells`: model keywords of the proposed arms, which are their positions in the grid; `grid`: those of all planned
+    arms.
     """
 
     proposed: tuple[str, ...]
@@ -166,7 +167,7 @@ class Pairs:
         return len(self.grid)
 
     def among(self, numbers: Sequence[int]) -> Pairs:
-        """The pairs with these numbers."""
+        """Return the pairs with these indices."""
         return Pairs(
             proposed=tuple(self.proposed[number] for number in numbers),
             baseline=tuple(self.baseline[number] for number in numbers) if self.baseline else (),
@@ -177,9 +178,9 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimSamples:
-    """Samples of a claim's two sides in its metric; a value has no baseline.
+    """Samples of a claim's proposed and baseline arms in its metric; a value has no baseline.
 
-    `pairs` and `group` are those they are from; `part` has the pairs if those of a grid have results in part.
+    They come from `pairs` and `group`; `part` has the pairs if only part of a grid has results.
     """
 
     pairs: Pairs
@@ -216,14 +217,14 @@ class ClaimSamples:
 def find_group(
     claim: ClaimLine, experiment: Experiment, groups: Sequence[ResultGroup]
 ) -> tuple[Pairs, ResultGroup | None]:
-    """The claim's arms and the group with the strongest evidence; for a grid of arms, those that have results.
+    """Return the claim's arms and the group with the strongest evidence; for a grid, the arms with results.
 
-    For a grid of pairs, whole slices if there are any: nobody chooses which pairs of an incomplete slice count.
+    For a grid of pairs, only whole slices count if there are any, so that nobody can choose pairs within a slice.
     """
     planned = arms_of(claim, experiment)
     if len(planned.proposed) == 1:
         return planned, choose(groups, planned.arms)
-    if claim.facts.at_size:  # its pairs are of equal size, which results tell
+    if claim.facts.at_size:  # results show which pairs have equal size
         return planned, next(iter(groups), None)
     for group in groups:
         numbers = [
@@ -241,7 +242,7 @@ def find_group(
 
 
 def arms_of(claim: ClaimLine, experiment: Experiment) -> Pairs:
-    """Arms matching the claim's patterns; in a grid, each with the baseline that the params file sets against it."""
+    """Return the arms that match the claim's patterns; in a grid, each with its baseline from the params file."""
     proposed = fnmatch.filter(experiment.arms, claim.arm or "")
     if claim.baseline_arm is None:
         return _pairs(experiment, [(arm, None) for arm in proposed])
@@ -264,7 +265,7 @@ def _pairs(experiment: Experiment, couples: Sequence[tuple[str, str | None]]) ->
 
 
 def gather_samples(claim: ClaimLine, pairs: Pairs, group: ResultGroup, rules: Rules) -> ClaimSamples:
-    """The samples of the claim's two sides.
+    """Return the samples of the claim's proposed and baseline arms.
 
     Raises:
         NotMeasured: no result has the metric.
@@ -302,14 +303,14 @@ def entry_of(trial: Trial, side: Side, value: float | None) -> Entry:
 
 
 def mean_of(sample: Sample, looks: Looks) -> float | None:
-    """Mean of the replicates that are judged; of all if no look is complete."""
+    """Return the mean of the judged replicates, or of all if no analysis is complete."""
     n = complete_look(sample.indices, looks)
     used = sample.among(range(n)) if n else sample
     return fmean(used.values) if used.values else None
 
 
 def summarise_arms(metric: str, arms: Iterable[str], group: ResultGroup, rules: Rules) -> tuple[ArmSummary, ...]:
-    """Summaries of those of `arms` that have the metric, each once; none if the metric is a replicate's own."""
+    """Summarise the `arms` that have the metric, each once; empty if the metric belongs to single replicates."""
     found = []
     for arm in dict.fromkeys(arms) if metric in ARM_METRICS else ():
         trials, looks = group.arms[arm], group.looks(rules)
@@ -340,7 +341,7 @@ def summarise_arms(metric: str, arms: Iterable[str], group: ResultGroup, rules: 
 
 
 def summarise_figure(metric: str, groups: Sequence[ResultGroup], rules: Rules) -> tuple[ArmSummary, ...]:
-    """Summaries of the arms of a figure, from the results of each experiment that have the strongest evidence."""
+    """Summarise the arms of a figure from each experiment's results with the strongest evidence."""
     found: list[ArmSummary] = []
     for name in dict.fromkeys(group.experiment.name for group in groups):
         own = [group for group in groups if group.experiment.name == name]

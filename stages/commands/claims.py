@@ -45,7 +45,7 @@ from stages.runs.store import write_atomically
 
 _CLAIMS = Path("data/claims.csv")
 _FEW = 4
-"""Runs that a person is shown."""
+"""Most runs in text output."""
 _ASKED = ("paper", "place", "arm", "baseline_arm", "metric", "statement", "value", "unit", "qualifier")
 
 
@@ -61,7 +61,7 @@ def show(options: argparse.Namespace) -> Answer:
             params, like = merge(files, name, path), files[name].get("like")
             document.append({"experiment": name, "like": like, "params": params})
             others = f" and, for what that leaves out, params/{like}.yaml" if like else ""
-            shown.append(f"# The sources of these values stand beside them in {path}{others}.")
+            shown.append(f"# For the sources of these values, see {path}{others}.")
             shown.append(
                 yaml.safe_dump(params, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120).rstrip()
             )
@@ -143,7 +143,7 @@ def history(options: argparse.Namespace) -> Answer:
             alters=not options.alters_nothing,
         )
         document = {"path": str(path), "changes": len(changes)}
-        return Answer(document=document, shown=[f"{path}: {len(changes)} changes; commit it"])
+        return Answer(document=document, shown=[f"{path}: {len(changes)} changes{'; commit it' if changes else ''}"])
     changes = [
         change
         for change in read_history(path)
@@ -152,7 +152,7 @@ def history(options: argparse.Namespace) -> Answer:
     shown = []
     for change in changes:
         after = ", after results were published" if change.after_evidence else ""
-        after = after if change.seen is None else f", after {change.seen} of its results had been seen"
+        after = after if change.seen is None else f", after seeing {change.seen} of its results"
         values = "".join(f" {name}: {old} -> {new}." for name, (old, new) in change.changed.items())
         shown.append(f"{change.date}{after}: {change.claims} ({change.subject}).{values} {change.why}")
     return Answer(document=[dataclasses.asdict(change) for change in changes], shown=shown)
@@ -172,7 +172,7 @@ def register(options: argparse.Namespace) -> Answer:
     rows, history = read_claims(Path("data/claims.csv")), read_history(HISTORY)
     if lacking := pending(rows, params.verdicts, history, known={}, published=()):
         what = ", ".join(sorted({f"{change.subject} {change.claims}" for change in lacking})[:4])
-        raise ClaimsError(f'{HISTORY} has no line yet for {what}; first: claimcheck history --why "…"')
+        raise ClaimsError(f'{HISTORY} has no line yet for {what}; first run: claimcheck history --why "…"')
     chosen = _choose(rows, options.claims)
     runs = _plan(chosen, rows, params, options.runs or ["*"])
     if not runs:
@@ -192,7 +192,7 @@ def register(options: argparse.Namespace) -> Answer:
         document={"path": str(path), "claims": len(chosen), "runs": len(runs), "trained": trained},
         shown=[
             f"{path}: {len(chosen)} claims, {len(runs)} planned runs, {trained} of them trained already",
-            "commit it before the first of the others is trained",
+            "commit it before training the others",
         ],
     )
 
@@ -274,11 +274,11 @@ def _check(root: Path) -> Answer:
             ]
             for change in dict.fromkeys(change for _, change in found):
                 touched = [claim for claim, other in found if other == change]
-                faults.append(f"{', '.join(touched)}: judged by another rule than the registered; {change}")
+                faults.append(f"{', '.join(touched)}: judged by another rule than registered; {change}")
         document.append({"name": path.stem, "commit": commit_of(root, path), "claims": claims, "faults": faults})
     shown = []
     for told in document:
-        commit = f"committed in {told['commit'][:12]}" if told["commit"] else "not committed as it is"
+        commit = f"committed in {told['commit'][:12]}" if told["commit"] else "not committed as it is now"
         shown.append(f"{told['name']}: {told['claims']} claims, {commit}; {len(told['faults']) or 'no'} faults")
         shown += [f"  {fault}" for fault in told["faults"]]
     return Answer(

@@ -88,7 +88,7 @@ class Parser(argparse.ArgumentParser):
         """Say what is wrong with the first word that no argument takes."""
         first = rest[0]
         if not first.startswith("-"):
-            self.error(f"{first!r} is one argument too many")
+            self.error(f"{first!r} is an unexpected argument")
         self.error(f"no option {first!r}{nearest(first, sorted(self._option_string_actions))}")
 
 
@@ -143,7 +143,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> Answer:
 
 
 PIPED = 80
-"""Columns where nobody says how many there are."""
+"""Width in columns if the terminal's is unknown."""
 _GAP = 2
 """Columns between columns."""
 
@@ -233,7 +233,9 @@ def open_database() -> Callable[[], Session]:
     from stages.results import ResultsUnavailable, open_results  # brings the database
 
     if Path("data/evidence").is_dir() and not Path(DATABASE).exists():
-        print(f"no results here yet: making {DATABASE} from the published evidence, 15 to 30 seconds", file=sys.stderr)
+        print(
+            f"no results here yet: making {DATABASE} from the published evidence, about half a minute", file=sys.stderr
+        )
         for stage in ("record",) if Path("data/findings.jsonl").exists() else ("analyse", "record"):
             words = [sys.executable, "-m", f"stages.{stage}"]
             if subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode:

@@ -113,7 +113,7 @@ def audit(options: argparse.Namespace) -> Answer:
     if words := refusal(Path()):
         raise PublishError(f"the published record is what git holds, and {words}")
     if not is_full_clone(Path()):
-        raise PublishError("this clone is shallow and lacks part of the record; first: git fetch --unshallow")
+        raise PublishError("this clone is shallow and lacks part of the record; first run: git fetch --unshallow")
     versions, retracted = append_only.read_versions(Path()), 0
     if options.retract:
         retracted = append_only.retract(Path(), versions, date=f"{date.today()}", why=options.retract)
@@ -208,7 +208,7 @@ def clean_up(options: argparse.Namespace) -> Answer:
     removed = [*map(str, remove_leftovers(Path())), *remove_objects(Path())]
     return Answer(
         document={"removed": removed},
-        shown=[*removed, f"{len(removed)} leftovers removed; outcomes and states to go on from stay"],
+        shown=[*removed, f"{len(removed)} leftovers removed; outcomes and resumable states are kept"],
     )
 
 

@@ -1,4 +1,4 @@
-"""Proposes the trainings within a budget that let us expect most decided claims per second."""
+"""Suggests the trainings that are expected to decide most claims within a budget."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from stages.verdicts.power import in_percent
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _CHANCES = ("supported", "reproduced", "not_reproduced")
-"""Of `stages.verdicts.Power`."""
+"""Fields of `stages.verdicts.Power`."""
 
 
 def seconds_of(text: str) -> float:
     """A duration such as `90min`, `2h` or `1.5d`, in seconds.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: the text is not a duration.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", text)
     if match is None or not float(match[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration; expected a number with s, min, h or d, as in 2h")
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a duration; expected a number with s, min, h or d, as in 2h")
     return float(match[1]) * _UNITS[match[2]]
 
 
 def next_trainings(options: argparse.Namespace) -> Answer:
-    """What to train within the budget; with `--run`, it is trained."""
+    """Suggest trainings within the budget; with `--run`, train them."""
     params = load_params()
     names = [find_experiment(params, name).name for name in options.experiments]
     if options.run and params.profile_name != PROFILE:
@@ -69,12 +69,12 @@ def next_trainings(options: argparse.Namespace) -> Answer:
             Terminal().print(part, soft_wrap=isinstance(part, str))
     is_complete = _train(found, params, options)
     document["is_trained"] = is_complete
-    said = "trained; `make repro` evaluates and judges them" if is_complete else "not all of it was trained; see above"
+    said = "trained; `make repro` evaluates and judges them" if is_complete else "some of it was not trained; see above"
     return Answer(document=document, shown=[said], code=0 if is_complete else 1)
 
 
 def _train(proposal: Proposal, params: Params, options: argparse.Namespace) -> bool:
-    """Train what is proposed, in its order; on Ctrl-C states are saved, and the next call goes on."""
+    """Train the proposed runs in order; Ctrl-C saves their states, from which the next call resumes."""
     places = {run: number for number, step in enumerate(proposal.steps) for run in step.items}
     chosen: dict[str, list[str]] = defaultdict(list)
     for run in places:
@@ -117,22 +117,22 @@ def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableTyp
     device, steps = document["device"], document["steps"]
     budget = f"{in_words(document['budget_seconds'])} of {params.rates[device].device}"
     if trained := document["trained"]:
-        yield f"{_claims(len(trained))} at a look whose trainings are all there: `make repro` judges them"
+        yield f"{_claims(len(trained))} at an interim analysis with complete trainings: run `make repro` to judge them"
     left = document["left"]
     if not steps:
         cheapest = left["cheapest_seconds"]
         yield (
             f"nothing fits in {budget}: the cheapest interim analysis takes {two_digits(cheapest / 3600)} h"
             if cheapest is not None
-            else "no claim waits for a training"
+            else "no claim needs a training"
         )
         return
     runs, claims = ([one for step in steps for one in step[part]] for part in ("runs", "claims"))
     claims = list({one["claim"]: one for one in claims}.values())
     expected = sum(one["chance"] for one in claims)
     yield (
-        f"{budget}: {len(runs)} trainings bring {_claims(len(claims))} to an interim analysis, which is expected to "
-        f"decide {expected:.1f}; planned are {in_words(document['seconds'])} and {document['usd']:.2f} USD"
+        f"{budget}: {len(runs)} trainings bring {_claims(len(claims))} to an interim analysis and are expected to "
+        f"decide {expected:.1f} of them; they take {in_words(document['seconds'])} and {document['usd']:.2f} USD"
     )
     yield ""
     rows = [
@@ -144,13 +144,13 @@ def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableTyp
         [Column("experiment", left=True), Column("runs", left=True), Column("hours"), Column("claims")], rows
     )
     yield ""
-    columns = [Column("claim", left=True), Column("look", left=True)]
+    columns = [Column("claim", left=True), Column("analysis", left=True)]
     columns += [Column("decided"), Column("weight", 1), Column("supported", 2), Column("reproduced", 3)]
     columns += [Column("not\nreproduced", 4)]
     rows = [
         [
             one["claim"],
-            f"at {one['look']}, the last" if one["look"] == one["planned"] else f"at {one['look']} of {one['planned']}",
+            f"at {one['look']}, final" if one["look"] == one["planned"] else f"at {one['look']} of {one['planned']}",
             in_percent(one["chance"]),
             two_digits(one["weight"]),
             *_chances(one["power"]),
@@ -158,7 +158,7 @@ def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableTyp
         for one in claims
     ]
     yield TextTable(columns, rows)
-    yield "Chances are those at this interim analysis if the paper is right; not reproduced: if it is two margins off."
+    yield "Chances are for this analysis if the paper is right; for “not reproduced”, if the truth is two margins off."
     if left["claims"]:
         yield ""
         yield f"{_claims(left['claims'])} would take longer"

@@ -217,7 +217,7 @@ class LogView:
             return [f"all {self.seen} stages are up to date"]
         unchanged = f", {self.seen - self.ran} unchanged" if self.seen > self.ran else ""
         took = in_words(time.monotonic() - self.started)
-        return [f"{self.ran} stages run{unchanged}, in {took}; every line of theirs: {self.log}"]
+        return [f"{self.ran} stages run{unchanged}, in {took}; full log: {self.log}"]
 
     def failure(self, code: int) -> list[str]:
         """The output of the stage that failed, whole, and what dvc says of it."""
@@ -229,7 +229,7 @@ class LogView:
             lines = [line for line in lines if not line.startswith("ERROR: failed to")][-_LAST_LINES:]  # DVC's words
         what = "stopped" if self.is_interrupted else "failed"
         where = f"{self._position()}, {what}" if self.stage else f"dvc {what}"
-        return [*lines, f"{where} (exit code {code}); every line: {self.log}; the next `make repro` goes on from here"]
+        return [*lines, f"{where} (exit code {code}); full log: {self.log}; the next `make repro` continues from here"]
 
 
 LOGS = Path("data/logs")
@@ -285,9 +285,9 @@ def alone(path: Path) -> Iterator[None]:
             held.seek(0)
             pid = held.read().strip()
             raise AnotherRepro(
-                f"another repro is at work in this folder, process {pid}; nothing was done. "
+                f"another repro is running in this folder (process {pid}), so nothing was done. "
                 "`claimcheck status --watch` shows how far it is; wait for its end, "
-                f"or stop it by `kill {pid}`: what it has trained stays"
+                f"or stop it by `kill {pid}`: its finished trainings are kept"
             ) from None
         held.truncate(0)
         held.write(str(os.getpid()))

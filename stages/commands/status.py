@@ -25,7 +25,7 @@ from stages.scheduling.planning import two_digits
 
 _EVERY_SECONDS = 2.0
 _SHOWN = 8
-"""Groups or claims that a person is shown."""
+"""Most groups or claims in text output."""
 
 
 def status(options: argparse.Namespace) -> Answer:
@@ -143,7 +143,7 @@ def _show_verdicts(tallies: Sequence[Any]) -> Iterator[RenderableType]:
 
 def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[RenderableType]:
     if not watched.sessions:
-        yield "nothing has trained in this store yet"
+        yield "no training has run in this store yet"
         return
     for session in watched.sessions:
         began = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.began))
@@ -171,7 +171,7 @@ def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[Re
     for group in watched.failed[:_SHOWN]:
         yield f"{group.label}: {group.state}, {group.message}"
     if watched.left_seconds:
-        yield f"all of it is over in about {in_words(watched.left_seconds)}"
+        yield f"everything is done in about {in_words(watched.left_seconds)}"
     yield from _show_brought(watched, brought)
 
 
@@ -202,9 +202,9 @@ def _show_brought(watched: Watched, brought: Sequence[Brought]) -> Iterator[Rend
     complete = [one for one in brought if one.is_complete]
     nearer = [one for one in brought if one.look is not None and not one.is_complete]
     ready = f" (`make repro` judges {'it' if len(complete) == 1 else 'them'})" if complete else ""
-    yield f"{number}: {len(complete)} claims at a complete look{ready}, {len(nearer)} nearer to theirs"
+    yield f"{number}: {len(complete)} claims at a complete interim analysis{ready}, {len(nearer)} closer to one"
     yield TextTable(
-        [Column("claim", left=True), Column("look", left=True), Column("trained"), Column("verdict", 1, left=True)],
+        [Column("claim", left=True), Column("analysis", left=True), Column("trained"), Column("verdict", 1, left=True)],
         [
             [one.claim, _look(one), f"{one.there} of {one.needed}" if one.look else "", one.verdict]
             for one in brought[:_SHOWN]
@@ -225,7 +225,7 @@ _GAUGES = {
     "usd": ("claimcheck_training_usd", "Price of the device time spent."),
     "left_usd": ("claimcheck_training_left_usd", "Price of the device time expected for the rest."),
 }
-"""Of a row of `stages.scheduling.journal`; a number that nobody knows is left out."""
+"""Metrics of a row of `stages.scheduling.journal`; unknown numbers are left out."""
 
 
 class MetricsError(Mistake, ValueError):
@@ -233,7 +233,7 @@ class MetricsError(Mistake, ValueError):
 
 
 def write_metrics(path: Path, papers: Sequence[Mapping[str, Any]], trainings: Mapping[str, Any], now: float) -> None:
-    """Write the metrics; whoever reads the file sees the old ones or these.
+    """Write the metrics atomically: a reader sees the old ones or the new ones.
 
     Raises:
         MetricsError: there is no such folder.

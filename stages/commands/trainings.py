@@ -58,7 +58,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(options: argparse.Namespace) -> Answer:
-    """The cost of the trainings: each experiment under the current profile, each paper under every profile."""
+    """Estimate the cost of each experiment under the current profile, and of each paper under every profile."""
     params = load_params()
     names = options.experiments or list(params.experiments)
     papers = {name: find_experiment(params, name).paper for name in names}
@@ -113,7 +113,7 @@ def plan(options: argparse.Namespace) -> Answer:
 def _measure(
     names: Iterable[str], params: Params, device: str, counts: FlopCounts, outcomes: Outcomes
 ) -> dict[str, Any]:
-    """Measure this machine: seconds until the missing trainings of each experiment, and of all together, are done."""
+    """Measure how many seconds the missing trainings of each experiment, and all together, take on this machine."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `run` trains
     devices = slot_devices(device, params)
     planned: list[tuple[str, Planned]] = []
@@ -172,11 +172,11 @@ def _show_measured(measured: Mapping[str, Any]) -> Iterable[RenderableType]:
     if measured["not_packed"]:
         yield Text(f"Not packed, so not measured: {', '.join(measured['not_packed'])}", style="dim")
     if measured["not_trained"]:
-        yield Text(f"{measured['not_trained']} networks can't be trained here and aren't counted", style="dim")
+        yield Text(f"{measured['not_trained']} networks can't be trained here and aren't included", style="dim")
 
 
 def _say_what_counts(totals: Mapping[str, PlannedCost], rates: Mapping[str, Rate]) -> Iterator[str]:
-    """What the hours as printed are made of, and how many there would be where products are in TF32."""
+    """Explain how the hours as printed are made up, and how many there would be in TF32."""
     if PRINTED in totals:
         yield from what_counts(totals[PRINTED], rates)
         if IN_TF32 in totals:
@@ -198,7 +198,7 @@ def _told(cost: PlannedCost, rates: Mapping[str, Rate]) -> dict[str, Any]:
 
 
 def _in_store(name: str, params: Params, outcomes: Outcomes) -> dict[str, Any]:
-    """The number of the experiment's trainings that are done, None if its data aren't packed; the profile's cut."""
+    """Return how many trainings of the experiment are done (None if its data aren't packed) and the profile's cut."""
     experiment = params.experiments[name]
     cut = {"cut": describe_cut(experiment, params.profile, params.datasets[experiment.dataset]) or None}
     try:
@@ -222,7 +222,7 @@ def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:
         ],
     )
     if any(line["in_store"] is None for line in plan["experiments"]):
-        yield Text("–: not known before its data are packed", style="dim")
+        yield Text("–: unknown until its data are packed", style="dim")
     cuts: dict[str, list[str]] = {}
     for line in plan["experiments"]:
         cuts.setdefault(line["cut"] or "as printed", []).append(line["experiment"])
@@ -246,19 +246,19 @@ def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:
     )
     yield ""
     yield Text(
-        "A training that two experiments share is counted with the first.  One group trains at a time on its device:"
+        "A training that two experiments share counts for the first.  Times are for one group of runs at a time:"
     )
     for kind, rate in plan["devices"].items():
         price = f"{rate['usd_per_hour']:.2f} USD an hour"
         yield Text(f"  {kind}: {rate['device']}, {price}; its speed is {rate['source']} (params.yaml, rates)")
-    yield Text("A limit is the time of the FLOPs alone at the peak of the device.")
+    yield Text("The limit is the time that the FLOPs alone take at the device's peak.")
     yield from map(Text, plan["as_printed"])
     for goal in plan["goals"]:
         device = plan["devices"][goal["device"]]["device"]
         yield Text(
             f"Goal: everything as printed within {goal['hours']:g} hours of {device}; "
-            f"planned are {two_digits(goal['planned_hours'])}, {goal['planned_hours'] / goal['hours']:.1f} times as "
-            f"many, the limit is {two_digits(goal['limit_hours'])}."
+            f"the plan takes {two_digits(goal['planned_hours'])}, {goal['planned_hours'] / goal['hours']:.1f} times as "
+            f"many, and at least {two_digits(goal['limit_hours'])} at the device's peak."
         )
 
 
@@ -292,7 +292,7 @@ def write_profile(name: str) -> None:
     """Write the profile into params.yaml.
 
     Raises:
-        ParamsError: there is none of that name.
+        ParamsError: there is no profile of that name.
     """
     params = load_params()
     if name not in params.profiles:
@@ -343,5 +343,5 @@ def run(options: argparse.Namespace) -> Answer:
     shown = f"{missing - left} of {missing} missing runs trained"
     document = {"missing": missing, "trained": missing - left}
     if left:
-        return Answer(document=document, shown=[f"{shown}; the same command goes on with the rest"], code=1)
+        return Answer(document=document, shown=[f"{shown}; run the same command again to train the rest"], code=1)
     return Answer(document=document, shown=[f"{shown}; `make repro` evaluates and records them"])

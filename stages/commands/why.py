@@ -37,9 +37,9 @@ from stages.scheduling.engine.leases import Attempt, Leases, is_gone, owner_in_w
 from stages.scheduling.runner import Way, find_outcome, keyed_runs, previous_specs, ways_to
 
 _SHORTEST = 6
-"""Digits of a run key that may stand for it."""
+"""Fewest digits of a run key that identify it."""
 _SHOWN = 6
-"""Changes or claims that a person is shown."""
+"""Most changes or claims in text output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,14 +225,14 @@ def _reason(
     params: Params,
 ) -> str:
     if asked is None:
-        return f"no experiment asks for it under the profile {params.profile_name}; it is kept, and nothing trains it"
+        return f"no experiment asks for it under the profile {params.profile_name}; it is kept and not trained again"
     if way is not None:
         return f"not trained again: its outcome is in the store{way.in_words()}"
     if known is not None and known.run_key != asked.spec.run_key and (changed or asked.spec.data_digest):
-        return f"kept: under the profile {params.profile_name} its cell asks for another training now"
-    unknown = "" if asked.spec.data_digest else " (its key isn't known before its data are packed)"
+        return f"kept: under the profile {params.profile_name} its cell now needs another training"
+    unknown = "" if asked.spec.data_digest else " (its key is unknown until its data are packed)"
     if before is None:
-        return f"to be trained: new, nothing was trained for this cell before{unknown}"
+        return f"to be trained: nothing was trained for this cell before{unknown}"
     if changed:
         return f"to be trained: {len(changed)} parts of its key have changed{unknown}"
     return f"to be trained: the key is the same, and its outcome is not in this store{unknown}"
@@ -249,7 +249,7 @@ def _outcome(store: Store, key: str | None, way: Way | None) -> dict[str, Any] |
 
 
 def _claims(name: RunName, params: Params, root: Path) -> list[dict[str, Any]]:
-    """Every claim about the run's arm: its verdict, and where the run is for its next look, how many trainings lack."""
+    """List every claim about the run's arm: verdict and, if its next analysis needs the run, the missing trainings."""
     printed = as_printed(params)
     trainings, standing = all_trainings(printed), standing_today(root, printed)
     trained = trainings.with_same(standing.decided_by | trained_runs(printed, root))
@@ -266,7 +266,7 @@ def _claims(name: RunName, params: Params, root: Path) -> list[dict[str, Any]]:
 
 
 def _show(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    name, key = document["run"] or "a run of no experiment", document["run_key"]
+    name, key = document["run"] or "a run that no experiment plans", document["run_key"]
     replicate = ", ".join(f"{part} {number}" for part, number in document["replicate"].items())
     short = key[:12] if key else "no key yet"
     yield f"{name} ({short}), {document['model']}, {replicate}, profile {document['profile']}"
@@ -302,7 +302,7 @@ def _says(claim: Mapping[str, Any]) -> str:
     lacking = (
         f"{look['lacking']} of {look['runs']} trainings are missing" if look["lacking"] else "trained, not yet judged"
     )
-    return f"{claim['verdict']}; its look at {look['at']} of {look['planned']}: {lacking}"
+    return f"{claim['verdict']}; interim analysis at {look['at']} of {look['planned']}: {lacking}"
 
 
 def _some(heading: str, lines: Sequence[str]) -> Iterator[str]:

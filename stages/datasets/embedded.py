@@ -62,7 +62,7 @@ def load_sources() -> tuple[np.ndarray, np.ndarray]:
     """Ink uint8 [1797, 8, 8] in 0 to 16, and digits int64 [1797]; what `sklearn.datasets.load_digits` returns."""
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("the stand-ins are composed from scikit-learn's digits; install scikit-learn")
+        raise ModuleNotFoundError("placeholder data need scikit-learn's digits; install scikit-learn")
     # Read from the package's folder: importing sklearn.datasets takes seconds for every data set.
     table = np.loadtxt(Path(spec.origin).parent / "datasets/data/digits.csv.gz", delimiter=",", dtype=np.int64)
     return table[:, :-1].astype(np.uint8).reshape(-1, 8, 8), table[:, -1]

@@ -159,7 +159,7 @@ class _Bench:
         if contradictions := find_contradictions(line):
             raise EvaluationError(
                 f"contradicts itself: {'; '.join(contradictions)}; remove data/store/runs/{run.run.run_key} and "
-                f"`dvc repro -f train@{self.run_list.experiment}` trains it anew"
+                f"`dvc repro -f train@{self.run_list.experiment}` trains it again"
             )
         if kept is None and run.has_network and not self._ran_other_code([run]):
             self.kept.write(run.run.run_key, stands_on, asdict(measured))
@@ -261,7 +261,7 @@ class TrainedRun:
         self.run, self.folder, self.info = run, folder, info
         train = f"dvc repro train@{folder.parent.name}"
         if fault := find_fault(folder, run.run_key):
-            raise EvaluationError(f"{folder}: {fault}; `{train}` trains it anew")
+            raise EvaluationError(f"{folder}: {fault}; `{train}` trains it again")
         try:
             self.digest = outcome_digest(folder)
             self.spec: dict[str, Any] = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
@@ -271,7 +271,7 @@ class TrainedRun:
             self.history = [json.loads(line, parse_float=lambda text: float(f"{float(text):.8g}")) for line in lines]
             self.planned = RunSpec.from_dict(self.spec)
         except (ValueError, TypeError, KeyError) as error:  # an outcome of an older version has no digest over all
-            raise EvaluationError(f"{folder}: can't be read ({error}); `{train}` trains it anew") from None
+            raise EvaluationError(f"{folder}: can't be read ({error}); `{train}` trains it again") from None
         if self.planned.data_digest != info.digest:
             raise EvaluationError(
                 f"data/processed/{info.dataset} has digest {info.digest[:12]}, this was trained on "

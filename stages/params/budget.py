@@ -97,7 +97,7 @@ def describe_cut(experiment: Experiment, profile: Profile, source: DatasetSource
         for field in dataclasses.fields(Protocol)
         if getattr(protocol, field.name) != getattr(printed, field.name)
     ]
-    cuts = ["stand-in data"] if profile.data == "embedded" else []
+    cuts = ["placeholder data"] if profile.data == "embedded" else []
     cuts += [words[name] for name in words if name in changed]
     cuts += [f"another {name.replace('_', ' ')}" for name in changed if name not in words]
     test_rows, noun = _rows(source, source.test)

@@ -73,7 +73,7 @@ def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, Arm]:
             )
             assert name is not None and title is not None, "only like and against may be left out"
             if name in arms:
-                raise ValueError(f"arms.{pattern}: {name} stands twice; its name needs every key of its grid in braces")
+                raise ValueError(f"arms.{pattern}: {name} occurs twice; its name needs every key of its grid in braces")
             if like is not None and like not in arms:
                 raise ValueError(f"arms.{pattern}.like is {like!r}; known above it: {', '.join(arms)}")
             base = arms[like] if like is not None else None
@@ -359,7 +359,7 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, docum
     fields = dict(file.protocol)
     seeds = validate(TypeAdapter(tuple[int, ...]), fields.pop("seeds", None), path, "protocol.seeds")
     if not seeds or len(set(seeds)) != len(seeds):
-        raise ParamsError(f"{path}: protocol.seeds is {list(seeds)}; expected at least one seed and none twice")
+        raise ParamsError(f"{path}: protocol.seeds is {list(seeds)}; expected at least one seed and no duplicates")
     printed = _read_protocol(fields, path, "protocol")
     channels = source.shape[0] if source.kind == "images" else 0
     for field in ("mean", "std"):
@@ -416,7 +416,7 @@ def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Prot
     optimizer = protocol.optimizer
     idle = [name for name in _FIRST_ORDER_HAS_NO if getattr(optimizer, name) is not None]
     if optimizer.name in ("adam", "adamw", "sgd") and idle:
-        raise ParamsError(f"{path}: {key_path}.optimizer.{idle[0]} is set, and {optimizer.name} has no use for it")
+        raise ParamsError(f"{path}: {key_path}.optimizer.{idle[0]} is set, but {optimizer.name} doesn't use it")
     schedule = protocol.schedule
     if schedule.name == "steps" and (not schedule.milestones or schedule.factor is None):
         raise ParamsError(

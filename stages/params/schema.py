@@ -101,7 +101,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         for key, _ in node.value:
             line = key.start_mark.line + 1
             if isinstance(key, yaml.ScalarNode) and first.setdefault(key.value, line) != line:
-                problem = f"key {key.value!r} stands twice, first in line {first[key.value]}"
+                problem = f"key {key.value!r} occurs twice, first in line {first[key.value]}"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
         return super().construct_mapping(node, deep)
 

@@ -1,11 +1,12 @@
-"""The trainings that let us expect most decided claims per second of a device, within a budget.
+"""Choose the trainings that are expected to decide most claims per second of a device, within a budget.
 
-A look is worth the probability that it decides its claim, beyond that of the look before it, times the claim's weight.
-Each pattern of a paper's `argument` is one part of it, and so is all that matches none; the claims of a part share it
-equally.  So one order that a paper rests on weighs as much as all cells of a table together.
+An interim analysis is worth the probability that it decides its claim, minus that of the analysis before it, times the
+claim's weight.  Each pattern of a paper's `argument` is one part of the argument, and all claims without a pattern are
+another; the claims of a part share its weight equally.  So one order that a paper rests on weighs as much as all cells
+of a table together.
 
-A claim is judged only at a complete look: replicates 0 … n − 1 of all its arms (`stages.verdicts.looks`), under the
-profile whose results decide.
+A claim is judged only at a complete analysis: replicates 0 … n − 1 of all its arms (`stages.verdicts.looks`), under
+the profile whose results decide.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ PROFILE = "paper"
 
 @dataclass(frozen=True, kw_only=True)
 class NextLook:
-    """The look at `at` replicates of a plan that ends at `planned`.
+    """The interim analysis at `at` replicates of a plan that ends at `planned`.
 
-    `runs`: all that it needs, of which `lacking` have neither a result that decides nor an outcome in the store; where
-    none lacks, the look is complete and waits for `record`.
+    It needs `runs`; those in `lacking` have neither a deciding result nor an outcome in the store.  If `lacking` is
+    empty, the analysis is complete and waits for `record`.
     """
 
     claim: ClaimLine
@@ -59,14 +60,14 @@ class NextLook:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """The judgements of all claims by the results below the root today, and the runs that have results that decide."""
+    """Judgements of all claims by the current results, and the runs with deciding results."""
 
     judgements: Sequence[Judgement]
     decided_by: frozenset[RunName]
 
 
 def standing_today(root: Path, params: Params) -> Standing:
-    """Judge by evidence and local results as they are now, as `record` does."""
+    """Judge by the current evidence and local results, as `record` does."""
     judged = judge_today(root, params)
     strongest = [(name, next(iter(of_it), None)) for name, of_it in judged.groups.items()]
     return Standing(
@@ -82,7 +83,7 @@ def standing_today(root: Path, params: Params) -> Standing:
 
 
 def next_looks(standing: Standing, params: Params, trained: Collection[RunName]) -> list[NextLook]:
-    """The next look of each claim that isn't decided yet, in the order of the claims; `trained` have an outcome."""
+    """Return the next analysis of each undecided claim, in the order of the claims; `trained` runs have an outcome."""
     first: dict[str, NextLook] = {}
     for look in looks_left(standing, params, trained):
         first.setdefault(look.claim.id, look)
@@ -90,7 +91,7 @@ def next_looks(standing: Standing, params: Params, trained: Collection[RunName])
 
 
 def looks_left(standing: Standing, params: Params, trained: Collection[RunName]) -> list[NextLook]:
-    """All looks still to come of the same claims."""
+    """Return all future analyses of the undecided claims."""
     there = standing.decided_by | frozenset(trained)
     return [
         look for judgement in standing.judgements for look in _looks_left(judgement, params, standing.decided_by, there)
@@ -122,7 +123,7 @@ def _looks_left(
 
 
 def is_settled(verdict: Verdict) -> bool:
-    """True if the verdict, and that of the size where there is one, is for or against the paper."""
+    """Return True if the verdict, and the size's verdict if any, is for or against the paper."""
     parts = [verdict.status, *([verdict.size.status] if verdict.size else [])]
     return all(is_decided(status) for status in parts)
 
@@ -132,7 +133,7 @@ def is_decided(status: Status) -> bool:
 
 
 def arms_behind(claim: ClaimLine, experiment: Experiment) -> tuple[str, ...]:
-    """The arms of an experiment that a claim of trained models needs."""
+    """Return the arms of an experiment that a claim about trained models needs."""
     if not claim.facts.at_size:
         return arms_of(claim, experiment).arms
     patterns = [pattern for pattern in (claim.arm, claim.baseline_arm) if pattern]  # pairs are of equal size
@@ -140,7 +141,7 @@ def arms_behind(claim: ClaimLine, experiment: Experiment) -> tuple[str, ...]:
 
 
 def judgements_about(run: RunName, judgements: Iterable[Judgement], params: Params) -> list[Judgement]:
-    """Those of claims of trained models that are about the run's arm and look at its replicate, now or later."""
+    """Return the judgements of claims about trained models that use this run, now or in a later analysis."""
     found = []
     for one in judgements:
         kind = kind_of(one.claim, params.verdicts)
@@ -155,23 +156,23 @@ def judgements_about(run: RunName, judgements: Iterable[Judgement], params: Para
 
 @dataclass(frozen=True, kw_only=True)
 class Trainings:
-    """All runs as printed.  `first`: for each the first run with the same training, itself if none is before it."""
+    """All runs as printed.  `first` maps each run to the first run with the same training, possibly itself."""
 
     planned: Mapping[RunName, PlannedRun]
     first: Mapping[RunName, RunName]
 
     def of(self, runs: Iterable[RunName]) -> frozenset[RunName]:
-        """One run for each training among `runs`."""
+        """Return one run for each training among `runs`."""
         return frozenset(self.first[run] for run in runs)
 
     def with_same(self, runs: Iterable[RunName]) -> frozenset[RunName]:
-        """These runs and all that are the same trainings."""
+        """Return these runs and all others with the same trainings."""
         trainings = self.of(runs)
         return frozenset(run for run, first in self.first.items() if first in trainings)
 
 
 def as_printed(params: Params) -> Params:
-    """The params under the profile whose results decide.
+    """Return the params under the profile whose results decide.
 
     Raises:
         ParamsError: params.yaml has no such profile.
@@ -182,7 +183,7 @@ def as_printed(params: Params) -> Params:
 
 
 def all_trainings(params: Params) -> Trainings:
-    """The grids of all experiments under the profile of `params`."""
+    """Return the runs of all experiments under the profile of `params`."""
     planned, first, known = dict[RunName, PlannedRun](), dict[RunName, RunName](), dict[str, RunName]()
     for experiment in params.experiments.values():
         for run in plan_runs(experiment, params.profile, params.datasets[experiment.dataset]):
@@ -194,10 +195,10 @@ def all_trainings(params: Params) -> Trainings:
 
 
 def trained_runs(params: Params, root: Path = Path()) -> frozenset[RunName]:
-    """Runs of the profile whose outcome is in the store, those of older code that gives the same included.
+    """Return the profile's runs with an outcome in the store, including outcomes of older equivalent code.
 
     Raises:
-        EvidenceError: a line of equivalent codes isn't as it was written.
+        EvidenceError: an equivalence line was changed.
     """
     outcomes = Outcomes(root)
     return frozenset(run.name for run in packed_runs(params, root) if outcomes.find(run.spec) is not None)
@@ -216,10 +217,10 @@ def packed_runs(params: Params, root: Path = Path()) -> Iterator[PlannedRun]:
 def seconds_each(
     trainings: Trainings, runs: Iterable[RunName], params: Params, device: str, count: CountFlops
 ) -> dict[RunName, float]:
-    """Planned seconds of the device for each of `runs`, in the order of the grid; a network's replicates share a stack.
+    """Estimate each run's seconds on the device, in the order of the grid; a network's replicates share a stack.
 
     Raises:
-        ParamsError: no rate for such a device.
+        ParamsError: the device has no rate.
     """
     if device not in params.rates:
         raise ParamsError(f"params.yaml: rates has no device {device!r}{nearest(device, params.rates)}")
@@ -235,10 +236,10 @@ def seconds_each(
 
 @dataclass(frozen=True, kw_only=True)
 class Brought:
-    """A claim that finished runs serve.
+    """A claim that uses finished runs.
 
-    `verdict` is the recorded one if these runs are behind it (`is_judged`), else that of before.  `look`: the next one,
-    of which `there` of the `needed` runs are trained; None for a claim that needs no more.
+    `verdict` is the recorded one if it is based on these runs (`is_judged`), otherwise the previous one.  `look` is the
+    next analysis, for which `there` of the `needed` runs are trained; None if the claim needs no more runs.
     """
 
     claim: str
@@ -252,12 +253,12 @@ class Brought:
 
     @property
     def is_complete(self) -> bool:
-        """True if the look waits for nothing but `record`."""
+        """True if the analysis only waits for `record`."""
         return self.look is not None and self.there == self.needed
 
 
 def runs_named(labels: Collection[str], params: Params) -> list[RunName]:
-    """Runs of the params files with these labels; other labels are left out."""
+    """Return the planned runs with these labels, ignoring unknown labels."""
     found = []
     for label in labels:
         name, _, cell = label.partition(".")
@@ -268,7 +269,7 @@ def runs_named(labels: Collection[str], params: Params) -> list[RunName]:
 
 
 def brought_by(labels: Collection[str], root: Path, params: Params) -> list[Brought]:
-    """The claims that these runs serve, trained as printed: complete interim analyses first, then the nearest."""
+    """Return the claims that use these runs, if trained as printed: complete analyses first, then the nearest."""
     printed = as_printed(params)
     trainings, standing = all_trainings(printed), standing_today(root, printed)
     finished = trainings.with_same(run for run in runs_named(labels, printed) if run in trainings.first)
@@ -304,7 +305,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Generic[Item]):
-    """`items` are taken together, for `seconds`; with those of earlier steps they complete the sets `completed`."""
+    """Items taken together, for `seconds`; with those of earlier steps they complete the sets `completed`."""
 
     items: tuple[Item, ...]
     seconds: float
@@ -317,9 +318,9 @@ def choose(
     worth: Mapping[str, float],
     budget: float = math.inf,
 ) -> list[Step[Item]]:
-    """The steps within `budget` seconds, best first; `seconds` has every item in the order of preference among equals.
+    """Choose steps within `budget` seconds, best first; ties go to the items that come first in `seconds`.
 
-    A set without items is complete and in no step; one without worth begins no step.
+    A set without items is complete and in no step.  A set without worth never starts a step.
     """
     items, names = list(seconds), [name for name, needs in wanted.items() if list(needs)]
     place = {item: number for number, item in enumerate(items)}
@@ -330,7 +331,7 @@ def choose(
     costs, steps, left = np.array([seconds[item] for item in items]), list[Step[Item]](), budget
     while len(names):
         prices = needs @ costs
-        # [i, j]: set i needs nothing that set j hasn't
+        # [i, j]: set j contains all items of set i
         within = needs @ (1 - needs).T == 0
         rates = np.where(prices <= left, worths @ within / np.maximum(prices, 1e-9), 0.0)
         best = int(np.argmax(rates))
@@ -351,12 +352,12 @@ def choose(
 
 
 NOBODY_KNOWS = 0.5
-"""Chance of a decision where neither the paper nor the metric suggests how far replicates spread."""
+"""Chance of a decision if neither the paper nor the metric suggests the spread of replicates."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prospect:
-    """A look, its power, the probability that it decides the claim, and the claim's weight."""
+    """An analysis, its power, the probability that it decides the claim, and the claim's weight."""
 
     look: NextLook
     power: Power | None
@@ -366,7 +367,7 @@ class Prospect:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """`prospects` by look, the trainings that each lacks, the `seconds` of each training, and the `steps` in order."""
+    """Analyses by name (`prospects`), the trainings each is `lacking`, `seconds` per training, and ordered `steps`."""
 
     trainings: Trainings
     prospects: Mapping[str, Prospect]
@@ -375,7 +376,7 @@ class Proposal:
     steps: Sequence[Step[RunName]]
 
     def place(self, run: RunName) -> tuple[int, float]:
-        """The number of the step that trains this run, and the run's share of the step's claims; last and 0 if none."""
+        """Return the number of the step that trains this run and the run's share of its claims; last and 0 if none."""
         training = self.trainings.first.get(run)
         for number, step in enumerate(self.steps):
             if training in step.items:
@@ -386,10 +387,10 @@ class Proposal:
 def propose(
     root: Path, params: Params, device: str, *, budget: float = math.inf, experiments: Collection[str] = ()
 ) -> Proposal:
-    """What to train first as printed, whatever the profile is now, for claims of these experiments (default: all).
+    """Propose what to train first as printed, under any profile, for claims of these experiments (default: all).
 
     Raises:
-        ParamsError: there is no such device, or no profile whose results decide.
+        ParamsError: the device or the deciding profile is unknown.
         ClaimsError, EvidenceError, RecordError: a file can't be read or contradicts another.
     """
     printed = as_printed(params)
@@ -416,7 +417,7 @@ def propose(
 
 
 def weigh(claims: Sequence[ClaimLine], papers: Sequence[PaperDeviations]) -> dict[str, float]:
-    """The share of a part of its paper's argument that each claim of trained models carries."""
+    """Return each trained claim's share of its part of the paper's argument."""
     arguments = {paper.paper: paper.argument for paper in papers}
     parts = {}
     for claim in claims:
@@ -429,10 +430,10 @@ def weigh(claims: Sequence[ClaimLine], papers: Sequence[PaperDeviations]) -> dic
 
 
 def chance_of_decision(claim: ClaimLine, power: Power | None, verdict: Verdict) -> float:
-    """The probability that the look decides what is open of the claim: the sign of a gain, or else a number.
+    """Return the probability that the analysis decides what is open: the sign of a gain, otherwise a number.
 
-    A number is as printed or two margins off, each with probability 1/2; a gain is as large as printed.  No look
-    refutes a claim whose experiment is a reading of ours.
+    We assume that a number is as printed or two margins off, each with probability 1/2, and that a gain is as large as
+    printed.  No analysis refutes a claim whose experiment is our reading.
     """
     if power is None or (power.supported, power.reproduced, power.not_reproduced) == (None, None, None):
         return NOBODY_KNOWS

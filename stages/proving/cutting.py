@@ -165,7 +165,7 @@ class DataHere:
             PackedDataError: the set is unknown, or no packed set of this digest and no real one is here.
         """
         if dataset not in self.params.datasets:
-            raise PackedDataError(f"nobody knows which data set has the digest {digest[:12]}")
+            raise PackedDataError(f"no data set has the digest {digest[:12]}")
         if (dataset, digest) not in self._packed:
             self._packed[dataset, digest] = self._find(dataset, digest)
         return self._packed[dataset, digest]

@@ -59,11 +59,11 @@ from stages.runs.trial import Trial
 from stages.verdicts import ARM_METRICS, NoCurves, Verdict, arm_metric, false_discovery_rates
 
 _NEEDED = "test_accuracy"
-"""All of `ARM_METRICS` are taken from it: curves without it needn't be gone through."""
+"""All `ARM_METRICS` derive from it, so curves without it are skipped."""
 
 
 def arm_metric_rows(selected: Iterable[Trial]) -> list[Base]:
-    """One row for each metric that the curves of an arm's finished results under equal conditions give."""
+    """Return a row for each metric from the curves of an arm's finished results under equal conditions."""
     groups: dict[tuple[str, str, str, str], list[ResultLine]] = defaultdict(list)
     for item in selected:
         line = item.result
@@ -99,7 +99,7 @@ Values = tuple[Any, ...]
 
 
 class Rows:
-    """The rows of one database, rebuilt for each call of `fill`."""
+    """Builder of the rows of one database; each call of `fill` rebuilds them."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class Rows:
             session.add(Meta(name="record", value=self.history_digest))
 
     def digest(self) -> str:
-        """sha256 over all inputs of the rows; which profile runs next is not part of it."""
+        """Return the sha256 over all inputs of the rows, except the current profile."""
         deviations = TypeAdapter(PaperDeviations)
         parts: list[Any] = [
             TypeAdapter(Params).dump_python(self.params, mode="json", exclude={"profile_name"}),
@@ -271,7 +271,7 @@ class Rows:
         ]
 
     def results(self) -> list[dict[str, Any]]:
-        """Rows of results, with the position of their group; what isn't planned any more is in none."""
+        """Return rows of results with the position of their group; results that are no longer planned have none."""
         speaking = {item.identity for item in self.speaking}
         return [
             _result_row(
@@ -306,13 +306,13 @@ class Rows:
         )
 
     def epochs(self) -> Iterator[Values]:
-        """Rows of epochs, nearly all of the database."""
+        """Return the rows of epochs, which are most of the database."""
         for item in self.found:
             curves = as_curves(item.result.curves)
             yield from zip(repeat(item.row), *(curves.column(name) for name in COLUMNS), strict=False)
 
     def observations(self) -> Iterator[Values]:
-        """Every number from inside a network, in the order of its result line."""
+        """Return every number measured inside networks, in the order of the result lines."""
         return (
             (item.row, position, row.quantity, row.moment, row.block, row.head, row.value)
             for item in self.found
@@ -320,7 +320,7 @@ class Rows:
         )
 
     def checkpoints(self) -> list[Base]:
-        """For each `<experiment>.<arm>.<replicate>`, the result of the strongest group whose weights are here."""
+        """Return for each `<experiment>.<arm>.<replicate>` the strongest group's result with available weights."""
         best: dict[str, Trial] = {}
         for item in self.found:
             line = item.result
@@ -335,7 +335,7 @@ class Rows:
         return -self.group_positions[group_of(item)], *precedence(item)
 
     def _digest_here(self, item: Trial) -> str | None:
-        """Digest of the weights as trained, otherwise of the released ones, otherwise None."""
+        """Return the digest of the trained weights, else of the released ones, else None."""
         candidates = (item.result.weights_sha256, item.release.sha256 if item.release else None)
         return next((digest for digest in candidates if digest in self.weights), None)
 
@@ -357,7 +357,7 @@ class Rows:
 
 
 def _cite(paper: str) -> tuple[str, str]:
-    """First and second paragraph of the paper's package docstring, each on one line."""
+    """Return the first two paragraphs of the paper's package docstring, each on one line."""
     path = source_path(f"stages.papers.{paper}")
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) if path else None
     paragraphs = [" ".join(part.split()) for part in (docstring or paper).split("\n\n")]
@@ -390,7 +390,7 @@ def _result_row(item: Trial, *, is_selected: bool, group_position: int | None) -
 
 
 def _identify(item: Trial) -> list[Any]:
-    """Everything that identifies a result: the digest of its lines, and what the params make of them."""
+    """Return everything that identifies a result: the digest of its lines and its marks from the params."""
     digest = item.digest
     if not digest:
         text = write_lines([item.result]) + write_lines([item.cost] if item.cost else [])
@@ -422,11 +422,11 @@ def verdict_rows(
     history: Sequence[Change],
     marks: Mapping[str, RegistrationMark],
 ) -> list[Base]:
-    """One verdict per judgement, with the digest of its claim, rules and code, and what was seen before its rule."""
+    """Return a verdict per judgement, with its digest and the number of results seen before its rule."""
     code, numbers = digest_code(), rules.digest()
     trained: dict[str, dict[str, Verdict]] = {}
     for judgement in judgements:
-        if judgement.is_by_training and not judgement.claim.facts.is_spread:  # which small p-values speak against
+        if judgement.is_by_training and not judgement.claim.facts.is_spread:  # small p-values reject it
             trained.setdefault(judgement.claim.paper, {})[judgement.claim.id] = judgement.verdict
     rates: dict[str, float | None] = {}
     for verdicts in trained.values():
@@ -469,7 +469,7 @@ def verdict_rows(
 
 
 def verdict_run_values(judgements: Iterable[Judgement]) -> Iterator[tuple[Any, ...]]:
-    """The runs behind each verdict, in the order of their table's columns."""
+    """Return the runs behind each verdict, in the order of the table's columns."""
     return (
         (judgement.claim.id, position, entry.side, entry.arm, entry.replicate, entry.value, entry.result)
         for judgement in judgements
@@ -478,7 +478,7 @@ def verdict_run_values(judgements: Iterable[Judgement]) -> Iterator[tuple[Any, .
 
 
 def change_rows(history: Sequence[Change], judgements: Sequence[Judgement]) -> list[Base]:
-    """The history on a claim's page: changes of its row, and of rules and code if results judge it."""
+    """Return the history for a claim's page: changes of its row, and of rules and code if results judge it."""
     rows: list[Base] = []
     for judgement in judgements:
         mine = [change for change in history if change.concerns(judgement.claim.id)]
@@ -495,7 +495,7 @@ def _stretches(verdict: Verdict) -> list[dict[str, Any]]:
 
 
 def deviation_rows(found: Sequence[PaperDeviations]) -> list[Base]:
-    """Every deviation."""
+    """Return every deviation."""
     every = [(paper.paper, name, deviation) for paper in found for name, deviation in paper.deviations.items()]
     return [
         row_of(Deviation, deviation, id=f"{paper}.{name}", position=position, paper=paper, says=deviation.paper)
@@ -504,7 +504,7 @@ def deviation_rows(found: Sequence[PaperDeviations]) -> list[Base]:
 
 
 def deviation_links(found: Sequence[PaperDeviations], claims: Sequence[ClaimLine]) -> list[Base]:
-    """For each deviation, the claims of its paper that it touches."""
+    """Return for each deviation the claims of its paper that it matches."""
     return [
         ClaimDeviation(claim=claim, deviation=f"{paper.paper}.{name}")
         for paper in found
@@ -514,7 +514,7 @@ def deviation_links(found: Sequence[PaperDeviations], claims: Sequence[ClaimLine
 
 
 def place_rows(claims: Iterable[ClaimLine], params: Params) -> list[Base]:
-    """The experiments of each claim."""
+    """Return the experiments of each claim."""
     return [
         ClaimExperiment(claim=claim.id, experiment=name)
         for claim in claims
@@ -540,7 +540,7 @@ def family_rows(sentences: Sequence[Table], judgements: Sequence[Judgement]) -> 
 
 
 def plain(judgements: Sequence[Judgement]) -> list[Any]:
-    """The content of judgements as JSON values, for the digest of the database."""
+    """Return the judgements as JSON values, for the digest of the database."""
     return [
         [
             judgement.claim.id,

@@ -115,7 +115,7 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
         if item.identity in found:
             if found[item.identity].source == item.source:
                 key, _, experiment, arm, replicate = item.identity
-                raise RecordError(f"{item.file}: {experiment}.{arm}.{replicate} of run {key[:12]} stands twice")
+                raise RecordError(f"{item.file}: {experiment}.{arm}.{replicate} of run {key[:12]} occurs twice")
             continue
         found[item.identity] = item
     equivalences = read_equivalences(root)
@@ -250,7 +250,7 @@ def _refuse_contradictions(item: Trial) -> None:
     found += find_cost_contradictions(line, item.cost) if item.cost else []
     found += find_release_contradictions(line, item.release) if item.release else []
     if found:
-        remedy = f"`dvc repro -s -f evaluate@{line.experiment}` writes it anew"
+        remedy = f"`dvc repro -s -f evaluate@{line.experiment}` rewrites it"
         raise RecordError(
             f"{item.file}, line {item.line}: {line.experiment}.{line.arm}.{line.replicate}: {'; '.join(found)}; "
             + (remedy if item.origin is None else "evidence is never edited: take the line from git again")
@@ -287,7 +287,7 @@ def find_weights(root: Path, found: Sequence[Trial]) -> tuple[dict[str, Weights]
         if item.release and item.release.sha256 not in held:
             raise RecordError(
                 f"{item.file}, line {item.line}: no file in data/models has the released weights "
-                f"(sha256 {item.release.sha256[:12]}…); take data/models from git again"
+                f"(sha256 {item.release.sha256[:12]}…); restore data/models from git"
             )
     digests += [(path, _trained_digest(path.with_name("result.json"))) for path in local if path.is_file()]
     for path, digest in digests:
@@ -304,7 +304,7 @@ def _trained_digest(outcome: Path) -> str | None:
     try:
         return str(json.loads(outcome.read_bytes())["weights_sha256"]) if outcome.is_file() else None
     except (ValueError, KeyError, TypeError):
-        raise RecordError(f"{outcome}: damaged; `dvc repro train@{outcome.parts[-3]}` makes it anew") from None
+        raise RecordError(f"{outcome}: damaged; `dvc repro train@{outcome.parts[-3]}` recreates it") from None
 
 
 @dataclass(frozen=True, kw_only=True)

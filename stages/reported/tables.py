@@ -126,7 +126,7 @@ def read_rows(claims: Table) -> tuple[list[Row], list[Problem]]:
         try:
             row = _read_row(line, texts)
             if row.id in rows:
-                raise ValueError(f"the id stands in line {rows[row.id].line} already; give each claim its own")
+                raise ValueError(f"the id is already in line {rows[row.id].line} already; give each claim its own")
             rows[row.id] = row
         except ValueError as error:
             problems.append(Problem(line=line, id=texts["id"], why=str(error)))

@@ -25,7 +25,7 @@ USUAL = {
     "seed": ("seed", "random_seed", "random_state"),
     "dataset": ("dataset", "dataset_name", "data", "task"),
 }
-"""Names of the parameters that say each column, in the order in which they are tried."""
+"""Names of the parameters that hold each column, in the order in which they are tried."""
 _NAME = re.compile(r"(?P<arm>.+?)[-_./ ](?:s|seed|run)?[-_=]?(?P<seed>\d+)$")
 _ADMINISTRATIVE = ("state", "notes", "user", "tags", "created", "runtime", "sweep", "id", "name")
 """Columns of a table that W&B exports, which are neither parameters nor metrics."""
@@ -71,7 +71,7 @@ def import_results(
     kept = list(metrics) or [metric for metric in known if last_word(metric) in HIGHER + LOWER]
     has = f"the runs have {', '.join(known) or 'none'}"
     if not kept:
-        raise TableError(f"{source}: no metric has a known name; say with --metric which to keep; {has}")
+        raise TableError(f"{source}: no metric has a known name; name those to keep with --metric; {has}")
     if missing := [metric for metric in kept if metric not in known]:
         raise TableError(f"{source}: no metric {', '.join(missing)}; {has}")
     for run in runs:
@@ -83,9 +83,9 @@ def import_results(
     table = pd.DataFrame(rows, columns=["dataset", "arm", "seed", "metric", "epoch", "value"])
     if table["epoch"].isna().all():
         table = table.drop(columns="epoch")
-    notes = [f"left out, as they did not finish: {', '.join(left_out)}"] if left_out else []
+    notes = [f"left out because they did not finish: {', '.join(left_out)}"] if left_out else []
     if others := [metric for metric in known if metric not in kept]:
-        notes.append(f"left out, as --metric doesn't name them: {', '.join(others)}")
+        notes.append(f"left out because --metric doesn't name them: {', '.join(others)}")
     return Imported(table=table, notes=tuple(notes))
 
 
@@ -104,7 +104,7 @@ def _find(column: str, run: TrackedRun, columns: Mapping[str, str]) -> str:
     if match := _NAME.match(run.name):
         return match[column]
     raise TableError(
-        f"nothing says the {column} of the run {run.name!r}; name the parameter with --{column}: "
+        f"no parameter holds the {column} of the run {run.name!r}; name the parameter with --{column}: "
         f"{', '.join(run.parameters) or 'it has none, so rename runs to model-seed0'}"
     )
 

@@ -139,7 +139,7 @@ def _curves(line: ResultLine, curves: Columns) -> Iterator[str]:
 def _metrics(line: ResultLine, curves: Columns) -> Iterator[str]:
     places = [(row.metric, row.split) for row in line.metrics]
     for metric, split in sorted({place for place in places if places.count(place) > 1}):
-        yield f"{metric} of split {split} stands twice"
+        yield f"{metric} of split {split} occurs twice"
     for row in line.metrics:
         if not math.isfinite(row.value):
             yield f"{row.metric} is {row.value}"

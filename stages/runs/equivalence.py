@@ -115,8 +115,8 @@ def read_equivalences(root: Path) -> Equivalences:
         if line.digest != wanted:
             found = f"its digest is {line.digest[:12]}" if line.digest else "it has no digest"
             raise EvidenceError(
-                f"{path}, line {number}: {found}, its content gives {wanted[:12]}: it is not as it was written; "
-                f"take it from git again, or show it anew (claimcheck equivalent {line.before[:12]})"
+                f"{path}, line {number}: {found}, its content gives {wanted[:12]}: it was changed since; "
+                f"restore it from git, or prove it again (claimcheck equivalent {line.before[:12]})"
             )
     return Equivalences(lines, root)
 

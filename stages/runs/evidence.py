@@ -262,8 +262,8 @@ def _check_digest(where: str, line: EvidenceLine, text: bytes) -> None:
     if line.digest != wanted:
         found = f"its digest is {line.digest[:12]}" if line.digest else "it has no digest"
         raise EvidenceError(
-            f"{where}: {name}: {found}, its content gives {wanted[:12]}: it is not as it was published; "
-            f"take it from git again, or publish it anew (claimcheck publish {line.result.experiment})"
+            f"{where}: {name}: {found}, its content gives {wanted[:12]}: it was changed after it was published; "
+            f"restore it from git, or publish it again (claimcheck publish {line.result.experiment})"
         )
 
 

@@ -265,8 +265,8 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
         for asked in _imports(module):
             if not asked.is_optional and not is_pinned(asked.module) and not _is_module(asked.module):
                 raise ModuleNotFoundError(
-                    f"{source_path(module)}: imports {asked.module}, which can't be found, so nobody knows what would "
-                    "run: install it, put its folder on PYTHONPATH, or lay it beside stages"
+                    f"{source_path(module)}: imports {asked.module}, which can't be found, so it is unknown what would "
+                    "run: install it, put its folder on PYTHONPATH, or put it next to stages"
                 )
     paths = {module: source_path(module) for module in sorted(closure)}
     digests = {module: module_digest(path) for module, path in paths.items() if path is not None}

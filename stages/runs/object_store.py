@@ -123,7 +123,7 @@ class ObjectStore:
         if fault is None:
             return self.cache.publish(run_key, files)
         print(
-            f"  {run_key[:12]}: the outcome in {self.address} is damaged: {fault}; it will be trained anew",
+            f"  {run_key[:12]}: the outcome in {self.address} is damaged: {fault}; it will be trained again",
             file=sys.stderr,
         )
         record, tag = self.read(run_key)

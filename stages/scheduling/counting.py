@@ -74,10 +74,10 @@ _SAID = {
     "finished": "trained",
     "failed": "failed\n{message}",
     "memory": "{message}; it is tried once more, alone on its device",
-    "waiting": "waiting for {message}, which trains it; if that ends before, it goes on here",
+    "waiting": "waiting for {message}, which trains it; if that process ends, training resumes here",
     "elsewhere": "trained by another process {message}",
-    "stopped": "{message}; the next dvc repro goes on from here",
-    "lost": "lost, {message}; it goes on from its last state",
+    "stopped": "{message}; the next dvc repro resumes from here",
+    "lost": "lost, {message}; it resumes from its last state",
 }
 """What is printed of an event, by its kind."""
 

@@ -186,27 +186,27 @@ def expected_epochs(protocol: Protocol) -> int:
 
 
 def what_counts(total: PlannedCost, rates: Mapping[str, Rate]) -> Iterator[str]:
-    """For each device, what the hours as printed are made of, and what would change them."""
+    """Explain for each device how the hours as printed are made up."""
     for kind, rate in rates.items():
         whole, starting = total.hours(kind), total.starting_seconds[kind] / 3600
-        text = f"As printed it takes {two_digits(whole)} hours on {kind}: {two_digits(whole - starting)} to compute"
-        yield f"{text}, {two_digits(starting)} to start the short steps of small networks (fewer kernels a step help)"
+        text = f"As printed, all takes {two_digits(whole)} hours on {kind}: {two_digits(whole - starting)} to compute"
+        yield f"{text} and {two_digits(starting)} to launch kernels in the short steps of small networks"
         if not total.stacked:
             continue
-        words = "are counted as if each trained alone"
+        words = "are counted as if each were trained alone"
         if rate.stack_step_seconds is not None:
             alone = two_digits(total.alone_seconds[kind] / 3600)
-            words = f"share the steps of their stack; if each trained alone, all would take {alone} hours"
-        yield f"  {total.stacked:,} trainings of stacks {words}"
+            words = f"share the steps of their stack; if each were trained alone, all would take {alone} hours"
+        yield f"  {total.stacked:,} stacked trainings {words}"
 
 
 def in_other_profile(name: str, other: PlannedCost, printed: PlannedCost, rates: Mapping[str, Rate]) -> Iterator[str]:
-    """For each device that is faster under the profile `name`, its hours and limit beside those as printed."""
+    """Compare hours and limit under the profile `name` with those as printed, for each device that it makes faster."""
     for kind in rates:
         if other.hours(kind) < printed.hours(kind):
             hours, limit = two_digits(other.hours(kind)), two_digits(other.limit_hours(kind))
-            as_printed = f"as printed {two_digits(printed.hours(kind))} and {two_digits(printed.limit_hours(kind))}"
-            yield f"Under {name} all would take {hours} hours on {kind}, {limit} at its peak; {as_printed}"
+            as_printed = f"{two_digits(printed.hours(kind))} and {two_digits(printed.limit_hours(kind))} as printed"
+            yield f"Under {name}, all takes {hours} hours on {kind} ({limit} at its peak), instead of {as_printed}"
 
 
 def two_digits(value: float) -> str:

@@ -49,7 +49,7 @@ def publish(experiment: str, root: Path) -> Published:
 
     Raises:
         EvidenceError: a line can't be read, has changed since it was published, or names what its revisions don't have.
-        PublishError: no results, stand-in data, results that contradict themselves, or results of code that
+        PublishError: no results, placeholder data, results that contradict themselves, or results of code that
             differs from the code in the tree.
     """
     data = root / "data"
@@ -78,7 +78,7 @@ def publish(experiment: str, root: Path) -> Published:
         if found := [*find_contradictions(line), *find_cost_contradictions(line, cost), *of_run]:
             raise PublishError(
                 f"{line.experiment} {line.arm}.{line.replicate} contradicts itself: {'; '.join(found)}; "
-                f"`dvc repro -s -f evaluate@{experiment}` writes it anew"
+                f"`dvc repro -s -f evaluate@{experiment}` rewrites it"
             )
         older = kept.get(_cell(line))
         if older is None or older.result != line:
@@ -103,7 +103,7 @@ def _origin_of(line: ResultLine, here: Origin, equivalences: Equivalences) -> Or
 def _refuse_unfit(line: ResultLine, *, is_covered: bool) -> None:
     if line.data.provenance == "embedded":
         raise PublishError(
-            f"{line.experiment} {line.arm}.{line.replicate} was trained on stand-in data, which are no evidence; "
+            f"{line.experiment} {line.arm}.{line.replicate} was trained on placeholder data, which are no evidence; "
             "train on real data first: claimcheck profile quick, then dvc repro"
         )
     changed = changed_modules(line.spec)

@@ -42,15 +42,15 @@ from stages.upkeep.publishing import COSTS, compare_with_run, digest_at
 
 LinkStatus = Literal["holds", "broken", "not here"]
 REMEDIES = {
-    "record": "take what was edited from git again or evaluate it anew, then `python -m stages.record`",
-    "equivalences": "retract the line with its reason (claimcheck audit --retract), then train its runs anew",
-    "checkpoint": "take it from git again (data/models), or train it anew with `dvc repro`",
+    "record": "restore what was edited from git or evaluate it again, then `python -m stages.record`",
+    "equivalences": "retract the line with its reason (claimcheck audit --retract), then train its runs again",
+    "checkpoint": "restore it from git (data/models), or train it again with `dvc repro`",
     "run": "`python -m stages.record`; if it stays, take data/evidence from git again",
-    "params": "if the file was edited on purpose, train its runs anew with `dvc repro`; else take it from git again",
+    "params": "if the file was edited on purpose, train its runs again with `dvc repro`; otherwise restore it from git",
     "code": "`git fetch --all`; else publish from the revision that trained it",
-    "data": "`dvc repro -f preprocess@<dataset>` packs them anew",
+    "data": "`dvc repro -f preprocess@<dataset>` packs them again",
     "environment": "`python -m stages.record`; if it stays, take data/evidence from git again",
-    "metrics": "`dvc repro` evaluates it anew where its run is here; else take data/evidence from git again",
+    "metrics": "`dvc repro` evaluates it again if its run is here; otherwise restore data/evidence from git",
 }
 """What to do about a broken link, by its name."""
 _AS_RECORDED = (
@@ -422,7 +422,7 @@ def _check_record(root: Path, session: Session) -> Link:
                 query = select(table).order_by(*table.primary_key.columns)
                 pair = (side.execute(query.execution_options(yield_per=1000)) for side in (session, rebuilt))
                 if any(one != other for one, other in zip_longest(*pair)):
-                    what = f"table {table.name} is not what the files give; `python -m stages.record` builds it anew"
+                    what = f"table {table.name} is not what the files give; `python -m stages.record` rebuilds it"
                     return Link("record", "broken", what)
     unchecked = refusal(root)
     compared = f"; not compared with its history: {unchecked}" if unchecked else ", and git's history has no more"

@@ -186,7 +186,7 @@ def test_a_claim_shows_the_epoch_that_each_arm_chose_and_its_standard_error(root
         single = client.get("/api/v1/claims/ninformer.table2.mnist.vit").json()["arms"]
     assert len(arms) == 8 and {(arm["epoch"], arm["epochs"], arm["n"]) for arm in arms} == {(5, 256, 5)}
     assert all(arm["low"] < arm["value"] < arm["high"] and arm["stderr"] > 0 for arm in arms)
-    assert "standard error: as Appendix B has it" in page and page.count("5 of 256") == 8
+    assert "standard error: as in Appendix B" in page and page.count("5 of 256") == 8
     assert single == []
 
 
@@ -204,6 +204,6 @@ def test_every_page_and_report_can_show_it(root: Path) -> None:
     assert {page: answer.status_code for page, answer in answers.items() if answer.status_code != 200} == {}
     assert not [page for page, answer in answers.items() if ">nan" in answer.text or ">None<" in answer.text]
     said = [text.text for page, text in answers.items() if page.startswith("/claims/")]
-    assert sum("Would the paper’s own rerun give its number?" in text for text in said) > 20
+    assert sum("Would a rerun by the authors give the printed number?" in text for text in said) > 20
     assert sum("not from what came out. We plan 5 replicates with" in text for text in said) > 20
     assert "nan" not in results_page(str(root / "data" / "results.db"))

@@ -1,4 +1,4 @@
-"""From files to a real database: which result counts, and that every claim of the five papers has its row."""
+"""Recording into a real database: the results that count, and a row for every claim of the five papers."""
 
 import json
 import shutil
@@ -68,7 +68,7 @@ def test_every_claim_of_the_five_papers_has_a_row(session: Session) -> None:
     assert {Status(row.verdict.status) for row in judged} <= set(Status)
 
 
-def test_published_evidence_speaks_and_not_what_ran_later(session: Session) -> None:
+def test_published_evidence_takes_precedence_over_later_runs(session: Session) -> None:
     claim = find_judged(session, VIT)
     assert claim.verdict.status == "reproduced"
     assert [run.value for run in claim.runs] == pytest.approx(MNIST["vit"], abs=1e-12)
@@ -76,21 +76,21 @@ def test_published_evidence_speaks_and_not_what_ran_later(session: Session) -> N
     assert claim.verdict.n == 5
 
 
-def test_what_is_asked_between_two_records_is_what_the_database_says(root: Path, session: Session) -> None:
-    """Of a run that is published and was evaluated again elsewhere one result speaks, here as there."""
+def test_judging_between_two_records_agrees_with_the_database(root: Path, session: Session) -> None:
+    """A run that is published and was evaluated again elsewhere counts once in both."""
     today = {one.claim.id: (str(one.verdict.status), one.verdict.n) for one in judge_today(root, params()).judgements}
     recorded = list_judged(session, ClaimFilter())
     assert today == {row.claim.id: (row.verdict.status, row.verdict.n) for row in recorded}
 
 
-def test_a_stand_in_decides_nothing_though_its_numbers_agree(session: Session) -> None:
+def test_placeholder_results_decide_nothing(session: Session) -> None:
     for claim in list_judged(session, ClaimFilter(experiment="hyperbf-cifar10")):
         assert claim.verdict.basis in ("none", "params"), claim.claim.id
         if claim.claim.kind in ("value", "difference"):
             assert claim.verdict.status == "not tested" and claim.verdict.ours is None
 
 
-def test_a_verdict_has_its_size_its_table_and_its_deviations(session: Session) -> None:
+def test_verdict_has_size_table_and_deviations(session: Session) -> None:
     claim = find_judged(session, LEAD)
     assert claim.verdict.size is not None and claim.verdict.size["status"] == "reproduced"
     assert claim.family is not None and claim.family.text.startswith("Mean gain of 3 of 9 orders on 1 data set")
@@ -121,14 +121,14 @@ TIMES = [f"ninformer.table3.mnist.{arm}" for arm in ("vit", "mlpmixer", "localvi
 
 
 def write_findings(root: Path, claims: Sequence[str], error: str | None) -> None:
-    """The same finding, contradicted, of each of `claims`."""
+    """The same contradicted finding for each of `claims`."""
     finding = {"holds": False, "contradicted": True, "computed": {}, "explanation": "Computed."}
     lines = [{**finding, "claim": claim, "paper": "ninformer", "error": error} for claim in claims]
     (root / "data" / "findings.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 @pytest.mark.parametrize(("error", "counted"), [("inference times in nanoseconds", 1), (None, 4)])
-def test_an_error_at_several_places_counts_once(root: Path, tmp_path: Path, error: str | None, counted: int) -> None:
+def test_error_in_several_places_counts_once(root: Path, tmp_path: Path, error: str | None, counted: int) -> None:
     other = smaller(root, tmp_path / "root")
     write_findings(other, TIMES, error)
     record(other, "data/results.db")
@@ -146,7 +146,7 @@ def test_an_error_at_several_places_counts_once(root: Path, tmp_path: Path, erro
 
 
 def test_numbers_that_agree_under_a_reading_wait_for_the_trained_pair(root: Path, tmp_path: Path) -> None:
-    """For a claim about trained models a count decides nothing; for one that nothing trains it decides."""
+    """A count decides only claims that no training can decide."""
     other = shutil.copytree(root, tmp_path / "root")
     readings = [
         {"name": name, "text": "t", "holds": holds, "ours": None} for name, holds in (("a", False), ("b", True))
@@ -164,7 +164,7 @@ def test_numbers_that_agree_under_a_reading_wait_for_the_trained_pair(root: Path
 
 
 def smaller(root: Path, place: Path) -> Path:
-    """A copy with only the experiments of MNIST, which is recorded fast."""
+    """A copy with MNIST's experiments only, which is fast to record."""
     shutil.copytree(root, place)
     (place / "data" / "results" / "hyperbf-cifar10.jsonl").unlink()
     index = yaml.safe_load((place / "params.yaml").read_text())
@@ -185,9 +185,9 @@ def test_another_rule_is_another_digest_and_another_verdict(root: Path, tmp_path
     assert claim.status == "undecidable at this margin", "it is the printed rounding now, and the paper ran once"
 
 
-def test_a_protocol_edited_since_decides_nothing(root: Path, tmp_path: Path) -> None:
+def test_result_of_a_changed_protocol_decides_nothing(root: Path, tmp_path: Path) -> None:
     other = smaller(root, tmp_path / "root")
-    path = other / "params" / "ninformer-cifar10.yaml"  # which MNIST's is like
+    path = other / "params" / "ninformer-cifar10.yaml"  # from which MNIST's inherits
     path.write_text(path.read_text().replace("lr: 0.001", "lr: 0.01"))
     record(other, "data/results.db")
     with open_results(str(other / "data" / "results.db"))() as session:
@@ -195,7 +195,7 @@ def test_a_protocol_edited_since_decides_nothing(root: Path, tmp_path: Path) -> 
         assert session.get_one(VerdictRow, LEAD).status == "indicative: agrees"
 
 
-def test_a_replicate_enters_once_however_often_it_ran(root: Path, tmp_path: Path) -> None:
+def test_replicate_counts_once_however_often_it_ran(root: Path, tmp_path: Path) -> None:
     other = smaller(root, tmp_path / "root")
     lines = results("ninformer-mnist", {"vit": MNIST["vit"]})
     again = results("ninformer-mnist", {"vit": MNIST["vit"]}, environment="another")
@@ -206,7 +206,7 @@ def test_a_replicate_enters_once_however_often_it_ran(root: Path, tmp_path: Path
 
 
 def test_one_group_of_results_speaks_for_verdicts_and_comparison(tmp_path: Path) -> None:
-    """Of two groups that indicate, the one with more arms, though some of the other's have more replicates."""
+    """Of two indicative groups, the one with more arms counts, even if the other has more replicates."""
     copy_project(tmp_path)
     broad = results("ninformer-mnist", {arm: values[:3] for arm, values in MNIST.items()}, epochs=40)
     deep = results("ninformer-mnist", {arm: MNIST[arm][:4] for arm in ("local-vit", "ninformer")}, epochs=50)

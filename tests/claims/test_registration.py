@@ -187,7 +187,9 @@ def test_a_registration_edited_after_its_commit_is_noticed(copy: Path, story: St
     with pytest.raises(ClaimsError, match="not as it was written"):
         story.mark(story.after, root=copy)
     done = claimcheck(copy, "register", "--check")
-    assert done.returncode == 1 and "not as it was written" in done.stdout and "not committed as it is" in done.stdout
+    assert (
+        done.returncode == 1 and "not as it was written" in done.stdout and "not committed as it is now" in done.stdout
+    )
     rewrite(copy, dataclasses.replace(read_registration(story.root / FILE), why="After everything"))
     assert story.mark(*[story.after] * N, root=copy).mark == "unknown", (
         "the digest fits, but it isn't the committed file"
@@ -244,9 +246,9 @@ def test_a_change_that_no_line_of_the_history_tells_is_refused_and_checked(copy:
     row = next(line for line in listed.read_text().splitlines() if line.startswith(f"{CLAIM},"))
     listed.write_text(listed.read_text().replace(row, row.replace(f"{claims()[CLAIM].value}", "0.9", 1)))
     done = claimcheck(copy, "register", "other", CLAIM, "--why", "x")
-    assert f"has no line yet for claim {CLAIM}; first: claimcheck history" in done.stderr
+    assert f"has no line yet for claim {CLAIM}; first run: claimcheck history" in done.stderr
     checked = claimcheck(copy, "register", "--check")
-    assert checked.returncode == 1 and "judged by another rule than the registered; row: value" in checked.stdout
+    assert checked.returncode == 1 and "judged by another rule than registered; row: value" in checked.stdout
 
 
 def test_the_margin_of_a_registration_is_that_of_the_judge() -> None:

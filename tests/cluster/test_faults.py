@@ -69,7 +69,7 @@ def test_asked_to_stop_the_nodes_save_and_end_and_another_run_goes_on(
     wait_for(lambda: saved_states(project) and two_nodes.trainings())
     process.send_signal(signal.SIGTERM)
     output = finish(process, project, code=1)
-    assert "the next dvc repro goes on from here" in output
+    assert "the next dvc repro resumes from here" in output
     assert saved_states(project)
     wait_for(lambda: not two_nodes.trainings(), 30)
     finish(start(project, two_nodes), project)

@@ -81,7 +81,7 @@ def test_a_job_that_is_asked_to_stop_saves_and_ends(project: Path, reach: dict[s
     scancel(reach, "TERM")
     wait_for(lambda: state_of(reach) in ENDED, 120)
     said = (project / "claimcheck-1.log").read_text()
-    assert "0 of 2 missing runs trained; the same command goes on with the rest" in said
+    assert "0 of 2 missing runs trained; run the same command again to train the rest" in said
     assert show(reach, "Restarts") == "0" and saved_states(project) and not left_running(project)
 
 

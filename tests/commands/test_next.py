@@ -1,4 +1,4 @@
-"""`claimcheck next`: what it proposes, and that `--run` trains it and nothing else."""
+"""`claimcheck next`: its proposal, and `--run`, which trains only that."""
 
 import json
 from pathlib import Path
@@ -12,11 +12,11 @@ from tests.project import EXPERIMENT, edit
 pytestmark = pytest.mark.slow
 
 CHOSEN = [[f"{EXPERIMENT}.{arm}.{n}" for arm in ("ninformer", "vit") for n in range(5)]]
-"""What the order's last look needs, which decides it more often than the first; it completes the value's, too."""
+"""Runs for the order's final analysis, the likeliest to decide it; they also complete the value's analysis."""
 
 
 @pytest.mark.timeout(300)
-def test_it_proposes_what_completes_looks_and_trains_that_alone(tmp_path: Path) -> None:
+def test_next_proposes_runs_that_complete_analyses_and_trains_only_those(tmp_path: Path) -> None:
     project = make_waiting(tmp_path)
     proposed = json.loads(claimcheck(project, "next", "--budget", "1h", "--json").stdout)
     chosen = [step["runs"] for step in proposed["steps"]]
@@ -38,8 +38,8 @@ def test_it_proposes_what_completes_looks_and_trains_that_alone(tmp_path: Path) 
     assert not (project / "data" / "runs").exists(), "what an experiment's folder holds is for its stage to say"
     again = claimcheck(project, "next", "--budget", "1h")
     assert again.stdout.splitlines() == [
-        "2 claims at a look whose trainings are all there: `make repro` judges them",
-        "no claim waits for a training",
+        "2 claims at an interim analysis with complete trainings: run `make repro` to judge them",
+        "no claim needs a training",
     ]
     brought = json.loads(claimcheck(project, "status", "--watch", "--json").stdout)["trainings"]["brought"]
     assert {(one["claim"], one["look"], one["there"], one["needed"]) for one in brought} == {
@@ -48,7 +48,7 @@ def test_it_proposes_what_completes_looks_and_trains_that_alone(tmp_path: Path) 
     }
 
 
-def test_it_trains_only_where_results_decide(tmp_path: Path) -> None:
+def test_run_is_refused_under_profiles_that_decide_nothing(tmp_path: Path) -> None:
     project = make_waiting(tmp_path)
     edit(project / "params.yaml", lambda p: p.update(profile="smoke"))
     done = claimcheck(project, "next", "--budget", "1h", "--run")
@@ -62,9 +62,13 @@ def test_it_trains_only_where_results_decide(tmp_path: Path) -> None:
         (
             "--budget soon",
             2,
-            "argument --budget: 'soon' is no duration; expected a number with s, min, h or d, as in 2h",
+            "argument --budget: 'soon' isn't a duration; expected a number with s, min, h or d, as in 2h",
         ),
-        ("--budget 0h", 2, "argument --budget: '0h' is no duration; expected a number with s, min, h or d, as in 2h"),
+        (
+            "--budget 0h",
+            2,
+            "argument --budget: '0h' isn't a duration; expected a number with s, min, h or d, as in 2h",
+        ),
         ("--budget 1h --device cud", 1, "params.yaml: rates has no device 'cud'; did you mean cuda?"),
         ("--budget 1h tiny-mnits", 1, "params.yaml: no experiment 'tiny-mnits'; did you mean tiny-mnist?"),
         ("--budget 1h --run --engine rays", 1, "no engine 'rays'; known: local, ray (--engine or CLAIMCHECK_ENGINE"),

@@ -79,7 +79,7 @@ def test_without_trainings_it_is_the_verdicts_alone(project: Path) -> None:
     document = json.loads(claimcheck(project, "status", "dac", "--json").stdout)
     assert [row["paper"] for row in document["papers"]] == ["dac"]
     assert document["trainings"] == {"sessions": [], "rows": [], "left_seconds": None, "finished": [], "brought": []}
-    assert claimcheck(project, "status", "--watch").stdout == "nothing has trained in this store yet\n"
+    assert claimcheck(project, "status", "--watch").stdout == "no training has run in this store yet\n"
     assert not (project / "data" / "store").exists(), "who looks leaves nothing"
 
 

@@ -27,7 +27,7 @@ def why(project: Path, run: str) -> dict[str, Any]:
 def test_a_run_is_new_then_trained_then_changed(tmp_path: Path) -> None:
     project = make_waiting(tmp_path)
     new = why(project, RUN)
-    assert new["reason"] == "to be trained: new, nothing was trained for this cell before"
+    assert new["reason"] == "to be trained: nothing was trained for this cell before"
     assert {one["claim"]: one["look"]["lacking"] for one in new["claims"]} == {VALUE: 5, ORDER: 6}
     assert (new["attempts"], new["outcome"], new["changed"]) == ([], None, [])
 
@@ -84,7 +84,7 @@ def test_a_published_run_is_explained_in_a_fresh_clone(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     label = "dac-sgemm.mlp-25x5.0"
     told = why(tmp_path, label)
-    assert told["run_key"] is None and told["reason"].endswith("(its key isn't known before its data are packed)")
+    assert told["run_key"] is None and told["reason"].endswith("(its key is unknown until its data are packed)")
     assert {part.partition(":")[0] for part in told["changed"]} <= {
         *("protocol.batch_size", "protocol.epochs", "protocol.observe_test", "protocol.steps_per_epoch"),
     }

@@ -48,7 +48,7 @@ def test_asked_to_stop_it_saves_and_goes_on_later(tmp_path: Path, undisturbed: d
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert "the next dvc repro goes on from here" in output
+    assert "the next dvc repro resumes from here" in output
     train(project)
     assert outcomes(project) == undisturbed
 

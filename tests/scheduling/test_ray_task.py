@@ -1,4 +1,4 @@
-"""A group's training as a node runs it, without Ray: what it tells, and what it refuses."""
+"""Training of a group on a node, without Ray: its messages and rejections."""
 
 import dataclasses
 import math
@@ -64,7 +64,7 @@ def kinds(told: list[tuple[Any, ...]]) -> list[str]:
     return list(dict.fromkeys(event[0] for event in told if event[0] not in ("progress", "beat")))
 
 
-def test_a_node_tells_start_states_and_a_whole_outcome(project: Path) -> None:
+def test_node_reports_start_states_and_a_complete_outcome(project: Path) -> None:
     group = group_of(project)
     told = told_by(ask_for(group))
     assert kinds(told) == ["placed", "started", "saved", "trained"]
@@ -72,7 +72,7 @@ def test_a_node_tells_start_states_and_a_whole_outcome(project: Path) -> None:
     assert {key: find_fault(files, key) for key, files in outcomes.items()} == {group.run_keys[0]: None}
 
 
-def test_from_a_told_state_a_node_goes_on_to_the_same_outcome(project: Path) -> None:
+def test_node_resumes_from_a_reported_state_to_the_same_outcome(project: Path) -> None:
     group = group_of(project)
     whole = told_by(ask_for(group))
     states = {event[1]: event[2] for event in whole if event[0] == "saved"}
@@ -85,12 +85,12 @@ def test_from_a_told_state_a_node_goes_on_to_the_same_outcome(project: Path) -> 
     assert first[key]["weights.safetensors"] == second[key]["weights.safetensors"]
 
 
-def test_several_devices_of_a_node_train_one_run_and_their_states_are_told(project: Path) -> None:
-    """They are processes of their own: what one of them saves is told by the task, and taken up by the next task's."""
+def test_several_devices_train_one_run_and_report_its_states(project: Path) -> None:
+    """Devices are separate processes: the task reports their states, and the next task resumes from them."""
 
     def without_dropout(content: Any) -> None:
         for arm in content["arms"].values():
-            arm["model"]["dropout"] = 0.0  # which several devices refuse
+            arm["model"]["dropout"] = 0.0  # rejected with several devices
 
     edit(project / "params" / f"{EXPERIMENT}.yaml", without_dropout)
     group = group_of(project)
@@ -108,7 +108,7 @@ def test_several_devices_of_a_node_train_one_run_and_their_states_are_told(proje
     ]
 
 
-def test_an_interrupt_saves_and_stops(project: Path) -> None:
+def test_interrupt_saves_the_state_and_stops(project: Path) -> None:
     """Ray cancels a task by an interrupt of its main thread."""
     assert threading.current_thread() is threading.main_thread()
     group, told, before = group_of(project), list[tuple[Any, ...]](), signal.getsignal(signal.SIGINT)
@@ -123,7 +123,7 @@ def test_an_interrupt_saves_and_stops(project: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_node_whose_keys_the_store_refuses_says_so_before_anything_else(
+def test_rejected_store_keys_are_reported_before_training(
     project: Path, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in object_server.environment.items():
@@ -137,7 +137,7 @@ def test_a_node_whose_keys_the_store_refuses_says_so_before_anything_else(
     assert kinds(told) == ["placed", "shut_out"] and "access is refused" in told[-1][1]
 
 
-def test_other_code_than_the_keys_is_refused_by_name(project: Path) -> None:
+def test_code_that_differs_from_the_run_key_is_rejected_by_name(project: Path) -> None:
     group = group_of(project)
     code = dict(group.specs[0].code) | {"stages.training.loop": "0" * 16}
     told = told_by(ask_for(group, specs=(dataclasses.replace(group.specs[0], code=code),)))
@@ -146,7 +146,7 @@ def test_other_code_than_the_keys_is_refused_by_name(project: Path) -> None:
     assert "asks for other code than" in message and "(stages.training.loop): nothing is trained" in message
 
 
-def test_data_are_brought_once_and_checked(project: Path) -> None:
+def test_data_are_transferred_once_and_verified(project: Path) -> None:
     group = group_of(project)
     digest, brought = group.specs[0].data_digest, list[int]()
 
@@ -162,7 +162,7 @@ def test_data_are_brought_once_and_checked(project: Path) -> None:
     assert place(elsewhere, digest, packed) == kept and len(brought) == 2, "a damaged copy is brought anew"
 
 
-def test_other_data_than_the_keys_train_nothing(project: Path) -> None:
+def test_data_that_differ_from_the_run_key_are_not_trained_on(project: Path) -> None:
     group = group_of(project)
     with pytest.raises(PackedDataError, match="no packed data with digest ffffffffffff on this machine"):
         place(group.data, "f" * 64, None)
@@ -170,7 +170,7 @@ def test_other_data_than_the_keys_train_nothing(project: Path) -> None:
         place(project / "nowhere", "f" * 64, lambda: pack_files(group.data))
 
 
-def test_the_code_of_a_node_is_ours_and_what_the_keys_name(
+def test_node_gets_our_code_and_the_modules_of_the_run_key(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = group_of(project).specs[0]
@@ -185,13 +185,13 @@ def test_the_code_of_a_node_is_ours_and_what_the_keys_name(
 NODES = [Node(cpus=0, gpus=0, memory=10**9), Node(cpus=8, gpus=2, memory=10**11), Node(cpus=6, gpus=2, memory=10**11)]
 
 
-def test_threads_are_those_of_the_smallest_node_and_the_same_on_all(project: Path) -> None:
+def test_all_nodes_use_the_thread_count_of_the_smallest(project: Path) -> None:
     share, device, threads = Shares(["cpu", "cpu"]).of(group_of(project), NODES, is_alone=False)
     assert (share.cpus, device, threads) == (3, "cpu", 3)
     assert Shares(["cpu", "cpu"]).room(NODES) == 4 + 2
 
 
-def test_a_part_of_a_gpu_is_what_was_measured_and_the_whole_after_a_want_of_memory(project: Path) -> None:
+def test_gpu_share_is_the_measured_one_or_a_whole_gpu_after_out_of_memory(project: Path) -> None:
     group, shares = group_of(project), Shares(["auto", "auto"])
     assert shares.of(group, NODES, is_alone=False)[0].gpus == 0.5
     shares.learn(group, {"key": {"result.json": b'{"peak_memory_bytes": 4000000000}'}})
@@ -200,8 +200,8 @@ def test_a_part_of_a_gpu_is_what_was_measured_and_the_whole_after_a_want_of_memo
     assert shares.of(group, NODES, is_alone=True)[0].gpus == 1.0
 
 
-def test_gpus_that_train_one_run_together_are_whole_ones_of_one_node(project: Path) -> None:
-    """Ray gives a task GPUs of one node and numbers them from 0."""
+def test_gpus_that_share_a_run_are_whole_and_on_one_node(project: Path) -> None:
+    """Ray assigns GPUs of one node to a task and numbers them from 0."""
     group, shares = group_of(project), Shares(["cuda:2+cuda:3"] * 2)
     shares.learn(group, {"key": {"result.json": b'{"peak_memory_bytes": 4000000000}'}})
     shares.learn_device(80_000_000_000)
@@ -216,7 +216,7 @@ def test_gpus_that_train_one_run_together_are_whole_ones_of_one_node(project: Pa
     assert (share.cpus, device, threads) == (6, "cpu+cpu", 6), "which the two processes divide"
 
 
-def test_an_inbox_keeps_the_newest_state_and_the_order_of_all_else() -> None:
+def test_inbox_keeps_the_newest_state_and_the_order_of_other_messages() -> None:
     inbox = Inbox()
     inbox.put(1, "saved", "a/resume.pt", b"1")
     inbox.put(2, "saved", "b/resume.pt", b"1")

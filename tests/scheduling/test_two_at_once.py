@@ -37,7 +37,7 @@ def test_a_second_runner_waits_for_the_first_and_follows_it_when_that_is_killed(
     assert second.stdout is not None
     said = next(line for line in second.stdout if "waiting for" in line)
     assert f": waiting for process {first.pid} on {socket.gethostname()} since " in said
-    assert said.endswith(", which trains it; if that ends before, it goes on here\n")
+    assert said.endswith(", which trains it; if it ends, training resumes here\n")
     first.kill()
     first.communicate()
     rest, _ = second.communicate(timeout=120)
@@ -74,9 +74,9 @@ def test_a_second_repro_names_the_first_and_after_a_kill_the_next_goes_on(tmp_pa
     os.killpg(first.pid, signal.SIGSTOP)
     said, _ = start_repro(checkout, "stages.cli", "repro").communicate(timeout=120)
     assert said == (
-        f"claimcheck repro: another repro is at work in this folder, process {first.pid}; nothing was done. "
+        f"claimcheck repro: another repro is running in this folder (process {first.pid}), so nothing was done. "
         "`claimcheck status --watch` shows how far it is; wait for its end, or stop it by "
-        f"`kill {first.pid}`: what it has trained stays\n"
+        f"`kill {first.pid}`: its finished trainings are kept\n"
     )
     by_hand, _ = start_repro(checkout, "dvc", "repro").communicate(timeout=120)
     assert "is busy, it is being blocked by" in by_hand and "(PID" in by_hand, "DVC itself says as much"

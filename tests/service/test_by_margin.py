@@ -70,7 +70,7 @@ def test_a_paper_says_how_many_decided_signs_survive() -> None:
     found = Discoveries(tested=7, decided=5, survive=4, without=1)
     assert tell_discoveries(tally(discoveries=found)) == (
         "Training tested the sign of a gain in 7 claims and decided 5; 4 of these survive a false discovery rate of "
-        "5 %, over all that were tested. 1 other claim is decided without such a test."
+        "5 % over all tested claims. 1 other claim is decided without such a test."
     )
     assert tell_discoveries(tally()) == ""
 

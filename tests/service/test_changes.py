@@ -40,6 +40,6 @@ def test_a_claim_s_page_folds_what_altered_nothing(published_client: TestClient)
     first, _, folded = section.partition("<details>")
     of_many = [item["why"] for item in told if item["part"] in ("code", "rules")]
     assert of_many and all(why in folded and why not in first for why in of_many)
-    assert re.search(r"\b\d+ more changes: of the rules’ numbers or the code for many claims at once", folded)
+    assert re.search(r"\b\d+ more changes: rules or code that concern many claims", folded)
     rules = [item for item in told if item["part"] == "rule"]
     assert rules and all(f"after {item['seen']} of its results had been seen" in first for item in rules)

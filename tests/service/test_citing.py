@@ -112,9 +112,9 @@ def test_citations_name_the_permanent_address_that_an_operator_sets(client: Test
 
 def test_a_cited_address_says_whether_its_verdict_still_stands(client: TestClient) -> None:
     digest = client.get(f"/api/v1{GAIN}").json()["verdict"]["digest"]
-    assert "nothing has changed since" in client.get(f"{GAIN}?cited={digest[:12]}").text
+    assert "Nothing has changed since" in client.get(f"{GAIN}?cited={digest[:12]}").text
     html = client.get(f"{GAIN}?cited=0123456789ab").text
-    assert "cited with the verdict 0123456789ab, which is not today’s" in html and 'href="#changes-title"' in html
+    assert "cited with the verdict 0123456789ab, which has changed since" in html and 'href="#changes-title"' in html
     assert "was cited" not in client.get(GAIN).text
 
 

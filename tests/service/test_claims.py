@@ -57,7 +57,7 @@ def test_a_claim_shows_what_its_plan_can_tell_before_anything_has_run(client: Te
     page = client.get(f"/claims/{claim}").text
     assert "What the planned runs can show" in page and "Worked out before anything ran. We plan 3 replicates" in page
     assert (
-        "the 3 planned runs will confirm its number with a chance of less than 5 %, by an assumed spread of the runs."
+        "the 3 planned runs will confirm its number with a chance of less than 5 %, if runs scatter as we assume."
         in page
     )
     assert "The plan is too short: nothing is judged before 5 replicates." in page

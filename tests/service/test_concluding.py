@@ -75,17 +75,17 @@ def test_the_box_says_what_is_open_and_why_and_the_interval_of_the_whole_grid() 
     size = {"status": "inconclusive", "low": -0.055, "high": 0.0, "margin": 0.0625}
     whole = {**PART, "whole_low": -0.05, "whole_high": 0.49, "whole_confidence": 0.967}
     assert qualify(record(gain, "supported", scope=whole, size=size, **NUMBERS)) == [
-        "6, 11 and 16 layers are not all trained: for the whole grid the 96.7 % interval is −0.05 to 0.49 nats, "
+        "6, 11 and 16 layers are not all trained; for the whole grid the 96.7 % interval is −0.05 to 0.49 nats, "
         "so no gain at all is still possible.",
         "Whether it is as large as the paper’s 0.25 nats is open: within the margin so far, but 21 of 35 pairs are "
         "not in it yet.",
-        f"So “holds” is said at 5 and 8 layers alone: {A_PART}.",
+        f"So “holds” applies only at 5 and 8 layers: {A_PART}.",
     ]
     wide = {**size, "low": -0.1}
     assert qualify(record(gain, "supported", scope=PART, size=wide, **NUMBERS)) == [
         "6, 11 and 16 layers are not all trained.",
         "Whether it is as large as the paper’s 0.25 nats is open: 21 of 35 pairs are not in it yet.",
-        f"So “holds” is said at 5 and 8 layers alone: {A_PART}.",
+        f"So “holds” applies only at 5 and 8 layers: {A_PART}.",
     ]
     assert qualify(record(gain, "supported", size=wide, **NUMBERS)) == [
         "Whether it is as large as the paper’s 0.25 nats is open: the interval lies neither within the margin nor "
@@ -95,10 +95,10 @@ def test_the_box_says_what_is_open_and_why_and_the_interval_of_the_whole_grid() 
     inside = {"estimate": 0.036, "low": 0.011, "high": 0.061, "margin": 0.0625}
     assert qualify(record(alike, "inconclusive", scope=PART, **inside))[-2:] == [
         "Whether it is alike at all is open: within the margin so far, but 21 of 35 pairs are not in it yet.",
-        f"That is not enough for a verdict on all: {A_PART}.",
+        f"That is not enough for a verdict on the whole grid: {A_PART}.",
     ]
     against = qualify(record(Claim(kind="difference", **GRID), "reversed", scope=PART, **NUMBERS))[-1]
-    assert against == f"So “fails” is said at 5 and 8 layers alone: {A_PART}."
+    assert against == f"So “fails” applies only at 5 and 8 layers: {A_PART}."
 
 
 def test_sizes_that_were_compared_are_named_and_of_others_nothing_is_said() -> None:
@@ -110,7 +110,7 @@ def test_sizes_that_were_compared_are_named_and_of_others_nothing_is_said() -> N
         "From 100,000 parameters on, compared at 144,000 and 164,000 parameters,"
     )
     assert part_of(found) == "at 144,000 and 164,000 parameters"
-    assert qualify(found)[0] == "82 of the 111 models were not trained: nothing is said of other sizes."
+    assert qualify(found)[0] == "82 of the 111 models were not trained; the verdict doesn’t cover other sizes."
     whole = vars(Scope(pairs=2))
     assert part_of(replace(record(high, "supported", scope=whole, **NUMBERS), sizes=(1, 2))) == ""
     many = replace(found, sizes=tuple(range(1000, 8000, 1000)))
@@ -155,8 +155,8 @@ def test_a_gain_that_grows_says_so_and_one_that_wavers_does_not() -> None:
     assert trend_of({5: 0.1, 8: 0.2}).rises is None, "two levels show no trend"
     assert range_of(grows, alike) == "0.127 to 0.309 nats"
     assert tell_other_reading(grows).endswith(
-        "“better at every width”, all 7 pairs that ran agree, each with an interval above 0; "
-        "that reading has no verdict here."
+        "“better at every width”, all 7 trained pairs agree, each with an interval above 0; "
+        "we don’t judge that reading."
     )
 
 
@@ -215,7 +215,7 @@ def test_a_claim_s_page_begins_with_what_came_out_for_the_part_that_ran(client: 
     limits = re.findall(r"<li>(.*?)</li>", box)
     assert limits[0].endswith("so no gain at all is still possible.")
     assert limits[1].startswith("Whether it is as large as the paper’s 0.25 nats is open: within the margin so far")
-    assert limits[2] == f"So “holds” is said at 5 and 8 layers alone: {A_PART}."
+    assert limits[2] == f"So “holds” applies only at 5 and 8 layers: {A_PART}."
     assert re.search(r"“log of the test mean squared error, last epoch”: by that it is open .*8 pairs", limits[3])
     assert "We trained both models again" in box and verdict["explanation"] not in box.partition("<summary>")[0]
 

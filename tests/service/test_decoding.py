@@ -113,7 +113,7 @@ def test_an_image_beyond_its_time_ends_its_process_and_the_next_one_has_a_new_on
 def test_the_time_is_that_of_all_images_of_a_request() -> None:
     async def scene() -> None:
         async with decoding(seconds=0.4) as decoder:
-            with pytest.raises(ImageError, match="which is for all images of a request"):
+            with pytest.raises(ImageError, match="the limit for all images of a request"):
                 await decoder.decode([large()] * 60, [SHAPE])
 
     run(scene)
@@ -286,7 +286,7 @@ def test_a_request_with_many_large_images_lets_others_go_first() -> None:
     run(scene)
 
 
-def test_a_client_with_many_requests_lets_another_client_go_first() -> None:
+def test_busy_client_does_not_delay_another() -> None:
     async def scene() -> None:
         done: list[str] = []
 

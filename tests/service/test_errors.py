@@ -15,7 +15,7 @@ from stages.recording import record
 from tests.service.conftest import png, reading, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, make_root
 
-STAND_INS = "stand-ins answer when named by checkpoint="
+STAND_INS = "models of placeholder data answer only to checkpoint="
 VIT = "/predict?checkpoint=ninformer-cifar100.vit.0"
 
 
@@ -65,8 +65,8 @@ def key(client: TestClient) -> str:
         ("/api/v1/claims?limit=0", 422, "query.limit"),
         ("/api/v1/runs/x", 404, "unknown run 'x'"),
         ("/api/v1/runs?limit=1000000000", 422, "query.limit"),
-        ("/api/v1/runs?cursor=x", 422, "query.cursor: expected one out of a Link header"),
-        ("/api/v1/runs?cursor=%C3%A9", 422, "query.cursor: expected one out of a Link header"),
+        ("/api/v1/runs?cursor=x", 422, "query.cursor: expected a cursor from a Link header"),
+        ("/api/v1/runs?cursor=%C3%A9", 422, "query.cursor: expected a cursor from a Link header"),
         ("/api/v1/runs?cursor=" + "A" * 201, 422, "query.cursor"),
         ("/api/v1/runs?sort=spec", 422, "query.sort"),
         ("/api/v1/runs?sort=id;drop", 422, "query.sort"),
@@ -174,8 +174,8 @@ def test_a_body_is_counted_as_it_comes_whatever_its_length_says(client: TestClie
 
 def test_predict_says_what_it_takes(client: TestClient) -> None:
     assert_problem(client.post(VIT, json={"file": "x"}), 415, "multipart/form-data")
-    assert_problem(client.post(VIT, files={"image": png()}), 422, "no image came; send it as file=")
-    assert_problem(client.post("/predict", files={"file": png()}), 422, "no model is chosen; name some by checkpoint=")
+    assert_problem(client.post(VIT, files={"image": png()}), 422, "no image; send a file as file=")
+    assert_problem(client.post("/predict", files={"file": png()}), 422, "no model is named; use checkpoint=")
     both = "/predict?checkpoint=ninformer-cifar100.vit.0&dataset=cifar100"
     assert_problem(client.post(both, files={"file": png()}), 422, "either")
     assert_problem(client.post("/predict?dataset=x", files={"file": png()}), 404, "known: mnist")
@@ -207,7 +207,7 @@ def test_a_data_set_without_weights_says_why_nothing_answers(tmp_path: Path, mon
     record(root, "data/results.db")
     details = {
         "cifar100": "no weights of a model trained on real cifar100 data are here",
-        "sgemm": "sgemm is a table, and models are asked about images here",
+        "sgemm": "sgemm is a table, and models here take images",
         "cifar10": "ninformer-cifar10.vit.0, ninformer-cifar10.mlp-mixer.0, …; /api/v1/checkpoints lists all",
     }
     with serving(Settings(root=root)) as client:

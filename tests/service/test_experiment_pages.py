@@ -61,12 +61,12 @@ def test_lines_are_running_means_if_asked(client: TestClient) -> None:
 def test_one_replicate_has_no_band_and_a_stand_in_no_curve(client: TestClient) -> None:
     assert drawn(client.get("/experiments/ninformer-cifar100").text, "bands").bands == []
     html = client.get("/experiments/ninformer-cifar10").text
-    assert drawings(html) == [] and "Only placeholder data were trained on" in html
+    assert drawings(html) == [] and "models were trained on placeholder data only" in html
 
 
 def test_a_profile_without_curves_leaves_the_choice_of_another(client: TestClient) -> None:
     html = client.get("/experiments/ninformer-cifar100?profile=smoke").text
-    assert "Only placeholder data were trained on" in html and 'name="curve"' not in html
+    assert "models were trained on placeholder data only" in html and 'name="curve"' not in html
     assert re.findall(r'<option value="(quick|smoke)"( selected)?>', html) == [("quick", ""), ("smoke", " selected")]
     assert 'formaction="/experiments/ninformer-cifar100#curves-title"' in html
     lone = client.get("/experiments/ninformer-cifar10").text
@@ -109,7 +109,7 @@ def test_only_what_differs_between_two_arms_is_shown_unless_all_is_asked_for(cli
     assert shown.items() <= whole.items()
     assert whole["protocol.batch_size"] == ["128", "128"] and "protocol.batch_size" not in shown
     same = client.get("/experiments/ninformer-mnist?left=vit&right=vit").text
-    assert "Nothing: both are described by the same values." in same
+    assert "Nothing: both have the same values." in same
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_only_what_differs_between_two_arms_is_shown_unless_all_is_asked_for(cli
         ("/api/v1/experiments/ninformer-mnist/curves?curve=lr", 422),
     ],
 )
-def test_what_is_not_there_is_said(client: TestClient, address: str, status: int) -> None:
+def test_missing_samples_are_explained(client: TestClient, address: str, status: int) -> None:
     response = client.get(address)
     assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")
 

@@ -1,4 +1,4 @@
-"""More requests at once than may read the database, on PostgreSQL, and clients that don't read their answers."""
+"""Floods on PostgreSQL: more requests than may read the database at once, and clients that don't read answers."""
 
 import http.client
 import json
@@ -25,7 +25,7 @@ from tests.service.running import Running, running
 
 pytestmark = pytest.mark.slow
 
-ROWS = 200_000  # of curves: an export that no socket's buffers hold
+ROWS = 200_000  # of curves, so that no socket buffer holds the export
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,8 @@ def ask_and_read_nothing(service: Running, path: str) -> socket.socket:
 
 
 @pytest.mark.parametrize("path", ["/api/v1/export.zip", "/api/v1/export/epochs.parquet", "/"])
-def test_clients_that_do_not_read_hold_up_nobody(service: Running, path: str) -> None:
-    get(service, path)  # whatever is made once, is made
+def test_clients_that_do_not_read_do_not_delay_others(service: Running, path: str) -> None:
+    get(service, path)  # fills caches
     with ExitStack() as ending:
         for _ in range(20):
             ending.enter_context(ask_and_read_nothing(service, path))
@@ -86,15 +86,15 @@ def test_clients_that_do_not_read_hold_up_nobody(service: Running, path: str) ->
     assert max(seconds for _, seconds, _ in found) < 5
 
 
-def test_an_answer_that_is_not_read_ends(service: Running) -> None:
-    """The connection is dropped, not closed, which would wait for the client; the log says so."""
+def test_unread_answer_times_out(service: Running) -> None:
+    """The connection is aborted and logged, because closing it would wait for the client."""
     with ask_and_read_nothing(service, "/api/v1/export/epochs.parquet") as connection:
         wait_until(lambda: "an answer was not read in time" in service.log.read_text(), 20)
         assert len(b"".join(iter(lambda: connection.recv(1 << 20), b""))) < 2_000_000
 
 
-def test_an_answer_that_is_read_slowly_arrives(service: Running) -> None:
-    """Slower than in `SEND_SECONDS`, but at the pace that is asked for."""
+def test_slowly_read_answer_arrives(service: Running) -> None:
+    """The client takes longer than `SEND_SECONDS` in all, but reads at the required rate."""
     with ask_and_read_nothing(service, "/api/v1/export/epochs.parquet") as connection:
         response = http.client.HTTPResponse(connection)
         response.begin()
@@ -107,7 +107,7 @@ def test_an_answer_that_is_read_slowly_arrives(service: Running) -> None:
         response.close()
 
 
-def test_a_clients_seventeenth_download_comes_back_later(service: Running) -> None:
+def test_seventeenth_download_of_a_client_is_503(service: Running) -> None:
     path = "/api/v1/export/epochs.parquet"
     with ExitStack() as ending:
         for _ in range(16):
@@ -125,14 +125,14 @@ def exports_of(service: Running, size: int) -> set[tuple[int, int]]:
     """Return the inode and time of each file without a name of `size` bytes that the service has open."""
     found = set()
     for path in Path(f"/proc/{service.process.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed since: an answer that is being sent opens the export anew
+        with suppress(FileNotFoundError):  # closed since: each answer opens the export again
             status = path.stat()
             if "(deleted)" in os.readlink(path) and status.st_size == size:
                 found.add((status.st_ino, status.st_mtime_ns))
     return found
 
 
-def test_an_export_is_made_once_for_all_who_ask(service: Running) -> None:
+def test_export_is_built_once_for_concurrent_clients(service: Running) -> None:
     def ask(_: int) -> set[tuple[int, int]]:
         status, _, headers = get(service, "/api/v1/export/arrays.parquet")
         assert status == 200
@@ -143,8 +143,8 @@ def test_an_export_is_made_once_for_all_who_ask(service: Running) -> None:
     assert len(made) == 1, "eight asked"
 
 
-def test_who_gets_no_turn_is_told_to_come_back(service: Running, large: str) -> None:
-    """A locked table holds a reader until the lock timeout; short questions and liveness don't wait for it."""
+def test_client_without_a_database_slot_gets_retry_after(service: Running, large: str) -> None:
+    """A locked table blocks a reader until the lock timeout, but not short queries and liveness."""
     with psycopg.connect(large) as connection, ThreadPoolExecutor(120) as visitors:
         connection.execute("LOCK TABLE papers IN ACCESS EXCLUSIVE MODE")
         asked = [visitors.submit(get, service, "/api/v1/papers") for _ in range(120)]
@@ -173,8 +173,8 @@ def counted(service: Running, route: str, status: int) -> float:
     return sum(float(line.removeprefix(wanted)) for line in metrics(service).splitlines() if line.startswith(wanted))
 
 
-def test_clients_that_ask_and_go_away_hold_up_nobody(service: Running, large: str) -> None:
-    """Their turns come and pass at once, and another client is let in before them."""
+def test_clients_that_disconnect_do_not_delay_others(service: Running, large: str) -> None:
+    """Their queue slots are skipped at once, and another client goes first."""
     before = counted(service, "/api/v1/papers", 503)
     with psycopg.connect(large) as connection, ThreadPoolExecutor(1) as visitor:
         connection.execute("LOCK TABLE papers IN ACCESS EXCLUSIVE MODE")
@@ -190,8 +190,8 @@ def test_clients_that_ask_and_go_away_hold_up_nobody(service: Running, large: st
     wait_until(lambda: counted(service, "/api/v1/papers", 503) - before == 100, 10)
 
 
-def test_the_rest_of_a_body_that_is_answered_is_not_waited_for(service: Running) -> None:
-    """Whether it comes byte by byte or not at all; the connection ends in `HEAD_SECONDS`."""
+def test_rest_of_an_answered_body_times_out(service: Running) -> None:
+    """The connection ends after `HEAD_SECONDS`, even if the body trickles in byte by byte."""
     for rest in (b"x", b""):
         with socket.create_connection((service.host, service.port), timeout=10) as connection:
             connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n")
@@ -209,8 +209,8 @@ def test_the_rest_of_a_body_that_is_answered_is_not_waited_for(service: Running)
             assert ended and 1 < time.monotonic() - begun < 5
 
 
-def test_what_never_says_what_it_wants_is_ended(service: Running) -> None:
-    """Half a head is 408, silence is just closed; both in `HEAD_SECONDS`."""
+def test_connection_without_a_request_is_closed(service: Running) -> None:
+    """An incomplete head gets 408 and silence is closed, both after `HEAD_SECONDS`."""
     for sent, status in ((b"GET / HTTP/1.1\r\nHost: 127", 408), (b"", 0)):
         with socket.create_connection((service.host, service.port), timeout=10) as connection:
             begun = time.monotonic()
@@ -224,15 +224,15 @@ def test_what_never_says_what_it_wants_is_ended(service: Running) -> None:
 
 
 @pytest.mark.parametrize("sources", [1, 2])
-def test_connections_that_say_nothing_leave_room_for_probes_and_other_clients(service: Running, sources: int) -> None:
-    """One client has half of them.  Neither stops a probe, which has connections of its own."""
+def test_silent_connections_leave_room_for_probes_and_other_clients(service: Running, sources: int) -> None:
+    """One client holds half of the connections; probes have reserved ones."""
     head = b"POST /v2/models/ninformer-mnist.vit/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"
     with ExitStack() as ending:
         first = http.client.HTTPConnection(service.host, service.port, timeout=10)
         ending.callback(first.close)
         first.request("GET", "/health/live")
         first.getresponse().read()
-        for number in range(150 * sources + 40):  # more than are kept for probes
+        for number in range(150 * sources + 40):  # more than are reserved for probes
             source = (f"127.0.0.{1 + number % sources}", 0)
             one = ending.enter_context(socket.create_connection((service.host, service.port), 10, source))
             if number % 2:
@@ -250,7 +250,7 @@ def test_connections_that_say_nothing_leave_room_for_probes_and_other_clients(se
     assert 'claimcheck_requests_total{method="other",route="none",status="503"}' in metrics(service)
 
 
-def test_many_laborious_reads_at_once_hold_up_no_probe(service: Running) -> None:
+def test_many_slow_parses_do_not_delay_probes(service: Running) -> None:
     """4,000 chunks of a byte come in one packet; this many packets take seconds of the event loop, which accepts one
     connection at a time.
     """
@@ -279,7 +279,7 @@ def test_many_laborious_reads_at_once_hold_up_no_probe(service: Running) -> None
 
 
 def test_a_probe_waits_neither_for_requests_that_were_reset_nor_for_all_that_came_before_it(service: Running) -> None:
-    """All of them wait to be accepted while the process stands still."""
+    """All connections wait to be accepted while the process is stopped."""
     asked = {"/reset": 100, "/waiting": 200}
     with ExitStack() as ending:
         ending.callback(service.process.send_signal, signal.SIGCONT)
@@ -346,5 +346,5 @@ def load_eighty_pages(service: Running) -> None:
     assert Counter(status for status, _, _ in found) == {200: 80}
     assert {status for status, _, _ in alive} == {200}
     seconds = sorted(seconds for _, seconds, _ in alive)
-    took = time.monotonic() - began  # grows with whatever else this machine does
+    took = time.monotonic() - began  # grows with the machine's load
     assert max(seconds) < max(1, took / 4), (seconds[-5:], took)

@@ -78,7 +78,7 @@ def test_an_emptied_database_is_no_fault(own_root: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "status"), [("dataset=x", 404), ("metric=x", 422), ("sort=x", 422), ("profile=x", 422)]
 )
-def test_what_is_not_there_is_said(client: TestClient, query: str, status: int) -> None:
+def test_missing_samples_are_explained(client: TestClient, query: str, status: int) -> None:
     assert client.get(f"/leaderboard?{query}").status_code == status
 
 

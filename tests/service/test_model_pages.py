@@ -69,7 +69,7 @@ def test_page_names_every_claim_about_the_model_and_says_what_is_missing(publish
     assert mistakes and {name.replace(" ", "_") for pair in mistakes for name in pair} <= set(CIFAR100.classes)
     assert "data:image/png;base64," in page and "not released" in page and "not on this machine" in page
     untrained = published_client.get("/models/nmn-gpt.gpt2").text
-    assert "was not trained yet" in untrained and "Where it errs" not in untrained and "<svg" in untrained
+    assert "has not been trained yet" in untrained and "Where it errs" not in untrained and "<svg" in untrained
     for experiment in published_client.get("/api/v1/experiments?limit=100").json():
         address = f"/models/{experiment['name']}.{experiment['arms'][-1]['name']}"
         assert published_client.get(address).status_code == 200, address

@@ -20,16 +20,18 @@ CLAIM = "dac.sgemm.gain"
 def test_every_claim_s_page_says_where_to_object_and_that_no_author_was_asked(
     published_client: TestClient, published: str
 ) -> None:
-    asked = "authors of the papers were neither asked nor told"
+    asked = "did not contact the authors of the papers"
     page = text_of(published_client.get(f"/claims/{CLAIM}").text)
-    assert "names nobody to write to and no public repository" in page and asked in page and CLAIM in page
+    assert "has no contact address and no public repository" in page and asked in page and CLAIM in page
     assert 'id="object"' in published_client.get("/method").text
     for contact, link in (("claims@example.org", "mailto:claims@example.org"), ("https://example.org/x", None)):
         with reading(Settings(root=REPOSITORY, database=published, contact=contact)) as known:
             html = known.get(f"/claims/{CLAIM}").text
             assert f'Write to <a href="{link or contact}">{contact}</a>' in html and asked in html
     with reading(Settings(root=REPOSITORY, database=published, repository="https://example.org/r")) as known:
-        assert 'Say so in the <a href="https://example.org/r">repository</a>' in known.get(f"/claims/{CLAIM}").text
+        assert (
+            'Open an issue in the <a href="https://example.org/r">repository</a>' in known.get(f"/claims/{CLAIM}").text
+        )
 
 
 @pytest.mark.parametrize("contact", ["javascript:alert(1)", "nobody", 'a@b"c', "a b@c.org"])

@@ -56,7 +56,7 @@ def test_three_cards_count_what_holds_plainly_what_fails_and_what_waits_with_wha
         (["supported", "holds"], "Yes."),
         (["reversed"], "No."),
         (["supported", "fails"], "In part: 1 of 2 claims hold."),
-        (["holds under a reading"] * 2, "It depends on how it is read: so do 2 of 2 claims."),
+        (["holds under a reading"] * 2, "It depends on the reading, as 2 of 2 claims do."),
         (["unresolved"], "Open."),
         (["supported", "not tested"], "Yes so far: of 2 claims, 1 holds and 1 is not tested."),
         (["reversed", "not tested"], "No so far: of 2 claims, 1 fails and 1 is not tested."),
@@ -90,12 +90,12 @@ def test_a_question_that_nothing_answers_says_how_many_models_were_trained(publi
 def test_what_the_plans_can_not_confirm_is_said() -> None:
     assert prospects(ALL_CLEAR) == ""
     assert prospects(Outlook(waiting=9, hopeless=2, order_only=3, unlikely=1, unknown=3, assumed=0)) == (
-        "Of the waiting claims the planned runs will hardly confirm 2 (a chance below 5 %), have less than an even "
-        "chance with 1 and can confirm the order alone, not the size, of 3, even if the paper is right and our set-up "
+        "Of the untested claims, the planned runs will hardly confirm 2 (a chance below 5 %), have less than an even "
+        "chance with 1 and can confirm only the order, not the size, of 3, even if the paper is right and our set-up "
         "is the paper’s."
     )
     guessed = prospects(Outlook(waiting=9, hopeless=2, order_only=0, unlikely=0, unknown=3, assumed=5))
-    assert guessed.endswith(" For 5 this rests on an assumed spread of the runs, not a known one.")
+    assert guessed.endswith(" For 5, this rests on an assumed spread between runs.")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_the_front_page_s_numbers_are_the_verdicts_of_the_database(client: TestC
         "not tested": sum(paper["waiting"] for paper in papers),
     }
     read, left = (sum(paper[name] for paper in papers) for name in ("under_reading", "open"))
-    assert f"{read + left} more are " in html and f"for {left}, and {read} depend on how they are read" in html
+    assert f"{read + left} more are " in html and f"decide {left}, and {read} depend on how the text is read" in html
     claims = client.get("/api/v1/claims?limit=1000").json()
     late = [claim for claim in claims if (claim["verdict"]["registration"] or {}).get("mark") == "exploratory"]
     assert f"Of the verdicts by training, {len(late)} are exploratory" in html and html.count("exploratory") == 1

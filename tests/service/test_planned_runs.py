@@ -27,7 +27,7 @@ def test_a_number_s_chance_comes_first_and_then_what_more_runs_would_bring() -> 
     assert tell(VALUE, **chances) == (
         "If the paper is right and our set-up is the paper’s, the 5 planned runs will confirm its number with a "
         "chance of 57 %. "
-        "More runs would raise that to 66 % at most, since the paper’s own number, taken as of one run, "
+        "More runs would raise that to 66 % at most, since the paper’s own number, assumed to be of one run, "
         "is itself uncertain by 0.34 pp. The margin is ± 1.00 pp. "
         "If the truth is two margins away from the paper’s number, the runs refute it with a chance of 67 %."
     )
@@ -38,7 +38,7 @@ def test_a_number_s_chance_comes_first_and_then_what_more_runs_would_bring() -> 
 def test_a_number_that_no_plan_confirms_is_said_to_be_one() -> None:
     lost = {"reproduced": 0.001, "not_reproduced": 0.05, "margin": 0.0024, "paper_error": 0.0049, "most": 0.002}
     assert tell({**VALUE, "n": 3}, can_reproduce=False, **lost) == (
-        "However many runs are made, this number can’t be confirmed. "
+        "No number of runs can confirm this number. "
         "The paper’s own number, of 3 runs, is itself uncertain by 0.49 pp, and the margin is 0.24 pp. "
         "If the truth is two margins away from the paper’s number, the runs refute it with a chance of 5 %."
     )
@@ -51,10 +51,10 @@ def test_a_chance_by_an_assumed_spread_says_so_and_is_never_near_certainty(claim
         sure |= {"supported": 0.9999}
     guessed, known = tell(claim, source="assumed", **sure), tell(claim, source="measured", **sure)
     assert guessed is not None and known is not None
-    assert "more than 95 %, by an assumed spread of the runs." in guessed and "99 %" not in guessed
-    assert "more than 99 %." in known and "assumed" not in known
+    assert "more than 95 %, if runs scatter as we assume." in guessed and "99 %" not in guessed
+    assert "more than 99 %." in known and "assume" not in known
     close = tell(claim, source="assumed", **{name: value and 0.97 for name, value in sure.items() if name != "margin"})
-    assert close is not None and "more than 95 %, by an assumed" in close and "97 %" not in close
+    assert close is not None and "more than 95 %, if runs scatter" in close and "97 %" not in close
 
 
 def test_no_page_tells_a_chance_by_an_assumed_spread_without_saying_so(published_client: TestClient) -> None:
@@ -69,7 +69,7 @@ def test_no_page_tells_a_chance_by_an_assumed_spread_without_saying_so(published
             continue
         told += 1
         assert " and our set-up is the paper’s, " in bold[0], name
-        assert ("by an assumed spread" in bold[0]) == (power["spread_source"] == "assumed"), name
+        assert ("if runs scatter as we assume" in bold[0]) == (power["spread_source"] == "assumed"), name
         assert power["spread_source"] != "assumed" or "99 %" not in section.partition("<details>")[0], name
     assert told > 100
 
@@ -78,14 +78,14 @@ def test_an_order_is_told_apart_from_its_size() -> None:
     assert tell(GAIN, can_reproduce=False, supported=0.17, needed=23, margin=0.001, not_reproduced=0.03) == (
         "If the gain is as printed and our set-up is the paper’s, the 5 planned runs of each model will confirm which "
         "model is better with a chance of 17 %. A chance of 80 % takes 23 runs. "
-        "Its size can’t be confirmed, however many runs are made. "
-        "It is no larger than the margin of 0.10 pp, so no gain at all would count as this gain, too. "
+        "No number of runs can confirm its size. "
+        "It is no larger than the margin of 0.10 pp, so a gain of zero would also count as this gain. "
         "If the truth is two margins away from the paper’s number, the runs refute it with a chance of 3 %."
     )
     ratio = tell({**GAIN, "value": 0.02}, supported=0.9, reproduced=0.9, margin=0.01)
     assert ratio is not None and "± 1.00 pp, half of the paper’s number: ours may be 50 % to 150 % of it." in ratio
     size = tell(GAIN, supported=0.999, reproduced=0.44, most=0.53, margin=0.0134, paper_error=0.005)
-    assert size is not None and "a chance of more than 99 %. Its size they confirm with a chance of 44 %." in size
+    assert size is not None and "a chance of more than 99 %. They confirm its size with a chance of 44 %." in size
 
 
 @pytest.mark.parametrize(

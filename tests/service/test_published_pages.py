@@ -177,7 +177,7 @@ def test_a_verdict_on_part_of_a_grid_and_by_rules_of_afterwards_says_so_in_its_b
 
 def test_a_waiting_value_shows_its_first_look_a_difference_none_and_a_time_its_ratio(client: TestClient) -> None:
     value = text_of(client.get("/claims/ninformer.table2.c10.ninformer").text)
-    assert re.search(r"% in a shortened run\s*: 3 of 100 epochs, .*a first look and decides nothing", value)
+    assert re.search(r"% in a shortened run\s*: 3 of 100 epochs, .*a first indication and decides nothing", value)
     assert "in a shortened run" not in text_of(client.get("/claims/ninformer.rank.c10.ninformer").text)
     time = text_of(client.get("/claims/ninformer.text.c10.time_vs_vit").text)
     assert re.search(r"NiNformer takes about 2\.\d times as long as ViT; by the paper’s own times 0\.73 times\.", time)
@@ -294,7 +294,7 @@ def test_a_ratio_of_times_stands_beside_the_printed_one_and_is_said_to_decide_no
     assert "a ratio of times may stand beside another one but decides nothing" in of_claim
     assert said not in text_of(client.get("/papers/ninformer").text), "no CPU's time in the column of the paper's GPU"
     of_times = text_of(client.get("/?dataset=cifar10&metric=inference_time").text)
-    assert "they depend on the machine, too, and decide nothing" in of_times
+    assert "Ratios depend on the machine, too, and decide nothing" in of_times
 
 
 def test_first_numbers_of_an_experiment_stand_on_the_paper_s_page_though_its_claims_have_none(
@@ -314,7 +314,7 @@ def test_what_may_explain_a_comparison_stands_above_its_table_and_at_all_claims_
     said = "The paper’s ViT has no position embeddings"
     html = client.get("/papers/ninformer").text
     above = text_of(html[html.index(">Table 2</h2>") :].partition("<table")[0])
-    assert said in above and "ViT with learned positions was not trained yet." in above
+    assert said in above and "ViT with learned positions has not been trained yet." in above
     assert html.count("no position embeddings, so it can") == 1, "once"
     with_it = {address.rpartition("/")[2] for address, page in claim_pages.items() if said in text_of(page)}
     assert with_it == {

@@ -1,4 +1,4 @@
-"""Processes that are really killed under a whole application: who is answered what, and that it goes on."""
+"""Recovery of a whole application whose processes are really killed."""
 
 import os
 import shutil
@@ -52,7 +52,7 @@ def restarts(client: TestClient, kind: str) -> float:
 
 
 def kill_within_passes(client: TestClient, count: int) -> None:
-    """Kill the worker of each of this client's next passes once it has been asked."""
+    """Kill the worker of each of this client's next passes after it got its batch."""
     left = iter(range(count))
     for worker in engine_of(client).workers:
 
@@ -66,7 +66,7 @@ def kill_within_passes(client: TestClient, count: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_request_whose_worker_is_killed_is_answered_by_another(settings: Settings, workers: int) -> None:
+def test_request_of_a_killed_worker_is_answered_by_another(settings: Settings, workers: int) -> None:
     with serving(settings.model_copy(update={"workers": workers})) as client:
         before = ask(client).json()["images"]
         for kills in (1, 2, 3):
@@ -80,7 +80,7 @@ def test_a_request_whose_worker_is_killed_is_answered_by_another(settings: Setti
         assert engine_of(client).batcher.set_aside == []
 
 
-def test_a_checkpoint_at_which_a_request_ends_two_workers_is_set_aside_and_named(settings: Settings) -> None:
+def test_checkpoint_that_crashes_two_workers_is_disabled_and_named(settings: Settings) -> None:
     infer, model = "/v2/models/ninformer-cifar100.vit", {"inputs": [tensor()]}
     with serving(settings.model_copy(update={"workers": 2})) as client:
         assert ask(client, MIXER).status_code == 200
@@ -88,25 +88,25 @@ def test_a_checkpoint_at_which_a_request_ends_two_workers_is_set_aside_and_named
         assert_problem(ask(client), 503, "inference processes ended at the model of run ")
         named = f"{VIT}: inference processes ended at the model of run "
         assert_problem(ask(client), 503, named)
-        assert "2 in a row; it is set aside for 10 minutes" in ask(client).json()["detail"]
+        assert "2 in a row; it is disabled for 10 minutes" in ask(client).json()["detail"]
         assert named in client.get(f"{infer}/ready").json()["detail"]
         assert named in client.post(f"{infer}/infer", json=model).json()["detail"]
         assert ask(client, MIXER).status_code == 200, "the others answer on"
         ready = client.get("/health/ready")
         assert ready.status_code == 200
         run_key = client.get(f"/api/v1/checkpoints/{VIT}").json()["run_key"]
-        assert f"set aside: runs {run_key[:12]}" in ready.json()["detail"]
+        assert f"disabled models: runs {run_key[:12]}" in ready.json()["detail"]
         assert "claimcheck_models_set_aside 1.0" in client.get("/metrics").text
 
 
 @pytest.mark.parametrize("is_asked", [False, True], ids=["idle", "within a pass"])
-def test_a_stopped_worker_is_replaced_soon(settings: Settings, is_asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_worker_is_replaced(settings: Settings, is_asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.inference.workers.LEAST_SECONDS", 5.0)
     with serving(settings.model_copy(update={"workers": 1})) as client:
         ask(client)
         (worker,), stopped = engine_of(client).workers, pids_of(client)
         assert worker.pid is not None
-        if is_asked:  # noticed by its deadline
+        if is_asked:  # detected by its deadline
             monkeypatch.setattr(type(worker), "is_stopped", False)
         os.kill(worker.pid, signal.SIGSTOP)
         before = time.monotonic()
@@ -119,7 +119,7 @@ def tensor() -> dict[str, Any]:
     return {"name": "image", "datatype": "UINT8", "shape": [1, 3, 32, 32], "data": [7] * 3072}
 
 
-def test_a_worker_that_is_killed_while_idle_is_replaced_and_the_service_stays_ready(settings: Settings) -> None:
+def test_killed_idle_worker_is_replaced_while_the_service_stays_ready(settings: Settings) -> None:
     with serving(settings.model_copy(update={"workers": 2})) as client:
         first, _ = pids_of(client)
         ready, asked = [], []
@@ -134,7 +134,7 @@ def test_a_worker_that_is_killed_while_idle_is_replaced_and_the_service_stays_re
         assert "claimcheck_workers 2.0" in client.get("/metrics").text
 
 
-def test_readiness_is_false_while_no_worker_serves_and_comes_back_by_itself(settings: Settings) -> None:
+def test_readiness_fails_without_workers_and_recovers(settings: Settings) -> None:
     with serving(settings.model_copy(update={"workers": 2})) as client:
         replaced = threading.Event()
         for worker in engine_of(client).workers:
@@ -148,7 +148,7 @@ def test_readiness_is_false_while_no_worker_serves_and_comes_back_by_itself(sett
         for pid in pids_of(client):
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: client.get("/health/ready").status_code == 503)
-        assert_problem(client.get("/health/ready"), 503, "no inference process runs at the moment")
+        assert_problem(client.get("/health/ready"), 503, "no inference process is running")
         assert client.get("/v2/health/ready").status_code == 503
         assert client.get("/health/live").status_code == 200
         assert "claimcheck_inference_alive 0.0" in client.get("/metrics").text
@@ -158,12 +158,12 @@ def test_readiness_is_false_while_no_worker_serves_and_comes_back_by_itself(sett
 
 
 def probabilities(images: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """Of each answer, by class."""
+    """Return the probabilities of each answer, by class."""
     return [{item["name"]: item["probability"] for item in own["top"]} for image in images for own in image["answers"]]
 
 
-def test_workers_killed_again_and_again_under_load_lose_nothing_but_their_passes(settings: Settings) -> None:
-    """Real kills at random moments; every answer is right or 503, and afterwards all is as before."""
+def test_repeatedly_killed_workers_lose_only_their_passes(settings: Settings) -> None:
+    """Kill at random moments: every answer is correct or 503, and the service recovers."""
     with serving(settings.model_copy(update={"workers": 2})) as client:
         expected = ask(client).json()["images"]
         stop = threading.Event()
@@ -191,7 +191,7 @@ def test_workers_killed_again_and_again_under_load_lose_nothing_but_their_passes
                 stop.set()
             answers = [answer for work_done in clients for answer in work_done.result(60)]
         assert {answer.status_code for answer in answers} <= {200, 503}
-        right = [pytest.approx(seen, abs=1e-5) for seen in probabilities(expected)]  # batches round in their own ways
+        right = [pytest.approx(seen, abs=1e-5) for seen in probabilities(expected)]  # batches round differently
         assert all(probabilities(answer.json()["images"]) == right for answer in answers if answer.status_code == 200)
         assert sum(answer.status_code == 503 for answer in answers) <= 4 * 6
         assert engine_of(client).batcher.set_aside == []
@@ -199,7 +199,7 @@ def test_workers_killed_again_and_again_under_load_lose_nothing_but_their_passes
         assert ask(client).json()["images"] == expected
 
 
-def test_a_killed_decoder_is_replaced_and_its_image_decoded(settings: Settings) -> None:
+def test_killed_decoder_is_replaced_and_its_image_decoded(settings: Settings) -> None:
     large = encode("PNG", Image.new("RGB", (2000, 2000), (200, 30, 60)))
     with serving(settings) as client:
         expected = ask(client, content=large).json()["images"]
@@ -213,8 +213,8 @@ def test_a_killed_decoder_is_replaced_and_its_image_decoded(settings: Settings) 
 
 
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
-def test_where_all_processes_are_lost_at_once_clients_come_again(settings: Settings, fate: signal.Signals) -> None:
-    """Also the one that all are forked from, if they are killed."""
+def test_losing_all_processes_gives_retryable_errors(settings: Settings, fate: signal.Signals) -> None:
+    """Kill also the process that the others are forked from."""
     large = encode("PNG", Image.new("RGB", (2000, 2000), (200, 30, 60)))
     with serving(settings.model_copy(update={"workers": 2})) as client:
         expected = ask(client, content=large).json()["images"]
@@ -232,7 +232,7 @@ def test_where_all_processes_are_lost_at_once_clients_come_again(settings: Setti
         assert client.get("/health/ready").status_code == 200 and engine_of(client).batcher.set_aside == []
 
 
-def test_a_model_is_ready_as_long_as_its_weights_are_the_recorded_ones(root: Path, tmp_path: Path) -> None:
+def test_model_is_ready_only_with_its_recorded_weights(root: Path, tmp_path: Path) -> None:
     own = shutil.copytree(root, tmp_path / "root")
     address = "/v2/models/ninformer-cifar100.vit"
     with serving(Settings(root=own)) as client:
@@ -255,7 +255,7 @@ def test_a_model_is_ready_as_long_as_its_weights_are_the_recorded_ones(root: Pat
             assert client.post(f"{address}/infer", json={"inputs": [tensor()]}).status_code == 200
 
 
-def test_more_work_than_may_ever_wait_is_too_much(settings: Settings) -> None:
+def test_request_larger_than_the_queue_is_413(settings: Settings) -> None:
     with serving(settings.model_copy(update={"max_waiting_seconds": 0.1})) as client:
         files = [("file", ("a.png", png(number))) for number in range(3)]
         address = f"/predict?checkpoint={VIT}&checkpoint={MIXER}"

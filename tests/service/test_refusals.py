@@ -260,7 +260,7 @@ def test_a_full_disk_and_no_files_left_are_no_fault_of_the_client(root: Path, tm
         for method, path, body, headers in (("POST", VIT, large, HEADERS), ("GET", "/api/v1/export.zip", None, {})):
             status, answer, head_of = request(service, method, path, body, {**headers, "X-Request-ID": "full.1"})
             assert (status, head_of["retry-after"]) == (503, "10"), answer
-            assert "no disk, memory or files left" in json.loads(answer)["detail"]
+            assert "run out of disk space, memory or file handles" in json.loads(answer)["detail"]
         assert request(service, "GET", LIST)[0] == 200
         wait_until(lambda: "File too large" in service.log.read_text())  # a thread writes the log
         process.rlimit(psutil.RLIMIT_FSIZE, limit)

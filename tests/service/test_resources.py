@@ -93,7 +93,7 @@ def test_a_cursor_belongs_to_its_list(client: TestClient) -> None:
     for address in ("/api/v1/claims?", "/api/v1/runs?profile=paper&", "/api/v1/runs?sort=-position&"):
         response = client.get(f"{address}cursor={cursor}")
         assert response.status_code == 422
-        assert "another list or to other filters" in response.json()["detail"]
+        assert "another list or other filters" in response.json()["detail"]
 
 
 def test_a_cursor_ends_with_the_content_it_was_made_of(own_root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Test images to try a model with: those of the packed set, or a clear statement that they aren't here."""
+"""Sample test images: those of the packed set, or a clear message that they aren't here."""
 
 import io
 import re
@@ -32,7 +32,7 @@ def test_samples_are_packed_test_images_of_different_classes(client: TestClient,
         assert np.array_equal(pixels.transpose(2, 0, 1), packed.images[sample["position"]])
 
 
-def test_a_sample_answers_as_an_upload(client: TestClient) -> None:
+def test_sample_gets_the_same_answer_as_an_upload(client: TestClient) -> None:
     image = client.get("/api/v1/datasets/cifar100/samples/0").content
     answer = client.post("/predict?dataset=cifar100", files={"file": ("sample.png", image, "image/png")})
     assert answer.status_code == 200
@@ -50,38 +50,38 @@ def test_a_sample_answers_as_an_upload(client: TestClient) -> None:
         ("nothing/samples", 404, "nothing"),
     ],
 )
-def test_what_is_not_there_is_said(client: TestClient, path: str, status: int, detail: str) -> None:
+def test_missing_samples_are_explained(client: TestClient, path: str, status: int, detail: str) -> None:
     answer = client.get(f"/api/v1/datasets/{path}")
     assert answer.status_code == status
     assert detail in answer.json()["detail"]
 
 
-def test_placeholders_beside_models_of_real_data_bear_a_warning_and_real_images_none(
+def test_only_placeholder_images_for_real_models_carry_a_warning(
     client: TestClient, settings: Settings, root: Path, tmp_path: Path
 ) -> None:
     html = client.get("/?dataset=cifar100").text
-    assert "Or some of these placeholders" in html and "says nothing about them" in html
+    assert "Or choose placeholder images" in html and "says nothing about them" in html
     own = shutil.copytree(root, tmp_path / "root")
     info = own / "data" / "processed" / "cifar100" / "dataset.json"
     info.write_text(info.read_text().replace('"embedded"', '"full"', 1))
     with serving(settings.model_copy(update={"root": own})) as served:
         html = served.get("/?dataset=cifar100").text
-    assert "Or some of CIFAR-100’s test images" in html and 'class="warning"' not in html
+    assert "Or choose test images of CIFAR-100" in html and 'class="warning"' not in html
     assert re.search(r'<img src="/api/v1/datasets/cifar100/samples/\d+" alt="digits-\d\d"', html)
 
 
-def test_the_page_goes_without_samples_where_there_are_none(client: TestClient) -> None:
+def test_page_without_samples_omits_them(client: TestClient) -> None:
     assert 'name="sample"' in client.get("/?dataset=cifar100").text
     assert 'name="sample"' not in client.get("/?dataset=cifar10").text
     named = "/?dataset=cifar10&sample=3&checkpoint=ninformer-cifar10.ninformer.0"
-    assert "test image of CIFAR-10, and those are not on this machine" in client.get(named).text
+    assert "test image of CIFAR-10, but its images are not on this machine" in client.get(named).text
 
 
 VIT = "ninformer-cifar100.vit.0"
 
 
 def ask(client: TestClient, *samples: str, accept: str = "application/json") -> Response:
-    """The form as a browser without JavaScript sends it: no file is chosen, and an empty one comes all the same."""
+    """Send the form like a browser without JavaScript, which adds an empty file if none is chosen."""
     fields = [("checkpoint", VIT), *(("sample", sample) for sample in samples)]
     parts = [f'name="{name}"\r\n\r\n{value}' for name, value in fields]
     parts.append('name="file"; filename=""\r\nContent-Type: application/octet-stream\r\n\r\n')
@@ -90,7 +90,7 @@ def ask(client: TestClient, *samples: str, accept: str = "application/json") -> 
     return client.post("/predict", content=body.encode(), headers={"content-type": kind, "accept": accept})
 
 
-def test_a_sample_that_is_named_answers_as_its_upload_does(client: TestClient) -> None:
+def test_named_sample_gets_the_same_answer_as_its_upload(client: TestClient) -> None:
     (answered,) = ask(client, "cifar100/5").json()["images"]
     png = client.get("/api/v1/datasets/cifar100/samples/5").content
     (uploaded,) = client.post(f"/predict?checkpoint={VIT}", files={"file": png}).json()["images"]
@@ -103,7 +103,7 @@ def test_a_sample_that_is_named_answers_as_its_upload_does(client: TestClient) -
         assert image["sample"] == named[index]
 
 
-def test_files_and_samples_are_answered_in_this_order(client: TestClient) -> None:
+def test_files_are_answered_before_samples(client: TestClient) -> None:
     fields = [("checkpoint", (None, VIT)), ("sample", (None, "cifar100/5")), ("file", ("own.png", png()))]
     images = client.post("/predict", files=fields).json()["images"]
     assert [(image["file"], bool(image["sample"])) for image in images] == [
@@ -115,7 +115,7 @@ def test_files_and_samples_are_answered_in_this_order(client: TestClient) -> Non
 @pytest.mark.parametrize(
     ("samples", "status", "detail"),
     [
-        ([], 422, "no image came; send it as file=, or name a test image by sample="),
+        ([], 422, "no image; send a file as file=, or name a test image by sample="),
         (["7"], 422, "sample is '7'; expected <data set>/<position>, as mnist/7"),
         (["../cifar100/7"], 422, "sample is '../cifar100/7'"),
         (["cifar100/99999"], 404, "sample 99999: cifar100 has 16 test images here"),
@@ -124,15 +124,13 @@ def test_files_and_samples_are_answered_in_this_order(client: TestClient) -> Non
         (["cifar100/0"] * 5, 413, "5 images; one request takes at most 4"),
     ],
 )
-def test_a_sample_that_cannot_be_asked_about_is_explained(
-    client: TestClient, samples: list[str], status: int, detail: str
-) -> None:
+def test_invalid_sample_is_explained(client: TestClient, samples: list[str], status: int, detail: str) -> None:
     answer = ask(client, *samples)
     assert answer.status_code == status
     assert detail in answer.json()["detail"]
 
 
-def test_a_link_to_a_sample_chooses_it_and_the_models_without_javascript(client: TestClient) -> None:
+def test_link_to_a_sample_selects_it_and_the_models_without_javascript(client: TestClient) -> None:
     html = client.get(f"/?dataset=cifar100&sample=5&checkpoint={VIT}&checkpoint=gone.since.0").text
     assert re.findall(r'name="sample" value="([^"]+)" checked', html) == ["cifar100/5"]
     assert re.findall(r'name="checkpoint" value="([^"]+)" checked', html) == [VIT]
@@ -142,13 +140,13 @@ def test_a_link_to_a_sample_chooses_it_and_the_models_without_javascript(client:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A root that has nothing but what is in git of samples."""
+    """A root with only the samples in git."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "samples").symlink_to(REPOSITORY / "data" / "samples")
     return tmp_path
 
 
-def test_a_fresh_clone_has_a_real_image_of_each_digit(clone: Path) -> None:
+def test_fresh_clone_has_a_real_image_of_each_digit(clone: Path) -> None:
     samples = Samples(clone, "mnist")
     chosen = samples.chosen()
     assert [item.true_class for item in chosen] == list("0123456789")
@@ -161,7 +159,7 @@ def test_a_fresh_clone_has_a_real_image_of_each_digit(clone: Path) -> None:
 
 
 @pytest.mark.parametrize(("provenance", "are_few"), [("embedded", True), ("full", False)])
-def test_the_few_in_git_come_before_placeholders_and_after_the_whole_set(
+def test_samples_in_git_rank_between_the_whole_set_and_placeholders(
     clone: Path, provenance: str, are_few: bool
 ) -> None:
     packed = clone / "data" / "processed" / "mnist"

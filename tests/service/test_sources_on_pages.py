@@ -56,7 +56,7 @@ def test_files_are_links_where_the_repository_s_address_is_known(
     with sqlite3.connect(published) as database:
         ((newest,),) = database.execute("SELECT substr(max(json_extract(origin, '$.published')), 1, 10) FROM results")
     page = published_client.get("/method").text
-    assert '<a href="/files/params.yaml"><code>params.yaml</code></a>' in page and "names no public address" in page
+    assert '<a href="/files/params.yaml"><code>params.yaml</code></a>' in page and "No public repository" in page
     assert published_client.get("/files/params.yaml").status_code == 200
     assert f"newest published result: {newest}" in page and "Apache-2.0" in page
     home = "https://example.org/claimcheck"
@@ -69,6 +69,6 @@ def test_files_are_links_where_the_repository_s_address_is_known(
         assert known.get("/health/ready").json()["detail"].endswith(f"; record {digest}")
         linked = known.get("/method").text
         assert f'<a href="{home}/blob/HEAD/params.yaml"><code>params.yaml</code></a>' in linked
-        assert f'<a href="{home}">Repository</a>' in linked and "no public address" not in linked
+        assert f'<a href="{home}">Repository</a>' in linked and "No public repository" not in linked
         decision = f"{home}/blob/HEAD/docs/decisions.md#0008"
         assert f'<a href="{decision}">decision 0008</a>' in known.get("/papers/dac").text

@@ -1,4 +1,4 @@
-"""Clients take turns at the models, and whoever fills the queue makes room for others."""
+"""Fair scheduling of clients: a full queue rejects images of the busiest client."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 async def one_and_more(batcher: Batcher, model: Model, names: Sequence[str]) -> list[asyncio.Task[float]]:
-    """A slow request of each of these clients, of which the first has begun and the others wait."""
+    """Start a slow request of each of these clients; the first runs and the others wait."""
     tasks = []
     for name in names:
         tasks.append(asyncio.create_task(as_client(name, batcher, model, image(SLOW))))
@@ -28,20 +28,20 @@ async def one_and_more(batcher: Batcher, model: Model, names: Sequence[str]) -> 
 
 
 async def as_client(client: str, batcher: Batcher, model: Model, images: np.ndarray) -> float:
-    """Ask as one client; returns when the answer came."""
+    """Send a request as one client; return the time of its answer."""
     holder.set(client)
     await batcher.probabilities(model, images)
     return time.monotonic()
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_client_with_many_requests_lets_another_client_go_first(size: int) -> None:
+def test_busy_client_does_not_delay_another(size: int) -> None:
     model = Here.model_of(Touchy())
     slow = np.concatenate([image(SLOW)] * size)
 
     async def scene(batcher: Batcher) -> None:
         many = [asyncio.create_task(as_client("many", batcher, model, slow)) for _ in range(6)]
-        await asyncio.sleep(0.05)  # one of them has begun
+        await asyncio.sleep(0.05)  # one of them is running
         lone = await as_client("lone", batcher, model, image(1))
         assert sum(task.done() for task in many) <= 1
         assert lone < min((await asyncio.gather(*many))[1:])
@@ -50,7 +50,7 @@ def test_a_client_with_many_requests_lets_another_client_go_first(size: int) -> 
         asyncio.run(asyncio.wait_for(scene(batcher), 60))
 
 
-def test_requests_of_one_client_are_answered_in_their_order() -> None:
+def test_requests_of_one_client_are_answered_in_order() -> None:
     model = Here.model_of(Touchy())
 
     async def scene(batcher: Batcher) -> None:
@@ -62,7 +62,7 @@ def test_requests_of_one_client_are_answered_in_their_order() -> None:
         asyncio.run(asyncio.wait_for(scene(batcher), 60))
 
 
-def test_whoever_fills_the_queue_makes_room_for_others() -> None:
+def test_full_queue_rejects_the_busiest_clients_newest_images() -> None:
     model = Here.model_of(Touchy())
 
     async def scene(batcher: Batcher) -> None:
@@ -81,7 +81,7 @@ def test_whoever_fills_the_queue_makes_room_for_others() -> None:
         asyncio.run(asyncio.wait_for(scene(batcher), 60))
 
 
-def test_nothing_is_given_up_for_a_request_that_has_no_room_anyway() -> None:
+def test_request_too_large_for_the_queue_displaces_nothing() -> None:
     model = Here.model_of(Touchy())
 
     async def scene(batcher: Batcher) -> None:
@@ -94,7 +94,7 @@ def test_nothing_is_given_up_for_a_request_that_has_no_room_anyway() -> None:
         asyncio.run(asyncio.wait_for(scene(batcher), 60))
 
 
-def test_a_client_leaves_a_worker_to_others_who_ask_too() -> None:
+def test_one_client_leaves_a_worker_to_others() -> None:
     model = Here.model_of(Touchy())
 
     async def scene(batcher: Batcher) -> None:

@@ -52,7 +52,7 @@ def test_agreement_is_of_models_that_saw_real_images(answers: list[str], provena
 def test_a_place_begins_with_how_many_of_its_claims_are_decided() -> None:
     waiting, read, against = judge("a", "not tested"), judge("b", "holds under a reading"), judge("c", "contradicted")
     assert tell_verdicts([waiting, judge("d", "not tested")], {"a"}) == (
-        "None of these 2 claims is decided yet (2 not tested). 1 has a first look of ours, which decides nothing."
+        "None of these 2 claims is decided yet (2 not tested). For 1 we have a first indication, which decides nothing."
     )
     assert tell_verdicts([against]) == "All 1 claims are decided (1 fails)."
     assert tell_verdicts([read, against]).endswith("(1 fails), the others are not (1 open).")

@@ -53,7 +53,9 @@ def run_groups(
         killed = _fork_slots(again, store, alone, threads, report, stop, is_alone=True)[0] or killed
     is_complete = all(group.is_published(store) for group in groups)
     if killed and not is_complete:
-        raise TrainingsKilled(f"{killed}; what was trained is in the store, and the next dvc repro goes on from there")
+        raise TrainingsKilled(
+            f"{killed}; finished trainings are in the store, and the next dvc repro resumes from there"
+        )
     return is_complete
 
 

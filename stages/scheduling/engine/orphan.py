@@ -61,7 +61,7 @@ def end_with(pids: Iterable[int]) -> None:
 def end_as_orphan() -> NoReturn:
     """End this process at once, without cleanup, and say why."""
     print(
-        "the process that started this training is gone; stopping (the next run goes on)", file=sys.stderr, flush=True
+        "the process that started this training is gone; stopping (the next run resumes)", file=sys.stderr, flush=True
     )
     os._exit(os.EX_TEMPFAIL)
 

@@ -123,7 +123,7 @@ class _Engine:
                     if time.monotonic() - self.reached > PATIENCE.unreachable:
                         raise TrainingsKilled(
                             f"the Ray cluster {self.cluster.name} can't be reached for {PATIENCE.unreachable:.0f} s "
-                            f"({error}); what was trained is in the store, and the next run goes on from there"
+                            f"({error}); finished trainings are in the store, and the next run resumes from there"
                         ) from None
                     self.stop.wait(pause)
                     pause = min(30.0, 2 * pause)
