@@ -55,7 +55,6 @@ ALLOWED: dict[str, set[str]] = {
     "priorities": {
         *(
             "run",
-            "runs",
             "params",
             "datasets",
             "evaluation",

@@ -96,8 +96,10 @@ def test_named_experiments_run_alone(checkout: Path) -> None:
     edit(checkout / "params" / "other-mnist.yaml", lambda p: p["arms"]["vit"]["model"].update(mlp_dim=24))
     done = repro(checkout, EXPERIMENT)
     ran = re.findall(r"^stage \d+ of 8, ([\w@-]+): ", done.stdout, re.MULTILINE)
-    assert ran == ["inputs", f"train@{EXPERIMENT}", f"evaluate@{EXPERIMENT}", "record", "report"], done.stdout
-    assert done.returncode == 0 and "5 stages run, 3 unchanged, in " in done.stdout
+    assert ran == ["inputs", f"train@{EXPERIMENT}", f"evaluate@{EXPERIMENT}", "analyse", "record", "report"], (
+        done.stdout
+    )
+    assert done.returncode == 0 and "6 stages run, 2 unchanged, in " in done.stdout
 
 
 def test_a_stage_that_fails_is_shown_whole_and_keeps_dvcs_exit_code(checkout: Path) -> None:
@@ -123,7 +125,7 @@ def test_a_terminal_has_one_live_line(checkout: Path) -> None:
     assert code == 0 and "looking for what has changed" in shown[0]
     assert any(re.match(rf"stage \d+ of 10, train@{EXPERIMENT}, [12] of 2 runs", line) for line in shown), shown
     assert max(map(len, shown)) <= 100
-    assert re.fullmatch(r"5 stages run, 5 unchanged, in .*; full log: data/logs/.*\.log", shown[-1])
+    assert re.fullmatch(r"6 stages run, 4 unchanged, in .*; full log: data/logs/.*\.log", shown[-1])
     assert not [line for line in shown if "Running stage" in line or "git add" in line]
 
 
