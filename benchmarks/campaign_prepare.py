@@ -19,12 +19,11 @@ from stages.params.budget import PlannedRun
 from stages.params.experiment import Experiment, Params, ParamsError, load_params
 from stages.priorities.proposal import PROFILE, propose
 from stages.run import canonical_json
-from stages.runs.equivalence import read_equivalences
 from stages.runs.object_store import open_store
 from stages.runs.store import Specs, Store, write_atomically
 from stages.scheduling.engine.groups import form_groups
 from stages.scheduling.planning import cost_of_run
-from stages.scheduling.runner import find_experiment, find_outcome, keyed_runs, ways_to
+from stages.scheduling.runner import Outcomes, find_experiment, keyed_runs
 
 FOLDER = Path("data/campaign")
 COMMAND = "python -m benchmarks.gpu_campaign run {carry} --work FOLDER --out BACK --seconds {seconds:.0f}"
@@ -59,8 +58,7 @@ def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, s
     """
     proposal = propose(Path(), params, kind, experiments=names) if params.profile_name == PROFILE else None
     counts, found = FlopCounts(), list[Wanted]()
-    store, equivalences = open_store(), read_equivalences(Path())
-    seen, stored = set[str](), {*store.run_keys()}
+    outcomes, seen = Outcomes(), set[str]()
     for name in names:
         experiment = find_experiment(params, name)
         try:
@@ -70,12 +68,10 @@ def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, s
             continue
         runs = {one.spec.run_key: one for one in keyed_runs(experiment, params, info.digest)}
         lacking = {
-            key: one
-            for key, one in runs.items()
-            if key not in seen | skipped and find_outcome(store, ways_to(one.spec, equivalences), stored) is None
+            key: one for key, one in runs.items() if key not in seen | skipped and outcomes.find(one.spec) is None
         }
         seen |= runs.keys()
-        for specs, is_stack in form_groups([one.spec for one in lacking.values()], info.train_images, store):
+        for specs, is_stack in form_groups([one.spec for one in lacking.values()], info.train_images, outcomes.store):
             members = [lacking[spec.run_key] for spec in specs if spec.run_key in lacking]
             seconds = sum(_seconds(one, experiment, params, counts, kind, len(specs)) for one in members)
             places = [proposal.place(one.name) for one in members] if proposal else [(0, 0.0)]

@@ -17,6 +17,7 @@ from typing import Any
 from stages.checkpoint.contract import CheckpointError
 from stages.device import pick_device
 from stages.evaluation.experiment import EvaluationError, evaluate_experiment
+from stages.evaluation.flops import Kept
 from stages.faults import in_one_line
 from stages.params.experiment import ParamsError, load_params
 from stages.params.stage_inputs import code_digests, refuse_changed
@@ -103,15 +104,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("experiment")
     parser.add_argument("--device", default=os.environ.get("CLAIMCHECK_DEVICE", "auto"))
     parser.add_argument("--anew", action="store_true", help="measure all, also what was measured before")
+    parser.add_argument("--ahead", action="store_true", help="keep what is measured for the stage, and write no lines")
     options = parser.parse_args(arguments)
     data, name = Path("data"), options.experiment
     try:
         device, profile = str(pick_device(options.device)), load_params().profile
-        found = evaluate_experiment(name, data, profile, device, _code_of, anew=options.anew)
+        with Kept("timed").held(name, is_patient=not options.ahead) as is_ours:
+            if not is_ours:
+                return 0  # the stage has come to it
+            found = evaluate_experiment(name, data, profile, device, _code_of, anew=options.anew)
     except (ParamsError, EvaluationError, CheckpointError, ValueError) as error:
         print(f"evaluate@{name}: {error}", file=sys.stderr)
         return 1
     _say_faults(name, found.faults)
+    if options.ahead:
+        return INCOMPLETE if found.faults else 0
     if refuse_changed(f"evaluate@{name}") or not found.results:
         return 1
     write_atomically(data / "results" / f"{name}.jsonl", write_lines(found.results))

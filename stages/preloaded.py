@@ -8,7 +8,6 @@ ends its child.  Standard library only, one thread (a fork lacks the others), an
 
 from __future__ import annotations
 
-import array
 import ctypes
 import gc
 import importlib
@@ -56,8 +55,14 @@ def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
 
 
-def ask(address: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> socket.socket:
-    """A connection on which such a process was sent a call; the child has our input, output and error.
+def ask(
+    address: str,
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    files: Sequence[int] = (0, 1, 2),
+) -> socket.socket:
+    """A connection on which such a process was sent a call; `files` become the child's input, output and error.
 
     Raises:
         OSError: nobody takes calls there.
@@ -67,7 +72,7 @@ def ask(address: str, module: str, arguments: Sequence[str], environment: Mappin
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         server.connect(address)
-        sent = socket.send_fds(server, [content], (0, 1, 2))
+        sent = socket.send_fds(server, [content], files)
         server.sendall(content[sent:])
     except OSError:
         server.close()
@@ -139,10 +144,8 @@ def _read_call(caller: socket.socket) -> tuple[dict[str, Any] | None, list[int]]
     content, files = b"", list[int]()
     try:
         while not content.endswith(b"\n") and len(content) < _CALL_BYTES:
-            part, ancillary, _, _ = caller.recvmsg(1 << 16, socket.CMSG_SPACE(3 * 4))
-            for level, kind, data in ancillary:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    files += array.array("i", data[: len(data) - len(data) % 4])
+            part, more, _, _ = socket.recv_fds(caller, 1 << 16, 3)
+            files += more
             if not part:
                 return None, files
             content += part

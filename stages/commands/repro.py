@@ -12,12 +12,13 @@ import os
 import pwd
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -29,15 +30,73 @@ from stages import preloaded
 from stages.commands.command import Answer, Terminal, in_words
 from stages.faults import Mistake, on_signal
 from stages.params.budget import plan_runs
-from stages.params.experiment import Params, load_params
+from stages.params.experiment import Params, Profile, load_params
 from stages.params.schema import describe_yaml
 from stages.params.stage_inputs import stage_inputs
-from stages.preloaded import ADDRESS
+from stages.preloaded import ADDRESS, ask
 from stages.runs.object_store import open_store
 from stages.runs.revisions import refusal, without_git_variables
 from stages.scheduling.counting import StageTimes
 from stages.scheduling.journal import left_to_train
 from stages.scheduling.runner import find_experiment
+
+
+class Ahead:
+    """Context manager.  One evaluation at a time, in a fork of the process at `address`; it ends with this one.
+
+    What it says goes nowhere: the stage, which lists every run, says it again.  On stand-ins alone: elsewhere a network
+    is timed while nothing trains beside it.
+    """
+
+    def __init__(self, address: str, environment: Mapping[str, str], profile: Profile) -> None:
+        self._address, self._environment = address, environment
+        self._is_wanted = profile.data == "embedded"
+        self._begun: set[str] = set()
+        self._call: socket.socket | None = None
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def look(self, stage: str, ended: Sequence[str]) -> None:
+        """Begin the next evaluation if none is under way; dvc is at `stage`, and those that `ended` did so well.
+
+        While dvc trains, in the order in which it did; then from the last on, to meet it halfway.
+        """
+        verb, _, experiment = stage.partition("@")
+        if verb == "evaluate":
+            self._begun.add(experiment)
+        trained = [name.partition("@")[2] for name in ended if name.startswith("train@")]
+        waiting = [name for name in trained if name not in self._begun]
+        if self._is_wanted and waiting and not self._is_busy():
+            self._begin(waiting[0 if verb == "train" else -1])
+
+    def _begin(self, experiment: str) -> None:
+        self._begun.add(experiment)
+        with open(os.devnull, "r+b") as nothing, suppress(OSError):  # nobody is there: dvc's stage does it
+            files = [nothing.fileno()] * 3
+            self._call = ask(self._address, "stages.evaluate", [experiment, "--ahead"], self._environment, files)
+            self._call.setblocking(False)
+
+    def _is_busy(self) -> bool:
+        while self._call is not None:
+            try:
+                answer = self._call.recv(64)
+            except BlockingIOError:
+                return True
+            except OSError:
+                answer = b""
+            if not answer:
+                self._end()
+        return False
+
+    def _end(self) -> None:
+        if self._call is not None:
+            self._call.close()
+        self._call = None
+
 
 _STARTS = re.compile(rb"Running stage '(.+)':")
 _SKIPPED = re.compile(rb"(?:Stage )?'(.+)' (?:didn't change, skipping|is cached - skipping run, checking out outputs)")
@@ -56,6 +115,7 @@ class LogView:
         self.started = time.monotonic()
         self.stage, self.seen, self.ran = "", 0, 0
         self.is_interrupted = False
+        self.ended: list[str] = []
         self._read = self._stage_from = 0
         self._stage_started, self._is_open = self.started, False
         self._counted = 0.0
@@ -115,6 +175,7 @@ class LogView:
         """End the line that the stage's start began: its runs and how long it took."""
         if self._is_open:
             self._times.end(time.monotonic() - self._stage_started)
+            self.ended.append(self.stage)
         if self._is_open and not self._terminal.is_terminal:
             runs = self._runs_done(is_over=not is_failed)
             print(f": {f'{runs}, ' if runs else ''}{in_words(time.monotonic() - self._stage_started)}", flush=True)
@@ -255,14 +316,17 @@ def _repro(options: argparse.Namespace) -> Answer:
     if no_git:
         print(f"repro: {no_git}; this runs without git, and results name no revision", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder, log.open("wb") as written:
+        address = str(Path(folder) / "preloaded")
         names = ["inputs", *stage_inputs(params)]
         wanted = {*experiments, *(params.experiments[name].dataset for name in experiments)}
         kept = [name for name in names if not experiments or "@" not in name or name.partition("@")[2] in wanted]
         view = LogView(log, {name: _runs(name, params) for name in kept})
-        environment = _environment(Path(folder), has_git=not no_git) | {ADDRESS: str(Path(folder) / "preloaded")}
-        with _libraries_loaded(environment, written.fileno(), view):
+        own = _environment(Path(folder), has_git=not no_git)
+        environment = own | {ADDRESS: address}
+        loaded = _libraries_loaded(environment, written.fileno(), view)
+        with loaded, Ahead(address, own, params.profile) as ahead:
             for words in commands:
-                code = _run([sys.executable, "-m", *words], environment, written.fileno(), view)
+                code = _run([sys.executable, "-m", *words], environment, written.fileno(), view, ahead)
                 if code:
                     return Answer(document=None, shown=view.failure(code), code=code)
     return Answer(document=None, shown=view.success())
@@ -314,7 +378,7 @@ def _libraries_loaded(environment: dict[str, str], output: int, view: LogView) -
             server.wait()
 
 
-def _run(words: Sequence[str], environment: dict[str, str], output: int, view: LogView) -> int:
+def _run(words: Sequence[str], environment: dict[str, str], output: int, view: LogView, ahead: Ahead) -> int:
     """The exit code of a command whose output goes to the file; 128 and its number for a signal, as shells have it.
 
     Ctrl-C reaches it from the terminal, which sends it to all of the foreground's processes: it ends in its own way.
@@ -323,6 +387,8 @@ def _run(words: Sequence[str], environment: dict[str, str], output: int, view: L
     with on_signal(signal.SIGINT, view.interrupt), on_signal(signal.SIGTERM, process.terminate), view.shown():
         while process.poll() is None:
             view.look()
+            if not view.is_interrupted:
+                ahead.look(view.stage, view.ended)
             time.sleep(_POLL_SECONDS)
         view.look()
     return process.returncode if process.returncode >= 0 else 128 - process.returncode

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,7 @@ from stages.faults import stop_on_signals
 from stages.params.budget import describe_cut
 from stages.params.experiment import Params, ParamsError, Rate, load_params
 from stages.params.schema import nearest
-from stages.runs.equivalence import read_equivalences
-from stages.runs.object_store import open_store
-from stages.runs.store import Store, write_atomically
+from stages.runs.store import write_atomically
 from stages.scheduling.counting import ProgressDisplay
 from stages.scheduling.engine.groups import Group, default_engine, form_groups
 from stages.scheduling.planning import (
@@ -40,15 +38,7 @@ from stages.scheduling.planning import (
     two_digits,
     what_counts,
 )
-from stages.scheduling.runner import (
-    find_experiment,
-    find_outcome,
-    keyed_runs,
-    read_packed,
-    slot_devices,
-    train_together,
-    ways_to,
-)
+from stages.scheduling.runner import Outcomes, find_experiment, keyed_runs, read_packed, slot_devices, train_together
 
 PREFIXES = {1e21: "Z", 1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
 PRINTED, IN_TF32 = "paper", "paper-tf32"
@@ -72,18 +62,18 @@ def plan(options: argparse.Namespace) -> Answer:
     params = load_params()
     names = options.experiments or list(params.experiments)
     papers = {name: find_experiment(params, name).paper for name in names}
-    counts, store = FlopCounts(), open_store()
-    costs, stored = plan_costs(params, params.profile, names, counts.count), {*store.run_keys()}
+    counts, outcomes = FlopCounts(), Outcomes()
+    costs = plan_costs(params, params.profile, names, counts.count)
     experiments = [
         {
             "experiment": name,
             "paper": papers[name],
             **_told(cost, params.rates),
-            **_in_store(name, params, store, stored),
+            **_in_store(name, params, outcomes),
         }
         for name, cost in costs.items()
     ]
-    measured = _measure(names, params, options.device, counts) if options.measure else None
+    measured = _measure(names, params, options.device, counts, outcomes) if options.measure else None
     profiles, totals = [], {}
     for profile_name, profile in params.profiles.items():
         costs = plan_costs(params, profile, names, counts.count)
@@ -120,12 +110,14 @@ def plan(options: argparse.Namespace) -> Answer:
     return Answer(document=document, shown=list(_show_plan(document)))
 
 
-def _measure(names: Iterable[str], params: Params, device: str, counts: FlopCounts) -> dict[str, Any]:
+def _measure(
+    names: Iterable[str], params: Params, device: str, counts: FlopCounts, outcomes: Outcomes
+) -> dict[str, Any]:
     """Measure how many seconds the missing trainings of each experiment, and all together, take on this machine."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `run` trains
-    devices, store, equivalences = slot_devices(device, params), open_store(), read_equivalences(Path())
+    devices = slot_devices(device, params)
     planned: list[tuple[str, Planned]] = []
-    seen, left_out, stored = set[str](), list[str](), {*store.run_keys()}
+    seen, left_out = set[str](), list[str]()
     for name in names:
         experiment = params.experiments[name]
         try:
@@ -134,13 +126,9 @@ def _measure(names: Iterable[str], params: Params, device: str, counts: FlopCoun
             left_out.append(name)
             continue
         runs = {run.spec.run_key: run.spec for run in keyed_runs(experiment, params, info.digest)}
-        missing = [
-            spec
-            for key, spec in runs.items()
-            if key not in seen and find_outcome(store, ways_to(spec, equivalences), stored) is None
-        ]
+        missing = [spec for key, spec in runs.items() if key not in seen and outcomes.find(spec) is None]
         seen |= runs.keys()
-        for specs, is_stack in form_groups(missing, info.train_images, store):
+        for specs, is_stack in form_groups(missing, info.train_images, outcomes.store):
             data = Path("data/processed") / experiment.dataset
             group = Group(label=f"{name} {specs[0].model.path}", specs=specs, data=data, is_stack=is_stack)
             flops = counts.count(specs[0].model, info.shape, info.vocabulary)
@@ -209,7 +197,7 @@ def _told(cost: PlannedCost, rates: Mapping[str, Rate]) -> dict[str, Any]:
     }
 
 
-def _in_store(name: str, params: Params, store: Store, stored: Container[str]) -> dict[str, Any]:
+def _in_store(name: str, params: Params, outcomes: Outcomes) -> dict[str, Any]:
     """Return how many trainings of the experiment are done (None if its data aren't packed) and the profile's cut."""
     experiment = params.experiments[name]
     cut = {"cut": describe_cut(experiment, params.profile, params.datasets[experiment.dataset]) or None}
@@ -217,11 +205,8 @@ def _in_store(name: str, params: Params, store: Store, stored: Container[str]) -
         digest = read_info(Path("data/processed") / experiment.dataset).digest
     except PackedDataError:
         return {"in_store": None, **cut}
-    equivalences = read_equivalences(Path())
-    done = (
-        find_outcome(store, ways_to(run.spec, equivalences), stored) for run in keyed_runs(experiment, params, digest)
-    )
-    return {"in_store": sum(way is not None for way in done), **cut}
+    done = sum(outcomes.find(run.spec) is not None for run in keyed_runs(experiment, params, digest))
+    return {"in_store": done, **cut}
 
 
 def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:

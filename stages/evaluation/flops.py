@@ -6,9 +6,11 @@ runs: without the cache, a new replicate would cause all others to be re-evaluat
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,8 +77,21 @@ def digest_of(parts: Any) -> str:
 class Kept:
     """One file per name, with the newest measurement, the digest of what it depends on, and a digest over both."""
 
-    def __init__(self, kind: str) -> None:
-        self.folder = home() / "store" / kind
+    def __init__(self, kind: str, root: Path | None = None) -> None:
+        self.folder = (root or home() / "store") / kind
+
+    @contextmanager
+    def held(self, name: str, *, is_patient: bool = True) -> Iterator[bool]:
+        """Measure what this name stands for alone: others wait, or get False at once where they aren't patient."""
+        path = self.folder / f"{name}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if is_patient else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+                return
+            yield True
 
     def read(self, name: str, stands_on: str) -> Any:
         """The measurement, or None if there is none, its dependencies have changed, or its file is damaged."""

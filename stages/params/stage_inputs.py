@@ -91,13 +91,13 @@ def _file_digests(paths: Iterable[Path]) -> dict[str, str]:
     }
 
 
-def changed_meanwhile(stage: str | None = None) -> list[str]:
+def changed_meanwhile() -> list[str]:
     """Code that this process runs, or params it reads, that differ from what `inputs` wrote down for its stage.
 
     Code or params were edited while `dvc repro` ran: the stage's outcome would be recorded under the old ones.  Empty
     outside of DVC, which names the stage in the environment.  A file older than what was written down is unchanged.
     """
-    stage = stage or os.environ.get("DVC_STAGE")
+    stage = os.environ.get("DVC_STAGE")
     path = TARGET / f"{stage}.json"
     if stage is None or not path.is_file():
         return []

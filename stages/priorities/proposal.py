@@ -34,11 +34,9 @@ from stages.params.schema import nearest
 from stages.recording.sources import judge_today, read_paper_deviations
 from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER
 from stages.run import canonical_json
-from stages.runs.equivalence import read_equivalences
-from stages.runs.object_store import open_store
-from stages.scheduling.engine.groups import MAX_MODELS
-from stages.scheduling.planning import network_of, pricing
-from stages.scheduling.runner import find_outcome, keyed_runs, read_packed, ways_to
+from stages.scheduling.engine.groups import MAX_MODELS, network_of
+from stages.scheduling.planning import pricing
+from stages.scheduling.runner import Outcomes, keyed_runs, read_packed
 from stages.verdicts import EvidenceLevel, Power, Status, Verdict
 
 PROFILE = "paper"
@@ -202,13 +200,8 @@ def trained_runs(params: Params, root: Path = Path()) -> frozenset[RunName]:
     Raises:
         EvidenceError: an equivalence line was changed.
     """
-    store, equivalences = open_store(root), read_equivalences(root)
-    stored = {*store.run_keys()}
-    return frozenset(
-        run.name
-        for run in packed_runs(params, root)
-        if find_outcome(store, ways_to(run.spec, equivalences), stored) is not None
-    )
+    outcomes = Outcomes(root)
+    return frozenset(run.name for run in packed_runs(params, root) if outcomes.find(run.spec) is not None)
 
 
 def packed_runs(params: Params, root: Path = Path()) -> Iterator[PlannedRun]:
@@ -233,7 +226,7 @@ def seconds_each(
         raise ParamsError(f"params.yaml: rates has no device {device!r}{nearest(device, params.rates)}")
     wanted = frozenset(runs)
     ordered = [run for run in trainings.planned if run in wanted]
-    networks = {run: network_of(trainings.planned[run]) for run in ordered}
+    networks = {run: network_of(trainings.planned[run].spec) for run in ordered}
     alike = Counter(networks.values())
     price = pricing(params, params.profile, {device: params.rates[device]}, count)
     return {

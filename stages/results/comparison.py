@@ -208,8 +208,7 @@ def _compare_experiment(
     arms, order = _rank(arms, metric)
     cut, label = None, describe_fidelity(None, None, None)
     if first is not None:
-        planned = len(experiment.seeds) * (experiment.protocol["split"]["folds"] or 1)
-        cut = cut_of_all(first.cut, max(map(len, by_arm.values())), planned)
+        cut = cut_of_all(first.cut, max(map(len, by_arm.values())), experiment.replicates)
         label = describe_fidelity(first.provenance, first.profile, cut, first.test_images, first.excluded_test_images)
     compared = [arm.name for arm in experiment.arms if arm.role in _PAIR]
     trained = sum(name in by_arm for name in compared)

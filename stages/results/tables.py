@@ -138,6 +138,11 @@ class Experiment(Base):
     seeds: Mapped[list[Any]]
     arms: Mapped[list[Arm]] = relationship(order_by="Arm.position")
 
+    @property
+    def replicates(self) -> int:
+        """The printed replicates: every seed, with every fold if the split has folds."""
+        return len(self.seeds) * (self.protocol["split"]["folds"] or 1)
+
 
 class Arm(Base):
     """`protocol`: fields in which the arm departs from its experiment's; `against`: the arm it is compared with.

@@ -216,12 +216,8 @@ def _side(model: Model, runs: Runs, facts: ComparisonRows, metric: MetricInfo, r
         value=fmean(values.values()) if values else None,
         n=len(values),
         trained=len({run.replicate for run in of_arm if _decides(run, rules)}),
-        planned=_planned(experiment),
+        planned=experiment.replicates,
     )
-
-
-def _planned(experiment: Experiment) -> int:
-    return len(experiment.seeds) * (experiment.protocol["split"]["folds"] or 1)
 
 
 def _judge(
@@ -268,7 +264,7 @@ def _sample(arm: Arm, runs: Runs, facts: ComparisonRows, metric: MetricInfo) -> 
 
 def _design(experiment: Experiment, spread: float) -> Design:
     pairing: Literal["fold", "none"] = "fold" if experiment.protocol["split"]["kind"] == "folds" else "none"
-    return Design(planned=_planned(experiment), spread=spread, source="assumed", because="", pairing=pairing)
+    return Design(planned=experiment.replicates, spread=spread, source="assumed", because="", pairing=pairing)
 
 
 def _spread(

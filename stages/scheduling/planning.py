@@ -32,7 +32,7 @@ from stages.params.budget import PlannedRun, plan_runs
 from stages.params.experiment import DatasetSource, Params, Profile, Rate
 from stages.run import Protocol, Replicate, RunSpec, SplitSpec, canonical_json, steps_per_epoch, training_counts
 from stages.runs.store import RunStore
-from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking
+from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking, network_of
 from stages.scheduling.runner import Order
 
 
@@ -86,10 +86,10 @@ def plan_costs(
             if identity not in seen:
                 seen.add(identity)
                 own.append(run)
-        alike, placed = Counter(map(network_of, own)), Counter[str]()
+        alike, placed = Counter(network_of(run.spec) for run in own), Counter[str]()
         priced = []
         for run in own:
-            network = network_of(run)
+            network = network_of(run.spec)
             full = placed[network] // MAX_MODELS * MAX_MODELS
             placed[network] += 1
             priced.append(price(run, min(MAX_MODELS, alike[network] - full)))
@@ -176,11 +176,6 @@ def cost_of_run(
             device: flops / rate.peak_flops_per_second[protocol.precision] for device, rate in rates.items()
         },
     )
-
-
-def network_of(run: PlannedRun) -> str:
-    """What the replicates of a run have in common."""
-    return canonical_json(dataclasses.replace(run.spec, replicate=Replicate(seed=0)).to_dict())
 
 
 def expected_epochs(protocol: Protocol) -> int:

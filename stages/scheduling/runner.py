@@ -104,7 +104,8 @@ def train_experiment(
         found.groups.sort(key=lambda group: order(found.missing_of(group), group.stacked))
     wanted, missing, taken = found.wanted, found.missing, found.taken
     names, held = {run.spec.run_key: run.name.label for run in wanted}, {name: len(wanted) - len(missing)}
-    complete = _run(run_groups, found.groups, names, held, store, params, devices, report, stop, engine)
+    queue = Queue(found.groups, names, held)
+    complete = _run(run_groups, queue, store, params, devices, report, stop, engine)
     trained = [run for run in wanted if store.has(taken[run.spec.run_key])]
     if complete or (trained and not stop.is_set()):
         _write_folder(folder, experiment, params, wanted, store, taken)
@@ -117,29 +118,6 @@ def train_experiment(
     return complete
 
 
-def _run(
-    run_groups: RunGroups,
-    groups: Sequence[Group],
-    names: Mapping[str, str],
-    held: Mapping[str, int],
-    store: Store,
-    params: Params,
-    devices: Sequence[str],
-    report: Report,
-    stop: threading.Event,
-    engine: str,
-) -> bool:
-    """Train the groups and keep a journal of it; returns True if every group has its outcome."""
-    profile, slots = params.profile_name, len(devices)
-    with Journal(store, groups, names, engine=engine, profile=profile, slots=slots, held=held) as journal:
-
-        def report_both(event: Event) -> None:
-            report(event)
-            journal.report(event)
-
-        return run_groups(groups, store, devices, report_both, stop)
-
-
 @dataclass(frozen=True)
 class Queue:
     """`groups` in the order in which they begin; `names` of their runs by key, `<experiment>.<arm>.<replicate>`.
@@ -150,6 +128,27 @@ class Queue:
     groups: list[Group]
     names: dict[str, str]
     held: dict[str, int]
+
+
+def _run(
+    run_groups: RunGroups,
+    queue: Queue,
+    store: Store,
+    params: Params,
+    devices: Sequence[str],
+    report: Report,
+    stop: threading.Event,
+    engine: str,
+) -> bool:
+    """Train the queue and keep a journal of it; returns True if every group has its outcome."""
+    about: dict[str, Any] = {"engine": engine, "profile": params.profile_name, "slots": len(devices)}
+    with Journal(store, queue.groups, queue.names, held=queue.held, **about) as journal:
+
+        def report_both(event: Event) -> None:
+            report(event)
+            journal.report(event)
+
+        return run_groups(queue.groups, store, devices, report_both, stop)
 
 
 def train_together(
@@ -174,7 +173,7 @@ def train_together(
     """
     run_groups, store = find_engine(engine), open_store()
     queue = line_up(chosen, params, data, store, order)
-    _run(run_groups, queue.groups, queue.names, queue.held, store, params, devices, report, stop, engine)
+    _run(run_groups, queue, store, params, devices, report, stop, engine)
     return len(queue.names), len(queue.names.keys() - {*store.run_keys()})
 
 
@@ -326,6 +325,22 @@ def find_outcome(store: Store, ways: Sequence[Way], stored: Container[str]) -> W
         if way.is_stacked is None or _was_trained_so(store.published(way.run_key), way.is_stacked):
             return way
     return None
+
+
+class Outcomes:
+    """The outcomes in the store of the clone in `root`, as it lists them now.
+
+    Raises:
+        EvidenceError: a line of equivalent codes isn't as it was written.
+    """
+
+    def __init__(self, root: Path = Path()) -> None:
+        self.store, self._equivalences = open_store(root), read_equivalences(root)
+        self._stored = {*self.store.run_keys()}
+
+    def find(self, spec: RunSpec) -> Way | None:
+        """Where the outcome of this training is, or that of older code which gives the same; None if nowhere."""
+        return find_outcome(self.store, ways_to(spec, self._equivalences), self._stored)
 
 
 def _was_trained_so(folder: Path | None, is_stacked: bool) -> bool:

@@ -1,6 +1,9 @@
-"""Metrics and costs."""
+"""Metrics, costs, and evaluation while the next run trains."""
 
 import math
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +19,14 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from stages.device import device_name
+from stages.evaluate import main
 from stages.evaluation import cost
 from stages.evaluation.cost import (
     Stopwatch,
     count_parameters,
     flops_per_sample,
 )
+from stages.evaluation.flops import Kept
 from stages.evaluation.scores import (
     CALIBRATION_BINS,
     accuracy,
@@ -31,7 +36,10 @@ from stages.evaluation.scores import (
     expected_calibration_error,
 )
 from stages.papers.ninformer import LocalViT, MLPMixer, NiNformer, ViT
+from stages.params.experiment import load_params
+from stages.scheduling.runner import train_experiment
 from stages.training.environment import peak_memory_bytes
+from tests.project import EXPERIMENT, make_project
 
 Scored = tuple[np.ndarray, np.ndarray]
 
@@ -281,3 +289,41 @@ def test_gpu_flops_latency_and_memory() -> None:
     torch.cuda.reset_peak_memory_stats()
     held = torch.zeros(2**26, dtype=torch.uint8, device="cuda")
     assert peak_memory_bytes(torch.device("cuda")) >= held.nbytes + sum(p.nbytes for p in model.parameters())
+
+
+RESULTS = Path("data/results") / f"{EXPERIMENT}.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(make_project(tmp_path))
+    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
+    monkeypatch.setenv("CLAIMCHECK_DEVICE", "cpu")
+    assert train_experiment(
+        EXPERIMENT, load_params(), data=Path("data"), devices=["cpu"], report=lambda event: None, stop=threading.Event()
+    )
+
+
+def test_the_stage_writes_what_was_measured_ahead_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main([EXPERIMENT]) == 0
+    alone = RESULTS.read_bytes()
+    for folder in ("data/results", "data/store/evaluated", "data/store/timed"):
+        shutil.rmtree(folder)
+    assert main([EXPERIMENT, "--ahead"]) == 0
+    assert not Path("data/results").exists()
+    monkeypatch.setattr("stages.evaluation.experiment.score", None)  # it would fail
+    monkeypatch.setattr("stages.evaluation.cost.Stopwatch.time", None)
+    assert main([EXPERIMENT]) == 0
+    assert RESULTS.read_bytes() == alone
+
+
+def test_the_stage_waits_for_what_is_measured_ahead_and_not_the_other_way_round() -> None:
+    with ThreadPoolExecutor() as pool:
+        with Kept("timed").held(EXPERIMENT) as is_ours:
+            assert is_ours
+            assert main([EXPERIMENT, "--ahead"]) == 0
+            stage = pool.submit(main, [EXPERIMENT])
+            with pytest.raises(TimeoutError):
+                stage.result(1)
+            assert not Path("data/store/evaluated").exists()
+        assert stage.result(60) == 0 and RESULTS.exists()

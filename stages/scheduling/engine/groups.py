@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from stages.faults import Mistake
 from stages.run import Replicate, RunSpec, steps_per_epoch, training_counts
@@ -72,18 +72,14 @@ class TrainingsKilled(Mistake, RuntimeError):
     """Something outside killed processes that trained; the message says what is known of it."""
 
 
-class RunGroups(Protocol):
-    """An engine: trains all groups on the given devices; a failure stops no other group.
+RunGroups = Callable[[Sequence[Group], Store, Sequence[str], Report, threading.Event], bool]
+"""An engine: trains all groups on the given devices; a failure stops no other group.
 
-    Returns whether every group has its outcome in the store.
+Returns whether every group has its outcome in the store.
 
-    Raises:
-        TrainingsKilled: an outcome is missing because something killed the processes that trained.
-    """
-
-    def __call__(
-        self, groups: Sequence[Group], store: Store, devices: Sequence[str], report: Report, stop: threading.Event
-    ) -> bool: ...
+Raises:
+    TrainingsKilled: an outcome is missing because something killed the processes that trained.
+"""
 
 
 ENGINE = "CLAIMCHECK_ENGINE"
@@ -123,6 +119,11 @@ MAX_MODELS = 16
 MIN_STEPS = 10_000  # a step alone takes 6 to 40 ms; compiling takes up to 20 s, and again where a stack shrinks
 
 
+def network_of(spec: RunSpec) -> str:
+    """Identify what the replicates of a training have in common."""
+    return dataclasses.replace(spec, replicate=Replicate(seed=0)).run_key
+
+
 def is_worth_stacking(spec: RunSpec, rows: int) -> bool:
     """True if the run is faster in a stack, even alone in it; `rows` are those of the data set's training part."""
     protocol = spec.protocol
@@ -156,7 +157,7 @@ def form_groups(specs: Sequence[RunSpec], rows: int, store: Store) -> list[tuple
         if key in groups:
             continue
         if is_worth_stacking(spec, rows):
-            alike.setdefault(dataclasses.replace(spec, replicate=Replicate(seed=0)).run_key, []).append(spec)
+            alike.setdefault(network_of(spec), []).append(spec)
         else:
             groups[key] = (spec,), False
     for replicates in alike.values():

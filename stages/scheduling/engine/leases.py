@@ -60,14 +60,14 @@ class Lease:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who is training a run, and since when (seconds since 1970; None in files of older versions)."""
+    """Who is training a run, and since when (seconds since 1970)."""
 
     owner: str
-    since: float | None
+    since: float
 
     def __str__(self) -> str:
-        began = f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.since))}" if self.since else ""
-        return f"{owner_in_words(self.owner)}{began}"
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"{owner_in_words(self.owner)} since {began}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ class Leases:
         for run_key in run_keys:
             record, _ = self.store.read(run_key)
             if record.owner is not None:
-                return Holder(record.owner, record.since)
+                return Holder(record.owner, record.since or 0.0)
         return None
 
     def attempts(self, run_key: str) -> list[Attempt]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import multiprocessing
@@ -14,9 +13,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from stages.run import Replicate, RunSpec
+from stages.run import RunSpec
 from stages.runs.fingerprint import PACKAGE_ROOT, source_path
-from stages.scheduling.engine.groups import EngineError, Group
+from stages.scheduling.engine.groups import EngineError, Group, network_of
 from stages.scheduling.engine.ray_bridge import ADDRESS, Node, Share, bridge
 
 LOST = "the connection to the cluster is lost"
@@ -149,7 +148,7 @@ class Shares:
 
         Several GPUs that train one run together are whole ones of one node; which, Ray decides.
         """
-        peak = self._peaks.get(_network(group), 0)
+        peak = self._peaks.get(network_of(group.specs[0]), 0)
         if (ranks := len(self._kinds)) > 1 and self.device(nodes) == "cuda":
             return Share(cpus=ranks, gpus=ranks), self._ranks(nodes), ranks
         if self.device(nodes) == "cuda":
@@ -171,7 +170,7 @@ class Shares:
 
     def learn(self, group: Group, outcomes: Mapping[str, Mapping[str, bytes]]) -> None:
         """Remember what a group's training took."""
-        self._peaks[_network(group)] = max(
+        self._peaks[network_of(group.specs[0])] = max(
             json.loads(files["result.json"])["peak_memory_bytes"] for files in outcomes.values()
         )
 
@@ -212,8 +211,3 @@ class Shares:
         if not peak or not self._device_bytes:
             return 1 / self._together
         return min(_PARTS, math.ceil(_PARTS * (_MARGIN * peak + _CONTEXT_BYTES) / self._device_bytes)) / _PARTS
-
-
-def _network(group: Group) -> str:
-    """What the replicates of a training have in common."""
-    return dataclasses.replace(group.specs[0], replicate=Replicate(seed=0)).run_key
