@@ -207,7 +207,9 @@ def test_evidence_that_was_edited_is_refused_even_where_it_agrees_with_itself(
     root: Path, published: Path, change: Edit
 ) -> None:
     edit(published, 1, change)
-    with pytest.raises(EvidenceError, match=r"mnist\.jsonl, line 1: .*its content gives \w{12}: it is not as it was"):
+    with pytest.raises(
+        EvidenceError, match=r"mnist\.jsonl, line 1: .*its content gives \w{12}: it was changed after it was"
+    ):
         record(root, "data/results.db")
 
 

@@ -189,7 +189,7 @@ def test_a_key_is_asked_for_and_sent_and_never_shown(browser: Browser, root: Pat
         page.goto("/?dataset=cifar100")
         page.get_by_label("API key").fill("wrong")
         page.set_input_files("#file", tmp_path / "image.png")
-        page.get_by_text("this key is unknown").wait_for()
+        page.get_by_text("unknown API key").wait_for()
         page.get_by_label("API key").fill("right")
         with page.expect_request("**/predict") as asked:
             page.get_by_role("button", name="Ask").click()

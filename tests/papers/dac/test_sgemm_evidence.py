@@ -177,7 +177,7 @@ def test_the_pages_say_what_the_verdict_says(published: str) -> None:
     with TestClient(create_app(Settings(root=REPOSITORY, database=published)), base_url="http://127.0.0.1") as client:
         page = client.get("/claims/dac.sgemm.gain").text
     size = verdict.size
-    assert size is not None and f"of the size the verdict says `{size['status']}`" in PAGE
+    assert size is not None and f"the verdict on the size is `{size['status']}`" in PAGE
     assert f"Its size: {size['status']}. Judged by" in results
     assert len(re.findall(r"^\| (?:DAC, )?\d layers of", results, re.MULTILINE)) == 6, "the three best of each role"
     assert f"Its size open: {size['explanation'][:20]}" in page
