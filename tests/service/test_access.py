@@ -188,7 +188,7 @@ def test_keys_change_without_a_restart(settings: Settings, tmp_path: Path, caplo
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "it names no key"),
+        ("", "it contains no key"),
         ("x", "Expected '='"),
         ("[ann]\n", "ann.sha256: Field required"),
         ('[ann]\nsha256 = "my secret key"\n', "ann.sha256: Input should be a valid tuple"),

@@ -145,7 +145,7 @@ def forms() -> Iterator[Form]:
     )
     yield Form("part without a name", part('filename="a.png"', png()) + END, 400)
     yield Form("part without a header", b"--b\r\n\r\n" + png() + b"\r\n" + END, 400)
-    yield Form("another name", part('name="image"; filename="a.png"', png()) + END, 422, words="send it as file=")
+    yield Form("another name", part('name="image"; filename="a.png"', png()) + END, 422, words="send a file as file=")
     yield Form("text instead of a file", part('name="file"', b"hello") + END, 422, words="this is text; send a file")
     yield Form("traversing file name", part('name="file"; filename="../../a.png"', png()) + END, 200)
     yield Form("file name with a nul", part('name="file"; filename="a\0.png"', png()) + END, 200)

@@ -1,10 +1,7 @@
 """Walks that people take, in a real Chromium: wide, and on a phone in the dark."""
 
-import csv
-import io
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
@@ -93,16 +90,14 @@ def test_models_of_two_experiments_are_chosen_and_drawn_over_each_other(walker: 
     for name in ("ViT", "NiNformer"):
         walker.get_by_role("checkbox", name=f"Choose {name}, NiNformer, Tables 2 and 3, MNIST").check()
     click(walker.get_by_role("button", name="Draw the learning curves"))
-    walker.locator("#overlay svg").wait_for()
+    walker.locator("#overlay svg.field").wait_for()
     walker.get_by_label("A model").select_option("ninformer-cifar100.ninformer")
     click(walker.get_by_role("button", name="Add"))
-    walker.locator("#overlay svg").wait_for()
+    walker.locator("#overlay svg.field").wait_for()
     links = walker.get_by_role("region", name="Chosen models and runs").get_by_role("rowheader").all_inner_texts()
     assert sorted(text.partition(" (")[0] for text in links) == ["NiNformer", "NiNformer", "ViT"]
     assert walker.url.count("line=") >= 3, "the address can be sent"
     click(walker.get_by_role("link", name="Leave out ViT (ninformer-mnist)"))
-    walker.locator("#overlay svg").wait_for()
-    with walker.expect_download() as download:
-        walker.get_by_role("button", name="CSV").click()
-    rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text(encoding="utf-8"))))
-    assert {row["model"] for row in rows} == {"NiNformer (ninformer-mnist)", "NiNformer (ninformer-cifar100)"}
+    walker.locator("#overlay svg.field").wait_for()
+    ends = walker.locator("#overlay svg.ends text").all_text_contents()
+    assert {*ends} == {"NiNformer (ninformer-mnist)", "NiNformer (ninformer-cifar100)"}
