@@ -1,4 +1,4 @@
-"""What pages draw: learning curves, costs, numbers from inside networks, and the pairs behind a claim."""
+"""Charts of the pages: learning curves, costs, numbers from inside networks, and the pairs behind a claim."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Scratch(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Who trains a run, and what became of it.  `beat` counts renewals, so that no two contents are equal.
+    """The owner of a run, and its attempts and outcome.  `beat` counts renewals, so that no two contents are equal.
 
     `files`: digests of what the holder is about to publish, or has published if `is_published`.
     """

@@ -79,7 +79,7 @@ _SAID = {
     "stopped": "{message}; the next dvc repro resumes from here",
     "lost": "lost, {message}; it resumes from its last state",
 }
-"""What is printed of an event, by its kind."""
+"""Messages by kind of event."""
 
 
 class ProgressDisplay:

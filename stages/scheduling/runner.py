@@ -339,7 +339,7 @@ class Outcomes:
         self._stored = {*self.store.run_keys()}
 
     def find(self, spec: RunSpec) -> Way | None:
-        """Where the outcome of this training is, or that of older code which gives the same; None if nowhere."""
+        """Find the outcome of this training, or that of older code which gives the same; None if there is none."""
         return find_outcome(self.store, ways_to(spec, self._equivalences), self._stored)
 
 

@@ -52,7 +52,7 @@ REMEDIES = {
     "environment": "`python -m stages.record`; if it stays, take data/evidence from git again",
     "metrics": "`dvc repro` evaluates it again if its run is here; otherwise restore data/evidence from git",
 }
-"""What to do about a broken link, by its name."""
+"""Remedies by name of the broken link."""
 _AS_RECORDED = (
     *("experiment", "arm", "replicate", "run_key", "profile", "cut", "status", "spec"),
     *("environment_digest", "environment", "weights_sha256"),

@@ -1,4 +1,4 @@
-"""Who trains what, and who may publish: one record a run in the store, changed by compare-and-swap alone.
+"""Leases: one record a run in the store, which says who trains and may publish, changed by compare-and-swap alone.
 
 A lease is taken over from an owner that is gone.  Each take-over raises the run's token, and only the holder of the
 newest token publishes (fencing), so a process that wakes up late can't publish over its successor.
@@ -60,7 +60,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who is training a run, and since when (seconds since 1970)."""
+    """The process that trains a run, and since when (seconds since 1970)."""
 
     owner: str
     since: float
