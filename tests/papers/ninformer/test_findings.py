@@ -162,7 +162,7 @@ def test_cost_is_linear_but_weights_grow_with_the_tokens(found: dict[str, Findin
     elementwise = found["ninformer.elementwise"]
     assert [reading.holds for reading in elementwise.readings] == [False, True]
     assert elementwise.computed["share_of_elementwise_products"] == pytest.approx(64 * 256 / 109.05e6, rel=1e-2)
-    # 64 tokens instead of 49 in four blocks: the counts of test_models for MNIST at 32 and at 28 pixels.
+    # 64 tokens instead of 49 in four blocks: MNIST at 32 and at 28 pixels.
     assert finding.computed["weights_per_token_and_block"] * 4 * (64 - 49) == 2_646_026 - 2_584_526
 
 
