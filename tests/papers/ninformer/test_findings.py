@@ -17,20 +17,13 @@ from stages.papers.ninformer.findings import (
     NANOSECONDS,
     compute_finding,
     elementwise_finding,
-    findings,
     image_flops,
 )
 from stages.params.experiment import Params
-from tests.project import MARGINS
 
 ROOT = Path(__file__).parents[3]
 ARMS = {"vit": "vit", "mlpmixer": "mlp-mixer", "localvit": "local-vit", "ninformer": "ninformer"}
 DATASETS = {"mnist": "mnist", "c10": "cifar10", "c100": "cifar100"}
-
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, Finding]:
-    return {finding.claim: finding for finding in findings(MARGINS)}
 
 
 @pytest.fixture(scope="module")
