@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from stages.papers.brownian.walk import attention_transition, on_sphere
-from stages.papers.finding import Finding, Reading
+from stages.papers.finding import Finding, Statements
+
+state = Statements(__file__)
 
 ROUNDING = 1e-10
 WIDTHS = (64, 768)
@@ -34,25 +36,12 @@ def printed_row_sum() -> Finding:
     q, k = _draw(2, NUM_TOKENS, 64, seed=1)
     transition = attention_transition(q, k)
     rows, columns = (_largest(transition.sum(dim=axis) - 1) for axis in (1, 0))
-    readings = (
-        Reading(
-            name="of the words",
-            text='"Each row summing of M is 1", M_ij being the "probability Pr(j|i) of moving from state i to state '
-            'j": a sum over j',
-            holds=rows < ROUNDING,
-        ),
-        Reading(
-            name="of the index",
-            text="Σᵢ as printed, which adds the rows of a column: columns sum to 1 in doubly stochastic chains only",
-            holds=columns < ROUNDING,
-        ),
-    )
-    return Finding(
-        claim="brownian.markov.printed_sum",
+
+    return state(
+        "brownian.markov.printed_sum",
+        rows < ROUNDING,
+        columns < ROUNDING,
         computed={"largest_row_sum_error": rows, "largest_column_sum_error": columns},
-        readings=readings,
-        explanation="Sums of P = softmax(QKᵀ/√d) for ten random tokens, over j and over i. The index is a slip of the "
-        "pen: everything after it uses rows.",
     )
 
 
@@ -65,25 +54,12 @@ def independent_times() -> Finding:
         torch.corrcoef(torch.stack(pair))[0, 1].item() for pair in ((early, late), (early, late - early))
     )
     noise = 4 / math.sqrt(paths)
-    readings = (
-        Reading(
-            name="of the values at two times",
-            text='"For each t, B_t is normally distributed with expected value 0 and variance t, and they are '
-            'independent of each other": the covariance of B_s and B_t is the smaller of s and t',
-            holds=abs(correlation) < noise,
-        ),
-        Reading(
-            name="of what is added",
-            text="the increments, as the next property has it, B_{t+s} − B_s and B_s",
-            holds=abs(of_increments) < noise,
-        ),
-    )
-    return Finding(
-        claim="brownian.motion.independent",
+
+    return state(
+        "brownian.motion.independent",
+        abs(correlation) < noise,
+        abs(of_increments) < noise,
         computed={"correlation_of_two_times": correlation, "correlation_of_increments": of_increments},
-        readings=readings,
-        explanation="Correlations over 20,000 paths: of B at a quarter and at 1, where theory has 0.5, and of the "
-        "increments. The third property is the one that the paper needs.",
     )
 
 
@@ -98,32 +74,17 @@ def independent_components() -> Finding:
 
     before, after = mean_correlation(raw), mean_correlation(on_sphere(raw))
     error = 4 * math.sqrt(2 / tokens) / width
-    readings = (
-        Reading(
-            name="of the token, as an assumption",
-            text='"As pointed in [29], each components of token v_i is independent random variable": it is assumed of '
-            "what enters, so the tokens here are drawn like that, and nothing excludes it",
-            holds=abs(before) < error,
-        ),
-        Reading(
-            name="also of the token after LayerNorm",
-            text='the next sentence, "After layer normalization, these variables are points on the hyper-sphere", '
-            "doesn't repeat it, but the analysis goes on with these: components that sum to 0 and whose squares sum to "
-            "d are not independent; any two correlate by −1 / (d − 1)",
-            holds=abs(after) < error,
-        ),
-        Reading(
-            name="nearly, after LayerNorm in wide networks",
-            text=f"−1 / (d − 1) is {-1 / (WIDTHS[-1] - 1):.4f} at width {WIDTHS[-1]}",
-            holds=1 / (WIDTHS[-1] - 1) < 0.01,
-        ),
-    )
-    return Finding(
-        claim="brownian.components.independent",
+
+    return state(
+        "brownian.components.independent",
+        abs(before) < error,
+        abs(after) < error,
+        1 / (WIDTHS[-1] - 1) < 0.01,
         computed={"mean_correlation_before": before, "mean_correlation_after": after},
-        readings=readings,
-        explanation=f"Mean correlation of two components over {tokens:,} tokens of width {width} whose components are "
-        "drawn independently, before LayerNorm and after it.",
+        widest_correlation=-1 / (WIDTHS[-1] - 1),
+        widest=WIDTHS[-1],
+        tokens=tokens,
+        width=width,
     )
 
 
@@ -138,25 +99,13 @@ def heads_cost() -> Finding:
         return float(counter.get_total_flops())
 
     one, split, whole = products(1, width), products(many, width // many), products(many, width)
-    readings = (
-        Reading(
-            name="than one head of the full width",
-            text='"The complex structure of multi-head is just to reduce the total computational cost and get more '
-            'parallelism": heads share the width, so their products cost what those of one full head do, and their '
-            "softmaxes more",
-            holds=split < one,
-        ),
-        Reading(
-            name="than as many heads of the full width",
-            text="that heads are narrower than the model is what keeps their cost down",
-            holds=split < whole,
-        ),
-    )
-    return Finding(
-        claim="brownian.heads.cost",
+
+    return state(
+        "brownian.heads.cost",
+        split < one,
+        split < whole,
         computed={"heads_over_one_full_head": split / one, "heads_over_as_many_full_heads": split / whole},
-        readings=readings,
-        explanation=f"FLOPs of QKᵀ and PV with {many} heads at {tokens} tokens of width {width}. Whether heads serve "
-        "another purpose is no question of cost, and parallelism wasn't measured. The text quotes [38] on heads that "
-        '"can be removed at test time", after training.',
+        many=many,
+        tokens=tokens,
+        width=width,
     )

@@ -14,8 +14,10 @@ from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.resnet_v1 import DACResNetV1, MBAResNetV1, ResNetV1
 from stages.papers.dac.resnet_v2 import DACResNetV2, ResNetV2
 from stages.papers.dac.vgg import DACVGG, VGG
-from stages.papers.finding import Finding, Reading, prints_as
+from stages.papers.finding import Finding, Reading, Statements, prints_as
 from stages.rules import Margins
+
+state = Statements(__file__)
 
 # Numbers that the paper prints, and one unit of their last place: value and precision of data/claims.csv.
 PRINTED: dict[str, tuple[float, float]] = {
@@ -203,27 +205,14 @@ def _activations() -> Finding:
         # One comparison for each activated number, as many as additions of biases.
         base = operations.linear + 2 * shared * operations.linear / (2 * weights)
         more[name] = 100 * ((operations.linear + 2 * operations.bias_at_output) / base - 1)
-    readings = (
-        Reading(
-            name="by the usual convention",
-            text='The text names it as such: "we adopt the usual convention to ignore activation function costs". By '
-            "it, the increase is the printed one.",
-            holds=True,
-        ),
-        Reading(
-            name="by the number of operations",
-            text="A ReLU is one comparison, and a DAC layer has as many of them as of the additions that the text "
-            f"counts. With both, a dense layer has {more['dense']:.0f} % more operations instead of 50 %, a 3 × 3 "
-            f"convolution {more['conv3']:.0f} % instead of 5.5 %.",
-            holds=False,
-        ),
-    )
-    return Finding(
-        claim="dac.flops.relu",
+
+    return state(
+        "dac.flops.relu",
+        True,
+        False,
         computed={f"increase_percent_with_relu_{name}": value for name, value in more.items()},
-        explanation="Ignored by convention, as the text says. Counted as one operation each, activations double what "
-        f"DAC adds: {more['conv3']:.0f} % of a 3 × 3 convolution and {more['dense']:.0f} % of a dense layer.",
-        readings=readings,
+        dense=more["dense"],
+        conv3=more["conv3"],
     )
 
 
@@ -263,15 +252,14 @@ def _stages() -> Finding:
     for depth, width in ((20, 16), (14, 32)):
         kernels = [layer.out_channels for layer in _build(VGG, depth, width).modules() if isinstance(layer, nn.Conv2d)]
         first[f"{depth}_{width}"] = [len(kernels), kernels.count(width), len(kernels) - kernels.count(4 * width)]
-    return Finding(
-        claim="dac.vgg.stages",
-        holds=first == {"20_16": [19, 7, 13], "14_32": [13, 5, 9]},
+    return state(
+        "dac.vgg.stages",
+        first == {"20_16": [19, 7, 13], "14_32": [13, 5, 9]},
         computed={
             f"{what}_{name}": float(count)
             for name, counts in first.items()
             for what, count in zip(("convolutions", "of_first_width", "before_last_width"), counts, strict=True)
         },
-        explanation="Counted from the networks; the output layer is the twentieth and the fourteenth.",
     )
 
 
@@ -290,9 +278,9 @@ def _halved() -> Finding:
             weights.append(sum(counts[1]) / sum(counts[0]))
             hidden.append(counts[1][1] / counts[0][1])
             totals.append(_parameters(dac) / _parameters(base))
-    return Finding(
-        claim="dac.sgemm.halved",
-        holds=all(round(share, 1) == 0.5 for share in weights) and all(abs(ratio - 1) < 0.05 for ratio in totals),
+    return state(
+        "dac.sgemm.halved",
+        all(round(share, 1) == 0.5 for share in weights) and all(abs(ratio - 1) < 0.05 for ratio in totals),
         computed={
             "least_share_of_weights": min(weights),
             "largest_share_of_weights": max(weights),
@@ -301,10 +289,10 @@ def _halved() -> Finding:
             "least_share_of_parameters": min(totals),
             "largest_share_of_parameters": max(totals),
         },
-        explanation="Rectangular networks of 5 and 16 layers in the four widths that the text names, those with DAC "
-        f"narrower by √2: {100 * min(weights):.0f} to {100 * max(weights):.0f} % of the weights, which are half to one "
-        f"digit, and {100 * min(totals):.0f} to {100 * max(totals):.0f} % of the parameters, within 5 %. Inputs of the "
-        "first layer are as many.",
+        least_weights=100 * min(weights),
+        most_weights=100 * max(weights),
+        least_total=100 * min(totals),
+        most_total=100 * max(totals),
     )
 
 
@@ -349,12 +337,11 @@ def _mba_growth() -> Finding:
     base = _build(ResNetV1, 20, 16)
     mba = {copies: _build(MBAResNetV1, 20, 16, copies=copies) for copies in (2, 4, 8)}
     layers = {copies: _weights_behind_the_stem(model) / _weights_behind_the_stem(base) for copies, model in mba.items()}
-    return Finding(
-        claim="dac.mba.params",
-        holds=all(growth == copies for copies, growth in layers.items()),
+    return state(
+        "dac.mba.params",
+        all(growth == copies for copies, growth in layers.items()),
         computed={f"growth_k{copies}": _parameters(model) / _parameters(base) for copies, model in mba.items()}
         | {f"growth_of_layers_k{copies}": growth for copies, growth in layers.items()},
-        explanation="ResNet20 v1 with K copies over its baseline: all but the stem and the BNs grow K-fold.",
     )
 
 
@@ -545,25 +532,15 @@ def _consistent() -> Finding:
     """Section 1: "DAC consistently outperforms the baseline models across diverse architectures and datasets"."""
     pairs = [gain for gains in GAINS.values() for gain in gains]
     ahead, means = sum(gain > 0 for gain in pairs), [sum(gains) / len(gains) for gains in GAINS.values()]
-    readings = (
-        Reading(
-            name="in every pair",
-            text=f"{ahead} of the {len(pairs)} pairs of image networks that section 5 prints are ahead. ResNet44 v1 on "
-            "CIFAR-100 isn't: 30.42 % against 30.40 %",
-            holds=ahead == len(pairs),
-        ),
-        Reading(
-            name="across architectures and data sets",
-            text=f"the mean over the depths is ahead for each of the {len(means)} architectures and data sets",
-            holds=min(means) > 0,
-        ),
-    )
-    return Finding(
-        claim="dac.consistent",
+
+    return state(
+        "dac.consistent",
+        ahead == len(pairs),
+        min(means) > 0,
         computed={"pairs": float(len(pairs)), "pairs_ahead": float(ahead), "least_mean_gain_points": min(means) / 100},
-        readings=readings,
-        explanation="By the paper's own numbers. At equal parameters its SGEMM networks aren't ahead at every size: "
-        'Figure 8 has "perform worse" for up to 10⁴ parameters.',
+        ahead=ahead,
+        pair_count=len(pairs),
+        mean_count=len(means),
     )
 
 

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stages.ops.yat import yat_linear, yat_linear_reference
-from stages.papers.finding import Finding, Reading
+from stages.papers.finding import Finding, Statements
+
+state = Statements(__file__)
 
 EPSILON = 1e-5
 """The released package's; the guide has "stability constant"."""
@@ -50,38 +52,18 @@ def far_response() -> Finding:
     over_dot = (_respond(lengths * own, w, no_bias) / (lengths * own @ w.T)).flatten().tolist()
     suppressed = over_dot[1] / over_dot[0]
     gaussian = torch.exp(-(w - 10 * size * own).square().sum() / (2 * size**2)).item()
-    readings = (
-        Reading(
-            name="as vanishing",
-            text='"Like RBF kernels, responses decay": to nothing, however the patch is directed. They level off at '
-            "(w·u)², which the patch's direction u alone decides",
-            holds=all(vanish),
-        ),
-        Reading(
-            name="beside the kernel's own patch",
-            text='"Responds strongly only when a patch is both aligned with AND close to the kernel": ten norms away '
-            f"and beyond, in all directions tried, at most {beside_kernel:.1g} of the response to the kernel itself",
-            holds=beside_kernel < VANISHED,
-        ),
-        Reading(
-            name="beside the dot product",
-            text='"Distant Pairs", which under a dot product "Can still have high scores", are "Naturally suppressed": '
-            "along the kernel's direction the dot product grows with the distance, and the response doesn't",
-            holds=suppressed < VANISHED,
-        ),
-    )
-    return Finding(
-        claim="nmn.theory.decay",
+
+    return state(
+        "nmn.theory.decay",
+        all(vanish),
+        beside_kernel < VANISHED,
+        suppressed < VANISHED,
         computed=computed
         | {
             "gaussian_10_times": gaussian,
             "farthest_over_response_to_the_kernel": beside_kernel,
             "over_dot_product_1e6_times_to_10_times": suppressed,
         },
-        readings=readings,
-        explanation="Response of a kernel of 3 x 3 pixels in three planes to patches along 1,000 random directions u "
-        "and along its own, 10 and a million times as long as it, as a share of (w·u)²; epsilon 1e-5. It peaks at the "
-        "kernel, falls from there and levels off, where a Gaussian goes to 0.",
     )
 
 
@@ -94,31 +76,17 @@ def opposite_response() -> Finding:
     no_bias = torch.zeros(1, dtype=torch.float64)
     same, opposite, orthogonal = (_respond(x, w, no_bias).item() for x in (w, -w, across))
     quarter = w.square().sum().item() / 4
-    readings = (
-        Reading(
-            name="of an opposite key",
-            text='"only if they are BOTH aligned (pointing same direction) AND close": −w points the other way and is '
-            f"twice w's norm away. Its score is ‖w‖² / 4 = {quarter:.1f}, and that of an orthogonal key of equal norm, "
-            "which is nearer, 0",
-            holds=opposite <= orthogonal + ROUNDING,
-        ),
-        Reading(
-            name="beside the key itself",
-            text=f'"strongly": the score of −w is {opposite / same:.1g} of the score of w',
-            holds=opposite < VANISHED * same,
-        ),
-    )
-    return Finding(
-        claim="nmn.theory.aligned",
+
+    return state(
+        "nmn.theory.aligned",
+        opposite <= orthogonal + ROUNDING,
+        opposite < VANISHED * same,
         computed={
             "response_to_the_opposite": opposite,
             "quarter_of_the_squared_norm": quarter,
             "response_to_an_orthogonal": orthogonal,
             "opposite_over_response_to_the_kernel": opposite / same,
         },
-        readings=readings,
-        explanation="Scores of a query w of 64 numbers with the keys w, −w and one at a right angle, all of one norm; "
-        "epsilon 1e-5. An opposite key is far below an equal one, and above an orthogonal one.",
     )
 
 
@@ -146,34 +114,17 @@ def universal_approximation() -> Finding:
     error = (second_difference / radial - 1).abs().max().item()
     fits = {hidden: _fit(hidden, generator) for hidden in HIDDEN}
     falls = fits[HIDDEN[0]] > 10 * fits[HIDDEN[-1]]
-    readings = (
-        Reading(
-            name="of the printed layer alone",
-            text='"this layer can approximate any continuous function": h as printed, a positive scale times a sum of '
-            "squares, is never negative and stays 1 away from f = -1. Neither is a layer of Linear and ReLU, which it "
-            "is to replace, without a readout",
-            holds=least < 0,
-        ),
-        Reading(
-            name="of its units with a linear readout",
-            text='as universal approximation is stated of hidden layers, and as the guide uses it: "Linear Conv Layer" '
-            'and "Linear Output" follow. With biases 1, -1 and 0, "Added to the numerator", three units of one w give '
-            "1 / (‖w − x‖² + ε), and such radial units are dense in the continuous functions on compact sets "
-            "(Micchelli, Xu and Zhang 2006)",
-            holds=error < ROUNDING * 1e3 and falls,
-        ),
-    )
-    return Finding(
-        claim="nmn.theory.uat",
+
+    return state(
+        "nmn.theory.uat",
+        least < 0,
+        error < ROUNDING * 1e3 and falls,
         computed={
             "least_output": least,
             "least_output_of_linear_and_relu": least_relu,
             "largest_relative_error_of_three_units_to_the_radial_one": error,
         }
         | {f"largest_error_with_{hidden}_units_and_readout": value for hidden, value in fits.items()},
-        readings=readings,
-        explanation="Least sum of 64 units on 10,000 points; the radial unit from three Yat units, in float64; and "
-        "least squares for cos(3x + y) y − 1 on the square. The proof that the guide cites, Theorem 2.4, isn't in it.",
     )
 
 
@@ -183,9 +134,8 @@ def exclusive_or() -> Finding:
     h = yat_linear(x, torch.tensor([[1.0, -1]], dtype=torch.float64), epsilon=EPSILON).flatten().tolist()
     printed = [0.0, 1 / (5 + EPSILON), 1 / (1 + EPSILON), 0.0]
     exact = max(abs(a - b) for a, b in zip(h, printed, strict=True)) < ROUNDING
-    return Finding(
-        claim="nmn.ext.xor",
-        holds=exact,
+    return state(
+        "nmn.ext.xor",
+        exact,
         computed={f"response_{a}{b}": value for (a, b), value in zip(((0, 0), (0, 1), (1, 0), (1, 1)), h, strict=True)},
-        explanation="The four responses of the unit, with epsilon 1e-5.",
     )

@@ -15,11 +15,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from stages.ops.yat import yat_linear, yat_linear_reference
-from stages.papers.finding import Finding, Reading, prints_as
+from stages.papers.finding import Finding, Reading, Statements, prints_as
 from stages.papers.nmn.aether_gpt import AetherGPT
 from stages.papers.nmn.counting import count_operations, saved_bytes
 from stages.papers.nmn.gpt2 import GPT2
 from stages.rules import Margins
+
+state = Statements(__file__)
 
 SIZES = {"B": 4096, "d": 768, "n": 3072}
 """One feed-forward of GPT-2 small on four contexts of tokens."""
@@ -109,11 +111,13 @@ def linear_work() -> Finding:
     """2Bnd + Bn; PyTorch adds a Linear's bias inside its matrix product, so it isn't counted."""
     B, d, n = SIZES.values()
     counted, formula = _work(linear_relu, **SIZES), 2 * B * n * d + B * n
-    return Finding(
-        claim="nmn.flops.linear",
-        holds=counted == formula,
+    return state(
+        "nmn.flops.linear",
+        counted == formula,
         computed={"counted_flops": counted, "formula_flops": formula},
-        explanation=f"Linear and ReLU at B, d, n = {B}, {d}, {n}, every operation counted as PyTorch runs it.",
+        b=B,
+        d=d,
+        n=n,
     )
 
 
@@ -166,11 +170,10 @@ def complexity() -> Finding:
     """Doubling any of the three sizes doubles the work, up to lower-order terms."""
     base = _work(plain_yat, **SIZES)
     growth = {name: _work(plain_yat, **SIZES | {name: 2 * size}) / base for name, size in SIZES.items()}
-    return Finding(
-        claim="nmn.complexity",
-        holds=all(1.99 < ratio < 2.01 for ratio in growth.values()),
+    return state(
+        "nmn.complexity",
+        all(1.99 < ratio < 2.01 for ratio in growth.values()),
         computed={f"growth_with_doubled_{name}": ratio for name, ratio in growth.items()},
-        explanation="Counted FLOPs of a Yat layer when one of B, d, n doubles: linear in each, so Theta(Bnd).",
     )
 
 
@@ -182,25 +185,16 @@ def cached_norms() -> Finding:
     w, *batches = torch.randn(3, 16, 16, generator=generator, dtype=torch.float64)
     first, second = (plain_yat(x, w, torch.zeros(16, dtype=torch.float64)).square().sum(-1) for x in batches)
     change = ((second - first).abs().mean() / first.mean()).item()
-    readings = (
-        Reading(
-            name="as ahead of the pass",
-            text="the squared norms ‖w‖² and ‖x‖² can be precomputed: w is known before a pass, and the input x of a "
-            "hidden layer is what the layer before it gives",
-            holds=change < 1e-12,
-        ),
-        Reading(
-            name="as once for all pairs",
-            text='"and cached": each ‖x‖² serves all n units and each ‖w‖² all B samples, so that together they are '
-            f"{100 * share:.2g} % of the layer's operations; ‖w‖² of a trained network is worked out once for good",
-            holds=share < 0.01,
-        ),
-    )
-    return Finding(
-        claim="nmn.precomputed",
+
+    return state(
+        "nmn.precomputed",
+        change < 1e-12,
+        share < 0.01,
         computed={"share_of_squared_norms": share, "change_of_hidden_norms_between_batches": change},
-        readings=readings,
-        explanation=f"Operations of both norms over those of the layer at B, d, n = {B}, {d}, {n}.",
+        share_percent=100 * share,
+        b=B,
+        d=d,
+        n=n,
     )
 
 
@@ -217,32 +211,17 @@ def kept_activations() -> Finding:
     """Maps of B × n that autograd keeps for one layer; its output is the next layer's input, which is kept anyway."""
     (B, d, n), layers = SIZES.values(), (linear_relu, linear_gelu, plain_yat, recomputed_yat)
     relu, gelu, yat, again = (saved_bytes(form, *_operands(B, d, n)) / (B * n * FLOAT32) for form in layers)
-    readings = (
-        Reading(
-            name="as the layer runs",
-            text='"No activation values to store for backprop — the gradient flows through the geometric computation '
-            f'directly": that computation is differentiated from its dot product and distance. Plain PyTorch keeps '
-            f"{yat:.0f} maps of the layer's output size, ReLU {relu:.0f} and GELU {gelu:.0f}",
-            holds=yat == 0,
-        ),
-        Reading(
-            name="with all worked out again",
-            text=f"from x and w in the backward pass, at the price of one more product: then {again:.0f} maps are "
-            "kept. The same can be done of Linear and ReLU",
-            holds=again == 0,
-        ),
-    )
-    return Finding(
-        claim="nmn.memory.activations",
+
+    return state(
+        "nmn.memory.activations",
+        yat == 0,
+        again == 0,
         computed={
             "linear_relu_saved_maps_of_Bn": relu,
             "linear_gelu_saved_maps_of_Bn": gelu,
             "yat_saved_maps_of_Bn": yat,
             "recomputed_yat_saved_maps_of_Bn": again,
         },
-        readings=readings,
-        explanation="Maps that autograd keeps for one layer, without its input and weights. A fused kernel keeps one, "
-        "the dot product.",
     )
 
 
