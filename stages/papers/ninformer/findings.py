@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count
 
-from stages.papers.finding import Finding, Reading, Statements, prints_as
+from stages.papers.finding import Finding, Statements, prints_as
 from stages.rules import Margins
 
 state = Statements(__file__)
@@ -107,22 +107,10 @@ def time_finding(dataset: str, arm: str) -> Finding:
     flops, seconds = image_flops(arm, images), NANOSECONDS[dataset][arm] * 1e-9
     needed = flops / seconds
     times_peak, times_half = needed / PEAK_FLOPS_PER_SECOND, needed / HALF_PRECISION_PEAK
-    readings = (
-        Reading(
-            name="as an image's, in float32",
-            text='"per-sample inference time measured in nano-seconds", a sample being an image, in the default '
-            f"precision of PyTorch 1.13: {times_peak:.0f} times the float32 peak of the RTX 2080 Ti",
-            holds=times_peak <= 1,
-        ),
-        Reading(
-            name="as an image's, in half precision",
-            text="as before, and the text names no precision: on the card's tensor cores in float16 still "
-            f"{times_half:.0f} times their peak",
-            holds=times_half <= 1,
-        ),
-    )
-    return Finding(
-        claim=f"ninformer.table3.{dataset}.{arm}",
+    return state(
+        f"ninformer.table3.{dataset}.{arm}",
+        times_peak <= 1,
+        times_half <= 1,
         contradicted=True,
         computed={
             "flops_per_image": flops,
@@ -134,14 +122,9 @@ def time_finding(dataset: str, arm: str) -> Finding:
             "times_half_precision_peak_if_per_token": times_half / images.num_tokens,
             "milliseconds_for_all_test_images": seconds * TEST_IMAGES * 1e3,
         },
-        readings=readings,
         error=NANOSECONDS_ERROR,
-        explanation="No such card computes an image in that time: the unit or the measurement is off. For every cell "
-        f"of Table 3 section 4's GPU would have to be {least_excess():.0f} times faster than its peak, or more: FLOPs "
-        "of one image from section 4's shapes, over the printed time, against that peak, here in half precision. "
-        f"Microseconds would be possible. So would be a launch that isn't waited for: over the {TEST_IMAGES:,} test "
-        f"images the printed time is {seconds * TEST_IMAGES * 1e3:.2f} ms in all. Ratios between models don't depend "
-        'on the unit, and the text calls its times "relative performance measures".',
+        excess=least_excess(),
+        test_images=TEST_IMAGES,
     )
 
 
@@ -150,41 +133,25 @@ def gain_finding() -> Finding:
         return (ACCURACY[dataset]["ninformer"] / ACCURACY[dataset][baseline] - 1) * 100
 
     ours, baseline = ACCURACY["c10"]["ninformer"], ACCURACY["c10"]["localvit"]
-    points, fewer_errors = ours - baseline, (ours - baseline) / (100 - baseline) * 100
-    elsewhere = {name: gain(name, "localvit") for name in ("mnist", "c100")}
-    mean = sum(gain(name, "localvit") for name in ACCURACY) / len(ACCURACY)
-    said = {
-        "as a relative gain": (
-            gain("c10", "localvit"),
-            '"a wide gain in accuracy of 24% and 16% for ViT and Local-ViT respectively", as the 24 % over ViT and '
-            "the 16 % over MLP-Mixer are",
-        ),
-        "in percentage points": (points, '"gain in accuracy" as a difference of percentages'),
-        "as errors avoided": (fewer_errors, "the share of LocalViT's errors that NiNformer doesn't make"),
-        "on MNIST": (elsewhere["mnist"], 'relative, although the passage is "on CIFAR-10"'),
-        "on CIFAR-100": (elsewhere["c100"], 'relative, although the passage is "on CIFAR-10"'),
-        "over all three data sets": (mean, "the mean of the three relative gains"),
+    readings = {
+        "relative_gain_percent": gain("c10", "localvit"),
+        "gain_percentage_points": ours - baseline,
+        "errors_avoided_percent": (ours - baseline) / (100 - baseline) * 100,
+        "relative_gain_percent_mnist": gain("mnist", "localvit"),
+        "relative_gain_percent_c100": gain("c100", "localvit"),
     }
-    readings = tuple(
-        Reading(name=name, text=f"{text}: {number:.2f}", holds=prints_as(number, GAIN, GAIN_UNIT), ours=number / 100)
-        for name, (number, text) in said.items()
-    )
-    return Finding(
-        claim="ninformer.text.c10.acc_vs_localvit",
+    mean = sum(gain(name, "localvit") for name in ACCURACY) / len(ACCURACY)
+    return state(
+        "ninformer.text.c10.acc_vs_localvit",
+        *((prints_as(number, GAIN, GAIN_UNIT), number / 100) for number in (*readings.values(), mean)),
         contradicted=True,
-        computed={
-            "relative_gain_percent": gain("c10", "localvit"),
-            "gain_percentage_points": points,
-            "errors_avoided_percent": fewer_errors,
-            "relative_gain_percent_mnist": elsewhere["mnist"],
-            "relative_gain_percent_c100": elsewhere["c100"],
+        computed=readings
+        | {
             "relative_gain_percent_over_mixer": gain("c10", "mlpmixer"),
             "gain_percentage_points_over_vit": ours - ACCURACY["c10"]["vit"],
         },
-        readings=readings,
-        explanation="From Table 2's own accuracies. The gains over ViT and MLP-Mixer in the same passage are relative "
-        "and agree with the table. 16 is the gain over the MLP-Mixer, and in points that over the ViT.",
-        ours=gain("c10", "localvit") / 100,
+        ours=readings["relative_gain_percent"] / 100,
+        mean=mean,
     )
 
 
@@ -219,20 +186,9 @@ def elementwise_finding() -> Finding:
 
 def memory_finding() -> Finding:
     """Section 4's "12 Gigabytes of VRAM"."""
-    decimal = CARD_GIBIBYTES * 2**30 / 1e9
-    readings = tuple(
-        Reading(name=name, text=f"{text}: {size:.2f}", holds=prints_as(size, PRINTED_GIGABYTES, GIGABYTES_UNIT))
-        for name, text, size in (
-            ("as the data sheet counts", '"12 Gigabytes" of 2^30 bytes, as the card is sold', float(CARD_GIBIBYTES)),
-            ("as a billion bytes", '"Gigabytes" as the SI has them, to the nearest one', decimal),
-        )
-    )
-    return Finding(
-        claim="ninformer.setup.vram",
-        computed={"card_gibibytes": float(CARD_GIBIBYTES), "card_gigabytes": decimal},
-        readings=readings,
-        explanation="By its data sheet an RTX 2080 Ti has 11 GB in powers of two. No result depends on it.",
-    )
+    sizes = {"card_gibibytes": float(CARD_GIBIBYTES), "card_gigabytes": CARD_GIBIBYTES * 2**30 / 1e9}
+    held = (prints_as(size, PRINTED_GIGABYTES, GIGABYTES_UNIT) for size in sizes.values())
+    return state("ninformer.setup.vram", *held, computed=sizes)
 
 
 def compute_finding() -> Finding:

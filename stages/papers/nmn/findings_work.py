@@ -5,7 +5,7 @@ B samples, d input width, n units, as in the guide.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from stages.ops.yat import yat_linear, yat_linear_reference
-from stages.papers.finding import Finding, Reading, Statements, prints_as
+from stages.papers.finding import Finding, Statements, prints_as
 from stages.papers.nmn.aether_gpt import AetherGPT
 from stages.papers.nmn.counting import count_operations, saved_bytes
 from stages.papers.nmn.gpt2 import GPT2
@@ -81,22 +81,12 @@ def difference_yat(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return yat_linear_reference(x, w, b, 1.5, 1e-5)
 
 
-FORMS: dict[str, tuple[Callable[..., Tensor], str]] = {
-    "with one product": (
-        plain_yat,
-        '"we reuse computations using the algebraic identity": w·x is formed once, and all else is of order Bn, nd, Bd',
-    ),
-    "with two products": (
-        twofold_yat,
-        "w·x for the numerator and again for the distance, 2Bnd each as the row counts it for Linear. The guide says "
-        '"we can reuse it for the denominator", and not that its row already does',
-    ),
-    "with differences": (
-        difference_yat,
-        "by the definition, ‖w − x‖² from differences; each subtraction, square and addition counted",
-    ),
+FORMS: dict[str, Callable[..., Tensor]] = {
+    "one_product": plain_yat,
+    "two_products": twofold_yat,
+    "differences": difference_yat,
 }
-"""Ways to compute (1), each with why the words allow it."""
+"""Ways to compute (1)."""
 
 
 def _operands(B: int, d: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,49 +111,29 @@ def linear_work() -> Finding:
     )
 
 
-def _read_work(per: int, printed: tuple[int, int], margins: Margins, unit: str) -> tuple[Reading, ...]:
+def _form_finding(claim: str, unit: str, per: int, printed: tuple[int, int], margins: Margins) -> Finding:
     """Each form's operations over `per`, against the printed number and half its last place, or the margin."""
     value, place = printed
-    margin = margins.flops(value, place / 2)
-    counted = {name: _work(form, **SIZES) / per for name, (form, _) in FORMS.items()}
-    return tuple(
-        Reading(
-            name=name,
-            text=f"{why}. {counted[name]:.2f}{unit}",
-            holds=prints_as(counted[name], value, place, margin),
-            ours=counted[name],
-        )
-        for name, (_, why) in FORMS.items()
+    counted = {name: _work(form, **SIZES) / per for name, form in FORMS.items()}
+    held = [(prints_as(number, value, place, margins.flops(value, place / 2)), number) for number in counted.values()]
+    is_ratio = unit == "ratio"
+    return state(
+        claim,
+        *held,
+        computed={f"{name}_{unit}": number for name, number in counted.items()},
+        ours=next((number for holds, number in held if holds), held[0][1]) if is_ratio else None,
+        of=" times Linear and ReLU" if is_ratio else " Bnd",
+        **counted,  # type: ignore[arg-type]
     )
-
-
-def _key(reading: Reading) -> str:
-    return reading.name.removeprefix("with ").replace(" ", "_")
 
 
 def yat_work(margins: Margins) -> Finding:
     B, d, n = SIZES.values()
-    readings = _read_work(B * n * d, PRINTED_WORK, margins, " Bnd")
-    return Finding(
-        claim="nmn.flops.nmn",
-        computed={f"{_key(reading)}_flops_per_Bnd": reading.ours or 0.0 for reading in readings},
-        readings=readings,
-        explanation="Operations of a Yat layer, each result counted once, with what is printed as the cost of two "
-        "matrix products. The reuse of w·x that the guide describes beside it saves one of the two.",
-    )
+    return _form_finding("nmn.flops.nmn", "flops_per_Bnd", B * n * d, PRINTED_WORK, margins)
 
 
 def work_ratio(margins: Margins) -> Finding:
-    readings = _read_work(_work(linear_relu, **SIZES), PRINTED_RATIO, margins, " times Linear and ReLU")
-    holding = next((reading.ours for reading in readings if reading.holds), readings[0].ours)
-    return Finding(
-        claim="nmn.flops.ratio",
-        computed={f"{_key(reading)}_ratio": reading.ours or 0.0 for reading in readings},
-        readings=readings,
-        explanation="FLOPs of a Yat layer over those of Linear and ReLU at the same size; with w·x formed once the "
-        "layer is cheaper than printed.",
-        ours=holding,
-    )
+    return _form_finding("nmn.flops.ratio", "ratio", _work(linear_relu, **SIZES), PRINTED_RATIO, margins)
 
 
 def complexity() -> Finding:
@@ -225,44 +195,27 @@ def kept_activations() -> Finding:
     )
 
 
-def layer_memory(margins: Margins) -> Finding:
-    """Section Efficiency's row "15-25% less memory" of one layer, by maps that ideal kernels keep."""
+def _within_printed_saving(savings: Iterable[float], margins: Margins) -> list[tuple[bool, float]]:
+    """Does each saving lie in the printed range, widened by the margin of its ends; and the saving."""
     (least, most), half = PRINTED_SAVING, SAVING_UNIT / 2
     low, high = least - margins.memory(least, half), most + margins.memory(most, half)
-    yat = {"x": 1, "dot product": 1, "response": 1}
-    said = {
-        "over Linear and ReLU": (
-            {"x": 1, "after ReLU": 1},
-            'the column\'s title, "Linear + ReLU". ReLU keeps its output alone, which the next layer reads',
-        ),
-        "over Linear, LayerNorm and ReLU": (
-            {"x": 1, "before LayerNorm": 1, "after ReLU": 1},
-            'the row "Often needs BatchNorm/LayerNorm" of the same column',
-        ),
-        "over Linear, LayerNorm and GELU": (
-            {"x": 1, "before LayerNorm": 1, "before GELU": 1, "after GELU": 1},
-            'the same with the activation that the guide\'s language model replaces, "MLP + GELU"',
-        ),
-    }
-    readings = tuple(
-        Reading(
-            name=name,
-            text=f"{text}. Saved: {100 * (saving := 1 - len(yat) / len(maps)):.0f} %",
-            holds=low <= saving <= high,
-            ours=saving,
-        )
-        for name, (maps, text) in said.items()
-    )
-    return Finding(
-        claim="nmn.layer.memory",
-        computed={
-            f"layer_reduction_{name.replace(',', '').replace(' ', '_')}": one.ours or 0.0
-            for name, one in zip(said, readings, strict=True)
-        },
-        readings=readings,
-        explanation="Maps that a layer of equal input and output width must keep for its backward pass if every step "
-        "had an ideal kernel, its input and output among them. Nothing is saved where nothing but ReLU is replaced.",
-        ours=next((reading.ours for reading in readings if reading.holds), readings[0].ours),
+    return [(low <= saving <= high, saving) for saving in savings]
+
+
+def layer_memory(margins: Margins) -> Finding:
+    """Section Efficiency's row "15-25% less memory" of one layer, by maps that ideal kernels keep.
+
+    A Yat layer keeps x, the dot product and the response; the others x, what each LayerNorm or GELU reads, and the
+    output.
+    """
+    maps = {"Linear_and_ReLU": 2, "Linear_LayerNorm_and_ReLU": 3, "Linear_LayerNorm_and_GELU": 4}
+    held = _within_printed_saving((1 - 3 / others for others in maps.values()), margins)
+    return state(
+        "nmn.layer.memory",
+        *held,
+        computed={f"layer_reduction_over_{name}": saving for name, (_, saving) in zip(maps, held, strict=True)},
+        ours=next((saving for holds, saving in held if holds), held[0][1]),
+        percent=[100 * saving for _, saving in held],
     )
 
 
@@ -290,27 +243,10 @@ def model_memory(margins: Margins) -> Finding:
     maps = {form: saved_bytes(form, *_operands(B, d, n)) / (B * n * 4) for form in (linear_relu, plain_yat)}
     eager = 1 - kept["aether"] / kept["gpt2"]
     single, mixed = (1 - kept_bytes("aether", size) / kept_bytes("gpt2", size) for size in (FLOAT32, BFLOAT16))
-    (least, most), half = PRINTED_SAVING, SAVING_UNIT / 2
-    low, high = least - margins.memory(least, half), most + margins.memory(most, half)
-    said = {
-        "as eager float32": (eager, "what PyTorch keeps of one context of 1,024 tokens, every operation for itself"),
-        "with ideal kernels, in one precision": (
-            single,
-            "one fused kernel for attention and for each ratio, which works the rest out again; all maps in float32, "
-            "or all in bfloat16",
-        ),
-        "with ideal kernels, in BF16": (
-            mixed,
-            'the same count of maps under autocast: the section reports its GPT in "BF16", where the inputs of '
-            "LayerNorms stay float32 and those of products are bfloat16",
-        ),
-    }
-    readings = tuple(
-        Reading(name=name, text=f"{text}. Saved: {100 * saving:.1f} %", holds=low <= saving <= high, ours=saving)
-        for name, (saving, text) in said.items()
-    )
-    return Finding(
-        claim="nmn.gpt.memory",
+    held = _within_printed_saving((eager, single, mixed), margins)
+    return state(
+        "nmn.gpt.memory",
+        *held,
         computed={
             "gpt2_saved_bytes": kept["gpt2"],
             "aether_saved_bytes": kept["aether"],
@@ -321,8 +257,6 @@ def model_memory(margins: Margins) -> Finding:
             "linear_relu_saved_maps_of_Bn": maps[linear_relu],
             "yat_saved_maps_of_Bn": maps[plain_yat],
         },
-        readings=readings,
-        explanation="What is kept for the backward pass, without parameters and loss. With ideal kernels the saving is "
-        "the LayerNorms', whose inputs weigh twice in BF16. A measured peak belongs to the trained pair.",
-        ours=next((reading.ours for reading in readings if reading.holds), single),
+        ours=next((saving for holds, saving in held if holds), single),
+        percent=[100 * saving for _, saving in held],
     )
