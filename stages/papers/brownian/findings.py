@@ -1,5 +1,5 @@
-"""Computed findings on the paper's claims about spheres, kernels and chains; `findings_fisher` has those on training,
-`findings_sentences` those on single sentences.
+"""Computed findings on the paper's claims about spheres, kernels and chains, and on sentences that can be read in more
+than one way; `findings_fisher` has those on training.
 
 Tokens are drawn once from a seeded generator, in float64.  An identity holds if its error is only rounding.
 """
@@ -12,9 +12,9 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from stages.papers.brownian.findings_fisher import fisher_findings
-from stages.papers.brownian.findings_sentences import sentence_findings
 from stages.papers.brownian.walk import (
     attention_transition,
     distance_to_brownian_motion,
@@ -47,7 +47,10 @@ def findings(margins: Margins) -> list[Finding]:
         walk_step(),
         softmax_derivative(),
         ito_lemma(),
-        *sentence_findings(),
+        printed_row_sum(),
+        independent_times(),
+        independent_components(),
+        heads_cost(),
         token_motion(),
         *fisher_findings(),
     ]
@@ -291,4 +294,84 @@ def token_motion() -> Finding:
         growth_percent=100 * growth,
         distances=", ".join(f"{100 * distance:.2f}" for distance in apart.values()),
         step_counts=", ".join(map(str, apart)),
+    )
+
+
+def printed_row_sum() -> Finding:
+    """Section 2.2 prints Σᵢ M_ij = 1, with i the row in equation 3."""
+    q, k = _draw(2, NUM_TOKENS, 64, seed=1)
+    transition = attention_transition(q, k)
+    rows, columns = (_largest(transition.sum(dim=axis) - 1) for axis in (1, 0))
+
+    return state(
+        "brownian.markov.printed_sum",
+        rows < ROUNDING,
+        columns < ROUNDING,
+        computed={"largest_row_sum_error": rows, "largest_column_sum_error": columns},
+    )
+
+
+def independent_times() -> Finding:
+    """Section 2.4, second property: exact moments of B_s and B_t, s = 1/4 and t = 1, from 20,000 simulated paths."""
+    paths = 20_000
+    increments = _draw(paths, 2, seed=6) * torch.tensor([0.25, 0.75], dtype=torch.float64).sqrt()
+    early, late = increments[:, 0], increments.sum(dim=1)
+    correlation, of_increments = (
+        torch.corrcoef(torch.stack(pair))[0, 1].item() for pair in ((early, late), (early, late - early))
+    )
+    noise = 4 / math.sqrt(paths)
+
+    return state(
+        "brownian.motion.independent",
+        abs(correlation) < noise,
+        abs(of_increments) < noise,
+        computed={"correlation_of_two_times": correlation, "correlation_of_increments": of_increments},
+    )
+
+
+def independent_components() -> Finding:
+    """Section 3.2, first observation, before and after the LayerNorm of the second one."""
+    width, tokens = WIDTHS[0], 20_000
+    raw = _draw(tokens, width, seed=7)
+
+    def mean_correlation(v: Tensor) -> float:
+        correlations = torch.corrcoef(v.T)
+        return ((correlations.sum() - width) / (width * (width - 1))).item()
+
+    before, after = mean_correlation(raw), mean_correlation(on_sphere(raw))
+    error = 4 * math.sqrt(2 / tokens) / width
+
+    return state(
+        "brownian.components.independent",
+        abs(before) < error,
+        abs(after) < error,
+        1 / (WIDTHS[-1] - 1) < 0.01,
+        computed={"mean_correlation_before": before, "mean_correlation_after": after},
+        widest_correlation=-1 / (WIDTHS[-1] - 1),
+        widest=WIDTHS[-1],
+        tokens=tokens,
+        width=width,
+    )
+
+
+def heads_cost() -> Finding:
+    """Section 3.4.1: FLOPs of attention's products over a layer of width 256 with 64 tokens, as PyTorch counts them."""
+    tokens, width, many = 64, 256, 8
+
+    def products(heads: int, head_width: int) -> float:
+        q = torch.empty(1, heads, tokens, head_width, device="meta")
+        with FlopCounterMode(display=False) as counter:
+            (q @ q.mT).softmax(-1) @ q
+        return float(counter.get_total_flops())
+
+    one, split, whole = products(1, width), products(many, width // many), products(many, width)
+
+    return state(
+        "brownian.heads.cost",
+        split < one,
+        split < whole,
+        computed={"heads_over_one_full_head": split / one, "heads_over_as_many_full_heads": split / whole},
+        many=many,
+        tokens=tokens,
+        width=width,
     )
