@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from stages.verdicts import (
-    Order,
+    PrintedOrder,
     Status,
     Verdict,
     design_effect,
@@ -154,7 +154,7 @@ def test_orders_that_are_won_together_count_as_fewer() -> None:
     effects = []
     for drawn in (own, shared):
         orders = [
-            Order(
+            PrintedOrder(
                 verdict=dataclasses.replace(gain(0.3), stderr=1.0),
                 printed=1.0,
                 dataset=str(number // 8),

@@ -30,7 +30,7 @@ from stages.verdicts import (
     GainClaim,
     GridPart,
     Observation,
-    Order,
+    PrintedOrder,
     Sample,
     Status,
     TableSentence,
@@ -590,11 +590,11 @@ def on_two_data_sets(world: World, rng: np.random.Generator) -> np.ndarray:
     return world.cluster**0.5 * shared + (1 - world.cluster) ** 0.5 * noise(world, rng, 16, 5)
 
 
-def orders_of(drawn: np.ndarray) -> list[Order]:
+def orders_of(drawn: np.ndarray) -> list[PrintedOrder]:
     """Gains [orders, replicates], judged; the first eight are on one data set."""
     claim, zeros = GainClaim(gain=1.0, margin=None, better="higher"), Drawn([0.0] * drawn.shape[1])
     return [
-        Order(
+        PrintedOrder(
             verdict=judge_gain(claim, Drawn(row), zeros, rules=RULES, pairing="fold", planned=5),
             printed=1.0,
             dataset=str(number // 8),
