@@ -94,6 +94,8 @@ def test_the_example_of_each_help_is_understood(name: str) -> None:
         ),
         ("sample mnist --index x", 2, "claimcheck sample: argument --index: invalid int value: 'x' (see claimcheck "),
         ("", 2, "claimcheck: the following arguments are required: command (see claimcheck --help)"),
+        ("run", 2, "claimcheck run: name experiments, or say --all (see claimcheck run --help)"),
+        ("run --all mnist", 2, "claimcheck run: name experiments, or say --all (see claimcheck run --help)"),
         ("plan dac-sgem", 1, "claimcheck plan: params.yaml: no experiment 'dac-sgem'; did you mean dac-sgemm?"),
         (
             "show dac.sgem.gain",
