@@ -1,6 +1,5 @@
 """The whole graph with real DVC in a separate checkout: no-op, reruns after a change, pulling, `kill -9` of dvc."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -15,7 +14,6 @@ from fastapi.testclient import TestClient
 
 from service.app import create_app
 from service.settings import Settings
-from stages.evaluate import INCOMPLETE
 from tests.checkout import DVC, make_checkout, repro, run, stages_run
 from tests.polling import wait_until
 from tests.project import EXPERIMENT, edit, environment, outcomes
@@ -44,32 +42,6 @@ def test_repro_fills_the_database_and_again_does_nothing(finished: Path) -> None
     lock = (finished / "dvc.lock").read_bytes()
     assert stages_run(repro(finished)) == []
     assert (finished / "dvc.lock").read_bytes() == lock
-
-
-def test_a_failed_run_holds_up_itself_alone_and_the_next_repro_does_only_that(checkout: Path) -> None:
-    arms = checkout / "params" / f"{EXPERIMENT}.yaml"
-    edit(arms, lambda p: p["arms"]["vit"]["model"].update(num_heads=3))  # 16 is no multiple of it
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    told = environment() | {"PATH": path}
-    failed = subprocess.run([*DVC, "repro"], cwd=checkout, env=told, capture_output=True, text=True, check=False)
-    assert failed.returncode != 0
-    assert f"`python -m stages.evaluate {EXPERIMENT}`, then `python -m stages.record`" in failed.stdout
-    command = [sys.executable, "-m", "stages.evaluate", EXPERIMENT]
-    done = subprocess.run(command, cwd=checkout, env=told, capture_output=True, text=True, check=False)
-    assert done.returncode == INCOMPLETE
-    assert f"evaluate@{EXPERIMENT}: vit.0: has no outcome; `dvc repro train@{EXPERIMENT}` trains it" in done.stderr
-    assert "ninformer.0: accuracy" in done.stdout and "vit.0" not in done.stdout
-    run(checkout, sys.executable, "-m", "stages.record")
-    with sqlite3.connect(checkout / "data" / "results.db") as database:
-        cells = database.execute("SELECT arm FROM results WHERE experiment = ?", (EXPERIMENT,)).fetchall()
-    database.close()
-    assert cells == [("ninformer",)]
-    edit(arms, lambda p: p["arms"]["vit"]["model"].update(num_heads=4))
-    output = repro(checkout)
-    assert "ninformer.0: taken from the store" in output and "vit.0: to train" in output
-    lines = [line for line in output.splitlines() if " on 16 test samples" in line]
-    assert [line.strip().split(":")[0] for line in lines] == ["ninformer.0", "vit.0"]
-    assert [line.endswith("measured before") for line in lines] == [True, False]
 
 
 def test_metrics_plots_and_params_say_something(checkout: Path) -> None:
@@ -137,31 +109,3 @@ def trainings_in(folder: Path) -> list[int]:
         except OSError:
             continue
     return found
-
-
-def test_one_flipped_byte_is_found_and_healed_with_dvcs_object(finished: Path, tmp_path: Path) -> None:
-    """Store, run folder and cache are one file by hard links: all three are right again after one `dvc repro`."""
-    checkout = tmp_path / "flipped"
-    run(tmp_path, "cp", "-a", str(finished), str(checkout))  # with its hard links
-    before = outcomes(checkout)
-    weights = next((checkout / "data" / "runs" / EXPERIMENT).glob("*/weights.safetensors"))
-    content = weights.read_bytes()
-    flip(weights)
-    assert f"train@{EXPERIMENT}" in stages_run(repro(checkout))
-    assert outcomes(checkout) == before, "trained anew to the same bytes"
-    assert weights.read_bytes() == content
-    for file in (checkout / ".dvc" / "cache" / "files" / "md5").glob("*/*"):
-        if not file.name.endswith(".dir"):
-            assert hashlib.md5(file.read_bytes()).hexdigest() == file.parent.name + file.name, file
-    assert stages_run(repro(checkout)) == []
-
-
-def flip(path: Path) -> None:
-    """Flip one bit in place: every name of the file has it."""
-    path.chmod(0o644)
-    with path.open("r+b") as file:
-        file.seek(path.stat().st_size // 2)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 1]))
-    path.chmod(0o444)

@@ -182,11 +182,6 @@ def test_stand_ins_have_as_many_rows_as_planned(params: Params, name: str, tmp_p
     assert (planned.train, planned.test) == tuple((n - last) // window for n in (info.train_images, info.test_images))
 
 
-def test_rows_of_a_text_are_its_windows(params: Params) -> None:
-    rows = count_rows("tinyshakespeare", params.datasets["tinyshakespeare"], is_stand_in=False)
-    assert (rows.train, rows.test, rows.shape) == (980, 108, (1024,))
-
-
 def test_flops_are_counted_once_for_each_model(params: Params, tmp_path: Path) -> None:
     path = tmp_path / "kept" / "flops.json"
     arm = keyed_runs(params.experiments["ninformer-mnist"], params, "digest")[0].spec.model

@@ -129,18 +129,11 @@ def area(r):
 BARE = 'import math\ndef area(r):\n    return f"{math.pi * r**2} # not a comment"'
 
 
-def test_comments_docstrings_and_blank_lines_do_not_count() -> None:
+def test_code_and_strings_count_and_comments_docstrings_and_blank_lines_do_not() -> None:
     assert significant_text(SOURCE) == BARE
-
-
-def test_code_and_strings_count() -> None:
     assert significant_text(SOURCE.replace("r**2", "r**3")) != BARE
     assert significant_text(SOURCE.replace("# not", "# nota")) != BARE
-
-
-def test_docstring_beside_umlauts_and_several_lines() -> None:
-    source = 'def f():\n    """a\n    é"""; return "ü"\n'
-    assert significant_text(source) == 'def f():\n    ; return "ü"'
+    assert significant_text('def f():\n    """a\n    é"""; return "ü"\n') == 'def f():\n    ; return "ü"'
 
 
 def tokens_that_count(source: str) -> str:

@@ -105,13 +105,15 @@ def test_pulled_outcomes_are_adopted_without_training(finished: Path, capsys: py
     assert capsys.readouterr().out.count("taken from the store") == 2
 
 
-def test_a_failed_run_does_not_hold_up_the_rest(project: Path) -> None:
+def test_a_failed_run_does_not_hold_up_the_rest(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def break_vit(content: Any) -> None:
         content["arms"]["vit"]["model"]["num_heads"] = 3  # 16 is no multiple of it
 
     edit_experiment(break_vit)
     events: list[Event] = []
     assert run(events) is False
+    advice = f"`python -m stages.evaluate {EXPERIMENT}`, then `python -m stages.record`"
+    assert advice in "".join(capsys.readouterr())
     kinds = {event.label.split()[1]: event.kind for event in events if event.kind in ("failed", "finished")}
     assert kinds == {"vit.0": "failed", "ninformer.0": "finished"}
     run_list = read_run_list(Path("data/runs") / EXPERIMENT)
