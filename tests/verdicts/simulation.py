@@ -6,8 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.reported.judging import RULES
-from stages.verdicts.intervals import half_width, is_outside, is_within, variance_of
-from stages.verdicts.looks import Looks, level, looks_from, looks_of_plan
+from stages.verdicts.intervals import (
+    Looks,
+    half_width,
+    is_outside,
+    is_within,
+    level,
+    looks_from,
+    looks_of_plan,
+    variance_of,
+)
 from stages.verdicts.value import Spread
 
 MARGINS = RULES.margins
