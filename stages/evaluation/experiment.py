@@ -30,9 +30,8 @@ from stages.runs.equivalence import read_equivalences
 from stages.runs.evidence import CostLine, DataUsed, Divergence, Layers, Measurement, Moment, ResultLine
 from stages.runs.fingerprint import changed_modules, code_today, unlike_loaded
 from stages.runs.store import ListedRun, RunList, find_fault, outcome_digest, read_run_list
-from stages.training.environment import describe_environment
 from stages.training.kinds import RowSet, read_rows
-from stages.training.process import describe_variables
+from stages.training.process import describe_environment, describe_variables
 
 CodeOf = Callable[[ModelSpec], Mapping[str, str]]
 """Digests of the modules that evaluate a model."""

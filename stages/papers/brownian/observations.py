@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from stages.observation import Observed, refuse_model
-from stages.papers.brownian.probe import depth_rows, head_rows, motion_rows
 from stages.papers.brownian.vit import ViT
+from stages.papers.brownian.walk import depth_rows, head_rows, motion_rows
 
 MODELS = (ViT,)
 OF_HEADS = ("self_probability", "second_eigenvalue", "dobrushin", "gaussian_distance")
