@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from stages import analyse
-from stages.datasets.embedded import class_names, compose_stand_in
+from stages.datasets.prepare import class_names, compose_stand_in
 from stages.papers.finding import Finding
 from stages.params.experiment import load_params, merge, read_files
 from tests.packed_table import pack_images

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.ops.fast import dac_kernels as kernels
 from stages.ops.fast.cpp import TAKEN, keep_triton_kernels
 
 keep_triton_kernels()
@@ -48,7 +47,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, before: list[int], size: li
     outputs = 8 if laid.is_half else 2
     together = (128 if patches >= 8192 else 64) if laid.is_half else 32
     with torch.cuda.device_of(x):
-        kernels.forward_kernel[(-(-patches // together), -(-len(weight) // outputs))](
+        forward_kernel[(-(-patches // together), -(-len(weight) // outputs))](
             *laid.operands,
             out,
             len(x),
@@ -88,10 +87,10 @@ def backward(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, before: list
     options: dict[str, Any] = {"A": weight.shape[2], "B": weight.shape[3], "TAPS": _TAPS, "PIXELS": pixels}
     options |= {"CHUNK": laid.chunk, "num_stages": 1}
     with torch.cuda.device_of(x):
-        kernels.input_gradient_kernel[(-(-to_used[:, 0].numel() // pixels), chunks)](
+        input_gradient_kernel[(-(-to_used[:, 0].numel() // pixels), chunks)](
             *laid.operands, grad, to_used, len(x), x.shape[1], inputs, n, *sizes, **options, num_warps=4
         )
-        kernels.weight_gradient_kernel[(n, chunks, parts)](
+        weight_gradient_kernel[(n, chunks, parts)](
             laid.z,
             laid.bias,
             grad,

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stages.ops.fast import yat_kernels as kernels
 from stages.ops.fast.cpp import TAKEN, head_strides, in_rows, keep_triton_kernels
 
 keep_triton_kernels()
@@ -75,7 +74,7 @@ def forward(
     out, peaks = _results(query, value)
     options = _options("forward", query, value, is_causal)
     with torch.cuda.device_of(query):
-        kernels.forward_kernel[(samples * heads, -(-queries // options["QUERIES"]))](
+        forward_kernel[(samples * heads, -(-queries // options["QUERIES"]))](
             query,
             key,
             value,
@@ -111,8 +110,8 @@ def backward(
     sizes = heads, queries, keys, width, depth, *head_strides(query, key, value, grad)
     pairs = samples * heads
     with torch.cuda.device_of(query):
-        kernels.query_gradient_kernel[(pairs, to_factors.shape[1])](*operands, to_query, to_factors, *sizes, **by_query)
-        kernels.key_gradient_kernel[(pairs, -(-keys // by_key["KEYS"]))](*operands, to_key, to_value, *sizes, **by_key)
+        query_gradient_kernel[(pairs, to_factors.shape[1])](*operands, to_query, to_factors, *sizes, **by_query)
+        key_gradient_kernel[(pairs, -(-keys // by_key["KEYS"]))](*operands, to_key, to_value, *sizes, **by_key)
     return to_query, to_key, to_value, to_factors
 
 
