@@ -1,7 +1,4 @@
-"""Types of answers about claims: verdicts, the runs behind them, deviations, counts.
-
-Types of the answer to "does one model beat another?".
-"""
+"""Types of answers about claims: verdicts, the runs behind them, deviations, counts; does one model beat another?"""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Test images of a data set, for anyone who wants to try a model and has no image at hand.
-
-The answers of one model's runs to the test images, as they were measured: none is computed here.
-"""
+"""Test images of a data set, for anyone who wants to try a model and has no image at hand; and the answers of one model's runs to the test images, as they were measured: none is computed here."""
 
 from __future__ import annotations
 

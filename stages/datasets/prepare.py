@@ -1,6 +1,6 @@
 """From raw files to the packed set: read, check the declarations, leave out inexact test rows, judge provenance.
 
-Stand-ins that need no network: real handwritten digits composed into as many classes as a data set has.
+Also stand-ins that need no network: real handwritten digits composed into as many classes as a data set has.
 
 The digits are the 1,797 of 8 x 8 pixels that scikit-learn ships (Alpaydin, Kaynak 1998, the test part of the UCI set
 "Optical Recognition of Handwritten Digits").  A class is a number; its digits stand side by side, each as large as

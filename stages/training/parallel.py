@@ -4,8 +4,7 @@ All ranks draw the same rows and hold the same weights.  Before each step their 
 its part of the batch, so that the sum is the gradient of the mean over the whole batch (Li et al. 2020, PyTorch
 Distributed); scores are added, too.  Sums over a batch are then taken in another order than on one device, which is all
 that differs: the run key is the same, the weights are equal except for rounding, and the environment says so.
-
-Processes that train one run together, one a device: started, followed and ended as one.
+The ranks are started, followed and ended as one.
 """
 
 from __future__ import annotations

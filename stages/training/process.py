@@ -1,8 +1,7 @@
 """What runs in this process besides what a run key names: other code, variables that libraries read, fast paths.
 
-All of it is read from the process, so nothing has to be expected.  Small digests have readable names.
-
-The machine a run was computed on, as far as it can change the last digits: versions, device, threads.
+All of it is read from the process, so nothing has to be expected.  Small digests have readable names.  Also the
+machine, as far as it can change the last digits: versions, device, threads.
 """
 
 from __future__ import annotations
