@@ -1,4 +1,7 @@
-"""Test images of a data set, for anyone who wants to try a model and has no image at hand; and the answers of one model's runs to the test images, as they were measured: none is computed here."""
+"""Test images of a data set, for anyone who wants to try a model and has no image at hand, and the answers to them.
+
+The answers of a model's runs are those that were measured: none is computed here.
+"""
 
 from __future__ import annotations
 

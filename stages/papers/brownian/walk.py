@@ -3,8 +3,8 @@
 N tokens of width d; P [..., N, N] a transition matrix, row i the probabilities of going from token i to each other.
 All functions are pure; leading dimensions (images, heads) are kept.
 
-Functions named `*_rows` give the walk inside a trained network, in evaluation mode: one plain row per block, head, power
-or depth, each a mean over the images given.
+Functions named `*_rows` give the walk inside a trained network, in evaluation mode: one plain row per block, head,
+power or depth, each a mean over the images given.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Findings on the paper's identities and theorems, computed from the operators and from its constructions: Theorem C.1, Figure 7, Remark 2.1 and the approximation by equation 6.
+"""Findings on the paper's identities and theorems, computed from the operators and from its constructions.
+
+These are Theorem C.1, Figure 7, Remark 2.1 and the approximation by equation 6:
 
     DAC unit, its input x replicated k times     f(x) = Σ_j w_j φ(b_j + x)                     2k numbers
     standard network with one hidden layer       f(x) = d + Σ_j c_j φ(a_j x + b_j)             3k + 1 numbers
