@@ -39,15 +39,6 @@ from tests.project import MARGINS
 PAGE = Path(__file__).parents[3] / "docs" / "papers" / "nmn.md"
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, Finding]:
-    return {finding.claim: finding for finding in findings(MARGINS)}
-
-
-def test_findings_are_the_same_on_every_call(found: dict[str, Finding]) -> None:
-    assert {finding.claim: finding for finding in findings(MARGINS)} == found
-
-
 def test_a_layer_keeps_more_than_relu_unless_all_is_worked_out_again(found: dict[str, Finding]) -> None:
     kept = found["nmn.memory.activations"].computed
     assert kept["yat_saved_maps_of_Bn"] > kept["linear_relu_saved_maps_of_Bn"] == 1
@@ -269,8 +260,3 @@ def test_table_of_language_models_is_what_the_code_gives() -> None:
             }
         computed |= {(*name, size): count_parameters(model) for name, model in models.items()}
     assert shown == computed
-
-
-def test_example_of_the_operators_runs() -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "operators" / "yat.md").read_text(), flags=re.DOTALL)
-    exec(compile(example, "docs/operators/yat.md", "exec"), {})
