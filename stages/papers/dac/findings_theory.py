@@ -166,7 +166,10 @@ def remark_2_1() -> Finding:
     shared, unshared = 0.5, 1.0
     composed = (unshared + (x + shared).relu()).relu()
     best = min(_largest(composed - (x + shift / 100).relu()) for shift in range(-400, 401))
-    joined = _joined_biases()
+    z, a, w, b, next_w, next_b = _draw((50, 7), (7,), (5, 7), (5, 7), (3, 5), (3, 5))
+    both = dac_linear(dac_linear((z + a).relu(), w, b), next_w, next_b)
+    constants = (w * b.clamp(min=0)).sum(1)
+    joined = _largest(both - dac_linear(dac_linear(z, w, a + b.clamp(max=0)), next_w, next_b + constants))
 
     return state(
         "dac.prepost",
@@ -175,14 +178,6 @@ def remark_2_1() -> Finding:
         computed={"difference_of_two_layers": joined, "least_difference_of_one_activation_with_positive_bias": best},
         unshared=unshared,
     )
-
-
-def _joined_biases() -> float:
-    """Largest difference between two DAC layers behind a post-activation and two without it, their biases modified."""
-    z, a, w, b, next_w, next_b = _draw((50, 7), (7,), (5, 7), (5, 7), (3, 5), (3, 5))
-    both = dac_linear(dac_linear((z + a).relu(), w, b), next_w, next_b)
-    constants = (w * b.clamp(min=0)).sum(1)
-    return _largest(both - dac_linear(dac_linear(z, w, a + b.clamp(max=0)), next_w, next_b + constants))
 
 
 def backpropagation() -> Finding:
@@ -411,7 +406,15 @@ def figure_7b_units() -> Finding:
     norm, three = grid.abs().sum(1), square_by_three_units(grid)
     inside, outside = _largest((three - (1 - norm))[norm <= 1]), three[norm > 1].max().item()
     three_do = inside < EXACT and outside < 0
-    lines = _lines_of_kinks()
+    step = torch.tensor([[-0.1], [0.0], [0.1]], dtype=torch.float64)
+    bends = 0
+    for coordinate in (0, 1):
+        for kink in (-1.0, 0.0):
+            points = torch.full((3, 2), 0.5, dtype=torch.float64)
+            points[:, coordinate] = kink + step[:, 0]
+            before, at, after = square_by_dac(points).tolist()
+            bends += abs(before - 2 * at + after) > EXACT
+    lines = bends
 
     return state(
         "dac.fig7b.units",
@@ -426,16 +429,3 @@ def figure_7b_units() -> Finding:
         ours=float(lines),
         lines=lines,
     )
-
-
-def _lines_of_kinks() -> int:
-    """The number of lines, of x₁, x₂ = -1, 0, on which the printed function bends, at a point where no other does."""
-    step = torch.tensor([[-0.1], [0.0], [0.1]], dtype=torch.float64)
-    bends = 0
-    for coordinate in (0, 1):
-        for kink in (-1.0, 0.0):
-            points = torch.full((3, 2), 0.5, dtype=torch.float64)
-            points[:, coordinate] = kink + step[:, 0]
-            before, at, after = square_by_dac(points).tolist()
-            bends += abs(before - 2 * at + after) > EXACT
-    return bends
