@@ -67,6 +67,13 @@ def make_project(folder: Path, *, epochs: int = 3, steps_per_epoch: int | None =
     return folder
 
 
+def git(folder: Path, *arguments: str) -> str:
+    """Run git as somebody with a name, and return what it prints."""
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
+    command = ["git", *identity, *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def copy_stages(project: Path) -> Path:
     """Give the project its own code."""
     shutil.copytree(REPOSITORY / "stages", project / "stages", ignore=shutil.ignore_patterns("__pycache__"))

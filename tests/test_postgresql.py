@@ -70,15 +70,6 @@ def content(sessions: Sessions) -> str:
         return session.scalars(select(Meta.value).where(Meta.name == "content")).one()
 
 
-def test_both_hold_the_same_rows(root: Path, postgresql: Create, opened: Callable[[str], Sessions]) -> None:
-    url = postgresql()
-    record(root, url)
-    for sessions in (places := [opened(url), opened(str(root / "data" / "results.db"))]):
-        with sessions() as session:
-            assert session.query(Result).count() == 24
-    assert content(places[0]) == content(places[1])
-
-
 def test_the_service_of_compose_can_only_read(
     root: Path, postgresql: Create, opened: Callable[[str], Sessions]
 ) -> None:

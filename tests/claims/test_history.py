@@ -24,7 +24,7 @@ from stages.recording import record
 from stages.results import ClaimFilter, list_judged, open_results
 from tests.claims.lines import ROOT, claims, copy_project, params
 from tests.commands.waiting import claimcheck
-from tests.test_publishing import git
+from tests.project import git
 
 GAIN = "dac.sgemm.gain"
 
