@@ -49,11 +49,7 @@ def make_project(folder: Path, *, epochs: int = 3, steps_per_epoch: int | None =
     experiment = whole_file("ninformer-mnist")
     tiny = {"patch_size": 7, "dim": 16, "depth": 1, "dropout": 0.5}
     experiment["arms"] = {
-        "vit": {
-            "role": "baseline",
-            "title": "ViT",
-            "model": {"name": "ViT", "num_heads": 2, "mlp_dim": 16, **tiny},
-        },
+        "vit": {"role": "baseline", "title": "ViT", "model": {"name": "ViT", "num_heads": 2, "mlp_dim": 16, **tiny}},
         "ninformer": {
             "role": "proposed",
             "title": "NiNformer",

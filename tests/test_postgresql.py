@@ -20,16 +20,7 @@ from service.app import create_app
 from service.settings import Settings
 from stages import record as verb
 from stages.recording import RecordError, record
-from stages.results import (
-    Base,
-    Meta,
-    Result,
-    ResultsUnavailable,
-    Sessions,
-    create_results,
-    database_url,
-    open_results,
-)
+from stages.results import Base, Meta, Result, ResultsUnavailable, Sessions, create_results, database_url, open_results
 from tests.postgres import find_programs
 from tests.project import REPOSITORY
 from tests.service.results_factory import make_root

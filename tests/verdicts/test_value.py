@@ -13,12 +13,7 @@ FIVE = [0.812, 0.815, 0.811, 0.816, 0.813]
 values = st.floats(0.5, 0.9, allow_subnormal=False).map(lambda value: round(value, 4))
 samples = st.lists(values, min_size=5, max_size=5, unique=True)
 shifts = st.floats(-0.05, 0.05).map(lambda shift: round(shift, 4))
-RANK = {
-    Status.NOT_REPRODUCED: 0,
-    Status.UNDECIDABLE: 1,
-    Status.INCONCLUSIVE: 1,
-    Status.REPRODUCED: 2,
-}
+RANK = {Status.NOT_REPRODUCED: 0, Status.UNDECIDABLE: 1, Status.INCONCLUSIVE: 1, Status.REPRODUCED: 2}
 
 
 def judge(claim: ValueClaim, values: list, **more: object):
