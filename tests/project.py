@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from stages import analyse
-from stages.datasets.embedded import class_names, compose_stand_in
+from stages.datasets.prepare import class_names, compose_stand_in
 from stages.papers.finding import Finding
 from stages.params.experiment import load_params, merge, read_files
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec

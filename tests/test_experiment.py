@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from stages.params.budget import describe_cut, plan_runs
-from stages.params.experiment import ArmTemplate, ParamsError, expand_arms, load_params, resolve_protocol
+from stages.params.experiment import (
+    ArmTemplate,
+    ParamsError,
+    describe_cut,
+    expand_arms,
+    load_params,
+    plan_runs,
+    resolve_protocol,
+)
 from tests.project import REPOSITORY, edit
 
 EXPERIMENTS = ("ninformer-mnist", "ninformer-cifar10", "ninformer-cifar100", "nmn-gpt")

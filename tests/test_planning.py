@@ -13,8 +13,7 @@ from stages.cli import main
 from stages.datasets.manifest import Manifest
 from stages.datasets.prepare import count_rows, prepare
 from stages.evaluation.flops import FlopCounts
-from stages.params.budget import describe_cut, plan_runs
-from stages.params.experiment import Params, load_params
+from stages.params.experiment import Params, describe_cut, load_params, plan_runs
 from stages.results import describe_fidelity, kind_of_run
 from stages.run import ModelSpec, Replicate, SplitSpec, training_counts
 from stages.runs.evidence import EvidenceLine, read_lines

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from stages.checkpoint.predictor import load_predictor
-from stages.datasets.binary_images import MNIST
+from stages.datasets.image_readers import MNIST
 from stages.datasets.packed import ImageSet, read_images, read_info
 from stages.recording import record
 from tests.project import REPOSITORY

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stages.verdicts import Order, Status, Verdict, design_effect, false_discovery_rates, judge_tally, judge_wins
+from stages.verdicts import PrintedOrder, Status, Verdict, design_effect, false_discovery_rates, judge_tally, judge_wins
 from tests.verdicts.simulation import RULES
 
 RNG = np.random.default_rng(0)
@@ -146,7 +146,7 @@ def test_orders_that_are_won_together_count_as_fewer() -> None:
     effects = []
     for drawn in (own, shared):
         orders = [
-            Order(
+            PrintedOrder(
                 verdict=dataclasses.replace(gain(0.3), stderr=1.0),
                 printed=1.0,
                 dataset=str(number // 8),

@@ -20,8 +20,7 @@ import scipy
 
 from stages import verdicts
 from stages.claims.kinds import Kind
-from stages.claims.sides import ClaimSamples, Pairs
-from stages.claims.trials import ResultGroup
+from stages.claims.trials import ClaimSamples, Pairs, ResultGroup
 from stages.rules import Rules
 from stages.verdicts import (
     ComparableClaim,
@@ -30,7 +29,7 @@ from stages.verdicts import (
     GainClaim,
     GridPart,
     Observation,
-    Order,
+    PrintedOrder,
     Sample,
     Status,
     TableSentence,
@@ -57,7 +56,7 @@ from stages.verdicts import (
     not_tested,
     tally_tests,
 )
-from stages.verdicts.looks import looks_of_plan
+from stages.verdicts.intervals import looks_of_plan
 from stages.verdicts.noise import usual_range
 from tests.claims.lines import claims, params
 from tests.verdicts.simulation import RULES, above
@@ -580,11 +579,11 @@ def on_two_data_sets(world: World, rng: np.random.Generator) -> np.ndarray:
     return world.cluster**0.5 * shared + (1 - world.cluster) ** 0.5 * noise(world, rng, 16, 5)
 
 
-def orders_of(drawn: np.ndarray) -> list[Order]:
+def orders_of(drawn: np.ndarray) -> list[PrintedOrder]:
     """Gains [orders, replicates], judged; the first eight are on one data set."""
     claim, zeros = GainClaim(gain=1.0, margin=None, better="higher"), Drawn([0.0] * drawn.shape[1])
     return [
-        Order(
+        PrintedOrder(
             verdict=judge_gain(claim, Drawn(row), zeros, rules=RULES, pairing="fold", planned=5),
             printed=1.0,
             dataset=str(number // 8),
