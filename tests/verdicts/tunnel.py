@@ -274,7 +274,7 @@ CACHED_ISF = cache(scipy.stats.studentized_range.isf)
 @contextmanager
 def statuses_only() -> Iterator[None]:
     """Leave out what no status depends on and most of the time goes to: forecasts, and sentences with intervals."""
-    with mock.patch.multiple(verdicts.uniform.Gains, chance_within=lambda *_: None):
+    with mock.patch.multiple(verdicts.grid_part.Gains, chance_within=lambda *_: None):
         patched: list[Any] = [
             mock.patch.object(scipy.stats.studentized_range, "sf", return_value=1.0),
             mock.patch.object(scipy.stats.studentized_range, "isf", CACHED_ISF),
