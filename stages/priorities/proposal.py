@@ -28,7 +28,7 @@ from stages.claims.kinds import TrainedKind, foresee, kind_of
 from stages.claims.trials import arms_of
 from stages.datasets.packed import PackedDataError
 from stages.evaluation.flops import CountFlops, FlopCounts
-from stages.params.experiment import Experiment, Params, ParamsError, PlannedRun, RunName, plan_runs
+from stages.params.experiment import ExperimentParams, Params, ParamsError, PlannedRun, RunName, plan_runs
 from stages.params.schema import nearest
 from stages.recording.sources import judge_today, read_paper_deviations
 from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER
@@ -131,7 +131,7 @@ def is_decided(status: Status) -> bool:
     return status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)
 
 
-def arms_behind(claim: ClaimLine, experiment: Experiment) -> tuple[str, ...]:
+def arms_behind(claim: ClaimLine, experiment: ExperimentParams) -> tuple[str, ...]:
     """Return the arms of an experiment that a claim about trained models needs."""
     if not claim.facts.at_size:
         return arms_of(claim, experiment).arms

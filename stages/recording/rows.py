@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from stages.claims import Change, ClaimLine, Judgement, PaperDeviations, Table, touched
+from stages.claims import Change, ClaimLine, JudgedTable, Judgement, PaperDeviations, touched
 from stages.claims.history import (
     Registered,
     RegistrationMark,
@@ -529,7 +529,7 @@ def place_rows(claims: Iterable[ClaimLine], params: Params) -> list[Base]:
     ]
 
 
-def family_rows(sentences: Sequence[Table], judgements: Sequence[Judgement]) -> list[Base]:
+def family_rows(sentences: Sequence[JudgedTable], judgements: Sequence[Judgement]) -> list[Base]:
     papers = {judgement.claim.family: judgement.claim.paper for judgement in judgements}
     return [
         row_of(
