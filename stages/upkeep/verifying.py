@@ -28,8 +28,7 @@ from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import ImageSet, PackedDataError, digest_packed, read_images, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.evaluation.scores import Observer, Scores, correctness, cut_rows, score
-from stages.params.budget import plan_runs
-from stages.params.experiment import Params, load_params
+from stages.params.experiment import Params, load_params, plan_runs
 from stages.recording import ClaimsError, RecordError, record
 from stages.recording.append_only import read_versions, row_faults
 from stages.recording.sources import PLAN_CHANGED
