@@ -29,8 +29,7 @@ from rich.text import Text
 from stages import preloaded
 from stages.commands.command import Answer, Terminal, in_words
 from stages.faults import Mistake, on_signal
-from stages.params.budget import plan_runs
-from stages.params.experiment import Params, Profile, load_params
+from stages.params.experiment import Params, Profile, load_params, plan_runs
 from stages.params.schema import describe_yaml
 from stages.params.stage_inputs import stage_inputs
 from stages.preloaded import ADDRESS, ask

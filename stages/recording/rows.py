@@ -17,8 +17,14 @@ from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from stages.claims import Change, ClaimLine, Judgement, PaperDeviations, Table, touched
-from stages.claims.history import digest_code, digest_findings, digest_verdict, seen_before_rule
-from stages.claims.registration import Registered, RegistrationMark
+from stages.claims.history import (
+    Registered,
+    RegistrationMark,
+    digest_code,
+    digest_findings,
+    digest_verdict,
+    seen_before_rule,
+)
 from stages.datasets.prepare import READERS
 from stages.params.experiment import Params
 from stages.recording.sources import FindingLine, Weights, group_of, judge, precedence

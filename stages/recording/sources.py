@@ -27,8 +27,7 @@ from stages.claims import (
 from stages.claims.trials import ResultGroup
 from stages.faults import Mistake
 from stages.papers.finding import Finding
-from stages.params.budget import plan_runs
-from stages.params.experiment import Params
+from stages.params.experiment import Params, plan_runs
 from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.consistency import (
     compare_canaries,

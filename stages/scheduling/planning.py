@@ -28,8 +28,7 @@ from typing import Any
 from stages.datasets.prepare import RowCounts, count_rows
 from stages.device import processor_name
 from stages.evaluation.flops import CountFlops, Kept, digest_of
-from stages.params.budget import PlannedRun, plan_runs
-from stages.params.experiment import DatasetSource, Params, Profile, Rate
+from stages.params.experiment import DatasetSource, Params, PlannedRun, Profile, Rate, plan_runs
 from stages.run import Protocol, Replicate, RunSpec, SplitSpec, canonical_json, steps_per_epoch, training_counts
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking, network_of

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.datasets.packed import PackedDataError, PackedInfo, read_info
-from stages.params.budget import PlannedRun, describe_cut, plan_runs
-from stages.params.experiment import Experiment, Params, ParamsError
+from stages.params.experiment import Experiment, Params, ParamsError, PlannedRun, describe_cut, plan_runs
 from stages.params.schema import nearest
 from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES

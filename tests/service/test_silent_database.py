@@ -6,35 +6,21 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import text
-from sqlalchemy.orm import Session
 
-from service.app import create_app
 from service.settings import Settings
 from stages.recording import record
-from stages.results import create_results
+from tests.service.conftest import serving
 from tests.service.test_errors import assert_problem
 
 pytestmark = pytest.mark.slow
 
 Create = Callable[[], str]
-
-
-@contextmanager
-def client_of(root: Path, database: str) -> Iterator[TestClient]:
-    app = create_app(Settings(root=root, database=database))
-    with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False) as client:
-        while not app.state.claimcheck.readiness.is_warm:
-            time.sleep(0.01)
-        yield client
-        app.state.claimcheck.reading.dispose()
 
 
 def assert_refused(client: TestClient, seconds: float) -> None:
@@ -46,18 +32,9 @@ def assert_refused(client: TestClient, seconds: float) -> None:
 
 
 def test_a_locked_file_is_503(own_root: Path) -> None:
-    with client_of(own_root, "data/results.db") as client, sqlite3.connect(own_root / "data/results.db") as writer:
+    with serving(Settings(root=own_root)) as client, sqlite3.connect(own_root / "data/results.db") as writer:
         writer.execute("BEGIN EXCLUSIVE")
         assert_refused(client, 4)
-        writer.rollback()
-        assert client.get("/health/ready").status_code == 200
-
-
-def test_a_locked_table_is_503(root: Path, postgresql: Create) -> None:
-    record(root, url := postgresql())
-    with client_of(root, url) as client, psycopg.connect(url) as writer:
-        writer.execute("LOCK TABLE meta IN ACCESS EXCLUSIVE MODE")
-        assert_refused(client, 6)
         writer.rollback()
         assert client.get("/health/ready").status_code == 200
 
@@ -65,14 +42,14 @@ def test_a_locked_table_is_503(root: Path, postgresql: Create) -> None:
 def test_a_server_that_accepts_and_says_nothing_is_503(root: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql://claimcheck@127.0.0.1:{silent.getsockname()[1]}/results"
-        with client_of(root, url) as client:
+        with serving(Settings(root=root, database=url)) as client:
             assert_refused(client, 8)
 
 
 def test_a_server_that_stands_still_is_503(root: Path, postgresql: Create, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stages.results.database.SILENT_SECONDS", 3)
     record(root, url := postgresql())
-    with client_of(root, url) as client, psycopg.connect(url, autocommit=True) as own:
+    with serving(Settings(root=root, database=url)) as client, psycopg.connect(url, autocommit=True) as own:
         assert client.get("/health/ready").status_code == 200
         query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         stopped = [pid for (pid,) in own.execute(query)]
@@ -88,29 +65,6 @@ def test_a_server_that_stands_still_is_503(root: Path, postgresql: Create, monke
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
         assert client.get("/compare?dataset=cifar100").status_code == 200
-
-
-def test_a_rebuild_blocks_no_reader(root: Path, postgresql: Create) -> None:
-    record(root, url := postgresql())
-    began, end = threading.Event(), threading.Event()
-
-    def fill(session: Session) -> None:
-        session.execute(text("INSERT INTO meta VALUES ('content', 'new'), ('schema_version', '1')"))
-        began.set()
-        assert end.wait(30)
-
-    writer = threading.Thread(target=create_results, args=(url, fill))
-    with client_of(root, url) as client:
-        writer.start()
-        try:
-            assert began.wait(30)
-            started = time.monotonic()
-            assert client.get("/compare?dataset=cifar100").status_code == 200
-            assert client.get("/health/ready").status_code == 200
-            assert time.monotonic() - started < 2
-        finally:
-            end.set()
-            writer.join()
 
 
 def test_a_long_reader_holds_up_the_rebuild_and_no_other_reader(root: Path, postgresql: Create) -> None:
