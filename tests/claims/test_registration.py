@@ -8,29 +8,29 @@ from pathlib import Path
 import pytest
 
 from stages.claims import ClaimLine, ClaimsError, Trial, read_history
-from stages.claims.history import PATH as HISTORY
-from stages.claims.history import Change, digest_code
-from stages.claims.kinds import kind_of
-from stages.claims.registration import (
+from stages.claims.history import (
     FOLDER,
+    Change,
     Registered,
     Registration,
     RegistrationMark,
     changes_since,
+    digest_code,
     read_registration,
     read_registrations,
     seal,
     write_text,
 )
+from stages.claims.history import PATH as HISTORY
+from stages.claims.kinds import kind_of
 from stages.recording import record
 from stages.results import ClaimFilter, list_judged, open_results
 from stages.rules import Rules
 from stages.runs.evidence import EvidenceLine, write_lines
-from stages.runs.revisions import ask_git
 from tests.claims.lines import ORIGIN, ROOT, as_evaluated, claims, copy_project, cost, params, results, trials
 from tests.commands.waiting import claimcheck
 from tests.priorities.test_proposal import judged_with
-from tests.test_publishing import git
+from tests.project import git
 
 EXPERIMENT, CLAIM, ARM, N = "ninformer-mnist", "ninformer.table2.mnist.ninformer", "ninformer", 5
 FILE = FOLDER / "early.json"
@@ -43,9 +43,7 @@ def commit(root: Path, subject: str) -> str:
     """Commit everything, also where nothing has changed; returns the revision."""
     git(root, "add", "-A")
     git(root, "commit", "-q", "--allow-empty", "-m", subject)
-    revision = ask_git(root, "rev-parse", "HEAD")
-    assert revision is not None
-    return revision
+    return git(root, "rev-parse", "HEAD")
 
 
 @dataclasses.dataclass(frozen=True)

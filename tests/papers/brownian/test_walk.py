@@ -11,14 +11,16 @@ from torch import Tensor, nn
 
 from stages.papers.brownian import ViT
 from stages.papers.brownian.observations import observe
-from stages.papers.brownian.probe import depth_rows, head_rows, motion_rows
 from stages.papers.brownian.walk import (
     attention_transition,
+    depth_rows,
     distance_to_brownian_motion,
     distance_to_limit,
     dobrushin,
     gaussian_transition,
+    head_rows,
     mean_squared_distance,
+    motion_rows,
     on_sphere,
     spectrum,
     squared_distances,
