@@ -248,10 +248,8 @@ def built_for_h100(
 
 
 DAC_SIZES = {"A": 3, "B": 3, "ROWS": 4, "COLS": 2, "TAPS": 16, "ACROSS": 8}
-IN_HALF, IN_FLOAT = (
-    {"PATCHES": 128, "OUTPUTS": 8, "PIXELS": 64},
-    {"PATCHES": 32, "OUTPUTS": 2, "PIXELS": 32},
-)
+IN_HALF = {"PATCHES": 128, "OUTPUTS": 8, "PIXELS": 64}
+IN_FLOAT = {"PATCHES": 32, "OUTPUTS": 2, "PIXELS": 32}
 
 
 @pytest.mark.parametrize(
