@@ -15,8 +15,7 @@ from rich.console import RenderableType
 
 from stages.commands.command import Answer, Column, Terminal, TextTable, in_words
 from stages.faults import stop_on_signals
-from stages.params.budget import PlannedRun, RunName
-from stages.params.experiment import Params, ParamsError, load_params
+from stages.params.experiment import Params, ParamsError, PlannedRun, RunName, load_params
 from stages.priorities.proposal import PROFILE, Proposal, Prospect, Step, propose
 from stages.scheduling.counting import ProgressDisplay
 from stages.scheduling.planning import two_digits

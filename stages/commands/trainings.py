@@ -20,8 +20,7 @@ from stages.commands.command import Answer, Column, TextTable, UsageError
 from stages.datasets.packed import PackedDataError, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.faults import stop_on_signals
-from stages.params.budget import describe_cut
-from stages.params.experiment import Params, ParamsError, Rate, load_params
+from stages.params.experiment import Params, ParamsError, Rate, describe_cut, load_params
 from stages.params.schema import nearest
 from stages.runs.store import write_atomically
 from stages.scheduling.counting import ProgressDisplay

@@ -16,8 +16,7 @@ from rich.console import RenderableType
 
 from stages.commands.command import Answer, in_words
 from stages.datasets.packed import PackedDataError, read_info
-from stages.params.budget import PlannedRun, RunName
-from stages.params.experiment import Params, ParamsError, load_params
+from stages.params.experiment import Params, ParamsError, PlannedRun, RunName, load_params
 from stages.params.schema import nearest
 from stages.priorities.proposal import (
     all_trainings,

@@ -22,7 +22,7 @@ from stages.datasets.packed import PackedInfo, read_info
 from stages.evaluation.cost import Latency, Stopwatch
 from stages.evaluation.flops import FlopCounts, Kept, digest_of
 from stages.evaluation.scores import Observer, cut_info, cut_rows, score
-from stages.params.experiment import LatencySpec, Profile
+from stages.params.experiment import LatencySpec, ProfileParams
 from stages.run import ModelSpec, RunSpec
 from stages.runs.consistency import find_contradictions
 from stages.runs.curves import EpochRow
@@ -30,9 +30,8 @@ from stages.runs.equivalence import read_equivalences
 from stages.runs.evidence import CostLine, DataUsed, Divergence, Layers, Measurement, Moment, ResultLine
 from stages.runs.fingerprint import changed_modules, code_today, unlike_loaded
 from stages.runs.store import ListedRun, RunList, find_fault, outcome_digest, read_run_list
-from stages.training.environment import describe_environment
 from stages.training.kinds import RowSet, read_rows
-from stages.training.process import describe_variables
+from stages.training.process import describe_environment, describe_variables
 
 CodeOf = Callable[[ModelSpec], Mapping[str, str]]
 """Digests of the modules that evaluate a model."""
@@ -52,7 +51,7 @@ class Evaluation:
 
 
 def evaluate_experiment(
-    name: str, data: Path, profile: Profile, device: str, code_of: CodeOf, *, anew: bool = False
+    name: str, data: Path, profile: ProfileParams, device: str, code_of: CodeOf, *, anew: bool = False
 ) -> Evaluation:
     """Result and cost lines of the runs in `data/runs/<name>/`, with the profile's timing and part of the test rows.
 
@@ -120,7 +119,19 @@ class _Bench:
                 timed.setdefault(run.run.arm, run)
         timed_key = self._stands_on(list(timed.values()), asdict(spec))
         latencies = {} if self.anew else _read_times(self.kept_times.read(self.run_list.experiment, timed_key))
-        watch = None if latencies or not timed else _stopwatch(self.info, spec, self.device)
+        watch = (
+            None
+            if latencies or not timed
+            else Stopwatch(
+                self.info.shape,
+                vocabulary=self.info.vocabulary,
+                device=self.device,
+                # A window is a thousand samples already, and its logits are most of the memory.
+                batch_size=1 if self.info.kind == "text" else spec.batch_size,
+                warmup=spec.warmup,
+                repeats=spec.repeats,
+            )
+        )
         for run in runs:
             with _held_up_alone(run, found):
                 line, is_kept = self._line(run, watch if timed.get(run.run.arm) is run else None)
@@ -152,7 +163,16 @@ class _Bench:
             predictor = run.load(self.device)
             self._refuse_other_code(unlike_loaded(code_today(run.spec) or run.planned.code))
             if kept is None:
-                measured = self._measure(run, predictor)
+                info, spec = self.info, run.planned
+                flops = self.counts.count(spec.model, info.shape, info.vocabulary)
+                scores = score(predictor, self.test_set, info, spec.protocol, run.history, flops)
+                inside = self.observer.observe(predictor, spec.replicate)
+                measured = MeasuredRun(
+                    metrics=(*scores.metrics, *inside.metrics),
+                    correct=scores.correct,
+                    confusion=scores.confusion,
+                    observed=inside.layers,
+                )
             if watch is not None:
                 watch.time(run.label, predictor.network)
         line = run.result_line(self.run_list, measured)
@@ -171,18 +191,6 @@ class _Bench:
                 f"was trained by other code than evaluates it ({', '.join(modules)}); "
                 f"run `dvc repro train@{self.run_list.experiment}` first"
             )
-
-    def _measure(self, run: TrainedRun, predictor: Predictor) -> MeasuredRun:
-        info, spec = self.info, run.planned
-        flops = self.counts.count(spec.model, info.shape, info.vocabulary)
-        scores = score(predictor, self.test_set, info, spec.protocol, run.history, flops)
-        inside = self.observer.observe(predictor, spec.replicate)
-        return MeasuredRun(
-            metrics=(*scores.metrics, *inside.metrics),
-            correct=scores.correct,
-            confusion=scores.confusion,
-            observed=inside.layers,
-        )
 
     def _stands_on(self, runs: Sequence[TrainedRun], settings: Mapping[str, Any] | None = None) -> str:
         """Digest of everything that a measurement depends on: outcomes, test data, code, machine, settings."""
@@ -222,18 +230,6 @@ def _read_times(kept: Any) -> dict[str, Latency]:
         return {label: Latency(**latency) for label, latency in (kept or {}).items()}
     except (AttributeError, TypeError):
         return {}
-
-
-def _stopwatch(info: PackedInfo, spec: LatencySpec, device: str) -> Stopwatch:
-    return Stopwatch(
-        info.shape,
-        vocabulary=info.vocabulary,
-        device=device,
-        # A window is a thousand samples already, and its logits are most of the memory.
-        batch_size=1 if info.kind == "text" else spec.batch_size,
-        warmup=spec.warmup,
-        repeats=spec.repeats,
-    )
 
 
 class EvaluationError(ValueError):
@@ -297,50 +293,31 @@ class TrainedRun:
         return load_predictor(weights, device=device, expected_sha256=self.result["weights_sha256"])
 
     def result_line(self, run_list: RunList, measured: MeasuredRun) -> ResultLine:
-        info, known = self.info, {field.name for field in fields(EpochRow)}
+        known = {field.name for field in fields(EpochRow)}
         return ResultLine(
-            experiment=run_list.experiment,
-            arm=self.run.arm,
-            replicate=self.run.replicate,
-            run_key=self.run.run_key,
+            **self._identity(run_list.experiment, "status", "environment", "weights_sha256"),
             profile=run_list.profile,
             cut=run_list.cut,
-            status=self.result["status"],
             spec=self.spec,
-            data=DataUsed(
-                dataset=info.dataset,
-                digest=info.digest,
-                provenance=info.provenance,
-                train_images=info.train_images,
-                test_images=info.test_images,
-                excluded_test_images=info.excluded_test_images,
-            ),
-            environment_digest=self.result["environment_digest"],
-            environment=self.result["environment"],
-            metrics=measured.metrics,
+            data=DataUsed(**{field.name: getattr(self.info, field.name) for field in fields(DataUsed)}),
             curves=tuple(
                 EpochRow(**{key: value for key, value in row.items() if key in known}) for row in self.history
             ),
-            weights_sha256=self.result["weights_sha256"],
-            correct=measured.correct,
-            confusion=measured.confusion,
             divergence=Divergence(**self.result["divergence"]) if self.result["divergence"] else None,
-            observed=measured.observed,
+            **vars(measured),
         )
+
+    def _identity(self, experiment: str, *names: str) -> dict[str, Any]:
+        """What every line of the run begins with, and these fields of its outcome."""
+        run, own = self.run, {name: self.result[name] for name in ("environment_digest", *names)}
+        return {"experiment": experiment, "arm": run.arm, "replicate": run.replicate, "run_key": run.run_key} | own
 
     def cost_line(self, experiment: str, latency: Latency | None) -> CostLine:
         rate, info = self.result["samples_per_second"], self.info
         return CostLine(
-            experiment=experiment,
-            arm=self.run.arm,
-            replicate=self.run.replicate,
-            run_key=self.run.run_key,
-            environment_digest=self.result["environment_digest"],
-            train_seconds=self.result["train_seconds"],
+            **self._identity(experiment, "train_seconds", "samples_per_second", "peak_memory_bytes"),
             epoch_seconds=tuple(round(seconds, 4) for seconds in self.result["epoch_seconds"]),
-            samples_per_second=rate,
             train_tokens_per_second=rate * info.shape[0] if info.kind == "text" else None,
-            peak_memory_bytes=self.result["peak_memory_bytes"],
             energy_joules=self.result.get("energy_joules"),
             **({f"latency_{name}": value for name, value in asdict(latency).items()} if latency else {}),
         )

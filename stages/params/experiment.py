@@ -2,6 +2,7 @@
 
 Every mistake in a file is one `ParamsError` with the file, the path inside it, the value found and the known values.
 Imports no torch: model keywords are checked against the constructor's signature as written in the source.
+Also the runs that an experiment needs under a profile, and how they depart from what is printed.
 """
 
 from __future__ import annotations
@@ -12,14 +13,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from stages.params.schema import ParamsError as ParamsError
-from stages.params.schema import check_choice, hint, known_papers, model_path, out_of_range, read_yaml, validate
+from stages.params.schema import (
+    check_choice,
+    hint,
+    keyword_types,
+    known_papers,
+    model_path,
+    out_of_range,
+    read_yaml,
+    validate,
+)
 from stages.rules import Rules
-from stages.run import STRICT, AugmentationSpec, OptimizerSpec, Precision, Protocol
+from stages.run import STRICT, AugmentationSpec, ModelSpec, OptimizerSpec, Precision, Protocol, Replicate, RunSpec
 
 Role = Literal["baseline", "proposed", "ablation", "sensitivity"]
 
@@ -42,7 +52,7 @@ class ArmTemplate(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
+class ArmParams:
     """One model under the experiment's protocol.  `model` keeps the class name and the keywords of the file.
 
     `protocol` holds the fields in which this arm departs from the experiment's: what it is there to compare.  `against`
@@ -57,13 +67,13 @@ class Arm:
     against: str | None = None
 
 
-def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, Arm]:
+def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, ArmParams]:
     """Arms by name, in the order of the file.
 
     Raises:
         ValueError: a name twice, an unknown name after `like` or `against`, or a name in braces that no grid has.
     """
-    arms: dict[str, Arm] = {}
+    arms: dict[str, ArmParams] = {}
     for pattern, template in templates.items():
         for values in (
             dict(zip(template.grid, some, strict=True)) for some in itertools.product(*template.grid.values())
@@ -77,7 +87,7 @@ def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, Arm]:
             if like is not None and like not in arms:
                 raise ValueError(f"arms.{pattern}.like is {like!r}; known above it: {', '.join(arms)}")
             base = arms[like] if like is not None else None
-            arms[name] = Arm(
+            arms[name] = ArmParams(
                 name=name,
                 role=template.role,
                 title=title,
@@ -160,7 +170,7 @@ class LatencySpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class ProfileParams:
     """A budget.  `overrides` replace protocol fields; `replicates` keeps the first n seeds (None: all).
 
     `roles` are those of the arms that it trains (None: all).  `slots`: how many train at once if one device is named
@@ -181,7 +191,7 @@ class Profile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class ExperimentParams:
     """One table or figure of one paper on one data set.  `printed` is the protocol before a profile cuts it."""
 
     name: str
@@ -190,7 +200,7 @@ class Experiment:
     dataset: str
     printed: Protocol
     seeds: tuple[int, ...]
-    arms: Mapping[str, Arm]
+    arms: Mapping[str, ArmParams]
 
     @property
     def replicates(self) -> int:
@@ -235,14 +245,14 @@ class Params:
     """
 
     profile_name: str
-    profiles: Mapping[str, Profile]
+    profiles: Mapping[str, ProfileParams]
     datasets: Mapping[str, DatasetSource]
-    experiments: Mapping[str, Experiment]
+    experiments: Mapping[str, ExperimentParams]
     verdicts: Rules
     rates: Mapping[str, Rate]
 
     @property
-    def profile(self) -> Profile:
+    def profile(self) -> ProfileParams:
         return self.profiles[self.profile_name]
 
 
@@ -255,7 +265,7 @@ class _IndexEntry(BaseModel):
 class _Index(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     profile: str
-    profiles: dict[str, Profile]
+    profiles: dict[str, ProfileParams]
     experiments: dict[str, _IndexEntry]
     datasets: dict[str, DatasetSource]
     verdicts: Rules
@@ -354,7 +364,9 @@ def _like(content: Any) -> str | None:
     return str(content["like"]) if isinstance(content, dict) and "like" in content else None
 
 
-def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, document: Any, path: Path) -> Experiment:
+def _read_experiment(
+    name: str, entry: _IndexEntry, source: DatasetSource, document: Any, path: Path
+) -> ExperimentParams:
     file = validate(TypeAdapter(_ExperimentFile), document, path)
     fields = dict(file.protocol)
     seeds = validate(TypeAdapter(tuple[int, ...]), fields.pop("seeds", None), path, "protocol.seeds")
@@ -378,7 +390,7 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, docum
         model_path(entry.paper, arm.model, path, f"arms.{arm.name}.model")
         if arm.protocol:
             _read_protocol(fields | dict(arm.protocol), path, f"arms.{arm.name}.protocol")
-    return Experiment(
+    return ExperimentParams(
         name=name,
         title=file.title,
         paper=entry.paper,
@@ -429,7 +441,7 @@ def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Prot
     return protocol
 
 
-def resolve_protocol(experiment: Experiment, profile: Profile, arm: Arm | None = None) -> Protocol:
+def resolve_protocol(experiment: ExperimentParams, profile: ProfileParams, arm: ArmParams | None = None) -> Protocol:
     """The printed protocol with the arm's own fields (if an arm is given), and the profile's overrides and precision.
 
     Raises:
@@ -440,3 +452,99 @@ def resolve_protocol(experiment: Experiment, profile: Profile, arm: Arm | None =
     if profile.float32_as is not None and fields["precision"] == "float32":
         fields["precision"] = profile.float32_as
     return _read_protocol(fields, Path("params.yaml"), "profiles.overrides")
+
+
+class RunName(NamedTuple):
+    """A cell of an experiment's grid."""
+
+    experiment: str
+    arm: str
+    replicate: int
+
+    @property
+    def cell(self) -> str:
+        return f"{self.arm}.{self.replicate}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.experiment}.{self.cell}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """A cell and the training it needs; `spec` has no data digest and no code until they are known."""
+
+    name: RunName
+    spec: RunSpec
+
+
+def _given_by_data(source: DatasetSource) -> dict[str, int]:
+    """Model keywords that describe the data, where a model has them and its file doesn't set them."""
+    if source.kind == "table":
+        return {"in_features": source.shape[0]}
+    if source.kind == "text":
+        return {"context": source.shape[0]}
+    channels, height, _ = source.shape
+    return {"image_size": height, "in_channels": channels, "num_classes": source.classes}
+
+
+def plan_runs(
+    experiment: ExperimentParams, profile: ProfileParams, source: DatasetSource, *, every_role: bool = False
+) -> list[PlannedRun]:
+    """The experiment's grid, arm by arm: seeds, and folds where the split has them, cut to the profile's replicates.
+
+    Arms are those of the profile's roles, or all with `every_role`: a run requested by name may have any role.
+    """
+    given, split = _given_by_data(source), experiment.printed.split
+    folds = range(split.folds) if split.kind == "folds" and split.folds else (None,)
+    replicates = [Replicate(seed=seed, fold=fold) for seed in experiment.seeds for fold in folds]
+    runs = []
+    for arm in experiment.arms.values():
+        if not every_role and profile.roles is not None and arm.role not in profile.roles:
+            continue
+        file = Path("params") / f"{experiment.name}.yaml"
+        path = model_path(experiment.paper, arm.model, file, f"arms.{arm.name}.model")
+        wanted = keyword_types(*path.split(":"))
+        arguments = {key: value for key, value in arm.model.items() if key != "name"}
+        arguments |= {key: value for key, value in given.items() if key in wanted}
+        model = ModelSpec(path=path, arguments=arguments)
+        protocol = resolve_protocol(experiment, profile, arm)
+        for index, replicate in enumerate(replicates[: profile.replicates]):
+            spec = RunSpec(model=model, protocol=protocol, data_digest="", replicate=replicate, code={})
+            runs.append(PlannedRun(name=RunName(experiment.name, arm.name, index), spec=spec))
+    return runs
+
+
+def _rows(source: DatasetSource, count: int) -> tuple[int, str]:
+    """The number of rows in a split of `count` images, rows or tokens, and their name for a reader."""
+    if source.kind == "text":
+        return (count - 1) // source.shape[0], f"windows of {source.shape[0]:,} tokens"
+    return count, {"images": "images", "table": "rows"}[source.kind]
+
+
+def describe_cut(experiment: ExperimentParams, profile: ProfileParams, source: DatasetSource) -> str:
+    """How the profile departs from the printed protocol, for a reader; empty if it doesn't."""
+    protocol, printed = resolve_protocol(experiment, profile), experiment.printed
+    rows, noun = _rows(source, source.train)
+    words = {
+        "epochs": f"{protocol.epochs} of {printed.epochs} epochs",
+        "train_images": f"{protocol.train_images or rows:,} of {rows:,} training {noun}",
+        "steps_per_epoch": f"{protocol.steps_per_epoch} steps an epoch",
+        "observe_test": "no test curves",
+        "batch_size": f"batches of {protocol.batch_size} instead of {printed.batch_size}",
+        "precision": f"{protocol.precision} instead of {printed.precision}",
+    }
+    changed = [
+        field.name
+        for field in dataclasses.fields(Protocol)
+        if getattr(protocol, field.name) != getattr(printed, field.name)
+    ]
+    cuts = ["placeholder data"] if profile.data == "embedded" else []
+    cuts += [words[name] for name in words if name in changed]
+    cuts += [f"another {name.replace('_', ' ')}" for name in changed if name not in words]
+    test_rows, noun = _rows(source, source.test)
+    if profile.test_rows is not None and profile.test_rows < test_rows:
+        cuts.append(f"{profile.test_rows:,} of {test_rows:,} test {noun}")
+    if profile.replicates is not None and profile.replicates < experiment.replicates:
+        cuts.append(f"{profile.replicates} of {experiment.replicates} replicates")
+    return ", ".join(cuts)

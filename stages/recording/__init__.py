@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 
 from stages.claims import ClaimsError, read_history
 from stages.claims.history import PATH as HISTORY
-from stages.claims.registration import Registered
+from stages.claims.history import Registered
 from stages.params.experiment import load_params
 from stages.recording.append_only import describe_lost, digest_history, find_lost, read_versions
 from stages.recording.rows import Rows

@@ -16,9 +16,15 @@ from pydantic import TypeAdapter
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from stages.claims import Change, ClaimLine, Judgement, PaperDeviations, Table, touched
-from stages.claims.history import digest_code, digest_findings, digest_verdict, seen_before_rule
-from stages.claims.registration import Registered, RegistrationMark
+from stages.claims import Change, ClaimLine, JudgedTable, Judgement, PaperDeviations, touched
+from stages.claims.history import (
+    Registered,
+    RegistrationMark,
+    digest_code,
+    digest_findings,
+    digest_verdict,
+    seen_before_rule,
+)
 from stages.datasets.prepare import READERS
 from stages.params.experiment import Params
 from stages.recording.sources import FindingLine, Weights, group_of, judge, precedence
@@ -523,7 +529,7 @@ def place_rows(claims: Iterable[ClaimLine], params: Params) -> list[Base]:
     ]
 
 
-def family_rows(sentences: Sequence[Table], judgements: Sequence[Judgement]) -> list[Base]:
+def family_rows(sentences: Sequence[JudgedTable], judgements: Sequence[Judgement]) -> list[Base]:
     papers = {judgement.claim.family: judgement.claim.paper for judgement in judgements}
     return [
         row_of(

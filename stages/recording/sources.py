@@ -15,9 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from stages.claims import (
     ClaimLine,
+    JudgedTable,
     Judgement,
     PaperDeviations,
-    Table,
     gather,
     judge_claims,
     place_claims,
@@ -27,8 +27,7 @@ from stages.claims import (
 from stages.claims.trials import ResultGroup
 from stages.faults import Mistake
 from stages.papers.finding import Finding
-from stages.params.budget import plan_runs
-from stages.params.experiment import Params
+from stages.params.experiment import Params, plan_runs
 from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.consistency import (
     compare_canaries,
@@ -314,7 +313,7 @@ class Judged:
     speaking: Sequence[Trial]
     groups: Mapping[str, Sequence[ResultGroup]]
     judgements: Sequence[Judgement]
-    sentences: Sequence[Table]
+    sentences: Sequence[JudgedTable]
 
 
 def judge(

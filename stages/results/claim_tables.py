@@ -60,7 +60,7 @@ class VerdictRow(Base):
     (`stages.verdicts.Power`).  `scope`: the part of a grid that it is of (`stages.verdicts.Scope`).
     `seen_before_rule`: how many of the claim's own results (pairs, where it is of pairs) had been seen when the rule
     was written; None: none had.  `registration`: of a verdict by training, its mark and why
-    (`stages.claims.registration.RegistrationMark`).  The cost is that of all runs behind it, each counted once.
+    (`stages.claims.history.RegistrationMark`).  The cost is that of all runs behind it, each counted once.
     """
 
     __tablename__ = "verdicts"

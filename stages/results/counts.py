@@ -16,7 +16,7 @@ from stages.results.claims import AGAINST_THE_PAPER, CLAIMS, FOR_THE_PAPER, NOT_
 from stages.results.tables import Claim, Meta, Paper, damaged
 from stages.rules import Margins, Rules
 from stages.verdicts import Status
-from stages.verdicts.looks import level, looks_from, looks_of_plan
+from stages.verdicts.intervals import level, looks_from, looks_of_plan
 
 NO_BETTER_THAN_CHANCE = 0.05
 """A plan that confirms a right number no more often than its test may confirm a wrong one shows nothing."""

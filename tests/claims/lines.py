@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.claims import ClaimLine, Judgement, Table, Trial, gather, judge_claims, read_claims
+from stages.claims import ClaimLine, JudgedTable, Judgement, Trial, gather, judge_claims, read_claims
 from stages.datasets.manifest import all_files, judge_provenance
 from stages.datasets.mirror import MirrorInfo, describe_file
 from stages.datasets.prepare import READERS
 from stages.datasets.sources import compose_manifest
 from stages.datasets.verified import Digests
-from stages.params.budget import plan_runs
-from stages.params.experiment import Params, load_params
+from stages.params.experiment import Params, load_params, plan_runs
 from stages.run import environment_digest
 from stages.runs.curves import EpochRow
 from stages.runs.evidence import (
@@ -228,7 +227,7 @@ def judge(*wanted: ClaimLine, entered: Sequence[Trial] = ()) -> list[Judgement]:
     return judge_all(wanted, entered)[0]
 
 
-def judge_all(wanted: Sequence[ClaimLine], entered: Sequence[Trial]) -> tuple[list[Judgement], list[Table]]:
+def judge_all(wanted: Sequence[ClaimLine], entered: Sequence[Trial]) -> tuple[list[Judgement], list[JudgedTable]]:
     return judge_claims(
         wanted, params(), findings={}, groups=gather(params(), entered), devices={"ninformer": "RTX 2080 Ti"}
     )

@@ -8,29 +8,29 @@ from pathlib import Path
 import pytest
 
 from stages.claims import ClaimLine, ClaimsError, Trial, read_history
-from stages.claims.history import PATH as HISTORY
-from stages.claims.history import Change, digest_code
-from stages.claims.kinds import kind_of
-from stages.claims.registration import (
+from stages.claims.history import (
     FOLDER,
+    Change,
     Registered,
     Registration,
     RegistrationMark,
     changes_since,
+    digest_code,
     read_registration,
     read_registrations,
     seal,
     write_text,
 )
+from stages.claims.history import PATH as HISTORY
+from stages.claims.kinds import kind_of
 from stages.recording import record
 from stages.results import ClaimFilter, list_judged, open_results
 from stages.rules import Rules
 from stages.runs.evidence import EvidenceLine, write_lines
-from stages.runs.revisions import ask_git
 from tests.claims.lines import ORIGIN, ROOT, as_evaluated, claims, copy_project, cost, params, results, trials
 from tests.commands.waiting import claimcheck
 from tests.priorities.test_proposal import judged_with
-from tests.test_publishing import git
+from tests.project import git
 
 EXPERIMENT, CLAIM, ARM, N = "ninformer-mnist", "ninformer.table2.mnist.ninformer", "ninformer", 5
 FILE = FOLDER / "early.json"
@@ -43,9 +43,7 @@ def commit(root: Path, subject: str) -> str:
     """Commit everything, also where nothing has changed; returns the revision."""
     git(root, "add", "-A")
     git(root, "commit", "-q", "--allow-empty", "-m", subject)
-    revision = ask_git(root, "rev-parse", "HEAD")
-    assert revision is not None
-    return revision
+    return git(root, "rev-parse", "HEAD")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,19 +95,24 @@ def copy(story: Story, tmp_path: Path) -> Path:
     return Path(shutil.copytree(story.root, tmp_path / "copy"))
 
 
-def test_runs_published_after_the_registration_are_confirmatory(story: Story) -> None:
-    found = story.mark(*[story.after] * 4, story.registered)
-    assert (found.mark, found.after, found.runs, found.registrations) == ("confirmatory", 5, 5, ("early",))
-
-
-def test_runs_published_before_the_registration_are_exploratory(story: Story) -> None:
-    found = story.mark(*[story.before] * N)
-    assert (found.mark, found.why) == ("exploratory", "0 of 5 runs were trained after registration")
-
-
-def test_runs_partly_before_are_exploratory_and_counted(story: Story) -> None:
-    found = story.mark(story.before, story.before, *[story.after] * 3)
-    assert (found.mark, found.why) == ("exploratory", "3 of 5 runs were trained after registration")
+@pytest.mark.parametrize(
+    ("published", "mark", "why"),
+    [
+        ("after after after after registered", "confirmatory", None),
+        ("before before before before before", "exploratory", "0 of 5 runs were trained after registration"),
+        ("before before after after after", "exploratory", "3 of 5 runs were trained after registration"),
+        ("none after after after after", "unknown", None),
+        ("elsewhere after after after after", "unknown", None),
+        ("none before after after after", "exploratory", None),  # one is known to be too early
+    ],
+)
+def test_only_runs_published_after_the_registration_are_confirmatory(
+    story: Story, published: str, mark: str, why: str | None
+) -> None:
+    revisions = {**vars(story), "none": None, "elsewhere": "1" * 40}
+    found = story.mark(*(revisions[name] for name in published.split()))
+    assert found.mark == mark and (why is None or found.why == why)
+    assert mark != "confirmatory" or (found.after, found.runs, found.registrations) == (5, 5, ("early",))
 
 
 def test_a_claim_without_registration_is_exploratory(story: Story) -> None:
@@ -122,12 +125,6 @@ def test_without_git_nothing_is_confirmatory(copy: Path, story: Story) -> None:
     shutil.rmtree(copy / ".git")
     found = story.mark(*[story.after] * N, root=copy)
     assert (found.mark, found.why) == ("unknown", "git can't say when 5 of 5 runs were trained")
-
-
-def test_unpublished_runs_and_revisions_of_another_clone_are_unknown(story: Story) -> None:
-    assert story.mark(None, *[story.after] * 4).mark == "unknown"
-    assert story.mark("1" * 40, *[story.after] * 4).mark == "unknown"
-    assert story.mark(None, story.before, *[story.after] * 3).mark == "exploratory", "one is known to be too early"
 
 
 def test_a_registration_that_is_not_committed_confirms_nothing(copy: Path, story: Story) -> None:

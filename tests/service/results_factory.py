@@ -15,8 +15,7 @@ import yaml
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import dump_checkpoint
 from stages.papers import build_model
-from stages.params.budget import describe_cut, plan_runs
-from stages.params.experiment import Experiment, load_params
+from stages.params.experiment import ExperimentParams, describe_cut, load_params, plan_runs
 from stages.run import ModelSpec, RunSpec, environment_digest
 from stages.runs.curves import EpochRow
 from stages.runs.evidence import (
@@ -161,7 +160,7 @@ def add_results(
     return results
 
 
-def _write_weights(root: Path, experiment: Experiment, arm: str, spec: RunSpec, index: int) -> str:
+def _write_weights(root: Path, experiment: ExperimentParams, arm: str, spec: RunSpec, index: int) -> str:
     arguments = {key: SMALL.get(key, value) for key, value in spec.model.arguments.items()}
     model = ModelSpec(path=spec.model.path, arguments=arguments)
     classes = int(arguments["num_classes"])

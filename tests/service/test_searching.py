@@ -48,10 +48,21 @@ def test_a_paper_s_title_is_a_hint_and_no_match(published_client: TestClient) ->
     assert find(published_client, "gating") == []
 
 
-def test_a_word_that_no_claim_has_brings_its_like_and_the_papers(published_client: TestClient) -> None:
-    html = published_client.get("/claims?q=mixre").text
-    assert 'Did you mean <a href="/claims?q=mixer">mixer</a>?' in html
-    assert all(
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [("mixre", "mixer"), ("ninfomer", "ninformer"), ("hyprbf", "hyperbf")],
+)
+def test_a_typing_error_finds_claims_of_the_word_most_like_it(
+    published_client: TestClient, asked: str, meant: str
+) -> None:
+    html = published_client.get("/claims", params={"q": asked}).text
+    assert f'Did you mean <a href="/claims?q={meant}">{meant}</a>' in html and "come closest" in html
+    assert set() < set(find(published_client, asked)) <= set(find(published_client, meant))
+
+
+def test_a_word_unlike_all_words_of_claims_brings_the_papers(published_client: TestClient) -> None:
+    html = published_client.get("/claims?q=qqzzx").text
+    assert "Did you mean" not in html and all(
         f'<li><a href="/papers/{paper}">' in html for paper in ("hyperbf", "ninformer", "nmn", "brownian", "dac")
     )
 
@@ -70,6 +81,31 @@ def test_a_word_that_no_claim_has_brings_its_like_and_the_papers(published_clien
 def test_every_spelling_finds_the_same_claims(published_client: TestClient, spellings: tuple[str, ...]) -> None:
     first, *others = [find(published_client, spelling) for spelling in spellings]
     assert first and all(found == first for found in others)
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        (
+            "Local-ViT",
+            {"ninformer.table2.c100.localvit", "ninformer.rank.c10.localvit", "ninformer.text.c10.time_vs_localvit"},
+        ),
+        ("tinyimagenet", {"hyperbf.table2.tin.vit", "hyperbf.comparable.tin"}),
+        ("MSE", {"dac.sgemm.gain", "dac.sgemm.uniform", "dac.sgemm.crossover_low"}),
+        ("nanosecond", {f"ninformer.table3.{name}.ninformer" for name in ("mnist", "c10", "c100")}),
+    ],
+)
+def test_what_the_paper_calls_it_finds_all_its_claims(
+    published_client: TestClient, asked: str, wanted: set[str]
+) -> None:
+    if asked == "Local-ViT":
+        claims = [row["id"] for row in published_client.get("/api/v1/claims?limit=1000").json()]
+        wanted = wanted | {name for name in claims if "localvit" in name}
+        assert len(wanted) >= 12
+    assert wanted <= set(find(published_client, asked))
+    assert asked != "nanosecond" or all(
+        name.startswith("ninformer.table3.") for name in find(published_client, asked)[:9]
+    )
 
 
 def test_a_list_of_all_claims_has_pages_and_begins_with_what_training_decided(published_client: TestClient) -> None:

@@ -1,15 +1,7 @@
 import pytest
 
-from stages.verdicts import (
-    EvidenceLevel,
-    GainClaim,
-    Sample,
-    Status,
-    evidence_level_of,
-    indicate_order,
-    weigh_gap,
-)
-from stages.verdicts.indicative import HELD
+from stages.verdicts import EvidenceLevel, GainClaim, Sample, Status, evidence_level_of, indicate_order, weigh_gap
+from stages.verdicts.others import HELD
 from tests.verdicts.simulation import RULES
 
 CLAIM = GainClaim(gain=0.02, margin=0.01, better="higher")

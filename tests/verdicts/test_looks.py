@@ -2,15 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.verdicts.looks import UnplannedLook, complete_look, level, looks_from, looks_of_part, looks_of_plan
+from stages.verdicts.intervals import UnplannedLook, complete_look, level, looks_from, looks_of_part, looks_of_plan
 from tests.verdicts.simulation import RULES
-
-
-def test_the_shares_of_all_looks_spend_alpha_and_no_more() -> None:
-    assert sum(level(RULES.looks, n, 0.05) for n in RULES.looks) == pytest.approx(0.05)
-    later = looks_from(RULES.looks, RULES.minimum)
-    assert later == {5: pytest.approx(0.5), 10: pytest.approx(0.5)}
-    assert sum(level(later, n, 0.05) for n in later) == pytest.approx(0.05)
 
 
 @given(st.integers(2, 100))

@@ -20,8 +20,7 @@ import scipy
 
 from stages import verdicts
 from stages.claims.kinds import Kind
-from stages.claims.sides import ClaimSamples, Pairs
-from stages.claims.trials import ResultGroup
+from stages.claims.trials import ClaimSamples, Pairs, ResultGroup
 from stages.rules import Rules
 from stages.verdicts import (
     ComparableClaim,
@@ -30,7 +29,7 @@ from stages.verdicts import (
     GainClaim,
     GridPart,
     Observation,
-    Order,
+    PrintedOrder,
     Sample,
     Status,
     TableSentence,
@@ -57,10 +56,10 @@ from stages.verdicts import (
     not_tested,
     tally_tests,
 )
-from stages.verdicts.looks import looks_of_plan
+from stages.verdicts.intervals import looks_of_plan
 from stages.verdicts.noise import usual_range
 from tests.claims.lines import claims, params
-from tests.verdicts.simulation import RULES
+from tests.verdicts.simulation import RULES, above
 
 WITHIN, OUTSIDE = RULES.alpha_within, RULES.alpha_outside / 2
 SIGN = {Status.SUPPORTED: OUTSIDE, Status.REVERSED: OUTSIDE}
@@ -275,7 +274,7 @@ CACHED_ISF = cache(scipy.stats.studentized_range.isf)
 @contextmanager
 def statuses_only() -> Iterator[None]:
     """Leave out what no status depends on and most of the time goes to: forecasts, and sentences with intervals."""
-    with mock.patch.multiple(verdicts.uniform.Gains, chance_within=lambda *_: None):
+    with mock.patch.multiple(verdicts.grid_part.Gains, chance_within=lambda *_: None):
         patched: list[Any] = [
             mock.patch.object(scipy.stats.studentized_range, "sf", return_value=1.0),
             mock.patch.object(scipy.stats.studentized_range, "isf", CACHED_ISF),
@@ -291,11 +290,6 @@ def statuses_only() -> Iterator[None]:
         finally:
             for patch in patched:
                 patch.stop()
-
-
-def above(level: float, experiments: int) -> float:
-    """The highest that a simulated rate may be: three standard errors above its level."""
-    return level + 3 * (level * (1 - level) / experiments) ** 0.5
 
 
 # Generators.
@@ -455,12 +449,7 @@ def judge_ratio(
     pairs = Pairs(proposed=(str(claim.arm),), baseline=(str(claim.baseline_arm),), cells=({},), grid=({},))
     experiment = dataclasses.replace(params().experiments[str(claim.experiment)], seeds=tuple(range(world.planned)))
     group = ResultGroup(
-        experiment=experiment,
-        profile="paper",
-        conditions="",
-        evidence_level=EvidenceLevel.DECIDES,
-        share=1.0,
-        arms={},
+        experiment=experiment, profile="paper", conditions="", evidence_level=EvidenceLevel.DECIDES, share=1.0, arms={}
     )
     for n in looks(world):
         ours, theirs = (Drawn(arm[:n].tolist()) for arm in both)
@@ -523,12 +512,7 @@ def uniform(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     yield from judge_grid(world, rng, [0, 0, 0.1, 0.1], 0.1)
 
 
-@generator(
-    "Two levels are the margin apart",
-    {Status.REPRODUCED: WITHIN},
-    "noise ratio interaction part",
-    skew=0.1,
-)
+@generator("Two levels are the margin apart", {Status.REPRODUCED: WITHIN}, "noise ratio interaction part", skew=0.1)
 def two_apart(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     margin = 5.0 * world.ratio
     yield from judge_grid(world, rng, [0, margin / 2, margin / 2, margin], margin)
@@ -595,11 +579,11 @@ def on_two_data_sets(world: World, rng: np.random.Generator) -> np.ndarray:
     return world.cluster**0.5 * shared + (1 - world.cluster) ** 0.5 * noise(world, rng, 16, 5)
 
 
-def orders_of(drawn: np.ndarray) -> list[Order]:
+def orders_of(drawn: np.ndarray) -> list[PrintedOrder]:
     """Gains [orders, replicates], judged; the first eight are on one data set."""
     claim, zeros = GainClaim(gain=1.0, margin=None, better="higher"), Drawn([0.0] * drawn.shape[1])
     return [
-        Order(
+        PrintedOrder(
             verdict=judge_gain(claim, Drawn(row), zeros, rules=RULES, pairing="fold", planned=5),
             printed=1.0,
             dataset=str(number // 8),
@@ -786,16 +770,19 @@ class Worst:
         return GENERATORS[self.statement].highest(Status(self.status), world)
 
 
-def worst_rates(statement: str, screened: int, confirmed: int = 0) -> list[Worst]:
-    """For each status and limit, the world with the highest of the rates in `screened` experiments.
+def worst_rates(
+    statement: str, screened: int, confirmed: int = 0, *, worlds: Collection[str] | None = None
+) -> list[Worst]:
+    """For each status and limit, the world (of `worlds`) with the highest of the rates in `screened` experiments.
 
     If there are any `confirmed`, the rate is that of as many new experiments in that world.
     """
     judged = GENERATORS[statement]
-    rates = {world: judged.rates(world, screened) for world in judged.worlds}
+    drawn = [world for world in judged.worlds if worlds is None or world.name in worlds]
+    rates = {world: judged.rates(world, screened) for world in drawn}
     found = []
-    for limit in dict.fromkeys(judged.limit_in(world) for world in judged.worlds):
-        there = [world for world in judged.worlds if judged.limit_in(world) == limit]
+    for limit in dict.fromkeys(judged.limit_in(world) for world in drawn):
+        there = [world for world in drawn if judged.limit_in(world) == limit]
         again: dict[str, dict[Status, float]] = {}
         for status in judged.levels:
             world = max(there, key=lambda world: rates[world][status])

@@ -23,10 +23,19 @@ from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 from stages.claims.lines import ClaimLine, Judgement
-from stages.claims.sides import ClaimSamples, NotMeasured, Pairs, arms_of, find_group, gather_samples, summarise_arms
-from stages.claims.trials import ResultGroup, price
+from stages.claims.trials import (
+    ClaimSamples,
+    NotMeasured,
+    Pairs,
+    ResultGroup,
+    arms_of,
+    find_group,
+    gather_samples,
+    price,
+    summarise_arms,
+)
 from stages.papers.finding import Finding
-from stages.params.experiment import Experiment, Params
+from stages.params.experiment import ExperimentParams, Params
 from stages.rules import Rules
 from stages.verdicts import (
     Design,
@@ -39,7 +48,7 @@ from stages.verdicts import (
     power_of_value,
     weigh_gap,
 )
-from stages.verdicts.looks import OF_WHOLE_GRID, Looks, looks_from, looks_of_plan
+from stages.verdicts.intervals import OF_WHOLE_GRID, Looks, looks_from, looks_of_plan
 from stages.verdicts.power import Source, power_of_nearness
 
 VerdictAndOurs = tuple[Verdict, float | None]
@@ -94,7 +103,7 @@ class Plan:
     """
 
     params: Params
-    experiment: Experiment
+    experiment: ExperimentParams
     pairs: Pairs
     verdict: Verdict
     claims: Iterable[ClaimLine]
@@ -192,7 +201,7 @@ class TrainedKind(Kind):
             return Verdict(status=Status.OTHER_HARDWARE, explanation=said)
         return judge_hardware(printed, elsewhere)
 
-    def experiment_of(self, params: Params) -> Experiment:
+    def experiment_of(self, params: Params) -> ExperimentParams:
         (name,) = fnmatch.filter(params.experiments, self.claim.experiment or "")
         return params.experiments[name]
 
@@ -244,7 +253,7 @@ class TrainedKind(Kind):
             return 0.0
         return 2 * variance / min(trial.result.data.test_images for trial in sides.trials)
 
-    def looks(self, experiment: Experiment) -> Looks:
+    def looks(self, experiment: ExperimentParams) -> Looks:
         """The analyses at which the judge has a verdict, ending with the plan; none if the plan is too short."""
         looks, rules = self.rules.looks, self.rules
         if self.is_number:

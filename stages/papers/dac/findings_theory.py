@@ -1,7 +1,17 @@
-"""Findings on the paper's identities and theorems, computed from the operators and the constructions in `toys`."""
+"""Findings on the paper's identities and theorems, computed from the operators and from its constructions.
+
+These are Theorem C.1, Figure 7, Remark 2.1 and the approximation by equation 6:
+
+    DAC unit, its input x replicated k times     f(x) = Σ_j w_j φ(b_j + x)                     2k numbers
+    standard network with one hidden layer       f(x) = d + Σ_j c_j φ(a_j x + b_j)             3k + 1 numbers
+
+A continuous piecewise linear function with k pieces is given by k - 1 kinks, k slopes and the zero of its first piece.
+All in float64.  N points, k pieces or units.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -9,8 +19,106 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stages.ops.dac import dac_conv2d, dac_linear
-from stages.papers.dac import toys
-from stages.papers.finding import Finding, Reading
+from stages.papers.finding import Finding, Statements
+
+
+@dataclass(frozen=True, eq=False)
+class PiecewiseLinear:
+    """An element of PL_k: `kinks` [k - 1] ascending, `slopes` [k]; the line of the first piece crosses 0 at `zero`."""
+
+    kinks: Tensor
+    slopes: Tensor
+    zero: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [N], returns [N]: the first line, plus the change of slope at every kink passed."""
+        jumps = self.slopes.diff()
+        return self.slopes[0] * (x - self.zero) + ((x[:, None] - self.kinks).clamp(min=0) * jumps).sum(1)
+
+
+def dac_unit(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """Equation 6: one DAC unit with its input replicated.  x: [N]; w, b: [k]; returns [N]."""
+    return dac_linear(x[:, None].expand(-1, len(w)), w[None], b[None])[:, 0]
+
+
+def dac_parameters(function: PiecewiseLinear) -> tuple[Tensor, Tensor]:
+    """w, b [k] with which the unit equals `function` right of its zero, where that lies left of all kinks."""
+    w = torch.cat([function.slopes[:1], function.slopes.diff()])
+    return w, -torch.cat([torch.tensor([function.zero], dtype=w.dtype), function.kinks])
+
+
+def standard_parameters(function: PiecewiseLinear) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """a, b, c [k] and d [1] with which the standard network equals `function` everywhere; two pieces or more.
+
+    Unit j opens to the right at kink j; the last one opens to the left at the first kink and gives the first slope.
+    """
+    first = function.kinks[:1]
+    a = torch.ones_like(function.slopes)
+    a[-1] = -1
+    b = torch.cat([-function.kinks, first])
+    c = torch.cat([function.slopes[1:2], function.slopes[1:].diff(), -function.slopes[:1]])
+    return a, b, c, function(first)
+
+
+def standard_network(x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """x: [N], returns [N]."""
+    return d + ((a * x[:, None] + b).relu() * c).sum(1)
+
+
+def random_piecewise_linear(k: int, generator: torch.Generator) -> PiecewiseLinear:
+    """Kinks in [0, k), slopes normal, the first piece's zero left of all kinks."""
+    kinks = torch.rand(k - 1, generator=generator, dtype=torch.float64).mul(k).sort().values
+    slopes = torch.randn(k, generator=generator, dtype=torch.float64)
+    return PiecewiseLinear(kinks=kinks, slopes=slopes, zero=-1.0)
+
+
+def interpolating_unit(values: Tensor) -> tuple[Tensor, Tensor]:
+    """w, b [n] of a DAC unit through `values` [n] at n even points of [0, 1], from 1 / (n - 1) left of it upwards."""
+    step = 1 / (len(values) - 1)
+    starts = torch.arange(-1, len(values) - 1, dtype=values.dtype) * step
+    slopes = torch.cat([values[:1], values.diff()]) / step
+    return torch.cat([slopes[:1], slopes.diff()]), -starts
+
+
+SEPARATED_POINTS = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]], dtype=torch.float64)
+"""Figure 7a: of three points on a line, the outer two are of one class, so no line separates the middle one."""
+
+
+def separating_unit(points: Tensor) -> Tensor:
+    """Figure 7a's unit: one bias takes the first point into the second quadrant, where ReLU flattens it."""
+    w = torch.tensor([[3.0, -1.0]], dtype=torch.float64)
+    b = torch.tensor([[-1.0, 1.0]], dtype=torch.float64)
+    return dac_linear(points, w, b)[:, 0]
+
+
+def square_by_dac(points: Tensor) -> Tensor:
+    """Figure 7b: g(f(x)) with w = 1, b_1 = 1, b_2 = 0 and g(y) = y_1 - 2 y_2 - 1.  points: [N, 2]; returns [N]."""
+    w = torch.ones(2, 2, dtype=torch.float64)
+    b = torch.tensor([[1.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
+    y = dac_linear(points, w, b)
+    return y[:, 0] - 2 * y[:, 1] - 1
+
+
+def square_by_three_units(points: Tensor) -> Tensor:
+    """-1 + φ(x_1 + x_2 + 2) - 2 φ(x_1) - 2 φ(x_2), three standard units: the same square.  [N, 2] -> [N].
+
+    Where x_1 + x_2 ≥ -2 it is 1 - |x_1| - |x_2|; elsewhere it is at most -1.
+    """
+    x_1, x_2 = points.unbind(1)
+    return -1 + (x_1 + x_2 + 2).relu() - 2 * x_1.relu() - 2 * x_2.relu()
+
+
+def endless_direction(weight: Tensor, scale: Tensor) -> Tensor:
+    """A direction in which c_0 + Σ_i c_i φ(w_i x + b_i) never falls from any point, for two units of two inputs.
+
+    Moving only the first unit's sum, by the sign of its c_1, can only raise c_1 φ(·).  So a function that is not
+    negative at a point is not negative on a whole ray.  weight: [2, 2], invertible; scale: c [2]; returns [2].
+    """
+    unit = torch.tensor([1.0, 0.0], dtype=weight.dtype)
+    return torch.linalg.solve(weight, unit * (1 if scale[0] >= 0 else -1))
+
+
+state = Statements(__file__)
 
 PIECES = range(2, 9)
 PRINTED_UNITS = 4
@@ -50,13 +158,7 @@ def reduction() -> Finding:
         "depthwise_difference": _largest(depthwise - F.conv2d(shared, w, padding=1, groups=3)),
         "one_unit_difference": _largest(one_unit - F.conv2d(shared, w.transpose(0, 1), padding=1)),
     }
-    return Finding(
-        claim="dac.depthwise",
-        holds=max(computed.values()) < EXACT,
-        computed=computed,
-        explanation="With one output for each input channel, or one output in all, every bias has an input channel of "
-        "its own, so a standard layer with shared biases gives the same numbers.",
-    )
+    return state("dac.depthwise", max(computed.values()) < EXACT, computed=computed)
 
 
 def remark_2_1() -> Finding:
@@ -64,37 +166,18 @@ def remark_2_1() -> Finding:
     shared, unshared = 0.5, 1.0
     composed = (unshared + (x + shared).relu()).relu()
     best = min(_largest(composed - (x + shift / 100).relu()) for shift in range(-400, 401))
-    joined = _joined_biases()
-    readings = (
-        Reading(
-            name="of one activation alone",
-            text='φ(b + φ(z + a)) "is equivalent to a pre-activation" φ(z + c) for some c: so for b ≤ 0, with c = a + '
-            f"b. For b = {unshared:g} no c comes nearer than {best:.2g}: the left side doesn't vanish for small z.",
-            holds=best < EXACT,
-        ),
-        Reading(
-            name="in its network",
-            text='The equivalence is "with modified coefficients", of which the next layer\'s biases are some: φ(b + '
-            "φ(z + a)) is φ(z + a + min(b, 0)) + max(b, 0), and the constants, times their weights, join those biases. "
-            f"Two layers of random weights and biases of both signs agree to {joined:.0e}.",
-            holds=joined < EXACT,
-        ),
-    )
-    return Finding(
-        claim="dac.prepost",
-        computed={"difference_of_two_layers": joined, "least_difference_of_one_activation_with_positive_bias": best},
-        explanation="φ(b + φ(z + a)) = φ(z + a + min(b, 0)) + max(b, 0). The constant is 0 for b ≤ 0, and else "
-        "joins the biases of the layer that follows.",
-        readings=readings,
-    )
-
-
-def _joined_biases() -> float:
-    """Largest difference between two DAC layers behind a post-activation and two without it, their biases modified."""
     z, a, w, b, next_w, next_b = _draw((50, 7), (7,), (5, 7), (5, 7), (3, 5), (3, 5))
     both = dac_linear(dac_linear((z + a).relu(), w, b), next_w, next_b)
     constants = (w * b.clamp(min=0)).sum(1)
-    return _largest(both - dac_linear(dac_linear(z, w, a + b.clamp(max=0)), next_w, next_b + constants))
+    joined = _largest(both - dac_linear(dac_linear(z, w, a + b.clamp(max=0)), next_w, next_b + constants))
+
+    return state(
+        "dac.prepost",
+        best < EXACT,
+        joined < EXACT,
+        computed={"difference_of_two_layers": joined, "least_difference_of_one_activation_with_positive_bias": best},
+        unshared=unshared,
+    )
 
 
 def backpropagation() -> Finding:
@@ -106,12 +189,7 @@ def backpropagation() -> Finding:
     mask, g = (pre > 0).double(), upstream[:, :, None]
     printed = ((w * mask * g).sum(1), (pre.relu() * g).sum(0), (w * mask * g).sum(0))
     difference = max(_largest(a - p) for a, p in zip(automatic, printed, strict=True))
-    return Finding(
-        claim="dac.eq7",
-        holds=difference < EXACT,
-        computed={"largest_difference": difference},
-        explanation="Equation 7 written out against automatic differentiation of the operator, in float64.",
-    )
+    return state("dac.eq7", difference < EXACT, computed={"largest_difference": difference})
 
 
 def approximation() -> Finding:
@@ -119,17 +197,13 @@ def approximation() -> Finding:
     target = (7 * x).cos()
     errors = {}
     for n in (8, 32, 128):
-        w, b = toys.interpolating_unit((7 * torch.linspace(0, 1, n, dtype=torch.float64)).cos())
-        errors[f"error_dac_n{n}"] = _largest(toys.dac_unit(x, w, b) - target)
+        w, b = interpolating_unit((7 * torch.linspace(0, 1, n, dtype=torch.float64)).cos())
+        errors[f"error_dac_n{n}"] = _largest(dac_unit(x, w, b) - target)
     falls = list(errors.values())
-    return Finding(
-        claim="dac.eq6",
-        # Four times the copies, a tenth of the error at most: the law n⁻² gives a sixteenth.
-        holds=all(10 * after < before for before, after in pairwise(falls)),
+    return state(
+        "dac.eq6",
+        all(10 * after < before for before, after in pairwise(falls)),
         computed=errors | {"least_error_of_a_standard_unit": -target.min().item()},
-        explanation="Largest error on [0, 1] for cos 7x: it falls as n⁻² with the copies of the input.  Left of all "
-        "kinks the unit is 0, so the functions are those on intervals bounded from the left; a standard unit is one "
-        "ReLU, never below 0.",
     )
 
 
@@ -156,53 +230,31 @@ def error_estimate() -> Finding:
         numbers[f"estimate_per_{name}_squared"] > numbers[f"variance_per_{name}_squared"] - EXACT
         for name in ("sigma", "tau")
     )
-    return Finding(
-        claim="dac.appB",
-        holds=exact and conservative,
-        computed=numbers,
-        explanation="The model's covariance gives σ²/5 + τ²/25 exactly; what appendix B puts in for the two terms is "
-        "on average as much of σ² and more of τ², so it is conservative as the text says.",
-    )
+    return state("dac.appB", exact and conservative, computed=numbers)
 
 
 def theorem_1() -> Finding:
     left = torch.tensor([-1000.0], dtype=torch.float64)
     generator, error, unit_left = _generator(), 0.0, 0.0
     for k in PIECES:
-        function = toys.random_piecewise_linear(k, generator)
-        w, b = toys.dac_parameters(function)
+        function = random_piecewise_linear(k, generator)
+        w, b = dac_parameters(function)
         right = torch.linspace(function.zero, k + 5, 500, dtype=torch.float64)
-        error = max(error, _largest(toys.dac_unit(right, w, b) - function(right)))
-        unit_left = max(unit_left, _largest(toys.dac_unit(left, w, b)))
+        error = max(error, _largest(dac_unit(right, w, b) - function(right)))
+        unit_left = max(unit_left, _largest(dac_unit(left, w, b)))
     nearest, with_one_more = _nearest_to_a_line(), _error_with_one_copy_more()
-    readings = (
-        Reading(
-            name="for every input",
-            text='"one-layer fully connected DAC-enhanced neural network" of k copies gives every function with k '
-            '"linear components" on the whole line. Left of all its kinks the unit is 0, and f(x) = x, k = 1, is not.',
-            holds=unit_left != 0,
-        ),
-        Reading(
-            name="for inputs of a bounded interval",
-            text='Section 6 speaks of "a universal approximator of a large class of functions", so take functions on '
-            "[0, 2] only, and approximations. One copy, w φ(b + x), has the sign of w everywhere, and f(x) = x - 1, k "
-            f"= 1, changes it: the best of a grid of w and b is {nearest:.2f} off. One copy more would do.",
-            holds=nearest < EXACT,
-        ),
-    )
-    return Finding(
-        claim="dac.thm.c1.1",
+
+    return state(
+        "dac.thm.c1.1",
+        unit_left != 0,
+        nearest < EXACT,
         computed={
-            "parameters_k8": float(2 * len(toys.dac_parameters(toys.random_piecewise_linear(8, _generator()))[0])),
+            "parameters_k8": float(2 * len(dac_parameters(random_piecewise_linear(8, _generator()))[0])),
             "error_right_of_the_zero": error,
             "unit_at_minus_1000": unit_left,
             "least_error_of_one_copy_for_a_line_with_a_zero_inside": nearest,
             "error_with_one_copy_more_on_a_bounded_interval": with_one_more,
         },
-        explanation="With 2k numbers the unit represents every function whose first piece has a zero, from that zero "
-        "on. Left of all its kinks it is 0, so the others of PLₖ, among them the line f(x) = x, are left out. On a "
-        "bounded interval k + 1 copies do, with 2k + 2 numbers: for k > 1 fewer than the 3k + 1 of standard units.",
-        readings=readings,
     )
 
 
@@ -218,12 +270,12 @@ def _error_with_one_copy_more() -> float:
     """Largest error on [-5, k + 5] of k + 1 copies, two of them with kinks left of it, for functions of PL_k."""
     generator, error = _generator(), 0.0
     for k in PIECES:
-        function = toys.random_piecewise_linear(k, generator)
+        function = random_piecewise_linear(k, generator)
         x = torch.linspace(-5, k + 5, 500, dtype=torch.float64)
         starts = torch.tensor([6.0, 7.0], dtype=torch.float64)
         line = torch.stack([function.slopes[0], -function.slopes[0] * function.zero])
         first = torch.linalg.solve(torch.stack([torch.ones_like(starts), starts]), line)
-        unit = toys.dac_unit(x, torch.cat([first, function.slopes.diff()]), torch.cat([starts, -function.kinks]))
+        unit = dac_unit(x, torch.cat([first, function.slopes.diff()]), torch.cat([starts, -function.kinks]))
         error = max(error, _largest(unit - function(x)))
     return error
 
@@ -235,34 +287,17 @@ def theorem_2() -> Finding:
     single = (w.sum(1, keepdim=True) * x + b).relu()
     difference, least = _largest(replicated - single), single.min().item()
     bend = _bend_of_the_best_line()
-    readings = (
-        Reading(
-            name="with the last activation",
-            text="The proof writes the layer as φ(wx + b). It is never negative, and PL_k has functions that are.",
-            holds=difference < EXACT and least >= 0,
-        ),
-        Reading(
-            name="without the last activation, two pieces or more",
-            text='Section 6: "one usually has to remove that last activation", as point 3 does. The layer is then '
-            f"wx + b, which has no kink: |x| stays {bend:.2g} away on [-1, 1].",
-            holds=difference < EXACT and bend > 0.1,
-        ),
-        Reading(
-            name="without the last activation, every k",
-            text='k is "a positive integer": for k = 1, PL_1 is the set of all lines, and wx + b is every line.',
-            holds=False,
-        ),
-    )
-    return Finding(
-        claim="dac.thm.c1.2",
+
+    return state(
+        "dac.thm.c1.2",
+        difference < EXACT and least >= 0,
+        difference < EXACT and bend > 0.1,
+        False,
         computed={
             "difference_by_replication": difference,
             "least_output": least,
             "least_error_of_a_line_for_abs_x": bend,
         },
-        explanation="Replicated inputs only add up to another weight. With its last activation, φ(wx + b) is never "
-        "negative; without it, wx + b has no kink, and represents PL_k for k = 1 alone.",
-        readings=readings,
     )
 
 
@@ -276,44 +311,24 @@ def _bend_of_the_best_line() -> float:
 def theorem_3() -> Finding:
     generator, error = _generator(), 0.0
     for k in PIECES:
-        function = toys.random_piecewise_linear(k, generator)
+        function = random_piecewise_linear(k, generator)
         x = torch.linspace(-5, k + 5, 500, dtype=torch.float64)
-        parameters = toys.standard_parameters(function)
-        error = max(error, _largest(toys.standard_network(x, *parameters) - function(x)))
+        parameters = standard_parameters(function)
+        error = max(error, _largest(standard_network(x, *parameters) - function(x)))
     one, line = torch.ones(1, dtype=torch.float64), torch.linspace(-5, 5, 101, dtype=torch.float64)
     a, none = torch.cat([one, -one]), torch.zeros(2, dtype=torch.float64)
-    two_units = _largest(toys.standard_network(line, a, none, a, torch.zeros(1, dtype=torch.float64)) - line)
-    readings = (
-        Reading(
-            name="without the last activation, two pieces or more",
-            text="k hidden units with 3k + 1 numbers represent random functions of 2 to 8 pieces everywhere. k - 1 "
-            "units give 2k - 1 kinks, changes of slope and constants, one less than the numbers of PL_k.",
-            holds=error < EXACT,
-        ),
-        Reading(
-            name="without the last activation, every k",
-            text='k is "a positive integer": for k = 1 a line takes one layer, wx + b, and 2 numbers; with two '
-            "layers it takes two units, 7 numbers, φ(x) - φ(-x) for x, since one is constant on one side. 3k + 1 is 4.",
-            holds=False,
-        ),
-        Reading(
-            name="with the last activation",
-            text="The proof of point 2 and section 6's two-layer network end with φ. Nothing below 0 comes out of it, "
-            "so no number of units represents PL_k.",
-            holds=False,
-        ),
-    )
-    return Finding(
-        claim="dac.thm.c1.3",
+    two_units = _largest(standard_network(line, a, none, a, torch.zeros(1, dtype=torch.float64)) - line)
+
+    return state(
+        "dac.thm.c1.3",
+        error < EXACT,
+        False,
+        False,
         computed={
             "parameters_k8": float(sum(p.numel() for p in parameters)),
             "largest_error": error,
             "error_of_two_units_for_a_line": two_units,
         },
-        explanation="Without the last activation and for two pieces or more, k units with 3k + 1 numbers represent "
-        "PL_k, and fewer don't. Point 2 is proved with that activation, with which this point is false; for k = 1, a "
-        "line, it is false as well.",
-        readings=readings,
     )
 
 
@@ -330,24 +345,12 @@ def remark_c2() -> Finding:
 
         changes = torch.autograd.functional.jacobian(values, (slopes, torch.zeros(1).double(), kinks))
         missing += 2 * k - int(torch.linalg.matrix_rank(torch.cat(changes, 1)))
-    return Finding(
-        claim="dac.thm.c2",
-        holds=missing == 0,
-        computed={"ways_missing_of_2k": float(missing)},
-        explanation="Random functions of 2 to 8 pieces change in 2k independent ways with their slopes and intercepts. "
-        "That DAC units need no more numbers is Theorem C.1 (1), and judged there.",
-    )
+    return state("dac.thm.c2", missing == 0, computed={"ways_missing_of_2k": float(missing)})
 
 
 def figure_7a() -> Finding:
-    first, middle, last = toys.separating_unit(toys.SEPARATED_POINTS).tolist()
-    return Finding(
-        claim="dac.fig7a",
-        holds=middle < min(first, last),
-        computed={"first": first, "middle": middle, "last": last},
-        explanation="Three points on a line, the outer two of one class: the unit gives both more than the middle "
-        "one.  An affine map gives the middle one the mean of the outer two, so no line separates them.",
-    )
+    first, middle, last = separating_unit(SEPARATED_POINTS).tolist()
+    return state("dac.fig7a", middle < min(first, last), computed={"first": first, "middle": middle, "last": last})
 
 
 def _grid() -> Tensor:
@@ -357,38 +360,22 @@ def _grid() -> Tensor:
 
 def figure_7b() -> Finding:
     grid = _grid()
-    norm, value = grid.abs().sum(1), toys.square_by_dac(grid)
+    norm, value = grid.abs().sum(1), square_by_dac(grid)
     zeros = grid[(norm > 1) & (value == 0)]
     on_rays = ((zeros.min(1).values <= -1) & (zeros.max(1).values == 0)).double().mean()
     inside, outside = _largest((value - (1 - norm))[norm <= 1]), value[norm > 1].max().item()
     is_as_printed_inside = inside < EXACT
-    readings = (
-        Reading(
-            name="at every point",
-            text='"is negative outside": on the rays (x₁ ≤ -1, x₂ = 0) and (x₁ = 0, x₂ ≤ -1) it is exactly 0, and so '
-            "isn't.",
-            holds=is_as_printed_inside and outside < 0,
-        ),
-        Reading(
-            name="as a separation",
-            text='The units "can separate the blue from the green points", by whether the value is positive: it is in '
-            "the open square and nowhere else. It is 0 on the square's edge and the two rays, which have no area, and "
-            "negative elsewhere outside.",
-            holds=is_as_printed_inside and bool(((value > 0) == (norm < 1)).all()) and on_rays.item() == 1,
-        ),
-    )
-    return Finding(
-        claim="dac.fig7b",
+
+    return state(
+        "dac.fig7b",
+        is_as_printed_inside and outside < 0,
+        is_as_printed_inside and bool(((value > 0) == (norm < 1)).all()) and on_rays.item() == 1,
         computed={
             "difference_inside": inside,
             "largest_outside": outside,
             "zeros_outside": float(len(zeros)),
             "share_of_them_on_two_rays": on_rays.item(),
         },
-        explanation="Inside the square it is 1 - |x₁| - |x₂| as printed, and {g(f(x)) > 0} is the open square, which "
-        "no standard layer of two units has.  Outside it is negative but on two rays, where it is 0; {g(f(x)) ≥ 0} has "
-        "them.",
-        readings=readings,
     )
 
 
@@ -405,64 +392,40 @@ def figure_7b_two_units() -> Finding:
         start = candidates[value(candidates).argmax()]
         if value(start) >= 0:
             nets += 1
-            ray = start + steps[:, None] * toys.endless_direction(weight, scale)
+            ray = start + steps[:, None] * endless_direction(weight, scale)
             kept += int((value(ray) >= -1e-9).all())
-    return Finding(
-        claim="dac.fig7b.standard",
-        holds=kept == nets,
+    return state(
+        "dac.fig7b.standard",
+        kept == nets,
         computed={"networks_with_a_point_in_the_set": float(nets), "of_them_with_a_ray_in_it": float(kept)},
-        explanation="Two units of two inputs can be moved one at a time (or not at all, when their weights are "
-        "parallel): moving the first by the sign of its outgoing weight never lowers the output, so no set {≥ 0} is "
-        "bounded.",
     )
 
 
 def figure_7b_units() -> Finding:
     grid = _grid()
-    norm, three = grid.abs().sum(1), toys.square_by_three_units(grid)
+    norm, three = grid.abs().sum(1), square_by_three_units(grid)
     inside, outside = _largest((three - (1 - norm))[norm <= 1]), three[norm > 1].max().item()
     three_do = inside < EXACT and outside < 0
-    lines = _lines_of_kinks()
-    readings = (
-        Reading(
-            name="of the separation",
-            text='"to achieve the same result" is to have the square where the value is positive. Three units do: -1 + '
-            "φ(x₁ + x₂ + 2) - 2φ(x₁) - 2φ(x₂) is 1 - |x₁| - |x₂| inside and negative outside.",
-            holds=not three_do,
-            ours=3.0,
-        ),
-        Reading(
-            name="of the function",
-            text='"the same result" is the same g(f(x)). It has kinks along '
-            f"{lines} lines, x₁ and x₂ = -1 and 0, and a standard unit has one along one line; its own terms, "
-            "φ(1 + x₁), φ(1 + x₂), φ(x₁), φ(x₂), are four such units.",
-            holds=lines == PRINTED_UNITS,
-            ours=float(lines),
-        ),
-    )
-    return Finding(
-        claim="dac.fig7b.units",
-        computed={
-            "units_that_separate": 3.0 if three_do else 4.0,
-            "lines_of_kinks": float(lines),
-            "difference_inside": inside,
-            "largest_outside": outside,
-        },
-        explanation="The printed function takes four standard units, one for each line of kinks; to separate the "
-        "square from its outside three are enough.",
-        ours=float(lines),
-        readings=readings,
-    )
-
-
-def _lines_of_kinks() -> int:
-    """The number of lines, of x₁, x₂ = -1, 0, on which the printed function bends, at a point where no other does."""
     step = torch.tensor([[-0.1], [0.0], [0.1]], dtype=torch.float64)
     bends = 0
     for coordinate in (0, 1):
         for kink in (-1.0, 0.0):
             points = torch.full((3, 2), 0.5, dtype=torch.float64)
             points[:, coordinate] = kink + step[:, 0]
-            before, at, after = toys.square_by_dac(points).tolist()
+            before, at, after = square_by_dac(points).tolist()
             bends += abs(before - 2 * at + after) > EXACT
-    return bends
+    lines = bends
+
+    return state(
+        "dac.fig7b.units",
+        (not three_do, 3.0),
+        (lines == PRINTED_UNITS, float(lines)),
+        computed={
+            "units_that_separate": 3.0 if three_do else 4.0,
+            "lines_of_kinks": float(lines),
+            "difference_inside": inside,
+            "largest_outside": outside,
+        },
+        ours=float(lines),
+        lines=lines,
+    )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.ops.fast import agreement, cpp, dropout
+from stages.ops.fast import cpp, dropout
 from stages.ops.fast.dropout import Dropout, with_fast_dropout
 from stages.papers.ninformer.mlp_mixer import MLPMixer
 
@@ -153,9 +153,9 @@ def test_in_place_stays_in_place(calls: list[str]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_another_generator_is_noticed(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     before = torch.default_generator.get_state()
-    monkeypatch.setattr(agreement, "_answers", {})
+    monkeypatch.setattr(cpp, "_answers", {})
     assert dropout._draws_alike(dtype)
-    monkeypatch.setattr(agreement, "_answers", {})
+    monkeypatch.setattr(cpp, "_answers", {})
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p: x * (torch.rand_like(x) >= p) / (1 - p))
     assert not dropout._draws_alike(dtype)
     assert torch.equal(torch.default_generator.get_state(), before)
