@@ -274,7 +274,7 @@ CACHED_ISF = cache(scipy.stats.studentized_range.isf)
 @contextmanager
 def statuses_only() -> Iterator[None]:
     """Leave out what no status depends on and most of the time goes to: forecasts, and sentences with intervals."""
-    with mock.patch.multiple(verdicts.uniform.Gains, chance_within=lambda *_: None):
+    with mock.patch.multiple(verdicts.grid_part.Gains, chance_within=lambda *_: None):
         patched: list[Any] = [
             mock.patch.object(scipy.stats.studentized_range, "sf", return_value=1.0),
             mock.patch.object(scipy.stats.studentized_range, "isf", CACHED_ISF),
@@ -449,12 +449,7 @@ def judge_ratio(
     pairs = Pairs(proposed=(str(claim.arm),), baseline=(str(claim.baseline_arm),), cells=({},), grid=({},))
     experiment = dataclasses.replace(params().experiments[str(claim.experiment)], seeds=tuple(range(world.planned)))
     group = ResultGroup(
-        experiment=experiment,
-        profile="paper",
-        conditions="",
-        evidence_level=EvidenceLevel.DECIDES,
-        share=1.0,
-        arms={},
+        experiment=experiment, profile="paper", conditions="", evidence_level=EvidenceLevel.DECIDES, share=1.0, arms={}
     )
     for n in looks(world):
         ours, theirs = (Drawn(arm[:n].tolist()) for arm in both)
@@ -517,12 +512,7 @@ def uniform(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     yield from judge_grid(world, rng, [0, 0, 0.1, 0.1], 0.1)
 
 
-@generator(
-    "Two levels are the margin apart",
-    {Status.REPRODUCED: WITHIN},
-    "noise ratio interaction part",
-    skew=0.1,
-)
+@generator("Two levels are the margin apart", {Status.REPRODUCED: WITHIN}, "noise ratio interaction part", skew=0.1)
 def two_apart(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     margin = 5.0 * world.ratio
     yield from judge_grid(world, rng, [0, margin / 2, margin / 2, margin], margin)
