@@ -21,6 +21,7 @@ from service.pages.wording import name_claim, print_value
 from service.settings import Settings
 from stages.recording import record
 from stages.results import Claim, JudgedClaim, VerdictRow
+from tests.project import REPOSITORY
 from tests.service.conftest import png, reading, serving
 from tests.service.results_factory import PAPER_ACCURACY, add_results, make_root
 
