@@ -12,15 +12,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator
 
 from service.database.comparing import COSTS, Cost
-from service.database.curves import (
-    Curve,
-    CurvePointOut,
-    ObservedPointOut,
-    name_curve,
-    name_quantity,
-    points_of,
-    unit_of_curve,
-)
+from service.database.curves import Curve, ObservedPointOut, name_curve, name_quantity, points_of, unit_of_curve
+from service.database.schemas import CurvePointOut
 from service.pages.concluding import Trend
 from service.pages.formats import (
     as_cost,

@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
-from service.database.curves import SIDES, Curve, CurvePointOut, name_curve, unit_of_curve
+from service.database.curves import SIDES, Curve, name_curve, unit_of_curve
+from service.database.schemas import CurvePointOut
 from service.pages.charts import draw_overlay
 from service.pages.plots import Drawing, Ink
 

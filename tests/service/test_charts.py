@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from service.database.curves import CurvePointOut
+from service.database.schemas import CurvePointOut
 from service.pages import formats, wording
 from service.pages.charts import draw_arms, draw_overlay, mark_pairs
 from service.pages.dots import WIDTH, draw_claim, draw_lines, draw_strip, share_of

@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from service.database.curves import CurvePointOut
+from service.database.schemas import CurvePointOut
 from service.pages.drawing import draw_curves
 from stages.datasets.image_readers import CIFAR100
 from stages.results import unpack_confusion, unpack_correct
