@@ -19,8 +19,9 @@ import torch
 
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.datasets.packed import PackedInfo, read_info
+from stages.evaluation.cost import Latency, Stopwatch
 from stages.evaluation.flops import FlopCounts, Kept, digest_of
-from stages.evaluation.scores import Latency, Observer, Stopwatch, cut_info, cut_rows, score
+from stages.evaluation.scores import Observer, cut_info, cut_rows, score
 from stages.params.experiment import LatencySpec, ProfileParams
 from stages.run import ModelSpec, RunSpec
 from stages.runs.consistency import find_contradictions

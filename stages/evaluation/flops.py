@@ -45,7 +45,7 @@ class FlopCounts:
         if key not in self.known:
             import torch  # only here: a plan whose models have all been counted needs no torch
 
-            from stages.evaluation.scores import flops_per_sample
+            from stages.evaluation.cost import flops_per_sample
             from stages.papers import build_model
 
             with torch.device("meta"):  # shapes without numbers: a model of any size is built at once

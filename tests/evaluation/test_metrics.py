@@ -20,18 +20,20 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stages.device import device_name
 from stages.evaluate import main
-from stages.evaluation import scores
+from stages.evaluation import cost
+from stages.evaluation.cost import (
+    Stopwatch,
+    count_parameters,
+    flops_per_sample,
+)
 from stages.evaluation.flops import Kept
 from stages.evaluation.scores import (
     CALIBRATION_BINS,
-    Stopwatch,
     accuracy,
     confusion_matrix,
     correctness,
-    count_parameters,
     cross_entropy,
     expected_calibration_error,
-    flops_per_sample,
 )
 from stages.papers.ninformer import ViT
 from stages.params.experiment import load_params
@@ -186,7 +188,7 @@ class Clocked(nn.Module):
 
 def test_latency_is_the_median_per_sample_without_the_warmup_of_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Clocked([9.0, 9.0, 0.25, 3.0, 9.0, 9.0, 0.5, 0.75])
-    monkeypatch.setattr(scores, "time", model)
+    monkeypatch.setattr(cost, "time", model)
     watch = Stopwatch((1, 2, 2), batch_size=10, warmup=2, repeats=4)
     assert watch.rounds == 2
     watch.time("a", model)
@@ -256,7 +258,7 @@ def test_the_stage_writes_what_was_measured_ahead_to_the_byte(monkeypatch: pytes
     assert main([EXPERIMENT, "--ahead"]) == 0
     assert not Path("data/results").exists()
     monkeypatch.setattr("stages.evaluation.experiment.score", None)  # it would fail
-    monkeypatch.setattr("stages.evaluation.scores.Stopwatch.time", None)
+    monkeypatch.setattr("stages.evaluation.cost.Stopwatch.time", None)
     assert main([EXPERIMENT]) == 0
     assert RESULTS.read_bytes() == alone
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from stages.checkpoint.contract import CheckpointError
 from stages.checkpoint.predictor import load_predictor
+from stages.evaluation.cost import flops_per_sample
 from stages.evaluation.flops import FlopCounts
-from stages.evaluation.scores import flops_per_sample, score
+from stages.evaluation.scores import score
 from stages.papers.dac.mlp import MLP
 from stages.papers.nmn import GPT2
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec

@@ -1,6 +1,6 @@
 """Findings on the paper's claims that need no training: less compute, O(n), the printed times, a printed gain.
 
-FLOPs are counted from the shapes of section 4, 2 x multiply-accumulates as in `stages.evaluation.scores`: N tokens, D
+FLOPs are counted from the shapes of section 4, 2 x multiply-accumulates as in `stages.evaluation.cost`: N tokens, D
 token dimension, L blocks, M the hidden width of every MLP and CONV.
 """
 

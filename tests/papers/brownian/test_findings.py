@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.evaluation.scores import count_parameters, flops_per_sample
+from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.optim.capture import select_layers
 from stages.optim.preconditioned import ATTENTION_LAYERS
 from stages.papers.brownian import ViT

@@ -10,7 +10,7 @@ import torch
 import yaml
 from torch import nn
 
-from stages.evaluation.scores import count_parameters, flops_per_sample
+from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.papers.finding import Finding
 from stages.papers.hyperbf import HyperBF, HyperBFAsWritten, ViT
 from stages.papers.hyperbf import findings as module

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from stages.evaluation.scores import count_parameters, flops_per_sample
+from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.papers.finding import Finding
 from stages.papers.ninformer import findings as module
 from stages.papers.ninformer.findings import (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stages.evaluation.scores import count_parameters, flops_per_sample
+from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.papers.finding import Finding
 from stages.papers.nmn import (
     AetherGPT,

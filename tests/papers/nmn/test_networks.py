@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stages.evaluation.scores import count_parameters
+from stages.evaluation.cost import count_parameters
 from stages.ops.yat import guide_scale, yat_linear_reference
 from stages.ops.yat_attention import yat_attention_reference
 from stages.ops.yat_conv import yat_conv2d_reference
