@@ -56,8 +56,8 @@ from stages.verdicts import (
     not_tested,
     tally_tests,
 )
+from stages.verdicts.families import usual_range
 from stages.verdicts.intervals import looks_of_plan
-from stages.verdicts.noise import usual_range
 from tests.claims.lines import claims, params
 from tests.verdicts.simulation import RULES, above
 
