@@ -17,13 +17,25 @@ from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import Query
 from fastapi.routing import APIRoute
 from python_multipart.multipart import parse_options_header
+from starlette import formparsers
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from service.http.errors import Problem, declared
 
-MAX_LINES = 1000
+MAX_LINES, MAX_OPTIONS = 1000, 64
+
+
+def _read_options(value: str | bytes | None) -> tuple[bytes, dict[bytes, bytes]]:
+    """A form's or a part's header, whose value the parser reads up to each semicolon again."""
+    text = value.decode("latin-1") if isinstance(value, bytes) else value or ""
+    if text.count(";") > MAX_OPTIONS:
+        raise HTTPException(400, f"a header of the form has more than {MAX_OPTIONS} semicolons")
+    return parse_options_header(text)
+
+
+formparsers.parse_options_header = _read_options  # type: ignore[attr-defined]
 
 
 class StrictRoute(APIRoute):
@@ -59,7 +71,7 @@ class FormRoute(StrictRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Names and values are read as UTF-8, whatever charset a form names: some make text that nothing can write."""
-        kind, parameters = parse_options_header(Headers(scope=scope).get("content-type", ""))
+        kind, parameters = _read_options(Headers(scope=scope).get("content-type", ""))
         if kind == b"multipart/form-data" and (boundary := parameters.get(b"boundary")):
             others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
             quoted = boundary.replace(b"\\", b"\\\\").replace(b'"', b'\\"')

@@ -168,6 +168,11 @@ def forms() -> Iterator[Form]:
     yield Form("50 files", GOOD * 50 + END, 413, words="Too many files")
     yield Form("5 files", GOOD * 5 + END, 413, words="5 images; one request takes at most 4")
     yield Form("a giant part header", part('name="file"; filename="a"', png(), "X: " + "y" * 100_000) + END, 400)
+    options = ";" * 4000
+    yield Form(
+        "thousands of a part's options", part(f'name="file"; filename="{options}"', png()) + END, 400, words="64"
+    )
+    yield Form("thousands of options", GOOD + END, 400, f'multipart/form-data; boundary="{options}', words="semicolons")
     yield Form("thousands of part headers", part('name="file"; filename="a"', png(), *["X: y"] * 9000) + END, 400)
     for kind in (
         "application/json",
