@@ -7,8 +7,6 @@ that differs: the run key is the same, the weights are equal except for rounding
 The ranks are started, followed and ended as one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math
