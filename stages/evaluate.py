@@ -88,16 +88,6 @@ def _code_of(model: ModelSpec) -> Mapping[str, str]:
     return code_digests(("stages.evaluation.experiment", module, *looks), ())
 
 
-def _say_faults(name: str, faults: Mapping[str, str]) -> None:
-    """Print one line per fault, with the runs that have it."""
-    labels: dict[str, list[str]] = {}
-    for label, words in faults.items():
-        labels.setdefault(words, []).append(label)
-    for words, runs in labels.items():
-        more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-        print(f"evaluate@{name}: {', '.join(runs[:3])}{more}: {words}", file=sys.stderr)
-
-
 @in_one_line("evaluate")
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -116,7 +106,12 @@ def main(arguments: list[str] | None = None) -> int:
     except (ParamsError, EvaluationError, CheckpointError, ValueError) as error:
         print(f"evaluate@{name}: {error}", file=sys.stderr)
         return 1
-    _say_faults(name, found.faults)
+    labels: dict[str, list[str]] = {}
+    for label, words in found.faults.items():
+        labels.setdefault(words, []).append(label)
+    for words, runs in labels.items():
+        more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+        print(f"evaluate@{name}: {', '.join(runs[:3])}{more}: {words}", file=sys.stderr)
     if options.ahead:
         return INCOMPLETE if found.faults else 0
     if refuse_changed(f"evaluate@{name}") or not found.results:

@@ -15,7 +15,6 @@ from stages.params.experiment import load_params
 from stages.recording import RecordError, record
 from stages.recording.sources import find_results
 from stages.run import canonical_json
-from stages.runs.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
 from stages.runs.curves import Curves, EpochRow, as_curves, given_columns
 from stages.runs.equivalence import read_equivalences
 from stages.runs.evidence import (
@@ -23,6 +22,9 @@ from stages.runs.evidence import (
     EvidenceLine,
     ResultLine,
     evidence_files,
+    find_contradictions,
+    find_cost_contradictions,
+    find_release_contradictions,
     pack_correct,
     read_lines,
     seal,

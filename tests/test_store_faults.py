@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from stages.faults import describe_fault
-from stages.runs.object_store import Bucket, ObjectStore, StoreFault
-from stages.runs.store import RunStore, Store
+from stages.runs.store import Bucket, ObjectStore, RunStore, Store, StoreFault
 from stages.scheduling.engine.leases import Leases, process_identity
 from tests.hardship import obey_modes, write_little
 from tests.preloaded import python
@@ -121,7 +120,7 @@ def test_a_folder_that_takes_nothing_holds_nothing_and_takes_it_later(
 
 READ = """
 from pathlib import Path
-from stages.runs.object_store import ObjectStore
+from stages.runs.store import ObjectStore
 from tests.test_store_faults import KEY
 store = ObjectStore(URL, Path("here"))
 try:

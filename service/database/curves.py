@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from service.database import queries
 from service.database.comparing import Question
 from stages.results import (
-    Arm,
+    ArmRow,
     Epoch,
     ExperimentComparison,
     JudgedClaim,
@@ -302,7 +302,7 @@ def points_of(result: Result, quantity: str) -> list[ObservedPoint]:
     ]
 
 
-def list_behind(session: Session, record: JudgedClaim, arms: Iterable[Arm], compare: Answer) -> list[ObservedPoint]:
+def list_behind(session: Session, record: JudgedClaim, arms: Iterable[ArmRow], compare: Answer) -> list[ObservedPoint]:
     """Points behind a claim's metric, for those of `arms` that it is about, in its experiments on real data."""
     claim, own = record.claim, list(arms)
     quantities = BEHIND.get(claim.metric, (claim.metric,))

@@ -24,10 +24,18 @@ from stages.evaluation.flops import FlopCounts, Kept, digest_of
 from stages.evaluation.scores import Observer, cut_info, cut_rows, score
 from stages.params.experiment import LatencySpec, Profile
 from stages.run import ModelSpec, RunSpec
-from stages.runs.consistency import find_contradictions
 from stages.runs.curves import EpochRow
 from stages.runs.equivalence import read_equivalences
-from stages.runs.evidence import CostLine, DataUsed, Divergence, Layers, Measurement, Moment, ResultLine
+from stages.runs.evidence import (
+    CostLine,
+    DataUsed,
+    Divergence,
+    Layers,
+    Measurement,
+    Moment,
+    ResultLine,
+    find_contradictions,
+)
 from stages.runs.fingerprint import changed_modules, code_today, unlike_loaded
 from stages.runs.store import ListedRun, RunList, find_fault, outcome_digest, read_run_list
 from stages.training.environment import describe_environment

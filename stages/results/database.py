@@ -92,9 +92,6 @@ def open_results(database: str, *, connections: int = 8) -> Sessions:
 
     Every SQLite session reopens the file: the next session sees a database that `record` swaps in, while a session in
     progress finishes on the old file.
-
-    Raises:
-        ResultsUnavailable: on the first use of a session, not here.
     """
     url = make_url(database_url(database))
     if url.get_backend_name() == "sqlite":
@@ -208,9 +205,6 @@ def create_results(url: str, fill: Callable[[Session], None]) -> None:
     """Build the database at `url` from nothing and `fill` it in one transaction: all of it or the previous state.
 
     PostgreSQL gets the tables in a schema of their own, which are swapped in at the end, so readers don't wait.
-
-    Raises:
-        ResultsUnavailable: the database can't be written.
     """
     engine = create_engine(url, json_serializer=lambda value: json.dumps(value, sort_keys=True))
     if engine.dialect.name == "sqlite":  # references are checked only when asked for

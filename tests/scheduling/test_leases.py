@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from stages.runs.object_store import ObjectStore, StoreFault
-from stages.runs.store import RunStore, Store
+from stages.runs.store import ObjectStore, RunStore, Store, StoreFault
 from stages.scheduling.engine import leases as leases_module
 from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost, Leases, process_identity
 from tests.polling import wait_until

@@ -10,8 +10,7 @@ import yaml
 
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import load_params
-from stages.runs.object_store import ObjectStore
-from stages.runs.store import RunStore
+from stages.runs.store import ObjectStore, RunStore
 from stages.scheduling.engine.leases import Leases, describe_failure, is_out_of_memory
 from stages.scheduling.planning import longest_first
 from stages.scheduling.runner import line_up

@@ -16,8 +16,7 @@ from stages.runs.store import RunStore
 from stages.scheduling.engine import ray_engine
 from stages.scheduling.engine.groups import EngineError, Event, Group
 from stages.scheduling.engine.leases import Leases
-from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node, Share
-from stages.scheduling.engine.ray_engine import Patience
+from stages.scheduling.engine.ray_engine import SHORT_OF_MEMORY, Node, Patience, Share
 
 NODE = Node(cpus=2, gpus=1, memory=10**10)
 

@@ -13,7 +13,7 @@ from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import FolderScratch, RunStore
 from stages.scheduling.engine.groups import Event, Group
 from stages.scheduling.engine.leases import EXPIRY_SECONDS, Leases, process_identity
-from stages.scheduling.journal import PREFIX, Journal, Row, Watched, left_to_train, read_sessions, watch
+from stages.scheduling.journal import PREFIX, Journal, ProgressRow, Watched, left_to_train, read_sessions, watch
 from tests.polling import wait_until
 from tests.project import EXPERIMENT, make_project, start_training, train
 
@@ -49,7 +49,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return told
 
 
-def only_row(watched: Watched) -> Row:
+def only_row(watched: Watched) -> ProgressRow:
     (row,) = watched.rows
     return row
 
