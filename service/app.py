@@ -19,6 +19,7 @@ from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.openapi.utils import get_openapi
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
+from markupsafe import Markup
 from sqlalchemy.exc import DBAPIError
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES
@@ -29,7 +30,7 @@ from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional, dated
 from service.examples import load_examples
 from service.http.access import AccessPolicy, KeyFile
-from service.http.caching import NotModified, edition_of
+from service.http.caching import SHEET, NotModified, edition_of
 from service.http.counts import RequestCounter
 from service.http.downloads import Exports
 from service.http.errors import ProblemOut, declared, install_error_handlers
@@ -141,7 +142,7 @@ def _app_state(settings: Settings) -> AppState:
     wording.install(templates.env)
     files = repository.files_below(settings.root)
     repository.install(templates.env, settings.repository, settings.contact, files)
-    templates.env.globals["version"] = _version()
+    templates.env.globals |= {"version": _version(), "sheet": Markup(SHEET)}
     return AppState(
         settings=settings,
         reading=reading,

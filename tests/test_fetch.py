@@ -42,6 +42,9 @@ def test_stand_in_profile_asks_nobody(
         "files": [],
         "inexact_test_rows": [],
     }
+    assert preprocess.main(["tiny"]) == 0
+    assert read_info(tmp_path / "data/processed/tiny").provenance == "embedded"
+    assert len(read_images(tmp_path / "data/processed/tiny", "test")) == 16
 
 
 def test_real_profile_brings_the_files_to_the_home_folder(
@@ -120,14 +123,6 @@ def test_fetched_files_become_the_packed_set(tmp_path: Path, capsys: pytest.Capt
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("preprocess: tiny: full, 50 training and 200 test images, digest ")
     assert read_info(tmp_path / "data/processed/tiny").provenance == "full"
-
-
-def test_stand_in_is_composed_where_fetch_said_so(tmp_path: Path) -> None:
-    write_params(tmp_path, "smoke", tiny=tiny_mnist().source)
-    assert fetch.main(["tiny"]) == 0
-    assert preprocess.main(["tiny"]) == 0
-    assert read_info(tmp_path / "data/processed/tiny").provenance == "embedded"
-    assert len(read_images(tmp_path / "data/processed/tiny", "test")) == 16
 
 
 def test_fault_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ TITLES: dict[Column, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ComparedModel:
     """A model with our number and its comparison; `is_timed`: timed under the selected conditions."""
 
     comparison: ExperimentComparison
@@ -152,24 +152,29 @@ class Entry:
         return self.arm.ours.value if self.arm.ours else None
 
 
-def list_entries(comparisons: Sequence[ExperimentComparison]) -> list[Entry]:
+def list_entries(comparisons: Sequence[ExperimentComparison]) -> list[ComparedModel]:
     """Return the models with a result."""
-    return [Entry(comparison=comparison, arm=arm) for comparison in comparisons for arm in comparison.arms if arm.ours]
+    return [
+        ComparedModel(comparison=comparison, arm=arm)
+        for comparison in comparisons
+        for arm in comparison.arms
+        if arm.ours
+    ]
 
 
-def sizes(entries: Sequence[Entry]) -> list[int]:
+def sizes(entries: Sequence[ComparedModel]) -> list[int]:
     """Return the powers of ten that divide the models by parameters, with some on each side."""
     found = [size for entry in entries if (size := entry.arm.cost.parameters)]
     powers = [10**power for power in range(3, 12)]
     return [most for most in powers if found and min(found) <= most < max(found)]
 
 
-def no_larger(entries: Sequence[Entry], most: int | None) -> list[Entry]:
+def no_larger(entries: Sequence[ComparedModel], most: int | None) -> list[ComparedModel]:
     """Return the models with at most this many parameters; models of unknown size are left out."""
     return [entry for entry in entries if most is None or (entry.arm.cost.parameters or math.inf) <= most]
 
 
-def rank(entries: Sequence[Entry], *, by: Column, is_reversed: bool = False) -> list[Entry]:
+def rank(entries: Sequence[ComparedModel], *, by: Column, is_reversed: bool = False) -> list[ComparedModel]:
     """Sort the best or the cheapest first; models without that number come last."""
     known = [entry for entry in entries if entry.value(by) is not None]
     is_falling = by == "result" and bool(known) and known[0].comparison.metric.better == "higher"
@@ -177,6 +182,6 @@ def rank(entries: Sequence[Entry], *, by: Column, is_reversed: bool = False) -> 
     return known + [entry for entry in entries if entry.value(by) is None]
 
 
-def has(entries: Sequence[Entry], column: Column) -> bool:
+def has(entries: Sequence[ComparedModel], column: Column) -> bool:
     """Return True if any model has a number in this column, so that no column is empty."""
     return any(entry.value(column) is not None for entry in entries)

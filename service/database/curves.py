@@ -101,7 +101,7 @@ Answer = Callable[[Question], list[ExperimentComparison]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class ComparedLine:
     """A model, by `<experiment>.<arm>`, or a run, by the beginning of its key; `name` is that.
 
     `curves` were measured; placeholders have none here.
@@ -119,7 +119,7 @@ class Line:
     points: Callable[[Curve], list[CurvePoint]]
 
 
-def find_line(session: Session, name: str, compare: Answer) -> Line:
+def find_line(session: Session, name: str, compare: Answer) -> ComparedLine:
     """The line of this name.
 
     Raises:
@@ -129,7 +129,7 @@ def find_line(session: Session, name: str, compare: Answer) -> Line:
     return _of_model(session, name, compare) if "." in name else _of_run(session, name)
 
 
-def _of_model(session: Session, name: str, compare: Answer) -> Line:
+def _of_model(session: Session, name: str, compare: Answer) -> ComparedLine:
     experiment, _, arm = name.partition(".")
     found = queries.find_experiment(session, experiment[:80])
     asked = next((item for item in found.arms if item.name == arm), None)
@@ -137,7 +137,7 @@ def _of_model(session: Session, name: str, compare: Answer) -> Line:
         raise UnknownArm(arm[:80], [item.name for item in found.arms])
     comparison = next(item for item in compare(Question(dataset=found.dataset)) if item.experiment == found.name)
     is_drawn = comparison.is_real and any(item.arm == arm and item.run_keys for item in comparison.arms)
-    return Line(
+    return ComparedLine(
         name=name,
         title=f"{asked.title} ({found.name})",
         model=asked.title,
@@ -162,12 +162,12 @@ def curves_of_run(run: Result) -> dict[Curve, list[CurvePoint]]:
     return {curve: found[curve] for curve in CURVES if curve in found}
 
 
-def _of_run(session: Session, start: str) -> Line:
+def _of_run(session: Session, start: str) -> ComparedLine:
     run = queries.find_run(session, start)[0]
     experiment = queries.find_experiment(session, run.experiment)
     title = next(arm.title for arm in experiment.arms if arm.name == run.arm)
     curves = curves_of_run(run) if run.provenance != "embedded" else {}
-    return Line(
+    return ComparedLine(
         name=start,
         model=title,
         title=f"{title}, run {run.run_key[: queries.FEWEST_DIGITS]} ({experiment.name})",
@@ -181,13 +181,13 @@ def _of_run(session: Session, start: str) -> Line:
     )
 
 
-def curves_of(lines: Sequence[Line]) -> list[Curve]:
+def curves_of(lines: Sequence[ComparedLine]) -> list[Curve]:
     """The curves that any of the lines has: those of the most lines first, else in the order of `CURVES`."""
     counts = Counter(curve for line in lines for curve in line.curves)
     return sorted(counts, key=lambda curve: (-counts[curve], CURVES.index(curve)))
 
 
-def drawn_together(lines: Sequence[Line], curve: Curve) -> list[Line]:
+def drawn_together(lines: Sequence[ComparedLine], curve: Curve) -> list[ComparedLine]:
     """The lines that have this curve, in the first one's quantity: nats share no axis with a squared error."""
     have = [line for line in lines if curve in line.curves]
     return [line for line in have if name_curve(curve, line.kind) == name_curve(curve, have[0].kind)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from service.database.comparing import Entry, Question
+from service.database.comparing import ComparedModel, Question
 from service.pages.formats import duration, exact, listed, percent, value_in
 from stages.results import (
     METRICS,
@@ -60,9 +60,9 @@ APART = 1.5
 """Ratio of two times of one network above which a page mentions it."""
 
 
-def tell_twins(entries: Sequence[Entry]) -> list[str]:
+def tell_twins(entries: Sequence[ComparedModel]) -> list[str]:
     """Return a sentence for each network whose models in one experiment have very different times."""
-    networks = defaultdict[tuple[object, ...], list[Entry]](list)
+    networks = defaultdict[tuple[object, ...], list[ComparedModel]](list)
     for entry in entries:
         cost = entry.arm.cost
         if cost.latency_seconds_per_sample is not None:
@@ -75,7 +75,7 @@ def threads(count: int | None) -> str:
     return "" if count is None else f"{count} thread{'s' if count != 1 else ''}"
 
 
-def stopwatch_of(entry: Entry) -> str:
+def stopwatch_of(entry: ComparedModel) -> str:
     """Describe the conditions of a time, as "AMD EPYC, 2 threads, batches of 128, float32"; "" if not timed."""
     cost = entry.arm.cost
     if cost.latency_seconds_per_sample is None:
@@ -84,14 +84,14 @@ def stopwatch_of(entry: Entry) -> str:
     return ", ".join([*filter(None, conditions), precision_of(entry.comparison) or "printed precision"])
 
 
-def choose_stopwatch(entries: Iterable[Entry], asked: str) -> tuple[str, list[str]]:
+def choose_stopwatch(entries: Iterable[ComparedModel], asked: str) -> tuple[str, list[str]]:
     """Return the requested timing conditions, else the most frequent ones, and all known conditions."""
     counts = Counter(filter(None, map(stopwatch_of, entries)))
     known = [name for name, _ in counts.most_common()]
     return asked if asked in counts else next(iter(known), ""), known
 
 
-def _tell(twins: Sequence[Entry]) -> str:
+def _tell(twins: Sequence[ComparedModel]) -> str:
     costs = [entry.arm.cost for entry in twins]
     times = [cost.latency_seconds_per_sample or 0.0 for cost in costs]
     if max(times) < APART * min(times):

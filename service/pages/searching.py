@@ -3,7 +3,7 @@
 SQLite's FTS5 with a Porter stemmer finds words in their forms, in memory, so that it works for every results database.
 Names count as one word however they are spelled (`Local-ViT`, `local vit`), and `spellings.csv` has what papers call
 one thing: each line's term and its spellings.  A claim's score is the sum over the asked words of their rarity times
-the weight of the column that has them.
+the weight of the column that has them.  A trigram index finds the known word that is spelled like an unknown one.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ OF_BOTH = 4.0
 """What a claim gains that has two of the asked models."""
 NEARLY = 12
 """Claims that are shown where none has every word."""
+ALIKE = 30
+"""Words with most of a word's trigrams that may be meant by it."""
 LONGEST = 4  # words of one name
 SPELLINGS = Path(__file__).parent / "spellings.csv"
 
@@ -112,7 +114,9 @@ class ClaimIndex:
             f"CREATE VIRTUAL TABLE claims USING fts5(id UNINDEXED, {columns}, tokenize='porter unicode61')"
         )
         rows = [(row.claim.id, *self._columns(row, names[row.claim.id], arms, datasets)) for row in judged]
-        self._vocabulary = {word for row in rows for text in row[1:] for word in text.split()}
+        self._index.execute("CREATE VIRTUAL TABLE words USING fts5(word, tokenize='trigram')")
+        known = sorted({word for row in rows for text in row[1:] for word in text.split()})
+        self._index.executemany("INSERT INTO words VALUES (?)", ((f"_{word}_",) for word in known))
         self._many = len(rows)
         self._index.executemany("INSERT INTO claims VALUES (?, ?, ?, ?, ?)", rows)
 
@@ -143,10 +147,12 @@ class ClaimIndex:
         words = list(dict.fromkeys(self._words(asked)))
         words = [word for word in words if word not in self._stopped] or words
         scores, matches, of_models = defaultdict[str, float](float), Counter[str](), Counter[str]()
-        unknown = []
+        unknown, near = list[str](), list[str]()
         for word in words:
             if not (found := self._weigh(word)):
                 unknown.append(word)
+                near += (like := self._like(word))
+                found = self._weigh(like[0]) if like else {}
             rarity = math.log1p(self._many / (1 + len(found)))
             instead = {claim: weight / 2 for claim, weight in self._weigh("against").items()} if word == "beat" else {}
             for claim, weight in {**instead, **found}.items():
@@ -159,13 +165,23 @@ class ClaimIndex:
         most = max((matches[row.claim.id] for row in here), default=0)
         ranked = sorted(here, key=lambda row: -scores[row.claim.id])
         best = [row for row in ranked if matches[row.claim.id] == most]
-        is_whole = most == len(words)
+        is_whole = most == len(words) and not unknown
         return Found(
             claims=best if is_whole else best[:NEARLY],
             is_whole=is_whole,
-            near=_like(unknown, self._vocabulary),
+            near=list(dict.fromkeys(near)),
             papers=[name for name, title in self._papers.items() if set(unknown) & title],
         )
+
+    def _like(self, word: str) -> list[str]:
+        """Known words that are spelled like one that no claim has, the most similar first; none of a title's word."""
+        if word[0].isdigit() or any(word in title for title in self._papers.values()):
+            return []
+        parts = " OR ".join(f'"{part}"' for part in (f"_{word}_"[at : at + 3] for at in range(len(word))))
+        query = "SELECT trim(word, '_') FROM words WHERE word MATCH ? ORDER BY rank LIMIT ?"
+        with self._lock:
+            alike = [row for (row,) in self._index.execute(query, (parts, ALIKE))]
+        return difflib.get_close_matches(word, alike, n=3, cutoff=0.7)
 
     def _weigh(self, word: str) -> dict[str, float]:
         """The weight of the best column of every claim that has the word, in any of its forms."""
@@ -180,10 +196,3 @@ class ClaimIndex:
 
 def _arms(row: JudgedClaim) -> tuple[str | None, str | None]:
     return row.claim.arm, row.claim.baseline_arm
-
-
-def _like(unknown: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Known words that are spelled like an unknown one."""
-    words = sorted(word for word in known if len(word) > 2)
-    found = (close for word in unknown for close in difflib.get_close_matches(word, words, n=3, cutoff=0.7))
-    return list(dict.fromkeys(found))

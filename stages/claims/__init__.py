@@ -3,7 +3,7 @@
 `stages.verdicts` has the statistics; this package finds the evidence and the test for each claim.
 """
 
-from stages.claims.deviations import Deviation, PaperDeviations, read_deviations, touched
+from stages.claims.deviations import PaperDeviations, RecordedDeviation, read_deviations, touched
 from stages.claims.history import Change, read_history
 from stages.claims.judging import Table, judge_claims
 from stages.claims.kinds.counts import param_values

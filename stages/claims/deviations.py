@@ -19,7 +19,7 @@ from stages.runs.fingerprint import source_path
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deviation:
+class RecordedDeviation:
     """One deviation.  `claims` are patterns of the claim ids it touches; the rest are sentences for a reviewer.
 
     `paper` is what the paper says, `code` what its authors' public code does, `ours` what we do, `why` the reason.
@@ -42,7 +42,7 @@ class Deviation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class MainQuestion:
     """The question that a reader comes with; the claims whose ids match a pattern of `claims` answer it."""
 
     __pydantic_config__: ClassVar = STRICT
@@ -62,12 +62,12 @@ class PaperDeviations:
     __pydantic_config__: ClassVar = STRICT
     paper: str
     called: str | None = None
-    question: Question | None = None
+    question: MainQuestion | None = None
     device: str | None = None
     repository: str | None = None
     before_use: tuple[str, ...] = ()
     argument: tuple[str, ...] = ()
-    deviations: Mapping[str, Deviation]
+    deviations: Mapping[str, RecordedDeviation]
 
 
 def read_deviations(papers: Collection[str]) -> list[PaperDeviations]:
@@ -85,6 +85,6 @@ def read_deviations(papers: Collection[str]) -> list[PaperDeviations]:
     return found
 
 
-def touched(deviation: Deviation, claims: Sequence[ClaimLine]) -> list[str]:
+def touched(deviation: RecordedDeviation, claims: Sequence[ClaimLine]) -> list[str]:
     """Ids of the claims that the deviation touches, in their order."""
     return [claim.id for claim in claims if any(fnmatch.fnmatchcase(claim.id, pattern) for pattern in deviation.claims)]

@@ -88,10 +88,10 @@ def digest_code() -> str:
 
 @cache
 def digest_findings(paper: str) -> str:
-    """Digest of the modules that compute a paper's findings."""
+    """Digest of the modules that compute a paper's findings, and of their words."""
     package = source_path(f"stages.papers.{paper}")
     return _digest(
-        {path.name: module_digest(path) for path in sorted(package.parent.glob("findings*.py") if package else ())}
+        {path.name: module_digest(path) for path in sorted(package.parent.glob("findings*") if package else ())}
     )
 
 

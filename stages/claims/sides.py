@@ -20,7 +20,7 @@ from stages.params.experiment import Experiment
 from stages.rules import Rules
 from stages.runs.curves import as_curves
 from stages.runs.trial import Trial
-from stages.verdicts import ARM_METRICS, ArmMetric, GridPart, NoCurves, Observation, Sample, arm_metric
+from stages.verdicts import ARM_METRICS, ArmMeasurement, GridPart, NoCurves, Observation, Sample, arm_metric
 from stages.verdicts.grid_part import Cell, whole_slices
 from stages.verdicts.looks import Looks, complete_look
 
@@ -85,7 +85,7 @@ def _read(metric: str, trial: Trial) -> float | None:
     return None
 
 
-def choose_epoch(metric: str, trials: Sequence[Trial], looks: Looks) -> ArmMetric:
+def choose_epoch(metric: str, trials: Sequence[Trial], looks: Looks) -> ArmMeasurement:
     """Return the metric of the judged trials at the epoch that they choose together.
 
     Raises:

@@ -4,13 +4,17 @@ Papers return a list of these (`stages.papers.<paper>.findings`); `stages.claims
 prints.
 A text can often be read in more than one way.  So a finding holds its readings, at least the strict one and the most
 charitable one that the words allow, and counts against the paper only if the claim is false under every one of them.
-Standard library only.
+Its words are in `findings.yaml` next to the modules that compute it.
 """
 
 from __future__ import annotations
 
+import fnmatch
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
 
 # holds: computed and as stated.  holds under a reading: under one at least, and not under every one.
 # fails: false under every reading.  contradicted: the same, and the paper's own numbers exclude it.
@@ -67,6 +71,54 @@ class Finding:
         if any(held):
             return "holds under a reading"
         return "contradicted" if self.contradicted else "fails"
+
+
+class Statements:
+    """The words of a paper's findings: `findings.yaml` in the folder of `module`, a module's `__file__`.
+
+    `{<claim, or a pattern of claims>: {readings: [{name, text, brief}], explanation}}`; a claim without readings can be
+    read in only one way.  Texts are templates of `str.format`, filled with the numbers that are computed and given.
+    """
+
+    def __init__(self, module: str) -> None:
+        text = Path(module).with_name("findings.yaml").read_text(encoding="utf-8")
+        self._words: dict[str, dict[str, Any]] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+    def __call__(
+        self,
+        claim: str,
+        *held: bool | tuple[bool, float],
+        computed: dict[str, float],
+        contradicted: bool = False,
+        ours: float | None = None,
+        error: str | None = None,
+        **numbers: object,
+    ) -> Finding:
+        """The finding on `claim`.  `held`: does each reading hold, with its number if it has one.
+
+        `numbers` fill the templates besides `computed`; the other arguments are those of `Finding`.
+        """
+        words = next(words for pattern, words in self._words.items() if fnmatch.fnmatchcase(claim, pattern))
+        numbers |= computed
+        pairs = [one if isinstance(one, tuple) else (one, None) for one in held]
+        readings = (
+            [
+                Reading(**{name: text.format(**numbers) for name, text in reading.items()}, holds=holds, ours=own)
+                for reading, (holds, own) in zip(words["readings"], pairs, strict=True)
+            ]
+            if "readings" in words
+            else []
+        )
+        return Finding(
+            claim=claim,
+            holds=None if readings else all(holds for holds, _ in pairs),
+            contradicted=contradicted,
+            computed=computed,
+            explanation=words["explanation"].format(**numbers),
+            ours=ours,
+            readings=tuple(readings),
+            error=error,
+        )
 
 
 def prints_as(computed: float, printed: float, unit: float, margin: float = 0.0) -> bool:

@@ -93,7 +93,7 @@ class ParamsError(Mistake, ValueError):
     """A params file has something that can't be run; the message names file, path, value and choices."""
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Refuses duplicate keys in one mapping: YAML forbids them, and the loader would keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
@@ -116,7 +116,7 @@ def read_yaml(path: Path) -> Any:
         raise ParamsError(f"{path}: no such file; every experiment in params.yaml has its own file in params/")
     try:
         content = path.read_bytes()
-        value = yaml.load(content.decode(), _Loader)
+        value = yaml.load(content.decode(), _UniqueKeyLoader)
     except OSError as error:
         raise ParamsError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

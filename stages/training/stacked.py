@@ -35,7 +35,7 @@ Step = Callable[[Tensor, Tensor], Tensor]
 _CUDA_REPORT_STEPS = 50  # a loss waits for the device
 
 
-class Stack(Interface):
+class StackedNetworks(Interface):
     """M networks as one `nn.Module`; tensors have the names of the single network, with `/` in place of dots."""
 
     def forward(self, features: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Stack(Interface):
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> Any: ...
 
 
-MakeStack = Callable[[Sequence[nn.Module]], Stack]
+MakeStack = Callable[[Sequence[nn.Module]], StackedNetworks]
 
 
 def stack_class(model: ModelSpec) -> MakeStack:

@@ -13,7 +13,7 @@ from stages.rules import Margins, Rules
 from stages.verdicts.comparable import ComparableClaim, judge_comparable
 from stages.verdicts.curves import (
     ARM_METRICS,
-    ArmMetric,
+    ArmMeasurement,
     NoCurves,
     arm_metric,
     min_over_epochs,
@@ -22,7 +22,7 @@ from stages.verdicts.curves import (
 )
 from stages.verdicts.difference import GainClaim, judge_gain, judge_gap
 from stages.verdicts.families import (
-    Order,
+    PrintedOrder,
     TableSentence,
     design_effect,
     false_discovery_rates,

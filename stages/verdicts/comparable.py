@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from stages.rules import Rules
-from stages.verdicts.difference import Gain, Pairing, at_last_look, measure_gain, with_assumptions
+from stages.verdicts.difference import GainEstimate, Pairing, at_last_look, measure_gain, with_assumptions
 from stages.verdicts.intervals import Numbers, by_margin, chance_below, half_width
 from stages.verdicts.looks import expected_replicates, level, looks_of_plan
 from stages.verdicts.numerals import signed, with_interval
@@ -105,7 +105,7 @@ def judge_comparable(
 
 
 def _judge(
-    claim: ComparableClaim, gain: Gain, diverged: Sequence[int], within: float, outside: float, widening: float
+    claim: ComparableClaim, gain: GainEstimate, diverged: Sequence[int], within: float, outside: float, widening: float
 ) -> tuple[Status, str]:
     status, reason = _decide(claim, gain, within, outside, widening)
     if status is not Status.UNRESOLVED and diverged[1 if status is Status.REVERSED else 0]:
@@ -113,7 +113,9 @@ def _judge(
     return status, reason
 
 
-def _decide(claim: ComparableClaim, gain: Gain, within: float, outside: float, widening: float) -> tuple[Status, str]:
+def _decide(
+    claim: ComparableClaim, gain: GainEstimate, within: float, outside: float, widening: float
+) -> tuple[Status, str]:
     variance, df = gain.at(gain.n)
     lower = gain.mean - float(half_width(variance, df, within)) - widening
     upper = gain.mean + float(half_width(variance, df, outside)) + widening
@@ -131,7 +133,7 @@ def _decide(claim: ComparableClaim, gain: Gain, within: float, outside: float, w
 
 
 def _decides(
-    claim: ComparableClaim, gain: Gain, replicates: Numbers, share: Numbers, rules: Rules, widening: float
+    claim: ComparableClaim, gain: GainEstimate, replicates: Numbers, share: Numbers, rules: Rules, widening: float
 ) -> Numbers:
     variance, df = gain.at(replicates)
     lower = gain.mean - half_width(variance, df, rules.alpha_within * share) - widening

@@ -23,7 +23,7 @@ class NoCurves(LookupError):
     """The runs of an arm lack the curves or errors that a metric needs; the message says which."""
 
 
-class Observed(Protocol):
+class ObservedEpoch(Protocol):
     """An epoch of a run; an accuracy is None where it wasn't measured."""
 
     @property
@@ -35,7 +35,7 @@ class Observed(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArmMetric:
+class ArmMeasurement:
     """`epoch` counts from 0; `stderr` is the paper's, None with one fold; `folds` are the folds' `pseudo_values`.
 
     The mean of `folds` is `value`, their standard error that of the jackknife: the epoch is chosen again without each
@@ -54,7 +54,7 @@ class ArmMetric:
         return self.value - half, self.value + half
 
 
-def arm_metric(name: str, runs: Sequence[Sequence[Observed]]) -> ArmMetric:
+def arm_metric(name: str, runs: Sequence[Sequence[ObservedEpoch]]) -> ArmMeasurement:
     """One of `ARM_METRICS` from the epochs of an arm's runs, one run per fold; an error is 1 − accuracy.
 
     `epoch` is the epoch's number in the curves.  Curves are cut to the length of the shortest.
@@ -74,7 +74,7 @@ def arm_metric(name: str, runs: Sequence[Sequence[Observed]]) -> ArmMetric:
     return replace(metric, epoch=numbers[metric.epoch])
 
 
-def _errors(name: str, runs: Sequence[Sequence[Observed]], which: str) -> Curves:
+def _errors(name: str, runs: Sequence[Sequence[ObservedEpoch]], which: str) -> Curves:
     curves = [[1 - value for row in rows if (value := getattr(row, which)) is not None] for rows in runs]
     shortest = min(map(len, curves))
     if not shortest:
@@ -82,7 +82,7 @@ def _errors(name: str, runs: Sequence[Sequence[Observed]], which: str) -> Curves
     return np.array([curve[:shortest] for curve in curves])
 
 
-def min_over_epochs(test_error: Curves) -> ArmMetric:
+def min_over_epochs(test_error: Curves) -> ArmMeasurement:
     """The lowest fold mean of any epoch and its standard error there (DAC, Tables 1 and 2).
 
     It chooses the epoch on the test set and so is lower than any epoch's expectation: compare it only with its like.
@@ -90,7 +90,7 @@ def min_over_epochs(test_error: Curves) -> ArmMetric:
     _check(test_error)
     epoch = int(np.argmin(test_error.mean(axis=0)))
     at_epoch = test_error[:, epoch]
-    return ArmMetric(
+    return ArmMeasurement(
         value=float(at_epoch.mean()),
         stderr=float(at_epoch.std(ddof=1) / np.sqrt(at_epoch.size)) if at_epoch.size > 1 else None,
         epoch=epoch,
@@ -98,7 +98,7 @@ def min_over_epochs(test_error: Curves) -> ArmMetric:
     )
 
 
-def window_error(val_error: Curves, test_error: Curves, *, width: int = _WINDOW) -> ArmMetric:
+def window_error(val_error: Curves, test_error: Curves, *, width: int = _WINDOW) -> ArmMeasurement:
     """Mean test error of all folds over `width` epochs around the best validation epoch m (DAC, Appendix B).
 
         Var = σ²/K + τ²/(K width),   σ² ≤ Σ_k (t_{k,m} − T)²/(K − 1),   τ²/K ≈ Σ_j (t_{*,m+j} − T)²/(width − 1)
@@ -119,7 +119,7 @@ def window_error(val_error: Curves, test_error: Curves, *, width: int = _WINDOW)
         over_folds = np.square(test_error[:, epoch] - value).sum() / (folds - 1)
         over_epochs = np.square(cells.mean(axis=0) - value).sum() / (width - 1)
         stderr = float(np.sqrt(over_folds / folds + over_epochs / width))
-    return ArmMetric(
+    return ArmMeasurement(
         value=float(value),
         stderr=stderr,
         epoch=epoch,

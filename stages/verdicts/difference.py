@@ -65,7 +65,7 @@ class GainClaim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gain:
+class GainEstimate:
     """Our gain, and its variance as a function of n: `s2` is that of one pair, `df` at `n` replicates."""
 
     mean: float
@@ -78,18 +78,20 @@ class Gain:
         return self.s2 / n, self.df * (n - 1) / (self.n - 1)
 
 
-def measure_gain(proposed: Sample, baseline: Sample, better: Literal["higher", "lower"], pairing: Pairing) -> Gain:
+def measure_gain(
+    proposed: Sample, baseline: Sample, better: Literal["higher", "lower"], pairing: Pairing
+) -> GainEstimate:
     """The gain.  Both arms need two finished replicates; with "fold", two that both have."""
     sign = 1.0 if better == "higher" else -1.0
     if pairing == "fold":
         ours, theirs = proposed.finished, baseline.finished
         pairs = np.array([sign * (ours[fold] - theirs[fold]) for fold in ours if fold in theirs])
-        return Gain(mean=float(pairs.mean()), s2=float(variance_of(pairs)), df=pairs.size - 1, n=pairs.size)
+        return GainEstimate(mean=float(pairs.mean()), s2=float(variance_of(pairs)), df=pairs.size - 1, n=pairs.size)
     arms = [np.array(arm.values) for arm in (proposed, baseline)]
     own = [float(variance_of(arm)) for arm in arms]
     variance, df = combine([(s2 / arm.size, float(arm.size - 1)) for s2, arm in zip(own, arms, strict=True)])
     n, mean = min(arm.size for arm in arms), sign * float(arms[0].mean() - arms[1].mean())
-    return Gain(mean=mean, s2=float(variance * n), df=float(df), n=n)
+    return GainEstimate(mean=mean, s2=float(variance * n), df=float(df), n=n)
 
 
 def judge_gain(
@@ -140,7 +142,7 @@ def judge_gain(
 
 
 def with_assumptions(
-    verdict: Verdict, gain: Gain, folds: int | None, widening: float, limit: float = 0.0, pairs: int = 1
+    verdict: Verdict, gain: GainEstimate, folds: int | None, widening: float, limit: float = 0.0, pairs: int = 1
 ) -> Verdict:
     """Say what the interval takes for granted: noise without skew, and images that folds share.
 
@@ -176,7 +178,7 @@ def _leave_open(size: Verdict) -> Verdict:
     )
 
 
-def _of_part(part: GridPart, gain: Gain, sign: Verdict, alpha: float) -> Verdict:
+def _of_part(part: GridPart, gain: GainEstimate, sign: Verdict, alpha: float) -> Verdict:
     """The verdict with its scope: the pairs that it is of, and the interval for the whole grid, which decides nothing.
 
     That interval errs with probability `alpha` on each side: parts needn't share what they don't spend.
@@ -258,7 +260,7 @@ def usable_replicates(proposed: Sample, baseline: Sample, pairing: Pairing) -> i
 
 
 def _judge_sign(
-    claim: GainClaim, gain: Gain, arms: tuple[Sample, Sample], *, rules: Rules, looks: Looks, widening: float
+    claim: GainClaim, gain: GainEstimate, arms: tuple[Sample, Sample], *, rules: Rules, looks: Looks, widening: float
 ) -> Verdict:
     n, diverged = arms[0].n, [arm.n_diverged for arm in arms]
     alpha = level(looks, n, rules.alpha_outside / 2)
@@ -303,7 +305,7 @@ def _judge_sign(
     )
 
 
-def _p_value(gain: Gain, widening: float) -> float | None:
+def _p_value(gain: GainEstimate, widening: float) -> float | None:
     variance, df = gain.at(gain.n)
     if not variance:
         return None
@@ -312,7 +314,7 @@ def _p_value(gain: Gain, widening: float) -> float | None:
 
 def _judge_size(
     claim: GainClaim,
-    gain: Gain,
+    gain: GainEstimate,
     arms: tuple[Sample, Sample],
     *,
     rules: Rules,

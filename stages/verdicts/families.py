@@ -26,7 +26,7 @@ SIGNS = (Status.SUPPORTED, Status.REVERSED, Status.UNRESOLVED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class PrintedOrder:
     """An order of a table: its verdict and the printed gain, better positive.
 
     `gains`: ours by replicate, on this data set.
@@ -63,7 +63,7 @@ class TableSentence:
     i2: float | None = None
 
 
-def judge_table(orders: Sequence[Order], rules: Rules) -> TableSentence:
+def judge_table(orders: Sequence[PrintedOrder], rules: Rules) -> TableSentence:
     """The mean gain of the orders with evidence: `supported` on the printed side of 0, `reversed` on the other."""
     measured = [order for order in orders if order.is_measured]
     ahead = sum((order.verdict.estimate or 0.0) > 0 for order in measured)
@@ -105,11 +105,11 @@ def judge_table(orders: Sequence[Order], rules: Rules) -> TableSentence:
     )
 
 
-def _datasets(orders: Sequence[Order]) -> list[str]:
+def _datasets(orders: Sequence[PrintedOrder]) -> list[str]:
     return list(dict.fromkeys(order.dataset for order in orders))
 
 
-def _gains(orders: Sequence[Order]) -> np.ndarray:
+def _gains(orders: Sequence[PrintedOrder]) -> np.ndarray:
     """Gains [orders, replicates] of one data set, in the replicates that all of its orders have."""
     n = min(order.verdict.n for order in orders)
     shared = [index for index in range(n) if all(index in order.gains for order in orders)]
@@ -188,7 +188,7 @@ _UNTESTED = (Status.NOT_TESTED, Status.AGREES, Status.DISAGREES)
 """Orders of which no test says anything: at most short runs indicate a direction."""
 
 
-def design_effect(orders: Sequence[Order]) -> float:
+def design_effect(orders: Sequence[PrintedOrder]) -> float:
     """How many of these orders are worth one: the variance of the sum of their standardised gains, over their number.
 
     Orders on one data set share folds and test images, so they are won or lost together; 1 if they share nothing.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.claims import Deviation, PaperDeviations, read_claims, read_deviations, touched
+from stages.claims import PaperDeviations, RecordedDeviation, read_claims, read_deviations, touched
 from stages.params.schema import ParamsError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +64,7 @@ def test_what_a_paper_is_praised_for_is_in_its_text(found: dict[str, PaperDeviat
 
 def test_a_pattern_touches_whole_ids_only() -> None:
     claims = [dataclasses.replace(CLAIMS[0], id=name) for name in ("p.a", "p.ab")]
-    record = Deviation(subject="s", claims=("p.a",), paper="", ours="", why="")
+    record = RecordedDeviation(subject="s", claims=("p.a",), paper="", ours="", why="")
     assert touched(record, claims) == ["p.a"]
 
 

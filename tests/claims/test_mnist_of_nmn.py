@@ -50,7 +50,8 @@ def test_a_training_that_ended_before_the_printed_epoch_has_no_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("s", "status"), [(0.001, Status.REVERSED), (0.004, Status.UNRESOLVED), (0.008, Status.SUPPORTED)]
+    ("s", "status"),
+    [(0.001, Status.REVERSED), (0.004, Status.UNRESOLVED), (0.008, Status.SUPPORTED), (0.0, Status.UNRESOLVED)],
 )
 def test_the_window_between_frameworks_is_noise_if_seeds_spread_as_far(s: float, status: Status) -> None:
     draws = np.linspace(-1, 1, 10)

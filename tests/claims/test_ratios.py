@@ -92,11 +92,6 @@ def test_replicates_that_wait_for_the_next_look_change_no_ratio() -> None:
     assert sum(ratio.sample.values[:3]) / 3 == pytest.approx(sum(ours[:3]) / sum(base[:3]) - 1)
 
 
-def test_the_sample_of_a_ratio_has_the_ratio_as_its_mean() -> None:
-    ratio = of(CLAIM).relative(sides([0.80, 0.83, 0.81], [0.70, 0.69, 0.72]))
-    assert sum(ratio.sample.values) / 3 == pytest.approx((0.80 + 0.83 + 0.81) / (0.70 + 0.69 + 0.72) - 1)
-
-
 @settings(max_examples=15, deadline=None, report_multiple_bugs=False)
 @given(st.integers(0, 10**6), st.floats(0.02, 0.5), st.floats(0.005, 0.1), st.floats(0.01, 0.6))
 def test_a_ratio_judged_by_another_margin_says_what_it_said_it_would(

@@ -83,13 +83,6 @@ def test_judging_between_two_records_agrees_with_the_database(root: Path, sessio
     assert today == {row.claim.id: (row.verdict.status, row.verdict.n) for row in recorded}
 
 
-def test_placeholder_results_decide_nothing(session: Session) -> None:
-    for claim in list_judged(session, ClaimFilter(experiment="hyperbf-cifar10")):
-        assert claim.verdict.basis in ("none", "params"), claim.claim.id
-        if claim.claim.kind in ("value", "difference"):
-            assert claim.verdict.status == "not tested" and claim.verdict.ours is None
-
-
 def test_verdict_has_size_table_and_deviations(session: Session) -> None:
     claim = find_judged(session, LEAD)
     assert claim.verdict.size is not None and claim.verdict.size["status"] == "reproduced"
@@ -193,16 +186,6 @@ def test_result_of_a_changed_protocol_decides_nothing(root: Path, tmp_path: Path
     with open_results(str(other / "data" / "results.db"))() as session:
         assert session.get_one(VerdictRow, VIT).status == "not tested"
         assert session.get_one(VerdictRow, LEAD).status == "indicative: agrees"
-
-
-def test_replicate_counts_once_however_often_it_ran(root: Path, tmp_path: Path) -> None:
-    other = smaller(root, tmp_path / "root")
-    lines = results("ninformer-mnist", {"vit": MNIST["vit"]})
-    again = results("ninformer-mnist", {"vit": MNIST["vit"]}, environment="another")
-    publish(other, [*lines, *again])
-    record(other, "data/results.db")
-    with open_results(str(other / "data" / "results.db"))() as session:
-        assert [run.replicate for run in find_judged(session, VIT).runs] == [0, 1, 2, 3, 4]
 
 
 def test_one_group_of_results_speaks_for_verdicts_and_comparison(tmp_path: Path) -> None:

@@ -97,19 +97,24 @@ def copy(story: Story, tmp_path: Path) -> Path:
     return Path(shutil.copytree(story.root, tmp_path / "copy"))
 
 
-def test_runs_published_after_the_registration_are_confirmatory(story: Story) -> None:
-    found = story.mark(*[story.after] * 4, story.registered)
-    assert (found.mark, found.after, found.runs, found.registrations) == ("confirmatory", 5, 5, ("early",))
-
-
-def test_runs_published_before_the_registration_are_exploratory(story: Story) -> None:
-    found = story.mark(*[story.before] * N)
-    assert (found.mark, found.why) == ("exploratory", "0 of 5 runs were trained after registration")
-
-
-def test_runs_partly_before_are_exploratory_and_counted(story: Story) -> None:
-    found = story.mark(story.before, story.before, *[story.after] * 3)
-    assert (found.mark, found.why) == ("exploratory", "3 of 5 runs were trained after registration")
+@pytest.mark.parametrize(
+    ("published", "mark", "why"),
+    [
+        ("after after after after registered", "confirmatory", None),
+        ("before before before before before", "exploratory", "0 of 5 runs were trained after registration"),
+        ("before before after after after", "exploratory", "3 of 5 runs were trained after registration"),
+        ("none after after after after", "unknown", None),
+        ("elsewhere after after after after", "unknown", None),
+        ("none before after after after", "exploratory", None),  # one is known to be too early
+    ],
+)
+def test_only_runs_published_after_the_registration_are_confirmatory(
+    story: Story, published: str, mark: str, why: str | None
+) -> None:
+    revisions = {**vars(story), "none": None, "elsewhere": "1" * 40}
+    found = story.mark(*(revisions[name] for name in published.split()))
+    assert found.mark == mark and (why is None or found.why == why)
+    assert mark != "confirmatory" or (found.after, found.runs, found.registrations) == (5, 5, ("early",))
 
 
 def test_a_claim_without_registration_is_exploratory(story: Story) -> None:
@@ -122,12 +127,6 @@ def test_without_git_nothing_is_confirmatory(copy: Path, story: Story) -> None:
     shutil.rmtree(copy / ".git")
     found = story.mark(*[story.after] * N, root=copy)
     assert (found.mark, found.why) == ("unknown", "git can't say when 5 of 5 runs were trained")
-
-
-def test_unpublished_runs_and_revisions_of_another_clone_are_unknown(story: Story) -> None:
-    assert story.mark(None, *[story.after] * 4).mark == "unknown"
-    assert story.mark("1" * 40, *[story.after] * 4).mark == "unknown"
-    assert story.mark(None, story.before, *[story.after] * 3).mark == "exploratory", "one is known to be too early"
 
 
 def test_a_registration_that_is_not_committed_confirms_nothing(copy: Path, story: Story) -> None:

@@ -19,4 +19,5 @@ def test_only_a_test_set_of_ours_adds_its_draw() -> None:
         (judgement,) = judge(dataclasses.replace(claims()[claim], stderr=None, n=None), entered=trials(lines))
         halves[experiment] = (judgement.verdict.high - judgement.verdict.low) / 2
     assert halves["dac-resnet-cifar10"] < 0.001
-    assert halves["dac-isic2019"] > 1.6 * (2 * 0.2705 * 0.7295 / 4223) ** 0.5
+    drawn = (2 * 0.2705 * 0.7295 / 4223) ** 0.5  # of two test sets of 4,223 pictures
+    assert 1.6 < halves["dac-isic2019"] / drawn < 1.7

@@ -1,7 +1,6 @@
 """Claims against trained models, kind by kind, on result lines with known numbers."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,16 +21,6 @@ MNIST = {
     "local-vit": [0.9779 + step for step in SPREAD],
     "ninformer": [0.9861 + step for step in SPREAD],
 }
-
-
-def test_a_value_that_agrees_is_reproduced_and_one_that_does_not_is_not() -> None:
-    mixer = claims()["ninformer.table2.mnist.mlpmixer"]
-    near, far = judge(claims()[VIT], mixer, entered=trials(results("ninformer-mnist", MNIST)))
-    assert (near.verdict.status, near.verdict.n, near.is_decidable) == (Status.REPRODUCED, 5, True)
-    assert near.ours == pytest.approx(0.9712) and near.verdict.estimate == pytest.approx(0, abs=1e-12)
-    assert near.verdict.margin == pytest.approx(0.1 * (1 - 0.9712))
-    assert (far.verdict.status, far.verdict.estimate) == (Status.NOT_REPRODUCED, pytest.approx(0.9600 - 0.9773))
-    assert far.verdict.high is not None and far.verdict.high < -(far.verdict.margin or 0)
 
 
 @pytest.mark.parametrize("other", [[0.1135] * 5, [0.30, 0.97, 0.60, 0.11, 0.85]], ids=["at-chance", "unstable"])
@@ -59,34 +48,16 @@ def test_the_runs_behind_a_verdict_are_named_and_priced_once() -> None:
     assert lead.cost.energy_joules == 700_000.0 * len(lead.entries)
 
 
-def test_an_order_and_its_size_are_judged_apart() -> None:
-    (lead,) = judge(claims()[LEAD], entered=trials(results("ninformer-mnist", MNIST)))
-    assert lead.verdict.status is Status.SUPPORTED
-    assert lead.verdict.size is not None and lead.verdict.size.status is Status.REPRODUCED
-    other = MNIST | {"ninformer": [value - 0.02 for value in MNIST["ninformer"]]}
-    (lead,) = judge(claims()[LEAD], entered=trials(results("ninformer-mnist", other)))
-    assert lead.verdict.status is Status.REVERSED
-    assert lead.ours == pytest.approx(0.0082 - 0.02)
-
-
 def test_below_a_planned_look_nothing_is_said() -> None:
     short = {arm: values[:4] for arm, values in MNIST.items()}
     value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(results("ninformer-mnist", short)))
     assert (value.verdict.status, value.verdict.replicates_expected) == (Status.INCONCLUSIVE, 5)
     assert (lead.verdict.status, lead.verdict.n) == (Status.SUPPORTED, 3), "an order may be judged at three"
+    assert lead.verdict.size is not None and lead.verdict.size.status is Status.INCONCLUSIVE
     one = {arm: values[:1] for arm, values in MNIST.items()}
     value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(results("ninformer-mnist", one)))
     assert (value.verdict.status, lead.verdict.status) == (Status.INCONCLUSIVE, Status.UNRESOLVED)
     assert (value.verdict.n, value.verdict.low) == (1, None)
-
-
-def test_a_diverged_replicate_stays_in_n_and_rules_out_reproduced() -> None:
-    lost = MNIST | {"vit": [*MNIST["vit"][:4], None]}
-    (value,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", lost)))
-    assert (value.verdict.status, value.verdict.n, value.verdict.n_diverged) == (Status.INCONCLUSIVE, 5, 1)
-    assert value.entries[-1].value is None
-    (value,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", {"vit": [None] * 5})))
-    assert value.verdict.status is Status.INCONCLUSIVE and value.ours is None
 
 
 def test_a_missing_arm_leaves_its_claims_untested() -> None:
@@ -138,21 +109,6 @@ def test_part_of_the_images_counts_as_part_of_the_epochs() -> None:
     assert lead.verdict.status is Status.NOT_TESTED, "12,500 of 60,000 images a hundred times are 21 %"
 
 
-def test_a_protocol_of_yesterday_decides_nothing() -> None:
-    lines = results("ninformer-mnist", MNIST)
-    value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(lines, follows_plan=False))
-    assert value.verdict.status is Status.NOT_TESTED
-    assert lead.verdict.status is Status.AGREES
-
-
-def test_what_decides_comes_before_what_indicates() -> None:
-    short = results("ninformer-mnist", {arm: values * 2 for arm, values in MNIST.items()}, provenance="subset")
-    both = trials([*short, *results("ninformer-mnist", {"vit": MNIST["vit"]})])
-    (value,) = judge(claims()[VIT], entered=both)
-    assert value.verdict.status is Status.REPRODUCED
-    assert {entry.result for entry in value.entries} == {trial.row for trial in both[-5:]}
-
-
 def test_rows_that_the_source_lacks_widen_the_interval() -> None:
     (whole,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", MNIST)))
     (part,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", MNIST, excluded=50)))
@@ -174,18 +130,7 @@ def test_rows_that_the_source_lacks_widen_an_order_by_what_the_arms_disagree_on(
     assert part.verdict.high is not None and whole.verdict.high is not None
     widening = 0.005 * (1.0 if disagreement is None else disagreement)
     assert part.verdict.high - whole.verdict.high == pytest.approx(widening)
-
-
-def test_a_relative_gain_is_a_ratio_of_means() -> None:
-    claim = claims()["ninformer.text.c10.acc_vs_mixer"]  # 0.16
-    values = {
-        "ninformer": [0.81 + 10 * step for step in SPREAD],
-        "mlp-mixer": [0.70 + 10 * step for step in SPREAD[::-1]],
-    }
-    (gain,) = judge(claim, entered=trials(results("ninformer-cifar10", values)))
-    assert gain.ours == pytest.approx(0.81 / 0.70 - 1)
-    assert gain.verdict.status is Status.REPRODUCED
-    assert gain.verdict.margin == pytest.approx(0.08)
+    assert part.verdict.p_value is not None and part.verdict.p_value > (whole.verdict.p_value or 0.0)
 
 
 def test_times_compare_on_the_papers_device_only() -> None:
@@ -328,14 +273,6 @@ def test_figure_6_is_counted_in_its_own_metric_and_reproduced_by_its_own_outcome
     assert len(orders) == 16 and all((judged.ours or 0) < 0 for judged in orders)
 
 
-def test_half_in_favour_reproduces_neither_count() -> None:
-    against = [-d for d in UNCLEAR]
-    found = judge_figure_6([UNCLEAR, against] * 8)
-    wins, significant = (found[name] for name in TALLIES)
-    assert (wins.verdict.status, wins.ours) == (Status.NOT_REPRODUCED, 8)
-    assert (significant.verdict.status, significant.ours) == (Status.NOT_REPRODUCED, 0)
-
-
 def test_a_count_waits_for_all_of_its_comparisons() -> None:
     early = judge_figure_6([CLEAR] * 16, folds=3)
     for name in TALLIES:
@@ -365,12 +302,3 @@ def test_a_quality_without_a_number_shows_both_arms() -> None:
     (shown,) = judge(claims()["brownian.second_order_accuracy"], entered=trials(lines))
     assert shown.verdict.status is Status.SHOWN
     assert shown.verdict.explanation.endswith("accuracy: cg-fac 0.72 (n = 2), sgd 0.7 (n = 1).")
-
-
-def test_every_number_said_is_finite() -> None:
-    wanted = [claim for claim in claims().values() if claim.experiment in ("ninformer-mnist", "dac-resnet-cifar10")]
-    lines = [*results("ninformer-mnist", MNIST), *dac_lines(0.08, 0.07, 0.09)]
-    for judgement in judge(*wanted, entered=trials(lines)):
-        verdict = judgement.verdict
-        for number in (verdict.estimate, verdict.low, verdict.high, verdict.margin, verdict.p_value, judgement.ours):
-            assert number is None or math.isfinite(number), judgement.claim.id

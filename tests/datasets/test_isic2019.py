@@ -66,15 +66,11 @@ def split_images(folder: Path) -> tuple[set[str], set[str]]:
     return {names[row.tobytes()] for row in train.images}, {names[row.tobytes()] for row in test.images}
 
 
-def test_sixth_of_each_class_is_the_test_set(tmp_path: Path) -> None:
-    write(tmp_path)
-    train, test = (isic2019.read_split(tmp_path, split) for split in ("train", "test"))  # type: ignore[arg-type]
-    assert np.bincount(test.labels).tolist() == [3, 2, 1, 1, 1, 1, 1, 1]
-    assert np.bincount(train.labels).tolist() == [15, 10, 5, 5, 5, 5, 5, 5]
-
-
 def test_split_is_disjoint_whole_and_always_the_same(tmp_path: Path) -> None:
     write(tmp_path)
+    for split, counts in (("test", [3, 2, 1, 1, 1, 1, 1, 1]), ("train", [15, 10, 5, 5, 5, 5, 5, 5])):
+        labels = isic2019.read_split(tmp_path, split).labels  # type: ignore[arg-type]
+        assert np.bincount(labels).tolist() == counts, "a sixth of each class is the test set"
     train, test = split_images(tmp_path)
     assert (train & test, train | test) == (set(), set(IMAGES))
     assert split_images(tmp_path) == (train, test)
@@ -182,14 +178,10 @@ def test_all_pictures_in_their_official_sizes_are_the_whole_set(
     assert provenance(tmp_path, dataclasses.replace(WHOLE, train=56)) == "subset", "one of 67 isn't there"
     (folder / METADATA).unlink()
     assert provenance(tmp_path) == "subset", "without metadata lesions are torn apart"
-
-
-def test_a_shrunk_copy_under_the_official_names_is_a_subset(tmp_path: Path) -> None:
-    """As they circulate: all pictures, 224 x 224."""
-    folder = tmp_path / "downloads" / "isic2019"
-    folder.mkdir(parents=True)
-    write(folder, shape=(224, 224))
-    assert provenance(tmp_path) == "subset"
+    shrunk = tmp_path / "shrunk" / "downloads" / "isic2019"
+    shrunk.mkdir(parents=True)
+    write(shrunk, shape=(224, 224))
+    assert provenance(tmp_path / "shrunk") == "subset", "a shrunk copy under the official names, as they circulate"
 
 
 def test_real_sample_lying_unpacked_becomes_a_subset(tmp_path: Path, sample_mirror: Path) -> None:

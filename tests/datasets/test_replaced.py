@@ -16,28 +16,17 @@ from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource, SourceFile
 from tests.datasets.official_host import Answer, OfficialHost
-from tests.datasets.tiny import tar_gz
+from tests.datasets.tiny import declare, tar_gz
 from tests.datasets.workplace import REPOSITORY, write_params
 
 NAME = "mine.txt"
 OLD, NEW = b"a" * 90 + b"b" * 10, b"c" * 90 + b"d" * 10
 
 
-def declare(*, archive: bool = False, sha256: str | None = None) -> DatasetSource:
-    return DatasetSource(
-        title="mine",
-        kind="text",
-        reader="text",
-        shape=(8,),
-        classes=256,
-        train=90,
-        test=10,
-        licence="mine",
-        homepage="http://127.0.0.1/",
-        urls=(),
-        files=(SourceFile(name=NAME, sha256=sha256),),
-        archive=SourceFile(name="mine.tar.gz") if archive else None,
-    )
+def mine(*, archive: bool = False, sha256: str | None = None) -> DatasetSource:
+    text = {"kind": "text", "classes": 256, "train": 90, "test": 10}
+    packed = SourceFile(name="mine.tar.gz") if archive else None
+    return declare("text", (8,), SourceFile(name=NAME, sha256=sha256), archive=packed, title="mine", **text)
 
 
 def sha256(content: bytes) -> str:
@@ -56,7 +45,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     monkeypatch.delenv("CLAIMCHECK_MIRROR", raising=False)
-    write_params(tmp_path, "quick", mine=declare())
+    write_params(tmp_path, "quick", mine=mine())
     return tmp_path
 
 
@@ -120,7 +109,7 @@ def test_a_replaced_file_is_never_overwritten_from_elsewhere(
     tmp_path: Path, official_host: OfficialHost, other: str
 ) -> None:
     path = put(tmp_path / "downloads/mine" / NAME, OLD)
-    source, mirror = declare(), None
+    source, mirror = mine(), None
     if other == "mirror":
         mirror = put(tmp_path / "mirror/mine" / NAME, OLD).parent.parent
     else:
@@ -135,27 +124,27 @@ def test_a_replaced_file_is_never_overwritten_from_elsewhere(
 
 def test_a_file_replaced_in_the_mirror_is_said_and_taken_when_accepted(tmp_path: Path) -> None:
     theirs, said = put(tmp_path / "mirror/mine" / NAME, OLD), []
-    fetch_dataset("mine", declare(), tmp_path, tmp_path / "mirror", said.append)
+    fetch_dataset("mine", mine(), tmp_path, tmp_path / "mirror", said.append)
     theirs.write_bytes(NEW)
     said.clear()
-    manifest = fetch_dataset("mine", declare(), tmp_path, tmp_path / "mirror", said.append)
+    manifest = fetch_dataset("mine", mine(), tmp_path, tmp_path / "mirror", said.append)
     assert manifest.files[0].sha256 == sha256(OLD)
     assert said == [
         f"fetch: not used: {theirs}: sha256 was {sha256(OLD)} (100 bytes) when it was fetched, is {sha256(NEW)} "
         "(100 bytes) now. If the new file is meant: `python -m stages.fetch mine --accept`, then "
         "`dvc repro -f -s fetch@mine` and `dvc repro`."
     ]
-    manifest = fetch_dataset("mine", declare(), tmp_path, tmp_path / "mirror", said.append, accept=True)
+    manifest = fetch_dataset("mine", mine(), tmp_path, tmp_path / "mirror", said.append, accept=True)
     assert manifest.files[0].sha256 == sha256(NEW)
     assert (tmp_path / "downloads/mine" / NAME).read_bytes() == NEW
     said.clear()
-    assert fetch_dataset("mine", declare(), tmp_path, tmp_path / "mirror", said.append) == manifest
+    assert fetch_dataset("mine", mine(), tmp_path, tmp_path / "mirror", said.append) == manifest
     assert said == []
 
 
 @pytest.mark.parametrize("place", ["downloads", "mirror"])
 def test_a_replaced_archive_is_noticed_though_its_files_are_taken_out_already(tmp_path: Path, place: str) -> None:
-    source, said = declare(archive=True), []
+    source, said = mine(archive=True), []
     old, new = tar_gz({NAME: OLD}), tar_gz({NAME: NEW})
     archive = put(tmp_path / place / "mine" / "mine.tar.gz", old)
     first = fetch_dataset("mine", source, tmp_path, tmp_path / "mirror", said.append)
@@ -177,10 +166,12 @@ def test_a_replaced_archive_is_noticed_though_its_files_are_taken_out_already(tm
 
 
 def test_a_file_of_ones_own_with_a_digest_in_params_says_where_the_new_one_belongs(tmp_path: Path) -> None:
-    source = declare(sha256=sha256(OLD))
+    source = mine(sha256=sha256(OLD))
     path = put(tmp_path / "downloads/mine" / NAME, OLD)
     fetch_dataset("mine", source, tmp_path, None, str)
     path.write_bytes(NEW)
+    with pytest.raises(DatasetError, match="expected sha256"):  # what was published isn't accepted away
+        fetch_dataset("mine", source, tmp_path, None, str, accept=True)
     with pytest.raises(DatasetError) as caught:
         fetch_dataset("mine", source, tmp_path, None, str)
     assert f"expected sha256 {sha256(OLD)}, got {sha256(NEW)} (100 bytes)" in str(caught.value)
@@ -188,13 +179,4 @@ def test_a_file_of_ones_own_with_a_digest_in_params_says_where_the_new_one_belon
         "If a file of yours was replaced on purpose, put its new digest into datasets.mine.files of params.yaml, then "
         "`dvc repro`"
     )
-    fetch_dataset("mine", declare(sha256=sha256(NEW)), tmp_path, None, str)
-
-
-def test_acceptance_touches_no_file_with_a_published_digest(tmp_path: Path) -> None:
-    source = declare(sha256=sha256(OLD))
-    path = put(tmp_path / "downloads/mine" / NAME, OLD)
-    fetch_dataset("mine", source, tmp_path, None, str)
-    path.write_bytes(NEW)
-    with pytest.raises(DatasetError, match="expected sha256"):
-        fetch_dataset("mine", source, tmp_path, None, str, accept=True)
+    fetch_dataset("mine", mine(sha256=sha256(NEW)), tmp_path, None, str)

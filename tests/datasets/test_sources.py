@@ -11,8 +11,7 @@ import pytest
 
 from stages.datasets.archive import walk
 from stages.datasets.manifest import Manifest
-from stages.datasets.mirror import copy_to_mirror, main, read_mirror
-from stages.datasets.prepare import prepare
+from stages.datasets.mirror import copy_to_mirror, main
 from stages.datasets.sources import fetch_dataset, find_source
 from stages.datasets.verified import ChecksumMismatch, DatasetError, Digests, Pin, digest_file, store_verified
 from stages.params.experiment import DatasetSource, SourceFile
@@ -23,7 +22,7 @@ from tests.datasets.tiny import (
     TEST,
     TinyDataset,
     cifar10_files,
-    md5,
+    declare,
     tar_gz,
     tiny_cifar10,
     tiny_mnist,
@@ -71,18 +70,19 @@ def test_official_files_are_fetched_whole(tmp_path: Path, official_host: Officia
     ]
 
 
-def test_downloads_come_before_mirror_and_network(tmp_path: Path, official_host: OfficialHost) -> None:
+@pytest.mark.parametrize("place", ["downloads", "mirror", "downloads without a file"])
+def test_downloads_come_before_mirror_before_network_which_is_asked_for_what_is_missing(
+    tmp_path: Path, official_host: OfficialHost, place: str
+) -> None:
     dataset = tiny_mnist()
-    dataset.write(tmp_path / "downloads/tiny")
-    fetch(serve(official_host, dataset), tmp_path, tmp_path / "no-mirror")
-    assert official_host.asked == []
-
-
-def test_mirror_comes_before_network(tmp_path: Path, official_host: OfficialHost) -> None:
-    dataset = tiny_mnist()
-    put_in_mirror(dataset, tmp_path / "mirror")
-    fetch(serve(official_host, dataset), tmp_path, tmp_path / "mirror")
-    assert official_host.asked == []
+    if place == "mirror":
+        put_in_mirror(dataset, tmp_path / "mirror")
+    else:
+        dataset.write(tmp_path / "downloads/tiny")
+    if is_part := place.endswith("without a file"):
+        (tmp_path / "downloads/tiny" / IMAGES).unlink()
+    fetch(serve(official_host, dataset), tmp_path, tmp_path / "mirror" if place == "mirror" else None)
+    assert official_host.asked == [Path(IMAGES).name] * is_part
 
 
 @pytest.mark.parametrize("place", ["downloads", "mirror"])
@@ -94,15 +94,6 @@ def test_official_archive_lying_about_is_used_and_left(tmp_path: Path, place: st
     fetch(dataset.source, tmp_path, tmp_path / "mirror")
     assert (tmp_path / "downloads/tiny" / TEST_BATCH).read_bytes() == dataset.files[TEST_BATCH]
     assert archive.exists()
-
-
-def test_only_what_is_missing_is_downloaded(tmp_path: Path, official_host: OfficialHost) -> None:
-    dataset = tiny_mnist()
-    source = serve(official_host, dataset)
-    dataset.write(tmp_path / "downloads/tiny")
-    (tmp_path / "downloads/tiny" / IMAGES).unlink()
-    fetch(source, tmp_path)
-    assert official_host.asked == [Path(IMAGES).name]
 
 
 def test_manifest_is_the_same_whichever_way_the_bytes_came(tmp_path: Path, official_host: OfficialHost) -> None:
@@ -159,19 +150,6 @@ def test_unreachable_host_or_proxy_is_named_with_every_remedy(tmp_path: Path, mo
     assert "secret" not in str(proxied.value)
 
 
-def test_wrong_byte_from_official_host_stops_the_fetch(tmp_path: Path, official_host: OfficialHost) -> None:
-    dataset = tiny_mnist()
-    source = serve(official_host, dataset)
-    wrong = bytearray(dataset.files[IMAGES])
-    wrong[100] ^= 1
-    official_host.answers[Path(IMAGES).name] = Answer(body=bytes(wrong))
-    with pytest.raises(ChecksumMismatch) as caught:
-        fetch(source, tmp_path)
-    expected = f"expected md5 {md5(dataset.files[IMAGES])}, got {md5(bytes(wrong))} ({len(wrong):,} bytes)"
-    assert expected in str(caught.value)
-    assert files_below(tmp_path) == set()
-
-
 def test_wrong_byte_in_mirror_stops_the_fetch(tmp_path: Path, official_host: OfficialHost) -> None:
     dataset = tiny_mnist()
     folder = put_in_mirror(dataset, tmp_path / "mirror")
@@ -191,20 +169,6 @@ def test_wrong_byte_in_downloads_is_reported_and_replaced(tmp_path: Path, offici
     fetch_dataset("tiny", serve(official_host, dataset), tmp_path, None, said.append)
     assert path.read_bytes() == dataset.files[IMAGES]
     assert any("not used" in line and str(path) in line for line in said)
-
-
-def test_declared_inexact_file_is_taken_with_its_rows(tmp_path: Path) -> None:
-    dataset = tiny_cifar10()
-    inexact = bytearray(dataset.files[TEST_BATCH])
-    inexact[3073 + 7] ^= 1  # one pixel of test image 1
-    dataset.write(tmp_path / "mirror/tiny")
-    (tmp_path / "mirror/tiny" / TEST_BATCH).write_bytes(bytes(inexact))
-    write_mirror_json(tmp_path / "mirror/tiny", dataset, inexact_test_rows=[1])
-    manifest = fetch(dataset.source, tmp_path, tmp_path / "mirror")
-    assert manifest.source == "mirror"
-    assert manifest.inexact_test_rows == (1,)
-    assert [file.name for file in manifest.files if not file.matches_official] == [TEST_BATCH]
-    assert fetch(dataset.source, tmp_path) == manifest, "the downloads carry the mirror's word on"
 
 
 def test_inexact_file_that_is_not_declared_is_refused(tmp_path: Path) -> None:
@@ -300,26 +264,11 @@ def test_mirror_carries_inexact_rows_on(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     write_mirror_json(tmp_path / "first/tiny", dataset, inexact_test_rows=[199])
     manifest = fetch_dataset("tiny", dataset.source, tmp_path, tmp_path / "first", quiet)
+    assert (manifest.source, manifest.inexact_test_rows) == ("mirror", (199,))
+    assert [file.name for file in manifest.files if not file.matches_official] == [TEST_BATCH]
     copied = copy_to_mirror(dataset.source, tmp_path / "downloads/tiny", tmp_path / "second/tiny")
     assert (copied.complete, copied.inexact_test_rows) == (False, (199,))
     assert fetch_dataset("tiny", dataset.source, tmp_path / "there", tmp_path / "second", quiet) == manifest
-
-
-def test_written_description_has_the_fields_of_the_format(tmp_path: Path) -> None:
-    dataset = tiny_mnist()
-    dataset.write(tmp_path / "by-hand")
-    write_mirror_json(tmp_path / "by-hand", dataset)
-    copy_to_mirror(dataset.source, fetched(dataset, tmp_path), tmp_path / "written")
-    assert read_mirror(tmp_path / "written") == read_mirror(tmp_path / "by-hand")
-
-
-def test_changed_download_is_not_mirrored(tmp_path: Path) -> None:
-    dataset = tiny_mnist()
-    downloads = fetched(dataset, tmp_path)
-    (downloads / IMAGES).write_bytes(b"rotten")
-    with pytest.raises(ChecksumMismatch, match=IMAGES):
-        copy_to_mirror(dataset.source, downloads, tmp_path / "mirror")
-    assert not (tmp_path / "mirror/mirror.json").exists()
 
 
 def test_incomplete_downloads_are_not_mirrored(tmp_path: Path) -> None:
@@ -379,50 +328,37 @@ def test_interrupted_bytes_leave_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pin_tells_official_from_declared_inexact_bytes() -> None:
+@pytest.mark.parametrize(
+    ("pin", "result"),
+    [
+        (Pin(official_md5=MD5), True),
+        (Pin(official_sha256=SHA256), True),
+        (Pin(official_md5=MD5, official_sha256=SHA256), True),
+        (Pin(official_md5=MD5, official_sha256="1" * 64), "expected sha256 1111"),  # two digests are both wanted
+        (Pin(official_md5="0" * 32, official_sha256=SHA256), "expected md5 0000"),
+        (Pin(official_md5="0" * 32, inexact_sha256=SHA256), False),
+        (Pin(official_md5="0" * 32, inexact_sha256="1" * 64), "expected sha256 1111"),
+        (Pin(), None),  # nobody has published a digest
+        (Pin(inexact_sha256=SHA256), False),
+        (Pin(inexact_sha256="1" * 64), "expected sha256 1111"),
+    ],
+)
+def test_pin_tells_official_from_declared_inexact_and_from_wrong_bytes(pin: Pin, result: bool | str | None) -> None:
     digests = Digests(md5=MD5, sha256=SHA256, size_bytes=77)
-    other = "0" * 32
-    assert Pin(official_md5=MD5).check(digests, "here") is True
-    assert Pin(official_md5=other, inexact_sha256=SHA256).check(digests, "here") is False
-    with pytest.raises(ChecksumMismatch, match="expected sha256 1111"):
-        Pin(official_md5=other, inexact_sha256="1" * 64).check(digests, "here")
-
-
-def test_pin_with_two_digests_wants_both() -> None:
-    digests = Digests(md5=MD5, sha256=SHA256, size_bytes=77)
-    assert Pin(official_sha256=SHA256).check(digests, "here") is True
-    assert Pin(official_md5=MD5, official_sha256=SHA256).check(digests, "here") is True
-    with pytest.raises(ChecksumMismatch, match="expected sha256 1111"):
-        Pin(official_md5=MD5, official_sha256="1" * 64).check(digests, "here")
-    with pytest.raises(ChecksumMismatch, match="expected md5 0000"):
-        Pin(official_md5="0" * 32, official_sha256=SHA256).check(digests, "here")
-
-
-def test_file_without_a_published_digest_answers_to_its_mirror_or_to_nobody() -> None:
-    digests = Digests(md5=MD5, sha256=SHA256, size_bytes=77)
-    assert Pin().check(digests, "here") is None
-    assert Pin(inexact_sha256=SHA256).check(digests, "here") is False
-    with pytest.raises(ChecksumMismatch, match="expected sha256 1111"):
-        Pin(inexact_sha256="1" * 64).check(digests, "here")
+    if isinstance(result, str):
+        with pytest.raises(ChecksumMismatch, match=result):
+            pin.check(digests, "here")
+    else:
+        assert pin.check(digests, "here") is result
 
 
 PICTURES, TRUTH, METADATA = test_isic2019.ARCHIVE, test_isic2019.TRUTH, test_isic2019.METADATA
 
 
-def declare(*urls: str, archive: str = PICTURES) -> DatasetSource:
+def declare_isic(archive: str = PICTURES) -> DatasetSource:
     """As `params.yaml` declares ISIC 2019, for the pictures of its test."""
-    return DatasetSource(
-        title="tiny",
-        reader="isic2019",
-        shape=(3, 80, 80),
-        classes=8,
-        train=55,
-        test=11,
-        licence="none",
-        homepage="http://127.0.0.1/",
-        urls=urls,
-        files=(SourceFile(name=METADATA, optional=True), SourceFile(name=TRUTH), SourceFile(name=archive)),
-    )
+    files = SourceFile(name=METADATA, optional=True), SourceFile(name=TRUTH), SourceFile(name=archive)
+    return declare("isic2019", (3, 80, 80), *files, classes=8, train=55, test=11, title="tiny")
 
 
 def written(folder: Path) -> dict[str, bytes]:
@@ -438,32 +374,11 @@ def loose(folder: Path) -> dict[str, bytes]:
     return {TRUTH: files[TRUTH], **members}
 
 
-def test_whole_set_without_digests_is_never_full(tmp_path: Path, official_host: OfficialHost) -> None:
-    files = written(tmp_path / "official")
-    official_host.answers = {name: Answer(body=content) for name, content in files.items()}
-    source = declare(official_host.url)
-    manifest = fetch(source, tmp_path)
-    assert [file.name for file in manifest.files] == [METADATA, TRUTH, PICTURES]
-    assert [(file.official_md5, file.matches_official) for file in manifest.files] == [("", False)] * 3
-    info = prepare(source, manifest, tmp_path, tmp_path / "packed")
-    assert (info.provenance, info.train_images, info.test_images) == ("subset", 55, 11)
-
-
-def test_what_came_without_a_digest_is_held_to_its_first_bytes(tmp_path: Path) -> None:
-    write_folder(tmp_path / "mirror/tiny", written(tmp_path / "official"))
-    manifest = fetch(declare(), tmp_path, tmp_path / "mirror")
-    assert fetch(declare(), tmp_path) == manifest
-    path = tmp_path / "downloads/tiny" / TRUTH
-    path.write_bytes(path.read_bytes() + b"\n")
-    with pytest.raises(DatasetError, match=rf"{TRUTH}: sha256 was .* when it was fetched"):
-        fetch(declare(), tmp_path)
-
-
 @pytest.mark.parametrize("suffix", [".zip", ".tgz"])
 def test_unpacked_part_becomes_the_archive_always_the_same(tmp_path: Path, suffix: str) -> None:
     files = loose(tmp_path / "official")
     write_folder(tmp_path / "mirror/tiny", files)
-    source = declare(archive=f"archive{suffix}")
+    source = declare_isic(archive=f"archive{suffix}")
     first = fetch(source, tmp_path / "a", tmp_path / "mirror")
     assert first == fetch(source, tmp_path / "b", tmp_path / "mirror") == fetch(source, tmp_path / "a")
     assert [file.name for file in first.files] == [TRUTH, f"archive{suffix}"]
@@ -474,10 +389,10 @@ def test_unpacked_part_becomes_the_archive_always_the_same(tmp_path: Path, suffi
 
 def test_mirror_of_a_mirror_lacks_what_that_lacked(tmp_path: Path) -> None:
     write_folder(tmp_path / "mirror/tiny", loose(tmp_path / "official"))
-    manifest = fetch(declare(), tmp_path, tmp_path / "mirror")
-    info = copy_to_mirror(declare(), tmp_path / "downloads/tiny", tmp_path / "second/tiny")
+    manifest = fetch(declare_isic(), tmp_path, tmp_path / "mirror")
+    info = copy_to_mirror(declare_isic(), tmp_path / "downloads/tiny", tmp_path / "second/tiny")
     assert (info.complete, list(info.files)) == (False, [TRUTH, PICTURES])
-    assert fetch(declare(), tmp_path / "there", tmp_path / "second") == manifest
+    assert fetch(declare_isic(), tmp_path / "there", tmp_path / "second") == manifest
 
 
 def hostile(folder: Path, name: str) -> None:
@@ -498,7 +413,7 @@ def test_hostile_description_of_a_part_is_refused(tmp_path: Path, name: str, mes
     (folder / "linked").symlink_to(tmp_path / "outside")
     hostile(folder, name)
     with pytest.raises(DatasetError, match=message):
-        fetch(declare(), tmp_path / "home", tmp_path / "mirror")
+        fetch(declare_isic(), tmp_path / "home", tmp_path / "mirror")
     assert not (tmp_path / "home/downloads/tiny" / PICTURES).exists()
 
 
@@ -507,6 +422,6 @@ def test_changed_file_of_a_part_is_refused(tmp_path: Path) -> None:
     write_folder(folder, loose(tmp_path / "official"))
     (folder / "ISIC_2019_Training_Input/ISIC_0000003.jpg").write_bytes(b"other")
     with pytest.raises(ChecksumMismatch, match=r"ISIC_0000003.jpg: expected sha256 .* \(5 bytes\)"):
-        fetch(declare(), tmp_path / "home", tmp_path / "mirror")
+        fetch(declare_isic(), tmp_path / "home", tmp_path / "mirror")
     left = {path.name for path in (tmp_path / "home/downloads/tiny").iterdir()}
     assert PICTURES not in left and not any("partial" in name for name in left)

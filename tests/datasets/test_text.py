@@ -30,29 +30,19 @@ from stages.datasets.verified import ChecksumMismatch, DatasetError
 from stages.params.experiment import DatasetSource, SourceFile, load_params
 from tests.datasets.archives import write_zip
 from tests.datasets.official_host import Answer, OfficialHost
+from tests.datasets.tiny import declare
 
 
-def declare(train: int, test: int) -> DatasetSource:
+def declare_text(train: int, test: int) -> DatasetSource:
     """A user's own text file, declared as in docs/data.md."""
-    return DatasetSource(
-        title="mine",
-        kind="text",
-        reader="text",
-        shape=(8,),
-        classes=256,
-        train=train,
-        test=test,
-        licence="mine",
-        homepage="http://127.0.0.1/",
-        urls=(),
-        files=(SourceFile(name="mine.txt"),),
-    )
+    file = SourceFile(name="mine.txt")
+    return declare("text", (8,), file, kind="text", classes=256, train=train, test=test, title="mine")
 
 
 def pack(folder: Path, content: bytes, train: int, test: int) -> None:
     (folder / "downloads/mine").mkdir(parents=True)
     (folder / "downloads/mine/mine.txt").write_bytes(content)
-    source = declare(train, test)
+    source = declare_text(train, test)
     manifest = fetch_dataset("mine", source, folder, None, lambda line: None)
     info = prepare(source, manifest, folder, folder / "packed")
     assert (info.kind, info.provenance, info.vocabulary) == ("text", "subset", 256)
@@ -106,7 +96,7 @@ def test_rows_of_a_stand_in_are_few_and_short(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(), (0,), (8, 8)])
 def test_a_shape_that_is_no_window_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    source = dataclasses.replace(declare(1, 1), shape=shape)
+    source = dataclasses.replace(declare_text(1, 1), shape=shape)
     with pytest.raises(DatasetError, match=r"mine: a text's shape is \[tokens of a window\]; params.yaml: \["):
         prepare(source, Manifest(dataset="mine", source="embedded"), tmp_path, tmp_path / "packed")
 
@@ -153,7 +143,7 @@ def test_sample_is_the_first_bytes_of_the_pages_in_their_order(tmp_path: Path) -
 def test_sample_becomes_tokens(tmp_path: Path) -> None:
     (tmp_path / "downloads/mine").mkdir(parents=True)
     path = web_text(tmp_path / "downloads/mine", pages_xz(b"a" * 70, b"b" * 70))
-    source = dataclasses.replace(declare(90, 10), reader="openwebtext", files=(SourceFile(name=path.name),))
+    source = dataclasses.replace(declare_text(90, 10), reader="openwebtext", files=(SourceFile(name=path.name),))
     manifest = fetch_dataset("mine", source, tmp_path, None, lambda line: None)
     info = prepare(source, manifest, tmp_path, tmp_path / "packed")
     assert (info.train_images, info.test_images, info.provenance) == (90, 10, "subset")
@@ -188,19 +178,8 @@ def write(folder: Path, *lines: str) -> Path:
 
 
 def declare_table(train: int, test: int, columns: int = 14) -> DatasetSource:
-    return DatasetSource(
-        title="tiny",
-        kind="table",
-        reader="sgemm",
-        shape=(columns,),
-        classes=0,
-        train=train,
-        test=test,
-        licence="none",
-        homepage="http://127.0.0.1/",
-        urls=(),
-        files=(SourceFile(name=prepare_table.FILE),),
-    )
+    file = SourceFile(name=prepare_table.FILE)
+    return declare("sgemm", (columns,), file, kind="table", classes=0, train=train, test=test, title="tiny")
 
 
 def test_row_is_fourteen_settings_and_four_runs(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,8 @@ def tiny_cifar10(files: Mapping[str, bytes] | None = None, archive: bytes | None
     files = cifar10_files() if files is None else files
     archive = tar_gz(files) if archive is None else archive
     pins = tuple(SourceFile(name=name, md5=md5(content)) for name, content in files.items())
-    source = _declare("cifar10", (3, 32, 32), pins, SourceFile(name="cifar-10-binary.tar.gz", md5=md5(archive)))
+    packed = SourceFile(name="cifar-10-binary.tar.gz", md5=md5(archive))
+    source = declare("cifar10", (3, 32, 32), *pins, archive=packed)
     return TinyDataset(source, files, archive)
 
 
@@ -72,25 +74,20 @@ def tiny_mnist() -> TinyDataset:
         files[f"MNIST/raw/{prefix}-images-idx3-ubyte.gz"] = gzip.compress(images, mtime=0)
         files[f"MNIST/raw/{prefix}-labels-idx1-ubyte.gz"] = gzip.compress(labels, mtime=0)
     pins = tuple(SourceFile(name=name, md5=md5(content)) for name, content in files.items())
-    return TinyDataset(_declare("mnist", (1, 28, 28), pins, None), files)
+    return TinyDataset(declare("mnist", (1, 28, 28), *pins), files)
 
 
-def _declare(
-    reader: str, shape: tuple[int, int, int], files: tuple[SourceFile, ...], archive: SourceFile | None
-) -> DatasetSource:
-    return DatasetSource(
-        title=reader,
-        reader=reader,
-        shape=shape,
-        classes=10,
-        train=TRAIN,
-        test=TEST,
-        licence="none",
-        homepage="http://127.0.0.1/",
-        urls=(),
-        files=files,
-        archive=archive,
-    )
+def declare(reader: str, shape: tuple[int, ...], *files: SourceFile, **fields: Any) -> DatasetSource:
+    """Declare a data set without official addresses: ten classes of images, unless `fields` say otherwise."""
+    known: dict[str, Any] = {
+        "title": reader,
+        "classes": 10,
+        "train": TRAIN,
+        "test": TEST,
+        "licence": "none",
+        "urls": (),
+    }
+    return DatasetSource(reader=reader, shape=shape, files=files, homepage="http://127.0.0.1/", **known | fields)
 
 
 def tar_gz(files: Mapping[str, bytes]) -> bytes:

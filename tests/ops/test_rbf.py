@@ -1,7 +1,6 @@
 """HyperBF's functions and layers: equation by hand, SciPy's numbers, and the fast forms against the equation."""
 
 import math
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -374,11 +373,3 @@ def test_impossible_layers_are_refused() -> None:
         RBFFeedForward(8, 3, 8, metric="learned")
     with pytest.raises(ValueError, match="kernel is 'box'; known: gaussian, laplacian"):
         RBFAttention(8, 2, kernel="box")
-
-
-def test_the_example_of_the_docs_runs() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "operators" / "rbf.md").read_text()
-    names: dict[str, Any] = {}
-    exec(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0], names)
-    assert names["x"].shape == (8, 10, 64) and names["mixed"].shape == (8, 4, 10, 16)
-    assert names["y"].shape == (8, 4, 10, 5) and names["y"].dtype == torch.float64

@@ -9,13 +9,6 @@ from tests.service.browsing import EVERYTHING, IN_A_BROWSER, OF_COLOURS, found_i
 from tests.service.results_factory import LONG_TITLE
 
 pytestmark = IN_A_BROWSER
-KINDS = (
-    *("/", "/?dataset=mnist", "/?dataset=cifar10", "/papers/ninformer", "/claims/ninformer.table2.mnist.vit"),
-    *("/experiments/ninformer-mnist", "/docs", "run", "/claims?q=vit", "/method", "/leaderboard"),
-    *("/curves", "/curves?line=ninformer-mnist.vit&line=ninformer-cifar100.ninformer", "/papers/nothing"),
-    *("/claims/ninformer.table3.mnist.vit?cited=0123456789ab", "/?dataset=cifar100&sample=3"),
-)
-"""An address of each kind of page."""
 
 
 OVERFLOWING = "items => items.filter(item => item.scrollWidth > item.clientWidth).map(item => item.textContent)"

@@ -43,26 +43,6 @@ def test_a_claim_shows_the_runs_behind_its_verdict_and_what_they_cost(client: Te
     assert cost["peak_memory_bytes"] == 3_221_225_472
 
 
-def test_a_claim_shows_what_its_plan_can_tell_before_anything_has_run(client: TestClient) -> None:
-    claim = "ninformer.table2.cifar10.vit"
-    verdict = client.get(f"/api/v1/claims/{claim}").json()["verdict"]
-    power = verdict["power"]
-    assert (verdict["status"], verdict["is_predicted"]) == ("not tested", None)
-    assert (power["planned"], power["spread_source"], power["reproduced"], power["supported"]) == (
-        3,
-        "assumed",
-        0,
-        None,
-    )
-    page = client.get(f"/claims/{claim}").text
-    assert "What the planned runs can show" in page and "Worked out before anything ran. We plan 3 replicates" in page
-    assert (
-        "the 3 planned runs will confirm its number with a chance of less than 5 %, if runs scatter as we assume."
-        in page
-    )
-    assert "The plan is too short: nothing is judged before 5 replicates." in page
-
-
 def test_claims_are_filtered_by_verdict_and_kind(client: TestClient) -> None:
     contradicted = client.get("/api/v1/claims?verdict=contradicted").json()
     assert [claim["id"] for claim in contradicted] == ["ninformer.table3.mnist.vit"]

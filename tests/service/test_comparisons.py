@@ -1,12 +1,10 @@
 import csv
 import io
-import re
-from html import unescape
 
 import pytest
 from fastapi.testclient import TestClient
 
-from service.http.errors import NotAcceptable, preferred
+from service.http.errors import preferred
 from stages.results.estimates import COLUMNS
 
 OFFERS = {"json": "application/json", "csv": "text/csv"}
@@ -111,17 +109,6 @@ def test_accept_is_read_as_rfc_9110_says(accept: str, choice: str) -> None:
     assert preferred(accept, OFFERS) == choice
 
 
-@pytest.mark.parametrize("accept", ["text/csv", "application/json"])
-def test_a_cache_is_told_that_the_answer_depends_on_accept(client: TestClient, accept: str) -> None:
-    vary = client.get("/compare?dataset=mnist", headers={"accept": accept}).headers["vary"]
-    assert "Accept" in [part.strip() for part in vary.split(",")]
-
-
-def test_an_unacceptable_accept_is_refused() -> None:
-    with pytest.raises(NotAcceptable, match="application/json, text/csv"):
-        preferred("image/png", OFFERS)
-
-
 @pytest.mark.parametrize(
     ("address", "known"),
     [
@@ -144,11 +131,6 @@ def test_a_parameter_that_counts_once_is_refused_twice(client: TestClient) -> No
     )
 
 
-def test_a_misspelt_parameter_of_predict_is_refused(client: TestClient) -> None:
-    answer = client.post("/predict?dataset=mnist&topk=1", files={"file": b""})
-    assert (answer.status_code, "known: arm, checkpoint" in answer.json()["detail"]) == (422, True)
-
-
 def test_a_route_without_parameters_takes_none(client: TestClient) -> None:
     answer = client.get("/api/v1/claims/ninformer.table2.c100.vit?format=csv")
     assert (answer.status_code, answer.json()["detail"]) == (422, "unknown query parameter 'format'; it takes none")
@@ -169,27 +151,3 @@ def test_compare_is_a_page_for_clients_that_prefer_html_and_json_for_all_others(
     assert client.get("/compare?dataset=cifar100&format=json", headers={"accept": BROWSER}).json()
     alone = client.get("/compare?dataset=cifar100", headers={"accept": "text/html"})
     assert (alone.status_code, alone.headers["content-type"]) == (200, "text/html; charset=utf-8")
-
-
-def test_every_data_set_has_a_page_with_the_numbers_of_the_comparison(published_client: TestClient) -> None:
-    headers = {"accept": BROWSER}
-    for dataset in (item["name"] for item in published_client.get("/api/v1/datasets").json()):
-        address = f"/compare?dataset={dataset}"
-        page = published_client.get(address, headers=headers).text
-        for comparison in published_client.get(address).json()["comparisons"]:
-            section = page[page.index(f'<section class="experiment" id="{comparison["experiment"]}"') :]
-            section = section.partition("</section>")[0]
-            trained = [arm for arm in comparison["arms"] if arm["ours"]]
-            assert section.count('<circle class="of-ours"') == len(trained), comparison["experiment"]
-            assert ("Learning curves" in section) == bool(trained)
-            best = comparison["order"]["of_ours"][:1]
-            first = re.search(r'<th scope="row"><svg.*?</svg><a [^>]*>([^<]+)<', section)
-            assert not best or (
-                first and unescape(first[1]).strip() in [a["title"] for a in trained if a["arm"] == best[0]]
-            )
-    assert (
-        "none of 28 planned models has been trained in full"
-        in published_client.get("/compare?dataset=cifar100", headers=headers).text
-    )
-    unknown = published_client.get("/compare?dataset=cifar1000", headers=headers)
-    assert (unknown.status_code, "/compare?dataset=cifar100" in unknown.text) == (404, True)

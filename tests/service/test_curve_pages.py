@@ -8,7 +8,6 @@ from fastapi.testclient import TestClient
 
 from service.pages.comparing import MOST_LINES
 from tests.service.drawn import drawings, drawn
-from tests.service.test_pages import Page
 
 MIXER, VIT, NINFORMER = "ninformer-mnist.mlp-mixer", "ninformer-mnist.vit", "ninformer-mnist.ninformer"
 FAR = "ninformer-cifar100.vit"
@@ -105,27 +104,6 @@ def test_more_lines_than_colours_are_refused_and_one_line_counts_once(client: Te
     answer = client.get("/curves", params={"line": names})
     assert answer.status_code == 422 and answer.json()["detail"] == "9 lines; one chart shows at most 8"
     assert client.get("/curves", params={"line": [VIT] * (MOST_LINES + 1)}).status_code == 200
-
-
-@pytest.mark.parametrize("path", ["/experiments/ninformer-mnist", "/leaderboard?dataset=mnist", "run"])
-def test_models_and_runs_lead_to_the_chart(client: TestClient, path: str) -> None:
-    """By a link, or by the form of the leaderboard."""
-    html = client.get(f"/runs/{run_of(client, 'vit')}" if path == "run" else path).text
-    links = [link for link in Page(html).addresses if link.startswith("/curves?")]
-    if path.startswith("/leaderboard"):
-        assert '<form method="get" action="/curves">' in html
-        links = ["/curves?" + "&".join(f"line={name}" for name in re.findall(r'name="line" value="([^"]+)"', html))]
-    assert links
-    assert drawings(client.get(links[0]).text)
-
-
-def test_a_first_look_stands_in_grey_where_nothing_decides_the_claim(client: TestClient) -> None:
-    html = client.get("/papers/ninformer").text
-    (comparison,) = client.get("/compare?dataset=cifar100").json()["comparisons"]
-    (ours,) = [arm["ours"]["value"] for arm in comparison["arms"] if arm["arm"] == "ninformer"]
-    looks = re.findall(r'<small class="first-look" title="([^"]+)">([^<]+)</small>', html)
-    assert (comparison["cut"], f"{100 * ours:.2f} % in a shortened run") in looks
-    assert "come from shortened runs on real data" in html
 
 
 def test_full_runs_and_placeholders_are_no_first_look(client: TestClient) -> None:

@@ -143,21 +143,6 @@ def test_the_pixels_of_a_request_are_bounded_before_any_is_decoded() -> None:
     run(scene)
 
 
-@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
-def test_an_image_whose_process_is_lost_is_decoded_by_the_next_one(fate: signal.Signals) -> None:
-    async def scene() -> None:
-        async with decoding() as decoder:
-            for process in decoder.processes:
-                assert process.pid is not None
-                os.kill(process.pid, fate)
-            while any(process.is_alive and not process.is_stopped for process in decoder.processes):
-                await asyncio.sleep(0.01)
-            assert (await decoder.decode([large()] * 2, [SHAPE]))[0][0].shape == (2, *SHAPE)
-            assert sum(process.restarts for process in decoder.processes) == 2
-
-    run(scene)
-
-
 def end_at_once(connection: Connection) -> None:
     """A decoder that any image ends but a good one."""
     while connection.recv()[0] == GOOD:
@@ -286,25 +271,6 @@ def test_a_request_with_many_large_images_lets_others_go_first() -> None:
     run(scene)
 
 
-def test_busy_client_does_not_delay_another() -> None:
-    async def scene() -> None:
-        done: list[str] = []
-
-        async def ask(client: str) -> None:
-            holder.set(client)
-            await decoder.decode([large()], [SHAPE])
-            done.append(client)
-
-        async with decoding() as decoder:
-            many = [asyncio.create_task(ask("many")) for _ in range(6 * PROCESSES)]
-            await asyncio.sleep(0.05)
-            begun = len(done) + 2 * PROCESSES  # those being decoded, and those decoded that haven't been answered
-            await asyncio.gather(asyncio.create_task(ask("lone")), *many)
-        assert done.index("lone") <= begun, "behind those that had begun"
-
-    run(scene)
-
-
 def test_the_newest_request_of_the_heaviest_client_makes_room_and_cancelled_ones_give_their_turns_back() -> None:
     async def scene() -> None:
         async def ask(client: str, images: int) -> None:
@@ -325,20 +291,6 @@ def test_the_newest_request_of_the_heaviest_client_makes_room_and_cancelled_ones
             await asyncio.gather(*waiting, return_exceptions=True)
             for _ in range(2 * PROCESSES):
                 await ask("any", 2)
-
-    run(scene)
-
-
-def test_who_waits_too_long_for_a_turn_may_come_again() -> None:
-    async def scene() -> None:
-        async with decoding(seconds=0.5, wait_seconds=0.1) as decoder:
-            stop_when_asked(decoder)
-            stuck = [asyncio.create_task(decoder.decode([large()], [SHAPE])) for _ in range(PROCESSES)]
-            await asyncio.sleep(0.1)
-            with pytest.raises(Busy, match=r"decoding images: no turn came within 0\.1 s"):
-                await decoder.decode([large()], [SHAPE])
-            found = await asyncio.gather(*stuck, return_exceptions=True)
-            assert [type(error) for error in found] == [Busy] * PROCESSES
 
     run(scene)
 

@@ -7,7 +7,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
 from fastapi.testclient import TestClient
 from pyarrow import parquet
@@ -47,19 +46,6 @@ def test_a_table_in_parquet_holds_every_row_of_the_database(client: TestClient, 
     read = parquet.read_table(io.BytesIO(answer.content))
     assert plain(table, read.to_pylist()) == plain(table, stored(root, table))
     assert read.schema.names == [column.name for column in export.find_table(table).columns]
-
-
-def test_pandas_joins_metrics_with_runs(client: TestClient) -> None:
-    frames = {
-        name: pandas.read_parquet(io.BytesIO(client.get(f"/api/v1/export/{name}.parquet").content))
-        for name in ("results", "metrics")
-    }
-    joined = frames["metrics"].merge(frames["results"], left_on="result_id", right_on="id")
-    chosen = joined[(joined.metric == "accuracy") & (joined.profile == "paper") & (joined.arm == "ninformer")]
-    runs = client.get("/api/v1/runs?profile=paper&arm=ninformer").json()
-    ours = [metric["value"] for run in runs for metric in run["metrics"] if metric["metric"] == "accuracy"]
-    assert sorted(chosen.value) == sorted(ours) and len(ours) == 3
-    assert frames["results"].is_selected.dtype == bool and frames["metrics"].value.dtype == float
 
 
 def test_the_zip_holds_every_table_of_one_state(client: TestClient) -> None:
@@ -108,12 +94,6 @@ def test_an_export_is_sent_in_ranges(client: TestClient) -> None:
 def test_gzip_is_not_sent_where_it_is_refused(client: TestClient, accepted: str, is_packed: bool) -> None:
     answer = client.get("/compare", headers={"accept-encoding": accepted})
     assert ("content-encoding" in answer.headers) == is_packed
-
-
-def test_an_export_is_not_sent_twice(client: TestClient) -> None:
-    for address in ("/api/v1/export/claims.parquet", "/api/v1/export.zip"):
-        etag = client.get(address).headers["etag"]
-        assert client.get(address, headers={"if-none-match": etag}).status_code == 304
 
 
 @pytest.mark.parametrize("name", ["nothing", "pg_class", "results;drop", "..%2fresults", "results%00", "x" * 5000])

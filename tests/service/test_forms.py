@@ -3,16 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from urllib3.filepost import encode_multipart_formdata
 
 from service.http.strict import only_file
-from service.routes.inference import MAX_NAMES, PlainQuery, read_query
+from service.routes.inference import MAX_NAMES, read_query
 from tests.service.conftest import png
 from tests.service.test_hostile import END, GOOD, forms, part
 
@@ -60,24 +58,6 @@ def test_a_form_of_one_file_is_read(name: str, content: bytes) -> None:
         assert by_the_parser(KIND, body) == [("file", name, content)]
 
 
-def test_forms_of_usual_clients_are_read() -> None:
-    sent = httpx.Request("POST", "http://x", files={"file": ("a.png", png())})
-    assert only_file(sent.headers["content-type"].encode(), sent.read()) == ("file", "a.png", png())
-    body, kind = encode_multipart_formdata({"file": ("a.png", png(), "image/png")})
-    assert only_file(kind.encode(), body) == ("file", "a.png", png())
-    for boundary in (
-        "------------------------d74496d66958873e",
-        "----WebKitFormBoundary7MA4YWxkTrZu0gW",
-    ):  # curl, Chrome
-        lines = [
-            f"--{boundary}",
-            'Content-Disposition: form-data; name="file"; filename="a.png"',
-            "Content-Type: image/png",
-        ]
-        body = "\r\n".join(lines).encode() + b"\r\n\r\n" + png() + f"\r\n--{boundary}--\r\n".encode()
-        assert only_file(f"multipart/form-data; boundary={boundary}".encode(), body) == ("file", "a.png", png())
-
-
 @pytest.mark.filterwarnings("ignore:Unclosed file <tempfile:ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_hostile_form_is_read_alike_or_left(subtests: pytest.Subtests) -> None:
@@ -94,11 +74,6 @@ def test_pieces_of_a_form_are_read_alike_or_left(pieces: list[bytes]) -> None:
 @given(st.lists(st.sampled_from(PIECES), max_size=6), st.sampled_from(["a.png", 'a"b', "ä", "a\\b", "%41", ""]))
 def test_a_file_of_pieces_is_read_alike_or_left(pieces: list[bytes], name: str) -> None:
     assert_alike(KIND, part(f'name="file"; filename="{name}"', b"".join(pieces)) + END)
-
-
-def test_a_query_is_read_as_the_route_takes_it() -> None:
-    assert read_query(b"checkpoint=a.b.0&top_k=3&checkpoint=c.d.1") == PlainQuery(("a.b.0", "c.d.1"), None, (), 3)
-    assert read_query(b"dataset=mnist&arm=vit") == PlainQuery((), "mnist", ("vit",), 5)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Where to object to a verdict, and which files of the repository pages show."""
 
 import re
-from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
@@ -73,7 +72,3 @@ def test_documents_run_nothing_and_lead_nowhere_else() -> None:
         assert document.title == "Title" and "<script" not in document.body and 'href="java' not in document.body
         assert '<a href="/files/docs/own.md#d">c</a>' in document.body and other in document.body
     assert 'src="https://example.org/x/blob/HEAD/docs/none.png"' in document.body
-
-
-def test_a_service_without_these_files_names_them(tmp_path: Path) -> None:
-    assert files_below(tmp_path) == {}

@@ -1,15 +1,13 @@
 """The front page answers each paper's question, and counts nothing as plainly true that depends on how it is read."""
 
 import re
-from fnmatch import fnmatchcase
 from html import unescape
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from service.pages.opening import answer, cards_of, prospects, still_open
-from stages.claims import read_deviations
+from service.pages.opening import answer
 from stages.results import Claim, Counts, Discoveries, JudgedClaim, Outlook, Tally, VerdictRow
 
 NOTHING = Counts(decidable=0, in_favour=0, under_reading=0, against=0, open=0, waiting=0)
@@ -41,15 +39,6 @@ def judged(name: str, status: str, **about: Any) -> JudgedClaim:
     return JudgedClaim(claim=claim, verdict=verdict, experiments=("e",), datasets=("mnist",))
 
 
-def test_three_cards_count_what_holds_plainly_what_fails_and_what_waits_with_what_decided_them() -> None:
-    whole = tally(counts(in_favour=3, under_reading=1, waiting=4), counts(against=2), counts(in_favour=5))
-    holds, fails, waits = cards_of([whole, whole])
-    assert (holds.number, holds.parts) == (14, ((4, "by training"), (10, "by counting in the data")))
-    assert (fails.number, fails.parts) == (4, ((4, "by computing"),))
-    assert (waits.number, waits.parts) == (8, ((8, "by training"),))
-    assert still_open([tally(counts(open=2, in_favour=1, under_reading=1))]) == (2, 1)
-
-
 @pytest.mark.parametrize(
     ("statuses", "said"),
     [
@@ -65,37 +54,6 @@ def test_three_cards_count_what_holds_plainly_what_fails_and_what_waits_with_wha
 )
 def test_a_question_is_answered_by_the_words_of_its_claims(statuses: list[str], said: str) -> None:
     assert answer([judged(str(n), status) for n, status in enumerate(statuses)], {}) == said
-
-
-def test_a_question_that_nothing_answers_says_how_many_models_were_trained(published_client: TestClient) -> None:
-    """By the published evidence, whose runs of these models are shortened."""
-    lines = re.findall(
-        r"<li><a href=\"/papers/(\w+)\">([^<]+)</a> ([^<]+)</li>", unescape(published_client.get("/").text)
-    )
-    answers = {paper: (question, told) for paper, question, told in lines}
-    claims = published_client.get("/api/v1/claims?paper=ninformer&limit=1000").json()
-    (found,) = read_deviations(["ninformer"])
-    assert found.question is not None
-    asked = [claim for claim in claims if any(fnmatchcase(claim["id"], one) for one in found.question.claims)]
-    models = {(claim["experiment"], claim[arm]) for claim in asked for arm in ("arm", "baseline_arm")}
-    looks = len([claim for claim in asked if claim["kind"] == "order"])
-    question, told = answers["ninformer"]
-    assert question == "Does NiNformer beat ViT?" and told.startswith(
-        f"Not known yet: 0 of {len(models)} models trained"
-    )
-    assert re.search(rf"; short runs agree(?: in \d+ of {looks})?\.", told)
-    assert answers["dac"][1].startswith("Yes so far: of ") and len(answers) == 5
-
-
-def test_what_the_plans_can_not_confirm_is_said() -> None:
-    assert prospects(ALL_CLEAR) == ""
-    assert prospects(Outlook(waiting=9, hopeless=2, order_only=3, unlikely=1, unknown=3, assumed=0)) == (
-        "Of the untested claims, the planned runs will hardly confirm 2 (a chance below 5 %), have less than an even "
-        "chance with 1 and can confirm only the order, not the size, of 3, even if the paper is right and our set-up "
-        "is the paper’s."
-    )
-    guessed = prospects(Outlook(waiting=9, hopeless=2, order_only=0, unlikely=0, unknown=3, assumed=5))
-    assert guessed.endswith(" For 5, this rests on an assumed spread between runs.")
 
 
 @pytest.fixture(scope="module")

@@ -414,7 +414,7 @@ MOST_BYTES = 120_000
 def test_a_page_weighs_little(published_client: TestClient, path: str) -> None:
     page = published_client.get(path, headers={"accept": "text/html", "accept-encoding": "gzip"})
     parts = re.findall(r'<(?:script src|link rel="stylesheet" href|link rel="icon" href|img src)="([^"]+)"', page.text)
-    fonts = re.findall(r'url\("(\w+\.woff2)"\)', published_client.get("/static/style.css").text)
+    fonts = re.findall(r'url\("(\w+\.woff2)"\)', published_client.get("/static/fonts.css").text)
     parts += [f"/static/{font}" for font in fonts]
     answers = [published_client.get(part, headers={"accept-encoding": "gzip"}) for part in parts if part[0] == "/"]
     weight = page.num_bytes_downloaded + sum(answer.num_bytes_downloaded for answer in answers)

@@ -87,11 +87,6 @@ def test_a_name_that_is_not_there_is_404(client: TestClient, route: APIRoute) ->
     is_problem(client.request(method, unknown, json={"inputs": []} if method == "POST" else None), 404)
 
 
-def test_an_address_that_is_not_there_is_404(client: TestClient) -> None:
-    for path in ("/nothing", "/api", "/api/v1", "/api/v1/nothing", "/v2/nothing", "/v3", "/static", "/static/nothing"):
-        is_problem(client.get(path), 404)
-
-
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{sorted(route.methods)[0]} {route.path_format}")
 def test_a_foreign_host_is_421_and_giant_headers_are_431(client: TestClient, route: APIRoute) -> None:
     method = next(iter(route.methods))

@@ -13,13 +13,10 @@ from pathlib import Path
 import psycopg
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import text
-from sqlalchemy.orm import Session
 
 from service.app import create_app
 from service.settings import Settings
 from stages.recording import record
-from stages.results import create_results
 from tests.service.test_errors import assert_problem
 
 pytestmark = pytest.mark.slow
@@ -53,15 +50,6 @@ def test_a_locked_file_is_503(own_root: Path) -> None:
         assert client.get("/health/ready").status_code == 200
 
 
-def test_a_locked_table_is_503(root: Path, postgresql: Create) -> None:
-    record(root, url := postgresql())
-    with client_of(root, url) as client, psycopg.connect(url) as writer:
-        writer.execute("LOCK TABLE meta IN ACCESS EXCLUSIVE MODE")
-        assert_refused(client, 6)
-        writer.rollback()
-        assert client.get("/health/ready").status_code == 200
-
-
 def test_a_server_that_accepts_and_says_nothing_is_503(root: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql://claimcheck@127.0.0.1:{silent.getsockname()[1]}/results"
@@ -88,29 +76,6 @@ def test_a_server_that_stands_still_is_503(root: Path, postgresql: Create, monke
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
         assert client.get("/compare?dataset=cifar100").status_code == 200
-
-
-def test_a_rebuild_blocks_no_reader(root: Path, postgresql: Create) -> None:
-    record(root, url := postgresql())
-    began, end = threading.Event(), threading.Event()
-
-    def fill(session: Session) -> None:
-        session.execute(text("INSERT INTO meta VALUES ('content', 'new'), ('schema_version', '1')"))
-        began.set()
-        assert end.wait(30)
-
-    writer = threading.Thread(target=create_results, args=(url, fill))
-    with client_of(root, url) as client:
-        writer.start()
-        try:
-            assert began.wait(30)
-            started = time.monotonic()
-            assert client.get("/compare?dataset=cifar100").status_code == 200
-            assert client.get("/health/ready").status_code == 200
-            assert time.monotonic() - started < 2
-        finally:
-            end.set()
-            writer.join()
 
 
 def test_a_long_reader_holds_up_the_rebuild_and_no_other_reader(root: Path, postgresql: Create) -> None:

@@ -60,16 +60,6 @@ def test_a_list_s_csv_holds_what_its_json_holds(client: TestClient, name: str) -
     assert checked > 2 * len(rows)
 
 
-def test_pages_of_csv_are_walked_by_link_headers(client: TestClient) -> None:
-    whole = read_csv(client.get("/api/v1/runs?limit=1000&format=csv").text)
-    rows, address = [], "/api/v1/runs?limit=7&format=csv"
-    while address:
-        answer = client.get(address)
-        rows += read_csv(answer.text)
-        address = parse_links(answer.headers["link"]).get("next", "")
-    assert rows == whole
-
-
 def test_csv_is_whole_without_being_asked(published_client: TestClient) -> None:
     for name in ("claims", "runs"):
         answer = published_client.get(f"/api/v1/{name}?format=csv")
@@ -79,12 +69,6 @@ def test_csv_is_whole_without_being_asked(published_client: TestClient) -> None:
         assert len(published_client.get(f"/api/v1/{name}").json()) == 100
     curves = published_client.get("/api/v1/experiments/dac-sgemm/curves?curve=test_loss&format=csv")
     assert len(read_csv(curves.text)) > 5000
-
-
-def test_csv_has_a_tag_of_its_own(client: TestClient) -> None:
-    etag = client.get("/api/v1/claims?format=csv").headers["etag"]
-    assert client.get("/api/v1/claims?format=csv", headers={"if-none-match": etag}).status_code == 304
-    assert client.get("/api/v1/claims").headers["etag"] != etag
 
 
 @pytest.mark.parametrize("name", LISTS)

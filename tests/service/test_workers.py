@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -15,9 +14,8 @@ import psutil
 import pytest
 
 from service.inference.models import Model, Models
-from service.inference.processes import Process, ProcessGone, ProcessSlow
+from service.inference.processes import Process, ProcessSlow
 from service.inference.workers import NeverBegan, Worker
-from stages.checkpoint.contract import CheckpointError
 from stages.checkpoint.predictor import load_predictor
 from tests.polling import wait_until
 
@@ -58,42 +56,11 @@ def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_it_answers_as_the_predictor_does_and_says_what_its_weights_take(worker: Worker, model: Model) -> None:
-    found = worker.probabilities(model, images(model, 3))
-    np.testing.assert_allclose(found, load_predictor(PATH).probabilities(images(model, 3)), rtol=0, atol=1e-6)
-    assert worker.weight_bytes > 100_000
-
-
-def test_weights_that_are_gone_are_refused_and_the_worker_lives_on(
-    worker: Worker, model: Model, tmp_path: Path
-) -> None:
-    lost = Model(tmp_path / "lost.safetensors", model.sha256, model.contract)
-    with pytest.raises(CheckpointError, match="can't be read"):
-        worker.probabilities(lost, images(model, 1))
-    assert worker.probabilities(model, images(model, 1)).shape == (1, len(model.contract.classes))
-
-
 def test_signals_are_for_the_server(worker: Worker, model: Model) -> None:
     worker.probabilities(model, images(model, 1))
     assert worker.pid is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(worker.pid, number)
-    assert worker.probabilities(model, images(model, 1)).shape == (1, len(model.contract.classes))
-
-
-def test_a_worker_killed_within_a_pass_is_noticed(worker: Worker, model: Model) -> None:
-    worker.probabilities(model, images(model, 1))
-    assert worker.pid is not None and worker.is_alive
-    killer = threading.Timer(0.2, os.kill, (worker.pid, signal.SIGKILL))
-    killer.start()
-    with pytest.raises(ProcessGone):
-        worker.probabilities(model, images(model, 4000))
-    wait_until(lambda: not worker.is_alive)
-    with pytest.raises(ProcessGone):
-        worker.probabilities(model, images(model, 1))
-    lost = worker.pid
-    worker.restart()
-    assert worker.pid != lost and worker.restarts == 1
     assert worker.probabilities(model, images(model, 1)).shape == (1, len(model.contract.classes))
 
 
@@ -121,33 +88,12 @@ def test_a_process_that_reads_nothing_is_given_up_and_stopped_for_good() -> None
     assert not process.is_alive
 
 
-def test_a_worker_that_hangs_is_given_up_and_can_be_stopped(model: Model) -> None:
-    worker = Worker(device="cpu", budget_bytes=1 << 30, threads=1, pass_seconds=0.5)
-    worker.start()
-    assert worker.pid is not None
-    os.kill(worker.pid, signal.SIGSTOP)
-    with pytest.raises(ProcessGone, match="hasn't answered for"):
-        worker.probabilities(model, images(model, 1))
-    before = time.monotonic()
-    worker.stop()
-    assert not worker.is_alive and time.monotonic() - before < 20
-
-
 def test_a_file_that_moved_is_looked_for_where_it_is(tmp_path: Path, model: Model) -> None:
     models = Models(tmp_path)
     for name in ("here.safetensors", "there.safetensors"):
         (tmp_path / name).write_bytes(PATH.read_bytes())
         assert models.known(name, model.sha256) is None
         assert models.get(name, model.sha256).path == tmp_path / name
-
-
-def test_stopping_ends_the_process() -> None:
-    worker = Worker(device="cpu", budget_bytes=1 << 30, threads=1)
-    worker.start()
-    pid = worker.pid
-    assert pid is not None and is_running(pid)
-    worker.stop()
-    assert not is_running(pid) and not worker.is_alive
 
 
 @pytest.mark.parametrize("end", ["time.sleep(600)", "sys.exit(3)"], ids=["killed", "exits"])

@@ -24,25 +24,8 @@ def judge(proposed: list, baseline: list = VIT, claim: ComparableClaim = CLAIM, 
     return judge_comparable(claim, Sample.of(proposed), Sample.of(baseline), rules=RULES, pairing=pairing)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("gain", "status"),
-    [
-        (0.03, Status.SUPPORTED),  # far ahead: better than comparable refutes nothing
-        (0.003, Status.SUPPORTED),
-        (0.0, Status.SUPPORTED),
-        (-0.002, Status.SUPPORTED),
-        (-0.0089, Status.HOLDS_UNDER_READING),  # what the paper itself calls comparable, and we by our margin don't
-        (-0.016, Status.UNRESOLVED),
-        (-0.02, Status.REVERSED),
-    ],
-)
-def test_equal_or_ahead_is_for_the_paper_and_two_points_behind_against(gain: float, status: Status) -> None:
-    verdict = judge(ours(gain))
-    assert verdict.status is status, verdict.explanation
-    assert verdict.estimate == pytest.approx(gain, abs=1e-4)
-
-
 def test_without_a_loss_that_the_paper_calls_comparable_the_margin_decides_alone() -> None:
+    assert judge(ours(-0.0089)).status is Status.HOLDS_UNDER_READING
     assert judge(ours(-0.0089), claim=STRICT).status is Status.REVERSED
     assert judge(ours(-0.005), claim=STRICT).status is Status.UNRESOLVED
     assert judge(ours(0.0), claim=STRICT).status is Status.SUPPORTED

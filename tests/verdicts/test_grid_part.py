@@ -111,19 +111,6 @@ def test_slices_are_whole_levels_of_one_factor() -> None:
     assert whole_slices(GRID, GRID) == list(range(35))
 
 
-def test_pairs_that_are_no_slice_settle_nothing() -> None:
-    verdict = judge((GRID[0], GRID[7]), np.array([0.2, 0.21]), noise=some_noise(2))
-    assert (verdict.status, verdict.low) == (Status.UNRESOLVED, None)
-    assert verdict.explanation == "Of no width or depth has every pair run, so nothing is said of the grid."
-    assert verdict.estimate == pytest.approx(0.205, abs=0.02)
-
-
-def test_one_depth_says_nothing_of_the_others() -> None:
-    verdict = judge(cells(depths=(8,)), np.full(7, 0.2), noise=some_noise(7))
-    assert verdict.status is Status.SUPPORTED
-    assert "It is of depth 8 with every width; depth 5, 6, 11 and 16 didn't run. They may differ" in verdict.explanation
-
-
 def test_the_printed_number_is_of_every_pair() -> None:
     sharp = dataclasses.replace(CLAIM, stderr=0.001, n=5)
     for gain, of_whole in ((0.2, Status.REPRODUCED), (0.4, Status.NOT_REPRODUCED)):

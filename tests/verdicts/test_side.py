@@ -2,31 +2,12 @@
 
 import pytest
 
-from stages.verdicts import Observation, Sample, Status, judge_side
+from stages.verdicts import Observation, Sample, judge_side
 from tests.verdicts.simulation import RULES
 
 
 def of(*values: float | None) -> Sample:
     return Sample(tuple(Observation(index=index, value=value) for index, value in enumerate(values)))
-
-
-@pytest.mark.parametrize(
-    ("values", "better", "status"),
-    [
-        ((2.1, 2.2, 2.0, 2.15, 2.05), "higher", Status.SUPPORTED),
-        ((2.1, 2.2, 2.0, 2.15, 2.05), "lower", Status.REVERSED),
-        ((-2.1, -2.2, -2.0, -2.15, -2.05), "higher", Status.REVERSED),
-        ((0.5, -0.6, 0.4, -0.5, 0.1), "higher", Status.UNRESOLVED),
-        ((1.0, 1.0, 1.0, 1.0, 1.0), "higher", Status.UNRESOLVED),
-        ((2.1, None, 2.0, 2.15, 2.05), "higher", Status.UNRESOLVED),
-        ((2.1, None, None, None, None), "higher", Status.UNRESOLVED),
-        ((2.1, 2.2), "higher", Status.UNRESOLVED),
-        ((), "higher", Status.NOT_TESTED),
-    ],
-)
-def test_the_interval_decides_and_nothing_else(values: tuple[float | None, ...], better: str, status: Status) -> None:
-    verdict = judge_side(0.0, better, of(*values), rules=RULES)  # type: ignore[arg-type]
-    assert verdict.status is status, verdict.explanation
 
 
 def test_the_sentence_says_how_far_and_from_what() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stages.verdicts import Order, Status, TableSentence, Verdict, judge_table
+from stages.verdicts import PrintedOrder, Status, TableSentence, Verdict, judge_table
 from stages.verdicts.families import Effect, differences, mean_gain
 from tests.verdicts.simulation import RULES, above
 
@@ -13,7 +13,7 @@ FOLDS, TRIALS = 5, 20_000
 STEPS = np.array([0.001, -0.002, 0.0, 0.003, -0.002])
 
 
-def order(gain: float | None, *, dataset: str = "one", printed: float = 0.004, turn: int = 0) -> Order:
+def order(gain: float | None, *, dataset: str = "one", printed: float = 0.004, turn: int = 0) -> PrintedOrder:
     """Five folds with this mean gain; `turn` says which fold has which of the steps."""
     steps = np.roll(STEPS, turn)
     gains = {} if gain is None else {fold: gain + float(step) for fold, step in enumerate(steps)}
@@ -26,7 +26,7 @@ def order(gain: float | None, *, dataset: str = "one", printed: float = 0.004, t
         p_value=None if gain is None else 0.5,
         share=RULES.looks[FOLDS],
     )
-    return Order(verdict=verdict, printed=printed, dataset=dataset, gains=gains)
+    return PrintedOrder(verdict=verdict, printed=printed, dataset=dataset, gains=gains)
 
 
 def table(*gains: float | None, printed: float = 0.004) -> TableSentence:

@@ -1,7 +1,5 @@
 """A gain claimed to be alike at every level: the distances between levels, and how often they err."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -55,32 +53,6 @@ def test_the_error_is_never_below_that_of_the_seeds() -> None:
     assert judge(levels).status is Status.REPRODUCED
 
 
-def test_what_depths_have_in_common_is_no_error() -> None:
-    levels = pairs([0.1, 0.2, 0.4])
-    shifted = {
-        at: [(Sample.of([value - depth for value in ours.values]), theirs) for depth, (ours, theirs) in enumerate(row)]
-        for at, row in levels.items()
-    }
-    one, other = (measure_levels(CLAIM, rows, N) for rows in (levels, shifted))
-    assert one.f == pytest.approx(other.f)
-
-
-@pytest.mark.parametrize(
-    ("gains", "status"),
-    [
-        ([0.25] * 7, Status.REPRODUCED),
-        ([0.16, 0.13, 0.18, 0.21, 0.28, 0.31, 0.31], Status.NOT_REPRODUCED),
-        ([0.22, 0.22, 0.22, 0.22, 0.28, 0.28, 0.28], Status.INCONCLUSIVE),
-    ],
-)
-def test_levels_are_alike_where_no_two_are_further_apart_than_the_margin(gains: list[float], status: Status) -> None:
-    verdict = judge(pairs(gains, spread=0.02))
-    assert verdict.status is status
-    assert verdict.low <= verdict.estimate and (verdict.estimate <= verdict.high or verdict.high == 0)
-    assert (status is Status.REPRODUCED) == (verdict.high <= CLAIM.margin)
-    assert (status is Status.NOT_REPRODUCED) == (verdict.low > CLAIM.margin)
-
-
 def test_the_sentence_has_every_level_and_those_outside_the_margin() -> None:
     verdict = judge(pairs([0.10, 0.05, 0.18, 0.21, 0.28, 0.31, 0.31], spread=0.02))
     assert "wholly outside 0.25 ± 0.0625: 0, 1. Better at every width. " in verdict.explanation
@@ -103,15 +75,6 @@ def test_two_levels_are_as_far_apart_as_a_paired_t_test_says() -> None:
     assert Distances.between(more).apart[0] / Distances.between(more).variance[0] ** 0.5 == pytest.approx(
         abs(welch.statistic)
     )
-
-
-def test_the_means_of_part_of_the_pairs_decide_nothing() -> None:
-    some = dataclasses.replace(CLAIM, is_whole=False)
-    for gains in ([0.25] * 7, [0.1] * 3 + [0.4] * 4):
-        verdict = judge(pairs(gains, spread=0.02, depths=2), some)
-        assert verdict.status is Status.INCONCLUSIVE
-        assert ": open, since the levels' gains are means over every pair, and only some ran." in verdict.explanation
-        assert "Better at every width, on the part that ran. " in verdict.explanation
 
 
 def test_what_cannot_be_compared_is_left_open() -> None:

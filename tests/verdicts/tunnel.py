@@ -30,7 +30,7 @@ from stages.verdicts import (
     GainClaim,
     GridPart,
     Observation,
-    Order,
+    PrintedOrder,
     Sample,
     Status,
     TableSentence,
@@ -60,7 +60,7 @@ from stages.verdicts import (
 from stages.verdicts.looks import looks_of_plan
 from stages.verdicts.noise import usual_range
 from tests.claims.lines import claims, params
-from tests.verdicts.simulation import RULES
+from tests.verdicts.simulation import RULES, above
 
 WITHIN, OUTSIDE = RULES.alpha_within, RULES.alpha_outside / 2
 SIGN = {Status.SUPPORTED: OUTSIDE, Status.REVERSED: OUTSIDE}
@@ -291,11 +291,6 @@ def statuses_only() -> Iterator[None]:
         finally:
             for patch in patched:
                 patch.stop()
-
-
-def above(level: float, experiments: int) -> float:
-    """The highest that a simulated rate may be: three standard errors above its level."""
-    return level + 3 * (level * (1 - level) / experiments) ** 0.5
 
 
 # Generators.
@@ -595,11 +590,11 @@ def on_two_data_sets(world: World, rng: np.random.Generator) -> np.ndarray:
     return world.cluster**0.5 * shared + (1 - world.cluster) ** 0.5 * noise(world, rng, 16, 5)
 
 
-def orders_of(drawn: np.ndarray) -> list[Order]:
+def orders_of(drawn: np.ndarray) -> list[PrintedOrder]:
     """Gains [orders, replicates], judged; the first eight are on one data set."""
     claim, zeros = GainClaim(gain=1.0, margin=None, better="higher"), Drawn([0.0] * drawn.shape[1])
     return [
-        Order(
+        PrintedOrder(
             verdict=judge_gain(claim, Drawn(row), zeros, rules=RULES, pairing="fold", planned=5),
             printed=1.0,
             dataset=str(number // 8),
@@ -786,16 +781,19 @@ class Worst:
         return GENERATORS[self.statement].highest(Status(self.status), world)
 
 
-def worst_rates(statement: str, screened: int, confirmed: int = 0) -> list[Worst]:
-    """For each status and limit, the world with the highest of the rates in `screened` experiments.
+def worst_rates(
+    statement: str, screened: int, confirmed: int = 0, *, worlds: Collection[str] | None = None
+) -> list[Worst]:
+    """For each status and limit, the world (of `worlds`) with the highest of the rates in `screened` experiments.
 
     If there are any `confirmed`, the rate is that of as many new experiments in that world.
     """
     judged = GENERATORS[statement]
-    rates = {world: judged.rates(world, screened) for world in judged.worlds}
+    drawn = [world for world in judged.worlds if worlds is None or world.name in worlds]
+    rates = {world: judged.rates(world, screened) for world in drawn}
     found = []
-    for limit in dict.fromkeys(judged.limit_in(world) for world in judged.worlds):
-        there = [world for world in judged.worlds if judged.limit_in(world) == limit]
+    for limit in dict.fromkeys(judged.limit_in(world) for world in drawn):
+        there = [world for world in drawn if judged.limit_in(world) == limit]
         again: dict[str, dict[Status, float]] = {}
         for status in judged.levels:
             world = max(there, key=lambda world: rates[world][status])

@@ -17,7 +17,7 @@ from stages.claims.trials import price
 from stages.params.experiment import DatasetSource, Experiment, Params
 from stages.run import Replicate, steps_per_epoch, training_counts
 from stages.verdicts import (
-    Order,
+    PrintedOrder,
     Status,
     Verdict,
     design_effect,
@@ -162,14 +162,14 @@ MOST_SHOWN = 4
 JudgeOne = Callable[[ClaimLine, Facts], Judgement]
 
 
-def order_of(judged: Judgement, params: Params) -> Order:
+def order_of(judged: Judgement, params: Params) -> PrintedOrder:
     """The judgement as an order in a table, with its gain in each replicate that both arms finished."""
     claim, sign = judged.claim, 1.0 if judged.claim.better == "higher" else -1.0
     ours, theirs = (
         {entry.replicate: entry.value for entry in judged.entries if entry.side == side and entry.value is not None}
         for side in ("proposed", "baseline")
     )
-    return Order(
+    return PrintedOrder(
         verdict=judged.verdict,
         printed=claim.value or 0.0,
         dataset=params.experiments[claim.experiment].dataset if claim.experiment else "",

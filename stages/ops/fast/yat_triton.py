@@ -39,10 +39,10 @@ def applies(query: Tensor, key: Tensor, value: Tensor, scale: Tensor, epsilon: T
 
 def attention(query: Tensor, key: Tensor, value: Tensor, scale: Tensor, epsilon: Tensor, is_causal: bool) -> Tensor:
     """[B, H, T, E], [B, H, S, E], [B, H, S, F] -> [B, H, T, F]; scale and epsilon: one number each, on the device."""
-    return _Attention.apply(query, key, value, scale, epsilon, is_causal)
+    return _YatAttention.apply(query, key, value, scale, epsilon, is_causal)
 
 
-class _Attention(torch.autograd.Function):
+class _YatAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: Tensor, epsilon: Tensor, is_causal: bool

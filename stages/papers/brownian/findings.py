@@ -1,5 +1,5 @@
-"""Computed findings on the paper's claims about spheres, kernels and chains; `findings_fisher` has those on training,
-`findings_sentences` those on single sentences.
+"""Computed findings on the paper's claims about spheres, kernels and chains, and on sentences that can be read in more
+than one way; `findings_fisher` has those on training.
 
 Tokens are drawn once from a seeded generator, in float64.  An identity holds if its error is only rounding.
 """
@@ -12,9 +12,9 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from stages.papers.brownian.findings_fisher import fisher_findings
-from stages.papers.brownian.findings_sentences import sentence_findings
 from stages.papers.brownian.walk import (
     attention_transition,
     distance_to_brownian_motion,
@@ -25,8 +25,10 @@ from stages.papers.brownian.walk import (
     spectrum,
     squared_distances,
 )
-from stages.papers.finding import Finding, Reading
+from stages.papers.finding import Finding, Statements
 from stages.rules import Margins
+
+state = Statements(__file__)
 
 ROUNDING = 1e-10
 WIDTHS = (64, 192, 768)
@@ -45,7 +47,10 @@ def findings(margins: Margins) -> list[Finding]:
         walk_step(),
         softmax_derivative(),
         ito_lemma(),
-        *sentence_findings(),
+        printed_row_sum(),
+        independent_times(),
+        independent_components(),
+        heads_cost(),
         token_motion(),
         *fisher_findings(),
     ]
@@ -81,22 +86,11 @@ def layer_norm_radius() -> Finding:
         tokens[width], (width,), weight=1 + 0.2 * _draw(width, seed=1), bias=0.2 * _draw(width, seed=2)
     )
     after_affine = radius_error(affine, math.sqrt(width))
-    readings = (
-        Reading(
-            name="with γ = 1 and β = 0",
-            text='LN "is to normalize each token so that it\'s mean is zero and standard deviation is one"',
-            holds=plain < ROUNDING,
-        ),
-        Reading(
-            name="with the γ and β of equation 11",
-            text='they are "learnable parameters": once they deviate from 1 and 0 by 20 %, a radius is up to '
-            f"{100 * after_affine:.0f} % off",
-            holds=after_affine < ROUNDING,
-        ),
-    )
-    return Finding(
-        claim="brownian.identity.lnnorm",
-        readings=readings,
+
+    return state(
+        "brownian.identity.lnnorm",
+        plain < ROUNDING,
+        after_affine < ROUNDING,
         computed={
             "largest_relative_error": plain,
             "relative_error_with_epsilon": radius_error(with_epsilon, math.sqrt(width)),
@@ -105,9 +99,7 @@ def layer_norm_radius() -> Finding:
             ),
             "relative_error_after_affine": after_affine,
         },
-        explanation="LayerNorm without affine and ε at three widths. With ε the radius is √(d var/(var+ε)), and a "
-        "trained affine leaves the sphere: the two numbers beside it are for variances near ε and an affine of "
-        "20 % spread.",
+        affine_percent=100 * after_affine,
     )
 
 
@@ -118,12 +110,10 @@ def dot_product_on_sphere() -> Finding:
     )
     off = _draw(NUM_TOKENS, WIDTHS[0])
     off_error = _largest(off @ off.T - (2 * WIDTHS[0] - squared_distances(off)) / 2) / WIDTHS[0]
-    return Finding(
-        claim="brownian.identity.dot",
-        holds=_holds(error),
+    return state(
+        "brownian.identity.dot",
+        _holds(error),
         computed={"largest_error_over_d": error, "largest_error_over_d_off_the_sphere": off_error},
-        explanation="Equation 12 for all pairs of tokens on the sphere of radius √d, distances from differences. Off "
-        "the sphere it is another number, as the second value shows.",
     )
 
 
@@ -137,9 +127,9 @@ def gaussian_kernel() -> Finding:
     gaussian = gaussian_transition(v, math.sqrt(width))
     q, k = (v @ _draw(width, width, seed=seed) / math.sqrt(width) for seed in (1, 2))
     half = v[:, : width // 2]  # one of two heads without projections
-    return Finding(
-        claim="brownian.identity.gauss",
-        holds=_holds(*errors),
+    return state(
+        "brownian.identity.gauss",
+        _holds(*errors),
         computed={
             "largest_difference": max(errors),
             "largest_difference_with_random_projections": _largest(attention_transition(q, k) - gaussian),
@@ -147,9 +137,6 @@ def gaussian_kernel() -> Finding:
                 attention_transition(half, half) - gaussian_transition(half, math.sqrt(width // 2))
             ),
         },
-        explanation="softmax(QKᵀ/√d) against the row-normalised Gaussian kernel with σ² = √d, with Q = K = LN(X), "
-        "the simplest case as section 3.4.2 says. With projections, or for a head's share of the coordinates, keys "
-        "differ in norm, and the two numbers beside it are their differences.",
     )
 
 
@@ -160,12 +147,10 @@ def cancelled_constant() -> Finding:
         root = math.sqrt(width)
         log_ratio = v @ v.T / root + squared_distances(v) / (2 * root)
         error = max(error, _largest(log_ratio / root - 1))
-    return Finding(
-        claim="brownian.identity.s",
-        holds=_holds(error),
+    return state(
+        "brownian.identity.s",
+        _holds(error),
         computed={"largest_relative_error_of_log_s": error, "s_at_width_64": math.exp(math.sqrt(64))},
-        explanation="Logarithm of exp(dot/√d) over the Gaussian, for all pairs at three widths: √d each time, so the "
-        "constant leaves every row's normalisation.",
     )
 
 
@@ -181,9 +166,9 @@ def rows_of_transition() -> Finding:
     row_error = max(row_error, _largest(transition.sum(dim=1) - 1))
     q, k = _draw(2, NUM_TOKENS, 64, seed=1)
     uneven = attention_transition(q, k)
-    return Finding(
-        claim="brownian.markov.rows",
-        holds=_holds(row_error, path_error),
+    return state(
+        "brownian.markov.rows",
+        _holds(row_error, path_error),
         computed={
             "row_sum": uneven.sum(dim=1).mean().item(),
             "largest_row_sum_error": max(row_error, _largest(uneven.sum(dim=1) - 1)),
@@ -191,8 +176,6 @@ def rows_of_transition() -> Finding:
             "smallest_column_sum": uneven.sum(dim=0).min().item(),
             "largest_column_sum": uneven.sum(dim=0).max().item(),
         },
-        explanation="Rows of P and P³ sum to 1, as section 2.2 says of rows, and P³ equals the sum over all paths of "
-        "three steps. Columns sum to other numbers.",
     )
 
 
@@ -208,16 +191,14 @@ def walk_step() -> Finding:
     after = (torch.rand(walkers, 1, generator=generator, dtype=torch.float64) > cumulative).sum(dim=1).clamp(max=4)
     frequencies = torch.bincount(after, minlength=5).double() / walkers
     error = _largest(transition.T @ start - by_definition)
-    return Finding(
-        claim="brownian.walk",
-        holds=_holds(error),
+    return state(
+        "brownian.walk",
+        _holds(error),
         computed={
             "largest_error": error,
             "total_variation_to_simulated_walkers": 0.5 * (transition.T @ start - frequencies).abs().sum().item(),
             "total_variation_without_transpose": 0.5 * (transition @ start - frequencies).abs().sum().item(),
         },
-        explanation="Mᵀ P_t against the law of total probability, element by element, and against 200,000 simulated "
-        "walkers; the last number shows that the transpose matters.",
     )
 
 
@@ -231,11 +212,10 @@ def softmax_derivative() -> Finding:
         [((a + width * unit).softmax(0) - (a - width * unit).softmax(0)) / (2 * width) for unit in torch.eye(7)], dim=1
     )
     error = _largest(printed - automatic)
-    return Finding(
-        claim="brownian.softmaxgrad",
-        holds=_holds(error),
+    return state(
+        "brownian.softmaxgrad",
+        _holds(error),
         computed={"largest_error": error, "largest_error_to_differences": _largest(printed - differences)},
-        explanation="S_i (δ_ij − S_j) against automatic differentiation, and central differences, of seven values.",
     )
 
 
@@ -258,9 +238,9 @@ def ito_lemma() -> Finding:
     variation = (noise.square().sum(dim=1) / finest).mean().item()
     second_moment = (noise.sum(dim=1).square() / finest).mean().item()
     converges = with_term[finest] < 0.2 * with_term[finest // 64] and without[finest] > 0.5
-    return Finding(
-        claim="brownian.ito",
-        holds=converges,
+    return state(
+        "brownian.ito",
+        converges,
         computed={f"rms_error_at_{steps}_steps": error for steps, error in with_term.items()}
         | {
             "rms_error_without_the_second_order_term": without[finest],
@@ -268,8 +248,6 @@ def ito_lemma() -> Finding:
             "standard_error_of_it": math.sqrt(2 / paths),
             "mean_quadratic_variation": variation,
         },
-        explanation="Both sides of Itô's lemma for f = B³ + t B² along 1,000 paths on [0, 1]: the error falls as the "
-        "root of the step, and stays without ½ f_BB. E[B²] and the quadratic variation at 1 are 1 within their errors.",
     )
 
 
@@ -289,33 +267,12 @@ def token_motion() -> Finding:
     apart = {steps: distance_to_brownian_motion(steps) for steps in (4, 16, 64)}
     staying = transition.diagonal().mean().item()
     jump = math.sqrt(one / (1 - staying))
-    readings = (
-        Reading(
-            name="of the update as it is computed",
-            text='"The update of these tokens is a Brownian motion": X ← PX draws nothing at random, and at width '
-            f"{width} its powers end with {NUM_TOKENS} tokens in {rank:g} point.",
-            holds=rank == NUM_TOKENS,
-        ),
-        Reading(
-            name="of a walk among given tokens",
-            text='Section 2.4 says that a Brownian motion "is continuous in the parameter t" and "has variance t". '
-            f"The walk stays where it is with probability {staying:.3f} and else jumps {jump:.1f} on a sphere of "
-            f"radius {math.sqrt(width):g}; after {LONG_WALK:,} steps its squared displacement is {100 * growth:.0f} % "
-            "of proportional growth.",
-            holds=math.isclose(growth, 1, rel_tol=0.05),
-        ),
-        Reading(
-            name="of the limit",
-            text='"As the time and space increments to zero, the limitation of random walking process is just Brownian '
-            "motion\": the kernel's σ² falls with the step of time, and tokens fill the sphere evenly. Of tokens of "
-            "width 3, on their circle, after a time of 1, walk and Brownian motion are distributed alike to "
-            f"{', '.join(f'{100 * distance:.2f}' for distance in apart.values())} % (total variation) with "
-            f"{', '.join(map(str, apart))} steps.",
-            holds=apart[64] < 0.01 and apart[4] > 3 * apart[16] > 9 * apart[64],
-        ),
-    )
-    return Finding(
-        claim="brownian.motion",
+
+    return state(
+        "brownian.motion",
+        rank == NUM_TOKENS,
+        math.isclose(growth, 1, rel_tol=0.05),
+        apart[64] < 0.01 and apart[4] > 3 * apart[16] > 9 * apart[64],
         computed={
             "mean_probability_of_staying": staying,
             "root_mean_square_of_a_jump": jump,
@@ -330,8 +287,91 @@ def token_motion() -> Finding:
             "rank_in_the_limit": rank,
         }
         | {f"distance_to_brownian_motion_at_{steps}_steps": distance for steps, distance in apart.items()},
-        explanation="The walk tends to a Brownian motion on the sphere, as section 3.2 says, in the limit of small "
-        "steps among tokens that fill it evenly. With the printed σ² = √d and ten random tokens of width 64 it is far "
-        "from that limit.",
-        readings=readings,
+        width=width,
+        num_tokens=NUM_TOKENS,
+        radius=math.sqrt(width),
+        long_walk=LONG_WALK,
+        growth_percent=100 * growth,
+        distances=", ".join(f"{100 * distance:.2f}" for distance in apart.values()),
+        step_counts=", ".join(map(str, apart)),
+    )
+
+
+def printed_row_sum() -> Finding:
+    """Section 2.2 prints Σᵢ M_ij = 1, with i the row in equation 3."""
+    q, k = _draw(2, NUM_TOKENS, 64, seed=1)
+    transition = attention_transition(q, k)
+    rows, columns = (_largest(transition.sum(dim=axis) - 1) for axis in (1, 0))
+
+    return state(
+        "brownian.markov.printed_sum",
+        rows < ROUNDING,
+        columns < ROUNDING,
+        computed={"largest_row_sum_error": rows, "largest_column_sum_error": columns},
+    )
+
+
+def independent_times() -> Finding:
+    """Section 2.4, second property: exact moments of B_s and B_t, s = 1/4 and t = 1, from 20,000 simulated paths."""
+    paths = 20_000
+    increments = _draw(paths, 2, seed=6) * torch.tensor([0.25, 0.75], dtype=torch.float64).sqrt()
+    early, late = increments[:, 0], increments.sum(dim=1)
+    correlation, of_increments = (
+        torch.corrcoef(torch.stack(pair))[0, 1].item() for pair in ((early, late), (early, late - early))
+    )
+    noise = 4 / math.sqrt(paths)
+
+    return state(
+        "brownian.motion.independent",
+        abs(correlation) < noise,
+        abs(of_increments) < noise,
+        computed={"correlation_of_two_times": correlation, "correlation_of_increments": of_increments},
+    )
+
+
+def independent_components() -> Finding:
+    """Section 3.2, first observation, before and after the LayerNorm of the second one."""
+    width, tokens = WIDTHS[0], 20_000
+    raw = _draw(tokens, width, seed=7)
+
+    def mean_correlation(v: Tensor) -> float:
+        correlations = torch.corrcoef(v.T)
+        return ((correlations.sum() - width) / (width * (width - 1))).item()
+
+    before, after = mean_correlation(raw), mean_correlation(on_sphere(raw))
+    error = 4 * math.sqrt(2 / tokens) / width
+
+    return state(
+        "brownian.components.independent",
+        abs(before) < error,
+        abs(after) < error,
+        1 / (WIDTHS[-1] - 1) < 0.01,
+        computed={"mean_correlation_before": before, "mean_correlation_after": after},
+        widest_correlation=-1 / (WIDTHS[-1] - 1),
+        widest=WIDTHS[-1],
+        tokens=tokens,
+        width=width,
+    )
+
+
+def heads_cost() -> Finding:
+    """Section 3.4.1: FLOPs of attention's products over a layer of width 256 with 64 tokens, as PyTorch counts them."""
+    tokens, width, many = 64, 256, 8
+
+    def products(heads: int, head_width: int) -> float:
+        q = torch.empty(1, heads, tokens, head_width, device="meta")
+        with FlopCounterMode(display=False) as counter:
+            (q @ q.mT).softmax(-1) @ q
+        return float(counter.get_total_flops())
+
+    one, split, whole = products(1, width), products(many, width // many), products(many, width)
+
+    return state(
+        "brownian.heads.cost",
+        split < one,
+        split < whole,
+        computed={"heads_over_one_full_head": split / one, "heads_over_as_many_full_heads": split / whole},
+        many=many,
+        tokens=tokens,
+        width=width,
     )

@@ -17,7 +17,9 @@ from stages.optim.fisher import (
     kronecker_product_reference,
     per_sample_product,
 )
-from stages.papers.finding import Finding, Reading
+from stages.papers.finding import Finding, Statements
+
+state = Statements(__file__)
 
 ROUNDING = 1e-10
 EXACT = 1e-6
@@ -78,36 +80,21 @@ def fisher_and_its_step() -> tuple[Finding, Finding]:
     gradient = torch.autograd.functional.jacobian(loss, parameters)
     step = 0.1 * torch.linalg.solve(damped, gradient)
     plus, minus = ((loss(parameters + sign * step) - loss(parameters)).item() for sign in (1, -1))
-    readings = (
-        Reading(
-            name="with a positive η",
-            text='"we would update the parameters θ by F", θ + ηF⁻¹∇L, η being a positive learning rate',
-            holds=plus < 0,
-        ),
-        Reading(
-            name="with a negative η",
-            text="the text gives η no sign, and its public code subtracts the step",
-            holds=minus < 0,
-        ),
-    )
-    hessian_is_fisher = Finding(
-        claim="brownian.fisher",
-        holds=error < ROUNDING,
+
+    hessian_is_fisher = state(
+        "brownian.fisher",
+        error < ROUNDING,
         computed={
             "relative_error": error,
             "relative_difference_away_from_the_optimum": _relative(elsewhere - fisher, fisher),
             "relative_difference_of_the_empirical_fisher": _relative(empirical - fisher, fisher),
         },
-        explanation="Hessian of KL(p_θ ‖ p_θ') at θ' = θ by automatic differentiation, against the mean of the scores' "
-        "outer products for the model's own labels. Away from θ it differs; so does the matrix of gradients for the "
-        "data's labels, the empirical Fisher.",
     )
-    step_descends = Finding(
-        claim="brownian.fisher.step",
+    step_descends = state(
+        "brownian.fisher.step",
+        plus < 0,
+        minus < 0,
         computed={"loss_change_with_plus_sign": plus, "loss_change_with_minus_sign": minus},
-        readings=readings,
-        explanation="Change of a small network's loss by equation 18 with |η| = 0.1 and damping. Equation 16 minimises "
-        "the loss, and equation 18 adds its step; no sentence says that it lowers the loss.",
     )
     return hessian_is_fisher, step_descends
 
@@ -171,14 +158,7 @@ def conjugate_gradients_reach_the_solution() -> Finding:
             f"{name}_iterations_to_1e-6": 1.0 + bisect_left(steps, True, key=lambda m: error(m) < EXACT),
             f"{name}_relative_error_after_10": error(CODE_ITERATIONS),
         }
-    return Finding(
-        claim="brownian.cgfac.converge",
-        holds=residual == 0,
-        computed=computed,
-        explanation="In rational numbers the residual after n steps is exactly 0. In float64, against a dense solve "
-        "of an unevenly scaled layer, rounding asks for some steps more; the ten of the public code stop far before. "
-        "Ours makes at most m, as the title of Algorithm 1 has it.",
-    )
+    return state("brownian.cgfac.converge", residual == 0, computed=computed)
 
 
 def no_matrix_is_formed() -> Finding:
@@ -192,18 +172,19 @@ def no_matrix_is_formed() -> Finding:
         for product in (kronecker_product, kronecker_product_reference)
     )
     few, many = map(_price, COLUMNS)
-    return Finding(
-        claim="brownian.cgfac.matrixfree",
-        holds=error < ROUNDING,
+    return state(
+        "brownian.cgfac.matrixfree",
+        error < ROUNDING,
         computed={
             "relative_difference_to_factors": error,
             f"multiplications_over_factors_with_{COLUMNS[0]}_columns": few,
             f"multiplications_over_factors_with_{COLUMNS[1]}_columns": many,
         },
-        explanation="The product without factors equals that with them. What it costs beside them goes by the columns, "
-        f"batch × tokens: at width {PRICED_WIDTH}, with ten products and factors formed once, {few:.2f} times the "
-        f"multiplications with {COLUMNS[0]} columns and {many:.0f} times with {COLUMNS[1]:,}. The text says nothing "
-        "of this cost.",
+        priced_width=PRICED_WIDTH,
+        few=few,
+        few_columns=COLUMNS[0],
+        many=many,
+        many_columns=COLUMNS[1],
     )
 
 

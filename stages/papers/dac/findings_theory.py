@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 from stages.ops.dac import dac_conv2d, dac_linear
 from stages.papers.dac import toys
-from stages.papers.finding import Finding, Reading
+from stages.papers.finding import Finding, Statements
+
+state = Statements(__file__)
 
 PIECES = range(2, 9)
 PRINTED_UNITS = 4
@@ -50,13 +52,7 @@ def reduction() -> Finding:
         "depthwise_difference": _largest(depthwise - F.conv2d(shared, w, padding=1, groups=3)),
         "one_unit_difference": _largest(one_unit - F.conv2d(shared, w.transpose(0, 1), padding=1)),
     }
-    return Finding(
-        claim="dac.depthwise",
-        holds=max(computed.values()) < EXACT,
-        computed=computed,
-        explanation="With one output for each input channel, or one output in all, every bias has an input channel of "
-        "its own, so a standard layer with shared biases gives the same numbers.",
-    )
+    return state("dac.depthwise", max(computed.values()) < EXACT, computed=computed)
 
 
 def remark_2_1() -> Finding:
@@ -65,27 +61,13 @@ def remark_2_1() -> Finding:
     composed = (unshared + (x + shared).relu()).relu()
     best = min(_largest(composed - (x + shift / 100).relu()) for shift in range(-400, 401))
     joined = _joined_biases()
-    readings = (
-        Reading(
-            name="of one activation alone",
-            text='φ(b + φ(z + a)) "is equivalent to a pre-activation" φ(z + c) for some c: so for b ≤ 0, with c = a + '
-            f"b. For b = {unshared:g} no c comes nearer than {best:.2g}: the left side doesn't vanish for small z.",
-            holds=best < EXACT,
-        ),
-        Reading(
-            name="in its network",
-            text='The equivalence is "with modified coefficients", of which the next layer\'s biases are some: φ(b + '
-            "φ(z + a)) is φ(z + a + min(b, 0)) + max(b, 0), and the constants, times their weights, join those biases. "
-            f"Two layers of random weights and biases of both signs agree to {joined:.0e}.",
-            holds=joined < EXACT,
-        ),
-    )
-    return Finding(
-        claim="dac.prepost",
+
+    return state(
+        "dac.prepost",
+        best < EXACT,
+        joined < EXACT,
         computed={"difference_of_two_layers": joined, "least_difference_of_one_activation_with_positive_bias": best},
-        explanation="φ(b + φ(z + a)) = φ(z + a + min(b, 0)) + max(b, 0). The constant is 0 for b ≤ 0, and else "
-        "joins the biases of the layer that follows.",
-        readings=readings,
+        unshared=unshared,
     )
 
 
@@ -106,12 +88,7 @@ def backpropagation() -> Finding:
     mask, g = (pre > 0).double(), upstream[:, :, None]
     printed = ((w * mask * g).sum(1), (pre.relu() * g).sum(0), (w * mask * g).sum(0))
     difference = max(_largest(a - p) for a, p in zip(automatic, printed, strict=True))
-    return Finding(
-        claim="dac.eq7",
-        holds=difference < EXACT,
-        computed={"largest_difference": difference},
-        explanation="Equation 7 written out against automatic differentiation of the operator, in float64.",
-    )
+    return state("dac.eq7", difference < EXACT, computed={"largest_difference": difference})
 
 
 def approximation() -> Finding:
@@ -122,14 +99,10 @@ def approximation() -> Finding:
         w, b = toys.interpolating_unit((7 * torch.linspace(0, 1, n, dtype=torch.float64)).cos())
         errors[f"error_dac_n{n}"] = _largest(toys.dac_unit(x, w, b) - target)
     falls = list(errors.values())
-    return Finding(
-        claim="dac.eq6",
-        # Four times the copies, a tenth of the error at most: the law n⁻² gives a sixteenth.
-        holds=all(10 * after < before for before, after in pairwise(falls)),
+    return state(
+        "dac.eq6",
+        all(10 * after < before for before, after in pairwise(falls)),
         computed=errors | {"least_error_of_a_standard_unit": -target.min().item()},
-        explanation="Largest error on [0, 1] for cos 7x: it falls as n⁻² with the copies of the input.  Left of all "
-        "kinks the unit is 0, so the functions are those on intervals bounded from the left; a standard unit is one "
-        "ReLU, never below 0.",
     )
 
 
@@ -156,13 +129,7 @@ def error_estimate() -> Finding:
         numbers[f"estimate_per_{name}_squared"] > numbers[f"variance_per_{name}_squared"] - EXACT
         for name in ("sigma", "tau")
     )
-    return Finding(
-        claim="dac.appB",
-        holds=exact and conservative,
-        computed=numbers,
-        explanation="The model's covariance gives σ²/5 + τ²/25 exactly; what appendix B puts in for the two terms is "
-        "on average as much of σ² and more of τ², so it is conservative as the text says.",
-    )
+    return state("dac.appB", exact and conservative, computed=numbers)
 
 
 def theorem_1() -> Finding:
@@ -175,23 +142,11 @@ def theorem_1() -> Finding:
         error = max(error, _largest(toys.dac_unit(right, w, b) - function(right)))
         unit_left = max(unit_left, _largest(toys.dac_unit(left, w, b)))
     nearest, with_one_more = _nearest_to_a_line(), _error_with_one_copy_more()
-    readings = (
-        Reading(
-            name="for every input",
-            text='"one-layer fully connected DAC-enhanced neural network" of k copies gives every function with k '
-            '"linear components" on the whole line. Left of all its kinks the unit is 0, and f(x) = x, k = 1, is not.',
-            holds=unit_left != 0,
-        ),
-        Reading(
-            name="for inputs of a bounded interval",
-            text='Section 6 speaks of "a universal approximator of a large class of functions", so take functions on '
-            "[0, 2] only, and approximations. One copy, w φ(b + x), has the sign of w everywhere, and f(x) = x - 1, k "
-            f"= 1, changes it: the best of a grid of w and b is {nearest:.2f} off. One copy more would do.",
-            holds=nearest < EXACT,
-        ),
-    )
-    return Finding(
-        claim="dac.thm.c1.1",
+
+    return state(
+        "dac.thm.c1.1",
+        unit_left != 0,
+        nearest < EXACT,
         computed={
             "parameters_k8": float(2 * len(toys.dac_parameters(toys.random_piecewise_linear(8, _generator()))[0])),
             "error_right_of_the_zero": error,
@@ -199,10 +154,6 @@ def theorem_1() -> Finding:
             "least_error_of_one_copy_for_a_line_with_a_zero_inside": nearest,
             "error_with_one_copy_more_on_a_bounded_interval": with_one_more,
         },
-        explanation="With 2k numbers the unit represents every function whose first piece has a zero, from that zero "
-        "on. Left of all its kinks it is 0, so the others of PLₖ, among them the line f(x) = x, are left out. On a "
-        "bounded interval k + 1 copies do, with 2k + 2 numbers: for k > 1 fewer than the 3k + 1 of standard units.",
-        readings=readings,
     )
 
 
@@ -235,34 +186,17 @@ def theorem_2() -> Finding:
     single = (w.sum(1, keepdim=True) * x + b).relu()
     difference, least = _largest(replicated - single), single.min().item()
     bend = _bend_of_the_best_line()
-    readings = (
-        Reading(
-            name="with the last activation",
-            text="The proof writes the layer as φ(wx + b). It is never negative, and PL_k has functions that are.",
-            holds=difference < EXACT and least >= 0,
-        ),
-        Reading(
-            name="without the last activation, two pieces or more",
-            text='Section 6: "one usually has to remove that last activation", as point 3 does. The layer is then '
-            f"wx + b, which has no kink: |x| stays {bend:.2g} away on [-1, 1].",
-            holds=difference < EXACT and bend > 0.1,
-        ),
-        Reading(
-            name="without the last activation, every k",
-            text='k is "a positive integer": for k = 1, PL_1 is the set of all lines, and wx + b is every line.',
-            holds=False,
-        ),
-    )
-    return Finding(
-        claim="dac.thm.c1.2",
+
+    return state(
+        "dac.thm.c1.2",
+        difference < EXACT and least >= 0,
+        difference < EXACT and bend > 0.1,
+        False,
         computed={
             "difference_by_replication": difference,
             "least_output": least,
             "least_error_of_a_line_for_abs_x": bend,
         },
-        explanation="Replicated inputs only add up to another weight. With its last activation, φ(wx + b) is never "
-        "negative; without it, wx + b has no kink, and represents PL_k for k = 1 alone.",
-        readings=readings,
     )
 
 
@@ -283,37 +217,17 @@ def theorem_3() -> Finding:
     one, line = torch.ones(1, dtype=torch.float64), torch.linspace(-5, 5, 101, dtype=torch.float64)
     a, none = torch.cat([one, -one]), torch.zeros(2, dtype=torch.float64)
     two_units = _largest(toys.standard_network(line, a, none, a, torch.zeros(1, dtype=torch.float64)) - line)
-    readings = (
-        Reading(
-            name="without the last activation, two pieces or more",
-            text="k hidden units with 3k + 1 numbers represent random functions of 2 to 8 pieces everywhere. k - 1 "
-            "units give 2k - 1 kinks, changes of slope and constants, one less than the numbers of PL_k.",
-            holds=error < EXACT,
-        ),
-        Reading(
-            name="without the last activation, every k",
-            text='k is "a positive integer": for k = 1 a line takes one layer, wx + b, and 2 numbers; with two '
-            "layers it takes two units, 7 numbers, φ(x) - φ(-x) for x, since one is constant on one side. 3k + 1 is 4.",
-            holds=False,
-        ),
-        Reading(
-            name="with the last activation",
-            text="The proof of point 2 and section 6's two-layer network end with φ. Nothing below 0 comes out of it, "
-            "so no number of units represents PL_k.",
-            holds=False,
-        ),
-    )
-    return Finding(
-        claim="dac.thm.c1.3",
+
+    return state(
+        "dac.thm.c1.3",
+        error < EXACT,
+        False,
+        False,
         computed={
             "parameters_k8": float(sum(p.numel() for p in parameters)),
             "largest_error": error,
             "error_of_two_units_for_a_line": two_units,
         },
-        explanation="Without the last activation and for two pieces or more, k units with 3k + 1 numbers represent "
-        "PL_k, and fewer don't. Point 2 is proved with that activation, with which this point is false; for k = 1, a "
-        "line, it is false as well.",
-        readings=readings,
     )
 
 
@@ -330,24 +244,12 @@ def remark_c2() -> Finding:
 
         changes = torch.autograd.functional.jacobian(values, (slopes, torch.zeros(1).double(), kinks))
         missing += 2 * k - int(torch.linalg.matrix_rank(torch.cat(changes, 1)))
-    return Finding(
-        claim="dac.thm.c2",
-        holds=missing == 0,
-        computed={"ways_missing_of_2k": float(missing)},
-        explanation="Random functions of 2 to 8 pieces change in 2k independent ways with their slopes and intercepts. "
-        "That DAC units need no more numbers is Theorem C.1 (1), and judged there.",
-    )
+    return state("dac.thm.c2", missing == 0, computed={"ways_missing_of_2k": float(missing)})
 
 
 def figure_7a() -> Finding:
     first, middle, last = toys.separating_unit(toys.SEPARATED_POINTS).tolist()
-    return Finding(
-        claim="dac.fig7a",
-        holds=middle < min(first, last),
-        computed={"first": first, "middle": middle, "last": last},
-        explanation="Three points on a line, the outer two of one class: the unit gives both more than the middle "
-        "one.  An affine map gives the middle one the mean of the outer two, so no line separates them.",
-    )
+    return state("dac.fig7a", middle < min(first, last), computed={"first": first, "middle": middle, "last": last})
 
 
 def _grid() -> Tensor:
@@ -362,33 +264,17 @@ def figure_7b() -> Finding:
     on_rays = ((zeros.min(1).values <= -1) & (zeros.max(1).values == 0)).double().mean()
     inside, outside = _largest((value - (1 - norm))[norm <= 1]), value[norm > 1].max().item()
     is_as_printed_inside = inside < EXACT
-    readings = (
-        Reading(
-            name="at every point",
-            text='"is negative outside": on the rays (x₁ ≤ -1, x₂ = 0) and (x₁ = 0, x₂ ≤ -1) it is exactly 0, and so '
-            "isn't.",
-            holds=is_as_printed_inside and outside < 0,
-        ),
-        Reading(
-            name="as a separation",
-            text='The units "can separate the blue from the green points", by whether the value is positive: it is in '
-            "the open square and nowhere else. It is 0 on the square's edge and the two rays, which have no area, and "
-            "negative elsewhere outside.",
-            holds=is_as_printed_inside and bool(((value > 0) == (norm < 1)).all()) and on_rays.item() == 1,
-        ),
-    )
-    return Finding(
-        claim="dac.fig7b",
+
+    return state(
+        "dac.fig7b",
+        is_as_printed_inside and outside < 0,
+        is_as_printed_inside and bool(((value > 0) == (norm < 1)).all()) and on_rays.item() == 1,
         computed={
             "difference_inside": inside,
             "largest_outside": outside,
             "zeros_outside": float(len(zeros)),
             "share_of_them_on_two_rays": on_rays.item(),
         },
-        explanation="Inside the square it is 1 - |x₁| - |x₂| as printed, and {g(f(x)) > 0} is the open square, which "
-        "no standard layer of two units has.  Outside it is negative but on two rays, where it is 0; {g(f(x)) ≥ 0} has "
-        "them.",
-        readings=readings,
     )
 
 
@@ -407,13 +293,10 @@ def figure_7b_two_units() -> Finding:
             nets += 1
             ray = start + steps[:, None] * toys.endless_direction(weight, scale)
             kept += int((value(ray) >= -1e-9).all())
-    return Finding(
-        claim="dac.fig7b.standard",
-        holds=kept == nets,
+    return state(
+        "dac.fig7b.standard",
+        kept == nets,
         computed={"networks_with_a_point_in_the_set": float(nets), "of_them_with_a_ray_in_it": float(kept)},
-        explanation="Two units of two inputs can be moved one at a time (or not at all, when their weights are "
-        "parallel): moving the first by the sign of its outgoing weight never lowers the output, so no set {≥ 0} is "
-        "bounded.",
     )
 
 
@@ -423,35 +306,19 @@ def figure_7b_units() -> Finding:
     inside, outside = _largest((three - (1 - norm))[norm <= 1]), three[norm > 1].max().item()
     three_do = inside < EXACT and outside < 0
     lines = _lines_of_kinks()
-    readings = (
-        Reading(
-            name="of the separation",
-            text='"to achieve the same result" is to have the square where the value is positive. Three units do: -1 + '
-            "φ(x₁ + x₂ + 2) - 2φ(x₁) - 2φ(x₂) is 1 - |x₁| - |x₂| inside and negative outside.",
-            holds=not three_do,
-            ours=3.0,
-        ),
-        Reading(
-            name="of the function",
-            text='"the same result" is the same g(f(x)). It has kinks along '
-            f"{lines} lines, x₁ and x₂ = -1 and 0, and a standard unit has one along one line; its own terms, "
-            "φ(1 + x₁), φ(1 + x₂), φ(x₁), φ(x₂), are four such units.",
-            holds=lines == PRINTED_UNITS,
-            ours=float(lines),
-        ),
-    )
-    return Finding(
-        claim="dac.fig7b.units",
+
+    return state(
+        "dac.fig7b.units",
+        (not three_do, 3.0),
+        (lines == PRINTED_UNITS, float(lines)),
         computed={
             "units_that_separate": 3.0 if three_do else 4.0,
             "lines_of_kinks": float(lines),
             "difference_inside": inside,
             "largest_outside": outside,
         },
-        explanation="The printed function takes four standard units, one for each line of kinks; to separate the "
-        "square from its outside three are enough.",
         ours=float(lines),
-        readings=readings,
+        lines=lines,
     )
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count
 
-from stages.papers.finding import Finding, Reading, prints_as
+from stages.papers.finding import Finding, Statements, prints_as
 from stages.rules import Margins
+
+state = Statements(__file__)
 
 PATCH_SIZE, D, L, M = 4, 256, 4, 512  # section 4, items 1-4
 ACCURACY = {  # Table 2, percent
@@ -105,22 +107,10 @@ def time_finding(dataset: str, arm: str) -> Finding:
     flops, seconds = image_flops(arm, images), NANOSECONDS[dataset][arm] * 1e-9
     needed = flops / seconds
     times_peak, times_half = needed / PEAK_FLOPS_PER_SECOND, needed / HALF_PRECISION_PEAK
-    readings = (
-        Reading(
-            name="as an image's, in float32",
-            text='"per-sample inference time measured in nano-seconds", a sample being an image, in the default '
-            f"precision of PyTorch 1.13: {times_peak:.0f} times the float32 peak of the RTX 2080 Ti",
-            holds=times_peak <= 1,
-        ),
-        Reading(
-            name="as an image's, in half precision",
-            text="as before, and the text names no precision: on the card's tensor cores in float16 still "
-            f"{times_half:.0f} times their peak",
-            holds=times_half <= 1,
-        ),
-    )
-    return Finding(
-        claim=f"ninformer.table3.{dataset}.{arm}",
+    return state(
+        f"ninformer.table3.{dataset}.{arm}",
+        times_peak <= 1,
+        times_half <= 1,
         contradicted=True,
         computed={
             "flops_per_image": flops,
@@ -132,14 +122,9 @@ def time_finding(dataset: str, arm: str) -> Finding:
             "times_half_precision_peak_if_per_token": times_half / images.num_tokens,
             "milliseconds_for_all_test_images": seconds * TEST_IMAGES * 1e3,
         },
-        readings=readings,
         error=NANOSECONDS_ERROR,
-        explanation="No such card computes an image in that time: the unit or the measurement is off. For every cell "
-        f"of Table 3 section 4's GPU would have to be {least_excess():.0f} times faster than its peak, or more: FLOPs "
-        "of one image from section 4's shapes, over the printed time, against that peak, here in half precision. "
-        f"Microseconds would be possible. So would be a launch that isn't waited for: over the {TEST_IMAGES:,} test "
-        f"images the printed time is {seconds * TEST_IMAGES * 1e3:.2f} ms in all. Ratios between models don't depend "
-        'on the unit, and the text calls its times "relative performance measures".',
+        excess=least_excess(),
+        test_images=TEST_IMAGES,
     )
 
 
@@ -148,41 +133,25 @@ def gain_finding() -> Finding:
         return (ACCURACY[dataset]["ninformer"] / ACCURACY[dataset][baseline] - 1) * 100
 
     ours, baseline = ACCURACY["c10"]["ninformer"], ACCURACY["c10"]["localvit"]
-    points, fewer_errors = ours - baseline, (ours - baseline) / (100 - baseline) * 100
-    elsewhere = {name: gain(name, "localvit") for name in ("mnist", "c100")}
-    mean = sum(gain(name, "localvit") for name in ACCURACY) / len(ACCURACY)
-    said = {
-        "as a relative gain": (
-            gain("c10", "localvit"),
-            '"a wide gain in accuracy of 24% and 16% for ViT and Local-ViT respectively", as the 24 % over ViT and '
-            "the 16 % over MLP-Mixer are",
-        ),
-        "in percentage points": (points, '"gain in accuracy" as a difference of percentages'),
-        "as errors avoided": (fewer_errors, "the share of LocalViT's errors that NiNformer doesn't make"),
-        "on MNIST": (elsewhere["mnist"], 'relative, although the passage is "on CIFAR-10"'),
-        "on CIFAR-100": (elsewhere["c100"], 'relative, although the passage is "on CIFAR-10"'),
-        "over all three data sets": (mean, "the mean of the three relative gains"),
+    readings = {
+        "relative_gain_percent": gain("c10", "localvit"),
+        "gain_percentage_points": ours - baseline,
+        "errors_avoided_percent": (ours - baseline) / (100 - baseline) * 100,
+        "relative_gain_percent_mnist": gain("mnist", "localvit"),
+        "relative_gain_percent_c100": gain("c100", "localvit"),
     }
-    readings = tuple(
-        Reading(name=name, text=f"{text}: {number:.2f}", holds=prints_as(number, GAIN, GAIN_UNIT), ours=number / 100)
-        for name, (number, text) in said.items()
-    )
-    return Finding(
-        claim="ninformer.text.c10.acc_vs_localvit",
+    mean = sum(gain(name, "localvit") for name in ACCURACY) / len(ACCURACY)
+    return state(
+        "ninformer.text.c10.acc_vs_localvit",
+        *((prints_as(number, GAIN, GAIN_UNIT), number / 100) for number in (*readings.values(), mean)),
         contradicted=True,
-        computed={
-            "relative_gain_percent": gain("c10", "localvit"),
-            "gain_percentage_points": points,
-            "errors_avoided_percent": fewer_errors,
-            "relative_gain_percent_mnist": elsewhere["mnist"],
-            "relative_gain_percent_c100": elsewhere["c100"],
+        computed=readings
+        | {
             "relative_gain_percent_over_mixer": gain("c10", "mlpmixer"),
             "gain_percentage_points_over_vit": ours - ACCURACY["c10"]["vit"],
         },
-        readings=readings,
-        explanation="From Table 2's own accuracies. The gains over ViT and MLP-Mixer in the same passage are relative "
-        "and agree with the table. 16 is the gain over the MLP-Mixer, and in points that over the ViT.",
-        ours=gain("c10", "localvit") / 100,
+        ours=readings["relative_gain_percent"] / 100,
+        mean=mean,
     )
 
 
@@ -190,16 +159,14 @@ def complexity_finding() -> Finding:
     n = IMAGES["c10"].num_tokens
     block = block_flops("ninformer", n)
     ratio = block_flops("ninformer", 2 * n) / block
-    return Finding(
-        claim="ninformer.complexity.linear",
-        holds=ratio == 2,
+    return state(
+        "ninformer.complexity.linear",
+        ratio == 2,
         computed={
             "flops_ratio_when_tokens_double": ratio,
             "flops_ratio_when_tokens_double_vit": block_flops("vit", 2 * n) / block_flops("vit", n),
             "weights_per_token_and_block": 2 * M + 1,
         },
-        explanation="Linear with the token MLP's hidden width at 512, as section 4 has it. The token MLP has weights "
-        "for each token, so a trained model is bound to one number of tokens.",
     )
 
 
@@ -207,45 +174,21 @@ def elementwise_finding() -> Finding:
     n = IMAGES["c10"].num_tokens
     product, gate, block = n * D, gating_flops(n), block_flops("ninformer", n)
     share, share_of_gate = product / (block + product), product / (gate + product)
-    readings = (
-        Reading(
-            name="as where the work is",
-            text='"The two levels of our proposal rely on element-wise operations, as both the gating operation and '
-            'the internal MLP-Mixer are based on linear complexity element-wise multiplications": elementwise products '
-            f"are {100 * share:.3f} % of the block's operations; the rest are matrix products, the mixer's among them",
-            holds=share > 0.5,
-        ),
-        Reading(
-            name="as how the gate acts",
-            text="equation 8 multiplies the mixer's output and the linear projection element by element, with a cost "
-            "that is linear in the tokens",
-            holds=gating_flops(2 * n) == 2 * gate,
-        ),
-    )
-    return Finding(
-        claim="ninformer.elementwise",
+
+    return state(
+        "ninformer.elementwise",
+        share > 0.5,
+        gating_flops(2 * n) == 2 * gate,
         computed={"share_of_elementwise_products": share, "share_of_elementwise_products_in_the_gate": share_of_gate},
-        readings=readings,
-        explanation="Operations of one block on CIFAR-10's 64 tokens, from section 4's shapes.",
+        share_percent=100 * share,
     )
 
 
 def memory_finding() -> Finding:
     """Section 4's "12 Gigabytes of VRAM"."""
-    decimal = CARD_GIBIBYTES * 2**30 / 1e9
-    readings = tuple(
-        Reading(name=name, text=f"{text}: {size:.2f}", holds=prints_as(size, PRINTED_GIGABYTES, GIGABYTES_UNIT))
-        for name, text, size in (
-            ("as the data sheet counts", '"12 Gigabytes" of 2^30 bytes, as the card is sold', float(CARD_GIBIBYTES)),
-            ("as a billion bytes", '"Gigabytes" as the SI has them, to the nearest one', decimal),
-        )
-    )
-    return Finding(
-        claim="ninformer.setup.vram",
-        computed={"card_gibibytes": float(CARD_GIBIBYTES), "card_gigabytes": decimal},
-        readings=readings,
-        explanation="By its data sheet an RTX 2080 Ti has 11 GB in powers of two. No result depends on it.",
-    )
+    sizes = {"card_gibibytes": float(CARD_GIBIBYTES), "card_gigabytes": CARD_GIBIBYTES * 2**30 / 1e9}
+    held = (prints_as(size, PRINTED_GIGABYTES, GIGABYTES_UNIT) for size in sizes.values())
+    return state("ninformer.setup.vram", *held, computed=sizes)
 
 
 def compute_finding() -> Finding:
@@ -254,26 +197,11 @@ def compute_finding() -> Finding:
     models = {name: image_flops("ninformer", i) / image_flops("vit", i) for name, i in IMAGES.items()}
     break_even = next(n for n in count(1) if gating_flops(n) < attention_flops(n))
     doubled = [work(2 * break_even) / work(break_even) for work in (gating_flops, attention_flops)]
-    readings = (
-        Reading(
-            name="at the paper's sizes",
-            text='"a lower compute requirement than the scaled dot product attention mechanism", in FLOPs on the 49 or '
-            f"64 tokens of its images: {blocks['mnist']:.2f} and {blocks['c10']:.2f} times that of attention",
-            holds=all(ratio < 1 for ratio in (*blocks.values(), *models.values())),
-            brief=f"{blocks['mnist']:.2f} and {blocks['c10']:.2f} times the work of attention",
-        ),
-        Reading(
-            name="as growth with the tokens",
-            text='"Our design maintains the advantage of linear complexity", "gaining the advantage of low '
-            'computational requirements in comparison to the traditional ViT transformer", whose drawback is the '
-            f'"quadratic complexity in input size": the gate costs less from {break_even} tokens on, and attention '
-            "grows faster from there",
-            holds=doubled[0] <= 2 < doubled[1],
-            brief=f"less work than attention from {break_even} tokens on",
-        ),
-    )
-    return Finding(
-        claim="ninformer.compute.lower",
+
+    return state(
+        "ninformer.compute.lower",
+        all(ratio < 1 for ratio in (*blocks.values(), *models.values())),
+        doubled[0] <= 2 < doubled[1],
         computed={f"gating_over_attention_{name}": ratio for name, ratio in blocks.items()}
         | {f"ninformer_over_vit_{name}": ratio for name, ratio in models.items()}
         | {
@@ -282,10 +210,8 @@ def compute_finding() -> Finding:
             "growth_of_gating_when_those_double": doubled[0],
             "growth_of_attention_when_those_double": doubled[1],
         },
-        readings=readings,
-        explanation="FLOPs of the gating unit over those of the attention that it replaces, and of an image through "
-        "the whole networks, from section 4's shapes, its MLPs 512 wide for any number of tokens. Table 1 qualifies it "
-        'itself: "low compute requirement is not fully met".',
+        mnist=blocks["mnist"],
+        c10=blocks["c10"],
     )
 
 
@@ -294,33 +220,19 @@ def lightweight_finding() -> Finding:
     work = {name: image_flops("localvit", images) / image_flops("vit", images) for name, images in IMAGES.items()}
     times = {name: row["localvit"] / row["vit"] for name, row in NANOSECONDS.items()}
     mlp, conv = 2 * D * M + M + D, 2 * D * M + 9 * M
-    readings = (
-        Reading(
-            name="by its parameters",
-            text=f"a block's two 1 × 1 convolutions and depthwise 3 × 3 have {conv:,} weights, and its MLP has "
-            f"{mlp:,} weights and biases",
-            holds=conv < mlp,
-        ),
-        Reading(
-            name="by its operations",
-            text=f'"moderate compute requirement" (Table 1): {work["c10"]:.3f} times the FLOPs of the ViT for an image',
-            holds=all(ratio < 1 for ratio in work.values()),
-        ),
-        Reading(
-            name="by the printed times",
-            text='"time/memory" (Table 1): Table 3 prints '
-            f"{', '.join(f'{ratio:.2f}' for ratio in times.values())} times those of the ViT",
-            holds=all(ratio < 1 for ratio in times.values()),
-        ),
-    )
-    return Finding(
-        claim="ninformer.localvit.lightweight",
+
+    return state(
+        "ninformer.localvit.lightweight",
+        conv < mlp,
+        all(ratio < 1 for ratio in work.values()),
+        all(ratio < 1 for ratio in times.values()),
         computed={f"flops_over_vit_{name}": ratio for name, ratio in work.items()}
         | {f"printed_time_over_vit_{name}": ratio for name, ratio in times.items()}
         | {"weights_of_conv_over_mlp": conv / mlp},
-        readings=readings,
-        explanation="With the 512 channels that section 4 prints for both, the convolution adds a depthwise 3 × 3 to "
-        "what the MLP costs. Only the paper's own times are shorter.",
+        conv=conv,
+        mlp=mlp,
+        c10_work=work["c10"],
+        printed_ratios=", ".join(f"{ratio:.2f}" for ratio in times.values()),
     )
 
 
@@ -331,26 +243,14 @@ def equalized_finding() -> Finding:
         for name, images in IMAGES.items()
         for arm in ("vit", "mlpmixer", "localvit")
     }
-    readings = (
-        Reading(
-            name="of machine and training",
-            text='section 4 has one computer, and "All models were fitted" with the same epochs, batch size and rate; '
-            "patches, width, layers and hidden widths are equal, too",
-            holds=True,
-        ),
-        Reading(
-            name="of the networks' work",
-            text='"the same computational resources" for an image: NiNformer takes '
-            f"{min(work.values()):.2f} to {max(work.values()):.2f} times the FLOPs of a baseline",
-            holds=max(work.values()) < 1.1,
-        ),
-    )
-    return Finding(
-        claim="ninformer.equalized",
+
+    return state(
+        "ninformer.equalized",
+        True,
+        max(work.values()) < 1.1,
         computed={f"ninformer_over_{name}": ratio for name, ratio in work.items()},
-        readings=readings,
-        explanation="FLOPs of an image from section 4's shapes. The settings are equal and the networks aren't: each "
-        "NiNformer block holds a whole Mixer block besides its own MLP. No baseline of NiNformer's size is printed.",
+        least_work=min(work.values()),
+        most_work=max(work.values()),
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from stages.ops.yat import ScaleReading, YatLinear
 from stages.ops.yat_attention import YatAttention
-from stages.papers.nmn.layers import CausalAttention, TokenEmbedding, initialise
+from stages.papers.nmn.layers import CausalAttention, TextEmbedding, initialise
 
 
 class YatFeedForward(nn.Module):
@@ -41,7 +41,7 @@ class CausalYatAttention(YatAttention):
         return super().forward(x, attn_mask, is_causal)
 
 
-class AetherBlock(nn.Module):
+class AetherGPTBlock(nn.Module):
     """[B, T, D] -> [B, T, D]."""
 
     def __init__(self, *, attention: nn.Module, mlp: nn.Module, dropout: float) -> None:
@@ -78,7 +78,7 @@ class AetherGPT(nn.Module):
         epsilon: float,
     ) -> None:
         super().__init__()
-        self.embedding = TokenEmbedding(vocabulary_size=vocabulary_size, context=context, width=width, dropout=dropout)
+        self.embedding = TextEmbedding(vocabulary_size=vocabulary_size, context=context, width=width, dropout=dropout)
 
         def attend() -> nn.Module:
             if attention == "yat":
@@ -89,7 +89,7 @@ class AetherGPT(nn.Module):
 
         self.blocks = nn.Sequential(
             *(
-                AetherBlock(
+                AetherGPTBlock(
                     attention=attend(),
                     mlp=YatFeedForward(width=width, scale=scale, epsilon=epsilon),
                     dropout=dropout,

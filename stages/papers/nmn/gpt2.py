@@ -12,10 +12,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.papers.nmn.layers import CausalAttention, TokenEmbedding, initialise
+from stages.papers.nmn.layers import CausalAttention, TextEmbedding, initialise
 
 
-class FeedForward(nn.Module):
+class GPT2FeedForward(nn.Module):
     """Linear - GELU - Linear; GELU in the tanh form of GPT-2's authors.  [B, T, D] -> [B, T, D]."""
 
     def __init__(self, *, width: int) -> None:
@@ -35,7 +35,7 @@ class GPT2Block(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.attention = CausalAttention(width=width, num_heads=num_heads, dropout=dropout)
         self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = FeedForward(width=width)
+        self.mlp = GPT2FeedForward(width=width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class GPT2(nn.Module):
         self, *, vocabulary_size: int, context: int, width: int, depth: int, num_heads: int, dropout: float
     ) -> None:
         super().__init__()
-        self.embedding = TokenEmbedding(vocabulary_size=vocabulary_size, context=context, width=width, dropout=dropout)
+        self.embedding = TextEmbedding(vocabulary_size=vocabulary_size, context=context, width=width, dropout=dropout)
         self.blocks = nn.Sequential(
             *(GPT2Block(width=width, num_heads=num_heads, dropout=dropout) for _ in range(depth))
         )

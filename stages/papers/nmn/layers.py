@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stages.ops.yat import YatLinear
 
 
-class TokenEmbedding(nn.Module):
+class TextEmbedding(nn.Module):
     """Token plus learned position, then dropout.  int64 [B, T] -> [B, T, D].
 
     Raises:

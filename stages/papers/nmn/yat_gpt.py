@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.ops.yat import ScaleReading
-from stages.papers.nmn.aether_gpt import AetherBlock, YatFeedForward
-from stages.papers.nmn.layers import CausalAttention, TokenEmbedding, initialise
+from stages.papers.nmn.aether_gpt import AetherGPTBlock, YatFeedForward
+from stages.papers.nmn.layers import CausalAttention, TextEmbedding, initialise
 
 
 class YatGPT(nn.Module):
@@ -35,10 +35,10 @@ class YatGPT(nn.Module):
         epsilon: float,
     ) -> None:
         super().__init__()
-        self.embedding = TokenEmbedding(vocabulary_size=vocabulary_size, context=context, width=width, dropout=dropout)
+        self.embedding = TextEmbedding(vocabulary_size=vocabulary_size, context=context, width=width, dropout=dropout)
         self.blocks = nn.Sequential(
             *(
-                AetherBlock(
+                AetherGPTBlock(
                     attention=CausalAttention(width=width, num_heads=num_heads, dropout=dropout),
                     mlp=YatFeedForward(width=width, scale=scale, epsilon=epsilon, has_bias=False),
                     dropout=dropout,
@@ -88,7 +88,7 @@ class PostNormGPT(nn.Module):
         self, *, vocabulary_size: int, context: int, width: int, depth: int, num_heads: int, dropout: float
     ) -> None:
         super().__init__()
-        self.embedding = TokenEmbedding(vocabulary_size=vocabulary_size, context=context, width=width, dropout=dropout)
+        self.embedding = TextEmbedding(vocabulary_size=vocabulary_size, context=context, width=width, dropout=dropout)
         self.blocks = nn.Sequential(
             *(PostNormBlock(width=width, num_heads=num_heads, dropout=dropout) for _ in range(depth))
         )

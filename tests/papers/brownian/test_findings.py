@@ -11,7 +11,7 @@ from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.optim.capture import select_layers
 from stages.optim.preconditioned import ATTENTION_LAYERS
 from stages.papers.brownian import ViT
-from stages.papers.brownian.findings import findings, token_motion
+from stages.papers.brownian.findings import token_motion
 from stages.papers.brownian.findings_fisher import (
     conjugate_gradients_reach_the_solution,
     fisher_and_its_step,
@@ -21,17 +21,11 @@ from stages.papers.brownian.walk import attention_transition, on_sphere
 from stages.papers.finding import Finding
 from stages.params.experiment import load_params
 from stages.runs.evidence import EvidenceLine, read_lines
-from tests.project import MARGINS
 
 
-@pytest.fixture(scope="module")
-def by_claim() -> dict[str, Finding]:
-    return {finding.claim: finding for finding in findings(MARGINS)}
-
-
-def test_all_hold_some_of_them_as_read_in_one_way(by_claim: dict[str, Finding]) -> None:
-    assert {finding.status for finding in by_claim.values()} == {"holds", "holds under a reading"}
-    read = {claim: [one.holds for one in finding.readings] for claim, finding in by_claim.items() if finding.readings}
+def test_all_hold_some_of_them_as_read_in_one_way(found: dict[str, Finding]) -> None:
+    assert {finding.status for finding in found.values()} == {"holds", "holds under a reading"}
+    read = {claim: [one.holds for one in finding.readings] for claim, finding in found.items() if finding.readings}
     assert read == {
         "brownian.identity.lnnorm": [True, False],
         "brownian.motion": [False, False, True],
@@ -43,30 +37,25 @@ def test_all_hold_some_of_them_as_read_in_one_way(by_claim: dict[str, Finding]) 
     }
 
 
-def test_dependences_are_those_of_theory(by_claim: dict[str, Finding]) -> None:
-    times = by_claim["brownian.motion.independent"].computed
+def test_dependences_are_those_of_theory(found: dict[str, Finding]) -> None:
+    times = found["brownian.motion.independent"].computed
     assert times["correlation_of_two_times"] == pytest.approx(0.5, abs=0.02), "√(s / t) of a quarter and 1"
-    components = by_claim["brownian.components.independent"].computed
+    components = found["brownian.components.independent"].computed
     assert components["mean_correlation_after"] == pytest.approx(-1 / 63, rel=0.01)
-    heads = by_claim["brownian.heads.cost"].computed
+    heads = found["brownian.heads.cost"].computed
     assert (heads["heads_over_one_full_head"], heads["heads_over_as_many_full_heads"]) == (1, 1 / 8)
 
 
-def test_every_number_is_finite_and_the_same_again(by_claim: dict[str, Finding]) -> None:
-    assert all(math.isfinite(value) for finding in by_claim.values() for value in finding.computed.values())
-    assert {finding.claim: finding for finding in findings(MARGINS)} == by_claim
-
-
-def test_numbers_beside_the_identities_are_as_theory_has_them(by_claim: dict[str, Finding]) -> None:
-    ito = by_claim["brownian.ito"].computed
+def test_numbers_beside_the_identities_are_as_theory_has_them(found: dict[str, Finding]) -> None:
+    ito = found["brownian.ito"].computed
     # The discretised integral of a smooth function errs by the root of the step: 8 = √64 between the ends.
     assert ito["rms_error_at_32_steps"] / ito["rms_error_at_2048_steps"] == pytest.approx(8, rel=0.15)
     assert abs(ito["mean_of_squared_end"] - 1) < 3 * ito["standard_error_of_it"]
     # ∫ (3B + t) dt has mean 1/2 and variance 9/3; its root mean square is what leaving it out costs.
     assert ito["rms_error_without_the_second_order_term"] == pytest.approx(math.sqrt(9 / 3 + 1 / 4), rel=0.05)
-    fisher = by_claim["brownian.fisher.step"].computed
+    fisher = found["brownian.fisher.step"].computed
     assert fisher["loss_change_with_minus_sign"] < 0 < fisher["loss_change_with_plus_sign"]
-    motion = by_claim["brownian.motion"].computed
+    motion = found["brownian.motion"].computed
     assert motion["mean_probability_of_staying"] > 0.98 and motion["rank_in_the_limit"] == 1
     # Forever after, start and end are independent draws of a nearly uniform distribution over ten tokens 2 d apart.
     assert motion["largest_mean_squared_displacement"] == pytest.approx(2 * 64 * 9 / 10, rel=0.05)

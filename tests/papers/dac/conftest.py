@@ -1,9 +1,5 @@
 """The paper's image networks at a size for tests: 12 pixels, width 4, three blocks or five convolutions."""
 
-from collections.abc import Callable
-
-import pytest
-import torch
 from torch import nn
 
 from stages.papers.dac import (
@@ -18,7 +14,6 @@ from stages.papers.dac import (
     SharedBiasResNetV2,
 )
 
-Build = Callable[..., nn.Module]
 SMALL = {"image_size": 12, "in_channels": 3, "num_classes": 5, "width": 4}
 OWN: dict[str, tuple[type[nn.Module], dict[str, int]]] = {
     "ResNetV1": (ResNetV1, {"depth": 8}),
@@ -31,15 +26,4 @@ OWN: dict[str, tuple[type[nn.Module], dict[str, int]]] = {
     "VGG": (VGG, {"depth": 5}),
     "DACVGG": (DACVGG, {"depth": 5}),
 }
-
-
-@pytest.fixture(params=OWN)
-def small_model(request: pytest.FixtureRequest) -> Build:
-    """Builds one of the nine image networks for 5 classes."""
-    kind, own = OWN[request.param]
-
-    def build(**changes: int) -> nn.Module:
-        torch.manual_seed(0)
-        return kind(**SMALL | own | changes)
-
-    return build
+TABLE = {"in_features": 14, "depth": 3, "width": 12, "last_width": 12}

@@ -32,53 +32,19 @@ from stages.papers.dac.layers import SharedBiasConv2d, Shortcut, residual_plan
 from stages.papers.dac.mlp import hidden_widths, matched_width
 from stages.papers.dac.resnet_v1 import ConvertedBlockV1
 from stages.papers.dac.vgg import plain_plan
+from tests.papers.dac.conftest import OWN, TABLE
+from tests.papers.dac.conftest import SMALL as IMAGES
 from tests.papers.properties import assert_equals, renamed
 
 Build = Callable[..., nn.Module]
-
-RESNET = {  # depth: (base, DAC) for 10 classes; computed from the shapes that the text states, not from our modules
-    20: (269_722, 298_794),
-    32: (464_154, 514_282),
-    44: (658_586, 729_770),
-    56: (853_018, 945_258),
-}
-VGGS = {(20, 16): (269_722, 298_794), (14, 32): (685_994, 760_970)}
-PER_CLASS = {16: 65, 32: 129}
-
-
-def count(kind: type[nn.Module], *, num_classes: int = 10, image_size: int = 32, **own: int) -> int:
-    return count_parameters(kind(image_size=image_size, in_channels=3, num_classes=num_classes, **own))
-
-
-@pytest.mark.parametrize("depth", RESNET)
-def test_resnets_have_the_computed_parameters_in_both_versions(depth: int) -> None:
-    for base, dac in ((ResNetV1, DACResNetV1), (ResNetV2, DACResNetV2)):
-        for classes, image_size in ((10, 32), (100, 32), (10, 80), (8, 80)):
-            counts = [count(k, depth=depth, width=16, num_classes=classes, image_size=image_size) for k in (base, dac)]
-            assert counts == [number + (classes - 10) * PER_CLASS[16] for number in RESNET[depth]]
-
-
-@pytest.mark.parametrize(("depth", "width"), VGGS)
-def test_vggs_have_the_computed_parameters(depth: int, width: int) -> None:
-    for classes in (10, 100):
-        counts = [count(kind, depth=depth, width=width, num_classes=classes) for kind in (VGG, DACVGG)]
-        assert counts == [number + (classes - 10) * PER_CLASS[width] for number in VGGS[depth, width]]
-
-
-def test_wide_ablation_and_mba_networks_have_the_computed_parameters() -> None:
-    assert (count(ResNetV2, depth=20, width=64), count(DACResNetV2, depth=20, width=64)) == (4_286_026, 4_758_666)
-    assert {count(kind, depth=20, width=16) for kind in (SharedBiasResNetV1, SharedBiasResNetV2)} == {269_722}
-    stem, scales, weights, classifier = 432, 688, 267_264, 64 * 100
-    for copies in (2, 4, 8):
-        expected = stem + scales + copies * (weights + 688 + classifier) + 100
-        assert count(MBAResNetV1, depth=20, width=16, num_classes=100, copies=copies) == expected
 
 
 def test_weights_start_he_normal_and_all_biases_zero() -> None:
     torch.manual_seed(0)
     arguments = {"image_size": 32, "in_channels": 3, "num_classes": 100, "width": 16}
     models = [kind(depth=20, **arguments) for kind in (ResNetV1, DACResNetV1, DACResNetV2, SharedBiasResNetV1, DACVGG)]
-    for model in (*models, MBAResNetV1(depth=20, copies=2, **arguments)):
+    models += [MBAResNetV1(depth=20, copies=2, **arguments), *(rectangular(kind, 5, 100) for kind in (MLP, DACMLP))]
+    for model in models:
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 assert parameter.abs().max() == 0, name
@@ -90,14 +56,15 @@ def test_weights_start_he_normal_and_all_biases_zero() -> None:
                 assert parameter.var().item() == pytest.approx(variance, rel=7 * math.sqrt(2 / n)), name
 
 
-def test_only_kernels_are_called_weight_and_have_more_than_one_axis(small_model: Build) -> None:
+@pytest.mark.parametrize("kind", [*(kind for kind, _ in OWN.values()), MLP, DACMLP])
+def test_only_kernels_are_called_weight_and_have_more_than_one_axis(kind: type[nn.Module]) -> None:
     """Weight decay depends on this: kernels of convolutions and of the classifier, no bias, no BN (section 5)."""
-    model = small_model()
+    model = kind(**TABLE) if kind in (MLP, DACMLP) else kind(**IMAGES | OWN[kind.__name__][1])
     decayed = {name for name, p in model.named_parameters() if name.endswith("weight") and p.ndim >= 2}
     kernels = {
         f"{name}.weight"
         for name, module in model.named_modules()
-        if isinstance(module, nn.Conv2d | nn.Linear | DACConv2d)
+        if isinstance(module, nn.Conv2d | nn.Linear | DACConv2d | DACLinear)
     }
     assert decayed == kernels
     for name, module in model.named_modules():
@@ -340,7 +307,6 @@ def test_other_depths_are_refused() -> None:
         plain_plan(19, 3, 16)
 
 
-KINDS = [MLP, DACMLP]
 FEATURES = 14
 
 
@@ -350,14 +316,6 @@ def rectangular(kind: type[nn.Module], depth: int, width: int) -> nn.Module:
 
 def draw_rows(n: int = 64) -> torch.Tensor:
     return torch.randn(n, FEATURES, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.mark.parametrize(
-    ("kind", "depth", "width", "expected"),
-    [(MLP, 5, 16, 1_425), (MLP, 16, 250, 949_251), (MLP, 5, 100, 42_501), (DACMLP, 5, 71, 42_814)],
-)
-def test_networks_have_the_computed_parameters(kind: type[nn.Module], depth: int, width: int, expected: int) -> None:
-    assert count_parameters(rectangular(kind, depth, width)) == expected
 
 
 def test_matched_widths_are_those_of_figure_4() -> None:
@@ -410,46 +368,3 @@ def test_dac_activates_its_input_and_everything_behind_it_by_own_biases() -> Non
         y = dac_linear(y, layer.weight, layer.bias)
         y = (y - y.mean(0)) / (y.var(0, unbiased=False) + 1e-5).sqrt()
     torch.testing.assert_close(model(x), dac_linear(y, last.weight, last.bias) + 3, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_start_he_normal_and_biases_zero(kind: type[nn.Module]) -> None:
-    torch.manual_seed(0)
-    for name, parameter in rectangular(kind, 5, 100).named_parameters():
-        if name.endswith("bias"):
-            assert parameter.abs().max() == 0, name
-        elif parameter.ndim == 2:
-            variance, n = 2 / parameter.shape[1], parameter.numel()
-            assert parameter.mean().item() == pytest.approx(0, abs=5 * math.sqrt(variance / n)), name
-            assert parameter.var().item() == pytest.approx(variance, rel=6 * math.sqrt(2 / n)), name
-        else:
-            assert torch.equal(parameter, torch.ones_like(parameter)), name
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_only_connection_weights_are_decayed_by_name(kind: type[nn.Module]) -> None:
-    model = rectangular(kind, 3, 6)
-    decayed = [name for name, p in model.named_parameters() if name.endswith("weight") and p.ndim >= 2]
-    step = 3 if kind is MLP else 2
-    assert decayed == [*(f"layers.{step * layer}.weight" for layer in range(3)), "head.weight"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_prediction_a_row_which_no_other_row_changes_in_evaluation(kind: type[nn.Module]) -> None:
-    torch.manual_seed(0)
-    model, rows = rectangular(kind, 3, 6).eval(), draw_rows(4)
-    changed = rows.clone()
-    changed[1] += 1
-    with torch.no_grad():
-        before, after = model(rows), model(changed)
-    assert before.shape == (4, 1)
-    assert (before != after).flatten().tolist() == [False, True, False, False]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_parameter_gets_a_gradient(kind: type[nn.Module]) -> None:
-    torch.manual_seed(0)
-    model = rectangular(kind, 3, 12)
-    (model(draw_rows()) - draw_rows().sum(1, keepdim=True)).square().mean().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().max() > 0, name

@@ -4,6 +4,7 @@ import math
 import re
 import statistics
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -42,6 +43,13 @@ def errors(published: str) -> Errors:
         for arm, at_last, at_selected in session.execute(wanted):
             found[arm].append((at_last, at_selected))
     return found
+
+
+@pytest.fixture(scope="module")
+def client(published: str) -> Iterator[TestClient]:
+    settings = Settings(root=REPOSITORY, database=published)
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as found:
+        yield found
 
 
 def depth_of(arm: str) -> int:
@@ -88,10 +96,9 @@ def test_the_table_is_what_the_evidence_gives(errors: Errors) -> None:
     assert "\n".join(re.findall(r"^\| \d+ \| \d \| .*$", PAGE, flags=re.MULTILINE)) == table(errors)
 
 
-def test_the_pairs_of_the_claim_are_those_of_the_table(errors: Errors, published: str) -> None:
-    with TestClient(create_app(Settings(root=REPOSITORY, database=published)), base_url="http://127.0.0.1") as client:
-        pairs = client.get("/api/v1/claims/dac.sgemm.gain").json()["pairs"]
-        page = client.get("/claims/dac.sgemm.gain").text
+def test_the_pairs_of_the_claim_are_those_of_the_table(errors: Errors, client: TestClient) -> None:
+    pairs = client.get("/api/v1/claims/dac.sgemm.gain").json()["pairs"]
+    page = client.get("/claims/dac.sgemm.gain").text
     known = [arm for arm in errors if arm.startswith("dac-mlp-") and depth_of(arm) in DEPTHS]  # which ran whole
     assert sorted(pair["arm"] for pair in pairs) == sorted(known)
     shown = re.findall(r'data-label="Gain">(.*?) nats</td>', page)
@@ -167,15 +174,14 @@ def test_by_the_last_epoch_nothing_is_decided(published: str) -> None:
     assert f"the gain is {by_last['ours']:.3f} nats, {100 * confidence:.4g} % interval {low} to {high}" in PAGE
 
 
-def test_the_pages_say_what_the_verdict_says(published: str) -> None:
+def test_the_pages_say_what_the_verdict_says(published: str, client: TestClient) -> None:
     with open_results(published)() as session:
         verdict = session.get_one(tables.VerdictRow, "dac.sgemm.gain")
     results = results_page(published)
     for text, word in ((PAGE, f"`{verdict.status}`"), (README, f"| {WORD_OF[Status(verdict.status)]} |")):
         assert f"by {verdict.estimate:.3f} nats on average" in text and word in text
         assert f"{verdict.low:.3f} to {verdict.high:.3f}" in text
-    with TestClient(create_app(Settings(root=REPOSITORY, database=published)), base_url="http://127.0.0.1") as client:
-        page = client.get("/claims/dac.sgemm.gain").text
+    page = client.get("/claims/dac.sgemm.gain").text
     size = verdict.size
     assert size is not None and f"the verdict on the size is `{size['status']}`" in PAGE
     assert f"Its size: {size['status']}. Judged by" in results
@@ -200,10 +206,9 @@ def test_the_page_says_what_weights_and_biases_gain_from_141_units(errors: Error
     assert f"gain {verdict.estimate:.3f} nats more, {verdict.low:.3f} to {verdict.high:.3f}: `{verdict.status}`" in PAGE
 
 
-def test_times_of_two_machines_are_told_apart(published: str) -> None:
-    with TestClient(create_app(Settings(root=REPOSITORY, database=published)), base_url="http://127.0.0.1") as client:
-        page = client.get("/?dataset=sgemm").text
-        charts = [client.get(f"/experiments/dac-sgemm?cost={cost}").text for cost in ("train_seconds", "parameters")]
+def test_times_of_two_machines_are_told_apart(client: TestClient) -> None:
+    page = client.get("/?dataset=sgemm").text
+    charts = [client.get(f"/experiments/dac-sgemm?cost={cost}").text for cost in ("train_seconds", "parameters")]
     notes = [line for line in page.splitlines() if "Time per sample of" in line]
     assert len(notes) == 3 and all("DAC" in note for note in notes), "6 layers ran on a third machine"
     assert sum("AMD EPYC" in note for note in notes) == 1

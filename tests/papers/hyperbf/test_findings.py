@@ -22,19 +22,8 @@ from stages.papers.hyperbf.findings import (
     LAST_COMMIT_HYPERBF,
     LAST_COMMIT_VIT,
     VIT,
-    findings,
 )
 from stages.params.experiment import load_params
-from tests.project import MARGINS
-
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, Finding]:
-    return {finding.claim: finding for finding in findings(MARGINS)}
-
-
-def test_findings_are_the_same_twice(found: dict[str, Finding]) -> None:
-    assert {finding.claim: finding for finding in findings(MARGINS)} == found
 
 
 def test_equivalence_needs_keys_of_one_norm_only(found: dict[str, Finding]) -> None:
@@ -151,14 +140,13 @@ def test_the_arms_are_those_that_are_trained() -> None:
     assert all(names == ["vit", "hyperbf", "vit-as-run-scale"] for names in others.values())
 
 
-def test_percentages_and_differences_are_those_of_the_findings() -> None:
-    found = {finding.claim: finding.computed for finding in findings(MARGINS)}
-    sizes = found["hyperbf.params.match"]
+def test_percentages_and_differences_are_those_of_the_findings(found: dict[str, Finding]) -> None:
+    sizes = found["hyperbf.params.match"].computed
     assert f"HyperBF has {1 - sizes['ratio_cifar10']:.2%} fewer".replace("%", " %") in PAGE
     assert f"or {sizes['ratio_cifar10_without_the_unused_matrix'] - 1:.1%} more".replace("%", " %") in PAGE
     others = ("ratio_cifar10_of_2023_09_20", "ratio_cifar10_of_2023_10_06", "ratio_cifar10_last_public_commit")
     assert "the ratios of the rest are {:.2f}, {:.2f} and {:.2f}".format(*map(sizes.get, others)) in PAGE
-    unequal = found["hyperbf.identity.constnorm"]["max_abs_difference_unequal_key_norms"]
+    unequal = found["hyperbf.identity.constnorm"].computed["max_abs_difference_unequal_key_norms"]
     assert f"differ by up to {unequal:.2f}" in PAGE
     work = [int(size_row(name).split(" | ")[-1].strip(" |").replace(",", "")) for name in ("HyperBF 20", "ViT 20")]
     assert f"does {work[0] / work[1] - 1:.0%} more work".replace("%", " %") in PAGE

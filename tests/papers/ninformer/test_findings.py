@@ -17,20 +17,13 @@ from stages.papers.ninformer.findings import (
     NANOSECONDS,
     compute_finding,
     elementwise_finding,
-    findings,
     image_flops,
 )
 from stages.params.experiment import Params
-from tests.project import MARGINS
 
 ROOT = Path(__file__).parents[3]
 ARMS = {"vit": "vit", "mlpmixer": "mlp-mixer", "localvit": "local-vit", "ninformer": "ninformer"}
 DATASETS = {"mnist": "mnist", "c10": "cifar10", "c100": "cifar100"}
-
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, Finding]:
-    return {finding.claim: finding for finding in findings(MARGINS)}
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +155,7 @@ def test_cost_is_linear_but_weights_grow_with_the_tokens(found: dict[str, Findin
     elementwise = found["ninformer.elementwise"]
     assert [reading.holds for reading in elementwise.readings] == [False, True]
     assert elementwise.computed["share_of_elementwise_products"] == pytest.approx(64 * 256 / 109.05e6, rel=1e-2)
-    # 64 tokens instead of 49 in four blocks: the counts of test_models for MNIST at 32 and at 28 pixels.
+    # 64 tokens instead of 49 in four blocks: MNIST at 32 and at 28 pixels.
     assert finding.computed["weights_per_token_and_block"] * 4 * (64 - 49) == 2_646_026 - 2_584_526
 
 

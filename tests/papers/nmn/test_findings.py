@@ -19,27 +19,23 @@ from stages.papers.nmn import (
     PrintedAetherResNet18,
     ResNet18,
     YatGPT,
-    findings_theory,
-    findings_work,
 )
 from stages.papers.nmn import findings as module
 from stages.papers.nmn.counting import count_operations, saved_bytes
-from stages.papers.nmn.findings import PRINTED_IMPROVEMENT, findings
-from stages.papers.nmn.findings_work import BFLOAT16, FLOAT32, PRINTED_RATIO, PRINTED_SAVING, kept_bytes
+from stages.papers.nmn.findings import (
+    BFLOAT16,
+    FLOAT32,
+    PRINTED_IMPROVEMENT,
+    PRINTED_RATIO,
+    PRINTED_SAVING,
+    findings,
+    kept_bytes,
+)
 from stages.papers.nmn.gpt2 import GPT2
 from stages.params.experiment import load_params
 from tests.project import MARGINS
 
 PAGE = Path(__file__).parents[3] / "docs" / "papers" / "nmn.md"
-
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, Finding]:
-    return {finding.claim: finding for finding in findings(MARGINS)}
-
-
-def test_findings_are_the_same_on_every_call(found: dict[str, Finding]) -> None:
-    assert {finding.claim: finding for finding in findings(MARGINS)} == found
 
 
 def test_a_layer_keeps_more_than_relu_unless_all_is_worked_out_again(found: dict[str, Finding]) -> None:
@@ -75,7 +71,7 @@ def test_the_three_ways_to_count_compute_the_same_layer() -> None:
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(5, 7, generator=generator, dtype=torch.float64) for _ in range(2))
     b = torch.randn(5, generator=generator, dtype=torch.float64)
-    one, two, differences = (form(x, w, b) for form, _ in findings_work.FORMS.values())
+    one, two, differences = (form(x, w, b) for form in module.FORMS.values())
     torch.testing.assert_close(one, differences)
     torch.testing.assert_close(two, differences)
 
@@ -101,16 +97,16 @@ def test_a_unit_whose_answer_falls_with_the_distance_would_decay(monkeypatch: py
     def falling(x: Tensor, w: Tensor, *_: object) -> Tensor:
         return 1 / ((w - x).square().sum(-1, keepdim=True) + 1e-5)
 
-    monkeypatch.setattr(findings_theory, "yat_linear_reference", falling)
-    assert findings_theory.far_response().status == "holds"
+    monkeypatch.setattr(module, "yat_linear_reference", falling)
+    assert module.far_response().status == "holds"
 
 
 def test_a_unit_whose_answer_grows_with_the_distance_would_not_decay(monkeypatch: pytest.MonkeyPatch) -> None:
     def growing(x: Tensor, w: Tensor, *_: object) -> Tensor:
         return (x @ w.T).square()
 
-    monkeypatch.setattr(findings_theory, "yat_linear_reference", growing)
-    assert findings_theory.far_response().status == "fails"
+    monkeypatch.setattr(module, "yat_linear_reference", growing)
+    assert module.far_response().status == "fails"
 
 
 def test_three_units_of_one_weight_are_a_radial_unit(found: dict[str, Finding]) -> None:
@@ -128,15 +124,15 @@ def test_units_that_no_readout_can_bend_would_approximate_nothing(monkeypatch: p
     def squared(x: Tensor, w: Tensor, b: Tensor, *_: object) -> Tensor:
         return (x @ w.T + b).square()
 
-    monkeypatch.setattr(findings_theory, "yat_linear_reference", squared)
-    assert findings_theory.universal_approximation().status == "fails"
+    monkeypatch.setattr(module, "yat_linear_reference", squared)
+    assert module.universal_approximation().status == "fails"
 
 
 def test_statuses_follow_the_print(monkeypatch: pytest.MonkeyPatch) -> None:
     """Had the guide printed what no way of counting gives, it would fail."""
-    monkeypatch.setattr(findings_work, "PRINTED_WORK", (3, 1))
-    monkeypatch.setattr(findings_work, "PRINTED_RATIO", (4, 1))
-    monkeypatch.setattr(findings_work, "PRINTED_SAVING", (0.3, 0.4))
+    monkeypatch.setattr(module, "PRINTED_WORK", (3, 1))
+    monkeypatch.setattr(module, "PRINTED_RATIO", (4, 1))
+    monkeypatch.setattr(module, "PRINTED_SAVING", (0.3, 0.4))
     monkeypatch.setattr(module, "PRINTED_IMPROVEMENT", (0.113, 0.001))
     changed = {finding.claim: finding.status for finding in findings(MARGINS)}
     assert [changed[f"nmn.{name}"] for name in ("flops.nmn", "flops.ratio", "gpt.memory")] == ["fails"] * 3
@@ -145,10 +141,10 @@ def test_statuses_follow_the_print(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_margin_of_the_rules_is_the_least_that_a_count_may_err(monkeypatch: pytest.MonkeyPatch) -> None:
     """4.01 Bnd against a printed 4.20, to hundredths: 5 % of it are 0.21."""
-    monkeypatch.setattr(findings_work, "PRINTED_WORK", (4.2, 0.01))
-    assert findings_work.yat_work(MARGINS).status == "holds under a reading"
-    monkeypatch.setattr(findings_work, "PRINTED_WORK", (4.3, 0.01))
-    assert findings_work.yat_work(MARGINS).status == "fails"
+    monkeypatch.setattr(module, "PRINTED_WORK", (4.2, 0.01))
+    assert module.yat_work(MARGINS).status == "holds under a reading"
+    monkeypatch.setattr(module, "PRINTED_WORK", (4.3, 0.01))
+    assert module.yat_work(MARGINS).status == "fails"
 
 
 def test_memory_is_saved_as_printed_in_bf16_and_not_in_one_precision(found: dict[str, Finding]) -> None:
@@ -263,8 +259,3 @@ def test_table_of_language_models_is_what_the_code_gives() -> None:
             }
         computed |= {(*name, size): count_parameters(model) for name, model in models.items()}
     assert shown == computed
-
-
-def test_example_of_the_operators_runs() -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "operators" / "yat.md").read_text(), flags=re.DOTALL)
-    exec(compile(example, "docs/operators/yat.md", "exec"), {})
