@@ -22,8 +22,7 @@ from stages.faults import in_one_line
 from stages.params.experiment import ParamsError, load_params
 from stages.params.stage_inputs import code_digests, refuse_changed
 from stages.run import ModelSpec
-from stages.runs.curves import EpochRow
-from stages.runs.evidence import ResultLine, write_lines
+from stages.runs.evidence import EpochRow, ResultLine, write_lines
 from stages.runs.fingerprint import source_path
 from stages.runs.store import read_run_list, write_atomically
 

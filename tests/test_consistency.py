@@ -15,16 +15,19 @@ from stages.params.experiment import load_params
 from stages.recording import RecordError, record
 from stages.recording.sources import find_results
 from stages.run import canonical_json
-from stages.runs.curves import Curves, EpochRow, as_curves, given_columns
 from stages.runs.equivalence import read_equivalences
 from stages.runs.evidence import (
+    Curves,
+    EpochRow,
     EvidenceError,
     EvidenceLine,
     ResultLine,
+    as_curves,
     evidence_files,
     find_contradictions,
     find_cost_contradictions,
     find_release_contradictions,
+    given_columns,
     pack_correct,
     read_lines,
     seal,

@@ -9,4 +9,4 @@ from stages.claims.judging import Table, judge_claims
 from stages.claims.kinds.counts import param_values
 from stages.claims.lines import ClaimLine, ClaimsError, Judgement, place_claims, read_claims
 from stages.claims.trials import gather
-from stages.runs.trial import Trial
+from stages.runs.evidence import Trial

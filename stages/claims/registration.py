@@ -25,8 +25,8 @@ from stages.claims.kinds import kind_of
 from stages.claims.lines import ClaimLine, ClaimsError
 from stages.rules import Rules
 from stages.run import STRICT, canonical_json
+from stages.runs.evidence import Trial
 from stages.runs.revisions import commit_of, is_ancestor
-from stages.runs.trial import Trial
 
 FOLDER = Path("data/registrations")
 Mark = Literal["confirmatory", "exploratory", "unknown"]

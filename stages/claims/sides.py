@@ -18,8 +18,7 @@ from stages.claims.lines import ArmSummary, ClaimLine, Entry, Side
 from stages.claims.trials import ResultGroup, choose
 from stages.params.experiment import Experiment
 from stages.rules import Rules
-from stages.runs.curves import as_curves
-from stages.runs.trial import Trial
+from stages.runs.evidence import Trial, as_curves
 from stages.verdicts import ARM_METRICS, ArmMeasurement, GridPart, NoCurves, Observation, Sample, arm_metric
 from stages.verdicts.grid_part import Cell, whole_slices
 from stages.verdicts.looks import Looks, complete_look

@@ -15,8 +15,7 @@ from typing import Literal
 from stages.claims.lines import ClaimCost
 from stages.params.experiment import Arm, Experiment, Params
 from stages.rules import Rules
-from stages.runs.evidence import Provenance, ResultLine
-from stages.runs.trial import Trial
+from stages.runs.evidence import Provenance, ResultLine, Trial
 from stages.verdicts import EvidenceLevel, evidence_level_of
 from stages.verdicts.looks import looks_of_plan
 

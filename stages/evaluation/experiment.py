@@ -24,12 +24,12 @@ from stages.evaluation.flops import FlopCounts, Kept, digest_of
 from stages.evaluation.scores import Observer, cut_info, cut_rows, score
 from stages.params.experiment import LatencySpec, Profile
 from stages.run import ModelSpec, RunSpec
-from stages.runs.curves import EpochRow
 from stages.runs.equivalence import read_equivalences
 from stages.runs.evidence import (
     CostLine,
     DataUsed,
     Divergence,
+    EpochRow,
     Layers,
     Measurement,
     Moment,

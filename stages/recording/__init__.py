@@ -35,12 +35,10 @@ from stages.recording.append_only import describe_lost, digest_history, find_los
 from stages.recording.sources import FindingLine, RecordError, Weights
 from stages.results import create_results, database_url, insert_rows, tables
 from stages.run import canonical_json
-from stages.runs.curves import COLUMNS, as_curves
-from stages.runs.evidence import ResultLine, list_observed, write_lines
+from stages.runs.evidence import COLUMNS, ResultLine, Trial, as_curves, list_observed, write_lines
 from stages.runs.fingerprint import source_path
 from stages.runs.revisions import is_full_clone
 from stages.runs.store import put_in_place
-from stages.runs.trial import Trial
 from stages.verdicts import ARM_METRICS, NoCurves, Verdict, arm_metric, false_discovery_rates
 
 __all__ = ["ClaimsError", "Judgement", "RecordError", "Summary", "Table", "record"]

@@ -35,6 +35,7 @@ from stages.runs.evidence import (
     CostLine,
     EvidenceLine,
     ResultLine,
+    Trial,
     compare_canaries,
     evidence_files,
     find_contradictions,
@@ -43,7 +44,6 @@ from stages.runs.evidence import (
     read_lines,
 )
 from stages.runs.fingerprint import changed_modules
-from stages.runs.trial import Trial
 
 PLAN_CHANGED = "PLAN CHANGED: "
 """Begins each note on published results that the params files no longer plan."""

@@ -17,10 +17,10 @@ from typing import Any
 from stages.datasets.packed import ImageSet, read_images
 from stages.faults import Mistake
 from stages.params.schema import nearest
-from stages.runs.curves import EpochRow
 from stages.runs.equivalence import paths_of, read_equivalences
 from stages.runs.evidence import (
     CostLine,
+    EpochRow,
     EvidenceLine,
     Origin,
     Release,

@@ -32,11 +32,11 @@ from stages.recording.append_only import read_versions, row_faults
 from stages.recording.sources import PLAN_CHANGED
 from stages.results import Base, Checkpoint, ExperimentRow, Result, UnknownCheckpoint, open_results
 from stages.run import RunSpec, canonical_json, environment_digest
-from stages.runs.curves import EpochRow
 from stages.runs.equivalence import PATH, read_equivalences
 from stages.runs.evidence import (
     DataUsed,
     Divergence,
+    EpochRow,
     EvidenceError,
     Measurement,
     ResultLine,

@@ -18,11 +18,11 @@ from stages.datasets.verified import Digests
 from stages.params.budget import plan_runs
 from stages.params.experiment import Params, load_params
 from stages.run import environment_digest
-from stages.runs.curves import EpochRow
 from stages.runs.evidence import (
     CostLine,
     DataUsed,
     Divergence,
+    EpochRow,
     EvidenceLine,
     Measurement,
     Origin,

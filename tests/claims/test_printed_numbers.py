@@ -11,8 +11,7 @@ import pytest
 from stages.claims import ClaimLine
 from stages.params.experiment import Experiment
 from stages.results import JudgedClaim
-from stages.runs.curves import EpochRow
-from stages.runs.evidence import ResultLine
+from stages.runs.evidence import EpochRow, ResultLine
 from stages.verdicts import Status
 from tests.claims.lines import claims, params, results
 from tests.claims.test_all_trained import judge_all, measured, parameters_of, recorded

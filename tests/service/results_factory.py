@@ -18,11 +18,11 @@ from stages.papers import build_model
 from stages.params.budget import describe_cut, plan_runs
 from stages.params.experiment import Experiment, load_params
 from stages.run import ModelSpec, RunSpec, environment_digest
-from stages.runs.curves import EpochRow
 from stages.runs.evidence import (
     CostLine,
     DataUsed,
     Divergence,
+    EpochRow,
     EvidenceLine,
     Measurement,
     Origin,

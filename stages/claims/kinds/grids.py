@@ -16,7 +16,7 @@ from stages.claims.lines import Entry, Judgement, Side
 from stages.claims.sides import NotMeasured, Pairs, count_failed, entry_of, gather_samples, measure
 from stages.claims.trials import ResultGroup, price
 from stages.params.experiment import Params
-from stages.runs.trial import Trial
+from stages.runs.evidence import Trial
 from stages.verdicts import (
     EvidenceLevel,
     Failures,
