@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from service.pages.method import fill_tables
 from service.settings import Settings
-from stages.claims.deviations import read_deviations
+from stages.claims.lines import read_deviations
 from stages.cli import CODES, COMMANDS, build_parser
 from stages.params import experiment
 from stages.params.experiment import load_params

@@ -14,10 +14,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import Line, setting
-from stages.datasets.embedded import class_names
 from stages.datasets.packed import PackedInfo
-from stages.params.budget import plan_runs
-from stages.params.experiment import load_params
+from stages.datasets.prepare import class_names
+from stages.params.experiment import load_params, plan_runs
 from stages.training.canary import Canary, canary_of
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from benchmarks.timing import Line, eager_and_compiled, passes, race, setting
 from stages.ops.dac import dac_conv2d, dac_linear
-from stages.training.environment import peak_memory_bytes, reset_peak_memory
+from stages.training.process import peak_memory_bytes, reset_peak_memory
 
 BATCH, WIDTH, ROWS = 16, 141, 1024
 MEMORY_BATCH = 64

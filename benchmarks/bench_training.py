@@ -22,8 +22,7 @@ from benchmarks.timing import Line, Step, compiled_apart, has_bfloat16, race, wi
 from stages.ops.fast.dropout import with_fast_dropout
 from stages.ops.fast.wide_attention import use_wide_attention
 from stages.papers import build_model
-from stages.params.budget import plan_runs
-from stages.params.experiment import load_params
+from stages.params.experiment import load_params, plan_runs
 from stages.run import Replicate
 from stages.training.images import ImageClassification
 from stages.training.loop import fit

@@ -15,11 +15,11 @@ from benchmarks.campaign_parcels import MIB, DamagedParcel, cut, read_json, unpa
 from stages.datasets.packed import PackedDataError, PackedInfo, read_info
 from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import FlopCounts
-from stages.params.budget import PlannedRun
-from stages.params.experiment import Experiment, Params, ParamsError, load_params
+from stages.params.experiment import Experiment, Params, ParamsError, PlannedRun, load_params
 from stages.priorities import PROFILE, propose
 from stages.run import canonical_json
-from stages.runs.store import Specs, Store, open_store, write_atomically
+from stages.runs.store import Specs, Store, write_atomically
+from stages.runs.object_store import open_store
 from stages.scheduling.engine.groups import form_groups
 from stages.scheduling.planning import cost_of_run
 from stages.scheduling.runner import Outcomes, find_experiment, keyed_runs

@@ -33,9 +33,9 @@ from benchmarks.attempt import Lines, attempt, guarded
 from stages.datasets.packed import read_images
 from stages.device import pick_device
 from stages.run import AugmentationSpec, Precision, Protocol, Replicate
-from stages.training.environment import describe_environment, peak_memory_bytes, reset_peak_memory
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import fit, measure, seeded_model
+from stages.training.process import describe_environment, peak_memory_bytes, reset_peak_memory
 
 TOLERANCE = 2e-2  # relative, on the mean loss of ten steps: dropout draws differ between devices
 REPLICATE = Replicate(seed=0)

@@ -20,7 +20,7 @@ from benchmarks import timing
 from benchmarks.attempt import Lines, attempt
 from stages.ops.dac import dac_conv2d, dac_conv2d_reference
 from stages.ops.yat_attention import yat_attention
-from stages.training.environment import peak_memory_bytes, reset_peak_memory
+from stages.training.process import peak_memory_bytes, reset_peak_memory
 
 Operator = Callable[..., Tensor]
 ERRORS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the largest value: eight bits of mantissa, sums of hundreds

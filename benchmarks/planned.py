@@ -69,8 +69,7 @@ class Planned:
 
 def from_params() -> Iterator[Planned]:
     """One of each, in the order of params.yaml."""
-    from stages.params.budget import plan_runs
-    from stages.params.experiment import load_params
+    from stages.params.experiment import load_params, plan_runs
 
     params, seen = load_params(Path(__file__).parent.parent), set()
     for experiment in params.experiments.values():

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from stages.device import keep_freed_memory
 from stages.ops.fast import attention, dac
-from stages.training.environment import describe_environment
+from stages.training.process import describe_environment
 
 PLAYED = os.environ.get("ATEN_CPU_CAPABILITY", "")
 LESSER = ("avx2", "default")

@@ -17,8 +17,7 @@ from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import FlopCounts
 from stages.faults import in_one_line
 from stages.papers.finding import Finding
-from stages.params.budget import plan_runs
-from stages.params.experiment import Params, load_params
+from stages.params.experiment import Params, load_params, plan_runs
 from stages.params.stage_inputs import refuse_changed
 from stages.run import canonical_json
 from stages.runs.store import write_atomically

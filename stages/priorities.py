@@ -5,7 +5,7 @@ claim's weight.  Each pattern of a paper's `argument` is one part of the argumen
 another; the claims of a part share its weight equally.  So one order that a paper rests on weighs as much as all cells
 of a table together.
 
-A claim is judged only at a complete analysis: replicates 0 … n − 1 of all its arms (`stages.verdicts.looks`), under
+A claim is judged only at a complete analysis: replicates 0 … n − 1 of all its arms (`stages.verdicts.intervals`), under
 the profile whose results decide.
 """
 
@@ -25,11 +25,10 @@ import numpy as np
 
 from stages.claims import ClaimLine, Judgement, PaperDeviations
 from stages.claims.kinds import TrainedKind, foresee, kind_of
-from stages.claims.sides import arms_of
+from stages.claims.trials import arms_of
 from stages.datasets.packed import PackedDataError
 from stages.evaluation.flops import CountFlops, FlopCounts
-from stages.params.budget import PlannedRun, RunName, plan_runs
-from stages.params.experiment import Experiment, Params, ParamsError
+from stages.params.experiment import Experiment, Params, ParamsError, PlannedRun, RunName, plan_runs
 from stages.params.schema import nearest
 from stages.recording.sources import judge_today, read_paper_deviations
 from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER

@@ -32,11 +32,15 @@ from stages.run import RunSpec, canonical_json, environment_digest
 from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.store import Scratch, remember, seal, stack_id
 from stages.training.canary import canary_of
-from stages.training.environment import describe_environment, peak_memory_bytes, reset_peak_memory
 from stages.training.loop import Outcome, Progress, TrainingState, TrainingStopped
-from stages.training.parallel import agreed, describe_ranks, from_first, highest, joined, share
-from stages.training.process import describe_fast_paths, describe_process
-from stages.training.ranks import Rank, run_together
+from stages.training.parallel import Rank, agreed, describe_ranks, from_first, highest, joined, run_together, share
+from stages.training.process import (
+    describe_environment,
+    describe_fast_paths,
+    describe_process,
+    peak_memory_bytes,
+    reset_peak_memory,
+)
 from stages.training.resuming import EnergyMeter, ResumeState, energy_joules, first_line, sum_known
 from stages.training.session import Session, flushing_denormals, open_session, plain_network, task_of
 from stages.training.stacked import StackState, code_of_stack, fit_stack, mode_of, stack_class

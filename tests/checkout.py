@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
+from tests.project import EXPERIMENT, REPOSITORY, copy_stages, environment, make_project
 
 DVC = [sys.executable, "-m", "dvc"]
 
@@ -37,7 +37,7 @@ def make_checkout(folder: Path, *, epochs: int = 1) -> Path:
     other = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text())
     other["protocol"]["seeds"] = [7]
     (folder / "params" / "other-mnist.yaml").write_text(yaml.safe_dump(other))
-    shutil.copytree(REPOSITORY / "stages", folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_stages(folder)
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
         shutil.copy(REPOSITORY / name, folder / name)
     for name in ("evidence", "models", "registrations"):

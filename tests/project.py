@@ -1,9 +1,10 @@
 """A small project in a separate folder: one experiment, two tiny arms, a packed stand-in, ready to train."""
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 import yaml
 
 from stages import analyse
-from stages.datasets.embedded import class_names, compose_stand_in
+from stages.datasets.prepare import class_names, compose_stand_in
 from stages.papers.finding import Finding
 from stages.params.experiment import load_params, merge, read_files
+from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
+from stages.runs.equivalence import Compared, EquivalenceLine, Proof, path_of
 from tests.packed_table import pack_images
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -62,6 +65,40 @@ def make_project(folder: Path, *, epochs: int = 3, steps_per_epoch: int | None =
     (folder / "params" / f"{EXPERIMENT}.yaml").write_text(yaml.safe_dump(experiment))
     pack_stand_in(folder / "data" / "processed" / "mnist", "mnist")
     return folder
+
+
+def copy_stages(project: Path) -> Path:
+    """Give the project its own code."""
+    shutil.copytree(REPOSITORY / "stages", project / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    return project
+
+
+def bare_spec(seed: int) -> RunSpec:
+    """The spec of a run that nobody trains."""
+    protocol = Protocol(optimizer=OptimizerSpec(name="sgd", lr=0.1), batch_size=1, epochs=1)
+    model = ModelSpec(path="m:M", arguments={})
+    return RunSpec(model=model, protocol=protocol, data_digest="", replicate=Replicate(seed=seed), code={})
+
+
+def shown_same(
+    run_key: str, spec: Mapping[str, Any], modules: Mapping[str, tuple[str | None, str | None]], **fields: str
+) -> EquivalenceLine:
+    """A line that says: on the path of this run, the change of these modules has changed no number."""
+    compared = Compared(
+        run="toy.vit.0",
+        run_key=run_key,
+        path=path_of(spec),
+        model=spec["model"]["path"],
+        kind="images",
+        precision="float32",
+        optimizer="adam",
+        is_stacked=False,
+        data="d",
+        steps={"1": 1},
+        state={"1": "0"},
+    )
+    known: dict[str, Any] = {"before": "0" * 40, "after": "1" * 40, "made": "", "machine": {}, "versions": {}}
+    return EquivalenceLine(device="cpu", proofs=(Proof(modules=modules, compared=(compared,)),), **known | fields)
 
 
 def pack_stand_in(folder: Path, dataset: str) -> None:

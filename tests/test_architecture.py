@@ -181,9 +181,9 @@ def third_party(module: str) -> set[str]:
     return found - sys.stdlib_module_names - {"stages"}
 
 
-def test_every_part_of_stages_has_a_row_and_every_row_a_part() -> None:
-    parts = {part_of(module_name(path)) for path in python_files("stages")} - {""}
-    assert parts == set(ALLOWED) | set(VERBS)
+@pytest.mark.parametrize(("package", "rows"), [("stages", {*ALLOWED, *VERBS}), ("service", {*SERVICE})])
+def test_every_part_has_a_row_and_every_row_a_part(package: str, rows: set[str]) -> None:
+    assert {part_of(module_name(path)) for path in python_files(package)} - {""} == rows
 
 
 def test_module_imports_only_what_its_row_allows() -> None:
@@ -206,10 +206,6 @@ def test_no_row_allows_what_nobody_imports(package: str, rows: dict[str, set[str
 def test_rooms_are_in_an_order(rows: dict[str, set[str]]) -> None:
     """Nobody imports, over others, who imports it."""
     TopologicalSorter(rows).prepare()
-
-
-def test_every_part_of_the_service_has_a_row() -> None:
-    assert {part_of(module_name(path)) for path in python_files("service")} - {""} == set(SERVICE)
 
 
 def test_service_knows_six_modules_of_stages() -> None:
@@ -263,16 +259,3 @@ def test_importing_the_light_parts_loads_nothing_slow_and_prints_nothing() -> No
 def test_the_server_loads_no_torch() -> None:
     """Its workers do, beside it."""
     assert slow_to_import("service.app, service.__main__") == "[]\n"
-
-
-def test_ten_modules_import_by_name() -> None:
-    """A model or findings by their paper's name, an optimiser and a model's stack by theirs, an engine, the
-    engine's worker, what speaks with Ray that, what compares two trees the one that it is told, what loads libraries
-    for stages those.
-
-    The static closure sees the rest; the runner adds model and optimiser to a run's fingerprint.
-    """
-    users = {module_name(path) for path in python_files("stages") if "import_module" in path.read_text()}
-    papers = {"stages.papers", "stages.analyse", "stages.training.stacked"}
-    engine = {f"stages.scheduling.engine.{name}" for name in ("groups", "local", "ray_bridge", "ray_task")}
-    assert users == papers | engine | {"stages.training.optimizer", "stages.proving.driver", "stages.preloaded"}

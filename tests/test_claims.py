@@ -62,49 +62,6 @@ def test_all_claims_of_the_five_papers_and_the_orders_that_their_tables_imply_ar
     assert Counter(five[i].kind for i in implied) == {"order": 39, "gap": 2}, "two tables print one arm behind"
 
 
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        ("biases can be more efficient", "dac.sgemm.more_efficient"),
-        ("depends on exactly", "dac.thm.c2"),
-        ("similarly or worse for smaller widths", "dac.fig3.small"),
-        ("never statistically significant", "dac.table3.significant"),
-        ("partially superimposed for CIFAR-10, v2 and CIFAR-100, v1, but well separated", "dac.resnet.superimposed"),
-        ("weak dependence on depth", "dac.sgemm.depth_weak"),
-        ("4:1:1", "dac.image.setup.split_train dac.image.setup.split_val"),
-        ("after 7 and 13 layers", "dac.vgg.stages"),
-        ("number of weights was halved", "dac.sgemm.halved"),
-        ("can be neglected", "dac.flops.relu"),
-        ("almost no improvement", "dac.sgemm.weights_saturate"),
-        ("No activation values to store", "nmn.memory.activations"),
-        ("15-25% memory", "nmn.layer.memory"),
-        ("from nmn import NMNLayer, YatConv2d", "nmn.usage.import"),
-        ("pointing same direction", "nmn.theory.aligned"),
-        ("precomputed and cached", "nmn.precomputed"),
-        ("c₁² + c₂² − |q − k|²/2", "hyperbf.identity.printed"),
-        ("RBF is acceptable", "hyperbf.rbf.acceptable"),
-        ("less responsive to negative numbers", "hyperbf.softmax.negative"),
-        ("works as well as backpropagation", "hyperbf.neurosgd"),
-        ("Σᵢ Mᵢⱼ = 1", "brownian.markov.printed_sum"),
-        ("are independent of each other", "brownian.motion.independent"),
-        ("just to reduce the total computational cost", "brownian.heads.cost"),
-        ("is independent random variable", "brownian.components.independent"),
-        ("12 Gigabytes", "ninformer.setup.vram"),
-        ("more lightweight variant", "ninformer.localvit.lightweight"),
-        ("an equalized setting", "ninformer.equalized"),
-        ("we can remove this assumption", "hyperbf.identity.removed"),
-        ("preventing division by zero", "nmn.epsilon"),
-        ("Some results are available", "brownian.results"),
-        ("benefit more from increased width", "dac.sgemm.small"),
-        ("consistently outperforms", "dac.consistent"),
-    ],
-)
-def test_words_of_the_papers_that_pages_dispute_have_a_row(
-    claims: dict[str, ClaimLine], words: str, names: str
-) -> None:
-    assert {name for name, claim in claims.items() if words in f"{claim.statement} {claim.note}"} == {*names.split()}
-
-
 def test_no_two_claims_of_a_paper_read_alike(claims: dict[str, ClaimLine]) -> None:
     """A claim is shown by its own words or, without any, by arms, metric and data sets."""
     names = Counter(

@@ -15,6 +15,7 @@ from stages.params.experiment import load_params
 from stages.recording import RecordError, record
 from stages.recording.sources import find_results
 from stages.run import canonical_json
+from stages.runs.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
 from stages.runs.equivalence import read_equivalences
 from stages.runs.evidence import (
     Curves,
@@ -24,9 +25,6 @@ from stages.runs.evidence import (
     ResultLine,
     as_curves,
     evidence_files,
-    find_contradictions,
-    find_cost_contradictions,
-    find_release_contradictions,
     given_columns,
     pack_correct,
     read_lines,
@@ -173,10 +171,6 @@ def test_a_cost_that_contradicts_its_result_is_refused(root: Path) -> None:
         record(root, "data/results.db")
 
 
-def test_what_was_not_edited_is_recorded(root: Path) -> None:
-    assert record(root, "data/results.db").results == 5
-
-
 @pytest.fixture
 def published(root: Path) -> Path:
     """The same, as evidence."""
@@ -185,11 +179,6 @@ def published(root: Path) -> Path:
     path = root / "data" / "evidence" / "ninformer-mnist.jsonl"
     shutil.copy(EVIDENCE / path.name, path)
     return path
-
-
-@pytest.mark.usefixtures("published")
-def test_evidence_that_was_not_edited_is_recorded(root: Path) -> None:
-    assert record(root, "data/results.db").results == 4
 
 
 def test_evidence_without_its_digest_is_refused(root: Path, published: Path) -> None:

@@ -14,8 +14,7 @@ from benchmarks import planned
 from benchmarks.planned import Planned
 from stages.papers import build_model
 from stages.papers.dac.mlp import DACMLP, MLP
-from stages.params.budget import PlannedRun, plan_runs
-from stages.params.experiment import DatasetSource, load_params
+from stages.params.experiment import DatasetSource, PlannedRun, load_params, plan_runs
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, SplitSpec
 from stages.training import loop
 from stages.training.images import ImageClassification, LabelledImages

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from stages.ops.fast import cpp, dropout
-from stages.params.budget import plan_runs
-from stages.params.experiment import load_params
+from stages.params.experiment import load_params, plan_runs
 from stages.proving.show import compare_again
 from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.equivalence import PATH, Compared, EquivalenceLine, Equivalences, Proof, path_of, read_equivalences

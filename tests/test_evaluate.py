@@ -28,15 +28,8 @@ from stages.params.experiment import load_params
 from stages.recording import record
 from stages.results import open_results
 from stages.run import environment_digest
-from stages.runs.evidence import (
-    CostLine,
-    Measurement,
-    ResultLine,
-    find_contradictions,
-    read_lines,
-    unpack_confusion,
-    unpack_correct,
-)
+from stages.runs.consistency import find_contradictions
+from stages.runs.evidence import CostLine, Measurement, ResultLine, read_lines, unpack_confusion, unpack_correct
 from stages.runs.store import seal as seal_outcome
 from stages.scheduling.runner import train_experiment
 from stages.upkeep.verifying import compare, find_trails, recompute, spot_check

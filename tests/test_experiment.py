@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from stages.params.budget import describe_cut, plan_runs
-from stages.params.experiment import ArmTemplate, ParamsError, expand_arms, load_params, resolve_protocol
+from stages.params.experiment import (
+    ArmTemplate,
+    ParamsError,
+    describe_cut,
+    expand_arms,
+    load_params,
+    plan_runs,
+    resolve_protocol,
+)
 from tests.project import REPOSITORY, edit
 
 EXPERIMENTS = ("ninformer-mnist", "ninformer-cifar10", "ninformer-cifar100", "nmn-gpt")
@@ -271,30 +278,21 @@ def test_a_mistake_is_named_in_the_file_where_it_stands(project: Path) -> None:
     assert str(caught.value).startswith(f"{project / CIFAR10}: protocol.epochs")
 
 
-def test_broken_yaml_is_one_error(project: Path) -> None:
-    (project / "params.yaml").write_text("profile: [smoke")
-    with pytest.raises(ParamsError, match=r"not YAML: while parsing a flow sequence at line 1, column 10 did"):
-        load_params(project)
-
-
-def test_a_key_that_stands_twice_is_named_with_both_lines(project: Path) -> None:
-    path = project / CIFAR10
-    path.write_text(path.read_text() + "\ntitle: another\n")
-    with pytest.raises(ParamsError, match=r"key 'title' occurs twice, first in line \d+.* line \d+"):
-        load_params(project)
-
-
-def test_bytes_that_are_no_utf8_are_named_with_their_line(project: Path) -> None:
-    path = project / "params.yaml"
-    path.write_bytes(b"# one\n# caf\xe9\n" + path.read_bytes())
-    with pytest.raises(ParamsError, match=r"params.yaml, line 2: byte 0xe9 is not UTF-8"):
-        load_params(project)
-
-
-@pytest.mark.parametrize("content", ["", "\n\n", "# nothing\n"])
-def test_an_empty_file_is_one_error(project: Path, content: str) -> None:
-    (project / CIFAR10).write_text(content)
-    with pytest.raises(ParamsError, match=r"ninformer-cifar10.yaml: the file is empty"):
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("params.yaml", b"profile: [smoke", r"not YAML: while parsing a flow sequence at line 1, column 10 did"),
+        ("params.yaml", b"# one\n# caf\xe9\n", r"params.yaml, line 2: byte 0xe9 is not UTF-8"),
+        (CIFAR10, b"title: a\ntitle: b\n", r"key 'title' occurs twice, first in line \d+.* line \d+"),
+        *(
+            (CIFAR10, content, r"ninformer-cifar10.yaml: the file is empty")
+            for content in (b"", b"\n\n", b"# nothing\n")
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_error(project: Path, file: str, content: bytes, message: str) -> None:
+    (project / file).write_bytes(content)
+    with pytest.raises(ParamsError, match=message):
         load_params(project)
 
 

@@ -69,7 +69,7 @@ def calls() -> list[tuple[str, ast.Call, str]]:
 def test_text_is_never_read_or_written_in_the_locales_encoding() -> None:
     # Ruff's PLW1514 finds only calls of what it knows to be a path.
     ascii_json_and_code = ("stages/datasets/packed.py", "stages/papers/__init__.py")
-    kernel_files = ("stages/device.py", "stages/ops/fast/cpp.py", "stages/training/environment.py")
+    kernel_files = ("stages/device.py", "stages/ops/fast/cpp.py", "stages/training/process.py")
     found = []
     for place, node, name in calls():
         given = {keyword.arg for keyword in node.keywords}

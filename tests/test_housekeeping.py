@@ -7,9 +7,10 @@ import pytest
 
 from stages.commands import evidence as housekeeping
 from stages.commands.evidence import ABANDONED_SECONDS, disk_usage, remove_leftovers, remove_objects
-from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
-from stages.runs.store import ObjectStore, RunStore, StoreFault, open_store, remember, stack_id
+from stages.runs.object_store import ObjectStore, StoreFault, open_store
+from stages.runs.store import RunStore, remember, stack_id
 from stages.scheduling.engine.leases import Leases
+from tests.project import bare_spec
 
 OUTCOME = {"result.json": b"{}", "weights.safetensors": b"w" * 1000}
 
@@ -70,16 +71,7 @@ def test_a_store_elsewhere_is_cleaned_too(root: Path, tmp_path: Path, monkeypatc
 
 def test_the_scratch_folder_of_a_stack_goes_once_all_its_runs_are_published(root: Path) -> None:
     store = RunStore(root / "data" / "store")
-    specs = tuple(
-        RunSpec(
-            model=ModelSpec(path="m:M", arguments={}),
-            protocol=Protocol(optimizer=OptimizerSpec(name="adam", lr=0.1), batch_size=1, epochs=1),
-            data_digest="",
-            replicate=Replicate(seed=seed),
-            code={},
-        )
-        for seed in (0, 1)
-    )
+    specs = (bare_spec(0), bare_spec(1))
     remember(specs, store.scratch)
     folder = store.work(stack_id(specs))
     store.publish(specs[0].run_key, OUTCOME)

@@ -290,12 +290,6 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_an_environment_that_imports_this_clone_is_ready(owner: Clone) -> None:
-    done = owner.make()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Nothing to be done" in done.stdout
-
-
 @pytest.mark.parametrize("part", [".venv", ".venv/bin", ".venv/lib"])
 def test_an_environment_is_never_changed_through_a_link(owner: Clone, tmp_path: Path, part: str) -> None:
     other = Clone(tmp_path / "other")
@@ -319,11 +313,6 @@ def test_a_copied_environment_is_not_believed_and_made_anew(owner: Clone, tmp_pa
     assert f"setup: .venv is a copy of the environment of {owner.root}; it is made anew" in done.stderr
     assert not other.venv.exists()
     assert owner.make().returncode == 0
-
-
-def test_an_environment_that_was_pointed_elsewhere_is_not_believed(owner: Clone, tmp_path: Path) -> None:
-    owner.install(Clone(tmp_path / "other").root)
-    assert "it is made anew" in owner.make().stderr
 
 
 def test_another_clones_environment_named_by_hand_is_refused(owner: Clone, tmp_path: Path) -> None:

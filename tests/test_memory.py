@@ -35,7 +35,7 @@ def test_freed_memory_is_not_touched_again() -> None:
 def test_peak_resets_although_freed_memory_is_kept() -> None:
     script = """
 import numpy, torch
-from stages.training.environment import peak_memory_bytes, reset_peak_memory
+from stages.training.process import peak_memory_bytes, reset_peak_memory
 from stages.device import keep_freed_memory
 keep_freed_memory()
 cpu = torch.device("cpu")

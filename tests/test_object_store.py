@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from stages.faults import describe_fault
-from stages.runs import store as bucket_module
-from stages.runs.store import Bucket, ObjectStore, RunStore, Store, StoreFault, open_store, seal, write_atomically
+from stages.runs import object_store as bucket_module
+from stages.runs.object_store import Bucket, ObjectStore, StoreFault, open_store
+from stages.runs.store import RunStore, Store, seal, write_atomically
 from tests.object_server import ObjectServer
 
 

@@ -19,7 +19,7 @@ from stages.datasets.packed import read_images
 from stages.evaluate import main
 from stages.evaluation.scores import IMAGES, accuracy
 from stages.papers.brownian import ViT
-from stages.papers.brownian.probe import head_rows
+from stages.papers.brownian.walk import head_rows
 from stages.papers.hyperbf import HyperBF
 from stages.params.experiment import load_params
 from stages.recording import record

@@ -13,7 +13,7 @@ import pytest
 
 from stages.run import canonical_json, environment_digest
 from stages.runs.equivalence import PATH as EQUIVALENCES
-from stages.runs.equivalence import Compared, EquivalenceLine, Proof, append_line, path_of, read_equivalences
+from stages.runs.equivalence import append_line, read_equivalences
 from stages.runs.evidence import (
     CostLine,
     DataUsed,
@@ -29,7 +29,7 @@ from stages.runs.evidence import (
 from stages.runs.fingerprint import source_digest, source_path, training_code
 from stages.runs.revisions import has_revision, is_full_clone, refusal, run_git
 from stages.upkeep.publishing import PublishError, is_dirty, publish
-from tests.project import REPOSITORY
+from tests.project import REPOSITORY, shown_same
 
 MODEL = "stages.papers.ninformer.vit:ViT"
 CODE = dict(training_code("images", MODEL, "adam"))
@@ -124,50 +124,37 @@ def test_published_lines_carry_revision_and_cost(checkout: Path) -> None:
     assert [line.cost.arm for line in lines] == [line.result.arm for line in lines]
 
 
-def test_publishing_again_replaces_and_keeps_the_rest(checkout: Path) -> None:
-    evaluated(checkout, result("vit"), result("ninformer"))
-    publish("toy", checkout)
-    evaluated(checkout, result("vit", accuracy=0.75))
-    done = publish("toy", checkout)
-    assert (done.lines, done.new) == (2, 0)
-    accuracy = {line.result.arm: line.result.metrics[0].value for line in read_lines(done.path, EvidenceLine)}
-    assert accuracy == {"vit": 0.75, "ninformer": 0.5}
-
-
-def test_an_unchanged_line_keeps_its_origin(checkout: Path) -> None:
-    evaluated(checkout, result("vit"), result("ninformer"))
+def test_publishing_again_replaces_what_changed_and_keeps_the_rest_with_its_origin(checkout: Path) -> None:
+    evaluated(checkout, result("vit"), result("ninformer"), result("mixer"))
     publish("toy", checkout)
     git(checkout, "commit", "--allow-empty", "-m", "two")
-    evaluated(checkout, result("vit"), result("ninformer", accuracy=0.75))
-    publish("toy", checkout)
-    lines = read_lines(checkout / "data" / "evidence" / "toy.jsonl", EvidenceLine)
-    revisions = {line.result.arm: line.origin.revision for line in lines}
-    assert revisions["vit"] != revisions["ninformer"]
+    evaluated(checkout, result("vit", accuracy=0.75), result("ninformer"))
+    done = publish("toy", checkout)
+    assert (done.lines, done.new) == (3, 0)
+    lines = {line.result.arm: line for line in read_lines(done.path, EvidenceLine)}
+    accuracy = {arm: line.result.metrics[0].value for arm, line in lines.items()}
+    assert accuracy == {"vit": 0.75, "ninformer": 0.5, "mixer": 0.5}
+    revisions = {arm: line.origin.revision for arm, line in lines.items()}
+    assert revisions["vit"] != revisions["ninformer"] == revisions["mixer"]
 
 
-def test_a_result_without_its_cost_says_what_to_run(checkout: Path) -> None:
-    evaluated(checkout, result())
-    (checkout / "data" / "results" / "toy.cost.jsonl").write_text("")
-    with pytest.raises(PublishError, match="dvc repro evaluate@toy"):
-        publish("toy", checkout)
-
-
-def test_stand_ins_are_never_evidence(checkout: Path) -> None:
-    evaluated(checkout, result(provenance="embedded"))
-    with pytest.raises(PublishError, match="placeholder data, which are no evidence"):
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], "dvc repro evaluate@toy"),
+        ([result(provenance="embedded")], "placeholder data, which are no evidence"),
+        ([result(code=CODE | {SEEDING: "0" * 16})], r"changed: stages\.training\.seeding"),
+        ([result()], "dvc repro evaluate@toy"),  # without its cost
+    ],
+)
+def test_what_is_no_evidence_is_refused_with_what_to_do(checkout: Path, lines: list[ResultLine], said: str) -> None:
+    if lines:
+        evaluated(checkout, *lines)
+    if lines == [result()]:
+        (checkout / "data" / "results" / "toy.cost.jsonl").write_text("")
+    with pytest.raises(PublishError, match=said):
         publish("toy", checkout)
     assert not (checkout / "data" / "evidence").exists()
-
-
-def test_results_of_other_code_are_refused_by_module(checkout: Path) -> None:
-    evaluated(checkout, result(code=CODE | {"stages.training.seeding": "0" * 16}))
-    with pytest.raises(PublishError, match=r"changed: stages\.training\.seeding"):
-        publish("toy", checkout)
-
-
-def test_nothing_to_publish_says_what_to_run(checkout: Path) -> None:
-    with pytest.raises(PublishError, match="dvc repro evaluate@toy"):
-        publish("toy", checkout)
 
 
 def test_variables_of_another_repository_are_ignored(
@@ -284,23 +271,8 @@ def with_older_code(checkout: Path, *, forged: bool = False) -> tuple[ResultLine
     path.write_text(source)
     git(checkout, "commit", "-qam", "newer")
     line = result(code=older)
-    compared = Compared(
-        run="toy.vit.0",
-        run_key=line.run_key,
-        path=path_of(line.spec),
-        model=MODEL,
-        kind="images",
-        precision="float32",
-        optimizer="adam",
-        is_stacked=False,
-        data="d",
-        steps={"1": 1},
-        state={"1": "0"},
-    )
-    proof = Proof(modules={name: (older[name], CODE[name]) for name in CODE}, compared=(compared,))
-    shown = EquivalenceLine(
-        before=before, after=head(checkout), made="", device="cpu", machine={}, versions={}, proofs=(proof,)
-    )
+    modules = {name: (older[name], CODE[name]) for name in CODE}
+    shown = shown_same(line.run_key, line.spec, modules, before=before, after=head(checkout))
     append_line(checkout, shown)
     return line, before, shown.after
 

@@ -26,7 +26,7 @@ from tests.project import REPOSITORY, computed_findings
 from tests.story import differences, read_story
 
 DOCS = REPOSITORY / "docs"
-README, QUICKSTART = ((REPOSITORY / name).read_text() for name in ("README.md", "docs/quickstart.md"))
+README = (REPOSITORY / "README.md").read_text()
 
 
 def test_the_table_of_papers_is_what_the_verdicts_say(published: str) -> None:

@@ -3,9 +3,6 @@
 import io
 import json
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +12,11 @@ import pytest
 from PIL import Image
 
 from stages.checkpoint.predictor import load_predictor
-from stages.datasets.binary_images import MNIST
+from stages.datasets.image_readers import MNIST
 from stages.datasets.packed import ImageSet, read_images, read_info
 from stages.recording import record
 from tests.project import REPOSITORY
+from tests.service.running import running
 
 pytestmark = pytest.mark.slow
 
@@ -41,31 +39,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     for name in ("params", "params.yaml", "data/evidence", "data/models", "data/samples", "data/claims.csv"):
         (root / name).symlink_to(REPOSITORY / name)
     record(root, str(root / "data" / "results.db"), evidence_only=True)
-    log = root / "server.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "service", "--host", "127.0.0.1", "--port", "0"],
-            cwd=REPOSITORY,
-            env=os.environ | {"CLAIMCHECK_ROOT": str(root)},
-            stdout=file,
-            stderr=file,
-        )
-    try:
-        yield _address(process, log)
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
-
-
-def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """The address that uvicorn reports; port 0 lets the system choose."""
-    for _ in range(600):
-        assert process.poll() is None, log.read_text(encoding="utf-8")
-        for line in log.read_text(encoding="utf-8").splitlines():
-            if "running on http" in line:
-                return next(word for word in line.split() if word.startswith("http"))
-        time.sleep(0.1)
-    raise AssertionError(f"the service didn't start: {log.read_text(encoding='utf-8')}")
+    with running(root, root, code=REPOSITORY) as service:
+        yield service.address
 
 
 def real_mnist() -> ImageSet:

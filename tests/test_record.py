@@ -4,7 +4,6 @@ import json
 import shutil
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,7 +13,7 @@ from stages.recording import ClaimsError, RecordError, record
 from stages.recording.sources import PLAN_CHANGED
 from stages.results import Checkpoint, Claim, Result, open_results
 from stages.run import canonical_json
-from stages.runs.equivalence import PATH, Compared, EquivalenceLine, Proof, append_line, path_of
+from stages.runs.equivalence import PATH, append_line
 from stages.runs.evidence import (
     CostLine,
     EvidenceError,
@@ -27,7 +26,7 @@ from stages.runs.evidence import (
     write_lines,
 )
 from stages.runs.fingerprint import code_today
-from tests.project import whole_file
+from tests.project import shown_same, whole_file
 from tests.service.results_factory import add_results, as_published, make_root
 
 DATABASE = "data/results.db"
@@ -150,23 +149,8 @@ def test_older_code_that_gives_the_same_is_current_by_name_of_the_line(root: Pat
     vit = next(line for line in lines if line.arm == "vit")
     today = code_today(vit.spec)
     assert today is not None
-    compared = Compared(
-        run="ninformer-cifar100.vit.0",
-        run_key=vit.run_key,
-        path=path_of(vit.spec),
-        model=vit.spec["model"]["path"],
-        kind="images",
-        precision="float32",
-        optimizer="adam",
-        is_stacked=False,
-        data="d",
-        steps={"1": 1},
-        state={"1": "0"},
-    )
     modules = {name: (vit.spec["code"].get(name), digest) for name, digest in today.items()}
-    facts: dict[str, Any] = {"before": "0" * 40, "after": "1" * 40, "made": "", "machine": {}, "versions": {}}
-    line = EquivalenceLine(device="cpu", proofs=(Proof(modules=modules, compared=(compared,)),), **facts)
-    append_line(root, line)
+    append_line(root, shown_same(vit.run_key, vit.spec, modules))
     assert selected(root, "vit") == [("evidence", True, [])]
     assert selected(root, "ninformer") == [("evidence", True, ["stages.training.optimizer"])]
     with open_results(str(root / DATABASE))() as session:
@@ -179,7 +163,7 @@ def test_older_code_that_gives_the_same_is_current_by_name_of_the_line(root: Pat
         record(root, DATABASE)
     path.unlink()
     modules |= {"stages.training.optimizer": ("0" * 16, "1" * 16)}
-    append_line(root, dataclasses.replace(line, proofs=(Proof(modules=modules, compared=(compared,)),)))
+    append_line(root, shown_same(vit.run_key, vit.spec, modules))
     assert selected(root, "vit") == [("evidence", True, ["stages.training.optimizer"])]
     (note,) = record(root, DATABASE).notes
     assert "equivalences.jsonl, line 1: stages.training.optimizer is not in the tree as the line leaves it" in note

@@ -40,7 +40,7 @@ from stages.results import (
     wilson_interval,
 )
 from stages.results.claims import pair_gains
-from stages.results.comparison import cut_of_all, cut_of_each
+from stages.results.estimates import cut_of_all, cut_of_each
 from stages.run import RunSpec
 from stages.runs.evidence import EvidenceLine, ResultLine, read_lines, write_lines
 from stages.verdicts import ARM_METRICS, min_over_epochs, window_error
@@ -132,18 +132,6 @@ def test_a_stand_in_s_number_is_none_of_ours_in_any_metric(root: Path, metric: s
         assert (arm.difference, arm.rank_ours, arm.rank_printed) == (None, None, None)
         assert arm.ratio is None or arm.ratio.of_ours is None
         assert (arm.cost.latency_ratio, arm.cost.parameters) == (None, 2_143_588)
-
-
-def test_a_provenance_can_be_asked_for(root: Path) -> None:
-    best = only(root, dataset="cifar100", provenance="subset")
-    assert (best.profile, best.provenance) == ("quick", "subset") and best.arms[0].ours is not None
-    stand_in = only(root, dataset="cifar100", provenance="embedded")
-    assert (stand_in.profile, stand_in.provenance, stand_in.arms[0].ours) == ("smoke", "embedded", None)
-    none = only(root, dataset="cifar100", provenance="full")
-    assert (none.profile, none.label, none.reason) == (None, "not run yet", "not run yet on data of provenance full")
-    assert [arm.printed.value for arm in none.arms if arm.printed] == [0.3487, 0.3916, 0.4161, 0.5378]
-    both = only(root, dataset="cifar100", profile="quick", provenance="full")
-    assert both.reason == "not run yet under the profile quick on data of provenance full"
 
 
 def test_latency_is_compared_with_the_first_baseline_on_the_same_device(root: Path) -> None:
@@ -404,13 +392,6 @@ def test_every_experiment_is_shown_in_the_metric_of_its_printed_values(session: 
         **dict.fromkeys(("brownian-cifar10", "brownian-cifar10-equal-time", "hyperbf64-tinyimagenet"), "accuracy"),
         "dac-sgemm": "selected_log_mse",
     }
-
-
-def test_all_five_of_cifar100_have_the_paper_s_number(session: Session) -> None:
-    found = compare(session, dataset="cifar100")
-    assert len(found) == 5
-    for item in found:
-        assert any(arm.printed or arm.gain for arm in item.arms), item.experiment
 
 
 def test_a_lowest_error_stands_beside_the_printed_one_each_with_its_error(session: Session) -> None:

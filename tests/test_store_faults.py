@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from stages.faults import describe_fault
-from stages.runs.store import Bucket, ObjectStore, RunStore, Store, StoreFault
+from stages.runs.object_store import Bucket, ObjectStore, StoreFault
+from stages.runs.store import RunStore, Store
 from stages.scheduling.engine.leases import Leases, process_identity
 from tests.hardship import obey_modes, write_little
 from tests.preloaded import python

@@ -14,8 +14,7 @@ from stages.datasets.manifest import Manifest
 from stages.datasets.packed import read_tokens
 from stages.datasets.prepare import prepare
 from stages.evaluate import main as evaluate
-from stages.params.budget import describe_cut, plan_runs
-from stages.params.experiment import load_params
+from stages.params.experiment import describe_cut, load_params, plan_runs
 from stages.recording import record
 from stages.runs.evidence import CostLine, ResultLine, read_lines
 from stages.scheduling.runner import train_experiment

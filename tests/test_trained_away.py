@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.runs.store import ObjectStore, open_store
+from stages.runs.object_store import ObjectStore, open_store
 from stages.scheduling.engine.leases import Leases
 from stages.scheduling.journal import PREFIX
 from tests.object_server import ObjectServer

@@ -20,7 +20,7 @@ import yaml
 from benchmarks.bench_canary import canaries
 from stages import LOADED
 from stages.results import Result
-from stages.runs.evidence import compare_canaries
+from stages.runs.consistency import compare_canaries
 from stages.training import process
 from stages.training.canary import VARIES
 from stages.upkeep.verifying import check_environment

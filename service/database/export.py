@@ -46,7 +46,13 @@ def write_table(session: Session, file: IO[bytes], table: Table) -> None:
     about["claimcheck.record"] = queries.read_meta(session, "record") or ""
     schema = pa.schema(fields, metadata=about)
     plain = [_plain(column.type) for column in table.columns]
-    query = select(table).order_by(*_order(table)).execution_options(yield_per=ROWS_AT_ONCE)
+    query = (
+        select(table)
+        .order_by(
+            *[*(table.c[name] for name in ("result_id", "position", "rank") if name in table.c), *table.primary_key]
+        )
+        .execution_options(yield_per=ROWS_AT_ONCE)
+    )
     with parquet.ParquetWriter(pa.PythonFile(file, mode="w"), schema, compression="zstd") as writer:
         for rows in session.execute(query).partitions():
             columns = [
@@ -62,11 +68,6 @@ def write_zip(session: Session, file: IO[bytes]) -> None:
         for table in TABLES:
             with archive.open(f"{table.name}.parquet", "w", force_zip64=True) as member:
                 write_table(session, member, table)
-
-
-def _order(table: Table) -> list[Any]:
-    """Results in theirs, then what a table numbers itself, then its key."""
-    return [*(table.c[name] for name in ("result_id", "position", "rank") if name in table.c), *table.primary_key]
 
 
 def _type(kind: Any) -> pa.DataType:

@@ -1,18 +1,26 @@
-"""Test images of a data set, for anyone who wants to try a model and has no image at hand."""
+"""Test images of a data set, for anyone who wants to try a model and has no image at hand, and the answers to them.
+
+The answers of a model's runs are those that were measured: none is computed here.
+"""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 from safetensors import SafetensorError, safe_open
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
+from service.database.curves import are_of
 from service.database.schemas import SampleOut
 from stages.datasets.packed import PackedDataError, PackedInfo, read_info
+from stages.results import Array, ExperimentComparison, Result, unpack_confusion, unpack_correct
 
 MOST = 12  # a row of the page
 PNG: dict[int | str, dict[str, Any]] = {
@@ -90,3 +98,44 @@ def _open(folder: Path) -> tuple[PackedInfo, Any] | None:
         return read_info(folder), safe_open(folder / "test.safetensors", framework="numpy")
     except (PackedDataError, SafetensorError, OSError):
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """Answers of `runs` runs: `confusion` counts them by true and answered class, `right` the right runs by image."""
+
+    runs: int
+    data_digest: str
+    confusion: np.ndarray
+    right: np.ndarray
+
+    def mistakes(self, most: int) -> list[tuple[int, int, int]]:
+        """The most frequent wrong answers, as (true class, answered class, count)."""
+        wrong = self.confusion.copy()
+        np.fill_diagonal(wrong, 0)
+        order = np.argsort(-wrong, axis=None, kind="stable")[:most]
+        found = [(int(true), int(answer)) for true, answer in zip(*np.unravel_index(order, wrong.shape), strict=True)]
+        return [(true, answer, int(wrong[true, answer])) for true, answer in found if wrong[true, answer]]
+
+
+def list_runs_of(session: Session, comparison: ExperimentComparison, arm: str) -> list[Result]:
+    """The results that this model enters the comparison with, by replicate."""
+    query = select(Result).where(*are_of(comparison), Result.arm == arm).order_by(Result.replicate)
+    return list(session.scalars(query))
+
+
+def answers_of(session: Session, results: list[Result], classes: int) -> Answered | None:
+    """The kept answers of these results, added up; None of real data's images alone."""
+    query = select(Array).where(
+        Array.result_id.in_([result.id for result in results if result.provenance != "embedded"])
+    )
+    kept = {(row.result_id, row.kind): row.content for row in session.scalars(query)}
+    whole = [one for one in results if {(one.id, "correct"), (one.id, "confusion")} <= kept.keys()]
+    if not whole:
+        return None
+    return Answered(
+        runs=len(whole),
+        data_digest=whole[0].data_digest,
+        confusion=np.sum([unpack_confusion(kept[one.id, "confusion"], classes) for one in whole], axis=0),
+        right=np.sum([unpack_correct(kept[one.id, "correct"], one.test_images) for one in whole], axis=0),
+    )

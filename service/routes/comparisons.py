@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from service.database import queries
+from service.database.claim_schemas import VersusOut, describe_versus
 from service.database.comparing import Question
 from service.database.schemas import Out
-from service.database.versus_schemas import VersusOut, describe_versus
 from service.dependencies import Compare, ResultsSession
 from service.http.errors import declared
 from service.http.strict import StrictRoute

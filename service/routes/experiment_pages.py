@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator
@@ -37,8 +37,10 @@ from service.database.curves import (
     name_curve,
     unit_of_curve,
 )
+from service.database.schemas import CurvePointOut
 from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.errors import Problem, declared
+from service.http.tabular import Table, rows_as_csv
 from service.pages.charts import Smooth, draw_blocks, draw_costs, draw_curve
 from service.pages.citing import bibtex_table
 from service.pages.comparing import MOST_LINES, first_shown
@@ -234,6 +236,7 @@ def show_curves(
     line: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
     curve: Curve | None = None,
     smooth: Smooth | None = None,
+    format: Literal["html", "csv"] = "html",  # noqa: A002
 ) -> Response:
     """A line for each `line=`: a model as `<experiment>.<arm>`, or a run by its key; an empty one chooses none."""
     names = list(dict.fromkeys(name.strip() for name in line if name.strip()))
@@ -245,6 +248,8 @@ def show_curves(
     drawn = drawn_together(lines, chosen) if chosen else []
     found = {item.name: item.points(chosen) for item in drawn} if chosen else {}
     points = [replace(point, arm=name) for name, of_line in found.items() for point in of_line]
+    if format == "csv":
+        return Table(rows_as_csv(CurvePointOut, [CurvePointOut.model_validate(point) for point in points]), "curves")
     titles = {item.name: item.title for item in lines}
     known = inks_of(session)
     inks = dict(zip((item.title for item in drawn), apart(known[item.model] for item in drawn), strict=True))

@@ -10,10 +10,9 @@ from anyio import from_thread
 from fastapi import APIRouter, Request, Response
 
 from service.database import queries
-from service.database.answered import Answered, answers_of, list_runs_of
 from service.database.comparing import Question
 from service.database.curves import known_curves, list_curves
-from service.database.samples import NoSample, Samples
+from service.database.samples import Answered, NoSample, Samples, answers_of, list_runs_of
 from service.dependencies import AppState, Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.inference.batching import AnswerFailed, InferenceStopped, SetAside

@@ -3,10 +3,19 @@
 `stages.verdicts` has the statistics; this package finds the evidence and the test for each claim.
 """
 
-from stages.claims.deviations import PaperDeviations, RecordedDeviation, read_deviations, touched
 from stages.claims.history import Change, read_history
 from stages.claims.judging import Table, judge_claims
 from stages.claims.kinds.counts import param_values
-from stages.claims.lines import ClaimLine, ClaimsError, Judgement, place_claims, read_claims
+from stages.claims.lines import (
+    ClaimLine,
+    ClaimsError,
+    Judgement,
+    PaperDeviations,
+    RecordedDeviation,
+    place_claims,
+    read_claims,
+    read_deviations,
+    touched,
+)
 from stages.claims.trials import gather
 from stages.runs.evidence import Trial

@@ -3,21 +3,42 @@
 Only results under equal conditions (protocol and data) are judged together.  Of several such groups the strongest
 speaks, in one order for claims, comparisons and checkpoints: what decides before what indicates, real data before
 stand-ins, the profile and the data nearest to what is printed, then more arms, more results, more published ones.
+
+Arms that a claim compares, and their samples from the results with the strongest evidence.
+
+Most metrics are in a result line or its cost; `epoch_2_test_loss` comes from the curves.  Some belong to a whole
+arm and choose an epoch from the curves of all folds; their sample is each fold's share of the metric
+(`pseudo_values`).
 """
 
 from __future__ import annotations
 
+import fnmatch
+import math
+import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, median
 from typing import Literal
 
-from stages.claims.lines import ClaimCost
+from stages.claims.lines import ArmSummary, ClaimCost, ClaimLine, Entry, Side
 from stages.params.experiment import Arm, Experiment, Params
 from stages.rules import Rules
-from stages.runs.evidence import Provenance, ResultLine, Trial
-from stages.verdicts import EvidenceLevel, evidence_level_of
-from stages.verdicts.looks import looks_of_plan
+from stages.runs.evidence import Provenance, ResultLine, Trial, as_curves
+from stages.verdicts import (
+    ARM_METRICS,
+    ArmMeasurement,
+    EvidenceLevel,
+    GridPart,
+    NoCurves,
+    Observation,
+    Sample,
+    arm_metric,
+    evidence_level_of,
+)
+from stages.verdicts.grid_part import Cell, whole_slices
+from stages.verdicts.intervals import Looks, complete_look, looks_of_plan
 
 FLOPS_OF_TRAINING = 3
 """A backward pass does the work of two forward passes."""
@@ -165,3 +186,330 @@ def _training_flops(trial: Trial) -> float | None:
     if forward is None or not line.curves:
         return None
     return FLOPS_OF_TRAINING * forward * line.curves[-1].steps * line.spec["protocol"]["batch_size"]
+
+
+COSTS = ("train_seconds", "samples_per_second", "train_tokens_per_second", "peak_memory_bytes")
+_AT_EPOCH = re.compile(r"epoch_([1-9]\d*)_(train_loss|test_loss|test_accuracy)")
+"""A metric that a paper prints for a given epoch, counted from 1."""
+FAILED_FACTOR = 10.0
+"""A training failed if it diverged or its error is this many times the median at its size; DAC prints no limit."""
+_FAILED_METRIC = "selected_mse"
+
+
+class NotMeasured(LookupError):
+    """No result has this metric; the message says why."""
+
+
+def measure(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
+    """Return the sample of one arm's `trials`; a result without the metric counts as a missing replicate.
+
+    Raises:
+        NotMeasured: no trial has the metric.
+    """
+    if metric in ARM_METRICS:
+        return _measure_arm(metric, trials, looks)
+    replicates = []
+    for trial in trials:
+        value = None if trial.result.status == "diverged" else _read(metric, trial)
+        if trial.result.status == "diverged" or value is not None:
+            replicates.append(_replicate(trial, value))
+    if not any(replicate.value is not None for replicate in replicates) and not _all_diverged(trials):
+        raise NotMeasured(f"no result holds {metric}")
+    return Sample(tuple(replicates))
+
+
+def _replicate(trial: Trial, value: float | None) -> Observation:
+    ran_in = frozenset({trial.result.machine_digest})
+    return Observation(index=trial.result.replicate, value=value, environments=ran_in)
+
+
+def _all_diverged(trials: Sequence[Trial]) -> bool:
+    return bool(trials) and all(trial.result.status == "diverged" for trial in trials)
+
+
+def _read(metric: str, trial: Trial) -> float | None:
+    if metric in COSTS:
+        value = None if trial.cost is None else getattr(trial.cost, metric)
+        return None if value is None else float(value)
+    found = {row.split: row.value for row in trial.result.metrics if row.metric == metric}
+    for split in ("test", "val", "none", "train"):
+        if split in found:
+            return found[split]
+    if metric == "error":
+        accuracy = _read("accuracy", trial)
+        return None if accuracy is None else 1 - accuracy
+    if metric == "min_log_mse":
+        errors = [row.test_loss for row in trial.result.curves if row.test_loss is not None]
+        return math.log(min(errors)) if "log_mse" in {row.metric for row in trial.result.metrics} and errors else None
+    if metric == "validation_loss" and trial.result.curves:
+        return trial.result.curves[-1].val_loss
+    at_epoch = _AT_EPOCH.fullmatch(metric)
+    if at_epoch and len(trial.result.curves) >= int(at_epoch[1]):
+        return as_curves(trial.result.curves).column(at_epoch[2])[int(at_epoch[1]) - 1]
+    return None
+
+
+def choose_epoch(metric: str, trials: Sequence[Trial], looks: Looks) -> ArmMeasurement:
+    """Return the metric of the judged trials at the epoch that they choose together.
+
+    Raises:
+        NotMeasured: fewer than two have finished, or their curves lack a quantity that the metric needs.
+    """
+    finished = [trial.result for trial in judged_of(trials, looks) if trial.result.status == "finished"]
+    if len(finished) < 2:
+        raise NotMeasured(f"{metric} is one number of all folds, and fewer than two have finished")
+    try:
+        return arm_metric(metric, [result.curves for result in finished])
+    except NoCurves as error:
+        raise NotMeasured(str(error)) from None
+
+
+def judged_of(trials: Sequence[Trial], looks: Looks) -> list[Trial]:
+    """Return the replicates of the last complete analysis, which are judged; all if no analysis is complete."""
+    n = complete_look((trial.result.replicate for trial in trials), looks)
+    return [trial for trial in trials if n is None or trial.result.replicate < n]
+
+
+def _measure_arm(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
+    used = judged_of(trials, looks)
+    if _all_diverged(used):
+        return Sample(tuple(_replicate(trial, None) for trial in used))
+    shares = iter(choose_epoch(metric, trials, looks).folds)
+    values = [next(shares) if trial.result.status == "finished" else None for trial in used]
+    return Sample(tuple(_replicate(trial, value) for trial, value in zip(used, values, strict=True)))
+
+
+def average(samples: Sequence[Sample]) -> Sample:
+    """Combine arms into one sample: each replicate's mean if all arms have it, diverged if it diverged in one."""
+    shared = set.intersection(*(set(sample.indices) for sample in samples))
+    replicates = []
+    for index in sorted(shared):
+        mine = [replicate for sample in samples for replicate in sample.replicates if replicate.index == index]
+        values = [replicate.value for replicate in mine if replicate.value is not None]
+        replicates.append(
+            Observation(
+                index=index,
+                value=sum(values) / len(values) if len(values) == len(mine) else None,
+                environments=frozenset().union(*(replicate.environments for replicate in mine)),
+            )
+        )
+    return Sample(tuple(replicates))
+
+
+def count_failed(trials: Sequence[Trial], peers: Sequence[Trial]) -> tuple[int, int]:
+    """Count failed and all `trials`, relative to the median test error of them and their `peers` of similar size."""
+    errors = [value for trial in (*trials, *peers) if (value := _read(_FAILED_METRIC, trial)) is not None]
+    if not errors:
+        raise NotMeasured(f"no result holds {_FAILED_METRIC}, so nothing tells a failed training")
+    limit = FAILED_FACTOR * median(errors)
+    failed = 0
+    for trial in trials:
+        value = _read(_FAILED_METRIC, trial)
+        failed += trial.result.status == "diverged" or value is None or value > limit
+    return failed, len(trials)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Proposed arms of a claim, each with the baseline that it is compared with (none for a value).
+
+    `cells`: model keywords of the proposed arms, which are their positions in the grid; `grid`: those of all planned
+    arms.
+    """
+
+    proposed: tuple[str, ...]
+    baseline: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    grid: tuple[Cell, ...]
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.proposed, *self.baseline)))
+
+    @property
+    def planned(self) -> int:
+        return len(self.grid)
+
+    def among(self, numbers: Sequence[int]) -> Pairs:
+        """Return the pairs with these indices."""
+        return Pairs(
+            proposed=tuple(self.proposed[number] for number in numbers),
+            baseline=tuple(self.baseline[number] for number in numbers) if self.baseline else (),
+            cells=tuple(self.cells[number] for number in numbers),
+            grid=self.grid,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimSamples:
+    """Samples of a claim's proposed and baseline arms in its metric; a value has no baseline.
+
+    They come from `pairs` and `group`; `part` has the pairs if only part of a grid has results.
+    """
+
+    pairs: Pairs
+    group: ResultGroup
+    proposed: Sample
+    baseline: Sample | None
+    trials: tuple[Trial, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    part: GridPart | None = None
+
+    @property
+    def both(self) -> tuple[Sample, Sample]:
+        assert self.baseline is not None, "the claim compares nothing"
+        return self.proposed, self.baseline
+
+    @property
+    def excluded_share(self) -> float:
+        """Share of the official test rows that our source lacks."""
+        data = [trial.result.data for trial in self.trials]
+        shares = [
+            one.excluded_test_images / (one.test_images + one.excluded_test_images)
+            for one in data
+            if one.excluded_test_images
+        ]
+        return max(shares, default=0.0)
+
+    @property
+    def note(self) -> str:
+        return (
+            "" if self.part is None else f" Over {len(self.part.pairs)} of {len(self.part.planned)} pairs of the grid."
+        )
+
+
+def find_group(
+    claim: ClaimLine, experiment: Experiment, groups: Sequence[ResultGroup]
+) -> tuple[Pairs, ResultGroup | None]:
+    """Return the claim's arms and the group with the strongest evidence; for a grid, the arms with results.
+
+    For a grid of pairs, only whole slices count if there are any, so that nobody can choose pairs within a slice.
+    """
+    planned = arms_of(claim, experiment)
+    if len(planned.proposed) == 1:
+        return planned, choose(groups, planned.arms)
+    if claim.facts.at_size:  # results show which pairs have equal size
+        return planned, next(iter(groups), None)
+    for group in groups:
+        numbers = [
+            number
+            for number, couple in enumerate(zip(planned.proposed, planned.baseline or planned.proposed, strict=True))
+            if set(couple) <= set(group.arms)
+        ]
+        if not numbers:
+            continue
+        some = planned.among(numbers)
+        if planned.baseline and claim.facts.over_pairs:
+            some = some.among(whole_slices(some.cells, some.grid) or range(len(numbers)))
+        return some, group
+    return planned, None
+
+
+def arms_of(claim: ClaimLine, experiment: Experiment) -> Pairs:
+    """Return the arms that match the claim's patterns; in a grid, each with its baseline from the params file."""
+    proposed = fnmatch.filter(experiment.arms, claim.arm or "")
+    if claim.baseline_arm is None:
+        return _pairs(experiment, [(arm, None) for arm in proposed])
+    known = fnmatch.filter(experiment.arms, claim.baseline_arm)
+    if len(proposed) == 1:
+        (baseline,) = known
+        return _pairs(experiment, [(proposed[0], baseline)])
+    couples = [(arm, experiment.arms[arm].against) for arm in proposed]
+    return _pairs(experiment, [(arm, against) for arm, against in couples if against in known])
+
+
+def _pairs(experiment: Experiment, couples: Sequence[tuple[str, str | None]]) -> Pairs:
+    cells = tuple(experiment.arms[arm].model for arm, _ in couples)
+    return Pairs(
+        proposed=tuple(arm for arm, _ in couples),
+        baseline=tuple(against for _, against in couples if against is not None),
+        cells=cells,
+        grid=cells,
+    )
+
+
+def gather_samples(claim: ClaimLine, pairs: Pairs, group: ResultGroup, rules: Rules) -> ClaimSamples:
+    """Return the samples of the claim's proposed and baseline arms.
+
+    Raises:
+        NotMeasured: no result has the metric.
+    """
+    samples = {arm: measure(claim.metric, group.arms[arm], group.looks(rules)) for arm in pairs.arms}
+    entries: list[Entry] = []
+    trials: dict[int, Trial] = {}
+    sides: Mapping[Side, tuple[str, ...]] = {"proposed": pairs.proposed, "baseline": pairs.baseline}
+    for side, arms in sides.items():
+        for arm in dict.fromkeys(arms):
+            values = {replicate.index: replicate.value for replicate in samples[arm].replicates}
+            for trial in group.arms[arm]:
+                if trial.result.replicate in values:
+                    trials[trial.row] = trial
+                    entries.append(entry_of(trial, side, values[trial.result.replicate]))
+    part = None
+    if pairs.baseline and len(pairs.proposed) < pairs.planned:
+        couples = zip(pairs.proposed, pairs.baseline, strict=True)
+        both = tuple((samples[one], samples[other]) for one, other in couples)
+        part = GridPart(pairs=both, cells=pairs.cells, planned=pairs.grid)
+    return ClaimSamples(
+        pairs=pairs,
+        group=group,
+        proposed=average([samples[arm] for arm in pairs.proposed]),
+        baseline=average([samples[arm] for arm in pairs.baseline]) if pairs.baseline else None,
+        trials=tuple(trials.values()),
+        entries=tuple(entries),
+        part=part,
+    )
+
+
+def entry_of(trial: Trial, side: Side, value: float | None) -> Entry:
+    line = trial.result
+    return Entry(result=trial.row, side=side, arm=line.arm, replicate=line.replicate, value=value)
+
+
+def mean_of(sample: Sample, looks: Looks) -> float | None:
+    """Return the mean of the judged replicates, or of all if no analysis is complete."""
+    n = complete_look(sample.indices, looks)
+    used = sample.among(range(n)) if n else sample
+    return fmean(used.values) if used.values else None
+
+
+def summarise_arms(metric: str, arms: Iterable[str], group: ResultGroup, rules: Rules) -> tuple[ArmSummary, ...]:
+    """Summarise the `arms` that have the metric, each once; empty if the metric belongs to single replicates."""
+    found = []
+    for arm in dict.fromkeys(arms) if metric in ARM_METRICS else ():
+        trials, looks = group.arms[arm], group.looks(rules)
+        try:
+            chosen = choose_epoch(metric, trials, looks)
+        except NotMeasured:
+            continue
+        assert chosen.stderr is not None, "of two folds or more"
+        low, high = chosen.interval()
+        costs = {row.metric: row.value for trial in reversed(trials) for row in reversed(trial.result.metrics)}
+        found.append(
+            ArmSummary(
+                experiment=group.experiment.name,
+                arm=arm,
+                role=group.experiment.arms[arm].role,
+                n=len(chosen.folds),
+                value=chosen.value,
+                stderr=chosen.stderr,
+                low=low,
+                high=high,
+                epoch=chosen.epoch,
+                epochs=min(len(trial.result.curves) for trial in judged_of(trials, looks)),
+                flops=costs.get("flops_per_image"),
+                parameters=costs.get("parameters"),
+            )
+        )
+    return tuple(found)
+
+
+def summarise_figure(metric: str, groups: Sequence[ResultGroup], rules: Rules) -> tuple[ArmSummary, ...]:
+    """Summarise the arms of a figure from each experiment's results with the strongest evidence."""
+    found: list[ArmSummary] = []
+    for name in dict.fromkeys(group.experiment.name for group in groups):
+        own = [group for group in groups if group.experiment.name == name]
+        for arm, settings in own[0].experiment.arms.items():
+            if settings.role in ("baseline", "proposed") and (group := choose(own, [arm])):
+                found += summarise_arms(metric, [arm], group, rules)
+    return tuple(found)

@@ -17,22 +17,24 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from stages.claims import ClaimLine, ClaimsError, read_claims, read_history
-from stages.claims.history import PATH, append, committed_claims, pending
-from stages.claims.history import PATH as HISTORY
-from stages.claims.registration import (
+from stages.claims.history import (
     FOLDER,
+    PATH,
     RegisteredRun,
+    append,
     changes_since,
+    committed_claims,
     compose,
     digest_training,
+    pending,
     read_registration,
     read_registrations,
     write_text,
 )
+from stages.claims.history import PATH as HISTORY
 from stages.commands.command import Answer, UsageError, open_database
 from stages.faults import Mistake
-from stages.params.budget import RunName
-from stages.params.experiment import Params, load_params, merge, read_files
+from stages.params.experiment import Params, RunName, load_params, merge, read_files
 from stages.params.schema import nearest
 from stages.priorities import (
     PROFILE,

@@ -25,19 +25,9 @@ from stages.faults import named
 from stages.params.experiment import load_params
 from stages.proving.show import compare_again, show_equivalent
 from stages.runs.equivalence import PATH as EQUIVALENCES
+from stages.runs.object_store import BLOBS, WORK, ObjectStore, open_store, store_folder
 from stages.runs.revisions import is_full_clone, refusal
-from stages.runs.store import (
-    BLOBS,
-    STACK_PREFIX,
-    WORK,
-    ObjectStore,
-    RunStore,
-    Store,
-    home,
-    members_of,
-    open_store,
-    store_folder,
-)
+from stages.runs.store import STACK_PREFIX, RunStore, Store, home, members_of
 from stages.scheduling.runner import find_experiment
 from stages.upkeep.publishing import PublishError
 from stages.upkeep.publishing import publish as publish_results

@@ -29,13 +29,12 @@ from rich.text import Text
 from stages import preloaded
 from stages.commands.command import Answer, Terminal, in_words
 from stages.faults import Mistake, on_signal
-from stages.params.budget import plan_runs
-from stages.params.experiment import Profile, load_params
+from stages.params.experiment import Profile, load_params, plan_runs
 from stages.params.schema import describe_yaml
 from stages.params.stage_inputs import stage_inputs
 from stages.preloaded import ADDRESS, ask
+from stages.runs.object_store import open_store
 from stages.runs.revisions import refusal, without_git_variables
-from stages.runs.store import open_store
 from stages.scheduling.journal import StageTimes, left_to_train
 from stages.scheduling.runner import find_experiment
 

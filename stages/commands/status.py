@@ -20,8 +20,7 @@ from rich.live import Live
 from stages.commands.command import Answer, Column, Terminal, TextTable, in_words, open_database
 from stages.datasets.packed import PackedDataError, read_info
 from stages.faults import Mistake, named
-from stages.params.budget import PlannedRun, RunName
-from stages.params.experiment import Params, ParamsError, load_params
+from stages.params.experiment import Params, ParamsError, PlannedRun, RunName, load_params
 from stages.params.schema import nearest
 from stages.priorities import (
     PROFILE,
@@ -39,7 +38,7 @@ from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, read_equivalences
 from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
-from stages.runs.store import open_store
+from stages.runs.object_store import open_store
 from stages.scheduling.engine.leases import Leases, is_gone, owner_in_words
 from stages.scheduling.journal import ProgressRow, Watched, watch
 from stages.scheduling.planning import two_digits

@@ -21,8 +21,7 @@ from stages.commands.command import Answer, Column, Terminal, TextTable, UsageEr
 from stages.datasets.packed import PackedDataError, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.faults import stop_on_signals
-from stages.params.budget import PlannedRun, describe_cut
-from stages.params.experiment import Params, ParamsError, Rate, load_params
+from stages.params.experiment import Params, ParamsError, PlannedRun, Rate, describe_cut, load_params
 from stages.params.schema import nearest
 from stages.priorities import PROFILE, Proposal, propose
 from stages.runs.store import write_atomically

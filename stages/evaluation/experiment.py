@@ -24,23 +24,13 @@ from stages.evaluation.flops import FlopCounts, Kept, digest_of
 from stages.evaluation.scores import Observer, cut_info, cut_rows, score
 from stages.params.experiment import LatencySpec, Profile
 from stages.run import ModelSpec, RunSpec
+from stages.runs.consistency import find_contradictions
 from stages.runs.equivalence import read_equivalences
-from stages.runs.evidence import (
-    CostLine,
-    DataUsed,
-    Divergence,
-    EpochRow,
-    Layers,
-    Measurement,
-    Moment,
-    ResultLine,
-    find_contradictions,
-)
+from stages.runs.evidence import CostLine, DataUsed, Divergence, EpochRow, Layers, Measurement, Moment, ResultLine
 from stages.runs.fingerprint import changed_modules, code_today, unlike_loaded
 from stages.runs.store import ListedRun, RunList, find_fault, outcome_digest, read_run_list
-from stages.training.environment import describe_environment
 from stages.training.kinds import RowSet, read_rows
-from stages.training.process import describe_variables
+from stages.training.process import describe_environment, describe_variables
 
 CodeOf = Callable[[ModelSpec], Mapping[str, str]]
 """Digests of the modules that evaluate a model."""
@@ -128,7 +118,19 @@ class _Bench:
                 timed.setdefault(run.run.arm, run)
         timed_key = self._stands_on(list(timed.values()), asdict(spec))
         latencies = {} if self.anew else _read_times(self.kept_times.read(self.run_list.experiment, timed_key))
-        watch = None if latencies or not timed else _stopwatch(self.info, spec, self.device)
+        watch = (
+            None
+            if latencies or not timed
+            else Stopwatch(
+                self.info.shape,
+                vocabulary=self.info.vocabulary,
+                device=self.device,
+                # A window is a thousand samples already, and its logits are most of the memory.
+                batch_size=1 if self.info.kind == "text" else spec.batch_size,
+                warmup=spec.warmup,
+                repeats=spec.repeats,
+            )
+        )
         for run in runs:
             with _held_up_alone(run, found):
                 line, is_kept = self._line(run, watch if timed.get(run.run.arm) is run else None)
@@ -160,7 +162,16 @@ class _Bench:
             predictor = run.load(self.device)
             self._refuse_other_code(unlike_loaded(code_today(run.spec) or run.planned.code))
             if kept is None:
-                measured = self._measure(run, predictor)
+                info, spec = self.info, run.planned
+                flops = self.counts.count(spec.model, info.shape, info.vocabulary)
+                scores = score(predictor, self.test_set, info, spec.protocol, run.history, flops)
+                inside = self.observer.observe(predictor, spec.replicate)
+                measured = MeasuredRun(
+                    metrics=(*scores.metrics, *inside.metrics),
+                    correct=scores.correct,
+                    confusion=scores.confusion,
+                    observed=inside.layers,
+                )
             if watch is not None:
                 watch.time(run.label, predictor.network)
         line = run.result_line(self.run_list, measured)
@@ -179,18 +190,6 @@ class _Bench:
                 f"was trained by other code than evaluates it ({', '.join(modules)}); "
                 f"run `dvc repro train@{self.run_list.experiment}` first"
             )
-
-    def _measure(self, run: TrainedRun, predictor: Predictor) -> MeasuredRun:
-        info, spec = self.info, run.planned
-        flops = self.counts.count(spec.model, info.shape, info.vocabulary)
-        scores = score(predictor, self.test_set, info, spec.protocol, run.history, flops)
-        inside = self.observer.observe(predictor, spec.replicate)
-        return MeasuredRun(
-            metrics=(*scores.metrics, *inside.metrics),
-            correct=scores.correct,
-            confusion=scores.confusion,
-            observed=inside.layers,
-        )
 
     def _stands_on(self, runs: Sequence[TrainedRun], settings: Mapping[str, Any] | None = None) -> str:
         """Digest of everything that a measurement depends on: outcomes, test data, code, machine, settings."""
@@ -230,18 +229,6 @@ def _read_times(kept: Any) -> dict[str, Latency]:
         return {label: Latency(**latency) for label, latency in (kept or {}).items()}
     except (AttributeError, TypeError):
         return {}
-
-
-def _stopwatch(info: PackedInfo, spec: LatencySpec, device: str) -> Stopwatch:
-    return Stopwatch(
-        info.shape,
-        vocabulary=info.vocabulary,
-        device=device,
-        # A window is a thousand samples already, and its logits are most of the memory.
-        batch_size=1 if info.kind == "text" else spec.batch_size,
-        warmup=spec.warmup,
-        repeats=spec.repeats,
-    )
 
 
 class EvaluationError(ValueError):

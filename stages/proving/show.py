@@ -40,6 +40,7 @@ from stages.datasets.sources import fetch_dataset, mirror_folder
 from stages.datasets.verified import DatasetError
 from stages.faults import Mistake
 from stages.params.experiment import Params
+from stages.proving.driver import _parted, first_difference
 from stages.run import Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.equivalence import (
     PATH,
@@ -54,8 +55,9 @@ from stages.runs.equivalence import (
 )
 from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
 from stages.runs.fingerprint import code_today, kind_of
+from stages.runs.object_store import open_store
 from stages.runs.revisions import GitError, ask_git, refusal, run_git
-from stages.runs.store import home, open_store
+from stages.runs.store import home
 
 Codes = Callable[[Sequence[tuple[str, str, str]]], Sequence[Mapping[str, str] | None]]
 
@@ -353,42 +355,6 @@ def check_out(root: Path, revision: str, folder: Path) -> str:
     return name
 
 
-def first_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
-    """Where two trainings first differ, in words; None if they are identical bit by bit."""
-    return next(_differences(before, after), None)
-
-
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    scores, tensors = (list(zip(before[name], after[name], strict=False)) for name in ("scores", "tensors"))
-    for number in range(max(len(scores), len(tensors))):
-        found = []
-        if number < len(tensors):
-            found += [f"tensor {name}" for name in _parted(*tensors[number])[:1]]
-        if number < len(scores):
-            for name in _parted(*scores[number])[:1]:
-                values = [float.fromhex(side[name]) if name in side else None for side in scores[number]]
-                found.append(f"its {name} so far {values[0]!r} -> {values[1]!r}")
-        if found:
-            yield f"step {number + 1}: {', '.join(found)}"
-    for name in ("scores", "tensors"):
-        if len(before[name]) != len(after[name]):
-            yield f"it took {len(before[name])} steps with the older code, {len(after[name])} with the newer"
-    for name in _parted(before["optimizer"], after["optimizer"]):
-        yield f"after the last step: the optimiser's {name}"
-    for number, (old, new) in enumerate(zip(before["outcomes"], after["outcomes"], strict=True), start=1):
-        which = f" of network {number}" if len(before["outcomes"]) > 1 else ""
-        for name in _parted(old["weights"], new["weights"]):
-            yield f"after the last step: tensor {name}{which}"
-        for name in ("history", "status", "divergence"):
-            if old[name] != new[name]:
-                yield f"after the last step: its {name}{which}, {old[name]} -> {new[name]}"
-
-
-def _parted(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Names of the items that differ or are in only one of them, in the order of the first."""
-    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
-
-
 STEPS = 100
 THREADS = (1, 2)
 
@@ -538,7 +504,7 @@ def _train(side: RevisionTree, trainings: Sequence[Mapping[str, Any]], *, plain:
     found: list[list[dict[str, Any]]] = [[{} for _ in trainings] for _ in THREADS]
     for without_cpp in (False, True):
         chosen = [
-            index for index, training in enumerate(trainings) if _is_plain(training["is_stacked"], plain) == without_cpp
+            index for index, training in enumerate(trainings) if (plain and not training["is_stacked"]) == without_cpp
         ]
         if chosen:
             answers = side.train([trainings[index] for index in chosen], THREADS, _plain_env(side, plain, without_cpp))
@@ -558,11 +524,6 @@ def _plain_env(side: RevisionTree, plain: bool, without_cpp: bool) -> dict[str, 
     cache = side.tree.with_name(f"{side.tree.name}-compiled")
     env = {"ATEN_CPU_CAPABILITY": "avx2", "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     return env | ({"CXX": "false"} if without_cpp else {})
-
-
-def _is_plain(is_stacked: bool, plain: bool) -> bool:
-    """A stack has no plain form: torch compiles it, with the same compiler."""
-    return plain and not is_stacked
 
 
 @dataclass
@@ -592,7 +553,7 @@ class _Path:
             precision=self.cuts[0].specs[0].protocol.precision,
             optimizer=optimizer,
             is_stacked=self.item.made.is_stacked,
-            is_plain=_is_plain(self.item.made.is_stacked, plain),
+            is_plain=plain and not self.item.made.is_stacked,  # torch compiles a stack, with the same compiler
             data=self.cuts[0].specs[0].data_digest,
             steps=self.steps,
             state={threads: "-".join(digests) for threads, digests in self.found.items()},

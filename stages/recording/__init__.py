@@ -26,8 +26,7 @@ from sqlalchemy.orm import Session
 
 from stages.claims import Change, ClaimLine, ClaimsError, Judgement, PaperDeviations, Table, read_history, touched
 from stages.claims.history import PATH as HISTORY
-from stages.claims.history import digest_code, digest_findings, digest_verdict, seen_before_rule
-from stages.claims.registration import Registered
+from stages.claims.history import Registered, digest_code, digest_findings, digest_verdict, seen_before_rule
 from stages.datasets.prepare import READERS
 from stages.params.experiment import Params, load_params
 from stages.recording import sources
@@ -136,6 +135,7 @@ class DatabaseBuilder:
             self._verdicts(),
             self._changes(),
             self._deviations(),
+            self._links(),
             self._families(),
         ):
             session.add_all(rows)
@@ -403,13 +403,18 @@ class DatabaseBuilder:
                 yield row_of(tables.ClaimChange, change, claim=name, position=position, changed=dict(change.changed))
 
     def _deviations(self) -> Iterator[tables.Base]:
-        """Return every deviation, the claims that it matches, and the experiments of each claim."""
         every = [(paper.paper, name, one) for paper in self.deviations for name, one in paper.deviations.items()]
         for position, (paper, name, one) in enumerate(every):
             key = f"{paper}.{name}"
             yield row_of(tables.DeviationRow, one, id=key, position=position, paper=paper, says=one.paper)
-            for claim in touched(one, [claim for claim in self.claims if claim.paper == paper]):
-                yield tables.ClaimDeviation(claim=claim, deviation=key)
+
+    def _links(self) -> Iterator[tables.Base]:
+        """Return for each deviation the claims of its paper that it matches, and for each claim its experiments."""
+        for paper in self.deviations:
+            claims = [claim for claim in self.claims if claim.paper == paper.paper]
+            for name, one in paper.deviations.items():
+                for claim in touched(one, claims):
+                    yield tables.ClaimDeviation(claim=claim, deviation=f"{paper.paper}.{name}")
         for line in self.claims:
             for name in fnmatch.filter(self.params.experiments, line.experiment or ""):
                 yield tables.ClaimExperiment(claim=line.id, experiment=name)

@@ -27,22 +27,16 @@ from stages.claims import (
 from stages.claims.trials import ResultGroup
 from stages.faults import Mistake
 from stages.papers.finding import Finding
-from stages.params.budget import plan_runs
-from stages.params.experiment import Params
+from stages.params.experiment import Params, plan_runs
 from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
-from stages.runs.equivalence import Equivalences, read_equivalences
-from stages.runs.evidence import (
-    CostLine,
-    EvidenceLine,
-    ResultLine,
-    Trial,
+from stages.runs.consistency import (
     compare_canaries,
-    evidence_files,
     find_contradictions,
     find_cost_contradictions,
     find_release_contradictions,
-    read_lines,
 )
+from stages.runs.equivalence import Equivalences, read_equivalences
+from stages.runs.evidence import CostLine, EvidenceLine, ResultLine, Trial, evidence_files, read_lines
 from stages.runs.fingerprint import changed_modules
 
 PLAN_CHANGED = "PLAN CHANGED: "

@@ -11,7 +11,6 @@ from stages.results.claims import (
     Counts,
     Discoveries,
     JudgedClaim,
-    Levels,
     Outlook,
     PairGain,
     Standing,
@@ -20,24 +19,16 @@ from stages.results.claims import (
     error_of,
     find_judged,
     ground_of,
-    levels_of,
     list_families,
     list_judged,
-    read_rules,
     rule_after,
     tally,
     tally_rows,
 )
-from stages.results.comparison import (
-    compare,
-    cut_of_each,
-    describe_fidelity,
-    fidelity_of,
-    kind_of_run,
-    t_interval,
-    wilson_interval,
-)
+from stages.results.comparison import compare, fidelity_of
+from stages.results.comparison_rows import t_interval, wilson_interval
 from stages.results.database import (
+    Levels,
     Sessions,
     UnknownArm,
     UnknownCheckpoint,
@@ -52,7 +43,9 @@ from stages.results.database import (
     create_results,
     database_url,
     insert_rows,
+    levels_of,
     open_results,
+    read_rules,
 )
 from stages.results.estimates import (
     METRICS,
@@ -62,6 +55,9 @@ from stages.results.estimates import (
     ExperimentComparison,
     MetricInfo,
     as_csv,
+    cut_of_each,
+    describe_fidelity,
+    kind_of_run,
     no_formula,
 )
 from stages.results.tables import (

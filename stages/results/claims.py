@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,21 +24,17 @@ from stages.results.tables import (
     DeviationRow,
     ExperimentRow,
     Family,
-    Meta,
     Metric,
     Paper,
     VerdictArm,
     VerdictRow,
     VerdictRun,
     Word,
-    damaged,
 )
-from stages.rules import Margins, Rules
 from stages.verdicts import Observation, Sample, Status
 from stages.verdicts.difference import measure_gain
 from stages.verdicts.intervals import half_width
 from stages.verdicts.kinds import KINDS
-from stages.verdicts.looks import level, looks_from, looks_of_plan
 
 _TAIL = 0.025  # on each side of a 95 % interval
 
@@ -589,48 +584,3 @@ def _prospect(power: dict[str, Any] | None) -> str:
     if power["supported"] is not None and size is not None and size < NO_BETTER_THAN_CHANCE:
         return "order_only"
     return "unlikely" if chance < EVEN else "likely"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Levels:
-    """`{look: confidence of its interval}` for each question that a plan's replicates answer.
-
-    `order`: which of two models is better.  `same` and `other`: whether a number, or the size of a difference, is the
-    paper's or another; `with_error` is the first of these where the paper prints its own error.
-    """
-
-    planned: int
-    order: dict[int, float]
-    same: dict[int, float]
-    with_error: dict[int, float]
-    other: dict[int, float]
-
-
-def read_rules(session: Session) -> Rules:
-    """The numbers of the rules by which the verdicts were reached."""
-    found = session.scalar(select(Meta.value).where(Meta.name == "rules"))
-    if found is None:
-        raise damaged("it doesn't hold the numbers of the rules")
-    numbers = json.loads(found)
-    looks = {int(n): share for n, share in numbers["looks"].items()}
-    return Rules(**{**numbers, "margins": Margins(**numbers["margins"]), "looks": looks})
-
-
-def levels_of(rules: Rules, planned: int) -> Levels:
-    """The confidence of every question at each look of a plan of so many replicates, as `stages.verdicts` asks it."""
-    orders = looks_of_plan(rules.looks, planned)
-    values, printed = (
-        looks_of_plan(looks_from(rules.looks, minimum), planned)
-        for minimum in (rules.minimum, rules.minimum_with_error)
-    )
-
-    def confidence(looks: dict[int, float], alpha: float) -> dict[int, float]:
-        return {n: 1 - level(looks, n, alpha) for n in looks}
-
-    return Levels(
-        planned=planned,
-        order=confidence(orders, rules.alpha_outside),
-        same=confidence(values, 2 * rules.alpha_within),
-        with_error=confidence(printed, 2 * rules.alpha_within),
-        other=confidence(values, rules.alpha_outside),
-    )

@@ -69,9 +69,7 @@ class Base(DeclarativeBase):
 
 
 class Meta(Base):
-    """About the database itself: `schema_version`; `content`, the digest of everything it was built from; `rules`, the
-    numbers of the rules as JSON; `newest_result`, a day; `record`, the digest that `claimcheck audit` prints.
-    """
+    """About the database: `schema_version`, `content` and `record` (digests), `rules` (JSON), `newest_result` (a day)."""
 
     __tablename__ = "meta"
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -81,9 +79,8 @@ class Meta(Base):
 class Paper(Base):
     """`title` and `summary` are the first and the second paragraph of the docstring of the paper's package.
 
-    `repository` is the address of its authors' public code, where there is any.  `before_use`: what whoever uses its
-    comparison must know first.  `called` is its short name, `asks` its main question, which
-    the claims that match a pattern of `answered_by` answer.
+    `repository` is the address of its authors' public code, if any.  `before_use`: what users of its comparison must
+    know first.  `called` is its short name, `asks` its main question, answered by claims that match `answered_by`.
     """
 
     __tablename__ = "papers"
@@ -392,23 +389,11 @@ class Word(StrEnum):
 
 ICONS: Mapping[Word, str] = {Word.HOLDS: "✓", Word.FAILS: "✗", Word.OPEN: "?", Word.NOT_TESTED: "○"}
 WORD_OF: Mapping[Status, Word] = {
-    Status.REPRODUCED: Word.HOLDS,
-    Status.SUPPORTED: Word.HOLDS,
-    Status.HOLDS: Word.HOLDS,
-    Status.NOT_REPRODUCED: Word.FAILS,
-    Status.REVERSED: Word.FAILS,
-    Status.FAILS: Word.FAILS,
-    Status.CONTRADICTED: Word.FAILS,
-    Status.HOLDS_UNDER_READING: Word.OPEN,
-    Status.INCONCLUSIVE: Word.OPEN,
-    Status.UNRESOLVED: Word.OPEN,
-    Status.UNDECIDABLE: Word.OPEN,
-    Status.AGREES: Word.OPEN,
-    Status.DISAGREES: Word.OPEN,
-    Status.SHOWN: Word.NOT_TESTED,
-    Status.AS_PRINTED: Word.NOT_TESTED,
-    Status.DEVIATES: Word.NOT_TESTED,
-    Status.OTHER_HARDWARE: Word.NOT_TESTED,
+    **dict.fromkeys((Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS), Word.HOLDS),
+    **dict.fromkeys((Status.NOT_REPRODUCED, Status.REVERSED, Status.FAILS, Status.CONTRADICTED), Word.FAILS),
+    **dict.fromkeys((Status.HOLDS_UNDER_READING, Status.INCONCLUSIVE, Status.UNRESOLVED), Word.OPEN),
+    **dict.fromkeys((Status.UNDECIDABLE, Status.AGREES, Status.DISAGREES), Word.OPEN),
+    **dict.fromkeys((Status.SHOWN, Status.AS_PRINTED, Status.DEVIATES, Status.OTHER_HARDWARE), Word.NOT_TESTED),
     Status.NOT_TESTED: Word.NOT_TESTED,
 }
 """The only table from a status to its word: a claim that depends on how it is read neither holds nor fails."""
@@ -428,7 +413,7 @@ class VerdictRow(Base):
     (`stages.verdicts.Power`).  `scope`: the part of a grid that it is of (`stages.verdicts.Scope`).
     `seen_before_rule`: how many of the claim's own results (pairs, where it is of pairs) had been seen when the rule
     was written; None: none had.  `registration`: of a verdict by training, its mark and why
-    (`stages.claims.registration.RegistrationMark`).  The cost is that of all runs behind it, each counted once.
+    (`stages.claims.history.RegistrationMark`).  The cost is that of all runs behind it, each counted once.
     """
 
     __tablename__ = "verdicts"

@@ -12,10 +12,15 @@ import scipy
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from stages.results.claims import CLAIMS, read_rules
-from stages.results.comparison import ComparedRun, ComparisonRows, cut_of_each, load_facts, printed_metrics, values_of
-from stages.results.database import UnknownArm
-from stages.results.estimates import FIRST_METRICS, METRICS, MetricInfo
+from stages.results.claims import CLAIMS
+from stages.results.comparison_rows import ComparedRun, ComparisonRows, load_facts, printed_metrics, values_of
+from stages.results.database import UnknownArm, read_rules
+from stages.results.estimates import (
+    FIRST_METRICS,
+    METRICS,
+    MetricInfo,
+    cut_of_each,
+)
 from stages.results.tables import ArmRow, Array, Claim, Dataset, ExperimentRow, VerdictRow
 from stages.rules import Rules
 from stages.runs.evidence import unpack_correct
@@ -33,6 +38,8 @@ from stages.verdicts import (
 from stages.verdicts.power import least_detected
 
 Model = tuple[ExperimentRow, ArmRow]
+
+
 Runs = Sequence[ComparedRun]
 
 

@@ -28,8 +28,7 @@ from typing import Any
 from stages.datasets.prepare import RowCounts, count_rows
 from stages.device import processor_name
 from stages.evaluation.flops import CountFlops, Kept, digest_of
-from stages.params.budget import PlannedRun, plan_runs
-from stages.params.experiment import DatasetSource, Params, Profile, Rate
+from stages.params.experiment import DatasetSource, Params, PlannedRun, Profile, Rate, plan_runs
 from stages.run import Protocol, Replicate, RunSpec, SplitSpec, canonical_json, steps_per_epoch, training_counts
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking, network_of
@@ -264,7 +263,11 @@ def measured_seconds(
     alike = defaultdict[str, list[Planned]](list)
     for name, one in zip(classes, planned, strict=True):
         alike[name].append(one)
-    chosen = {name: _spread(ones) for name, ones in alike.items()}
+    chosen = {}  # the smallest network, the largest and those between, one for each size
+    for name, ones in alike.items():
+        sizes = list({one.flops: one for one in sorted(ones, key=lambda one: one.flops)}.values())
+        places = sorted({round(part * (len(sizes) - 1) / (_MEASURED - 1)) for part in range(_MEASURED)})
+        chosen[name] = [sizes[place] for place in places]
     paces, start = _measure([one for ones in chosen.values() for one in ones], devices, rate, say)
     found: list[float | None] = []
     for name, one in zip(classes, planned, strict=True):
@@ -279,13 +282,6 @@ def makespan(seconds: Iterable[float], slots: int) -> float:
     for one in sorted(seconds, reverse=True):
         heapq.heapreplace(ends, ends[0] + one)
     return max(ends)
-
-
-def _spread(ones: Sequence[Planned]) -> list[Planned]:
-    """Choose the smallest network, the largest and those between, one for each size."""
-    sizes = list({one.flops: one for one in sorted(ones, key=lambda one: one.flops)}.values())
-    last = len(sizes) - 1
-    return [sizes[place] for place in sorted({round(part * last / (_MEASURED - 1)) for part in range(_MEASURED)})]
 
 
 def _between(flops: int, known: Sequence[tuple[int, Pace]]) -> Pace:

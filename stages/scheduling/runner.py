@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from stages.datasets.packed import PackedDataError, PackedInfo, read_info
-from stages.params.budget import PlannedRun, describe_cut, plan_runs
-from stages.params.experiment import Experiment, Params, ParamsError
+from stages.params.experiment import Experiment, Params, ParamsError, PlannedRun, describe_cut, plan_runs
 from stages.params.schema import nearest
 from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, is_of_one_cpu, read_equivalences
 from stages.runs.fingerprint import training_code
+from stages.runs.object_store import open_store
 from stages.runs.store import (
     DamagedRunList,
     ListedRun,
@@ -37,7 +37,6 @@ from stages.runs.store import (
     Store,
     clone,
     find_fault,
-    open_store,
     outcome_digest,
     read_run_list,
     write_atomically,

@@ -61,7 +61,20 @@ _known: dict[tuple[object, ...], Canary] = {}
 
 def canary_of(spec: RunSpec, info: PackedInfo, device: torch.device, *, is_stacked: bool = False) -> Canary:
     """The canary of a run's arm, trained once per process, device and number of threads."""
-    model, protocol = _small_model(spec.model), _short_protocol(spec.protocol)
+    model, protocol = (
+        _small_model(spec.model),
+        dataclasses.replace(
+            spec.protocol,
+            batch_size=BATCH,
+            epochs=1,
+            steps_per_epoch=STEPS,
+            split=SplitSpec(),
+            early_stop=None,
+            compile=False,
+            observe_test=False,
+            train_images=None,
+        ),
+    )
     code = module_digest(path) if (path := source_path(__name__)) else ""
     what = [dataclasses.asdict(model), dataclasses.asdict(protocol), info.kind, info.shape, dict(spec.code), code]
     of = digest(canonical_json([*what, is_stacked]).encode())
@@ -95,20 +108,6 @@ def _small_model(model: ModelSpec) -> ModelSpec:
             continue
         return ModelSpec(path=model.path, arguments=tried)
     return model
-
-
-def _short_protocol(protocol: Protocol) -> Protocol:
-    return dataclasses.replace(
-        protocol,
-        batch_size=BATCH,
-        epochs=1,
-        steps_per_epoch=STEPS,
-        split=SplitSpec(),
-        early_stop=None,
-        compile=False,
-        observe_test=False,
-        train_images=None,
-    )
 
 
 def _rows(model: ModelSpec, info: PackedInfo) -> tuple[RowSet, PackedInfo]:

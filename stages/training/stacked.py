@@ -250,7 +250,16 @@ class _StackTraining:
             sums += losses[index] * rows.shape[1]
             if (index + 1) % self.report_every == 0 or index + 1 == self.steps_per_epoch:
                 rate = samples * len(still_open) / max(time.monotonic() - started, 1e-9)
-                self._report(state.epoch, step + 1, float(sums[still_open].mean()) / samples, rate)
+                self.progress(
+                    Progress(
+                        epoch=state.epoch + 1,
+                        epochs=self.protocol.epochs,
+                        step=step + 1,
+                        total_steps=self.total_steps,
+                        scores={"loss": float(sums[still_open].mean()) / samples},
+                        samples_per_second=rate,
+                    )
+                )
         losses = losses.cpu()  # waits for the device
         seconds = (time.monotonic() - started) / len(still_open)
         self._close(state, losses, seconds)
@@ -354,15 +363,3 @@ class _StackTraining:
         self._build(left)
         self.stack.load_state_dict({name: tensor[kept] for name, tensor in tensors.items()})
         self.optimizer.load_state_dict(optimizer)
-
-    def _report(self, epoch: int, step: int, loss: float, samples_per_second: float) -> None:
-        self.progress(
-            Progress(
-                epoch=epoch + 1,
-                epochs=self.protocol.epochs,
-                step=step,
-                total_steps=self.total_steps,
-                scores={"loss": loss},
-                samples_per_second=samples_per_second,
-            )
-        )

@@ -17,19 +17,9 @@ from typing import Any
 from stages.datasets.packed import ImageSet, read_images
 from stages.faults import Mistake
 from stages.params.schema import nearest
+from stages.runs.consistency import find_contradictions, find_cost_contradictions
 from stages.runs.equivalence import paths_of, read_equivalences
-from stages.runs.evidence import (
-    CostLine,
-    EpochRow,
-    EvidenceLine,
-    Origin,
-    Release,
-    ResultLine,
-    find_contradictions,
-    find_cost_contradictions,
-    read_lines,
-    write_lines,
-)
+from stages.runs.evidence import CostLine, EpochRow, EvidenceLine, Origin, Release, ResultLine, read_lines, write_lines
 from stages.runs.fingerprint import changed_modules, module_digest, source_digest, source_path
 from stages.runs.revisions import GitError, read_objects, run_git
 from stages.runs.store import find_fault, write_atomically

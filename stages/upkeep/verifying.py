@@ -25,25 +25,15 @@ from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import ImageSet, PackedDataError, digest_packed, read_images, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.evaluation.scores import Observer, Scores, correctness, cut_rows, score
-from stages.params.budget import plan_runs
-from stages.params.experiment import Params, load_params
+from stages.params.experiment import Params, load_params, plan_runs
 from stages.recording import ClaimsError, RecordError, record
 from stages.recording.append_only import read_versions, row_faults
 from stages.recording.sources import PLAN_CHANGED
 from stages.results import Base, Checkpoint, ExperimentRow, Result, UnknownCheckpoint, open_results
 from stages.run import RunSpec, canonical_json, environment_digest
+from stages.runs.consistency import compare_canaries, find_contradictions
 from stages.runs.equivalence import PATH, read_equivalences
-from stages.runs.evidence import (
-    DataUsed,
-    Divergence,
-    EpochRow,
-    EvidenceError,
-    Measurement,
-    ResultLine,
-    compare_canaries,
-    find_contradictions,
-    unpack_correct,
-)
+from stages.runs.evidence import DataUsed, Divergence, EpochRow, EvidenceError, Measurement, ResultLine, unpack_correct
 from stages.runs.revisions import has_revision, is_full_clone, refusal
 from stages.training.kinds import read_rows
 from stages.upkeep.publishing import COSTS, compare_with_run, digest_at
@@ -383,21 +373,20 @@ def find_trails(root: Path, session: Session, names: Sequence[str] = (), *, with
     for name in names:
         if name not in found:
             raise UnknownCheckpoint(name, found)
-    return [_trail(root, params, *found[name], with_weights) for name in (names or found)]
-
-
-def _trail(root: Path, params: Params, checkpoint: Checkpoint, dataset: str, with_weights: bool) -> Trail:
-    result, packed = checkpoint.result, root / "data" / "processed" / dataset
-    links = (
-        check_checkpoint(root, checkpoint),
-        check_run(result),
-        check_params(params, result),
-        check_code(root, result),
-        check_data(packed, result.data_digest, result.spec["data_digest"]),
-        check_environment(result),
-        check_metrics(root, checkpoint, packed, with_weights=with_weights),
-    )
-    return Trail(checkpoint.id, links)
+    trails = []
+    for checkpoint, dataset in (found[name] for name in (names or found)):
+        result, packed = checkpoint.result, root / "data" / "processed" / dataset
+        links = (
+            check_checkpoint(root, checkpoint),
+            check_run(result),
+            check_params(params, result),
+            check_code(root, result),
+            check_data(packed, result.data_digest, result.spec["data_digest"]),
+            check_environment(result),
+            check_metrics(root, checkpoint, packed, with_weights=with_weights),
+        )
+        trails.append(Trail(checkpoint.id, links))
+    return trails
 
 
 def _check_record(root: Path, session: Session) -> Link:

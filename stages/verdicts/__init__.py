@@ -1,16 +1,15 @@
 """Verdicts: pure functions of arrays that judge a printed number by our replicates.
 
-One family per file: `value` (two one-sided tests, the side of a bound), `difference` (sign and size of a gain),
-`comparable` (no worse than by a margin), `grid_part` (a gain over part of a grid), `uniform` (the same gain at every
-level), `families` (the sentence of a table, and a paper's own counts), `noise` (whether seeds explain a spread),
-`others` (counts, ranges, proportions, …), `indicative` (what short runs may show), `power` (what a plan can show in
-advance); `kinds` has the facts that pages and API know of a kind of claim.
+One family per file: `value` (two one-sided tests, the side of a bound), `difference` (sign and size of a gain, no worse
+than by a margin), `grid_part` (a gain over part of a grid, the same gain at every level), `families` (the sentence of a
+table, and a paper's own counts), `noise` (whether seeds explain a spread), `others` (counts, ranges, proportions, and
+what short runs may show), `power` (what a plan can show in advance); `kinds` has the facts that pages and API know of a
+kind of claim.
 Rules, margins and looks are fixed before running (`stages.rules`); `curves` turns the curves of folds into an arm's
 metric.  Needs NumPy and SciPy only.
 """
 
 from stages.rules import Margins, Rules
-from stages.verdicts.comparable import ComparableClaim, judge_comparable
 from stages.verdicts.curves import (
     ARM_METRICS,
     ArmMeasurement,
@@ -20,7 +19,7 @@ from stages.verdicts.curves import (
     pseudo_values,
     window_error,
 )
-from stages.verdicts.difference import GainClaim, judge_gain, judge_gap
+from stages.verdicts.difference import ComparableClaim, GainClaim, judge_comparable, judge_gain, judge_gap
 from stages.verdicts.families import (
     PrintedOrder,
     TableSentence,
@@ -31,21 +30,23 @@ from stages.verdicts.families import (
     judge_wins,
     tally_tests,
 )
-from stages.verdicts.grid_part import GridPart
-from stages.verdicts.indicative import EvidenceLevel, evidence_level_of, indicate_order, weigh_gap
+from stages.verdicts.grid_part import GridPart, UniformClaim, judge_uniform
 from stages.verdicts.noise import judge_noise
 from stages.verdicts.others import (
+    EvidenceLevel,
     Failures,
+    evidence_level_of,
     fisher_p,
+    indicate_order,
     judge_count,
     judge_hardware,
     judge_proportion,
     judge_proportions,
     judge_shown,
     not_tested,
+    weigh_gap,
 )
 from stages.verdicts.power import Design, Power, power_of_comparable, power_of_gain, power_of_value
-from stages.verdicts.uniform import UniformClaim, judge_uniform
 from stages.verdicts.value import ValueClaim, judge_side, judge_value
 from stages.verdicts.verdict import (
     DuplicateObservation,

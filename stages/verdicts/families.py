@@ -16,8 +16,7 @@ import numpy as np
 import scipy
 
 from stages.rules import Rules
-from stages.verdicts.intervals import Numbers, combine, half_width, variance_of
-from stages.verdicts.numerals import signed, with_interval
+from stages.verdicts.intervals import Numbers, combine, half_width, signed, variance_of, with_interval
 from stages.verdicts.others import fisher_p, newcombe, not_tested
 from stages.verdicts.verdict import Status, Verdict
 

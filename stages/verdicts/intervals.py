@@ -1,10 +1,24 @@
-"""Intervals of a mean, of a difference of means and of a proportion; means work on numbers and on arrays of them."""
+"""Intervals of a mean, of a difference of means and of a proportion; means work on numbers and on arrays of them.
+
+Planned looks: when evidence may be judged, and the share of α that each look spends.
+
+Testing after every replicate until the answer pleases multiplies the nominal error.  So evidence is judged only when a
+planned number of replicates is complete, in the planned order, and the looks share α: whichever look stops, the error
+of all looks together is at most the sum of their shares, whatever the distribution.
+
+A look that the plan never reaches would spend its share on nothing, so the plan's end is the last one (decision 0029).
+
+A grid whose pairs arrive one after another is judged again with each arrival, which multiplies the error as well.  So
+the parts of a grid share α, too: the whole grid has most of it, and the rest is split evenly over all parts that there
+may be on the way.  Each arrival adds a pair, so a grid of p pairs has at most p − 1 parts before it is whole, whatever
+the order of arrival.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,3 +128,141 @@ def predict(
         return None
     half = float(half_width(variance, df, alpha / 2)) + widening
     return Prediction(low=ours - half, high=ours + half, confidence=1 - alpha, holds=bool(abs(ours - printed) <= half))
+
+
+# number of replicates -> share of α, rising numbers, shares that sum to 1
+Looks = Mapping[int, float]
+
+
+OF_WHOLE_GRID = 0.8
+"""Share of α that is left for the whole grid."""
+
+
+class UnplannedLook(ValueError):
+    """A number of replicates at which no look is planned."""
+
+
+def looks_from(looks: Looks, minimum: int) -> dict[int, float]:
+    """The looks with enough replicates; they also share what the earlier ones would have spent."""
+    enough = {n: share for n, share in looks.items() if n >= minimum}
+    return {n: share / sum(enough.values()) for n, share in enough.items()}
+
+
+def looks_of_plan(looks: Looks, planned: int | None) -> dict[int, float]:
+    """The looks of a plan of this many replicates: those that it reaches, the last one being its end.
+
+    The first look that it doesn't reach moves to its end, unless one is there already; the others are dropped, and all
+    shares grow in proportion until they add up to α.  A plan shorter than the first look has none; one that goes on
+    after the last, or None, changes nothing.
+
+    {3: 0.2, 5: 0.4, 10: 0.4} is {3: 1/3, 5: 2/3} with a plan of 5 and {3: 0.2, 5: 0.4, 7: 0.4} with one of 7.
+    """
+    if planned is None or planned >= max(looks, default=0):
+        return dict(looks)
+    reached = {n: share for n, share in looks.items() if n <= planned}
+    if reached:
+        reached.setdefault(planned, next(share for n, share in looks.items() if n > planned))
+    return {n: share / sum(reached.values()) for n, share in reached.items()}
+
+
+def looks_of_part(looks: Looks, ran: int, planned: int) -> dict[int, float]:
+    """The looks at a part of a grid, in which `ran` of the `planned` pairs ran: their shares of this part's α."""
+    part = 1.0
+    if planned > 1:
+        part = OF_WHOLE_GRID if ran >= planned else (1 - OF_WHOLE_GRID) / (planned - 1)
+    return {n: share * part for n, share in looks.items()}
+
+
+def level(looks: Looks, n: int, alpha: float) -> float:
+    """Level of the test at the look at n replicates, if all looks together spend `alpha`.
+
+    Raises:
+        UnplannedLook: no look is planned there.
+    """
+    if n not in looks:
+        raise UnplannedLook(f"{n} replicates are not a planned analysis; planned: {', '.join(map(str, looks))}")
+    return alpha * looks[n]
+
+
+def complete_look(indices: Iterable[int], looks: Looks) -> int | None:
+    """The last look whose replicates 0 … n − 1 are all there; later replicates wait for the next look."""
+    present = set(indices)
+    return max((n for n in looks if present.issuperset(range(n))), default=None)
+
+
+MOST = 1000
+NEVER = 10**12
+# (replicates, share of α) -> whether that decides, elementwise
+Decides = Callable[[Numbers, Numbers], Numbers]
+
+
+def expected_replicates(decides: Decides, n: int, looks: Looks) -> int | None:
+    """The first later look that decides, else the first number beyond the plan up to `MOST`, else None."""
+    last = max(looks)
+    candidates = np.array([*(look for look in looks if look > n), *range(last + 1, MOST + 1)])
+    shares = np.array([looks.get(int(candidate), looks[last]) for candidate in candidates])
+    hit = decides(candidates.astype(float), shares)
+    return int(candidates[np.argmax(hit)]) if np.any(hit) else None
+
+
+def say_expected(expected: int | None, looks: Looks) -> str:
+    """`expected_replicates` in words."""
+    beyond = f", but the last analysis is at {max(looks)}" if expected is None or expected > max(looks) else ""
+    return f"{expected or f'more than {MOST}'} replicates are expected to decide{beyond}"
+
+
+def can_decide(decides: Decides, looks: Looks) -> bool:
+    """True if some number of replicates would decide: with many, only the paper's own error remains."""
+    return bool(decides(float(NEVER), looks[max(looks)]))
+
+
+_MORE = 6
+"""Places that an interval may have beyond those of its half-width; ends that are nearer to a limit print as it."""
+
+
+def signed(number: float) -> str:
+    """Three significant digits: −0.0358, +0.25."""
+    return _minus(f"{number:+.3g}")
+
+
+def in_percent(confidence: float) -> str:
+    """As many digits as keep it from 100: 95 %, 96.7 %, 99.98 %."""
+    digits = max(1, -math.floor(math.log10(100 * (1 - confidence))))
+    return f"{100 * confidence:.{digits}f}".removesuffix(".0") + " %"
+
+
+def with_interval(estimate: float, low: float, high: float, confidence: float, margin: float | None = None) -> str:
+    """Format to two digits of the interval's half-width, or to three digits of the numbers where it has none.
+
+    The interval is compared with ± `margin`, or with 0 if there is no margin: its ends get enough digits to be distinct
+    from these, and the margin is at least as precise as they are.
+
+    +0.214, 98 % interval +0.168 to +0.260
+    """
+    half, numbers = (high - low) / 2, (estimate, low, high)
+    decimals = None
+    if 0 < half < math.inf:
+        fewest = max(0, 1 - math.floor(math.log10(half)))
+        limits = (0.0,) if margin is None else (-margin, margin)
+        decimals = next((more for more in range(fewest, fewest + _MORE) if _are_apart(limits, low, high, more)), fewest)
+    middle, below, above = (
+        signed(number) if decimals is None else _minus(f"{number:+.{decimals}f}") for number in numbers
+    )
+    sentence = f"{middle}, {in_percent(confidence)} interval {below} to {above}"
+    return sentence if margin is None else f"{sentence}, margin ±{_margin(margin, decimals or 0)}"
+
+
+def _are_apart(limits: tuple[float, ...], low: float, high: float, decimals: int) -> bool:
+    """True if every end that differs from the limits also prints differently."""
+    ends = [(end, limit) for end in (low, high) for limit in limits if end != limit]
+    return all(f"{abs(end):.{decimals}f}" != f"{abs(limit):.{decimals}f}" for end, limit in ends)
+
+
+def _margin(margin: float, decimals: int) -> str:
+    """Three significant digits, and more where the interval has more decimals."""
+    before = math.floor(math.log10(margin)) + 1 if margin > 0 else 0
+    return f"{margin:.{max(3, before + decimals)}g}"
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "−")

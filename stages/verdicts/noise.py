@@ -20,8 +20,7 @@ import numpy as np
 import scipy
 
 from stages.rules import Rules
-from stages.verdicts.intervals import variance_of
-from stages.verdicts.looks import complete_look, level, looks_from, looks_of_plan
+from stages.verdicts.intervals import complete_look, level, looks_from, looks_of_plan, variance_of
 from stages.verdicts.power import WANTED, Power, in_percent
 from stages.verdicts.value import tell, too_few, too_many_diverged
 from stages.verdicts.verdict import Sample, Status, Verdict

@@ -26,10 +26,9 @@ import numpy as np
 import scipy
 
 from stages.rules import Rules
-from stages.verdicts.intervals import Numbers, combine, half_width, t_quantile
-from stages.verdicts.looks import MOST, NEVER, looks_from, looks_of_plan
+from stages.verdicts.grid_part import Distances
+from stages.verdicts.intervals import MOST, NEVER, Numbers, combine, half_width, looks_from, looks_of_plan, t_quantile
 from stages.verdicts.others import Failures, exchange_p, judge_proportion
-from stages.verdicts.uniform import Distances
 from stages.verdicts.value import Spread, df_of_printed
 from stages.verdicts.verdict import Status
 

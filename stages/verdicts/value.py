@@ -25,19 +25,26 @@ import numpy as np
 import scipy
 
 from stages.rules import Rules
-from stages.verdicts.intervals import Numbers, by_margin, chance_within, combine, half_width, predict, root, variance_of
-from stages.verdicts.looks import (
+from stages.verdicts.intervals import (
     NEVER,
     Looks,
+    Numbers,
+    by_margin,
     can_decide,
+    chance_within,
+    combine,
     complete_look,
     expected_replicates,
+    half_width,
     level,
     looks_from,
     looks_of_plan,
+    predict,
+    root,
     say_expected,
+    variance_of,
+    with_interval,
 )
-from stages.verdicts.numerals import with_interval
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 SKEWED = 3.0

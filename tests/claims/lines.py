@@ -15,8 +15,7 @@ from stages.datasets.mirror import MirrorInfo, describe_file
 from stages.datasets.prepare import READERS
 from stages.datasets.sources import compose_manifest
 from stages.datasets.verified import Digests
-from stages.params.budget import plan_runs
-from stages.params.experiment import Params, load_params
+from stages.params.experiment import Params, load_params, plan_runs
 from stages.run import environment_digest
 from stages.runs.evidence import (
     CostLine,

@@ -3,7 +3,7 @@
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -69,15 +69,6 @@ def in_metric(name: str, value: float) -> float:
     return math.log(1 - value) if "log" in name else 1 - value if "mse" in name else value
 
 
-def recorded(root: Path, lines_of: Callable[[Experiment], list[ResultLine]] = trained) -> Path:
-    """A project whose evidence consists of these results of every experiment, and its database."""
-    copy_project(root)
-    for experiment in params().experiments.values():
-        publish(root, lines_of(experiment))
-    record(root, "data/results.db")
-    return root
-
-
 def is_trained(claim: str) -> bool:
     return claims()[claim].experiment is not None
 
@@ -89,7 +80,13 @@ def judge_all(root: Path) -> list[JudgedClaim]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recorded(tmp_path_factory.mktemp("all-trained"))
+    """A project whose evidence consists of these results of every experiment, and its database."""
+    root = tmp_path_factory.mktemp("all-trained")
+    copy_project(root)
+    for experiment in params().experiments.values():
+        publish(root, trained(experiment))
+    record(root, "data/results.db")
+    return root
 
 
 def test_every_claim_that_can_be_decided_is_decided_or_left_open_by_statistics(root: Path) -> None:
@@ -178,32 +175,35 @@ def test_replicates_that_diverged_reproduce_nothing() -> None:
     assert len(statuses) > 3 and statuses.isdisjoint({Status.REPRODUCED, Status.SUPPORTED, Status.REVERSED})
 
 
-def test_a_claim_shows_the_epoch_that_each_arm_chose_and_its_standard_error(root: Path) -> None:
+@pytest.fixture(scope="module")
+def client(root: Path) -> Iterator[TestClient]:
     app = create_app(Settings(root=root, database=str(root / "data" / "results.db")))
     with TestClient(app, base_url="http://127.0.0.1") as client:
-        arms = client.get("/api/v1/claims/dac.fig5").json()["arms"]
-        page = client.get("/claims/dac.fig5").text
-        single = client.get("/api/v1/claims/ninformer.table2.mnist.vit").json()["arms"]
+        yield client
+
+
+def test_a_claim_shows_the_epoch_that_each_arm_chose_and_its_standard_error(client: TestClient) -> None:
+    arms = client.get("/api/v1/claims/dac.fig5").json()["arms"]
+    page = client.get("/claims/dac.fig5").text
+    single = client.get("/api/v1/claims/ninformer.table2.mnist.vit").json()["arms"]
     assert len(arms) == 8 and {(arm["epoch"], arm["epochs"], arm["n"]) for arm in arms} == {(5, 256, 5)}
     assert all(arm["low"] < arm["value"] < arm["high"] and arm["stderr"] > 0 for arm in arms)
     assert "standard error: as in Appendix B" in page and page.count("5 of 256") == 8
     assert single == []
 
 
-def test_every_page_and_report_can_show_it(root: Path) -> None:
-    app = create_app(Settings(root=root, database=str(root / "data" / "results.db")))
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        papers = {experiment.paper for experiment in params().experiments.values()}
-        claims = client.get("/api/v1/claims?limit=1000").json()
-        pages = ["/", "/compare", *(f"/papers/{paper}" for paper in papers)]
-        pages += [f"/?dataset={experiment.dataset}" for experiment in params().experiments.values()]
-        pages += [f"/experiments/{name}" for name in params().experiments]
-        judged = [f"/claims/{claim['id']}" for claim in claims if claim["verdict"]["basis"] == "results"]
-        pages += judged[::3]
-        answers = {page: client.get(page) for page in dict.fromkeys(pages)}
+def test_every_page_and_report_can_show_it(root: Path, client: TestClient) -> None:
+    papers = {experiment.paper for experiment in params().experiments.values()}
+    claims = client.get("/api/v1/claims?limit=1000").json()
+    pages = ["/", "/compare", *(f"/papers/{paper}" for paper in papers)]
+    pages += [f"/?dataset={experiment.dataset}" for experiment in params().experiments.values()]
+    pages += [f"/experiments/{name}" for name in params().experiments]
+    judged = [f"/claims/{claim['id']}" for claim in claims if claim["verdict"]["basis"] == "results"]
+    pages += judged[::6]
+    answers = {page: client.get(page) for page in dict.fromkeys(pages)}
     assert {page: answer.status_code for page, answer in answers.items() if answer.status_code != 200} == {}
     assert not [page for page, answer in answers.items() if ">nan" in answer.text or ">None<" in answer.text]
     said = [text.text for page, text in answers.items() if page.startswith("/claims/")]
-    assert sum("Would a rerun by the authors give the printed number?" in text for text in said) > 20
-    assert sum("not from what came out. We plan 5 replicates with" in text for text in said) > 20
+    assert sum("Would a rerun by the authors give the printed number?" in text for text in said) > 10
+    assert sum("not from what came out. We plan 5 replicates with" in text for text in said) > 10
     assert "nan" not in results_page(str(root / "data" / "results.db"))

@@ -11,7 +11,7 @@ import pytest
 
 from stages.claims.kinds.base import LOG_SPREAD
 from stages.runs.evidence import EvidenceLine, ResultLine, read_lines
-from stages.verdicts.indicative import CALIBRATED_AT, CALIBRATED_PAIRS, DEMANDED, ELSEWHERE, GAPS, HELD, calibrate
+from stages.verdicts.others import CALIBRATED_AT, CALIBRATED_PAIRS, DEMANDED, ELSEWHERE, GAPS, HELD, calibrate
 
 SPREAD = LOG_SPREAD * math.sqrt(2)
 """What the plan assumes of the difference of two logarithms, and so the unit of a gap."""

@@ -75,6 +75,6 @@ def test_a_paper_without_a_file_has_none() -> None:
 def test_an_unknown_key_names_file_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "__init__.py").write_text("")
     (tmp_path / "deviations.yaml").write_text("deviations:\n  x: {subject: s, claim: [], paper: a, ours: b, why: c}\n")
-    monkeypatch.setattr("stages.claims.deviations.source_path", lambda module: tmp_path / "__init__.py")
+    monkeypatch.setattr("stages.claims.lines.source_path", lambda module: tmp_path / "__init__.py")
     with pytest.raises(ParamsError, match=r"deviations.yaml: .*deviations.x"):
         read_deviations(["x"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy
 
-from stages.claims.sides import NotMeasured, count_failed
+from stages.claims.trials import NotMeasured, count_failed
 from stages.runs.evidence import EvidenceLine, Measurement, ResultLine, read_lines
 from stages.verdicts import Status
 from tests.claims.lines import ROOT, claims, judge, params, results, trials

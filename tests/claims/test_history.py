@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,8 @@ from stages.claims.history import (
 from stages.recording import record
 from stages.results import ClaimFilter, list_judged, open_results
 from tests.claims.lines import ROOT, claims, copy_project, params
-from tests.preloaded import python
-from tests.project import environment
+from tests.commands.waiting import claimcheck
+from tests.test_publishing import git
 
 GAIN = "dac.sgemm.gain"
 
@@ -93,15 +92,15 @@ def test_a_swapped_metric_shows_on_the_claims_page_in_words(tmp_path: Path) -> N
 
 def test_the_command_writes_down_what_changed_and_nothing_twice(tmp_path: Path) -> None:
     copy_project(tmp_path)
-    shutil.copytree(ROOT / "data" / "evidence", tmp_path / "data" / "evidence")
+    (tmp_path / "data" / "evidence").mkdir()
+    shutil.copy(ROOT / "data" / "evidence" / "hyperbf-cifar10.jsonl", tmp_path / "data" / "evidence")
     listed = tmp_path / "data" / "claims.csv"
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    subprocess.run(["git", "add", "data/claims.csv"], cwd=tmp_path, check=True)
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-    subprocess.run(["git", *identity, "commit", "-qm", "claims"], cwd=tmp_path, check=True)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "data/claims.csv")
+    git(tmp_path, "commit", "-qm", "claims")
     listed.write_text(listed.read_text().replace(",0.7561,", ",0.7562,", 1))
     for expected in ("1 changes", "0 changes"):
-        done = python("-m", "stages.cli", "history", "--why", "A digit was misread.", cwd=tmp_path, env=environment())
+        done = claimcheck(tmp_path, "history", "--why", "A digit was misread.")
         assert done.returncode == 0 and expected in done.stdout, done.stdout + done.stderr
     last = read_history(tmp_path / PATH)[-1]
     assert last.claims == "hyperbf.table2.c10.vit" and last.changed == {"value": (0.7561, 0.7562)}

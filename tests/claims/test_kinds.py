@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from stages.claims import gather, judge_claims, place_claims, read_claims
+from stages.claims.history import register_claim
 from stages.claims.kinds import Kind, ValueKind, foresee
 from stages.claims.kinds.counts import agree, judge_setting
-from stages.claims.registration import register_claim
 from stages.papers.finding import Finding
 from stages.runs.evidence import Measurement, ResultLine
 from stages.verdicts import Status, not_tested

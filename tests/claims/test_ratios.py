@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from stages.claims import ClaimLine
 from stages.claims.kinds import RatioKind, kind_of
-from stages.claims.sides import ClaimSamples, Pairs
-from stages.claims.trials import ResultGroup
+from stages.claims.trials import ClaimSamples, Pairs, ResultGroup
 from stages.rules import Rules
 from stages.verdicts import EvidenceLevel, Sample, Status, Verdict
 from tests.claims.lines import claims, params

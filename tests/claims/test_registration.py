@@ -8,20 +8,21 @@ from pathlib import Path
 import pytest
 
 from stages.claims import ClaimLine, ClaimsError, Trial, read_history
-from stages.claims.history import PATH as HISTORY
-from stages.claims.history import Change, digest_code
-from stages.claims.kinds import kind_of
-from stages.claims.registration import (
+from stages.claims.history import (
     FOLDER,
+    Change,
     Registered,
     Registration,
     RegistrationMark,
     changes_since,
+    digest_code,
     read_registration,
     read_registrations,
     seal,
     write_text,
 )
+from stages.claims.history import PATH as HISTORY
+from stages.claims.kinds import kind_of
 from stages.recording import record
 from stages.results import ClaimFilter, list_judged, open_results
 from stages.rules import Rules

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from stages.runs.store import STATE, ObjectStore, RunStore, Store
+from stages.runs.object_store import ObjectStore
+from stages.runs.store import STATE, RunStore, Store
 from stages.scheduling.engine.leases import Leases
 from tests.cluster.nodes import Nodes, kill_session, name_of, wait_for
 from tests.cluster.runs import outcomes_in, start_command

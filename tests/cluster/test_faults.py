@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from stages.datasets.packed import read_info
-from stages.runs.store import ObjectStore, RunStore
+from stages.runs.object_store import ObjectStore
+from stages.runs.store import RunStore
 from stages.scheduling.engine.leases import Leases
 from stages.scheduling.journal import read_sessions
 from tests.cluster.nodes import Nodes, wait_for, without_grammar

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.runs.store import ObjectStore
+from stages.runs.object_store import ObjectStore
 from stages.scheduling.engine.leases import Leases
 from tests.cluster.nodes import Nodes, wait_for
 from tests.cluster.runs import finish, outcomes_in, start, start_command

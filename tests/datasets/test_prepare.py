@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from stages.datasets import packed
-from stages.datasets.embedded import class_names, compose_stand_in, load_sources
 from stages.datasets.manifest import (
     Manifest,
     check_split,
@@ -19,7 +18,7 @@ from stages.datasets.manifest import (
     read_manifest,
 )
 from stages.datasets.packed import ImageSet, PackedDataError, PackedInfo, digest_images, read_images, read_info
-from stages.datasets.prepare import READERS, prepare
+from stages.datasets.prepare import READERS, class_names, compose_stand_in, load_sources, prepare
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import ChecksumMismatch, DatasetError
 from stages.params.experiment import DatasetSource, load_params

@@ -8,8 +8,20 @@ import numpy as np
 import pytest
 
 from stages.datasets.archive import decode_square
-from stages.datasets.binary_images import CIFAR10, CIFAR100, IMAGES_MAGIC, MNIST, STL10, read_idx, read_rows
-from stages.datasets.imagenet_parts import IMAGENETTE, IMAGEWOOF, TINY_IMAGENET, TINY_IMAGENET_32, TINY_WNIDS
+from stages.datasets.image_readers import (
+    CIFAR10,
+    CIFAR100,
+    IMAGENETTE,
+    IMAGES_MAGIC,
+    IMAGEWOOF,
+    MNIST,
+    STL10,
+    TINY_IMAGENET,
+    TINY_IMAGENET_32,
+    TINY_WNIDS,
+    read_idx,
+    read_rows,
+)
 from stages.datasets.manifest import ImageReader
 from stages.datasets.packed import read_images
 from stages.datasets.prepare import prepare

@@ -38,7 +38,7 @@ from stages.evaluation.scores import (
 from stages.papers.ninformer import ViT
 from stages.params.experiment import load_params
 from stages.scheduling.runner import train_experiment
-from stages.training.environment import peak_memory_bytes
+from stages.training.process import peak_memory_bytes
 from tests.project import EXPERIMENT, make_project
 
 Scored = tuple[np.ndarray, np.ndarray]

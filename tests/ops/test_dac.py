@@ -14,29 +14,16 @@ from torch.nn import functional as F
 from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
 from stages.ops.dac_layers import DACConv2d, DACLinear
 from stages.ops.mba import MBA, mba, mba_reference
+from tests.ops.gradients import Layer, as_leaves, drawn, value_and_gradients
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "dac_loops.npz"
 CONVOLUTIONS = ["plain", "strided", "uneven", "sparse", "unshared", "unshared_strided"]
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
-
-Operator = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @pytest.fixture(scope="module")
 def loops() -> dict[str, np.ndarray]:
     with np.load(GOLDEN) as file:
         return dict(file)
-
-
-def value_and_gradients(operator: Operator, inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
-    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    output = operator(*leaves)
-    return [output, *torch.autograd.grad((output * upstream.to(output.dtype)).sum(), leaves)]
-
-
-def draw(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
 def test_dense_gives_a_hand_worked_case() -> None:
@@ -57,9 +44,9 @@ def test_a_padded_pixel_adds_nothing_even_with_a_positive_bias() -> None:
 
 
 @pytest.mark.parametrize("operator", [dac_linear_reference, dac_linear])
-def test_dense_equals_loops_in_value_and_gradients(operator: Operator, loops: dict[str, np.ndarray]) -> None:
+def test_dense_equals_loops_in_value_and_gradients(operator: Layer, loops: dict[str, np.ndarray]) -> None:
     inputs = [torch.from_numpy(loops[f"dense/{name}"]) for name in ("x", "weight", "bias")]
-    ours = value_and_gradients(operator, inputs, torch.from_numpy(loops["dense/upstream"]))
+    ours = value_and_gradients(operator, as_leaves(inputs, torch.float64), torch.from_numpy(loops["dense/upstream"]))
     for name, tensor in zip(("output", "grad_x", "grad_weight", "grad_bias"), ours, strict=True):
         np.testing.assert_allclose(tensor.detach().numpy(), loops[f"dense/{name}"], rtol=0, atol=1e-9, err_msg=name)
 
@@ -72,84 +59,25 @@ def test_convolution_equals_loops_in_value_and_gradients(
     inputs = [torch.from_numpy(loops[f"{case}/{name}"]) for name in ("x", "weight", "bias")]
     stride, padding = (tuple(loops[f"{case}/{name}"].tolist()) for name in ("stride", "padding"))
     bound = partial(operator, stride=stride, padding=padding)
-    ours = value_and_gradients(bound, inputs, torch.from_numpy(loops[f"{case}/upstream"]))
+    ours = value_and_gradients(bound, as_leaves(inputs, torch.float64), torch.from_numpy(loops[f"{case}/upstream"]))
     for name, tensor in zip(("output", "grad_x", "grad_weight", "grad_bias"), ours, strict=True):
         np.testing.assert_allclose(tensor.detach().numpy(), loops[f"{case}/{name}"], rtol=0, atol=1e-9, err_msg=name)
 
 
-# (reference, public, shapes of x, weight, bias, upstream); sizes at which the output channels come in several blocks
-BIG = {
-    "dense": (dac_linear_reference, dac_linear, [(300, 70), (63, 70), (63, 70), (300, 63)]),
-    "dense 3d": (dac_linear_reference, dac_linear, [(2, 3, 5), (4, 5), (4, 5), (2, 3, 4)]),
-    "conv": (
-        partial(dac_conv2d_reference, padding=1),
-        partial(dac_conv2d, padding=1),
-        [(3, 7, 11, 9), (5, 7, 3, 3), (5, 7), (3, 5, 11, 9)],
-    ),
-    "conv stride 2": (
-        partial(dac_conv2d_reference, stride=2, padding=1),
-        partial(dac_conv2d, stride=2, padding=1),
-        [(2, 6, 12, 12), (5, 6, 3, 3), (5, 6), (2, 5, 6, 6)],
-    ),
-    "conv unshared": (
-        partial(dac_conv2d_reference, stride=2, padding=1),
-        partial(dac_conv2d, stride=2, padding=1),
-        [(2, 6, 12, 12), (5, 6, 3, 3), (5, 6, 3, 3), (2, 5, 6, 6)],
-    ),
-}
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("case", BIG)
-def test_public_equals_reference_in_value_and_gradients(
-    case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stages.ops.dac_recompute._BLOCK", 2000)
-    reference, public, shapes = BIG[case]
-    *inputs, upstream = draw(*shapes, dtype=dtype)
-    by_reference, ours = (value_and_gradients(operator, inputs, upstream) for operator in (reference, public))
-    for expected, tensor in zip(by_reference, ours, strict=True):
-        assert tensor.dtype == dtype
-        torch.testing.assert_close(tensor, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("case", BIG)
-def test_bfloat16_error_is_within_twice_pytorchs_own(case: str) -> None:
-    reference, public, shapes = BIG[case]
-    *inputs, upstream = draw(*shapes, dtype=torch.bfloat16)
-    exact = value_and_gradients(reference, [tensor.double() for tensor in inputs], upstream.double())
-    theirs = value_and_gradients(reference, inputs, upstream)
-    ours = value_and_gradients(public, inputs, upstream)
-    for truth, plain, tensor in zip(exact, theirs, ours, strict=True):
-        assert tensor.dtype == torch.bfloat16
-        assert (tensor - truth).abs().max() <= 2 * (plain - truth).abs().max() + 1e-6
-
-
 def test_without_biases_it_is_relu_and_a_plain_layer() -> None:
-    x, w = draw((2, 3, 9, 8), (4, 3, 3, 3))
+    x, w = drawn((2, 3, 9, 8), (4, 3, 3, 3))
     plain = F.conv2d(x.relu(), w, stride=2, padding=1)
     torch.testing.assert_close(dac_conv2d(x, w, torch.zeros(4, 3).double(), 2, 1), plain, rtol=0, atol=1e-12)
-    x, w = draw((2, 7), (4, 7))
+    x, w = drawn((2, 7), (4, 7))
     torch.testing.assert_close(dac_linear(x, w, torch.zeros_like(w)), F.linear(x.relu(), w), rtol=0, atol=1e-12)
 
 
 def test_no_activated_copy_is_kept_for_the_backward_pass() -> None:
     kept: list[int] = []
-    x, w, b = (tensor.requires_grad_() for tensor in draw((2, 8, 10, 10), (16, 8, 3, 3), (16, 8)))
+    x, w, b = (tensor.requires_grad_() for tensor in drawn((2, 8, 10, 10), (16, 8, 3, 3), (16, 8)))
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
         dac_conv2d(x, w, b, 1, 1)
     assert sum(kept) == x.numel() + w.numel() + b.numel()
-
-
-def test_autocast_gives_its_dtype_with_float32_inside() -> None:
-    x, w, b = draw((2, 8, 6, 6), (4, 8, 3, 3), (4, 8), dtype=torch.float32)
-    x.requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16):
-        output = dac_conv2d(x, w, b, 1, 1)
-    output.sum().backward()
-    assert output.dtype == torch.bfloat16
-    assert x.grad is not None and x.grad.dtype == torch.float32
-    assert torch.equal(output, dac_conv2d(x, w, b, 1, 1).bfloat16())
 
 
 @pytest.mark.parametrize(
@@ -176,7 +104,7 @@ def test_modules_start_he_normal_with_zero_biases_and_run_their_operator() -> No
         assert module.weight.mean().item() == pytest.approx(0, abs=4 * math.sqrt(2 / fan_in / module.weight.numel()))
         assert module.weight.var().item() == pytest.approx(2 / fan_in, rel=0.05)
         assert module.bias.abs().max() == 0
-    images, rows = draw((2, 32, 8, 8), (2, 3, 400), dtype=torch.float32)
+    images, rows = (x.float() for x in drawn((2, 32, 8, 8), (2, 3, 400)))
     with torch.no_grad():
         conv.bias.normal_()
         dense.bias.normal_()
@@ -197,17 +125,6 @@ def test_equation_3_equals_loops_as_printed_and_as_activation_with_a_linear_laye
         )
     torch.testing.assert_close(mba_reference(x, weight, bias), expected, rtol=0, atol=1e-9)
     torch.testing.assert_close(F.linear(mba(x, bias), weight.flatten(1)), expected, rtol=0, atol=1e-9)
-
-
-def test_gradients_equal_those_of_the_reference() -> None:
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((5, 4), (3, 4, 2), (4, 2))
-    leaves = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
-    x, weight, bias = leaves
-    outputs = mba_reference(x, weight, bias), F.linear(mba(x, bias), weight.flatten(1))
-    by_reference, ours = (torch.autograd.grad(output.square().sum(), leaves) for output in outputs)
-    for expected, gradient in zip(by_reference, ours, strict=True):
-        torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_copies_of_a_channel_lie_side_by_side() -> None:

@@ -1,7 +1,6 @@
 """The Yat layers against the printed equation, hand-worked numbers and the released package."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -20,22 +19,9 @@ from stages.ops.yat import (
 )
 from stages.ops.yat_attention import YatAttention, yat_attention, yat_attention_reference
 from stages.ops.yat_conv import YatConv2d, yat_conv2d, yat_conv2d_reference
-from tests.ops.yat_evidence import check_form, check_half, check_layer, load_case
+from tests.ops.gradients import check_layer, draw, load_case
 
 WIDE = torch.float64
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=WIDE)
-
-
-def tensors() -> list[Tensor]:
-    """x, weight, bias, scale, epsilon; sizes that no blocking divides."""
-    return [draw(3, 5, 7), draw(11, 7, seed=1), draw(11, seed=2), torch.tensor(1.3), torch.tensor(0.05)]
-
-
-def fast(x: Tensor, w: Tensor, b: Tensor, s: Tensor, eps: Tensor) -> Tensor:
-    return yat_linear(x, w, b, scale=s, epsilon=eps)
 
 
 def test_reference_gives_a_hand_worked_case() -> None:
@@ -43,15 +29,6 @@ def test_reference_gives_a_hand_worked_case() -> None:
     x, w = torch.tensor([[1.0, 2]]), torch.tensor([[2.0, 1], [-2, -1]])
     outputs = yat_linear_reference(x, w, torch.tensor([-1.0, 0]), 2.0, 0.25)
     torch.testing.assert_close(outputs, torch.tensor([[2 * 9 / 2.25, 2 * 16 / 18.25]]))
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 2e-4)])
-def test_dense_equals_reference_in_value_and_gradients(dtype: torch.dtype, tolerance: float) -> None:
-    check_form(fast, yat_linear_reference, tensors(), dtype, tolerance)
-
-
-def test_dense_in_bfloat16_errs_no_more_than_pytorch() -> None:
-    check_half(fast, yat_linear_reference, tensors())
 
 
 @pytest.mark.parametrize(
@@ -117,15 +94,6 @@ def test_responses_do_not_decay_far_away() -> None:
     assert abs(far[1] / (w @ u.T).square() - 1) < 1e-5
 
 
-def test_scores_are_float32_under_autocast_and_outputs_keep_the_type_of_the_inputs() -> None:
-    x, w, b, s, eps = (t.float() for t in tensors())
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(fast(x, w, b, s, eps), fast(x.clone(), w, b, s, eps))
-        assert fast(x.bfloat16(), w, b, s, eps).dtype == torch.bfloat16
-        inside = fast(x, w, b, s, eps)
-    assert torch.equal(inside, fast(x, w, b, s, eps))
-
-
 def test_guide_scale_is_that_of_equation_two() -> None:
     assert guide_scale(torch.tensor(1.0, dtype=WIDE), 128).item() == pytest.approx(128 / math.log(129), rel=1e-12)
     assert guide_scale(torch.tensor(0.5, dtype=WIDE), 9).item() == pytest.approx(math.sqrt(9 / math.log(10)))
@@ -183,14 +151,6 @@ def test_dense_stands_where_a_linear_stood() -> None:
     assert sum(p.numel() for p in YatLinear(64, 128, bias=False).parameters()) == 64 * 128 + 1
 
 
-@pytest.mark.slow(hours=True)
-def test_dense_compiles_into_one_graph() -> None:
-    layer, x = YatLinear(4, 3, learnable_epsilon=True), draw(2, 4).float()
-    torch.compiler.reset()
-    compiled = torch.compile(layer, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), layer(x))  # eager has the fast path, whose sums are in another order
-
-
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
@@ -218,24 +178,11 @@ def of_attention() -> list[Tensor]:
     return [draw(3, 2, 5, 4), draw(3, 2, 7, 4, seed=1), draw(3, 2, 7, 6, seed=2), torch.tensor(0.7), torch.tensor(0.3)]
 
 
-def fast_mixed(q: Tensor, k: Tensor, v: Tensor, s: Tensor, eps: Tensor) -> Tensor:
-    return yat_attention(q, k, v, scale=s, epsilon=eps)
-
-
 def test_attention_reference_gives_a_hand_worked_case() -> None:
     # Scores (2·1)² / (1 + 1) = 2 and (2·3)² / (1 + 1) = 18; s = ln 3 / 16 makes their weights 1/4 and 3/4.
     q, k, v = torch.tensor([[2.0]]), torch.tensor([[1.0], [3.0]]), torch.tensor([[4.0, 0], [0, 8]])
     mixed = yat_attention_reference(q, k, v, math.log(3) / 16, 1.0)
     torch.testing.assert_close(mixed, torch.tensor([[1.0, 6]]))
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 2e-4)])
-def test_attention_equals_reference_in_value_and_gradients(dtype: torch.dtype, tolerance: float) -> None:
-    check_form(fast_mixed, yat_attention_reference, of_attention(), dtype, tolerance)
-
-
-def test_attention_in_bfloat16_errs_no_more_than_pytorch() -> None:
-    check_half(fast_mixed, yat_attention_reference, of_attention())
 
 
 @pytest.mark.parametrize(
@@ -292,13 +239,6 @@ def test_queries_that_equal_keys_give_finite_values_and_gradients(dtype: torch.d
     assert q.grad is not None and q.grad.isfinite().all()
 
 
-def test_scores_are_float32_under_autocast() -> None:
-    q, k, v, s, eps = (t.float() for t in of_attention())
-    with torch.autocast("cpu", torch.bfloat16):
-        inside = fast_mixed(q, k, v, s, eps)
-    assert torch.equal(inside, fast_mixed(q, k, v, s, eps))
-
-
 def test_package_scale_divides_by_the_root_of_the_head_dimension() -> None:
     torch.manual_seed(0)
     learned, package = YatAttention(12, 3).double(), YatAttention(12, 3, scale="package").double()
@@ -327,30 +267,6 @@ def test_impossible_options_of_attention_are_refused(options: dict[str, object],
         YatAttention(12, **options)  # type: ignore[arg-type]
 
 
-OPTIONS = [
-    {"stride": 1, "padding": 0, "dilation": 1, "groups": 1},
-    {"stride": 2, "padding": 1, "dilation": 1, "groups": 1},
-    {"stride": 3, "padding": 2, "dilation": 2, "groups": 2},
-    {"stride": 1, "padding": 1, "dilation": 1, "groups": 4},
-]
-
-
-def of_conv(groups: int) -> list[Tensor]:
-    """x, weight, bias, scale, epsilon."""
-    kernels = draw(8, 4 // groups, 3, 2, seed=1)
-    return [draw(2, 4, 7, 6), kernels, draw(8, seed=2), torch.tensor(1.3), torch.tensor(0.05)]
-
-
-def forms(options: dict[str, int]) -> tuple[Any, Any]:
-    def fast(x: Tensor, w: Tensor, b: Tensor, s: Tensor, eps: Tensor) -> Tensor:
-        return yat_conv2d(x, w, b, **options, scale=s, epsilon=eps)
-
-    def printed(x: Tensor, w: Tensor, b: Tensor, s: Tensor, eps: Tensor) -> Tensor:
-        return yat_conv2d_reference(x, w, b, s, eps, **options)
-
-    return fast, printed
-
-
 def test_conv_reference_gives_a_hand_worked_case() -> None:
     # One 2 x 2 kernel of ones: ⟨K, I⟩ = 1 + 2 + 3 + 4 = 10, ‖K - I‖² = 0 + 1 + 4 + 9 = 14; then 2 + 0 + 4 + 0 padded.
     image, kernel = torch.tensor([[[[1.0, 2], [3, 4]]]]), torch.ones(1, 1, 2, 2)
@@ -358,19 +274,6 @@ def test_conv_reference_gives_a_hand_worked_case() -> None:
     torch.testing.assert_close(plain, torch.tensor([[[[100 / 16]]]]))
     padded = yat_conv2d_reference(image, kernel, torch.zeros(1), 1.0, 2.0, stride=1, padding=1, dilation=1, groups=1)
     torch.testing.assert_close(padded[0, 0, 1, 2], torch.tensor(36 / (1 + 1 + 9 + 1 + 2)))
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 2e-4)])
-def test_conv_equals_reference_in_value_and_gradients(
-    options: dict[str, int], dtype: torch.dtype, tolerance: float
-) -> None:
-    check_form(*forms(options), of_conv(options["groups"]), dtype, tolerance)
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_conv_in_bfloat16_errs_no_more_than_pytorch(options: dict[str, int]) -> None:
-    check_half(*forms(options), of_conv(options["groups"]))
 
 
 @pytest.mark.parametrize(
@@ -433,11 +336,3 @@ def test_conv_stands_where_a_conv_stood() -> None:
     assert layer(draw(2, 4, 9, 9)).shape == plain(draw(2, 4, 9, 9)).shape
     assert isinstance(layer, nn.Conv2d)
     assert dict(layer.named_parameters()).keys() - {"scale.alpha"} == dict(plain.named_parameters()).keys()
-
-
-@pytest.mark.slow(hours=True)
-def test_conv_compiles_into_one_graph() -> None:
-    layer, x = YatConv2d(4, 6, 3, 2, 1), draw(2, 4, 7, 7).float()
-    torch.compiler.reset()
-    compiled = torch.compile(layer, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), layer(x))  # eager has the fast path, whose sums are in another order

@@ -12,7 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from stages.runs.store import ObjectStore, RunStore, Store, seal
+from stages.runs.object_store import ObjectStore
+from stages.runs.store import RunStore, Store, seal
 from stages.scheduling.engine import leases as leases_module
 from stages.scheduling.engine.leases import LeaseLost, Leases
 

@@ -19,11 +19,6 @@ def test_the_environment_names_the_engine(monkeypatch: pytest.MonkeyPatch) -> No
     assert default_engine() == "ray"
 
 
-def test_an_unknown_engine_is_refused_with_the_choices() -> None:
-    with pytest.raises(EngineError, match="no engine 'slurm'; known: local, ray"):
-        find_engine("slurm")
-
-
 def test_an_engine_whose_package_is_missing_names_the_command_that_adds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EngineError, match="needs the package ray, which isn't installed: `make cluster` adds it"):

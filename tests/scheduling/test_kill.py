@@ -41,18 +41,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[byt
     return outcomes(project)
 
 
-def test_asked_to_stop_it_saves_and_goes_on_later(tmp_path: Path, undisturbed: dict[str, tuple[bytes, bytes]]) -> None:
-    project = make_project(tmp_path, epochs=40)
-    process = start_training(project)
-    wait_until(lambda: saved_states(project))
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert "the next dvc repro resumes from here" in output
-    train(project)
-    assert outcomes(project) == undisturbed
-
-
 def start_below(project: Path, program: str) -> tuple[subprocess.Popen[str], int]:
     """A parent whose program is called `program`, and the pid of the training that it started through a shell."""
     script = project / program
@@ -71,16 +59,6 @@ def start_below(project: Path, program: str) -> tuple[subprocess.Popen[str], int
     )
     assert parent.stdout is not None
     return parent, int(parent.stdout.readline())
-
-
-def test_training_ends_when_dvc_is_killed(tmp_path: Path) -> None:
-    """Here with a stand-in of that name; tests/test_pipeline.py kills the real one."""
-    project = make_project(tmp_path, epochs=4000)
-    parent, child = start_below(project, "dvc")
-    wait_until(lambda: saved_states(project))
-    parent.kill()
-    parent.communicate()
-    wait_until(lambda: not running(child), seconds=30)
 
 
 def test_stage_whose_dvc_is_gone_before_it_can_watch_trains_nothing(tmp_path: Path) -> None:
@@ -109,17 +87,6 @@ def test_training_started_by_hand_goes_on_without_its_starter(tmp_path: Path) ->
     finally:
         os.kill(child, signal.SIGKILL)
         parent.communicate()
-
-
-def test_killed_slot_is_followed_by_the_other(tmp_path: Path, undisturbed: dict[str, tuple[bytes, bytes]]) -> None:
-    """Two slots, one is killed while it trains: the other takes over its run from the saved state."""
-    project = make_project(tmp_path, epochs=40)
-    process = start_training(project, "--device", "cpu,cpu")
-    wait_until(lambda: len(saved_states(project)) == 2)
-    os.kill(slots_of(process.pid)[0], signal.SIGKILL)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-    assert outcomes(project) == undisturbed
 
 
 def test_all_slots_killed_is_said_with_an_exit_code_of_its_own(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ import yaml
 
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import load_params
-from stages.runs.store import ObjectStore, RunStore
+from stages.runs.object_store import ObjectStore
+from stages.runs.store import RunStore
 from stages.scheduling.engine.leases import Leases, describe_failure, is_out_of_memory
 from stages.scheduling.planning import longest_first
 from stages.scheduling.runner import line_up
-from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes
+from tests.commands.waiting import claimcheck_alone
+from tests.project import EXPERIMENT, copy_stages, edit, environment, make_project, outcomes
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +37,7 @@ REASON = "out of memory (CUDA out of memory. Tried to allocate 20.00 GiB)"
 def project(tmp_path: Path) -> Path:
     """Its worker, which is in no run key, runs out of memory."""
     folder = make_project(tmp_path / "project", epochs=1)
-    shutil.copytree(REPOSITORY / "stages", folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_stages(folder)
     worker = folder / "stages" / "worker.py"
     source, line = worker.read_text(), "    run_key = job.spec.run_key\n"
     assert source.count(line) == 1
@@ -124,17 +126,6 @@ def three_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def claimcheck(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stages.cli", *words],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_the_longest_comes_first_and_a_shared_training_once(three_arms: Path) -> None:
     params, store = load_params(), RunStore(Path("data/store"))
     order = longest_first(params, "cpu", FlopCounts().count)
@@ -169,24 +160,17 @@ def test_chosen_runs_begin_in_the_order_that_is_asked_for(
 
 
 def test_what_was_trained_together_is_taken_from_the_store(three_arms: Path) -> None:
-    done = claimcheck(three_arms, "run", "--all", "--device", "cpu")
+    done = claimcheck_alone(three_arms, "run", "--all", "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("3 of 3 missing runs trained; `make repro` evaluates and records them\n")
-    again = claimcheck(three_arms, "run", EXPERIMENT, "--device", "cpu")
+    again = claimcheck_alone(three_arms, "run", EXPERIMENT, "--device", "cpu")
     assert again.stdout.count("taken from the store") == 2
     assert again.stdout.endswith("0 of 0 missing runs trained; `make repro` evaluates and records them\n")
 
 
-@pytest.mark.parametrize("words", [["run"], ["run", "--all", EXPERIMENT]])
-def test_it_wants_experiments_or_all_of_them(three_arms: Path, words: list[str]) -> None:
-    done = claimcheck(three_arms, *words)
-    assert done.returncode == 2
-    assert done.stderr == "claimcheck run: name experiments, or say --all (see claimcheck run --help)\n"
-
-
 def test_data_that_are_not_packed_are_named_with_what_packs_them(three_arms: Path) -> None:
     shutil.rmtree(three_arms / "data" / "processed")
-    done = claimcheck(three_arms, "run", EXPERIMENT, "--device", "cpu")
+    done = claimcheck_alone(three_arms, "run", EXPERIMENT, "--device", "cpu")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "claimcheck run: mnist: not packed in data/processed as the profile smoke wants them (embedded data); "
@@ -202,6 +186,6 @@ def test_stand_ins_are_named_where_the_profile_wants_real_data_and_others_are_le
     content = yaml.safe_load((three_arms / "params" / f"{OTHER}.yaml").read_text())
     content["protocol"] |= {"mean": [0.5] * 3, "std": [0.5] * 3}
     (three_arms / "params" / "tiny-far.yaml").write_text(yaml.safe_dump(content))
-    done = claimcheck(three_arms, "run", EXPERIMENT, "--profile", "quick", "--device", "cpu")
+    done = claimcheck_alone(three_arms, "run", EXPERIMENT, "--profile", "quick", "--device", "cpu")
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert "the profile quick wants them (real data); `dvc repro preprocess@mnist` packs them" in done.stderr

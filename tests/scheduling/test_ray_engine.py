@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import RunStore
 from stages.scheduling.engine import ray_engine
 from stages.scheduling.engine.groups import EngineError, Event, Group
 from stages.scheduling.engine.leases import Leases
-from stages.scheduling.engine.ray_engine import SHORT_OF_MEMORY, Node, Patience, Share
+from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node, Share
+from stages.scheduling.engine.ray_engine import Patience
+from tests.project import bare_spec
 
 NODE = Node(cpus=2, gpus=1, memory=10**10)
 
@@ -82,7 +83,7 @@ class Trainings:
         patience = Patience(silent=0.3, stuck=0.4, stopping=5, unreachable=5)
         monkeypatch.setattr(ray_engine, "PATIENCE", patience)
         self.store, self.seen, self.stop = RunStore(folder), list[Event](), threading.Event()
-        self.groups = [Group(label=f"a x.{seed}", specs=(spec(seed),), data=folder) for seed in (0, 1)]
+        self.groups = [Group(label=f"a x.{seed}", specs=(bare_spec(seed),), data=folder) for seed in (0, 1)]
         self.keys = [group.run_keys[0] for group in self.groups]
 
     def run(self, cluster: Any, devices: list[str]) -> None:
@@ -97,12 +98,6 @@ class Trainings:
 
     def ends(self, number: int) -> list[tuple[str | None, str]]:
         return [(one.end, one.reason) for one in Leases(self.store).attempts(self.keys[number])]
-
-
-def spec(seed: int) -> RunSpec:
-    protocol = Protocol(optimizer=OptimizerSpec(name="sgd", lr=0.1), batch_size=1, epochs=1)
-    model = ModelSpec(path="m:M", arguments={})
-    return RunSpec(model=model, protocol=protocol, data_digest="", replicate=Replicate(seed=seed), code={})
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ import pytest
 
 from stages.datasets.packed import PackedDataError
 from stages.params.experiment import load_params
-from stages.runs.store import ObjectStore, RunStore, find_fault
+from stages.runs.object_store import ObjectStore
+from stages.runs.store import RunStore, find_fault
 from stages.scheduling.engine.groups import Group
-from stages.scheduling.engine.ray_engine import Inbox, Node, Share, Shares, TooMuchCode, copy_code
+from stages.scheduling.engine.ray_bridge import Inbox, Node, Share, Shares, TooMuchCode, copy_code
 from stages.scheduling.engine.ray_task import TaskRequest, pack_files, place, train_group
 from stages.scheduling.runner import compare, find_experiment
 from tests.object_server import BUCKET, ObjectServer

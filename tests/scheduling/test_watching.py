@@ -1,7 +1,5 @@
 """Journals of trainings, and what a watcher makes of them: with real leases, and with a real process that is killed."""
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -9,25 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import FolderScratch, RunStore
 from stages.scheduling.engine.groups import Event, Group
 from stages.scheduling.engine.leases import EXPIRY_SECONDS, Leases, process_identity
 from stages.scheduling.journal import PREFIX, Journal, ProgressRow, Watched, left_to_train, read_sessions, watch
-from tests.polling import wait_until
-from tests.project import EXPERIMENT, make_project, start_training, train
+from tests.project import bare_spec
 
 PRICES = {"cpu": 0.36}
 PROGRESS = {"epoch": 1, "epochs": 4, "step": 25, "total_steps": 100, "samples_per_second": 50.0, "scores": {}}
 
 
-def spec(seed: int) -> RunSpec:
-    protocol = Protocol(optimizer=OptimizerSpec(name="sgd", lr=0.1), batch_size=1, epochs=1)
-    model = ModelSpec(path="m:M", arguments={})
-    return RunSpec(model=model, protocol=protocol, data_digest="", replicate=Replicate(seed=seed), code={})
-
-
-GROUPS = [Group(label=f"a x.{seed}", specs=(spec(seed),), data=Path()) for seed in range(3)]
+GROUPS = [Group(label=f"a x.{seed}", specs=(bare_spec(seed),), data=Path()) for seed in range(3)]
 NAMES = {group.run_keys[0]: f"a.x.{seed}" for seed, group in enumerate(GROUPS)}
 
 
@@ -207,25 +197,3 @@ def test_journals_of_the_past_go_and_foreign_ones_are_passed_over(store: RunStor
 def test_without_a_journal_nothing_is_created(store: RunStore) -> None:
     assert watch(store, PRICES, 0.0) == Watched(sessions=(), rows=(), finished=(), left_seconds=None)
     assert not store.root.exists()
-
-
-@pytest.mark.slow(hours=True)
-def test_a_killed_training_is_lost_and_its_successor_is_done(tmp_path: Path) -> None:
-    """Real processes: one is killed in the middle, the next one finishes the runs."""
-    project = make_project(tmp_path, epochs=3000)
-    store = RunStore(project / "data" / "store")
-    first = start_training(project)
-    try:
-        wait_until(lambda: any(row.runs["running"] for row in watch(store, PRICES, time.time()).rows))
-    finally:
-        os.killpg(first.pid, signal.SIGKILL)
-        first.communicate()
-    seen = watch(store, PRICES, time.time())
-    assert not seen.is_live and seen.rows[0].runs["running"] == 0 and seen.rows[0].runs["lost"] >= 1
-    params = project / "params.yaml"
-    params.write_text(params.read_text().replace("epochs: 3000", "epochs: 2"))
-    train(project)
-    seen = watch(store, PRICES, time.time())
-    assert set(seen.finished) == {f"{EXPERIMENT}.vit.0", f"{EXPERIMENT}.ninformer.0"}
-    done = seen.sessions[-1]
-    assert [(group.state, group.device) for group in done.groups] == [("done", "cpu")] * 2 and done.ended

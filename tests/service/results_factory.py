@@ -15,8 +15,7 @@ import yaml
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import dump_checkpoint
 from stages.papers import build_model
-from stages.params.budget import describe_cut, plan_runs
-from stages.params.experiment import Experiment, load_params
+from stages.params.experiment import Experiment, describe_cut, load_params, plan_runs
 from stages.run import ModelSpec, RunSpec, environment_digest
 from stages.runs.evidence import (
     CostLine,

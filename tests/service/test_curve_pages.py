@@ -1,5 +1,6 @@
 """Learning curves of models and runs of several experiments in one chart."""
 
+import csv
 import html as markup
 import re
 
@@ -33,6 +34,14 @@ def test_models_and_runs_of_several_experiments_are_lines_of_one_chart(client: T
         points = client.get(address).json()
         assert [x for x, _ in line] == pytest.approx([point["epoch"] for point in points], abs=0.05)
         assert [y for _, y in line] == pytest.approx([point["mean"] for point in points], rel=0.01)
+    (table,) = re.findall(r'As data: <a href="([^"]+)">CSV', html)
+    rows = [*csv.DictReader(client.get(markup.unescape(table)).text.splitlines())]
+    assert [row["arm"] for row in rows] == [
+        name for name, at in zip((NINFORMER, FAR, key[:7]), found.lines.values(), strict=True) for _ in at
+    ]
+    assert [float(row["mean"]) for row in rows] == pytest.approx(
+        [y for at in found.lines.values() for _, y in at], rel=0.01
+    )
     (result,) = client.get(f"/api/v1/runs/{key}").json()["results"]
     assert [y for _, y in third] == pytest.approx([row["test_loss"] for row in result["curves"]], rel=0.01)
 

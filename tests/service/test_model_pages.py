@@ -14,7 +14,7 @@ from PIL import Image
 
 from service.database.curves import CurvePoint
 from service.pages.drawing import draw_curves
-from stages.datasets.binary_images import CIFAR100
+from stages.datasets.image_readers import CIFAR100
 from stages.results import unpack_confusion, unpack_correct
 
 RELEASED = ("ninformer-mnist.local-vit", "ninformer-mnist.ninformer", "dac-resnet-cifar10.dac-resnet20-v1")

@@ -25,8 +25,7 @@ from stages.scheduling.engine.groups import Event, Group
 from stages.scheduling.engine.leases import Leases
 from stages.scheduling.engine.local import run_groups
 from stages.training.loop import Outcome, seeded_model
-from stages.training.parallel import SharedTask, agreed, joined, refuse_unlike, share
-from stages.training.ranks import Rank, Tell, run_together
+from stages.training.parallel import Rank, SharedTask, Tell, agreed, joined, refuse_unlike, run_together, share
 from stages.training.session import Session
 from stages.training.tokens import NextToken, TokenWindows
 from stages.worker import Job, Trained, TrainingStopped, can_stack, train_run

@@ -19,10 +19,10 @@ from stages.ops.fast import cpp, dropout
 from stages.papers.ninformer import MLPMixer
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, environment_digest
 from stages.runs.store import FolderScratch, RunStore
-from stages.training import environment
+from stages.training import process
 from stages.training.canary import STEPS
-from stages.training.environment import describe_environment, peak_memory_bytes, reset_peak_memory
 from stages.training.loop import TrainingState
+from stages.training.process import describe_environment, peak_memory_bytes, reset_peak_memory
 from stages.training.resuming import EnergyMeter, ResumeState, energy_joules
 from stages.worker import Job, train_run
 from tests.packed_table import pack_images
@@ -173,7 +173,7 @@ def test_peak_memory_is_at_least_what_is_resident_now() -> None:
 def test_a_gpu_says_that_its_own_generator_drew_and_a_cpu_says_what_it_always_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(environment, "device_name", lambda device: "a GPU")
+    monkeypatch.setattr(process, "device_name", lambda device: "a GPU")
     facts, own = describe_environment(torch.device("cuda")), describe_environment(CPU)
     assert facts["augmentation_generator"] == "cuda"
     assert facts.keys() - own.keys() == {"augmentation_generator"}
@@ -183,7 +183,7 @@ def test_a_gpu_says_that_its_own_generator_drew_and_a_cpu_says_what_it_always_sa
 def test_peak_memory_is_the_process_own() -> None:
     """A small process started by a larger one, ours."""
     code = (
-        "import torch; from stages.training.environment import peak_memory_bytes;"
+        "import torch; from stages.training.process import peak_memory_bytes;"
         "print(peak_memory_bytes(torch.device('cpu')))"
     )
     ballast = np.ones(2**30, dtype=np.uint8)

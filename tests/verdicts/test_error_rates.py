@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.verdicts.intervals import combine, half_width, variance_of
-from stages.verdicts.looks import level, looks_of_plan
+from stages.verdicts.intervals import combine, half_width, level, looks_of_plan, variance_of
 from stages.verdicts.value import SKEWED
 from tests.verdicts.simulation import RULES
 

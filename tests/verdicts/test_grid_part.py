@@ -8,8 +8,7 @@ from scipy import special
 
 from stages.verdicts import GainClaim, GridPart, Sample, Status, Verdict, judge_gain
 from stages.verdicts.grid_part import Cell, whole_slices
-from stages.verdicts.intervals import combine, half_width
-from stages.verdicts.looks import level, looks_of_part, looks_of_plan
+from stages.verdicts.intervals import combine, half_width, level, looks_of_part, looks_of_plan
 from tests.verdicts.simulation import RULES, above
 
 CLAIM = GainClaim(gain=0.2, margin=0.05, better="higher")

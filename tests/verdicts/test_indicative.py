@@ -9,7 +9,7 @@ from stages.verdicts import (
     indicate_order,
     weigh_gap,
 )
-from stages.verdicts.indicative import HELD
+from stages.verdicts.others import HELD
 from tests.verdicts.simulation import RULES
 
 CLAIM = GainClaim(gain=0.02, margin=0.01, better="higher")

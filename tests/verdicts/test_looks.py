@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.verdicts.looks import UnplannedLook, complete_look, level, looks_from, looks_of_part, looks_of_plan
+from stages.verdicts.intervals import UnplannedLook, complete_look, level, looks_from, looks_of_part, looks_of_plan
 from tests.verdicts.simulation import RULES
 
 

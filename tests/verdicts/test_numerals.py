@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from stages.verdicts.numerals import signed, with_interval
+from stages.verdicts.intervals import signed, with_interval
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_the_power_at_half_the_printed_gain_is_that_of_a_gain_half_as_large(pair
 @pytest.mark.parametrize("pairing", ["fold", "none"])
 def test_the_power_of_comparable_arms_is_the_share_of_simulated_experiments(pairing: str) -> None:
     """With margins of 1.2 and 3 spreads of a difference; the paper's own error plays no part."""
-    trials, n, claim = 1500, 5, ComparableClaim(margin=1.2, better="higher", accepted=3.0)
+    trials, n, claim = 800, 5, ComparableClaim(margin=1.2, better="higher", accepted=3.0)
     design = Design(planned=n, spread=1.0, source="assumed", because="assumed: 1", pairing=pairing, paper_n=1)
     power = power_of_comparable(design, claim.margin, claim.widest, RULES)
     found = {}

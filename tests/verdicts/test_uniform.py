@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from stages.verdicts import Sample, Status, UniformClaim, Verdict, judge_uniform
-from stages.verdicts.uniform import Distances, measure_levels
+from stages.verdicts.grid_part import Distances, measure_levels
 from tests.verdicts.simulation import RULES, above
 
 CLAIM = UniformClaim(factor="width", is_whole=True, gain=0.25, margin=0.0625, better="lower")

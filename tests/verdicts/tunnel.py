@@ -20,8 +20,7 @@ import scipy
 
 from stages import verdicts
 from stages.claims.kinds import Kind
-from stages.claims.sides import ClaimSamples, Pairs
-from stages.claims.trials import ResultGroup
+from stages.claims.trials import ClaimSamples, Pairs, ResultGroup
 from stages.rules import Rules
 from stages.verdicts import (
     ComparableClaim,
@@ -57,7 +56,7 @@ from stages.verdicts import (
     not_tested,
     tally_tests,
 )
-from stages.verdicts.looks import looks_of_plan
+from stages.verdicts.intervals import looks_of_plan
 from stages.verdicts.noise import usual_range
 from tests.claims.lines import claims, params
 from tests.verdicts.simulation import RULES, above

@@ -4,7 +4,5 @@ A new kind is a class here, with a row of facts in `stages.verdicts.kinds`.
 """
 
 from stages.claims.kinds.base import Facts, Kind, TrainedKind, foresee, kind_of
-from stages.claims.kinds.counts import TallyKind, order_of
-from stages.claims.kinds.gains import GainKind
-from stages.claims.kinds.grids import GridKind
-from stages.claims.kinds.numbers import RatioKind, ValueKind
+from stages.claims.kinds.counts import GridKind, TallyKind, order_of
+from stages.claims.kinds.numbers import GainKind, RatioKind, ValueKind

@@ -23,8 +23,17 @@ from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 from stages.claims.lines import ClaimLine, Judgement
-from stages.claims.sides import ClaimSamples, NotMeasured, Pairs, arms_of, find_group, gather_samples, summarise_arms
-from stages.claims.trials import ResultGroup, price
+from stages.claims.trials import (
+    ClaimSamples,
+    NotMeasured,
+    Pairs,
+    ResultGroup,
+    arms_of,
+    find_group,
+    gather_samples,
+    price,
+    summarise_arms,
+)
 from stages.papers.finding import Finding
 from stages.params.experiment import Experiment, Params
 from stages.rules import Rules
@@ -39,7 +48,7 @@ from stages.verdicts import (
     power_of_value,
     weigh_gap,
 )
-from stages.verdicts.looks import OF_WHOLE_GRID, Looks, looks_from, looks_of_plan
+from stages.verdicts.intervals import OF_WHOLE_GRID, Looks, looks_from, looks_of_plan
 from stages.verdicts.power import Source, power_of_nearness
 
 VerdictAndOurs = tuple[Verdict, float | None]

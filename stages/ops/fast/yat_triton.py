@@ -1,8 +1,21 @@
-"""The fast path of `yat_attention` on a GPU: launches the kernels of `yat_kernels`.
+"""The fast path of `yat_attention` on a GPU, in Triton; no GPU has run it yet.
 
 The plain form holds several maps of scores for every head, which for the twelve layers of GPT-2 and 1,024 tokens is
 more than a GPU has.  Forward and backward are torch operators, so that a compiler leaves them as they are and a CUDA
 graph can hold them.
+
+The kernels hold no map of scores: a block of queries goes through the keys block by block.
+
+    a_ij = q_i·k_j,  d_ij = max(‖q_i‖² + ‖k_j‖² − 2 a_ij, 0),  z_ij = s a_ij² / (d_ij + ε)
+    y_i = Σ_j softmax(z_i)_j v_j
+
+The forward pass computes the softmax with the greatest score so far; the backward pass recomputes the weights from the
+scores, that greatest one and the sum of exponentials, once in the queries' kernel and once in the keys'.  Products of
+half types run on tensor cores and are added in float32, those of float32 are exact; the rest is float32.  A NaN stays a
+NaN.
+
+Numbers of a row lie side by side; strides are those of sample, head and row.  Only builtin functions of Triton's
+language are used here, as in `dac_triton`.
 
 B samples, H heads, T queries, S keys, E features of a head, F of values.
 """
@@ -12,11 +25,294 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stages.ops.fast import yat_kernels as kernels
 from stages.ops.fast.cpp import TAKEN, head_strides, in_rows, keep_triton_kernels
+
+# The types of a kernel's operands are known only when it is compiled for them.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,assignment"
+
+
+@triton.jit
+def _plus(a, b):
+    return a + b
+
+
+@triton.jit
+def _greater(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _norms(rows):
+    rows = rows.to(tl.float32)
+    return tl.reduce(rows * rows, 1, _plus)
+
+
+@triton.jit
+def _rows(base, pair, heads, sample_stride, head_stride, row_stride, row, rows, width, WIDTH: tl.constexpr):
+    """[rows of a block, WIDTH], zeros outside."""
+    e = tl.arange(0, WIDTH)
+    first = base + pair // heads * sample_stride + pair % heads * head_stride
+    inside = (row < rows)[:, None] & (e < width)[None, :]
+    return tl.load(first + row[:, None] * row_stride + e[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _scores(dot, raw, s, eps):
+    """The same bit by bit in forward and backward pass: a large score's rounding is a factor of its weight."""
+    d = tl.maximum(raw, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    ratio = dot / (d + eps)
+    return s * dot * ratio, ratio
+
+
+@triton.jit
+def forward_kernel(
+    query,
+    key,
+    value,
+    scale,  # one number
+    epsilon,  # one number
+    out,  # [samples, queries, heads, depth], float32: in the backward pass its rounding would be one of large scores
+    peaks,  # [pairs, queries, 2], float32: the greatest score, and one over the sum of exponentials
+    heads,
+    queries,
+    keys,
+    width,
+    depth,
+    q_sample,
+    q_head,
+    q_row,
+    k_sample,
+    k_head,
+    k_row,
+    v_sample,
+    v_head,
+    v_row,
+    CAUSAL: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """QUERIES queries of one head, looping over blocks of all keys that they see."""
+    pair = tl.program_id(0)
+    i = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)
+    q = _rows(query, pair, heads, q_sample, q_head, q_row, i, queries, width, WIDTH)
+    q_norm = _norms(q)
+    s = tl.load(scale).to(tl.float32)
+    eps = tl.load(epsilon).to(tl.float32)
+    greatest = tl.full([QUERIES], -float("inf"), tl.float32)
+    total = tl.full([QUERIES], 0.0, tl.float32)
+    mixed = tl.full([QUERIES, DEPTH], 0.0, tl.float32)
+    last = keys
+    if CAUSAL:
+        last = tl.minimum(keys, (tl.program_id(1) + 1) * QUERIES)
+    for start in range(0, last, KEYS):
+        j = start + tl.arange(0, KEYS)
+        k = _rows(key, pair, heads, k_sample, k_head, k_row, j, keys, width, WIDTH)
+        v = _rows(value, pair, heads, v_sample, v_head, v_row, j, keys, depth, DEPTH)
+        dot = tl.dot(q, tl.trans(k), input_precision="ieee")
+        raw = q_norm[:, None] + _norms(k)[None, :] - 2.0 * dot
+        score, _ = _scores(dot, raw, s, eps)
+        seen = (j < keys)[None, :]
+        if CAUSAL:
+            seen = seen & (j[None, :] <= i[:, None])
+        score = tl.where(seen, score, -float("inf"))
+        most = _greater(greatest, tl.reduce(score, 1, _greater))
+        weight = tl.exp(score - most[:, None])
+        shrunk = tl.exp(greatest - most)
+        total = total * shrunk + tl.reduce(weight, 1, _plus)
+        mixed = mixed * shrunk[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        greatest = most
+    f = tl.arange(0, DEPTH)
+    to = out + (((pair // heads) * queries + i) * heads + pair % heads)[:, None] * depth + f[None, :]
+    mixed = mixed / total[:, None]
+    tl.store(to, mixed.to(out.dtype.element_ty), mask=(i < queries)[:, None] & (f < depth)[None, :])
+    peak = peaks + 2 * (pair * queries + i)
+    tl.store(peak, greatest, mask=i < queries)
+    tl.store(peak + 1, 1.0 / total, mask=i < queries)
+
+
+@triton.jit
+def _score_gradients(dot, raw, seen, peak, mean, back, s, eps, like):
+    """Weights, and gradients of inner product, distance, scale and ε for each pair; `back` is the gradient of the
+    weights.
+
+    The first two gradients go into a query as Σ t_j k_j + 2 q Σ d_j, whose terms nearly cancel where q and k_j are
+    close: so t is rounded to the type of `like`, as its product requires, and d compensates for the rounding.
+    """
+    greatest, share = peak
+    score, ratio = _scores(dot, raw, s, eps)
+    weight = tl.where(seen, tl.exp(score - greatest[:, None]) * share[:, None], 0.0)
+    to_score = weight * (back - mean[:, None])
+    to_epsilon = -s * to_score * ratio * ratio
+    aligned = 2.0 * s * to_score * ratio
+    to_dot = tl.where(raw > 0.0, aligned - 2.0 * to_epsilon, aligned).to(like.dtype)
+    to_distance = tl.where(raw > 0.0, 0.5 * (aligned - to_dot.to(tl.float32)), 0.0)
+    return weight, to_dot, to_distance, to_score * ratio * dot, to_epsilon
+
+
+@triton.jit
+def _peaks(peaks, pair, queries, i):
+    pointer = peaks + 2 * (pair * queries + i)
+    return tl.load(pointer, mask=i < queries, other=0.0), tl.load(pointer + 1, mask=i < queries, other=0.0)
+
+
+@triton.jit
+def query_gradient_kernel(
+    query,
+    key,
+    value,
+    scale,
+    epsilon,
+    grad,
+    peaks,  # [pairs, queries, 2], float32
+    means,  # [pairs, queries], float32: inner products of `grad` and the result
+    to_query,  # [pairs, queries, width]
+    to_factors,  # [pairs, blocks of queries, 2], float32: of scale and ε
+    heads,
+    queries,
+    keys,
+    width,
+    depth,
+    q_sample,
+    q_head,
+    q_row,
+    k_sample,
+    k_head,
+    k_row,
+    v_sample,
+    v_head,
+    v_row,
+    g_sample,
+    g_head,
+    g_row,
+    CAUSAL: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """QUERIES queries of one head, looping over blocks of all keys that they see."""
+    pair = tl.program_id(0)
+    i = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)
+    q = _rows(query, pair, heads, q_sample, q_head, q_row, i, queries, width, WIDTH)
+    g = _rows(grad, pair, heads, g_sample, g_head, g_row, i, queries, depth, DEPTH)
+    q_norm = _norms(q)
+    peak = _peaks(peaks, pair, queries, i)
+    mean = tl.load(means + pair * queries + i, mask=i < queries, other=0.0)
+    s = tl.load(scale).to(tl.float32)
+    eps = tl.load(epsilon).to(tl.float32)
+    to_q = tl.full([QUERIES, WIDTH], 0.0, tl.float32)
+    to_norm = tl.full([QUERIES], 0.0, tl.float32)
+    to_scale = tl.full([QUERIES], 0.0, tl.float32)
+    to_eps = tl.full([QUERIES], 0.0, tl.float32)
+    last = keys
+    if CAUSAL:
+        last = tl.minimum(keys, (tl.program_id(1) + 1) * QUERIES)
+    for start in range(0, last, KEYS):
+        j = start + tl.arange(0, KEYS)
+        k = _rows(key, pair, heads, k_sample, k_head, k_row, j, keys, width, WIDTH)
+        v = _rows(value, pair, heads, v_sample, v_head, v_row, j, keys, depth, DEPTH)
+        dot = tl.dot(q, tl.trans(k), input_precision="ieee")
+        back = tl.dot(g, tl.trans(v), input_precision="ieee")
+        raw = q_norm[:, None] + _norms(k)[None, :] - 2.0 * dot
+        seen = (i < queries)[:, None] & (j < keys)[None, :]
+        if CAUSAL:
+            seen = seen & (j[None, :] <= i[:, None])
+        _, to_dot, to_distance, of_scale, of_eps = _score_gradients(dot, raw, seen, peak, mean, back, s, eps, k)
+        to_q += tl.dot(to_dot, k, input_precision="ieee")
+        to_norm += tl.reduce(to_distance, 1, _plus)
+        to_scale += tl.reduce(of_scale, 1, _plus)
+        to_eps += tl.reduce(of_eps, 1, _plus)
+    e = tl.arange(0, WIDTH)
+    to_q += 2.0 * q.to(tl.float32) * to_norm[:, None]
+    to = to_query + (pair * queries + i)[:, None] * width + e[None, :]
+    tl.store(to, to_q.to(to_query.dtype.element_ty), mask=(i < queries)[:, None] & (e < width)[None, :])
+    factors = to_factors + (pair * tl.num_programs(1) + tl.program_id(1)) * 2
+    tl.store(factors, tl.reduce(to_scale, 0, _plus))
+    tl.store(factors + 1, tl.reduce(to_eps, 0, _plus))
+
+
+@triton.jit
+def key_gradient_kernel(
+    query,
+    key,
+    value,
+    scale,
+    epsilon,
+    grad,
+    peaks,  # [pairs, queries, 2], float32
+    means,  # [pairs, queries], float32
+    to_key,  # [pairs, keys, width]
+    to_value,  # [pairs, keys, depth]
+    heads,
+    queries,
+    keys,
+    width,
+    depth,
+    q_sample,
+    q_head,
+    q_row,
+    k_sample,
+    k_head,
+    k_row,
+    v_sample,
+    v_head,
+    v_row,
+    g_sample,
+    g_head,
+    g_row,
+    CAUSAL: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """KEYS keys of one head, looping over blocks of all queries that see them."""
+    pair = tl.program_id(0)
+    j = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
+    k = _rows(key, pair, heads, k_sample, k_head, k_row, j, keys, width, WIDTH)
+    v = _rows(value, pair, heads, v_sample, v_head, v_row, j, keys, depth, DEPTH)
+    k_norm = _norms(k)
+    s = tl.load(scale).to(tl.float32)
+    eps = tl.load(epsilon).to(tl.float32)
+    to_k = tl.full([KEYS, WIDTH], 0.0, tl.float32)
+    to_v = tl.full([KEYS, DEPTH], 0.0, tl.float32)
+    to_norm = tl.full([KEYS], 0.0, tl.float32)
+    first = 0
+    if CAUSAL:
+        first = tl.program_id(1) * KEYS // QUERIES * QUERIES
+    for start in range(first, queries, QUERIES):
+        i = start + tl.arange(0, QUERIES)
+        q = _rows(query, pair, heads, q_sample, q_head, q_row, i, queries, width, WIDTH)
+        g = _rows(grad, pair, heads, g_sample, g_head, g_row, i, queries, depth, DEPTH)
+        peak = _peaks(peaks, pair, queries, i)
+        mean = tl.load(means + pair * queries + i, mask=i < queries, other=0.0)
+        dot = tl.dot(q, tl.trans(k), input_precision="ieee")
+        back = tl.dot(g, tl.trans(v), input_precision="ieee")
+        raw = _norms(q)[:, None] + k_norm[None, :] - 2.0 * dot
+        seen = (i < queries)[:, None] & (j < keys)[None, :]
+        if CAUSAL:
+            seen = seen & (j[None, :] <= i[:, None])
+        weight, to_dot, to_distance, _, _ = _score_gradients(dot, raw, seen, peak, mean, back, s, eps, k)
+        to_v += tl.dot(tl.trans(weight.to(g.dtype)), g, input_precision="ieee")
+        to_k += tl.dot(tl.trans(to_dot), q, input_precision="ieee")
+        to_norm += tl.reduce(to_distance, 0, _plus)
+    e = tl.arange(0, WIDTH)
+    f = tl.arange(0, DEPTH)
+    to_k += 2.0 * k.to(tl.float32) * to_norm[:, None]
+    keys_of_map = (pair * keys + j)[:, None]
+    is_real = (j < keys)[:, None]
+    to = to_key + keys_of_map * width + e[None, :]
+    tl.store(to, to_k.to(to_key.dtype.element_ty), mask=is_real & (e < width)[None, :])
+    to = to_value + keys_of_map * depth + f[None, :]
+    tl.store(to, to_v.to(to_value.dtype.element_ty), mask=is_real & (f < depth)[None, :])
+
 
 keep_triton_kernels()
 _HALF = (torch.bfloat16, torch.float16)
@@ -75,7 +371,7 @@ def forward(
     out, peaks = _results(query, value)
     options = _options("forward", query, value, is_causal)
     with torch.cuda.device_of(query):
-        kernels.forward_kernel[(samples * heads, -(-queries // options["QUERIES"]))](
+        forward_kernel[(samples * heads, -(-queries // options["QUERIES"]))](
             query,
             key,
             value,
@@ -111,8 +407,8 @@ def backward(
     sizes = heads, queries, keys, width, depth, *head_strides(query, key, value, grad)
     pairs = samples * heads
     with torch.cuda.device_of(query):
-        kernels.query_gradient_kernel[(pairs, to_factors.shape[1])](*operands, to_query, to_factors, *sizes, **by_query)
-        kernels.key_gradient_kernel[(pairs, -(-keys // by_key["KEYS"]))](*operands, to_key, to_value, *sizes, **by_key)
+        query_gradient_kernel[(pairs, to_factors.shape[1])](*operands, to_query, to_factors, *sizes, **by_query)
+        key_gradient_kernel[(pairs, -(-keys // by_key["KEYS"]))](*operands, to_key, to_value, *sizes, **by_key)
     return to_query, to_key, to_value, to_factors
 
 

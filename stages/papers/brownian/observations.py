@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from itertools import groupby
 from statistics import fmean
-from typing import Any
 
 from torch import Tensor, nn
 
 from stages.observation import Observed, refuse_model
-from stages.papers.brownian.probe import depth_rows, head_rows, motion_rows
 from stages.papers.brownian.vit import ViT
+from stages.papers.brownian.walk import depth_rows, head_rows, motion_rows
 
 MODELS = (ViT,)
 OF_HEADS = ("self_probability", "second_eigenvalue", "dobrushin", "gaussian_distance")
@@ -31,7 +29,13 @@ def observe(model: nn.Module, images: Tensor) -> Observed:
     heads = head_rows(model, images)
     blocks = [row for row in depth_rows(model, images) if row["depth"]]
     moved = motion_rows(model, images)
-    layers = {name: [[row[name] for row in rows] for rows in _by_block(heads)] for name in OF_HEADS}
+    layers = {
+        name: [
+            [row[name] for row in rows]
+            for rows in ((list(group) for _, group in groupby(heads, key=lambda row: row["block"])))
+        ]
+        for name in OF_HEADS
+    }
     layers |= {name: [[row[name]] for row in blocks] for name in OF_BLOCKS}
     layers["displacement_over_steps"] = [[row["displacement_over_steps"]] for row in moved]
     numbers = {name: fmean(row[name] for row in heads) for name in OF_HEADS}
@@ -39,7 +43,3 @@ def observe(model: nn.Module, images: Tensor) -> Observed:
     numbers["row_sum_error"] = max(row["row_sum_error"] for row in heads)
     numbers["displacement_over_steps"] = moved[-1]["displacement_over_steps"]
     return Observed(numbers=numbers, layers=layers, images=len(images))
-
-
-def _by_block(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
-    return (list(group) for _, group in groupby(rows, key=lambda row: row["block"]))

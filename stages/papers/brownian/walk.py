@@ -2,14 +2,21 @@
 
 N tokens of width d; P [..., N, N] a transition matrix, row i the probabilities of going from token i to each other.
 All functions are pure; leading dimensions (images, heads) are kept.
+
+Functions named `*_rows` give the walk inside a trained network, in evaluation mode: one plain row per block, head,
+power or depth, each a mean over the images given.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from stages.papers.brownian.vit import Block, ViT
 
 
 def on_sphere(v: Tensor) -> Tensor:
@@ -88,3 +95,123 @@ def distance_to_brownian_motion(steps: int, tokens: int = 512) -> float:
     variance = 1 / v.shape[1]
     wrapped = (-((angles[:, None] + turns) ** 2) / (2 * variance)).exp().sum(dim=1)
     return 0.5 * (walk - wrapped / wrapped.sum()).abs().sum().item()
+
+
+POWERS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+
+
+def _walk_blocks(model: ViT, images: Tensor) -> Iterator[tuple[int, Block, Tensor]]:
+    """(index from 1, block, the tokens that enter it)."""
+    tokens = model.embed(images)
+    for index, block in enumerate(model.blocks, start=1):
+        assert isinstance(block, Block), "a ViT's blocks"
+        yield index, block, tokens
+        tokens = block(tokens)
+
+
+def _transitions(block: Block, tokens: Tensor) -> Tensor:
+    """P [B, H, N, N], from the softmax on in float64: rows must sum to 1 where P is raised to high powers."""
+    q, k, _ = block.attention.heads(block.attention_norm(tokens))
+    return attention_transition(q.double(), k.double())
+
+
+@torch.no_grad()
+def head_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
+    """Each head's chain: row sums, self-probability, entropy of a row, spectrum, contraction, nearness to the Gaussian.
+
+    `gaussian_distance` is the mean total variation between P and the paper's Gaussian walk between the same tokens on
+    the sphere, with σ² = √D.  It is 0 where Q = K = LN(X), from which trained projections depart.
+    """
+    rows = []
+    for index, block, tokens in _walk_blocks(model, images):
+        transitions = _transitions(block, tokens)
+        points = on_sphere(tokens.double())
+        gaussian = gaussian_transition(points, points.shape[-1] ** 0.5)[:, None]
+        values = spectrum(transitions)
+        columns = {
+            "row_sum_error": (transitions.sum(dim=-1) - 1).abs().amax(dim=-1),
+            "smallest_entry": transitions.amin(dim=(-2, -1)),
+            "self_probability": transitions.diagonal(dim1=-2, dim2=-1).mean(dim=-1),
+            "entropy": -torch.xlogy(transitions, transitions).sum(dim=-1).mean(dim=-1),
+            "second_eigenvalue": values[..., 1],
+            "spectral_gap": 1 - values[..., 1],
+            "dobrushin": dobrushin(transitions),
+            "gaussian_distance": 0.5 * (transitions - gaussian).abs().sum(dim=-1).mean(dim=-1),
+        }
+        for head in range(transitions.shape[1]):
+            means = {name: column[:, head].mean().item() for name, column in columns.items()}
+            rows.append({"block": index, "head": head + 1} | means)
+    return rows
+
+
+@torch.no_grad()
+def spectrum_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
+    """Mean modulus of the eigenvalue of each rank, by block and head."""
+    return [
+        {"block": index, "head": head + 1, "rank": rank + 1, "modulus": value}
+        for index, block, tokens in _walk_blocks(model, images)
+        for head, values in enumerate(spectrum(_transitions(block, tokens)).mean(dim=0).tolist())
+        for rank, value in enumerate(values)
+    ]
+
+
+@torch.no_grad()
+def power_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
+    """Distance of P^k to its limit, by block, head and k: a chain that mixes forgets where it started."""
+    return [
+        {"block": index, "head": head + 1, "power": power, "distance_to_limit": value}
+        for index, block, tokens in _walk_blocks(model, images)
+        for head, values in enumerate(distance_to_limit(_transitions(block, tokens), POWERS).mean(dim=0).tolist())
+        for power, value in zip(POWERS, values, strict=True)
+    ]
+
+
+@torch.no_grad()
+def depth_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
+    """Distances between tokens before the first block (depth 0) and after each, to see whether they draw together or
+    spread.
+
+    `on_sphere` is their mean squared distance after LayerNorm without affine, between 0 and 4 d; `share_of_sphere` is
+    that over 2 d, the value of independent tokens; `step` is the block's mean squared update, `norm_error` how far the
+    block's own LayerNorm, affine and ε included, leaves a token from the sphere, in shares of √d.
+    """
+    rows = []
+    for index, block, tokens in _walk_blocks(model, images):
+        normed = block.attention_norm(tokens).double()
+        radius = normed.shape[-1] ** 0.5
+        error = (normed.norm(dim=-1) / radius - 1).abs().mean().item()
+        if index == 1:
+            rows.append(_depth_row(0, tokens))
+        after = block(tokens)
+        moved = (after - tokens).square().sum(dim=-1).mean().item()
+        rows.append(_depth_row(index, after) | {"step": moved, "norm_error": error})
+    return rows
+
+
+def _depth_row(depth: int, tokens: Tensor) -> dict[str, Any]:
+    points = on_sphere(tokens.double())
+    on_the_sphere = mean_squared_distance(points).mean().item()
+    return {
+        "depth": depth,
+        "mean_squared_distance": mean_squared_distance(tokens.double()).mean().item(),
+        "on_sphere": on_the_sphere,
+        "share_of_sphere": on_the_sphere / (2 * points.shape[-1]),
+    }
+
+
+@torch.no_grad()
+def motion_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
+    """Attention's updates of the tokens, by block: squared displacement since the first, over the sum of squared steps.
+
+    A Brownian motion's steps are independent with mean 0 (section 2.4), so the ratio stays 1; a drift raises it up to
+    the number of blocks, steps that cancel each other lower it.  What the MLPs add doesn't count.
+    """
+    rows = []
+    displacement, steps = torch.zeros((), device=images.device), 0.0
+    for index, block, tokens in _walk_blocks(model, images):
+        update = block.attention(block.attention_norm(tokens)).double()
+        displacement = displacement + update
+        steps += update.square().sum(dim=-1).mean().item()
+        squared = displacement.square().sum(dim=-1).mean().item()
+        rows.append({"block": index, "displacement_over_steps": squared / steps if steps else 1.0})
+    return rows

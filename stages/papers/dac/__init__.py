@@ -5,7 +5,7 @@ MLPs, VGGs and ResNets on SGEMM, CIFAR, Imagenette, Imagewoof and ISIC 2019 (Fig
 more parameters and 5.5 % more operations, by more than pre-activation alone (Table 3) or multi-bias activation.
 
 The connections are in `stages.ops.dac` and `stages.ops.mba`; each file here holds a baseline and its conversions,
-`toys` the constructions of Theorem C.1 and Figure 7, `findings` all that needs no training.  The paper names
+`findings` and `findings_theory` all that needs no training.  The paper names
 its code, of which we had no copy, so the text is our only source; docs/papers/dac.md says what it leaves open.
 """
 

@@ -1,7 +1,17 @@
-"""Findings on the paper's identities and theorems, computed from the operators and the constructions in `toys`."""
+"""Findings on the paper's identities and theorems, computed from the operators and from its constructions.
+
+These are Theorem C.1, Figure 7, Remark 2.1 and the approximation by equation 6:
+
+    DAC unit, its input x replicated k times     f(x) = Σ_j w_j φ(b_j + x)                     2k numbers
+    standard network with one hidden layer       f(x) = d + Σ_j c_j φ(a_j x + b_j)             3k + 1 numbers
+
+A continuous piecewise linear function with k pieces is given by k - 1 kinks, k slopes and the zero of its first piece.
+All in float64.  N points, k pieces or units.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -9,8 +19,104 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stages.ops.dac import dac_conv2d, dac_linear
-from stages.papers.dac import toys
 from stages.papers.finding import Finding, Statements
+
+
+@dataclass(frozen=True, eq=False)
+class PiecewiseLinear:
+    """An element of PL_k: `kinks` [k - 1] ascending, `slopes` [k]; the line of the first piece crosses 0 at `zero`."""
+
+    kinks: Tensor
+    slopes: Tensor
+    zero: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [N], returns [N]: the first line, plus the change of slope at every kink passed."""
+        jumps = self.slopes.diff()
+        return self.slopes[0] * (x - self.zero) + ((x[:, None] - self.kinks).clamp(min=0) * jumps).sum(1)
+
+
+def dac_unit(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """Equation 6: one DAC unit with its input replicated.  x: [N]; w, b: [k]; returns [N]."""
+    return dac_linear(x[:, None].expand(-1, len(w)), w[None], b[None])[:, 0]
+
+
+def dac_parameters(function: PiecewiseLinear) -> tuple[Tensor, Tensor]:
+    """w, b [k] with which the unit equals `function` right of its zero, where that lies left of all kinks."""
+    w = torch.cat([function.slopes[:1], function.slopes.diff()])
+    return w, -torch.cat([torch.tensor([function.zero], dtype=w.dtype), function.kinks])
+
+
+def standard_parameters(function: PiecewiseLinear) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """a, b, c [k] and d [1] with which the standard network equals `function` everywhere; two pieces or more.
+
+    Unit j opens to the right at kink j; the last one opens to the left at the first kink and gives the first slope.
+    """
+    first = function.kinks[:1]
+    a = torch.ones_like(function.slopes)
+    a[-1] = -1
+    b = torch.cat([-function.kinks, first])
+    c = torch.cat([function.slopes[1:2], function.slopes[1:].diff(), -function.slopes[:1]])
+    return a, b, c, function(first)
+
+
+def standard_network(x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """x: [N], returns [N]."""
+    return d + ((a * x[:, None] + b).relu() * c).sum(1)
+
+
+def random_piecewise_linear(k: int, generator: torch.Generator) -> PiecewiseLinear:
+    """Kinks in [0, k), slopes normal, the first piece's zero left of all kinks."""
+    kinks = torch.rand(k - 1, generator=generator, dtype=torch.float64).mul(k).sort().values
+    slopes = torch.randn(k, generator=generator, dtype=torch.float64)
+    return PiecewiseLinear(kinks=kinks, slopes=slopes, zero=-1.0)
+
+
+def interpolating_unit(values: Tensor) -> tuple[Tensor, Tensor]:
+    """w, b [n] of a DAC unit through `values` [n] at n even points of [0, 1], from 1 / (n - 1) left of it upwards."""
+    step = 1 / (len(values) - 1)
+    starts = torch.arange(-1, len(values) - 1, dtype=values.dtype) * step
+    slopes = torch.cat([values[:1], values.diff()]) / step
+    return torch.cat([slopes[:1], slopes.diff()]), -starts
+
+
+SEPARATED_POINTS = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]], dtype=torch.float64)
+"""Figure 7a: of three points on a line, the outer two are of one class, so no line separates the middle one."""
+
+
+def separating_unit(points: Tensor) -> Tensor:
+    """Figure 7a's unit: one bias takes the first point into the second quadrant, where ReLU flattens it."""
+    w = torch.tensor([[3.0, -1.0]], dtype=torch.float64)
+    b = torch.tensor([[-1.0, 1.0]], dtype=torch.float64)
+    return dac_linear(points, w, b)[:, 0]
+
+
+def square_by_dac(points: Tensor) -> Tensor:
+    """Figure 7b: g(f(x)) with w = 1, b_1 = 1, b_2 = 0 and g(y) = y_1 - 2 y_2 - 1.  points: [N, 2]; returns [N]."""
+    w = torch.ones(2, 2, dtype=torch.float64)
+    b = torch.tensor([[1.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
+    y = dac_linear(points, w, b)
+    return y[:, 0] - 2 * y[:, 1] - 1
+
+
+def square_by_three_units(points: Tensor) -> Tensor:
+    """-1 + φ(x_1 + x_2 + 2) - 2 φ(x_1) - 2 φ(x_2), three standard units: the same square.  [N, 2] -> [N].
+
+    Where x_1 + x_2 ≥ -2 it is 1 - |x_1| - |x_2|; elsewhere it is at most -1.
+    """
+    x_1, x_2 = points.unbind(1)
+    return -1 + (x_1 + x_2 + 2).relu() - 2 * x_1.relu() - 2 * x_2.relu()
+
+
+def endless_direction(weight: Tensor, scale: Tensor) -> Tensor:
+    """A direction in which c_0 + Σ_i c_i φ(w_i x + b_i) never falls from any point, for two units of two inputs.
+
+    Moving only the first unit's sum, by the sign of its c_1, can only raise c_1 φ(·).  So a function that is not
+    negative at a point is not negative on a whole ray.  weight: [2, 2], invertible; scale: c [2]; returns [2].
+    """
+    unit = torch.tensor([1.0, 0.0], dtype=weight.dtype)
+    return torch.linalg.solve(weight, unit * (1 if scale[0] >= 0 else -1))
+
 
 state = Statements(__file__)
 
@@ -60,7 +166,10 @@ def remark_2_1() -> Finding:
     shared, unshared = 0.5, 1.0
     composed = (unshared + (x + shared).relu()).relu()
     best = min(_largest(composed - (x + shift / 100).relu()) for shift in range(-400, 401))
-    joined = _joined_biases()
+    z, a, w, b, next_w, next_b = _draw((50, 7), (7,), (5, 7), (5, 7), (3, 5), (3, 5))
+    both = dac_linear(dac_linear((z + a).relu(), w, b), next_w, next_b)
+    constants = (w * b.clamp(min=0)).sum(1)
+    joined = _largest(both - dac_linear(dac_linear(z, w, a + b.clamp(max=0)), next_w, next_b + constants))
 
     return state(
         "dac.prepost",
@@ -69,14 +178,6 @@ def remark_2_1() -> Finding:
         computed={"difference_of_two_layers": joined, "least_difference_of_one_activation_with_positive_bias": best},
         unshared=unshared,
     )
-
-
-def _joined_biases() -> float:
-    """Largest difference between two DAC layers behind a post-activation and two without it, their biases modified."""
-    z, a, w, b, next_w, next_b = _draw((50, 7), (7,), (5, 7), (5, 7), (3, 5), (3, 5))
-    both = dac_linear(dac_linear((z + a).relu(), w, b), next_w, next_b)
-    constants = (w * b.clamp(min=0)).sum(1)
-    return _largest(both - dac_linear(dac_linear(z, w, a + b.clamp(max=0)), next_w, next_b + constants))
 
 
 def backpropagation() -> Finding:
@@ -96,8 +197,8 @@ def approximation() -> Finding:
     target = (7 * x).cos()
     errors = {}
     for n in (8, 32, 128):
-        w, b = toys.interpolating_unit((7 * torch.linspace(0, 1, n, dtype=torch.float64)).cos())
-        errors[f"error_dac_n{n}"] = _largest(toys.dac_unit(x, w, b) - target)
+        w, b = interpolating_unit((7 * torch.linspace(0, 1, n, dtype=torch.float64)).cos())
+        errors[f"error_dac_n{n}"] = _largest(dac_unit(x, w, b) - target)
     falls = list(errors.values())
     return state(
         "dac.eq6",
@@ -136,11 +237,11 @@ def theorem_1() -> Finding:
     left = torch.tensor([-1000.0], dtype=torch.float64)
     generator, error, unit_left = _generator(), 0.0, 0.0
     for k in PIECES:
-        function = toys.random_piecewise_linear(k, generator)
-        w, b = toys.dac_parameters(function)
+        function = random_piecewise_linear(k, generator)
+        w, b = dac_parameters(function)
         right = torch.linspace(function.zero, k + 5, 500, dtype=torch.float64)
-        error = max(error, _largest(toys.dac_unit(right, w, b) - function(right)))
-        unit_left = max(unit_left, _largest(toys.dac_unit(left, w, b)))
+        error = max(error, _largest(dac_unit(right, w, b) - function(right)))
+        unit_left = max(unit_left, _largest(dac_unit(left, w, b)))
     nearest, with_one_more = _nearest_to_a_line(), _error_with_one_copy_more()
 
     return state(
@@ -148,7 +249,7 @@ def theorem_1() -> Finding:
         unit_left != 0,
         nearest < EXACT,
         computed={
-            "parameters_k8": float(2 * len(toys.dac_parameters(toys.random_piecewise_linear(8, _generator()))[0])),
+            "parameters_k8": float(2 * len(dac_parameters(random_piecewise_linear(8, _generator()))[0])),
             "error_right_of_the_zero": error,
             "unit_at_minus_1000": unit_left,
             "least_error_of_one_copy_for_a_line_with_a_zero_inside": nearest,
@@ -169,12 +270,12 @@ def _error_with_one_copy_more() -> float:
     """Largest error on [-5, k + 5] of k + 1 copies, two of them with kinks left of it, for functions of PL_k."""
     generator, error = _generator(), 0.0
     for k in PIECES:
-        function = toys.random_piecewise_linear(k, generator)
+        function = random_piecewise_linear(k, generator)
         x = torch.linspace(-5, k + 5, 500, dtype=torch.float64)
         starts = torch.tensor([6.0, 7.0], dtype=torch.float64)
         line = torch.stack([function.slopes[0], -function.slopes[0] * function.zero])
         first = torch.linalg.solve(torch.stack([torch.ones_like(starts), starts]), line)
-        unit = toys.dac_unit(x, torch.cat([first, function.slopes.diff()]), torch.cat([starts, -function.kinks]))
+        unit = dac_unit(x, torch.cat([first, function.slopes.diff()]), torch.cat([starts, -function.kinks]))
         error = max(error, _largest(unit - function(x)))
     return error
 
@@ -210,13 +311,13 @@ def _bend_of_the_best_line() -> float:
 def theorem_3() -> Finding:
     generator, error = _generator(), 0.0
     for k in PIECES:
-        function = toys.random_piecewise_linear(k, generator)
+        function = random_piecewise_linear(k, generator)
         x = torch.linspace(-5, k + 5, 500, dtype=torch.float64)
-        parameters = toys.standard_parameters(function)
-        error = max(error, _largest(toys.standard_network(x, *parameters) - function(x)))
+        parameters = standard_parameters(function)
+        error = max(error, _largest(standard_network(x, *parameters) - function(x)))
     one, line = torch.ones(1, dtype=torch.float64), torch.linspace(-5, 5, 101, dtype=torch.float64)
     a, none = torch.cat([one, -one]), torch.zeros(2, dtype=torch.float64)
-    two_units = _largest(toys.standard_network(line, a, none, a, torch.zeros(1, dtype=torch.float64)) - line)
+    two_units = _largest(standard_network(line, a, none, a, torch.zeros(1, dtype=torch.float64)) - line)
 
     return state(
         "dac.thm.c1.3",
@@ -248,7 +349,7 @@ def remark_c2() -> Finding:
 
 
 def figure_7a() -> Finding:
-    first, middle, last = toys.separating_unit(toys.SEPARATED_POINTS).tolist()
+    first, middle, last = separating_unit(SEPARATED_POINTS).tolist()
     return state("dac.fig7a", middle < min(first, last), computed={"first": first, "middle": middle, "last": last})
 
 
@@ -259,7 +360,7 @@ def _grid() -> Tensor:
 
 def figure_7b() -> Finding:
     grid = _grid()
-    norm, value = grid.abs().sum(1), toys.square_by_dac(grid)
+    norm, value = grid.abs().sum(1), square_by_dac(grid)
     zeros = grid[(norm > 1) & (value == 0)]
     on_rays = ((zeros.min(1).values <= -1) & (zeros.max(1).values == 0)).double().mean()
     inside, outside = _largest((value - (1 - norm))[norm <= 1]), value[norm > 1].max().item()
@@ -291,7 +392,7 @@ def figure_7b_two_units() -> Finding:
         start = candidates[value(candidates).argmax()]
         if value(start) >= 0:
             nets += 1
-            ray = start + steps[:, None] * toys.endless_direction(weight, scale)
+            ray = start + steps[:, None] * endless_direction(weight, scale)
             kept += int((value(ray) >= -1e-9).all())
     return state(
         "dac.fig7b.standard",
@@ -302,10 +403,18 @@ def figure_7b_two_units() -> Finding:
 
 def figure_7b_units() -> Finding:
     grid = _grid()
-    norm, three = grid.abs().sum(1), toys.square_by_three_units(grid)
+    norm, three = grid.abs().sum(1), square_by_three_units(grid)
     inside, outside = _largest((three - (1 - norm))[norm <= 1]), three[norm > 1].max().item()
     three_do = inside < EXACT and outside < 0
-    lines = _lines_of_kinks()
+    step = torch.tensor([[-0.1], [0.0], [0.1]], dtype=torch.float64)
+    bends = 0
+    for coordinate in (0, 1):
+        for kink in (-1.0, 0.0):
+            points = torch.full((3, 2), 0.5, dtype=torch.float64)
+            points[:, coordinate] = kink + step[:, 0]
+            before, at, after = square_by_dac(points).tolist()
+            bends += abs(before - 2 * at + after) > EXACT
+    lines = bends
 
     return state(
         "dac.fig7b.units",
@@ -320,16 +429,3 @@ def figure_7b_units() -> Finding:
         ours=float(lines),
         lines=lines,
     )
-
-
-def _lines_of_kinks() -> int:
-    """The number of lines, of x₁, x₂ = -1, 0, on which the printed function bends, at a point where no other does."""
-    step = torch.tensor([[-0.1], [0.0], [0.1]], dtype=torch.float64)
-    bends = 0
-    for coordinate in (0, 1):
-        for kink in (-1.0, 0.0):
-            points = torch.full((3, 2), 0.5, dtype=torch.float64)
-            points[:, coordinate] = kink + step[:, 0]
-            before, at, after = toys.square_by_dac(points).tolist()
-            bends += abs(before - 2 * at + after) > EXACT
-    return bends

@@ -31,7 +31,8 @@ from stages.datasets.packed import PackedDataError, digest_packed, read_info
 from stages.faults import on_signal
 from stages.run import RunSpec
 from stages.runs.fingerprint import changed_modules
-from stages.runs.store import FolderScratch, ObjectStore, Scratch, StoreFault, locked
+from stages.runs.object_store import ObjectStore, StoreFault
+from stages.runs.store import FolderScratch, Scratch, locked
 from stages.scheduling.engine.leases import describe_failure
 
 _WORKER = "stages.worker"

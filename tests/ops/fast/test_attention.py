@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from stages.ops.fast import attention, cpp
-from stages.ops.rbf import free_metric_reference, rbf_attention, rbf_attention_reference
+from stages.ops.rbf import rbf_attention
 from stages.ops.yat_attention import yat_attention, yat_attention_reference
-from tests.ops.gradients import Layer, in_doubles, leaves, value_and_gradients
+from tests.ops.gradients import Layer, assert_alike, in_doubles, leaves, value_and_gradients
 
 pytestmark = pytest.mark.skipif(cpp.load_library(attention.SOURCE) is None, reason="no C++ compiler here")
 
@@ -26,66 +26,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     real = attention._call
     monkeypatch.setattr(attention, "_call", lambda name, *rest: (names.append(name), real(name, *rest)))
     return names
-
-
-def assert_alike(fast: Layer, reference: Layer, tensors: list[Tensor]) -> None:
-    wanted = value_and_gradients(reference, in_doubles(tensors))
-    for got, right in zip(value_and_gradients(fast, tensors), wanted, strict=True):
-        # The gradient of a factor is a sum over everything, in which most of it cancels.
-        error = 2e-5 if right.ndim else 1e-3
-        torch.testing.assert_close(got.double(), right, rtol=error, atol=error * float(right.abs().max()))
-
-
-@pytest.mark.parametrize(
-    ("queries", "keys", "width", "depth"), [(5, 5, 6, 3), (1, 9, 6, 3), (70, 70, 64, 80), (66, 300, 80, 64)]
-)
-def test_yat_attention(queries: int, keys: int, width: int, depth: int, calls: list[str]) -> None:
-    tensors = [*leaves((2, 2, queries, width), (2, 2, keys, width), (2, 2, keys, depth)), *positive(0.4, 0.05)]
-    assert_alike(lambda q, k, v, s, e: yat_attention(q, k, v, scale=s, epsilon=e), yat_attention_reference, tensors)
-    assert set(calls) == {"attention_forward", "attention_backward"}
-
-
-@pytest.mark.parametrize("count", [1, 9, 64, 67, 200])
-def test_causal_yat_attention(count: int, calls: list[str]) -> None:
-    tensors = [*leaves((2, count, 6), (2, count, 6), (2, count, 3)), *positive(0.4, 0.05)]
-    seen = torch.ones(count, count, dtype=torch.bool).tril()
-
-    def masked(q: Tensor, k: Tensor, v: Tensor, s: Tensor, e: Tensor) -> Tensor:
-        return yat_attention(q, k, v, seen, scale=s, epsilon=e)
-
-    assert_alike(lambda q, k, v, s, e: yat_attention(q, k, v, is_causal=True, scale=s, epsilon=e), masked, tensors)
-    assert set(calls) == {"attention_forward", "attention_backward"}
-
-
-@pytest.mark.parametrize(
-    ("queries", "keys", "width", "sigma"), [(9, 11, 5, 0.8), (70, 65, 64, 64.0), (97, 35, 96, 96.0)]
-)
-def test_gaussian_attention(queries: int, keys: int, width: int, sigma: float, calls: list[str]) -> None:
-    shapes = (2, 3, queries, width), (2, 3, keys, width), (2, 3, keys, 4), (width, width)
-    tensors = [*leaves(*shapes), *positive(sigma)]
-
-    def fast(q: Tensor, k: Tensor, v: Tensor, w: Tensor, sigma: Tensor) -> Tensor:
-        return rbf_attention(q, k, v, beta=1 / (2 * sigma**2), metric_factor=w)
-
-    def reference(q: Tensor, k: Tensor, v: Tensor, w: Tensor, sigma: Tensor) -> Tensor:
-        return rbf_attention_reference(q, k, v, sigma, w)
-
-    assert_alike(fast, reference, tensors)
-    assert set(calls) == {"attention_forward", "attention_backward"}
-
-
-def test_gaussian_attention_with_a_free_metric(calls: list[str]) -> None:
-    q, k, v, m = leaves((2, 3, 70, 17), (2, 3, 83, 17), (2, 3, 83, 4), (17, 17))
-    tensors = [q, k, v, (m.detach() / 17).requires_grad_(), *positive(0.3)]
-
-    def fast(q: Tensor, k: Tensor, v: Tensor, m: Tensor, beta: Tensor) -> Tensor:
-        return rbf_attention(q, k, v, beta=beta, metric=m)
-
-    def reference(q: Tensor, k: Tensor, v: Tensor, m: Tensor, beta: Tensor) -> Tensor:
-        return (-beta * free_metric_reference(q, k, m)).softmax(-1) @ v
-
-    assert_alike(fast, reference, tensors)
-    assert set(calls) == {"attention_forward", "attention_backward"}
 
 
 @pytest.mark.parametrize("keeps_weights", [True, False])
@@ -104,7 +44,7 @@ def test_causal_gaussian_attention_with_weights_kept_or_made_again(
         scores = scale * (2 * q @ k.mT - terms[:, None, :])
         return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
 
-    assert_alike(fast, reference, tensors)
+    assert_alike(value_and_gradients(fast, tensors), value_and_gradients(reference, in_doubles(tensors)))
     assert calls == ["attention_forward", "attention_backward"]
 
 
@@ -181,7 +121,8 @@ def test_what_stands_behind_the_last_key_is_in_no_sum(keys: int, calls: list[str
     def fast(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         return attention.attention(q, k, v, scale, 0.0)
 
-    assert_alike(fast, reference, [q, k, v, *positive(0.4)])
+    tensors = [q, k, v, *positive(0.4)]
+    assert_alike(value_and_gradients(fast, tensors), value_and_gradients(reference, in_doubles(tensors)))
     assert calls == ["attention_forward", "attention_backward"]
 
 

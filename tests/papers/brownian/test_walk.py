@@ -11,16 +11,21 @@ from torch import Tensor, nn
 
 from stages.papers.brownian import ViT
 from stages.papers.brownian.observations import observe
-from stages.papers.brownian.probe import POWERS, depth_rows, head_rows, motion_rows, power_rows, spectrum_rows
 from stages.papers.brownian.walk import (
+    POWERS,
     attention_transition,
+    depth_rows,
     distance_to_brownian_motion,
     distance_to_limit,
     dobrushin,
     gaussian_transition,
+    head_rows,
     mean_squared_distance,
+    motion_rows,
     on_sphere,
+    power_rows,
     spectrum,
+    spectrum_rows,
     squared_distances,
     stationary_distribution,
 )

@@ -14,8 +14,16 @@ from stages.claims.kinds.counts import param_values
 from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.ops.dac_layers import DACConv2d, DACLinear
 from stages.papers.dac import DACMLP, DACVGG, MLP, VGG, DACResNetV1, DACResNetV2, MBAResNetV1, ResNetV1, ResNetV2
-from stages.papers.dac.counting import Operations, count_operations
-from stages.papers.dac.findings import GAINS, PRINTED, _increases, findings, fisher_two_sided, printed_numbers
+from stages.papers.dac.findings import (
+    GAINS,
+    PRINTED,
+    Operations,
+    _increases,
+    count_operations,
+    findings,
+    fisher_two_sided,
+    printed_numbers,
+)
 from stages.papers.finding import Finding, prints_as
 from stages.params.experiment import load_params
 from tests.project import MARGINS

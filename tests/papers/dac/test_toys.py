@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.papers.dac import toys
-from stages.papers.dac.toys import PiecewiseLinear
+from stages.papers.dac import findings_theory as toys
+from stages.papers.dac.findings_theory import PiecewiseLinear
 
 
 def line(*values: float) -> Tensor:

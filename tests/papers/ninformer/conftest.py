@@ -19,8 +19,7 @@ from stages.papers.ninformer import (
     SqueezeExciteLocalViT,
     ViT,
 )
-from stages.params.budget import plan_runs
-from stages.params.experiment import Params, load_params
+from stages.params.experiment import Params, load_params, plan_runs
 from stages.run import ModelSpec
 
 ROOT = Path(__file__).parents[3]

@@ -21,15 +21,16 @@ from stages.papers.nmn import (
     YatGPT,
 )
 from stages.papers.nmn import findings as module
-from stages.papers.nmn.counting import count_operations, saved_bytes
 from stages.papers.nmn.findings import (
     BFLOAT16,
     FLOAT32,
     PRINTED_IMPROVEMENT,
     PRINTED_RATIO,
     PRINTED_SAVING,
+    count_operations,
     findings,
     kept_bytes,
+    saved_bytes,
 )
 from stages.papers.nmn.gpt2 import GPT2
 from stages.params.experiment import load_params

@@ -26,7 +26,7 @@ from stages.papers.nmn import (
 from stages.papers.nmn.aether_resnet import AetherBlock
 from stages.papers.nmn.observations import observe
 from stages.params.experiment import load_params
-from tests.ops.yat_evidence import load_case
+from tests.ops.gradients import load_case
 from tests.papers.properties import renamed
 
 MAKER = Path(__file__).parents[2] / "golden" / "make_nmn_yat.py"

@@ -1,0 +1,258 @@
+"""Finds contradictions within a result line, which states some facts twice: pure functions of lines.
+
+`record`, `publish` and `verify` use it.  Curves are stored with eight digits, and so are the numbers derived from them.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import math
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import ge, itemgetter
+from typing import Any
+
+import numpy as np
+
+from stages.results.estimates import COLUMNS
+from stages.run import canonical_json, environment_digest
+from stages.runs.evidence import CostLine, Release, ResultLine, as_curves, unpack_correct
+
+Columns = Mapping[str, Sequence[Any]]
+
+
+_EIGHT_DIGITS = 1e-7
+
+
+_OTHER_PASS = 1e-3
+"""Relative difference of a loss between the observer's pass over the test set and that of `evaluate`."""
+
+
+_OTHER_CLASS = 0.005
+"""Share of test images whose class may be another one in those two passes, at least one image."""
+
+
+_SECONDS = 6e-5
+"""An epoch's seconds are stored with four decimals."""
+
+
+_OF_ALL_IMAGES = ("accuracy", "loss", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion")
+
+
+_OF_ALL_ROWS = ("mse", "log_mse", "selected_mse", "selected_log_mse")
+
+
+_SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion")
+
+
+def find_contradictions(line: ResultLine) -> list[str]:
+    """The contradictions within `line`, in words; empty if there are none."""
+    given = as_curves(line.curves)
+    curves = {name: given.column(name) for name in COLUMNS}
+    return [*_digests(line), *_status(line), *_check_curves(line, curves), *_metrics(line, curves)]
+
+
+def find_cost_contradictions(line: ResultLine, cost: CostLine) -> list[str]:
+    """The contradictions between a result and its cost."""
+    names = ("experiment", "arm", "replicate", "run_key", "environment_digest")
+    found = [f"its cost is that of another {name}" for name in names if getattr(line, name) != getattr(cost, name)]
+    epochs, spent = len(line.curves), sum(cost.epoch_seconds)
+    if len(cost.epoch_seconds) != epochs:
+        found.append(f"its cost has the seconds of {len(cost.epoch_seconds)} epochs, its curves have {epochs} epochs")
+    elif epochs and abs(spent - cost.train_seconds) > _SECONDS * epochs + 1e-9 * spent:
+        found.append(f"train_seconds is {cost.train_seconds:.10g}, its epochs took {spent:.10g}")
+    return found
+
+
+def find_release_contradictions(line: ResultLine, release: Release) -> list[str]:
+    """The contradictions between a rounded model's scores and the share of images that kept their class."""
+    found = []
+    if release.n != line.data.test_images:
+        found.append(f"its released model was scored on {release.n:,} of {line.data.test_images:,} test images")
+    accuracy = next((row.value for row in line.metrics if row.metric == "accuracy"), None)
+    if accuracy is not None and abs(accuracy - release.accuracy) > 1 - release.same_class + 1e-9:
+        found.append(
+            f"the accuracy of its released model is {release.accuracy:.10g}, that of the result {accuracy:.10g}, "
+            f"and {release.same_class:.10g} of the images kept their class"
+        )
+    return found
+
+
+def compare_canaries(results: Iterable[Any]) -> list[str]:
+    """Results, lines or rows of the database, whose canaries alone differ in their environments."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for result in results:
+        environment = result.environment
+        canary = environment.get("process", {}).get("canary", {})
+        if re.fullmatch("[0-9a-f]{12}", canary.get("digest", "")):  # others have none, and say why
+            listed = canonical_json({**environment, "process": environment["process"] | {"canary": canary["of"]}})
+            labels = found.setdefault(listed, {}).setdefault(canary["digest"], [])
+            labels.append(f"{result.experiment}.{result.arm}.{result.replicate}")
+    faults = []
+    for by_digest in found.values():
+        if len(by_digest) > 1:
+            differing = " but ".join(f"{digest} for {', '.join(labels)}" for digest, labels in by_digest.items())
+            faults.append(
+                f"CANARIES DIFFER: {differing}. Code, device, versions, variables and fast paths are the same, so "
+                "something that nothing records changed numbers. Look for an edited or reinstalled package, "
+                "another processor, or faulty memory, and train one of each again before believing any"
+            )
+    return faults
+
+
+def _digests(line: ResultLine) -> Iterator[str]:
+    spec = hashlib.sha256(canonical_json(line.spec).encode()).hexdigest()
+    for name, recorded, of, digest in (
+        ("run_key", line.run_key, "spec", spec),
+        ("environment_digest", line.environment_digest, "environment", environment_digest(line.environment)),
+    ):
+        if recorded != digest:
+            yield f"{name} is {recorded[:12]}, the sha256 of its {of} is {digest[:12]}"
+    in_spec = line.spec.get("data_digest", line.data.digest)
+    if in_spec != line.data.digest:
+        yield f"its data are {line.data.digest[:12]}, those of its spec {in_spec[:12]}"
+
+
+def _status(line: ResultLine) -> Iterator[str]:
+    has = {
+        "metrics": bool(line.metrics),
+        "weights_sha256": line.weights_sha256 is not None,
+        "correct": line.correct is not None,
+        "confusion": line.confusion is not None,
+        "observed": line.observed is not None,
+        "divergence": line.divergence is not None,
+    }
+    if line.status == "diverged":
+        wrong = [name for name, given in has.items() if given != (name == "divergence")]
+    else:
+        wrong = [name for name in ("metrics", "weights_sha256") if not has[name]]
+        wrong += ["divergence"] * has["divergence"]
+    for name in wrong:
+        yield f"its status is {line.status}, and it has {name if has[name] else f'no {name}'}"
+
+
+def _check_curves(line: ResultLine, curves: Columns) -> Iterator[str]:
+    epochs, steps = curves["epoch"], curves["steps"]
+    planned = line.spec.get("protocol", {}).get("epochs", len(epochs))
+    stops_early = line.spec.get("protocol", {}).get("early_stop") is not None
+    if list(epochs) != list(range(1, len(epochs) + 1)):
+        yield f"its curves don't have the epochs 1 to {len(epochs)} one after the other"
+    if any(map(ge, steps, steps[1:])):
+        yield "the steps of its curves don't grow from epoch to epoch"
+    if len(epochs) > planned or (line.status == "finished" and not stops_early and len(epochs) < planned):
+        yield f"its curves have {len(epochs)} epochs, its protocol {planned}"
+    for name in ("train_accuracy", "val_accuracy", "test_accuracy"):
+        shares = zip(epochs, curves[name], strict=True)
+        if wrong := [epoch for epoch, share in shares if share is not None and not 0 <= share <= 1]:
+            yield f"{name} of epoch {wrong[0]} is no share between 0 and 1"
+
+
+def _metrics(line: ResultLine, curves: Columns) -> Iterator[str]:
+    places = [(row.metric, row.split) for row in line.metrics]
+    for metric, split in sorted({place for place in places if places.count(place) > 1}):
+        yield f"{metric} of split {split} occurs twice"
+    for row in line.metrics:
+        if not math.isfinite(row.value):
+            yield f"{row.metric} is {row.value}"
+        if row.metric in _SHARES and not 0 <= row.value <= 1:
+            yield f"{row.metric} is {row.value:.10g}, no share between 0 and 1"
+    values = {row.metric: row.value for row in line.metrics if row.split == "test"}
+    is_table, is_text = "mse" in values, "validation_loss" in values
+    for row in line.metrics:
+        whole = _OF_ALL_ROWS if is_table else () if is_text else _OF_ALL_IMAGES
+        if row.metric in whole and row.n != line.data.test_images:
+            yield f"{row.metric} is of {row.n} test samples, its data have {line.data.test_images:,}"
+    if is_table:
+        yield from _of_table(curves, values)
+    elif is_text:
+        yield from _of_text(curves, values)
+    elif "accuracy" in values or line.correct is not None:
+        yield from _of_images(line, curves, values)
+    observed = [value for value in curves["test_accuracy"] if value is not None]
+    best = values.get("best_epoch_accuracy")
+    if best is not None and not (observed and _near(best, max(observed))):
+        gives = f"give {max(observed):.10g}" if observed else "have no test_accuracy"
+        yield f"best_epoch_accuracy is {best:.10g}, its curves {gives}"
+    if best is None and observed and "accuracy" in values:
+        yield "its curves have test_accuracy, and it has no best_epoch_accuracy"
+
+
+def _of_images(line: ResultLine, curves: Columns, values: dict[str, float]) -> Iterator[str]:
+    n, accuracy = line.data.test_images, values.get("accuracy", math.nan)
+    try:
+        if line.correct is None:
+            yield "accuracy has no bitmap of correct images behind it"
+            return
+        size = len(binascii.a2b_base64(line.correct, strict_mode=True))
+        right = int(unpack_correct(line.correct, 8 * size).sum())
+        if size != -(-n // 8) or unpack_correct(line.correct, 8 * size)[n:].any():
+            yield f"its bitmap of correct images is not one of {n:,} test images"
+        if not math.isclose(accuracy, right / n, abs_tol=1e-12):
+            yield f"accuracy is {accuracy:.10g}, its bitmap has {right:,} correct of {n:,} images, {right / n:.10g}"
+        if line.confusion is not None:
+            yield from _confusion(line.confusion, n, right)
+    except (ValueError, zlib.error) as error:
+        yield f"its bitmap or confusion matrix can't be read ({error})"
+        return
+    last = next(iter(curves["test_accuracy"][-1:]), None)
+    if last is not None and abs(last - accuracy) > max(_OTHER_CLASS, 1.5 / n):
+        yield f"accuracy is {accuracy:.10g}, the last epoch of its curves has {last:.10g}"
+
+
+def _confusion(packed: str, n: int, right: int) -> Iterator[str]:
+    counts = np.frombuffer(zlib.decompress(binascii.a2b_base64(packed, strict_mode=True)), dtype="<u4").astype(np.int64)
+    classes = math.isqrt(len(counts))
+    if classes**2 != len(counts):
+        yield f"its confusion matrix has {len(counts)} cells, which is no square"
+        return
+    total, trace = int(counts.sum()), int(counts[:: classes + 1].sum())
+    if (total, trace) != (n, right):
+        yield (
+            f"its confusion matrix has {total:,} images, {trace:,} of them right; "
+            f"its bitmap of correct images {n:,}, {right:,} of them right"
+        )
+
+
+def _of_table(curves: Columns, values: dict[str, float]) -> Iterator[str]:
+    for prefix in ("", "selected_"):
+        error, logarithm = values.get(f"{prefix}mse"), values.get(f"{prefix}log_mse")
+        if (error is None) != (logarithm is None):
+            yield f"it has only one of {prefix}mse and {prefix}log_mse"
+        elif error is not None and logarithm is not None:
+            if error <= 0:
+                yield f"{prefix}mse is {error:.10g}, no squared error"
+            elif not math.isclose(logarithm, math.log(error), rel_tol=1e-9, abs_tol=1e-12):
+                yield f"{prefix}log_mse is {logarithm:.10g}, the logarithm of {prefix}mse is {math.log(error):.10g}"
+    losses = zip(curves["val_loss"], curves["test_loss"], strict=True)
+    watched = [(val, test) for val, test in losses if val is not None and test is not None]
+    chosen = min(watched, key=itemgetter(0))[1] if watched else None
+    selected = values.get("selected_mse")
+    if (chosen is None) != (selected is None):
+        yield f"it has {'no ' if selected is None else ''}selected_mse, its curves {'give' if watched else 'give none'}"
+    elif chosen is not None and selected is not None and not _near(selected, chosen):
+        yield f"selected_mse is {selected:.10g}, its curves give {chosen:.10g}"
+    yield from _last_loss(curves, "mse", values["mse"])
+
+
+def _of_text(curves: Columns, values: dict[str, float]) -> Iterator[str]:
+    loss = values["validation_loss"]
+    if values.get("loss") != loss:
+        yield f"loss is {values.get('loss')}, validation_loss {loss:.10g}: the two are one number"
+    perplexity = values.get("perplexity")
+    if perplexity is not None and not (
+        perplexity > 0 and math.isclose(math.log(perplexity), loss, rel_tol=1e-9, abs_tol=1e-12)
+    ):
+        yield f"perplexity is {perplexity:.10g}, of loss {loss:.10g} it is another"
+    yield from _last_loss(curves, "loss", loss)
+
+
+def _last_loss(curves: Columns, name: str, value: float) -> Iterator[str]:
+    last = next(iter(curves["test_loss"][-1:]), None)
+    if last is not None and not math.isclose(value, last, rel_tol=_OTHER_PASS):
+        yield f"{name} is {value:.10g}, the last epoch of its curves has {last:.10g}"
+
+
+def _near(value: float, other: float) -> bool:
+    return math.isclose(value, other, rel_tol=_EIGHT_DIGITS, abs_tol=1e-12)
