@@ -18,8 +18,8 @@ from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import Experiment, Params, ParamsError, PlannedRun, load_params
 from stages.priorities import PROFILE, propose
 from stages.run import canonical_json
-from stages.runs.store import Specs, Store, write_atomically
 from stages.runs.object_store import open_store
+from stages.runs.store import Specs, Store, write_atomically
 from stages.scheduling.engine.groups import form_groups
 from stages.scheduling.planning import cost_of_run
 from stages.scheduling.runner import Outcomes, find_experiment, keyed_runs

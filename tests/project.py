@@ -49,11 +49,7 @@ def make_project(folder: Path, *, epochs: int = 3, steps_per_epoch: int | None =
     experiment = whole_file("ninformer-mnist")
     tiny = {"patch_size": 7, "dim": 16, "depth": 1, "dropout": 0.5}
     experiment["arms"] = {
-        "vit": {
-            "role": "baseline",
-            "title": "ViT",
-            "model": {"name": "ViT", "num_heads": 2, "mlp_dim": 16, **tiny},
-        },
+        "vit": {"role": "baseline", "title": "ViT", "model": {"name": "ViT", "num_heads": 2, "mlp_dim": 16, **tiny}},
         "ninformer": {
             "role": "proposed",
             "title": "NiNformer",
@@ -65,6 +61,13 @@ def make_project(folder: Path, *, epochs: int = 3, steps_per_epoch: int | None =
     (folder / "params" / f"{EXPERIMENT}.yaml").write_text(yaml.safe_dump(experiment))
     pack_stand_in(folder / "data" / "processed" / "mnist", "mnist")
     return folder
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run git as somebody with a name, and return what it prints."""
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
+    command = ["git", *identity, *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def copy_stages(project: Path) -> Path:

@@ -25,9 +25,9 @@ from stages.recording.append_only import (
 from stages.results import Meta, open_results
 from stages.runs.evidence import EvidenceError, EvidenceLine, Release, read_lines, write_lines
 from stages.runs.revisions import ask_git
+from tests.project import git
 from tests.service.results_factory import REPOSITORY, make_root
 from tests.test_cli import claimcheck
-from tests.test_publishing import git
 
 EVIDENCE = "data/evidence/ninformer-mnist.jsonl"
 

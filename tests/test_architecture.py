@@ -31,39 +31,16 @@ ALLOWED: dict[str, set[str]] = {
     "datasets": {"faults", "runs", "params"},
     "training": {"run", "device", "runs", "datasets", "ops", "papers"},
     "checkpoint": {"run", "faults", "ops", "papers"},
-    "evaluation": {
-        *("run", "device", "observation", "runs", "params", "datasets", "training", "papers", "checkpoint"),
-    },
+    "evaluation": {*("run", "device", "observation", "runs", "params", "datasets", "training", "papers", "checkpoint")},
     "scheduling": {"run", "faults", "device", "runs", "params", "datasets", "evaluation"},
     "results": {"faults", "rules", "runs", "verdicts"},
     "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts"},
     "recording": {"run", "faults", "rules", "runs", "params", "papers", "datasets", "claims", "results", "verdicts"},
     "upkeep": {
-        *(
-            "run",
-            "faults",
-            "runs",
-            "params",
-            "datasets",
-            "training",
-            "checkpoint",
-            "evaluation",
-            "recording",
-            "results",
-        ),
+        *("run", "faults", "runs", "params", "datasets", "training", "checkpoint", "evaluation", "recording", "results")
     },
     "priorities": {
-        *(
-            "run",
-            "params",
-            "datasets",
-            "evaluation",
-            "scheduling",
-            "results",
-            "claims",
-            "recording",
-            "verdicts",
-        ),
+        *("run", "params", "datasets", "evaluation", "scheduling", "results", "claims", "recording", "verdicts")
     },
     "proving": {"run", "faults", "runs", "params", "datasets"},
     "reported": {"rules", "verdicts"},
@@ -71,9 +48,7 @@ ALLOWED: dict[str, set[str]] = {
         *("faults", "preloaded", "run", "rules", "runs", "params", "datasets", "checkpoint", "evaluation", "reported"),
         *("scheduling", "results", "claims", "verdicts", "recording", "upkeep", "proving", "priorities"),
     },
-    "worker": {
-        *("run", "device", "ops", "runs", "datasets", "training", "checkpoint", "evaluation"),
-    },
+    "worker": {*("run", "device", "ops", "runs", "datasets", "training", "checkpoint", "evaluation")},
 }
 SERVICE_MAY_IMPORT = {
     *("stages.params.experiment", "stages.results", "stages.checkpoint", "stages.images", "stages.device"),

@@ -119,10 +119,7 @@ HOSTILE = {
     "truncated header": (lambda content: content[:40], "not a safetensors file"),
     "truncated tensors": (lambda content: content[:-10], "weights don't fit"),
     "header longer than the file": (lambda content: struct.pack("<Q", 1 << 60) + content[8:], "not a safetensors"),
-    "no contract": (
-        lambda content: safetensors.torch.save(safetensors.torch.load(content)),
-        "without our contract",
-    ),
+    "no contract": (lambda content: safetensors.torch.save(safetensors.torch.load(content)), "without our contract"),
     "foreign class": (
         lambda content: with_contract(content, model={"path": "os:system", "arguments": {"command": "touch x"}}),
         "model path is 'os:system'",

@@ -170,7 +170,7 @@ SHAPES = {
         *("equivalences", "claims", "attempts"),
     },
     "history dac.*": {
-        *("date", "subject", "claims", "before", "after", "changed", "after_evidence", "alters", "seen", "why"),
+        *("date", "subject", "claims", "before", "after", "changed", "after_evidence", "alters", "seen", "why")
     },
     "verify": {"record", "equivalences", "checkpoints", "totals"},
     "du": {"bytes"},

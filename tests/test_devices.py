@@ -20,7 +20,7 @@ from stages.training import loop
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import Task, fit, measure
 from stages.training.seeding import generator_for
-from stages.training.stacked import Stack, StackState, fit_stack, stack_class
+from stages.training.stacked import StackState, fit_stack, stack_class
 from stages.training.tables import Regression, TableRows
 from stages.training.tokens import NextToken, TokenWindows
 from tests.dispatched import Call, Dispatched, lacking
@@ -192,7 +192,7 @@ def test_a_stack_trains_measures_and_shrinks_on_the_device(
     states: list[StackState] = []
     plain_class = stack_class(ModelSpec(path=f"stages.papers.dac.mlp:{network.__name__}", arguments={}))
 
-    def make_stack(networks: Sequence[nn.Module]) -> Stack:
+    def make_stack(networks: Sequence[nn.Module]) -> nn.Module:
         stack = plain_class(networks)
         assert isinstance(stack, nn.Module)
         without_numbers.append(stack)

@@ -155,13 +155,6 @@ def test_the_weights_are_looked_into_again(root: Path, name: str, arm: str, metr
     assert said.startswith(f"{metric} is recorded as ")
 
 
-def test_evaluating_again_writes_the_same_bytes(root: Path) -> None:
-    path = root / "data" / "results" / "brownian-cifar10.jsonl"
-    before = path.read_bytes()
-    assert main(["brownian-cifar10"]) == 0
-    assert path.read_bytes() == before
-
-
 def test_a_stand_in_s_inside_is_shown_with_its_run_and_says_nothing_of_a_claim(root: Path) -> None:
     client, line = serve(root), lines(root, "hyperbf-cifar10")["hyperbf"]
     (result,) = client.get(f"/api/v1/runs/{line.run_key}").json()["results"]

@@ -16,7 +16,7 @@ from service.app import create_app
 from service.settings import Settings
 from tests.checkout import DVC, make_checkout, repro, run, stages_run
 from tests.polling import wait_until
-from tests.project import EXPERIMENT, edit, environment, outcomes
+from tests.project import EXPERIMENT, edit, environment, git, outcomes
 
 pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(900)]
 
@@ -54,8 +54,8 @@ def test_metrics_plots_and_params_say_something(checkout: Path) -> None:
     run(checkout, *DVC, "plots", "show")
     page = (checkout / "dvc_plots" / "index.html").read_text()
     assert "train_loss" in page and "errorband" in page
-    run(checkout, "git", "add", "-A")
-    run(checkout, "git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "x")
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-qm", "x")
     edit(checkout / "params.yaml", lambda p: p["profiles"]["smoke"]["overrides"].update(epochs=2))
     difference = json.loads(run(checkout, *DVC, "params", "diff", "--json"))
     assert difference["params.yaml"]["profiles.smoke.overrides.epochs"] == {"old": 1, "new": 2, "diff": 1}
@@ -64,8 +64,8 @@ def test_metrics_plots_and_params_say_something(checkout: Path) -> None:
 def test_after_a_pull_in_a_second_clone_nothing_retrains(checkout: Path, tmp_path: Path) -> None:
     run(checkout, *DVC, "remote", "add", "-d", "here", str(tmp_path / "remote"))
     run(checkout, *DVC, "push", "-q")
-    run(checkout, "git", "add", "-A")
-    run(checkout, "git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "x")
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-qm", "x")
     clone = tmp_path / "clone"
     run(tmp_path, "git", "clone", "-q", str(checkout), str(clone))
     run(clone, *DVC, "pull", "-q")

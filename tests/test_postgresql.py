@@ -20,16 +20,7 @@ from service.app import create_app
 from service.settings import Settings
 from stages import record as verb
 from stages.recording import RecordError, record
-from stages.results import (
-    Base,
-    Meta,
-    Result,
-    ResultsUnavailable,
-    Sessions,
-    create_results,
-    database_url,
-    open_results,
-)
+from stages.results import Base, Meta, Result, ResultsUnavailable, Sessions, create_results, database_url, open_results
 from tests.postgres import find_programs
 from tests.project import REPOSITORY
 from tests.service.results_factory import make_root
@@ -68,15 +59,6 @@ def open_client(root: Path, place: str) -> TestClient:
 def content(sessions: Sessions) -> str:
     with sessions() as session:
         return session.scalars(select(Meta.value).where(Meta.name == "content")).one()
-
-
-def test_both_hold_the_same_rows(root: Path, postgresql: Create, opened: Callable[[str], Sessions]) -> None:
-    url = postgresql()
-    record(root, url)
-    for sessions in (places := [opened(url), opened(str(root / "data" / "results.db"))]):
-        with sessions() as session:
-            assert session.query(Result).count() == 24
-    assert content(places[0]) == content(places[1])
 
 
 def test_the_service_of_compose_can_only_read(

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,17 +28,12 @@ from stages.runs.evidence import (
 from stages.runs.fingerprint import source_digest, source_path, training_code
 from stages.runs.revisions import has_revision, is_full_clone, refusal, run_git
 from stages.upkeep.publishing import PublishError, is_dirty, publish
-from tests.project import REPOSITORY, shown_same
+from tests.project import REPOSITORY, git, shown_same
 
 MODEL = "stages.papers.ninformer.vit:ViT"
 CODE = dict(training_code("images", MODEL, "adam"))
 SEEDING = "stages.training.seeding"
 MACHINE = {"device": "cpu", "threads": 1}
-
-
-def git(folder: Path, *arguments: str) -> None:
-    identity = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
-    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -117,7 +111,7 @@ def test_published_lines_carry_revision_and_cost(checkout: Path) -> None:
     evaluated(checkout, result("vit"), result("ninformer"))
     done = publish("toy", checkout)
     lines = read_lines(done.path, EvidenceLine)
-    revision = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True).stdout.strip()
+    revision = git(checkout, "rev-parse", "HEAD")
     assert (done.lines, done.new) == (2, 2)
     assert {line.origin.revision for line in lines} == {revision}
     assert not any(line.origin.dirty for line in lines)
@@ -267,19 +261,14 @@ def with_older_code(checkout: Path, *, forged: bool = False) -> tuple[ResultLine
     if not forged:
         older = CODE | {SEEDING: source_digest(path.read_text())}
     git(checkout, "commit", "-qam", "older")
-    before = head(checkout)
+    before = git(checkout, "rev-parse", "HEAD")
     path.write_text(source)
     git(checkout, "commit", "-qam", "newer")
     line = result(code=older)
     modules = {name: (older[name], CODE[name]) for name in CODE}
-    shown = shown_same(line.run_key, line.spec, modules, before=before, after=head(checkout))
+    shown = shown_same(line.run_key, line.spec, modules, before=before, after=git(checkout, "rev-parse", "HEAD"))
     append_line(checkout, shown)
     return line, before, shown.after
-
-
-def head(checkout: Path) -> str:
-    asked = ["git", "rev-parse", "HEAD"]
-    return subprocess.run(asked, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_older_code_that_gives_the_same_is_published_with_the_revision_that_holds_it(checkout: Path) -> None:

@@ -71,15 +71,6 @@ def listed(arm: str) -> str:
     return next(run.run_key for run in run_list.runs if run.arm == arm)
 
 
-def test_second_time_everything_comes_from_the_store(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run()
-    assert capsys.readouterr().out.count("to train, new") == 2
-    events: list[Event] = []
-    assert run(events)
-    assert events == []
-    assert capsys.readouterr().out.count("taken from the store") == 2
-
-
 def test_a_change_trains_only_what_it_touches_and_says_why(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {arm: listed(arm) for arm in ("vit", "ninformer")}
     edit_experiment(lambda content: content["arms"]["vit"]["model"].update(mlp_dim=24))

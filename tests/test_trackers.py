@@ -151,11 +151,7 @@ def test_columns_and_metrics_are_those_that_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "more", "said"),
     [
-        (
-            "model,accuracy\nvit,0.9\n",
-            {},
-            r"no parameter holds the seed of .*'\(line 2\)'; .* --seed: model, accuracy",
-        ),
+        ("model,accuracy\nvit,0.9\n", {}, r"no parameter holds the seed of .*'\(line 2\)'; .* --seed: model, accuracy"),
         ("model,seed,time\nvit,0,3\n", {}, "name those to keep with --metric; the runs have seed, time"),
         ("model,seed,accuracy\nvit,0,0.9\n", {"metrics": ["acc"]}, "no metric acc; the runs have accuracy, seed"),
         ("model,seed,accuracy\nvit,0,0.9\n", {"columns": {"arm": "net"}}, "has no 'net'; it has model, seed, accuracy"),

@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,7 +104,14 @@ def test_the_last_line_counts_what_holds(
 ) -> None:
     monkeypatch.chdir(clone)
     assert main(["verify", NAME]) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
+    told = capsys.readouterr()
+    *lines, last = told.out.splitlines()
+    assert told.err == "", "progress is for terminals"
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["verify", NAME, "--json"]) == 0
+    told = capsys.readouterr()
+    assert "Verifying checkpoints" in told.err and "Comparing the database" in told.err and json.loads(told.out)
     held, absent = (sum(f": {status}; " in line for line in lines) for status in ("holds", "not here"))
     assert last == f"1 checkpoint: {held} links hold, {absent} not here, 0 broken" and held + absent == 8
 

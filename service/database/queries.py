@@ -302,7 +302,13 @@ def list_checkpoints(
     if ids is not None:
         query = query.where(Checkpoint.id.in_(ids))
     rows = session.execute(query).all()
-    claims = _accuracy_claims(session, {row.Arm.experiment for row in rows})
+    printed = select(Claim).where(
+        Claim.experiment.in_({row.Arm.experiment for row in rows}), Claim.metric == "accuracy", Claim.kind == "value"
+    )
+    # The first printed accuracy of an arm is the last to be put in.
+    claims = {
+        (claim.experiment, claim.arm): claim for claim in session.scalars(printed.order_by(Claim.position.desc()))
+    }
     return [
         _served_checkpoint(
             row.Checkpoint, row.Arm, row.dataset, claims.get((row.Arm.experiment, row.Arm.name)), row.flops
@@ -316,39 +322,20 @@ def _served_checkpoint(
 ) -> ServedCheckpoint:
     result = checkpoint.result
     assert result.group_position is not None, "only planned results have checkpoints"
+    of_result = ("experiment", "arm", "replicate", "run_key", "profile", "group_position", "provenance")
     return ServedCheckpoint(
-        id=checkpoint.id,
-        path=checkpoint.path,
-        sha256=checkpoint.sha256,
-        size_bytes=checkpoint.size_bytes,
-        experiment=result.experiment,
-        arm=result.arm,
+        **{name: getattr(checkpoint, name) for name in ("id", "path", "sha256", "size_bytes", "dtype")},
+        **{name: getattr(result, name) for name in of_result},
         title=arm.title,
         role=arm.role,
-        replicate=result.replicate,
         dataset=dataset,
-        run_key=result.run_key,
-        profile=result.profile,
-        group_position=result.group_position,
-        provenance=result.provenance,
         cut=cut_of_each(result.cut),
         label=fidelity_of(result),
-        dtype=checkpoint.dtype,
         accuracy=result.accuracy if checkpoint.accuracy is None else checkpoint.accuracy,
         paper_accuracy=claim.value if claim else None,
         paper_claim=claim.id if claim else None,
         flops_per_image=flops,
     )
-
-
-def _accuracy_claims(session: Session, experiments: set[str]) -> dict[tuple[str, str], Claim]:
-    """The first printed accuracy of each (experiment, arm)."""
-    query = (
-        select(Claim)
-        .where(Claim.experiment.in_(experiments), Claim.metric == "accuracy", Claim.kind == "value")
-        .order_by(Claim.position.desc())
-    )
-    return {(claim.experiment, claim.arm): claim for claim in session.scalars(query) if claim.experiment and claim.arm}
 
 
 def find_checkpoints(session: Session, ids: Sequence[str]) -> list[ServedCheckpoint]:
@@ -357,7 +344,7 @@ def find_checkpoints(session: Session, ids: Sequence[str]) -> list[ServedCheckpo
     Raises:
         UnknownCheckpoint: one of them isn't there.
     """
-    found = {served_checkpoint.id: served_checkpoint for served_checkpoint in list_checkpoints(session, ids=ids)}
+    found = {row.id: row for row in list_checkpoints(session, ids=ids)}
     for name in ids:
         if name not in found:
             of_model = select(Checkpoint.id).where(Checkpoint.id.startswith(f"{name[:120]}.", autoescape=True))
@@ -396,20 +383,14 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
     for name in arms:
         if name not in known:
             raise UnknownArm(name[:80], known)
-    fitting = [
-        served_checkpoint
-        for served_checkpoint in list_checkpoints(session, dataset=dataset)
-        if not arms or served_checkpoint.arm in arms
-    ]
-    real = strongest([served_checkpoint for served_checkpoint in fitting if not served_checkpoint.is_stand_in])
-    origins = list(dict.fromkeys(served_checkpoint.experiment for served_checkpoint in real))
+    fitting = [row for row in list_checkpoints(session, dataset=dataset) if not arms or row.arm in arms]
+    real = strongest([row for row in fitting if not row.is_stand_in])
+    origins = list(dict.fromkeys(row.experiment for row in real))
     if len(origins) > 1:
         raise AmbiguousCheckpoint(f"models of {', '.join(origins)} fit; name one by checkpoint=: {_some(real)}")
-    missing = [
-        name for name in dict.fromkeys(arms) if name not in {served_checkpoint.arm for served_checkpoint in real}
-    ]
+    missing = [name for name in dict.fromkeys(arms) if name not in {row.arm for row in real}]
     if missing or not real:
-        stand_ins = [served_checkpoint for served_checkpoint in fitting if served_checkpoint.is_stand_in]
+        stand_ins = [row for row in fitting if row.is_stand_in]
         whose = ", ".join(missing) or "a model"
         others = f"; models of placeholder data answer only to checkpoint=: {_some(stand_ins)}" if stand_ins else ""
         raise NoRealCheckpoint(f"no weights of {whose} trained on real {dataset} data are here{others}")
@@ -418,7 +399,7 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
 
 def _some(served_checkpoints: Sequence[ServedCheckpoint]) -> str:
     """List their ids; if there are more than a message holds, the first ones and where all are listed."""
-    ids = ", ".join(served_checkpoint.id for served_checkpoint in served_checkpoints[:FEW])
+    ids = ", ".join(row.id for row in served_checkpoints[:FEW])
     return ids if len(served_checkpoints) <= FEW else f"{ids}, …; /api/v1/checkpoints lists all"
 
 

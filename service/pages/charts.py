@@ -34,7 +34,7 @@ from service.pages.formats import (
     span,
     value_in,
 )
-from service.pages.plots import DASHES, PALETTE, Axis, Dot, Drawing, Ink, Line, Mark, Point, tick_in
+from service.pages.plots import DASHES, PALETTE, ROLES, Axis, Dot, Drawing, Ink, Line, Mark, Point, tick_in
 from service.pages.wording import span_of
 from stages.results import Claim, ClaimRecord, ExperimentComparison, PairGain, Result
 
@@ -196,6 +196,8 @@ def _scatter(
     dots = [dot for dot in dots if math.isfinite(dot.y)]
     if not dots:
         return None
+    if len(dots) > len(PALETTE):  # more models than colours, which then mean their roles
+        dots = [replace(dot, ink=ROLES[dot.role]) for dot in dots]
     spent = [dot.x for dot in dots] + ([] if printed is None else [printed])
     ends = [end for dot in dots for end in (dot.y, dot.low, dot.high) if end is not None]
     return Drawing(

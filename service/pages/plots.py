@@ -44,6 +44,10 @@ class Ink:
     dash: str
 
 
+ROLES = {role: Ink(colour, "") for role, colour in zip(SHAPES, PALETTE, strict=False)}
+"""Inks of the roles, where there are more models than colours."""
+
+
 def ink_of(titles: Iterable[str]) -> dict[str, Ink]:
     """Give each model its colour on every page; `titles` are those of all models, in the order of the experiments."""
     many = len(PALETTE)
@@ -362,9 +366,9 @@ class Drawing:
         return [*((line.name, line.ink, "") for line in self.named), *((dot.name, dot.ink, dot.shape) for dot in dots)]
 
     @property
-    def roles(self) -> dict[str, str]:
-        """Marks of the roles, if there are several."""
-        found = {dot.role: dot.shape for dot in self.dots}
+    def roles(self) -> dict[str, tuple[Ink | None, str]]:
+        """Marks of the roles, if there are several, with their inks where models have none of their own."""
+        found = {dot.role: (dot.ink if len(self.dots) > len(PALETTE) else None, dot.shape) for dot in self.dots}
         return found if len(found) > 1 else {}
 
 

@@ -292,50 +292,31 @@ class TrainedRun:
         return load_predictor(weights, device=device, expected_sha256=self.result["weights_sha256"])
 
     def result_line(self, run_list: RunList, measured: MeasuredRun) -> ResultLine:
-        info, known = self.info, {field.name for field in fields(EpochRow)}
+        known = {field.name for field in fields(EpochRow)}
         return ResultLine(
-            experiment=run_list.experiment,
-            arm=self.run.arm,
-            replicate=self.run.replicate,
-            run_key=self.run.run_key,
+            **self._identity(run_list.experiment, "status", "environment", "weights_sha256"),
             profile=run_list.profile,
             cut=run_list.cut,
-            status=self.result["status"],
             spec=self.spec,
-            data=DataUsed(
-                dataset=info.dataset,
-                digest=info.digest,
-                provenance=info.provenance,
-                train_images=info.train_images,
-                test_images=info.test_images,
-                excluded_test_images=info.excluded_test_images,
-            ),
-            environment_digest=self.result["environment_digest"],
-            environment=self.result["environment"],
-            metrics=measured.metrics,
+            data=DataUsed(**{field.name: getattr(self.info, field.name) for field in fields(DataUsed)}),
             curves=tuple(
                 EpochRow(**{key: value for key, value in row.items() if key in known}) for row in self.history
             ),
-            weights_sha256=self.result["weights_sha256"],
-            correct=measured.correct,
-            confusion=measured.confusion,
             divergence=Divergence(**self.result["divergence"]) if self.result["divergence"] else None,
-            observed=measured.observed,
+            **vars(measured),
         )
+
+    def _identity(self, experiment: str, *names: str) -> dict[str, Any]:
+        """What every line of the run begins with, and these fields of its outcome."""
+        run, own = self.run, {name: self.result[name] for name in ("environment_digest", *names)}
+        return {"experiment": experiment, "arm": run.arm, "replicate": run.replicate, "run_key": run.run_key} | own
 
     def cost_line(self, experiment: str, latency: Latency | None) -> CostLine:
         rate, info = self.result["samples_per_second"], self.info
         return CostLine(
-            experiment=experiment,
-            arm=self.run.arm,
-            replicate=self.run.replicate,
-            run_key=self.run.run_key,
-            environment_digest=self.result["environment_digest"],
-            train_seconds=self.result["train_seconds"],
+            **self._identity(experiment, "train_seconds", "samples_per_second", "peak_memory_bytes"),
             epoch_seconds=tuple(round(seconds, 4) for seconds in self.result["epoch_seconds"]),
-            samples_per_second=rate,
             train_tokens_per_second=rate * info.shape[0] if info.kind == "text" else None,
-            peak_memory_bytes=self.result["peak_memory_bytes"],
             energy_joules=self.result.get("energy_joules"),
             **({f"latency_{name}": value for name, value in asdict(latency).items()} if latency else {}),
         )

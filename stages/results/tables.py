@@ -69,7 +69,7 @@ class Base(DeclarativeBase):
 
 
 class Meta(Base):
-    """About the database: `schema_version`, `content` and `record` (digests), `rules` (JSON), `newest_result` (a day)."""
+    """About the database: `schema_version`, `content` and `record` (digests), `rules` (JSON), `newest_result` (day)."""
 
     __tablename__ = "meta"
     name: Mapped[str] = mapped_column(primary_key=True)

@@ -1,6 +1,6 @@
 """Storage of outcomes by `run_key`: the store in a folder, and atomic writes.
 
-Standard library only.  `stages.runs.object_store` opens the store that the environment names.  `result.json` names one
+Standard library only.  `stages.runs.store` opens the store that the environment names.  `result.json` names one
 digest over the whole outcome: every other file, and all that the result itself says.
 """
 

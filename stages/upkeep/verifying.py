@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager
 
@@ -349,10 +352,11 @@ class Trail:
 def verify(
     root: Path, database: str, names: Sequence[str] = (), *, with_weights: bool = False
 ) -> tuple[Link, list[Trail]]:
-    """The link from the files to `database`, and the trails (see `find_trails`)."""
+    """The link from the files to `database`, and the trails (see `find_trails`); a terminal shows how far it is."""
     with open_results(database)() as session:
         trails = find_trails(root, session, names, with_weights=with_weights)
-        return _check_record(root, session), trails
+        with Console(stderr=True).status("Comparing the database with the files"):
+            return _check_record(root, session), trails
 
 
 def find_trails(root: Path, session: Session, names: Sequence[str] = (), *, with_weights: bool = False) -> list[Trail]:
@@ -373,20 +377,28 @@ def find_trails(root: Path, session: Session, names: Sequence[str] = (), *, with
     for name in names:
         if name not in found:
             raise UnknownCheckpoint(name, found)
-    trails = []
-    for checkpoint, dataset in (found[name] for name in (names or found)):
-        result, packed = checkpoint.result, root / "data" / "processed" / dataset
-        links = (
-            check_checkpoint(root, checkpoint),
-            check_run(result),
-            check_params(params, result),
-            check_code(root, result),
-            check_data(packed, result.data_digest, result.spec["data_digest"]),
-            check_environment(result),
-            check_metrics(root, checkpoint, packed, with_weights=with_weights),
-        )
-        trails.append(Trail(checkpoint.id, links))
-    return trails
+    shown = track(
+        list(names or found),
+        "Verifying checkpoints",
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    return [_trail(root, params, *found[name], with_weights) for name in shown]
+
+
+def _trail(root: Path, params: Params, checkpoint: Checkpoint, dataset: str, with_weights: bool) -> Trail:
+    result, packed = checkpoint.result, root / "data" / "processed" / dataset
+    links = (
+        check_checkpoint(root, checkpoint),
+        check_run(result),
+        check_params(params, result),
+        check_code(root, result),
+        check_data(packed, result.data_digest, result.spec["data_digest"]),
+        check_environment(result),
+        check_metrics(root, checkpoint, packed, with_weights=with_weights),
+    )
+    return Trail(checkpoint.id, links)
 
 
 def _check_record(root: Path, session: Session) -> Link:

@@ -93,14 +93,12 @@ def power_of_noise(planned: int, window: float, k: int, rules: Rules) -> Power:
     start = f"We plan {planned} replicates; their standard deviation is unknown."
     if not looks:
         text = f"{start} The plan is too short: nothing is judged before {rules.minimum}."
-        return Power(planned=planned, spread=None, source=None, explanation=text, can_reproduce=False)
+        return Power(planned=planned, explanation=text, can_reproduce=False)
     n = max(looks)
     most, least = decisive_spreads(window, k, n - 1, level(looks, n, rules.alpha_outside / 2))
     below, above = (math.sqrt((n - 1) / float(scipy.stats.chi2.ppf(share, n - 1))) for share in (WANTED, 1 - WANTED))
     return Power(
         planned=planned,
-        spread=None,
-        source=None,
         explanation=f"{start} It is reversed with probability {in_percent(WANTED)} or more if the standard deviation "
         f"is at most {most * below:.2g}, and supported if it is at least {least * above:.2g}.",
     )

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import scipy
@@ -60,6 +60,10 @@ class Design:
     share: float = 1.0
     at: int | None = None
 
+    def power(self, explanation: str, **own: Any) -> Power:
+        """The power of this plan, whose spread is known."""
+        return Power(planned=self.planned, spread=self.spread, source=self.source, explanation=explanation, **own)
+
     @property
     def paper_error(self) -> float:
         """Standard error of the paper's number: as printed, otherwise that of as many runs as the paper made."""
@@ -81,9 +85,9 @@ class Power:
     """
 
     planned: int
-    spread: float | None
-    source: Source | None
     explanation: str
+    spread: float | None = None
+    source: Source | None = None
     reproduced: float | None = None
     not_reproduced: float | None = None
     supported: float | None = None
@@ -117,10 +121,7 @@ def power_of_comparable(design: Design, margin: float, widest: float, rules: Rul
     needed = _needed(chance, planned, min(rules.looks))
     also = f", and under one reading at least with {in_percent(read)}" if widest > margin else ""
     takes = "" if supported >= WANTED else f" {_takes(needed, rules)}"
-    return Power(
-        planned=design.planned,
-        spread=design.spread,
-        source=design.source,
+    return design.power(
         explanation=f"{_plan(design)} If the models are alike, it is supported with probability "
         f"{in_percent(supported)}{also}.{takes} If the proposed model is worse by {2 * widest:.2g}, it is reversed "
         f"with probability {in_percent(worse)}.",
@@ -174,10 +175,7 @@ def _size(design: Design, margin: float, rules: Rules, *, can_reproduce: bool, t
         text = f"{text} {_forbidden(design, margin, most, thing, rules)}"
     elif same < WANTED:
         text = f"{text} {_takes(needed, rules)}"
-    return Power(
-        planned=design.planned,
-        spread=design.spread,
-        source=design.source,
+    return design.power(
         explanation=f"{_plan(design)} {text}",
         reproduced=same if can_reproduce else None,
         not_reproduced=off,
@@ -352,17 +350,14 @@ def power_of_sign(design: Design, rules: Rules, *, is_known: bool) -> Power:
     start, least = f"We plan {design.planned} replicates", least_detected(design, rules)
     if least is None:
         text = f"{start}: too few, because the first analysis is at {min(rules.looks)}."
-        return Power(planned=design.planned, spread=None, source=None, explanation=text, can_reproduce=False)
+        return Power(planned=design.planned, explanation=text, can_reproduce=False)
     told = (
         f"The paper prints no size. The side is found with probability {in_percent(WANTED)} if the truth is at least "
     )
     if not is_known:
         text = f"{start}; their standard deviation is unknown. {told}{least:.2g} standard deviations away."
-        return Power(planned=design.planned, spread=None, source=None, explanation=text)
-    return Power(
-        planned=design.planned,
-        spread=design.spread,
-        source=design.source,
+        return Power(planned=design.planned, explanation=text)
+    return design.power(
         explanation=f"{_plan(design)} {told}{least * design.spread:.2g} away.",
     )
 
@@ -379,12 +374,10 @@ def power_of_nearness(design: Design, margin: float, rules: Rules, right: str = 
     start = f"We plan {design.planned} replicates; their standard deviation is unknown."
     if chance(margin * 1e-6) < WANTED:
         text = f"{start} However small it is, nothing is judged before {rules.minimum_with_error} replicates."
-        return Power(planned=design.planned, spread=None, source=None, explanation=text, can_reproduce=False)
+        return Power(planned=design.planned, explanation=text, can_reproduce=False)
     largest = float(scipy.optimize.brentq(lambda spread: chance(spread) - WANTED, margin * 1e-6, margin * 1e3))
     return Power(
         planned=design.planned,
-        spread=None,
-        source=None,
         explanation=f"{start} If {right}, it is reproduced with probability {in_percent(WANTED)} or "
         f"more while the standard deviation is at most {largest:.2g}; the margin is {margin:.2g}.",
     )
@@ -404,16 +397,13 @@ def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rul
     if n not in looks:
         first = min(looks_from(rules.looks, rules.minimum))
         text = f"{start} The plan is too short: nothing is judged before {first} replicates."
-        return Power(planned=design.planned, spread=design.spread, source=design.source, explanation=text)
+        return design.power(text)
     noise = design.spread * np.random.default_rng(0).standard_normal((_GRIDS, levels, pairs))
     ends = np.array([0.0, *[margin] * (levels - 2), 2 * margin])
     largest = Distances.between(noise).largest(rules.alpha_within * looks[n])
     least = Distances.between(noise + ends[:, None]).least(rules.alpha_outside / 2 * looks[n])
     reproduced, refuted = float(np.mean(largest <= margin)), float(np.mean(least > margin))
-    return Power(
-        planned=design.planned,
-        spread=design.spread,
-        source=design.source,
+    return design.power(
         explanation=f"{start} If all gains are equal, it is reproduced with probability "
         f"{in_percent(reproduced)}; if two are {2 * margin:.2g} apart, twice the margin, and the others midway, "
         f"which is hardest to detect, it is not reproduced with probability {in_percent(refuted)}.",
@@ -436,8 +426,6 @@ def power_of_proportion(
     same, off = chances[Status.REPRODUCED], chances[Status.NOT_REPRODUCED]
     return Power(
         planned=replicates,
-        spread=None,
-        source=None,
         explanation=f"We plan {planned} trainings, {replicates} of each network, judged once. If the printed share "
         f"fails, it is reproduced with probability {in_percent(same)}; if the share is larger by {2 * margin:.2g}, "
         f"twice the margin, it is not reproduced with probability {in_percent(off)}. {_TOGETHER}",
@@ -463,8 +451,6 @@ def power_of_proportions(
         supported += chance * float(scipy.stats.binom.cdf(low, planned[0], ours))
     return Power(
         planned=replicates,
-        spread=None,
-        source=None,
         explanation=f"We plan {planned[0]} and {planned[1]} trainings, {replicates} of each network, judged once. "
         f"If the shares that fail are as printed, it is supported with probability {in_percent(supported)}. "
         f"{_TOGETHER}",

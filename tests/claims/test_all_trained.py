@@ -108,7 +108,7 @@ def test_what_cannot_be_decided_says_so_with_its_own_reason(root: Path) -> None:
     never = [row for row in judge_all(root) if row.claim.experiment and not row.verdict.is_decidable]
     untested = {row.claim.id: row.verdict for row in never if row.verdict.status == Status.NOT_TESTED}
     assert {claim for claim, verdict in untested.items() if verdict.explanation == PER_BYTE} == {
-        *("nmn.gpt.valloss.aether", "nmn.gpt.valloss.gpt2"),
+        *("nmn.gpt.valloss.aether", "nmn.gpt.valloss.gpt2")
     }
     assert all(claims()[claim].kind in ("value", "figure", "qualitative", "setup") for claim in untested), untested
 

@@ -25,16 +25,6 @@ def test_a_gain_keeps_the_epoch_that_each_arm_chose() -> None:
     ]
 
 
-def test_a_value_keeps_its_epoch_and_one_of_single_runs_has_none() -> None:
-    (lowest,) = judge(claims()["dac.table1.c10.v1.r20.base"], entered=trials(dac_lines(0.0804, 0.0764, 0.08)))
-    (arm,) = lowest.arms
-    assert (arm.arm, arm.epoch, arm.value) == (BASE, 6, pytest.approx(lowest.ours))
-    (last,) = judge(
-        claims()["ninformer.table2.mnist.vit"], entered=trials(results("ninformer-mnist", {"vit": [0.97] * 5}))
-    )
-    assert last.arms == ()
-
-
 def test_figure_6_has_each_arm_in_the_metric_of_appendix_b_with_interval() -> None:
     lines = dac_lines(0.08, 0.07, 0.0813)
     base, dac = figure("dac.fig6", lines)

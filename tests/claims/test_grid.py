@@ -195,8 +195,7 @@ def sized(levels: dict[str, tuple[float, int]]) -> list[ResultLine]:
     values = {arm: [level + step for step in STEPS] for arm, (level, _) in levels.items()}
     return [
         dataclasses.replace(
-            line,
-            metrics=(*line.metrics, Measurement(metric="parameters", split="none", value=levels[line.arm][1])),
+            line, metrics=(*line.metrics, Measurement(metric="parameters", split="none", value=levels[line.arm][1]))
         )
         for line in results("dac-sgemm", values, metric="selected_log_mse")
     ]

@@ -11,20 +11,12 @@ from fastapi.testclient import TestClient
 from service.app import create_app
 from service.settings import Settings
 from stages.claims import ClaimsError, read_claims, read_history
-from stages.claims.history import (
-    PATH,
-    append,
-    digest_code,
-    digest_row,
-    digest_verdict,
-    pending,
-    seen_before_rule,
-)
+from stages.claims.history import PATH, append, digest_code, digest_row, digest_verdict, pending, seen_before_rule
 from stages.recording import record
 from stages.results import ClaimFilter, list_judged, open_results
 from tests.claims.lines import ROOT, claims, copy_project, params
 from tests.commands.waiting import claimcheck
-from tests.test_publishing import git
+from tests.project import git
 
 GAIN = "dac.sgemm.gain"
 

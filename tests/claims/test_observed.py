@@ -48,6 +48,7 @@ def judged(claim: str, entered: Sequence[Trial]) -> Judgement:
         ([-gap for gap in NEAR_TWO], Status.REVERSED),
         ((0.5, -0.6, 0.4, -0.5, 0.1), Status.UNRESOLVED),
         ((2.1, None, 2.0, 2.15, 2.05), Status.UNRESOLVED),
+        ((2.1, None, None, None, None), Status.UNRESOLVED),
         ((2.1, 2.2), Status.UNRESOLVED),
         ((1.0,) * 5, Status.UNRESOLVED),
     ],

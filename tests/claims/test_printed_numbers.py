@@ -144,11 +144,9 @@ def test_a_printed_gain_is_supported_and_of_its_size(judged: list[Judgement]) ->
     assert {row.claim.id for row in gains if row.claim.reading} == {"nmn.ext.mnist.invert.robust"}
     sizes = {row.claim.id: row.verdict.size.explanation for row in gains if row.verdict.size}
     tiny = {name for name, said in sizes.items() if "as large as the printed" in said}
-    assert tiny == {
-        "ninformer.rank.mnist.localvit",
-        "dac.table1.c10.v2.r44.order",
-        "dac.shallower.c10.v1.r44_r56",
-    }, "no gain at all would be within their margin"
+    assert tiny == {"ninformer.rank.mnist.localvit", "dac.table1.c10.v2.r44.order", "dac.shallower.c10.v1.r44_r56"}, (
+        "no gain at all would be within their margin"
+    )
 
 
 def test_the_papers_own_rerun_is_predicted_wherever_its_number_is_had(judged: list[Judgement]) -> None:

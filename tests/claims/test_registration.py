@@ -27,11 +27,10 @@ from stages.recording import record
 from stages.results import ClaimFilter, list_judged, open_results
 from stages.rules import Rules
 from stages.runs.evidence import EvidenceLine, write_lines
-from stages.runs.revisions import ask_git
 from tests.claims.lines import ORIGIN, ROOT, as_evaluated, claims, copy_project, cost, params, results, trials
 from tests.commands.waiting import claimcheck
 from tests.priorities.test_proposal import judged_with
-from tests.test_publishing import git
+from tests.project import git
 
 EXPERIMENT, CLAIM, ARM, N = "ninformer-mnist", "ninformer.table2.mnist.ninformer", "ninformer", 5
 FILE = FOLDER / "early.json"
@@ -44,9 +43,7 @@ def commit(root: Path, subject: str) -> str:
     """Commit everything, also where nothing has changed; returns the revision."""
     git(root, "add", "-A")
     git(root, "commit", "-q", "--allow-empty", "-m", subject)
-    revision = ask_git(root, "rev-parse", "HEAD")
-    assert revision is not None
-    return revision
+    return git(root, "rev-parse", "HEAD")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,12 +22,6 @@ def contents(archive: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_files_come_in_the_order_of_the_archive(tmp_path: Path, suffix: str) -> None:
-    archive = write_archive(tmp_path / f"a{suffix}", [("b/2", b"two"), ("./a/1", b"one"), ("empty", b"")])
-    assert list(contents(archive).items()) == [("b/2", b"two"), ("a/1", b"one"), ("empty", b"")]
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("name", ["../escaped", "a/../../escaped", "/absolute", "C:/windows", "a\\..\\escaped"])
 def test_name_that_leads_out_is_refused(tmp_path: Path, suffix: str, name: str) -> None:
     archive = write_archive(tmp_path / f"a{suffix}", [("good", b""), (name, b"bad")])
@@ -36,20 +30,14 @@ def test_name_that_leads_out_is_refused(tmp_path: Path, suffix: str, name: str) 
     assert [path.name for path in tmp_path.iterdir()] == [archive.name]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE],
-    ids=["soft", "hard", "device", "pipe"],
-)
-def test_link_or_device_in_a_tar_is_refused(tmp_path: Path, kind: bytes) -> None:
-    archive = write_tar_special(tmp_path / "a.tgz", "train/picture.JPEG", kind, "../../etc/passwd")
-    with pytest.raises(DatasetError, match=r"train/picture.JPEG: a link or a device"):
-        contents(archive)
-
-
-def test_link_in_a_zip_is_refused(tmp_path: Path) -> None:
-    archive = write_zip_link(tmp_path / "a.zip", "train/picture.JPEG", "/etc/passwd")
-    with pytest.raises(DatasetError, match=r"train/picture.JPEG: a link or a device"):
+@pytest.mark.parametrize("kind", [b"zip", tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+def test_link_or_device_is_refused(tmp_path: Path, kind: bytes) -> None:
+    name, target = "train/picture.JPEG", "../../etc/passwd"
+    if kind == b"zip":
+        archive = write_zip_link(tmp_path / "a.zip", name, target)
+    else:
+        archive = write_tar_special(tmp_path / "a.tgz", name, kind, target)
+    with pytest.raises(DatasetError, match=rf"{name}: a link or a device"):
         contents(archive)
 
 

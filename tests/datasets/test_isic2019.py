@@ -114,21 +114,15 @@ def test_share_of_known_lesions_is_stated(tmp_path: Path) -> None:
 
 
 TRUTH_FAULTS = {
-    "no column": ("MEL,", "", DatasetError, "has no column MEL"),
-    "two classes": (
-        "ISIC_0000000,1.0,0.0",
-        "ISIC_0000000,1.0,1.0",
-        DatasetError,
-        "ISIC_0000000 is not of exactly one of",
-    ),
-    "ninth class": ("ISIC_0000000,1.0", "ISIC_0000000,0.0", DatasetError, "ISIC_0000000 is not of exactly one of"),
-    "no number": ("ISIC_0000000,1.0", "ISIC_0000000,yes", DatasetError, "ISIC_0000000 is not of exactly one of"),
-    "twice": ("ISIC_0000001,", "ISIC_0000000,", DatasetError, "ISIC_0000000 comes twice"),
-    "picture without a row": ("ISIC_0000001,", "ISIC_9999999,", DatasetError, "ISIC_0000001.jpg: .* doesn't name it"),
+    "no column": ("MEL,", "", "has no column MEL"),
+    "two classes": ("ISIC_0000000,1.0,0.0", "ISIC_0000000,1.0,1.0", "ISIC_0000000 is not of exactly one of"),
+    "ninth class": ("ISIC_0000000,1.0", "ISIC_0000000,0.0", "ISIC_0000000 is not of exactly one of"),
+    "no number": ("ISIC_0000000,1.0", "ISIC_0000000,yes", "ISIC_0000000 is not of exactly one of"),
+    "twice": ("ISIC_0000001,", "ISIC_0000000,", "ISIC_0000000 comes twice"),
+    "picture without a row": ("ISIC_0000001,", "ISIC_9999999,", "ISIC_0000001.jpg: .* doesn't name it"),
     "row without a picture": (
         "UNK\n",
         "UNK\nISIC_9999999,1.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0\n",
-        DatasetError,
         "has no ISIC_9999999.jpg",
     ),
 }
@@ -136,12 +130,12 @@ TRUTH_FAULTS = {
 
 @pytest.mark.parametrize("fault", TRUTH_FAULTS)
 def test_fault_of_the_ground_truth_is_named(tmp_path: Path, fault: str) -> None:
-    before, after, error, message = TRUTH_FAULTS[fault]
+    before, after, message = TRUTH_FAULTS[fault]
     write(tmp_path)
     text = (tmp_path / TRUTH).read_text()
     assert before in text
     (tmp_path / TRUTH).write_text(text.replace(before, after, 1))
-    with pytest.raises(error, match=message):
+    with pytest.raises(DatasetError, match=message):
         isic2019.read_split(tmp_path, "train")
 
 
@@ -167,9 +161,7 @@ def provenance(home: Path, source: DatasetSource = WHOLE) -> str:
     return prepare(source, manifest, home, home / "packed").provenance
 
 
-def test_all_pictures_in_their_official_sizes_are_the_whole_set(
-    tmp_path: Path,
-) -> None:
+def test_all_pictures_in_their_official_sizes_are_the_whole_set(tmp_path: Path) -> None:
     folder = tmp_path / "downloads" / "isic2019"
     folder.mkdir(parents=True)
     write(folder, shape=(450, 600))

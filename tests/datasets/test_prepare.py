@@ -142,20 +142,20 @@ def test_label_outside_the_classes_is_named(tmp_path: Path) -> None:
         pack(tiny_cifar10(cifar10_files(train_labels=labels)), tmp_path)
 
 
-DECLARATIONS: Mapping[str, tuple[dict[str, object], type[Exception], str]] = {
-    "training count": ({"train": 51}, DatasetError, "tiny, train: 50 images; params.yaml declares 51"),
-    "test count": ({"test": 199}, DatasetError, "tiny, test: 200 images; params.yaml declares 199"),
-    "shape": ({"shape": (3, 28, 28)}, DatasetError, r"images are \(3, 32, 32\); params.yaml declares \(3, 28, 28\)"),
-    "classes": ({"classes": 100}, DatasetError, "10 class names; params.yaml declares 100"),
-    "reader": ({"reader": "cifar-10"}, DatasetError, "reader is 'cifar-10'; known: cifar10, cifar100, imagenette"),
+DECLARATIONS: Mapping[str, tuple[dict[str, object], str]] = {
+    "training count": ({"train": 51}, "tiny, train: 50 images; params.yaml declares 51"),
+    "test count": ({"test": 199}, "tiny, test: 200 images; params.yaml declares 199"),
+    "shape": ({"shape": (3, 28, 28)}, r"images are \(3, 32, 32\); params.yaml declares \(3, 28, 28\)"),
+    "classes": ({"classes": 100}, "10 class names; params.yaml declares 100"),
+    "reader": ({"reader": "cifar-10"}, "reader is 'cifar-10'; known: cifar10, cifar100, imagenette"),
 }
 
 
 @pytest.mark.parametrize("case", DECLARATIONS)
 def test_difference_from_the_declaration_is_named(tmp_path: Path, case: str) -> None:
-    change, error, message = DECLARATIONS[case]
+    change, message = DECLARATIONS[case]
     dataset = tiny_cifar10()
-    with pytest.raises(error, match=message):
+    with pytest.raises(DatasetError, match=message):
         pack(dataset, tmp_path, dataclasses.replace(dataset.source, **change))  # type: ignore[arg-type]
 
 
@@ -375,11 +375,7 @@ def test_stand_in_has_the_shape_and_classes_of_its_data_set(kind: Kind) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind", "digest"),
-    [
-        ("mnist", MNIST, "c2c936e2243d"),
-        ("cifar10", CIFAR10, "1faaea649f59"),
-        ("cifar100", CIFAR100, "81930dbb751a"),
-    ],
+    [("mnist", MNIST, "c2c936e2243d"), ("cifar10", CIFAR10, "1faaea649f59"), ("cifar100", CIFAR100, "81930dbb751a")],
 )
 def test_stand_in_is_the_same_on_every_machine(name: str, kind: Kind, digest: str) -> None:
     train, test = compose_stand_in(name, *kind)

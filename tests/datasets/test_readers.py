@@ -160,35 +160,23 @@ def test_folder_is_the_class(tmp_path: Path, reader: ImageReader, root: str, wni
 
 
 FIRST, OTHER = picture("imagenette2-160", "train", "n01440764"), "n02086240"
-FAULTS: dict[str, tuple[Entries, type[Exception], str]] = {
-    "other class": (
-        [(FIRST, b""), (picture("imagewoof2-160", "train", OTHER), b"")],
-        DatasetError,
-        f"{OTHER}.*belongs to no class",
-    ),
-    "no class": ([("imagenette2-160/train/stray.JPEG", b"")], DatasetError, "stray.JPEG: a picture that belongs to no"),
-    "other split": (
-        [("imagenette2-160/test/n01440764/a.JPEG", b"")],
-        DatasetError,
-        "a.JPEG: a picture that belongs to",
-    ),
-    "other format": (
-        [("imagenette2-160/train/n01440764/a.png", b"")],
-        DatasetError,
-        "a.png: a picture that belongs to",
-    ),
-    "no picture": ([("imagenette2-160/noisy_labels.csv", b"")], DatasetError, "has no labelled picture"),
-    "damaged": ([(FIRST, b"x")], DatasetError, "00000293.JPEG: not a whole JPEG picture"),
-    "twice": ([(FIRST, b"x"), (FIRST, b"x")], DatasetError, "00000293.JPEG: comes twice"),
-    "slip": ([(f"imagenette2-160/../../{FIRST}", b"x")], DatasetError, "leads out of the archive"),
+FAULTS: dict[str, tuple[Entries, str]] = {
+    "other class": ([(FIRST, b""), (picture("imagewoof2-160", "train", OTHER), b"")], f"{OTHER}.*belongs to no class"),
+    "no class": ([("imagenette2-160/train/stray.JPEG", b"")], "stray.JPEG: a picture that belongs to no"),
+    "other split": ([("imagenette2-160/test/n01440764/a.JPEG", b"")], "a.JPEG: a picture that belongs to"),
+    "other format": ([("imagenette2-160/train/n01440764/a.png", b"")], "a.png: a picture that belongs to"),
+    "no picture": ([("imagenette2-160/noisy_labels.csv", b"")], "has no labelled picture"),
+    "damaged": ([(FIRST, b"x")], "00000293.JPEG: not a whole JPEG picture"),
+    "twice": ([(FIRST, b"x"), (FIRST, b"x")], "00000293.JPEG: comes twice"),
+    "slip": ([(f"imagenette2-160/../../{FIRST}", b"x")], "leads out of the archive"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_archive_is_refused_by_name(tmp_path: Path, fault: str) -> None:
-    members, error, message = FAULTS[fault]
+    members, message = FAULTS[fault]
     write_tar(tmp_path / "imagenette2-160.tgz", members)
-    with pytest.raises(error, match=message):
+    with pytest.raises(DatasetError, match=message):
         IMAGENETTE.read_split(tmp_path, "train")
 
 
@@ -250,38 +238,32 @@ def test_smaller_version_is_the_same_pictures_shrunk(tmp_path: Path) -> None:
     assert abs(small.images[:, :, 1:-1, 1:-1] - means[:, :, 1:-1, 1:-1]).max() < 4
 
 
-TINY_FAULTS: dict[str, tuple[dict[str, bytes | None], type[Exception], str]] = {
-    "no class list": ({"wnids": None}, DatasetError, "wnids.txt: missing, or not the 200 classes"),
-    "other class list": ({"wnids": b"n01443537\n"}, DatasetError, "wnids.txt: missing, or not the 200 classes"),
-    "no annotations": ({"annotations": None}, DatasetError, "val_0.JPEG: a picture that belongs to no class"),
-    "missing picture": ({"val": None}, DatasetError, "val_0.JPEG: .*names it, but it isn't there"),
-    "unknown class": ({"annotations": b"val_0.JPEG\tn00000000\t0"}, DatasetError, "names no class of Tiny ImageNet"),
-    "no columns": ({"annotations": b"val_0.JPEG"}, DatasetError, "'val_0.JPEG' names no class"),
-    "annotated twice": (
-        {"annotations": f"val_0.JPEG\t{WORM}\nval_0.JPEG\t{FISH}".encode()},
-        DatasetError,
-        "val_0.JPEG comes twice",
-    ),
+TINY_FAULTS: dict[str, tuple[dict[str, bytes | None], str]] = {
+    "no class list": ({"wnids": None}, "wnids.txt: missing, or not the 200 classes"),
+    "other class list": ({"wnids": b"n01443537\n"}, "wnids.txt: missing, or not the 200 classes"),
+    "no annotations": ({"annotations": None}, "val_0.JPEG: a picture that belongs to no class"),
+    "missing picture": ({"val": None}, "val_0.JPEG: .*names it, but it isn't there"),
+    "unknown class": ({"annotations": b"val_0.JPEG\tn00000000\t0"}, "names no class of Tiny ImageNet"),
+    "no columns": ({"annotations": b"val_0.JPEG"}, "'val_0.JPEG' names no class"),
+    "annotated twice": ({"annotations": f"val_0.JPEG\t{WORM}\nval_0.JPEG\t{FISH}".encode()}, "val_0.JPEG comes twice"),
     "extra class": (
         {f"{ROOT}/train/n00000000/images/n00000000_0.JPEG": b""},
-        DatasetError,
         "n00000000_0.JPEG: a picture that belongs to no class",
     ),
     "picture in another class's folder": (
         {f"{ROOT}/train/{FISH}/images/{WORM}_4.JPEG": b""},
-        DatasetError,
         f"{WORM}_4.JPEG: a picture that belongs to no class",
     ),
-    "extra picture": ({f"{ROOT}/val/images/val_1.JPEG": b""}, DatasetError, "val_1.JPEG: a picture that belongs"),
-    "damaged picture": ({"train": b"not a picture"}, DatasetError, f"{TRAIN}: not a whole JPEG"),
+    "extra picture": ({f"{ROOT}/val/images/val_1.JPEG": b""}, "val_1.JPEG: a picture that belongs"),
+    "damaged picture": ({"train": b"not a picture"}, f"{TRAIN}: not a whole JPEG"),
 }
 
 
 @pytest.mark.parametrize("fault", TINY_FAULTS)
 def test_a_fault_of_tiny_imagenet_is_refused_by_name(tmp_path: Path, fault: str) -> None:
-    changes, error, message = TINY_FAULTS[fault]
+    changes, message = TINY_FAULTS[fault]
     write_zip(tmp_path / TINY_ARCHIVE, official_layout(**changes))
-    with pytest.raises(error, match=message):
+    with pytest.raises(DatasetError, match=message):
         TINY_IMAGENET.read_split(tmp_path, "train")
 
 

@@ -95,10 +95,7 @@ def test_inexact_cifar10_images_are_left_out(tmp_path: Path, real_mirror: Path) 
 
 @pytest.mark.parametrize(
     ("dataset", "file"),
-    [
-        ("cifar10", "cifar-10-batches-bin/batches.meta.txt"),
-        ("cifar100", "cifar-100-binary/fine_label_names.txt"),
-    ],
+    [("cifar10", "cifar-10-batches-bin/batches.meta.txt"), ("cifar100", "cifar-100-binary/fine_label_names.txt")],
 )
 def test_class_names_are_those_of_the_official_list(real_mirror: Path, dataset: str, file: str) -> None:
     path = real_mirror / dataset / file

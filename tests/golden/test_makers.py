@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+HERE = Path(__file__).parent
 INSTALLED = ("brownian_timm", "dac_resnet", "hyperbf_timm", "ninformer_timm", "rbf_scipy")
 """Files whose origin is among the packages of the locks."""
 
@@ -12,8 +13,9 @@ INSTALLED = ("brownian_timm", "dac_resnet", "hyperbf_timm", "ninformer_timm", "r
     "name", ["dac_loops", *(pytest.param(name, marks=pytest.mark.slow(hours=True)) for name in INSTALLED)]
 )
 def test_stored_vectors_are_what_their_maker_gives(name: str) -> None:
-    fresh = runpy.run_path(str(Path(__file__).with_name(f"make_{name}.py")))["make_vectors"]()
-    with np.load(Path(__file__).with_name(f"{name}.npz")) as stored:
+    maker = runpy.run_path(str(HERE / ("make_timm.py" if name.endswith("_timm") else f"make_{name}.py")))
+    fresh = maker["MAKERS"][name]() if name.endswith("_timm") else maker["make_vectors"]()
+    with np.load(HERE / f"{name}.npz") as stored:
         assert fresh.keys() == {*stored}
         for key in fresh.keys() - {"origin"}:
             np.testing.assert_allclose(fresh[key], stored[key], rtol=1e-9, atol=1e-9, err_msg=key)

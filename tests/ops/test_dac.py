@@ -26,15 +26,6 @@ def loops() -> dict[str, np.ndarray]:
         return dict(file)
 
 
-def test_dense_gives_a_hand_worked_case() -> None:
-    # z = (1, -2): unit 1 activates 1 + 1 and -2 + 3, unit 2 activates 1 - 2 and -2 + 2.5.
-    z, w = torch.tensor([1.0, -2.0]), torch.tensor([[3.0, 5.0], [7.0, 4.0]])
-    b = torch.tensor([[1.0, 3.0], [-2.0, 2.5]])
-    expected = torch.tensor([3.0 * 2 + 5.0 * 1, 7.0 * 0 + 4.0 * 0.5])
-    for operator in (dac_linear_reference, dac_linear):
-        assert torch.equal(operator(z, w, b), expected)
-
-
 def test_a_padded_pixel_adds_nothing_even_with_a_positive_bias() -> None:
     x, w, b = torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 3, 3), torch.ones(1, 1)
     expected = torch.full((1, 1, 2, 2), 4.0)  # each corner of the image sees the 4 pixels, each relu(1 + 0)

@@ -14,21 +14,13 @@ from stages.ops.yat import (
     YatScale,
     guide_scale,
     yat_linear,
-    yat_linear_reference,
     yat_ratio,
 )
-from stages.ops.yat_attention import YatAttention, yat_attention, yat_attention_reference
-from stages.ops.yat_conv import YatConv2d, yat_conv2d, yat_conv2d_reference
+from stages.ops.yat_attention import YatAttention, yat_attention
+from stages.ops.yat_conv import YatConv2d, yat_conv2d
 from tests.ops.gradients import check_layer, draw, load_case
 
 WIDE = torch.float64
-
-
-def test_reference_gives_a_hand_worked_case() -> None:
-    # w·x + b = 2 + 2 - 1 = 3, ‖w - x‖² = 1 + 1 = 2; the second unit is the first's weights turned away.
-    x, w = torch.tensor([[1.0, 2]]), torch.tensor([[2.0, 1], [-2, -1]])
-    outputs = yat_linear_reference(x, w, torch.tensor([-1.0, 0]), 2.0, 0.25)
-    torch.testing.assert_close(outputs, torch.tensor([[2 * 9 / 2.25, 2 * 16 / 18.25]]))
 
 
 @pytest.mark.parametrize(
@@ -84,14 +76,6 @@ def test_a_distance_that_rounding_makes_negative_counts_as_zero() -> None:
     torch.testing.assert_close(response.diagonal(), (x * w).square().flatten() / epsilon)
     response.diagonal().sum().backward()
     torch.testing.assert_close(leaf.grad, 2 * x * w.square() / epsilon)
-
-
-def test_responses_do_not_decay_far_away() -> None:
-    """The guide says that they do; along a direction u they go to (w·u)², from below or above."""
-    w, u = torch.tensor([[1.0, 2]], dtype=WIDE), torch.tensor([[0.6, 0.8]], dtype=WIDE)
-    far = yat_linear(torch.tensor([[1e3], [1e6]], dtype=WIDE) * u, w).flatten()
-    torch.testing.assert_close(far, (w @ u.T).square().expand(2, 1).flatten(), rtol=1e-2, atol=0)
-    assert abs(far[1] / (w @ u.T).square() - 1) < 1e-5
 
 
 def test_guide_scale_is_that_of_equation_two() -> None:
@@ -178,13 +162,6 @@ def of_attention() -> list[Tensor]:
     return [draw(3, 2, 5, 4), draw(3, 2, 7, 4, seed=1), draw(3, 2, 7, 6, seed=2), torch.tensor(0.7), torch.tensor(0.3)]
 
 
-def test_attention_reference_gives_a_hand_worked_case() -> None:
-    # Scores (2·1)² / (1 + 1) = 2 and (2·3)² / (1 + 1) = 18; s = ln 3 / 16 makes their weights 1/4 and 3/4.
-    q, k, v = torch.tensor([[2.0]]), torch.tensor([[1.0], [3.0]]), torch.tensor([[4.0, 0], [0, 8]])
-    mixed = yat_attention_reference(q, k, v, math.log(3) / 16, 1.0)
-    torch.testing.assert_close(mixed, torch.tensor([[1.0, 6]]))
-
-
 @pytest.mark.parametrize(
     ("case", "options", "is_causal"),
     [
@@ -265,15 +242,6 @@ def test_dropout_acts_on_the_weights_in_training_alone() -> None:
 def test_impossible_options_of_attention_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         YatAttention(12, **options)  # type: ignore[arg-type]
-
-
-def test_conv_reference_gives_a_hand_worked_case() -> None:
-    # One 2 x 2 kernel of ones: ⟨K, I⟩ = 1 + 2 + 3 + 4 = 10, ‖K - I‖² = 0 + 1 + 4 + 9 = 14; then 2 + 0 + 4 + 0 padded.
-    image, kernel = torch.tensor([[[[1.0, 2], [3, 4]]]]), torch.ones(1, 1, 2, 2)
-    plain = yat_conv2d_reference(image, kernel, torch.zeros(1), 1.0, 2.0, stride=1, padding=0, dilation=1, groups=1)
-    torch.testing.assert_close(plain, torch.tensor([[[[100 / 16]]]]))
-    padded = yat_conv2d_reference(image, kernel, torch.zeros(1), 1.0, 2.0, stride=1, padding=1, dilation=1, groups=1)
-    torch.testing.assert_close(padded[0, 0, 1, 2], torch.tensor(36 / (1 + 1 + 9 + 1 + 2)))
 
 
 @pytest.mark.parametrize(

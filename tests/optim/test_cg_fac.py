@@ -1,6 +1,5 @@
 """CG-FAC: conjugate gradients as printed, the direction is the dense damped solution; the page's example runs."""
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -12,32 +11,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from stages.optim import cg_fac, kfac
 from stages.optim.capture import gradient_matrix
 from stages.optim.cg_fac import CGFAC, conjugate_gradient
-from stages.optim.fisher import kronecker_product, per_sample_product
 from stages.optim.kfac import KFAC
-from tests.optim.layers import dense, make_problem
+from stages.run import OptimizerSpec
+from tests.optim.layers import make_problem
 
 DAMPING = 0.01
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spec:
-    """The fields of an optimiser's spec, as the params files give them."""
-
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    damping: float | None = None
-    cg_iterations: int | None = None
-    cg_tolerance: float | None = None
-    warm_start: bool | None = None
-    reading: Literal["kronecker", "per-sample"] | None = None
-    factor_decay: float | None = None
-    update_interval: int | None = None
-    kl_clip: float | None = None
-    layers: tuple[str, ...] | None = None
-    rest: Literal["adam", "sgd"] | None = None
-    rest_lr: float | None = None
+Spec = partial(OptimizerSpec, name="cg_fac", lr=0.1)
 
 
 def dense_fisher(reading: str, samples: Tensor, inputs: Tensor, gradients: Tensor) -> Tensor:
@@ -109,33 +88,6 @@ def test_warm_start_comes_nearer_with_the_same_iterations() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"cg_iterations": 1},
-        {"cg_tolerance": 0.9},
-        {"warm_start": True},
-        {"reading": "per-sample"},
-        {"factor_decay": 0.5},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_every_keyword_changes_the_result(change: dict[str, object]) -> None:
-    results = []
-    for keywords in ({}, change):
-        problem = make_problem()
-        optimizer = CGFAC(
-            problem.network,
-            **{"lr": 0.001, "damping": 1e-4, "cg_iterations": 3, "cg_tolerance": 0.0, "layers": ("mix",)} | keywords,
-        )
-        for _ in range(3):
-            optimizer.zero_grad()
-            problem.loss().backward()
-            optimizer.step()
-        results.append(problem.network.mix.weight.detach())
-    assert not torch.equal(*results)
-
-
-@pytest.mark.parametrize(
     ("keywords", "message"),
     [
         ({"reading": "both"}, "reading is 'both'; known: kronecker, per-sample"),
@@ -196,23 +148,6 @@ def test_iterates_are_those_of_the_printed_algorithm() -> None:
     for m in range(1, 8):
         x = conjugate_gradient(lambda v: matrix @ v, b, None, iterations=m, tolerance=0.0)
         torch.testing.assert_close(x, algorithm_1(matrix, b, torch.zeros_like(b), m), rtol=1e-9, atol=1e-9)
-
-
-def test_dense_solution_is_reached_in_n_steps_in_both_readings() -> None:
-    problem = make_problem()
-    batch, b = (
-        problem.captured(),
-        torch.cat([problem.network.mix.weight.grad, problem.network.mix.bias.grad[:, None]], dim=1),
-    )
-    for reading in (kronecker_product, per_sample_product):
-
-        def product(v: Tensor, reading: object = reading) -> Tensor:
-            assert callable(reading)
-            return reading(batch, v) + DAMPING * v
-
-        exact = torch.linalg.solve(dense(product, b.shape), b.flatten()).reshape(b.shape)
-        x = conjugate_gradient(product, b, None, iterations=b.numel(), tolerance=0.0)
-        assert ((x - exact).norm() / exact.norm()).item() < 1e-6
 
 
 def test_stops_at_the_relative_squared_residual() -> None:

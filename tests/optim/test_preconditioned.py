@@ -118,18 +118,6 @@ def test_resumed_training_is_bitwise_that_without_a_stop(make: Make, cut: int) -
     assert all(equal(weights(second), weights(straight)))
 
 
-def test_loaded_state_is_a_copy(make: Make) -> None:
-    model = network()
-    optimizer = make(model, lr=0.05)
-    train(model, optimizer, range(2))
-    saved = optimizer.state_dict()
-    tensors = {name: tensor.clone() for name, tensor in saved["layers"]["mix"].items()}
-    other = make(model, lr=0.05)
-    other.load_state_dict(saved)
-    train(model, other, range(2, 8))
-    assert all(torch.equal(saved["layers"]["mix"][name], tensor) for name, tensor in tensors.items())
-
-
 def test_state_of_other_layers_is_refused() -> None:
     mix, head = network(), network()
     saved = CGFAC(mix, lr=0.1, layers=("mix",)).state_dict()

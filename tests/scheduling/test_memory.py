@@ -133,11 +133,7 @@ def test_the_longest_comes_first_and_a_shared_training_once(three_arms: Path) ->
     labels = [group.label for group in queue.groups]
     assert labels[0] == f"{OTHER} ninformer.0"
     assert sorted(labels[1:]) == [f"{EXPERIMENT} ninformer.0", f"{EXPERIMENT} vit.0"]
-    assert sorted(queue.names.values()) == [
-        f"{EXPERIMENT}.ninformer.0",
-        f"{EXPERIMENT}.vit.0",
-        f"{OTHER}.ninformer.0",
-    ]
+    assert sorted(queue.names.values()) == [f"{EXPERIMENT}.ninformer.0", f"{EXPERIMENT}.vit.0", f"{OTHER}.ninformer.0"]
     assert queue.held == {EXPERIMENT: 0, OTHER: 0}
 
 

@@ -156,20 +156,7 @@ def archive() -> bytes:
 
 
 def other_formats() -> Iterator[Hostile]:
-    for kind in (
-        "GIF",
-        "BMP",
-        "TIFF",
-        "ICO",
-        "PPM",
-        "TGA",
-        "PCX",
-        "SGI",
-        "DDS",
-        "PDF",
-        "EPS",
-        "JPEG2000",
-    ):
+    for kind in ("GIF", "BMP", "TIFF", "ICO", "PPM", "TGA", "PCX", "SGI", "DDS", "PDF", "EPS", "JPEG2000"):
         size = (32, 32) if kind == "ICO" else SIZE
         yield Hostile(f"{kind} under the name of png", encode(kind, picture(size=size)), 422, "not a PNG, JPEG or WebP")
     texts = {

@@ -5,7 +5,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
@@ -19,7 +19,7 @@ from service.inference.batching import ASIDE_SECONDS, AnswerFailed, Batcher, Inf
 from service.inference.models import Model, Models
 from service.inference.processes import ProcessGone
 from service.inference.workers import PassFailed, Worker
-from service.slots import Busy
+from service.slots import Busy, holder
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.run import ModelSpec
@@ -151,16 +151,6 @@ def test_images_of_many_requests_share_passes_of_at_most_the_maximum(count: int)
     assert len(passes) <= count // 8 + 2, "nearly all passes are full"
 
 
-def test_a_request_larger_than_a_pass_is_answered_in_order() -> None:
-    network = Touchy()
-    model = Here.model_of(network)
-    images = np.concatenate([image(first) for first in range(21)])
-    with started(max_batch=8) as batcher:
-        found = asyncio.run(batcher.probabilities(model, images))
-    np.testing.assert_allclose(found, expected_of(model, images), rtol=0, atol=1e-6)
-    assert max(network.passes[:-1]) <= 8
-
-
 def test_a_lone_request_waits_for_nobody_and_an_announced_one_is_waited_for() -> None:
     model = Here.model_of(Touchy())
     with started(max_wait_seconds=600) as batcher:
@@ -203,23 +193,6 @@ def test_a_cancelled_request_leaves_the_queue() -> None:
     assert network.passes == [1, 1], "the slow one, then the one that was kept"
 
 
-def test_a_full_queue_refuses_and_recovers() -> None:
-    model = Here.model_of(Touchy())
-
-    async def scene(batcher: Batcher) -> None:
-        slow = asyncio.create_task(batcher.probabilities(model, image(SLOW)))
-        await asyncio.sleep(0.05)
-        waiting = [asyncio.create_task(batcher.probabilities(model, image(1))) for _ in range(4)]
-        await asyncio.sleep(0)
-        with pytest.raises(Busy, match="too much is waiting already"):
-            await batcher.probabilities(model, image(1))
-        await asyncio.gather(slow, *waiting)
-        await batcher.probabilities(model, image(1))
-
-    with started(max_waiting_seconds=0.004) as batcher:
-        asyncio.run(scene(batcher))
-
-
 def test_models_take_turns_and_never_share_a_pass() -> None:
     one, other = Touchy(), Touchy()
     first, second = Here.model_of(one), Here.model_of(other)
@@ -251,25 +224,6 @@ def test_a_large_request_lets_others_go_first() -> None:
     with started(max_batch=1) as batcher:
         asyncio.run(asyncio.wait_for(scene(batcher), 60))
     assert done == ["one", "two", "six of model 0", "six of model 1"]
-
-
-def test_a_dead_worker_is_replaced_and_its_pass_is_tried_again_one_by_one() -> None:
-    """As if somebody had killed it: none of the requests is lost, and the model isn't blamed."""
-    model, worker = Here.model_of(network := Touchy()), Here()
-    network.deaths_left = 1
-    with started(worker) as batcher, batcher.announce():
-        found = asyncio.run(asyncio.wait_for(ask(batcher, model, 1, DEADLY, 2), 10))
-        assert [type(item) for item in found] == [np.ndarray] * 3
-        assert network.passes == [3, 1, 1, 1]
-        assert batcher.is_alive and worker.restarts == 1 and batcher.set_aside == []
-
-
-def test_a_worker_that_dies_while_idle_is_replaced_without_a_request() -> None:
-    worker = Here()
-    with started(worker) as batcher:
-        worker.is_alive = False
-        wait_until(lambda: batcher.is_alive)
-        assert worker.restarts == 1
 
 
 def test_where_no_worker_can_be_started_nothing_waits_until_one_can() -> None:
@@ -307,20 +261,6 @@ def test_a_model_at_which_a_request_ends_two_workers_is_set_aside(monkeypatch: p
         assert batcher.set_aside == [] and answers_to(deadly, 1) == [np.ndarray]
 
 
-def test_stopping_answers_what_waits() -> None:
-    model = Here.model_of(Touchy())
-
-    async def scene(batcher: Batcher) -> list[np.ndarray | BaseException]:
-        call = asyncio.create_task(ask(batcher, model, SLOW, 1, 2))
-        await asyncio.sleep(0.05)
-        await asyncio.to_thread(batcher.stop)
-        return await call
-
-    batcher = Batcher([Here()], max_batch=1, max_wait_seconds=0, max_waiting_seconds=1)
-    batcher.start()
-    assert all(isinstance(item, np.ndarray) for item in asyncio.run(scene(batcher)))
-
-
 def test_workers_share_what_waits_and_answer_at_the_same_time() -> None:
     network = Touchy()
     model = Here.model_of(network)
@@ -347,14 +287,72 @@ def test_a_model_is_asked_of_an_idle_worker_that_has_it() -> None:
         assert not workers[0].unloaded, "the other one was busy"
 
 
-def test_the_other_worker_answers_while_one_is_gone() -> None:
+async def one_and_more(batcher: Batcher, model: Model, names: Sequence[str]) -> list[asyncio.Task[float]]:
+    """Start a slow request of each of these clients; the first runs and the others wait."""
+    tasks = []
+    for name in names:
+        tasks.append(asyncio.create_task(as_client(name, batcher, model, image(SLOW))))
+        if len(tasks) == 1:
+            await asyncio.to_thread(wait_until, lambda: Here.networks[model.sha256].passes)
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def as_client(client: str, batcher: Batcher, model: Model, images: np.ndarray) -> float:
+    """Send a request as one client; return the time of its answer."""
+    holder.set(client)
+    await batcher.probabilities(model, images)
+    return time.monotonic()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_busy_client_does_not_delay_another(size: int) -> None:
     model = Here.model_of(Touchy())
-    with started(Here(can_restart=False), Here()) as batcher:
-        batcher.workers[0].is_alive = False  # type: ignore[misc]
-        for _ in range(5):
-            (found,) = asyncio.run(asyncio.wait_for(ask(batcher, model, 1), 10))
-            assert isinstance(found, np.ndarray)
-        assert batcher.is_alive and batcher.serving == 1
+    slow = np.concatenate([image(SLOW)] * size)
+
+    async def scene(batcher: Batcher) -> None:
+        many = [asyncio.create_task(as_client("many", batcher, model, slow)) for _ in range(6)]
+        await asyncio.sleep(0.05)  # one of them is running
+        lone = await as_client("lone", batcher, model, image(1))
+        assert sum(task.done() for task in many) <= 1
+        assert lone < min((await asyncio.gather(*many))[1:])
+
+    with started(max_batch=1) as batcher:
+        asyncio.run(asyncio.wait_for(scene(batcher), 60))
+
+
+def test_full_queue_rejects_the_busiest_clients_newest_images() -> None:
+    model = Here.model_of(Touchy())
+
+    async def scene(batcher: Batcher) -> None:
+        tasks = await one_and_more(batcher, model, ["many"] * 5)
+        with pytest.raises(Busy, match="too much is waiting already"):
+            await as_client("many", batcher, model, image(1))
+        await asyncio.gather(*(as_client(name, batcher, model, image(1)) for name in ("one", "two")))
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(answer, Busy) for answer in found] == [False, False, False, True, True], "the last two"
+        even = await one_and_more(batcher, Here.model_of(Touchy()), "abcde")
+        with pytest.raises(Busy):
+            await as_client("f", batcher, model, image(1))
+        await asyncio.gather(*even)
+
+    with started(max_batch=1, max_waiting_seconds=0.004) as batcher:
+        asyncio.run(asyncio.wait_for(scene(batcher), 60))
+
+
+def test_one_client_leaves_a_worker_to_others() -> None:
+    model = Here.model_of(Touchy())
+
+    async def scene(batcher: Batcher) -> None:
+        await as_client("lone", batcher, model, image(1))
+        many = [asyncio.create_task(as_client("many", batcher, model, image(SLOW))) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        before = time.monotonic()
+        assert await as_client("lone", batcher, model, image(1)) - before < 0.15, "no slow pass was in its way"
+        await asyncio.gather(*many)
+
+    with started(Here(), Here(), max_batch=1) as batcher:
+        asyncio.run(asyncio.wait_for(scene(batcher), 60))
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,6 @@ from tests.service.browsing import EVERYTHING, IN_A_BROWSER, OF_COLOURS, found_i
 from tests.service.results_factory import LONG_TITLE
 
 pytestmark = IN_A_BROWSER
-
-
 OVERFLOWING = "items => items.filter(item => item.scrollWidth > item.clientWidth).map(item => item.textContent)"
 
 

@@ -119,13 +119,7 @@ def test_what_is_copied_records_and_serves_with_the_packages_of_serve_alone(tmp_
         with httpx.Client(base_url=service.address, timeout=60) as client:
             style = client.get("/static/style.css").text
             assert style == "/* the copy */", "the copied code answers, not this clone's"
-            for path in (
-                "/",
-                "/docs",
-                "/claims",
-                "/compare?dataset=cifar100&format=csv",
-                "/api/v1/export.zip",
-            ):
+            for path in ("/", "/docs", "/claims", "/compare?dataset=cifar100&format=csv", "/api/v1/export.zip"):
                 assert client.get(path).status_code == 200, path
             assert client.get("/compare?dataset=cifar100").json()["comparisons"]
             checkpoints = [one["id"] for one in client.get("/api/v1/checkpoints").json()]

@@ -59,30 +59,13 @@ def test_the_unit_is_one_and_confines_the_service(tmp_path: Path) -> None:
     assert re.search(r"Overall exposure level for claimcheck.service: [01]\.\d", found), found
 
 
-def test_a_unit_with_an_unknown_line_is_found(tmp_path: Path) -> None:
-    """The linter's own test: it says what it doesn't know."""
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("no systemd-analyze here; on Debian: apt install systemd")
-    place = unit_here(tmp_path)
-    place.write_text(place.read_text().replace("KillMode=mixed", "KillMood=mixed"))
-    assert "KillMood" in lint("systemd-analyze", "verify", str(place))
-
-
-def test_the_manifest_fits_the_schemas_of_kubernetes(tmp_path: Path) -> None:
+def test_the_manifest_fits_the_schemas_of_kubernetes() -> None:
     lint("kubernetes-validate", "--strict", str(MANIFEST))
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text(MANIFEST.read_text().replace("readOnlyRootFilesystem: true", "readOnlyRootFileSystem: true"))
-    with pytest.raises(AssertionError, match="readOnlyRootFileSystem"):
-        lint("kubernetes-validate", "--strict", str(wrong))
 
 
-def test_compose_fits_its_specification_and_starts_again(tmp_path: Path) -> None:
+def test_compose_fits_its_specification_and_starts_again() -> None:
     compose = REPOSITORY / "compose.yaml"
     lint("check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(compose))
-    wrong = tmp_path / "compose.yaml"
-    wrong.write_text(compose.read_text().replace("restart:", "restarts:"))
-    with pytest.raises(AssertionError, match="restarts"):
-        lint("check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(wrong))
     services = yaml.safe_load(compose.read_text())["services"]
     assert {name: services[name]["restart"] for name in services} == {
         "database": "unless-stopped",

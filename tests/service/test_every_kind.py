@@ -8,41 +8,10 @@ from playwright.sync_api import Browser, Page
 
 from tests.service.browsing import EVERYTHING, IN_A_BROWSER, OF_COLOURS_AND_TARGETS, found_in, open_page
 from tests.service.running import Running, running
+from tests.service.test_pages import KINDS
 
 pytestmark = IN_A_BROWSER
 PHONE = {"width": 390, "height": 844}
-CLAIMS = {
-    "supported at sizes": "dac.sgemm.crossover_low",
-    "inconclusive": "dac.sgemm.depth",
-    "waiting": "ninformer.table2.mnist.vit",
-    "at chance": "nmn.ext.resnet18.c10.aether",
-    "drawn": "dac.fig3",
-    "holds by computing": "dac.eq7",
-    "as read in one way": "dac.fig7b",
-    "contradicted": "ninformer.table3.mnist.vit",
-}
-KINDS = {
-    "front": "/",
-    **{f"paper {name}": f"/papers/{name}" for name in ("ninformer", "dac")},
-    **{f"claim {kind}": f"/claims/{claim}" for kind, claim in CLAIMS.items()},
-    "claim as cited": "/claims/dac.sgemm.gain?cited=0123456789ab",
-    **{f"data {name}": f"/?dataset={name}" for name in ("cifar10", "sgemm", "openwebtext")},
-    "an answer": "/?dataset=mnist&sample=3",
-    **{f"experiment {name}": f"/experiments/{name}" for name in ("dac-sgemm", "nmn-gpt")},
-    "no runs": "/curves",
-    "runs over each other": "/curves?line=ninformer-mnist.vit&line=dac-sgemm.mlp-18x5",
-    "leaderboard": "/leaderboard?dataset=sgemm",
-    "claims": "/claims",
-    "search": "/claims?q=activation",
-    "method": "/method",
-    "versus": "/versus?dataset=sgemm&a=dac-mlp-141x5&b=mlp-141x5",
-    "versus of shortened runs": "/versus?dataset=mnist&a=ninformer&b=vit",
-    "versus without models": "/versus",
-    "documentation": "/docs",
-    "file": "/files/docs/operators/yat.md",
-    **{f"model {name}": f"/models/{name}" for name in ("ninformer-mnist.local-vit", "dac-sgemm.mlp-141x5")},
-    "not understood": "/leaderboard?sort=nothing",
-}
 CUT_OFF = """() => [...document.querySelectorAll(".scroll:has(> .claims, > .printed, > .leaderboard)")]
     .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.getAttribute("aria-label"))"""
 COVERED = """() => [...document.querySelectorAll("dt, .stamp")]
@@ -73,15 +42,14 @@ def visit(page: Page, path: str) -> None:
         page.locator("#answers .card").first.wait_for()
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "run"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_page_of_each_kind_is_whole_on_a_desk_and_on_a_telephone_in_light_and_in_the_dark(
     visitor: Page, kind: str
 ) -> None:
     """Axe finds nothing, folded or not, with targets of 24 pixels; nothing is cut off, covered or beyond the side."""
-    path = KINDS.get(kind) or f"/runs/{run_of(visitor)}"
     visitor.emulate_media(color_scheme="light", reduced_motion="reduce")
     visitor.set_viewport_size({"width": 1280, "height": 900})
-    visit(visitor, path)
+    visit(visitor, KINDS[kind])
     assert visitor.evaluate(CUT_OFF) == [] and visitor.evaluate(COVERED) == []
     visitor.locator("details").evaluate_all("all => all.forEach(item => { item.open = true })")
     assert found_in(visitor, EVERYTHING) == []
@@ -90,11 +58,6 @@ def test_a_page_of_each_kind_is_whole_on_a_desk_and_on_a_telephone_in_light_and_
     assert visitor.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
     assert visitor.evaluate(CUT_OFF) == [] and visitor.evaluate(COVERED) == []
     assert found_in(visitor, OF_COLOURS_AND_TARGETS) == []
-
-
-def run_of(page: Page) -> str:
-    (run,) = page.request.get("/api/v1/runs?experiment=dac-sgemm&limit=1").json()
-    return str(run["run_key"])
 
 
 def test_the_longest_paper_page_has_its_contents_within_three_screens_of_a_telephone_and_folds_what_waits(

@@ -12,17 +12,7 @@ from urllib.request import urlopen
 import pytest
 from fastapi.testclient import TestClient
 
-from service.examples import (
-    OPEN,
-    SEVEN,
-    SEVEN_AS_TENSOR,
-    Ask,
-    collect,
-    cut,
-    draw_seven,
-    load_examples,
-    tensor_of,
-)
+from service.examples import OPEN, SEVEN, SEVEN_AS_TENSOR, Ask, collect, cut, draw_seven, load_examples, tensor_of
 from tests.service.results_factory import REPOSITORY
 from tests.service.running import Running, running
 

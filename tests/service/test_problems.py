@@ -41,15 +41,7 @@ ROUTES = [
 GETS = [route for route in ROUTES if "GET" in route.methods]
 POSTS = [route for route in ROUTES if "POST" in route.methods]
 WITHOUT_DATABASE = (
-    *(
-        "/docs",
-        "/files/LICENSE",
-        "/health/live",
-        "/metrics",
-        "/openapi.json",
-        "/v2",
-        "/v2/health/live",
-    ),
+    *("/docs", "/files/LICENSE", "/health/live", "/metrics", "/openapi.json", "/v2", "/v2/health/live"),
 )
 
 

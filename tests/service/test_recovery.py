@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -162,56 +161,6 @@ def probabilities(images: list[dict[str, Any]]) -> list[dict[str, float]]:
     return [{item["name"]: item["probability"] for item in own["top"]} for image in images for own in image["answers"]]
 
 
-def test_repeatedly_killed_workers_lose_only_their_passes(settings: Settings) -> None:
-    """Kill at random moments: every answer is correct or 503, and the service recovers."""
-    with serving(settings.model_copy(update={"workers": 2})) as client:
-        expected = ask(client).json()["images"]
-        stop = threading.Event()
-
-        def work() -> list[Any]:
-            found = []
-            while not stop.is_set():
-                found.append(ask(client))
-            return found
-
-        engine = engine_of(client)
-
-        def all_again(times: int) -> bool:
-            is_whole = sum(worker.restarts for worker in engine.workers) >= times and engine.batcher.serving == 2
-            return is_whole and ask(client).status_code == 200  # an answer after the last death
-
-        with ThreadPoolExecutor(4) as pool:
-            clients = [pool.submit(work) for _ in range(4)]
-            try:
-                for number in range(6):
-                    time.sleep(0.1)
-                    os.kill(pids_of(client)[number % 2], signal.SIGKILL)
-                    wait_until(lambda: all_again(number + 1))  # noqa: B023
-            finally:
-                stop.set()
-            answers = [answer for work_done in clients for answer in work_done.result(60)]
-        assert {answer.status_code for answer in answers} <= {200, 503}
-        right = [pytest.approx(seen, abs=1e-5) for seen in probabilities(expected)]  # batches round differently
-        assert all(probabilities(answer.json()["images"]) == right for answer in answers if answer.status_code == 200)
-        assert sum(answer.status_code == 503 for answer in answers) <= 4 * 6
-        assert engine_of(client).batcher.set_aside == []
-        wait_until(lambda: engine_of(client).batcher.serving == 2)
-        assert ask(client).json()["images"] == expected
-
-
-def test_killed_decoder_is_replaced_and_its_image_decoded(settings: Settings) -> None:
-    large = encode("PNG", Image.new("RGB", (2000, 2000), (200, 30, 60)))
-    with serving(settings) as client:
-        expected = ask(client, content=large).json()["images"]
-        for process in engine_of(client).decoder.processes:
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGKILL)
-        answer = ask(client, content=large)
-        assert answer.status_code == 200 and answer.json()["images"] == expected
-        assert restarts(client, "decoding") >= 1
-        assert client.get("/health/ready").status_code == 200
-
-
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
 def test_losing_all_processes_gives_retryable_errors(settings: Settings, fate: signal.Signals) -> None:
     """Kill also the process that the others are forked from."""
@@ -228,7 +177,7 @@ def test_losing_all_processes_gives_retryable_errors(settings: Settings, fate: s
         while answers[-1].status_code != 200 and time.monotonic() < until:
             answers.append(ask(client, content=large))
         assert {answer.status_code for answer in answers} <= {200, 503}, "no client is to blame"
-        assert answers[-1].json()["images"] == expected
+        assert answers[-1].json()["images"] == expected and restarts(client, "decoding") >= 1
         assert client.get("/health/ready").status_code == 200 and engine_of(client).batcher.set_aside == []
 
 

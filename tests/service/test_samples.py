@@ -15,7 +15,7 @@ from service.database.samples import NoSample, Samples
 from service.settings import Settings
 from stages.datasets.packed import read_images, read_info
 from tests.project import REPOSITORY
-from tests.service.conftest import png, serving
+from tests.service.conftest import png, reading
 
 
 def test_samples_are_packed_test_images_of_different_classes(client: TestClient, root: Path) -> None:
@@ -32,20 +32,12 @@ def test_samples_are_packed_test_images_of_different_classes(client: TestClient,
         assert np.array_equal(pixels.transpose(2, 0, 1), packed.images[sample["position"]])
 
 
-def test_sample_gets_the_same_answer_as_an_upload(client: TestClient) -> None:
-    image = client.get("/api/v1/datasets/cifar100/samples/0").content
-    answer = client.post("/predict?dataset=cifar100", files={"file": ("sample.png", image, "image/png")})
-    assert answer.status_code == 200
-    assert len(answer.json()["models"]) == 4
-
-
 @pytest.mark.parametrize(
     ("path", "status", "detail"),
     [
         ("cifar100/samples/16", 404, "sample 16: cifar100 has 16 test images here"),
         ("cifar100/samples/-1", 422, "greater than or equal to 0"),
         ("cifar10/samples", 404, "`dvc repro preprocess@cifar10` packs them"),
-        ("cifar10/samples/0", 404, "`dvc repro preprocess@cifar10` packs them"),
         ("..%2Fcifar100/samples", 404, ""),
         ("nothing/samples", 404, "nothing"),
     ],
@@ -64,7 +56,7 @@ def test_only_placeholder_images_for_real_models_carry_a_warning(
     own = shutil.copytree(root, tmp_path / "root")
     info = own / "data" / "processed" / "cifar100" / "dataset.json"
     info.write_text(info.read_text().replace('"embedded"', '"full"', 1))
-    with serving(settings.model_copy(update={"root": own})) as served:
+    with reading(settings.model_copy(update={"root": own})) as served:
         html = served.get("/?dataset=cifar100").text
     assert "Or choose test images of CIFAR-100" in html and 'class="warning"' not in html
     assert re.search(r'<img src="/api/v1/datasets/cifar100/samples/\d+" alt="digits-\d\d"', html)
@@ -117,9 +109,7 @@ def test_files_are_answered_before_samples(client: TestClient) -> None:
     [
         ([], 422, "no image; send a file as file=, or name a test image by sample="),
         (["7"], 422, "sample is '7'; expected <data set>/<position>, as mnist/7"),
-        (["../cifar100/7"], 422, "sample is '../cifar100/7'"),
         (["cifar100/99999"], 404, "sample 99999: cifar100 has 16 test images here"),
-        (["cifar10/0"], 404, "`dvc repro preprocess@cifar10` packs them"),
         (["nothing/0"], 404, "the images of nothing are not here"),
         (["cifar100/0"] * 5, 413, "5 images; one request takes at most 4"),
     ],

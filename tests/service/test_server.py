@@ -101,12 +101,6 @@ def head(method: str, path: str, *headers: str) -> bytes:
     return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *headers, "", ""]).encode("latin-1")
 
 
-def test_head_is_get_without_its_body(service: Running) -> None:
-    got, answered = request(service, "GET", "/api/v1/papers"), request(service, "HEAD", "/api/v1/papers")
-    assert (got[0], answered[0], answered[1]) == (200, 200, b"")
-    assert answered[2]["content-length"] == got[2]["content-length"] == str(len(got[1]))
-
-
 def test_a_target_may_be_a_whole_address_whose_host_counts(service: Running) -> None:
     path = "/api/v1/papers?limit=1"
     assert exchange(service, head("GET", f"http://127.0.0.1:{service.port}{path}")) == exchange(
@@ -116,13 +110,6 @@ def test_a_target_may_be_a_whole_address_whose_host_counts(service: Running) -> 
     status, content = exchange(service, head("GET", f"http://elsewhere.example{path}"))
     assert status == 421 and b"elsewhere.example" in content
     assert exchange(service, head("GET", f"ftp://127.0.0.1{path}"))[0] == 404
-
-
-def test_giant_headers_are_refused(service: Running) -> None:
-    many = "\r\n".join(f"X{number}: {'y' * 50}" for number in range(2000))
-    for junk in ("X: " + "y" * 40_000, "X: " + "y" * 3_000_000, many):
-        assert exchange(service, head("GET", "/compare", junk))[0] in (431, 400, 0)
-    assert request(service, "GET", "/health/ready")[0] == 200
 
 
 UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Sec-WebSocket-Version: 13", "HTTP2-Settings: AAMAAABkAAQAAP__")
@@ -154,7 +141,16 @@ ODD = {
     "an odd length": (head("POST", PATH, "Content-Length: +5") + b"hello", 400),
     "chunked twice": (head("POST", PATH, "Transfer-Encoding: chunked, chunked"), 400),
     "chunked and gzip": (head("POST", PATH, "Transfer-Encoding: gzip, chunked"), 400),
-    "an odd chunk size": (head("POST", PATH, "Transfer-Encoding: chunked") + b"0x5\r\nhello\r\n0\r\n\r\n", 400),
+    **{
+        f"a chunk of {lie[:30]!r}": (head("POST", PATH, "Transfer-Encoding: chunked") + lie, 400)
+        for lie in (
+            b"0x5\r\nhello\r\n0\r\n\r\n",
+            b"5\r\nhello world\r\n0\r\n\r\n",
+            b"-1\r\nx\r\n",
+            b"zz\r\nx\r\n",
+            b"f" * 30 + b"\r\nx\r\n",
+        )
+    },
     "blank lines before": (b"\r\n" + head("GET", "/health/live"), 400),
     "800 ranges": (head("GET", "/static/style.css", "Range: bytes=" + "0-0," * 800), 200),
     "a range from behind": (head("GET", "/static/style.css", "Range: bytes=-" + "9" * 20), 206),
@@ -188,13 +184,6 @@ def test_what_never_ends_is_cut_off(service: Running, kind: str) -> None:
         with pytest.raises(ConnectionError):
             connection.sendall(again * (50_000_000 // len(again)))
     assert request(service, "GET", "/health/ready")[0] == 200
-
-
-def test_a_body_in_thousands_of_chunks_is_read(service: Running) -> None:
-    start = head("POST", PATH, "Transfer-Encoding: chunked", f"Content-Type: {HEADERS['Content-Type']}")
-    chunks = b"".join(b"1;name=value\r\n%c\r\n" % byte for byte in FORM)
-    assert len(chunks) > 10_000
-    assert exchange(service, start + chunks + b"0\r\nX-Checksum: none\r\n\r\n")[0] == 200
 
 
 def test_a_body_in_a_great_many_tiny_chunks_is_refused(service: Running) -> None:
@@ -239,20 +228,6 @@ def test_requests_without_end_leave_memory_as_it_was(service: Running) -> None:
     assert process.memory_info().rss - before < 30_000_000
 
 
-def test_a_chunk_that_lies_about_its_length_is_refused(service: Running) -> None:
-    start = head("POST", PATH, "Transfer-Encoding: chunked", f"Content-Type: {HEADERS['Content-Type']}")
-    for lie in (b"5\r\nhello world\r\n0\r\n\r\n", b"-1\r\nx\r\n", b"zz\r\nx\r\n", b"f" * 30 + b"\r\nx\r\n"):
-        assert exchange(service, start + lie)[0] == 400, lie
-
-
-def test_a_body_that_does_not_come_is_not_waited_for(service: Running) -> None:
-    content_type = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
-    before = time.monotonic()
-    status, body = exchange(service, head("POST", PATH, "Content-Length: 100000", content_type) + FORM[:50])
-    assert (status, json.loads(body)["detail"]) == (408, "the request body didn't arrive within 1.5 s")
-    assert 1 < time.monotonic() - before < 20
-
-
 def test_a_body_that_drips_is_not_waited_for(service: Running) -> None:
     content_type = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
     with socket.create_connection((service.host, service.port), timeout=30) as connection:
@@ -260,17 +235,8 @@ def test_a_body_that_drips_is_not_waited_for(service: Running) -> None:
         for place in range(15):
             connection.sendall(FORM[place : place + 1])
             time.sleep(0.05)
-        status, _ = answer_on(connection)
-    assert status == 408
-
-
-def test_clients_that_go_away_leave_the_service_answering(service: Running) -> None:
-    content_type = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
-    for cut in (0, 60, len(FORM)):
-        for _ in range(5):
-            with socket.create_connection((service.host, service.port), timeout=30) as connection:
-                connection.sendall(head("POST", PATH, f"Content-Length: {len(FORM)}", content_type) + FORM[:cut])
-    assert request(service, "POST", PATH, FORM, HEADERS)[0] == 200
+        status, body = answer_on(connection)
+    assert (status, json.loads(body)["detail"]) == (408, "the request body didn't arrive within 1.5 s")
 
 
 def test_a_client_that_sends_no_more_gets_its_answers_and_one_that_is_gone_is_noticed(

@@ -6,32 +6,21 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
 import pytest
 from fastapi.testclient import TestClient
 
-from service.app import create_app
 from service.settings import Settings
 from stages.recording import record
+from tests.service.conftest import serving
 from tests.service.test_errors import assert_problem
 
 pytestmark = pytest.mark.slow
 
 Create = Callable[[], str]
-
-
-@contextmanager
-def client_of(root: Path, database: str) -> Iterator[TestClient]:
-    app = create_app(Settings(root=root, database=database))
-    with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False) as client:
-        while not app.state.claimcheck.readiness.is_warm:
-            time.sleep(0.01)
-        yield client
-        app.state.claimcheck.reading.dispose()
 
 
 def assert_refused(client: TestClient, seconds: float) -> None:
@@ -43,7 +32,7 @@ def assert_refused(client: TestClient, seconds: float) -> None:
 
 
 def test_a_locked_file_is_503(own_root: Path) -> None:
-    with client_of(own_root, "data/results.db") as client, sqlite3.connect(own_root / "data/results.db") as writer:
+    with serving(Settings(root=own_root)) as client, sqlite3.connect(own_root / "data/results.db") as writer:
         writer.execute("BEGIN EXCLUSIVE")
         assert_refused(client, 4)
         writer.rollback()
@@ -53,14 +42,14 @@ def test_a_locked_file_is_503(own_root: Path) -> None:
 def test_a_server_that_accepts_and_says_nothing_is_503(root: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql://claimcheck@127.0.0.1:{silent.getsockname()[1]}/results"
-        with client_of(root, url) as client:
+        with serving(Settings(root=root, database=url)) as client:
             assert_refused(client, 8)
 
 
 def test_a_server_that_stands_still_is_503(root: Path, postgresql: Create, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stages.results.tables.SILENT_SECONDS", 3)
     record(root, url := postgresql())
-    with client_of(root, url) as client, psycopg.connect(url, autocommit=True) as own:
+    with serving(Settings(root=root, database=url)) as client, psycopg.connect(url, autocommit=True) as own:
         assert client.get("/health/ready").status_code == 200
         query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         stopped = [pid for (pid,) in own.execute(query)]

@@ -38,12 +38,12 @@ def click(link: Locator) -> int:
     return 1
 
 
-@pytest.fixture(params=["wide", "phone in the dark"])
-def asker(request: pytest.FixtureRequest, browser: Browser, published_service: Running) -> Iterator[Page]:
-    """The front page on the published evidence; each step of a walk has ten seconds."""
+@pytest.fixture
+def asker(browser: Browser, published_service: Running) -> Iterator[Page]:
+    """The front page of the published evidence on a phone, whose menus fold; each step of a walk has ten seconds."""
     with open_page(browser, published_service.address) as page:
-        page.set_viewport_size(PHONE if "phone" in request.param else WIDE)
-        page.emulate_media(color_scheme="dark" if "dark" in request.param else "light", reduced_motion="reduce")
+        page.set_viewport_size(PHONE)
+        page.emulate_media(reduced_motion="reduce")
         page.set_default_timeout(10_000)
         page.goto("/")
         yield page

@@ -2,30 +2,27 @@
 
 import csv
 import re
+from typing import Any
 
 import pytest
 
-from service.pages.formats import by_reading, flops, imply, in_terms_of, span
-from service.pages.printed import count_errors
+from service.pages.formats import by_reading, in_terms_of, span
+from service.pages.planning import WIDTH, plan_in_words, strip_of, tell_chance_of_truth
+from service.pages.printed import IN_THE_TEXT, Cell, count_errors, group_by_place, lay_out, take_apart
 from service.pages.wording import (
     _WORDS,
     agreement,
     as_run,
-    caption_all,
-    count_verdicts,
     name_claim,
     name_metric,
-    name_reading,
     ours_in_words,
     print_ours,
     print_value,
-    shared_errors,
     span_of,
-    tell_verdicts,
     verdict_in_words,
 )
 from stages.claims.judging import DEFENSIBLE
-from stages.results import Claim, Counts, Discoveries, JudgedClaim, Outlook, Tally, VerdictRow
+from stages.results import Claim, JudgedClaim, VerdictRow
 from stages.verdicts import Scope
 from tests.service.results_factory import REPOSITORY
 
@@ -49,49 +46,6 @@ def test_agreement_is_of_models_that_saw_real_images(answers: list[str], provena
     assert agreement(answers, provenances) == told
 
 
-def test_a_place_begins_with_how_many_of_its_claims_are_decided() -> None:
-    waiting, read, against = judge("a", "not tested"), judge("b", "holds under a reading"), judge("c", "contradicted")
-    assert tell_verdicts([waiting, judge("d", "not tested")], {"a"}) == (
-        "None of these 2 claims is decided yet (2 not tested). For 1 we have a first indication, which decides nothing."
-    )
-    assert tell_verdicts([against]) == "All 1 claims are decided (1 fails)."
-    assert tell_verdicts([read, against]).endswith("(1 fails), the others are not (1 open).")
-    assert tell_verdicts([waiting, against]) == (
-        "1 of these 2 claims is decided (1 fails), the others are not (1 not tested)."
-    )
-    assert count_verdicts([judge("a", "as printed"), waiting]) == (
-        "a setting, and ours is the same: 1; not trained or computed yet: 1"
-    )
-
-
-def test_an_error_at_several_places_is_named_once_a_place_of_the_paper() -> None:
-    first, other, alone = (judge(name, "contradicted") for name in "abc")
-    for row, error in ((first, "unit"), (other, "unit"), (alone, "slip")):
-        row.claim.finding = {"error": error}
-    none = Counts(decidable=0, in_favour=0, under_reading=0, against=0, open=0, waiting=0)
-    outlook = Outlook(waiting=0, hopeless=0, order_only=0, unlikely=0, unknown=0, assumed=0)
-    parts = {"trained": none, "computed": none, "data": none, "outlook": outlook, "settings": 0, "untestable": 0}
-    parts["discoveries"] = Discoveries(tested=0, decided=0, survive=0, without=0)
-    tally = Tally(paper="p", claims=3, **vars(none), **parts, errors={"unit": 2})
-    assert shared_errors([first, other, alone], tally) == {"unit": first}
-    assert shared_errors([alone], tally) == {}
-
-
-def test_large_numbers_have_a_prefix_and_no_exponent() -> None:
-    assert [flops(number) for number in (2.2e8, 1.52e15, 2.9e17, 3e18)] == [
-        "220 MFLOP",
-        "1.52 PFLOP",
-        "290 PFLOP",
-        "3 EFLOP",
-    ]
-
-
-def test_what_was_computed_is_written_as_people_write_it() -> None:
-    computed = {"flops_per_image": 286790656.0, "times_peak": 149.5234, "share": 0.11329294}
-    told = [("operations for an image", "287 MFLOP"), ("over the card’s peak", "149.5 times"), ("share", "0.1133")]
-    assert caption_all(computed, "ninformer") == told
-
-
 def test_every_claim_is_named_in_words() -> None:
     with (REPOSITORY / "data" / "claims.csv").open(newline="") as file:
         metrics = {row["metric"] for row in csv.DictReader(file) if not row["statement"]}
@@ -106,43 +60,29 @@ def test_every_claim_is_named_in_words() -> None:
 def test_what_is_found_is_in_its_own_unit_and_no_number_of_parameters() -> None:
     by_size = Claim(id="x", kind="behind_up_to", metric="selected_log_mse", value=1e4, unit="parameters")
     by_width = Claim(id="x", kind="uniform", metric="selected_log_mse", value=0.25, unit="nats", factor="width")
-    assert (print_value(by_size), print_value(by_width)) == (
-        "worse up to 10,000 parameters",
-        "0.25 nats",
-    )
+    assert (print_value(by_size), print_value(by_width)) == ("worse up to 10,000 parameters", "0.25 nats")
     assert (in_terms_of(-0.153, by_size), in_terms_of(0.127, by_width)) == ("−0.153 nats", "0.127 nats")
     wins = Claim(id="x", kind="wins", metric="window_error", unit="orders")
     gain = Claim(id="x", kind="ratio", metric="accuracy", unit="relative gain")
     assert (as_run(0.07, wins), as_run(0.5, gain), as_run(-5.1, by_size)) == ("7.00 %", "50.00 %", "−5.1 nats")
 
 
-def test_a_difference_tells_its_way_whichever_way_is_better() -> None:
+@pytest.mark.parametrize(
+    ("value", "kind", "metric", "unit", "better", "told"),
+    [
+        (0.0036, "order", "min_error", "fraction", "lower", "0.36 pp lower"),
+        (-0.0002, "order", "min_error", "fraction", "lower", "0.02 pp higher"),
+        (0.0388, "order", "accuracy", "fraction", "higher", "3.88 pp higher"),
+        (-0.04, "ratio", "train_tokens_per_second", "relative gain", "higher", "4 % lower"),
+        (0.36, "ratio", "inference_time", "relative gain", "lower", "36 % longer"),
+        (-0.01, "ratio", "inference_time", "relative gain", "lower", "1 % shorter"),
+    ],
+)
+def test_a_difference_tells_its_way_whichever_way_is_better(
+    value: float, kind: str, metric: str, unit: str, better: str, told: str
+) -> None:
     """A gain in error is fewer errors, a relative gain in time is what the other model takes longer."""
-
-    def printed(value: float, kind: str, metric: str, unit: str, better: str) -> str:
-        return print_value(Claim(id="x", kind=kind, metric=metric, value=value, unit=unit, better=better))
-
-    assert printed(0.0036, "order", "min_error", "fraction", "lower") == "0.36 pp lower"
-    assert printed(-0.0002, "order", "min_error", "fraction", "lower") == "0.02 pp higher"
-    assert printed(0.0388, "order", "accuracy", "fraction", "higher") == "3.88 pp higher"
-    assert printed(0.24, "ratio", "accuracy", "relative gain", "higher") == "24 % higher"
-    assert printed(-0.04, "ratio", "train_tokens_per_second", "relative gain", "higher") == "4 % lower"
-    assert printed(0.36, "ratio", "inference_time", "relative gain", "lower") == "36 % longer"
-    assert printed(-0.01, "ratio", "inference_time", "relative gain", "lower") == "1 % shorter"
-    span = Claim(id="x", kind="range", metric="loss", value=0.15, high=0.25, unit="relative reduction", better="lower")
-    assert print_value(span) == "15 to 25 % lower"
-    of_time = Claim(id="x", metric="inference_time", unit="relative gain", better="lower", arm="a", baseline_arm="b")
-    judged = JudgedClaim(claim=of_time, verdict=VerdictRow(), experiments=("e",), datasets=())
-    titles = {("e", "a"): "NiNformer", ("e", "b"): "ViT"}
-    assert name_claim(judged, {}, titles) == "ViT against NiNformer: inference time per sample"
-
-
-def test_a_number_says_what_it_is_of_and_none_stands_where_none_is_printed() -> None:
-    tally = Claim(id="x", kind="tally", metric="accuracy", value=9, trials=9, unit="orders")
-    assert print_value(tally) == "9 of 9 comparisons"
-    seen = Claim(id="x", kind="observed", metric="kernel_width_gap", value=0.0, better="higher")
-    assert (print_value(seen), imply(seen)) == ("–", "ln σ(feed-forward) − ln σ(attention) above 0")
-    assert imply(tally) is None
+    assert print_value(Claim(id="x", kind=kind, metric=metric, value=value, unit=unit, better=better)) == told
 
 
 def test_one_error_at_several_places_counts_once() -> None:
@@ -194,10 +134,126 @@ def test_a_verdict_that_travels_says_that_its_size_is_open() -> None:
     assert told("inconclusive", part) == "holds, size open, at 5 layers"
 
 
-def test_what_holds_as_read_in_one_way_says_which() -> None:
-    row = judge("a", "holds under a reading")
-    readings = [("as growth", True), ("at the paper's sizes", False), ("with one product", False)]
-    row.claim.finding = {"readings": [{"name": name, "holds": holds} for name, holds in readings]}
-    assert name_reading(row) == "only if read as growth, not at the paper's sizes or with one product"
-    assert name_reading(judge("a", "holds")) is None
-    assert name_reading(judge("a", "holds under a reading")) is None, "comparable arms have no named reading"
+STRETCHES = [
+    {"start": 0.0, "status": "not reproduced"},
+    {"start": 0.004, "status": "inconclusive"},
+    {"start": 0.016, "status": "reproduced"},
+]
+
+
+def judged_at(kind: str = "value", **verdict: Any) -> JudgedClaim:
+    claim = Claim(id="x", kind=kind, unit="fraction", metric="accuracy", factor="width" if kind == "uniform" else None)
+    return JudgedClaim(claim=claim, verdict=VerdictRow(**verdict), experiments=(), datasets=())
+
+
+def test_the_strip_is_an_axis_of_margins_with_the_one_in_use() -> None:
+    strip = strip_of(judged_at(by_margin=STRETCHES, margin=0.01))
+    assert strip is not None
+    assert [(part.status, part.side, part.label) for part in strip.parts] == [
+        ("fails", "against", ""),
+        ("open", "open", "0.40 pp"),
+        ("holds", "for", "1.60 pp"),
+    ]
+    assert [part.x for part in strip.parts] == pytest.approx([0, WIDTH / 5, WIDTH * 4 / 5])
+    assert strip.parts[-1].x + strip.parts[-1].width == WIDTH and strip.at == WIDTH / 2
+
+
+def test_without_flips_there_is_no_strip_and_without_a_chance_no_sentence() -> None:
+    assert strip_of(judged_at(by_margin=[], margin=0.01)) is None and strip_of(judged_at()) is None
+    assert tell_chance_of_truth(judged_at()) == ""
+
+
+VALUE = {"kind": "value", "metric": "accuracy", "unit": "fraction", "value": 0.75, "arm": "a"}
+GAIN = {**VALUE, "kind": "order", "baseline_arm": "b"}
+
+
+def tell(claim: dict[str, Any], **power: Any) -> str | None:
+    names = ("supported", "reproduced", "not_reproduced", "needed", "needed_for_size", "margin", "paper_error", "most")
+    names += ("supported_at_half",)
+    whole = {**dict.fromkeys(names), "planned": 5, "can_reproduce": True, "source": "printed", **power}
+    told = plan_in_words(Claim(id="x", **claim), VerdictRow(power=whole))
+    return None if told is None else " ".join([told[0], *told[1]])
+
+
+@pytest.mark.parametrize("claim", [VALUE, GAIN, {**GAIN, "kind": "equivalence"}, {**GAIN, "kind": "uniform"}])
+def test_a_chance_by_an_assumed_spread_says_so_and_is_never_near_certainty(claim: dict[str, Any]) -> None:
+    sure = {"reproduced": 0.9999, "not_reproduced": 0.9999, "margin": 0.3, "most": 1.0, "paper_error": 0.001}
+    if claim is not VALUE and claim["kind"] != "uniform":
+        sure |= {"supported": 0.9999}
+    guessed, known = tell(claim, source="assumed", **sure), tell(claim, source="measured", **sure)
+    assert guessed is not None and known is not None
+    assert "more than 95 %, if runs scatter as we assume." in guessed and "99 %" not in guessed
+    assert "more than 99 %." in known and "assume" not in known
+    close = tell(claim, source="assumed", **{name: value and 0.97 for name, value in sure.items() if name != "margin"})
+    assert close is not None and "more than 95 %, if runs scatter" in close and "97 %" not in close
+
+
+def test_where_no_spread_is_known_no_chance_is_told() -> None:
+    assert tell({**VALUE, "kind": "observed"}) is None
+    assert plan_in_words(Claim(id="x", **VALUE), VerdictRow(power=None)) is None
+
+
+def at_place(place: str, kind: str = "value", basis: str = "none", arm: str | None = "vit") -> JudgedClaim:
+    claim = Claim(id=f"{place} {kind}", place=place, kind=kind, arm=arm, experiment=arm and "x")
+    return JudgedClaim(claim=claim, verdict=VerdictRow(basis=basis), experiments=(), datasets=())
+
+
+def grouped(*places: str) -> dict[str, list[str]]:
+    found = group_by_place([at_place(place) for place in places])
+    return {title: [row.claim.place for row in rows] for title, rows in found.items()}
+
+
+def test_tables_come_first_then_figures_then_the_text_each_by_number() -> None:
+    found = grouped("section 5", "Figure 10", "abstract", "section 3.2", "Table 2", "Figure 3", "section 3.10")
+    assert list(found) == ["Table 2", "Figure 3", "Figure 10", IN_THE_TEXT]
+    assert found[IN_THE_TEXT] == ["abstract", "section 3.2", "section 3.10", "section 5"]
+
+
+def test_what_is_said_of_a_table_in_the_text_stands_with_the_table() -> None:
+    assert grouped("Table 1", "section 5, Table 1", "section 5, Figure 9", "Figures 6 and 11") == {
+        "Table 1": ["Table 1", "section 5, Table 1"],
+        "Figures 6 and 11": ["Figures 6 and 11"],
+        "Figure 9": ["section 5, Figure 9"],
+    }
+
+
+def test_a_section_with_several_claims_and_a_lone_passage_keep_their_headings() -> None:
+    assert list(grouped("section 4", *["section 5"] * 3)) == ["Section 4", "Section 5"]
+    assert list(grouped("AetherGPT", "AetherGPT, Efficiency", "AetherGPT", "AetherResNet")) == [
+        "AetherGPT",
+        "AetherResNet",
+    ]
+
+
+def test_a_model_s_number_is_a_result_though_computing_decides_it() -> None:
+    cell, theorem = at_place("Table 3", basis="finding"), at_place("section 4", "theorem", "finding", arm=None)
+    setting, size = at_place("section 3", "setup", "params"), at_place("section 3", "count", "params")
+    operations = at_place("Table 2", basis="finding", arm=None)
+    parts = take_apart([setting, cell, size, theorem, operations])
+    assert parts.results == {"Table 3": [cell]}
+    assert (parts.computed, parts.settings, parts.counted) == ([theorem, operations], [setting], [size])
+
+
+def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:
+    titles = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+    arms = {(f"x-{dataset}", arm): arm.upper() for dataset in titles for arm in ("vit", "mixer")}
+
+    def claim(name: str, arm: str | None, dataset: str, kind: str = "value", metric: str = "accuracy") -> JudgedClaim:
+        row = Claim(id=name, kind=kind, arm=arm, metric=metric)
+        return JudgedClaim(claim=row, verdict=VerdictRow(), experiments=(f"x-{dataset}",), datasets=(dataset,))
+
+    a, b, c = claim("a", "vit", "mnist"), claim("b", "vit", "cifar10"), claim("c", "mixer", "cifar10")
+    order, lone = claim("order", "vit", "mnist", "order"), claim("lone", "vit", "mnist", metric="loss")
+    twice, foreign = claim("twice", "vit", "mnist"), claim("foreign", "resnet", "mnist")
+    (table,), rest = lay_out([lone, a, order, b, twice, c, foreign], titles, arms)
+    assert (table.metric, table.columns) == ("Test accuracy, last epoch", ("MNIST", "CIFAR-10"))
+    assert table.rows == (("VIT", (Cell(a), Cell(b))), ("MIXER", (None, Cell(c))))
+    assert [row.claim.id for row in rest] == ["lone", "order", "twice", "foreign"]
+    for row in (order, gain := claim("gain", "vit", "cifar10", "gap", metric="loss")):
+        row.claim.baseline_arm = "mixer"
+    more = claim("more", "vit", "mnist", "ratio", metric="loss")
+    more.claim.baseline_arm = "mixer"
+    (table, pairs), rest = lay_out([a, order, b, gain, c, more], titles, arms)
+    assert table.rows[0] == ("VIT", (Cell(a, [("MIXER", order)]), Cell(b))), "a gain stands beside the model's number"
+    assert pairs.rows == (("VIT against MIXER", (Cell(None, [("", gain)]), Cell(None, [("", more)]))),)
+    assert (pairs.is_of_pairs, pairs.columns, rest) == (True, ("CIFAR-10", "MNIST"), [])

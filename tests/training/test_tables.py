@@ -15,10 +15,10 @@ from stages.evaluation.flops import FlopCounts
 from stages.evaluation.scores import score
 from stages.papers.dac.mlp import MLP
 from stages.papers.nmn import GPT2
-from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
+from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
 from stages.runs.store import RunStore
 from stages.training.kinds import read_rows
-from stages.training.loop import Outcome, TrainingState, TrainingStopped, fit, measure, seeded_model
+from stages.training.loop import fit, measure, seeded_model
 from stages.training.tables import Regression, TableRows
 from stages.training.tokens import NextToken, TokenWindows
 from stages.worker import Job, count_flops, train_run
@@ -54,14 +54,6 @@ def test_training_learns_a_line_and_validates_on_rows_it_did_not_train_on() -> N
     outcome = fit(model, task, PROTOCOL, Replicate(seed=0))
     assert outcome.samples == 30 * 800
     assert outcome.history[-1]["val_loss"] < 0.05 * outcome.history[0]["train_loss"]
-
-
-def test_training_stops_early_once_validation_no_longer_falls() -> None:
-    stop = EarlyStopSpec(from_epoch=2, patience=3, min_delta=1000.0)
-    protocol = Protocol(**{**vars(PROTOCOL), "early_stop": stop})
-    outcome = fit(MLP(**ARGUMENTS), Regression(line(200)), protocol, Replicate(seed=0))
-    # The first epoch looked at is better than none; three more are not better by 1000.
-    assert len(outcome.history) == 2 + 1 + 3
 
 
 @pytest.fixture
@@ -135,12 +127,6 @@ def build_gpt2(context: int = 8, dropout: float = 0.1) -> nn.Module:
     return GPT2(vocabulary_size=256, context=context, width=16, depth=1, num_heads=2, dropout=dropout)
 
 
-def train(text: bytes, window: int, protocol: Protocol, **options: Any) -> tuple[nn.Module, Outcome]:
-    model = seeded_model(lambda: build_gpt2(window), REPLICATE)
-    task = NextToken(TokenWindows(as_tokens(text), window), protocol)
-    return model, fit(model, task, protocol, REPLICATE, **options)
-
-
 def test_a_window_predicts_each_token_from_those_before_it() -> None:
     data = TokenWindows(as_tokens(b"abcdefghij"), 3)
     inputs, targets = data.pick(torch.tensor([2, 0]))
@@ -212,21 +198,3 @@ def test_an_epoch_sees_every_training_window_once_and_no_validation_window() -> 
     assert (len(task), len(seen), len(set(seen))) == (20, 15, 15)
     assert outcome.history[0]["samples"] == 15
     assert math.isfinite(outcome.history[0]["val_loss"])
-
-
-def test_same_seed_is_bitwise_the_same_also_when_stopped_and_resumed() -> None:
-    text, protocol = bytes(range(250)), make_protocol()
-    straight, expected = train(text, 8, protocol)
-    saved: list[TrainingState] = []
-    with pytest.raises(TrainingStopped):
-        train(text, 8, protocol, save=saved.append, should_stop=lambda: True)
-    resumed, outcome = train(text, 8, protocol, state=saved[-1])
-    assert outcome.history == expected.history
-    for (name, left), (_, right) in zip(straight.state_dict().items(), resumed.state_dict().items(), strict=True):
-        assert torch.equal(left, right), name
-
-
-def test_a_text_that_repeats_is_learned_by_heart() -> None:
-    protocol = make_protocol(epochs=60, batch_size=8)
-    _, outcome = train(b"0123456789" * 20, 8, protocol)
-    assert outcome.history[-1]["train_loss"] < 0.15 < 2 < outcome.history[0]["train_loss"]

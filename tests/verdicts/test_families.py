@@ -6,15 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stages.verdicts import (
-    PrintedOrder,
-    Status,
-    Verdict,
-    design_effect,
-    false_discovery_rates,
-    judge_tally,
-    judge_wins,
-)
+from stages.verdicts import PrintedOrder, Status, Verdict, design_effect, false_discovery_rates, judge_tally, judge_wins
 from tests.verdicts.simulation import RULES
 
 RNG = np.random.default_rng(0)

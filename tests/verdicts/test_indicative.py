@@ -1,14 +1,6 @@
 import pytest
 
-from stages.verdicts import (
-    EvidenceLevel,
-    GainClaim,
-    Sample,
-    Status,
-    evidence_level_of,
-    indicate_order,
-    weigh_gap,
-)
+from stages.verdicts import EvidenceLevel, GainClaim, Sample, Status, evidence_level_of, indicate_order, weigh_gap
 from stages.verdicts.others import HELD
 from tests.verdicts.simulation import RULES
 

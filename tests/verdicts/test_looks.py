@@ -6,13 +6,6 @@ from stages.verdicts.intervals import UnplannedLook, complete_look, level, looks
 from tests.verdicts.simulation import RULES
 
 
-def test_the_shares_of_all_looks_spend_alpha_and_no_more() -> None:
-    assert sum(level(RULES.looks, n, 0.05) for n in RULES.looks) == pytest.approx(0.05)
-    later = looks_from(RULES.looks, RULES.minimum)
-    assert later == {5: pytest.approx(0.5), 10: pytest.approx(0.5)}
-    assert sum(level(later, n, 0.05) for n in later) == pytest.approx(0.05)
-
-
 @given(st.integers(2, 100))
 def test_all_parts_of_a_grid_spend_alpha_and_no_more_whatever_the_order_of_arrival(planned: int) -> None:
     """Each arrival adds one pair at least, so the most analyses are one after every pair."""

@@ -15,17 +15,14 @@ from stages.verdicts.intervals import signed, with_interval
         ((120.0, 80.0, 160.0, 0.975), "+120, 97.5 % interval +80 to +160"),
         ((0.5, 0.5, 0.5, 0.95), "+0.5, 95 % interval +0.5 to +0.5"),
         ((0.5, -math.inf, math.inf, 0.95), "+0.5, 95 % interval −inf to +inf"),
+        ((0.5, 0.0004, 0.9996, 0.98), "+0.5000, 98 % interval +0.0004 to +0.9996"),  # told from no gain
+        ((-0.25, -0.4996, -0.0004, 0.98), "−0.2500, 98 % interval −0.4996 to −0.0004"),
+        ((0.5, 0.0, 1.0, 0.98), "+0.50, 98 % interval +0.00 to +1.00"),
+        ((0.5, 1e-12, 1.0, 0.98), "+0.50, 98 % interval +0.00 to +1.00"),  # no number has ten digits
     ],
 )
 def test_an_estimate_is_as_exact_as_its_interval(numbers: tuple[float, float, float, float], sentence: str) -> None:
     assert with_interval(*numbers) == sentence
-
-
-def test_ends_are_told_from_no_gain() -> None:
-    assert with_interval(0.5, 0.0004, 0.9996, 0.98) == "+0.5000, 98 % interval +0.0004 to +0.9996"
-    assert with_interval(-0.25, -0.4996, -0.0004, 0.98) == "−0.2500, 98 % interval −0.4996 to −0.0004"
-    assert with_interval(0.5, 0.0, 1.0, 0.98) == "+0.50, 98 % interval +0.00 to +1.00", "exactly 0"
-    assert with_interval(0.5, 1e-12, 1.0, 0.98) == "+0.50, 98 % interval +0.00 to +1.00", "no number has ten digits"
 
 
 @pytest.mark.parametrize(

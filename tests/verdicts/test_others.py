@@ -3,14 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from stages.verdicts import (
-    Failures,
-    Status,
-    fisher_p,
-    judge_count,
-    judge_proportion,
-    judge_proportions,
-)
+from stages.verdicts import Failures, Status, fisher_p, judge_count, judge_proportion, judge_proportions
 from stages.verdicts.others import newcombe
 from tests.verdicts.simulation import RULES
 

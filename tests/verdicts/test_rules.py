@@ -13,11 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCK = yaml.safe_load((ROOT / "params.yaml").read_text())["verdicts"]
 
 
-def test_the_params_file_has_the_rules_that_the_simulations_test() -> None:
-    rules = TypeAdapter(Rules).validate_python(BLOCK)
-    assert dataclasses.replace(rules, families=()) == RULES
-
-
 def test_the_rules_name_every_family_of_orders() -> None:
     """But for one of which the paper claims some, and no table."""
     with (ROOT / "data" / "claims.csv").open(newline="") as file:

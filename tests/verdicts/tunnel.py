@@ -449,12 +449,7 @@ def judge_ratio(
     pairs = Pairs(proposed=(str(claim.arm),), baseline=(str(claim.baseline_arm),), cells=({},), grid=({},))
     experiment = dataclasses.replace(params().experiments[str(claim.experiment)], seeds=tuple(range(world.planned)))
     group = ResultGroup(
-        experiment=experiment,
-        profile="paper",
-        conditions="",
-        evidence_level=EvidenceLevel.DECIDES,
-        share=1.0,
-        arms={},
+        experiment=experiment, profile="paper", conditions="", evidence_level=EvidenceLevel.DECIDES, share=1.0, arms={}
     )
     for n in looks(world):
         ours, theirs = (Drawn(arm[:n].tolist()) for arm in both)
@@ -517,12 +512,7 @@ def uniform(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     yield from judge_grid(world, rng, [0, 0, 0.1, 0.1], 0.1)
 
 
-@generator(
-    "Two levels are the margin apart",
-    {Status.REPRODUCED: WITHIN},
-    "noise ratio interaction part",
-    skew=0.1,
-)
+@generator("Two levels are the margin apart", {Status.REPRODUCED: WITHIN}, "noise ratio interaction part", skew=0.1)
 def two_apart(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     margin = 5.0 * world.ratio
     yield from judge_grid(world, rng, [0, margin / 2, margin / 2, margin], margin)

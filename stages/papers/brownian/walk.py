@@ -97,9 +97,6 @@ def distance_to_brownian_motion(steps: int, tokens: int = 512) -> float:
     return 0.5 * (walk - wrapped / wrapped.sum()).abs().sum().item()
 
 
-POWERS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
-
-
 def _walk_blocks(model: ViT, images: Tensor) -> Iterator[tuple[int, Block, Tensor]]:
     """(index from 1, block, the tokens that enter it)."""
     tokens = model.embed(images)
@@ -145,27 +142,7 @@ def head_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
-def spectrum_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
-    """Mean modulus of the eigenvalue of each rank, by block and head."""
-    return [
-        {"block": index, "head": head + 1, "rank": rank + 1, "modulus": value}
-        for index, block, tokens in _walk_blocks(model, images)
-        for head, values in enumerate(spectrum(_transitions(block, tokens)).mean(dim=0).tolist())
-        for rank, value in enumerate(values)
-    ]
-
-
 @torch.no_grad()
-def power_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
-    """Distance of P^k to its limit, by block, head and k: a chain that mixes forgets where it started."""
-    return [
-        {"block": index, "head": head + 1, "power": power, "distance_to_limit": value}
-        for index, block, tokens in _walk_blocks(model, images)
-        for head, values in enumerate(distance_to_limit(_transitions(block, tokens), POWERS).mean(dim=0).tolist())
-        for power, value in zip(POWERS, values, strict=True)
-    ]
-
-
 @torch.no_grad()
 def depth_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
     """Distances between tokens before the first block (depth 0) and after each, to see whether they draw together or

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from scipy.stats import mannwhitneyu
@@ -138,57 +137,23 @@ def printed(case: Case) -> Iterator[list[str]]:
         yield called
 
 
-def digits(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def digits() -> tuple[Tensor, Tensor]:
     pixels, labels = load_digits(return_X_y=True)
-    return torch.tensor(pixels / 8 - 1, dtype=dtype).reshape(-1, 1, 8, 8), torch.tensor(labels)
+    return torch.tensor(pixels / 8 - 1, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(labels)
 
 
-def start(case: Case, seed: int, dtype: torch.dtype) -> tuple[nn.Module, torch.optim.Optimizer]:
+def start(case: Case, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
-    network = case.network().to(dtype)
+    network = case.network()
     return network, torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=1e-2)
-
-
-def steps(case: Case, dtype: torch.dtype, autocast: bool, count: int = 10) -> tuple[list[float], Tensor]:
-    """The loss at each step, and the gradients of the last one."""
-    images, labels = digits(dtype)
-    network, optimizer = start(case, 0, dtype)
-    losses = []
-    for place in range(count):
-        part = slice(place * BATCH, (place + 1) * BATCH)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = F.cross_entropy(network(images[part]), labels[part])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(
-    ("dtype", "autocast", "tolerance"),
-    [(torch.float64, False, 1e-12), (torch.float32, False, 1e-5), (torch.float32, True, 1e-2)],
-    ids=["float64", "float32", "bfloat16"],
-)
-def test_ten_steps_have_the_same_losses_and_gradients(
-    name: str, dtype: torch.dtype, autocast: bool, tolerance: float
-) -> None:
-    case = CASES[name]
-    losses, gradient = steps(case, dtype, autocast)
-    with printed(case) as called:
-        expected, expected_gradient = steps(case, dtype, autocast)
-    assert set(called) == {name for _, name, _ in case.plain}
-    np.testing.assert_allclose(losses, expected, rtol=tolerance)
-    assert (gradient - expected_gradient).norm() <= tolerance * 10 * expected_gradient.norm()
 
 
 def accuracy(case: Case, seed: int) -> float:
     """Accuracy on digits that weren't trained on, after `EPOCHS` epochs."""
-    images, labels = digits(torch.float32)
+    images, labels = digits()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(7))
     train, test = order[:1200], order[1200:]
-    network, optimizer = start(case, seed, torch.float32)
+    network, optimizer = start(case, seed)
     for _ in range(EPOCHS):
         for part in train[torch.randperm(len(train))].split(BATCH):
             loss = F.cross_entropy(network(images[part]), labels[part])
@@ -206,8 +171,9 @@ def test_accuracies_over_seeds_cannot_be_told_apart() -> None:
     report: dict[str, Any] = {"seeds": SEEDS, "epochs": EPOCHS, "data": "1,797 digits of 8 x 8, 1,200 to train on"}
     for name, case in CASES.items():
         fast = [accuracy(case, seed) for seed in range(SEEDS)]
-        with printed(case):
+        with printed(case) as called:
             plain = [accuracy(case, 1000 + seed) for seed in range(SEEDS)]
+        assert set(called) == {name for _, name, _ in case.plain}
         worse = [value - NOTICEABLE for value in plain]
         report[name] = {
             "fast": [round(value, 4) for value in fast],

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from stages.papers.brownian import ViT
 from stages.papers.brownian.observations import observe
 from stages.papers.brownian.walk import (
-    POWERS,
     attention_transition,
     depth_rows,
     distance_to_brownian_motion,
@@ -23,9 +21,7 @@ from stages.papers.brownian.walk import (
     mean_squared_distance,
     motion_rows,
     on_sphere,
-    power_rows,
     spectrum,
-    spectrum_rows,
     squared_distances,
     stationary_distribution,
 )
@@ -156,24 +152,6 @@ def test_gaussian_distance_is_zero_in_the_papers_setting_and_only_there(small_vi
     nn.init.normal_(model.blocks[0].attention.qkv.weight, std=0.3)
     [row] = head_rows(model, images * 100)
     assert row["gaussian_distance"] > 0.1
-
-
-def test_spectrum_rows_fall_from_one(small_vit: Build) -> None:
-    rows = spectrum_rows(small_vit(), draw_images())
-    assert len(rows) == 2 * 2 * 9
-    for block in (1, 2):
-        for head in (1, 2):
-            moduli = [row["modulus"] for row in rows if (row["block"], row["head"]) == (block, head)]
-            assert moduli[0] == pytest.approx(1, abs=1e-6) and moduli == sorted(moduli, reverse=True)
-
-
-def test_power_rows_fall_to_the_limit(small_vit: Build) -> None:
-    rows = power_rows(small_vit(), draw_images())
-    assert [row["power"] for row in rows[: len(POWERS)]] == POWERS
-    assert len(rows) == 2 * 2 * len(POWERS)
-    one_head = [row["distance_to_limit"] for row in rows[: len(POWERS)]]
-    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(one_head))
-    assert one_head[-1] < 1e-12 < one_head[0]
 
 
 def test_depth_rows_follow_the_tokens(small_vit: Build) -> None:

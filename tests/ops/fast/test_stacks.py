@@ -1,4 +1,4 @@
-"""Steps and predictions of several networks of dense layers equal PyTorch's operators, network by network."""
+"""Operators for several networks at once, DAC's layer and steps of dense ones, equal PyTorch's, network by network."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -8,11 +8,54 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stages.ops.dac import dac_linear_reference
 from stages.ops.fast import dense_stack
+from stages.ops.fast.dac_stack import dac_stack
 from stages.training.tf32 import RoundedOperands
-from tests.ops.gradients import assert_alike, in_doubles, value_and_gradients
+from tests.ops.gradients import Layer, as_leaves, assert_alike, in_doubles, leaves, value_and_gradients
 
 pytestmark = pytest.mark.skipif(not dense_stack.is_available(), reason="no C++ compiler here")
+
+
+def dac_operands(networks: int, samples: int, inputs: int, units: int) -> list[Tensor]:
+    """X [M, I, B], weight and bias [M, U, I]."""
+    return leaves((networks, inputs, samples), (networks, units, inputs), (networks, units, inputs))
+
+
+def dac_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    each = [dac_linear_reference(one.T, *own).T for one, *own in zip(x, weight, bias, strict=True)]
+    return torch.stack(each)
+
+
+@pytest.mark.parametrize(
+    ("networks", "samples", "inputs", "units"), [(1, 1, 1, 1), (3, 40, 14, 18), (2, 1100, 25, 1), (4, 257, 35, 33)]
+)
+def test_dac_of_each_network_equals_the_reference_in_float64(
+    networks: int, samples: int, inputs: int, units: int
+) -> None:
+    tensors = dac_operands(networks, samples, inputs, units)
+    assert_alike(value_and_gradients(dac_stack, tensors), value_and_gradients(dac_reference, in_doubles(tensors)))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_nan_stays_in_its_network(place: int) -> None:
+    tensors = dac_operands(3, 20, 5, 4)
+    with torch.no_grad():
+        tensors[place][1].view(-1)[0] = float("nan")
+    for tensor in value_and_gradients(dac_stack, tensors)[:3]:
+        assert not tensor[[0, 2]].isnan().any()
+    assert dac_stack(*tensors)[1].isnan().any()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_nan_reaches_the_gradients_of_its_network(place: int) -> None:
+    tensors = dac_operands(3, 20, 5, 4)
+    grad = torch.ones(3, 4, 20)
+    with torch.no_grad():
+        (tensors[1] if place else grad)[1].view(-1)[0] = float("nan")
+    to_x, *_ = torch.autograd.grad(dac_stack(*tensors), tensors, grad)
+    assert to_x[1].isnan().any() and not to_x[[0, 2]].isnan().any()
+
 
 EPSILON = 1e-5
 SIZES = pytest.mark.parametrize(
@@ -127,30 +170,6 @@ def test_where_gradients_vanish_but_for_epsilon_they_are_small(samples: int, fea
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5 * largest)
 
 
-@pytest.mark.parametrize("threads", [2, 3])
-def test_threads_share_the_networks(threads: int) -> None:
-    x, targets, *parameters = operands(5, 33, 7, [6, 5])
-
-    def run(count: int) -> list[Tensor]:
-        before = torch.get_num_threads()
-        torch.set_num_threads(count)
-        try:
-            return value_and_gradients(fast(x, targets), parameters)
-        finally:
-            torch.set_num_threads(before)
-
-    assert all(map(torch.equal, run(threads), run(1)))
-
-
-def test_layouts_other_than_contiguous_are_read_right() -> None:
-    x, targets, *parameters = operands(3, 20, 8, [8, 8])
-    turned = [tensor.detach().mT.contiguous().mT for tensor in (x, targets, *parameters)]
-    assert not any(tensor.is_contiguous() for tensor in turned if tensor.shape[1] > 1)
-    own = [tensor.requires_grad_() for tensor in turned[2:]]
-    ours = value_and_gradients(fast(*turned[:2]), own)
-    assert all(map(torch.equal, ours, value_and_gradients(fast(x, targets), parameters)))
-
-
 def test_features_that_networks_share_are_read_right() -> None:
     x, _, *parameters = operands(3, 20, 8, [8, 8])
     statistics = [torch.ones(3, 8)] * 4
@@ -173,53 +192,10 @@ def test_what_is_no_number_stays_in_its_network_and_is_seen(place: int, value: f
         assert torch.equal(got[1].isfinite(), wanted[1].isfinite())
 
 
-def test_derivative_at_the_kink_is_zero() -> None:
-    x, targets, *parameters = operands(2, 20, 5, [4])
-    with torch.no_grad():
-        parameters[1].zero_()
-        parameters[2].zero_()
-    *gradients, _ = torch.autograd.grad(fast(x, targets)(*parameters).sum(), parameters)
-    assert all(torch.count_nonzero(tensor) == 0 for tensor in gradients)
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_compilers_are_told_what_the_operators_give() -> None:
-    x, targets, *parameters = operands(2, 20, 5, [4, 3])
-    statistics = [torch.ones(2, units) for units in (4, 4, 3, 3)]
-    torch.library.opcheck(torch.ops.claimcheck.dense_stack_step, (x, targets, parameters, EPSILON))
-    detached = [parameter.detach() for parameter in parameters]
-    torch.library.opcheck(torch.ops.claimcheck.dense_stack_predict, (x, detached, statistics, EPSILON))
-
-
-@pytest.mark.parametrize("place", range(7))
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_types_are_refused(dtype: torch.dtype, place: int) -> None:
-    tensors = operands(2, 20, 5, [4])
-    tensors[place] = tensors[place].to(dtype)
-    x, targets, *parameters = tensors
-    with pytest.raises(TypeError, match=rf"{dtype} on cpu; expected torch.float32 on cpu alone"):
-        dense_stack.losses(x, targets, parameters, EPSILON)
-
-
-@pytest.mark.parametrize("place", range(7))
-def test_shapes_that_do_not_fit_are_refused(place: int) -> None:
-    tensors = operands(2, 20, 5, [4])
-    tensors[place] = torch.zeros(2, *[6] * (tensors[place].ndim - 1))
-    x, targets, *parameters = tensors
-    with pytest.raises(ValueError, match=r"have shapes .*; expected"):
-        dense_stack.losses(x, targets, parameters, EPSILON)
-
-
 def test_statistics_that_do_not_fit_are_refused() -> None:
     x, _, *parameters = operands(2, 20, 5, [4])
     with pytest.raises(ValueError, match="statistics have shapes"):
         dense_stack.predict(x, parameters, [torch.ones(2, 4), torch.ones(2, 5)], EPSILON)
-
-
-def test_second_derivatives_are_refused() -> None:
-    x, targets, *parameters = operands(2, 20, 5, [4])
-    with pytest.raises(RuntimeError, match="no second derivatives"):
-        torch.autograd.grad(fast(x, targets)(*parameters).sum(), parameters, create_graph=True)
 
 
 def test_they_do_not_apply_where_products_are_watched_or_features_have_gradients() -> None:
@@ -228,3 +204,101 @@ def test_they_do_not_apply_where_products_are_watched_or_features_have_gradients
     assert not dense_stack.applies(x.double()) and not dense_stack.applies(x.requires_grad_())
     with RoundedOperands():
         assert not dense_stack.applies(x.detach())
+
+
+def dense_losses(features: Tensor, targets: Tensor, *parameters: Tensor) -> Tensor:
+    return dense_stack.losses(features, targets, parameters, EPSILON)[0]
+
+
+STACKS: dict[str, tuple[Layer, Callable[..., list[Tensor]], int]] = {
+    "DAC": (dac_stack, lambda: dac_operands(5, 33, 7, 6), 0),
+    "dense": (dense_losses, lambda: operands(5, 33, 7, [6, 5]), 2),
+}
+"""The operator, its operands, and how many of them have no gradient."""
+both = pytest.mark.parametrize("name", STACKS)
+
+
+def found(name: str, tensors: list[Tensor]) -> list[Tensor]:
+    layer, _, fixed = STACKS[name]
+    return value_and_gradients(lambda *own: layer(*tensors[:fixed], *own), tensors[fixed:])
+
+
+@both
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_share_the_networks(name: str, threads: int) -> None:
+    def run(count: int) -> list[Tensor]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            return found(name, STACKS[name][1]())
+        finally:
+            torch.set_num_threads(before)
+
+    assert all(map(torch.equal, run(threads), run(1)))
+
+
+@both
+def test_layouts_other_than_contiguous_are_read_right(name: str) -> None:
+    _, make, fixed = STACKS[name]
+    tensors = make()
+    turned = [tensor.detach().mT.contiguous().mT for tensor in tensors]
+    assert not any(tensor.is_contiguous() for tensor in turned if tensor.shape[-1] > 1 and tensor.shape[-2] > 1)
+    turned = [*turned[:fixed], *(tensor.requires_grad_() for tensor in turned[fixed:])]
+    assert all(map(torch.equal, found(name, turned), found(name, tensors)))
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_are_refused(name: str, dtype: torch.dtype) -> None:
+    layer, make, _ = STACKS[name]
+    for place, tensor in enumerate(make()):
+        tensors = make()
+        tensors[place] = tensor.to(dtype)
+        with pytest.raises(TypeError, match=rf"{dtype} on cpu; expected torch.float32 on cpu alone|{dtype} on cpu, "):
+            layer(*tensors)
+
+
+@both
+def test_shapes_that_do_not_fit_are_refused(name: str) -> None:
+    layer, make, _ = STACKS[name]
+    for place, tensor in enumerate(make()):
+        tensors = make()
+        tensors[place] = torch.zeros(5, *[9] * (tensor.ndim - 1))
+        with pytest.raises(ValueError, match=r"have shapes .*; expected|have shapes .* expected \[M, I, B\]"):
+            layer(*tensors)
+
+
+@both
+def test_second_derivatives_are_refused(name: str) -> None:
+    layer, make, fixed = STACKS[name]
+    tensors = make()
+
+    def differentiate_twice() -> None:
+        first = torch.autograd.grad(layer(*tensors).sum(), tensors[fixed:], create_graph=True)
+        first[0].square().sum().backward()
+
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        differentiate_twice()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compilers_are_told_what_the_operators_give() -> None:
+    operators = torch.ops.claimcheck
+    tensors = dac_operands(2, 20, 5, 4)
+    torch.library.opcheck(operators.dac_stack, tensors)
+    torch.library.opcheck(operators.dac_stack_backward, [*(x.detach() for x in tensors), torch.randn(2, 4, 20)])
+    x, targets, *parameters = operands(2, 20, 5, [4, 3])
+    statistics = [torch.ones(2, units) for units in (4, 4, 3, 3)]
+    torch.library.opcheck(operators.dense_stack_step, (x, targets, parameters, EPSILON))
+    torch.library.opcheck(operators.dense_stack_predict, (x, [p.detach() for p in parameters], statistics, EPSILON))
+
+
+def test_derivative_at_the_kink_is_zero() -> None:
+    at_zero = as_leaves([torch.zeros(2, 3, 3)] * 3, torch.float32)
+    assert all(torch.count_nonzero(one) == 0 for one in torch.autograd.grad(dac_stack(*at_zero).sum(), at_zero))
+    x, targets, *parameters = operands(2, 20, 5, [4])
+    with torch.no_grad():
+        parameters[1].zero_()
+        parameters[2].zero_()
+    *gradients, _ = torch.autograd.grad(fast(x, targets)(*parameters).sum(), parameters)
+    assert all(torch.count_nonzero(tensor) == 0 for tensor in gradients)
