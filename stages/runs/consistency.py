@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from stages.results.estimates import COLUMNS
 from stages.run import canonical_json, environment_digest
-from stages.runs.evidence import CostLine, Release, ResultLine, as_curves, unpack_correct
+from stages.runs.evidence import COLUMNS, CostLine, Release, ResultLine, as_curves, unpack_correct
 
 Columns = Mapping[str, Sequence[Any]]
 
