@@ -15,7 +15,7 @@ from benchmarks.campaign_parcels import MIB, DamagedParcel, cut, read_json, unpa
 from stages.datasets.packed import PackedDataError, PackedInfo, read_info
 from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import FlopCounts
-from stages.params.experiment import Experiment, Params, ParamsError, PlannedRun, load_params
+from stages.params.experiment import ExperimentParams, Params, ParamsError, PlannedRun, load_params
 from stages.priorities import PROFILE, propose
 from stages.run import canonical_json
 from stages.runs.object_store import open_store
@@ -90,7 +90,7 @@ def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, s
     return sorted(found, key=lambda one: one.rank)
 
 
-def _packed(experiment: Experiment, params: Params, data: Path) -> PackedInfo:
+def _packed(experiment: ExperimentParams, params: Params, data: Path) -> PackedInfo:
     info = read_info(data / experiment.dataset)
     if (info.provenance == "embedded") != (params.profile.data == "embedded"):
         raise PackedDataError(f"{data / experiment.dataset} holds {info.provenance} data; run dvc repro")
@@ -98,7 +98,7 @@ def _packed(experiment: Experiment, params: Params, data: Path) -> PackedInfo:
 
 
 def _seconds(
-    one: PlannedRun, experiment: Experiment, params: Params, counts: FlopCounts, kind: str, together: int
+    one: PlannedRun, experiment: ExperimentParams, params: Params, counts: FlopCounts, kind: str, together: int
 ) -> float:
     source = params.datasets[experiment.dataset]
     rows = count_rows(experiment.dataset, source, is_stand_in=params.profile.data == "embedded")

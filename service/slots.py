@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from anyio import CancelScope, to_thread
+from cachetools import TTLCache
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
@@ -25,6 +26,7 @@ from stages.results import Sessions
 Found = TypeVar("Found")
 holder: ContextVar[str] = ContextVar("holder", default="")
 """The client whose request this is."""
+SLOW_SECONDS, SLOW_AGAIN_SECONDS = 1.0, 60.0
 _numbers = itertools.count()
 
 
@@ -142,7 +144,8 @@ def refuse(tickets: Iterable[Ticket], error: Exception) -> None:
 class Slots:
     """`count` at once, of one client at most `most_each`; others wait in a fair queue, each at most `seconds`.
 
-    At most `max_waiting` may wait, by cost.
+    At most `max_waiting` may wait, by cost.  A client gets one at a time for `SLOW_AGAIN_SECONDS` after it held one for
+    `SLOW_SECONDS` more than its cost.
     """
 
     def __init__(
@@ -151,6 +154,7 @@ class Slots:
         self._queue = FairQueue[Ticket](what, max_waiting)
         self._free, self._seconds, self._most_each = count, seconds, most_each
         self._held: Counter[str] = Counter()
+        self._slow: TTLCache[str, None] = TTLCache(1000, SLOW_AGAIN_SECONDS)  # clients
 
     @property
     def waiting(self) -> int:
@@ -188,7 +192,11 @@ class Slots:
                 raise Busy(f"{what}: no turn came within {self._seconds:g} s") from None
             raise
 
-    def give_back(self, request: Request) -> None:
+    def give_back(self, request: Request, beyond: float = 0.0) -> None:
+        """End a slot, which took the seconds `beyond` more than its cost."""
+        if beyond > SLOW_SECONDS:
+            self._slow[request.client] = None
+        self._queue.charge(request.client, max(0.0, beyond))
         self._held[request.client] -= 1
         if not self._held[request.client]:
             del self._held[request.client]
@@ -196,7 +204,9 @@ class Slots:
         self._serve()
 
     def _serve(self) -> None:
-        for ticket in self._queue.in_order()[: self._free]:
+        for ticket in self._queue.in_order():
+            if not self._free or (self._held[ticket.request.client] and ticket.request.client in self._slow):
+                continue
             self._queue.take(ticket)
             self._free -= 1
             self._held[ticket.request.client] += 1

@@ -38,8 +38,10 @@ _TURNS: dict[object, Image.Transpose] = {
 MAX_PIXELS = 16_000_000
 MAX_SCANS = 100
 """Of a JPEG: each makes the decoder walk over the whole image again.  Encoders write 10, the most thorough about 20."""
-MAX_SEGMENTS, MAX_FILL_BYTES = 10_000, 64 * 1024
-"""Of a PNG's chunks and a JPEG's segments, and of bytes before a JPEG's: the decoder reads each in Python."""
+MAX_CHUNKS, MAX_SEGMENTS, MAX_FILL_BYTES = 10_000, 1_000, 64 * 1024
+"""Of a PNG's chunks and a JPEG's segments, which the decoder reads in Python, appending metadata in quadratic time; and
+of bytes before a JPEG's segments.
+"""
 
 _JPEG_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")  # what isn't stuffed and restarts no interval
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -138,7 +140,7 @@ def _only_pixels(content: bytes) -> bytes:
     """A PNG without texts, profiles and times, which may be damaged, or huge once they are unpacked.
 
     Raises:
-        ImageTooLarge: more than `MAX_SEGMENTS` chunks are left.
+        ImageTooLarge: more than `MAX_CHUNKS` chunks are left.
     """
     parts, offset = [content[:8]], 8
     while offset < len(content):
@@ -146,8 +148,8 @@ def _only_pixels(content: bytes) -> bytes:
         is_whole = zlib.crc32(content[offset + 4 : end - 4]) == int.from_bytes(content[end - 4 : end], "big")
         if name[:1].isupper() or name == b"tRNS" or (name == b"eXIf" and is_whole):
             parts.append(content[offset:end])
-            if len(parts) > MAX_SEGMENTS:
-                raise ImageTooLarge(f"the image has more than {MAX_SEGMENTS:,} chunks")
+            if len(parts) > MAX_CHUNKS:
+                raise ImageTooLarge(f"the image has more than {MAX_CHUNKS:,} chunks")
         offset = len(content) if name == b"IEND" else end
     return b"".join(parts)
 

@@ -28,7 +28,7 @@ from stages.claims.kinds import TrainedKind, foresee, kind_of
 from stages.claims.trials import arms_of
 from stages.datasets.packed import PackedDataError
 from stages.evaluation.flops import CountFlops, FlopCounts
-from stages.params.experiment import Experiment, Params, ParamsError, PlannedRun, RunName, plan_runs
+from stages.params.experiment import ExperimentParams, Params, ParamsError, PlannedRun, RunName, plan_runs
 from stages.params.schema import nearest
 from stages.recording.sources import judge_today, read_paper_deviations
 from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER
@@ -131,7 +131,7 @@ def is_decided(status: Status) -> bool:
     return status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)
 
 
-def arms_behind(claim: ClaimLine, experiment: Experiment) -> tuple[str, ...]:
+def arms_behind(claim: ClaimLine, experiment: ExperimentParams) -> tuple[str, ...]:
     """Return the arms of an experiment that a claim about trained models needs."""
     if not claim.facts.at_size:
         return arms_of(claim, experiment).arms
@@ -344,7 +344,10 @@ NOBODY_KNOWS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Prospect:
-    """An analysis, its power, the probability that it decides the claim, and the claim's weight."""
+    """An analysis, its power, the probability that it decides the claim, and the claim's weight.
+
+    Power and probability are None and 0 if it takes more than the whole budget.
+    """
 
     look: NextLook
     power: Power | None
@@ -381,18 +384,23 @@ def propose(
     claims = [judgement.claim for judgement in standing.judgements]
     verdicts = {judgement.claim.id: judgement.verdict for judgement in standing.judgements}
     weights = weigh(claims, read_paper_deviations(printed))
+    looks = {
+        f"{look.claim.id} {look.at}": look
+        for look in looks_left(standing, printed, trained)
+        if not experiments or look.claim.experiment in experiments
+    }
+    lacking = {name: trainings.of(look.lacking) for name, look in looks.items()}
+    seconds = seconds_each(trainings, frozenset().union(*lacking.values()), printed, device, counts.count)
     prospects, worth, before = dict[str, Prospect](), dict[str, float](), dict[str, float]()
-    for look in looks_left(standing, printed, trained):
+    for name, look in looks.items():
         claim, verdict = look.claim, verdicts[look.claim.id]
-        if experiments and claim.experiment not in experiments:
-            continue
-        power = foresee(claim, printed, verdict, claims, at=look.at)
-        name, chance = f"{claim.id} {look.at}", chance_of_decision(claim, power, verdict)
+        power, chance = None, 0.0
+        if sum(seconds[run] for run in lacking[name]) <= budget:  # otherwise it is never chosen
+            power = foresee(claim, printed, verdict, claims, at=look.at)
+            chance = chance_of_decision(claim, power, verdict)
         prospects[name] = Prospect(look=look, power=power, chance=chance, weight=weights[claim.id])
         worth[name] = max(chance - before.get(claim.id, 0.0), 0.0) * weights[claim.id]
         before[claim.id] = max(chance, before.get(claim.id, 0.0))
-    lacking = {name: trainings.of(one.look.lacking) for name, one in prospects.items()}
-    seconds = seconds_each(trainings, frozenset().union(*lacking.values()), printed, device, counts.count)
     counts.save()
     steps = choose(lacking, seconds, worth, budget)
     return Proposal(trainings=trainings, prospects=prospects, lacking=lacking, seconds=seconds, steps=steps)

@@ -13,7 +13,7 @@ import pytest
 from stages.claims import ClaimLine, ClaimsError, param_values, place_claims, read_claims
 from stages.claims.kinds import Kind, TallyKind, TrainedKind
 from stages.claims.lines import parse_claims
-from stages.params.experiment import Experiment, Params, load_params
+from stages.params.experiment import ExperimentParams, Params, load_params
 from stages.verdicts.kinds import KINDS
 from tests.project import computed_findings
 
@@ -44,7 +44,7 @@ def params() -> Params:
     return load_params(ROOT)
 
 
-def experiments_of(claim: ClaimLine, params: Params) -> list[Experiment]:
+def experiments_of(claim: ClaimLine, params: Params) -> list[ExperimentParams]:
     names = fnmatch.filter(params.experiments, claim.experiment) if claim.experiment else []
     return [params.experiments[name] for name in names]
 

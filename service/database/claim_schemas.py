@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from service.database.curves import ObservedPoint
+from service.database.curves import ObservedPointOut
 from service.database.schemas import Out, RegistrationOut
 from stages.results import (
     WORD_OF,
@@ -334,20 +334,6 @@ class DeviationOut(Out):
     departs: bool = Field(description="true if we differ from the paper or, if it is silent, from its authors' code")
 
 
-class ObservedPointOut(Out):
-    """A quantity inside one block of an arm's networks, over heads and replicates."""
-
-    experiment: str
-    arm: str
-    quantity: str = Field(examples=["attention_sigma"])
-    moment: str = Field(description="start (the initial weights) or trained")
-    block: int = Field(description="from 1")
-    replicates: int
-    mean: float
-    low: float = Field(description="lowest of all heads and replicates")
-    high: float
-
-
 class FamilyOut(Out):
     """Summary of a table: the mean gain of its orders."""
 
@@ -390,7 +376,7 @@ def describe_claim(judged: JudgedClaim, title: str, unit: str) -> ClaimOut:
     return ClaimOut.model_validate(_claim(judged, title, unit))
 
 
-def describe_record(record: ClaimRecord, observed: Sequence[ObservedPoint], title: str, unit: str) -> ClaimDetailOut:
+def describe_record(record: ClaimRecord, observed: Sequence[ObservedPointOut], title: str, unit: str) -> ClaimDetailOut:
     own = {name: getattr(record, name) for name in ("arms", "pairs", "deviations", "changes", "same_error")}
     of_run = ("arm", "side", "replicate", "value")  # the others are those of its result
     own["runs"] = [

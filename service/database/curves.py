@@ -9,11 +9,13 @@ from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any, Literal, get_args
 
+from pydantic import Field
 from sqlalchemy import ColumnExpressionArgument, Select, func, select
 from sqlalchemy.orm import Session
 
 from service.database import queries
 from service.database.comparing import Question
+from service.database.schemas import CurvePointOut, Out
 from stages.results import (
     ArmRow,
     Epoch,
@@ -43,18 +45,6 @@ def unit_of_curve(curve: str, kind: str) -> str:
     return _LOSSES[kind][1] if curve.endswith("loss") else "fraction"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CurvePoint:
-    """One epoch of one arm: mean, lowest and highest of `replicates`."""
-
-    arm: str
-    epoch: int
-    replicates: int
-    mean: float
-    low: float
-    high: float
-
-
 def known_curves(session: Session, comparison: ExperimentComparison, *, arm: str | None = None) -> list[Curve]:
     """The curves that were measured, of all arms or of one, in the order of `CURVES`."""
     query = _shown(select(*(func.count(getattr(Epoch, name)) for name in CURVES)), comparison, Epoch)
@@ -64,7 +54,7 @@ def known_curves(session: Session, comparison: ExperimentComparison, *, arm: str
 
 def list_curves(
     session: Session, comparison: ExperimentComparison, curve: Curve, arms: Sequence[str]
-) -> list[CurvePoint]:
+) -> list[CurvePointOut]:
     """Points of these arms, in the order of arms and epochs."""
     value = getattr(Epoch, curve)
     query = (
@@ -73,7 +63,7 @@ def list_curves(
         .group_by(Result.arm, Epoch.epoch)
     )
     points = [
-        CurvePoint(arm=arm, epoch=epoch, replicates=count, mean=mean, low=low, high=high)
+        CurvePointOut(arm=arm, epoch=epoch, replicates=count, mean=mean, low=low, high=high)
         for arm, epoch, count, mean, low, high in session.execute(_shown(query, comparison, Epoch))
     ]
     position = {arm.arm: number for number, arm in enumerate(comparison.arms)}
@@ -116,7 +106,7 @@ class ComparedLine:
     provenance: str | None
     cut: str | None
     curves: tuple[Curve, ...]
-    points: Callable[[Curve], list[CurvePoint]]
+    points: Callable[[Curve], list[CurvePointOut]]
 
 
 def find_line(session: Session, name: str, compare: Answer) -> ComparedLine:
@@ -151,13 +141,15 @@ def _of_model(session: Session, name: str, compare: Answer) -> ComparedLine:
     )
 
 
-def curves_of_run(run: Result) -> dict[Curve, list[CurvePoint]]:
+def curves_of_run(run: Result) -> dict[Curve, list[CurvePointOut]]:
     """The measured curves of one run, in the order of `CURVES`."""
-    found: dict[Curve, list[CurvePoint]] = {}
+    found: dict[Curve, list[CurvePointOut]] = {}
     for epoch in run.epochs:
         for curve in CURVES:
             if (value := getattr(epoch, curve)) is not None:
-                point = CurvePoint(arm=run.run_key, epoch=epoch.epoch, replicates=1, mean=value, low=value, high=value)
+                point = CurvePointOut(
+                    arm=run.run_key, epoch=epoch.epoch, replicates=1, mean=value, low=value, high=value
+                )
                 found.setdefault(curve, []).append(point)
     return {curve: found[curve] for curve in CURVES if curve in found}
 
@@ -219,21 +211,17 @@ class UnknownQuantity(UnknownName):
     kind = "quantity"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ObservedPoint:
-    """A quantity in one block of an arm's networks: mean, lowest and highest over heads and `replicates`.
-
-    `moment`: at the start, with the initial weights of the same replicates, or trained.
-    """
+class ObservedPointOut(Out):
+    """A quantity inside one block of an arm's networks, over heads and replicates."""
 
     experiment: str
     arm: str
-    quantity: str
-    moment: str
-    block: int
+    quantity: str = Field(examples=["attention_sigma"])
+    moment: str = Field(description="start (the initial weights) or trained")
+    block: int = Field(description="from 1")
     replicates: int
     mean: float
-    low: float
+    low: float = Field(description="lowest of all heads and replicates")
     high: float
 
 
@@ -251,7 +239,7 @@ def known_quantities(session: Session, comparison: ExperimentComparison) -> list
 
 def list_observed(
     session: Session, comparison: ExperimentComparison, *, quantities: Sequence[str], arms: Sequence[str]
-) -> list[ObservedPoint]:
+) -> list[ObservedPointOut]:
     """Points of these quantities and arms, in their order, initial before trained, block by block."""
     key = (Result.arm, ObservationRow.quantity, ObservationRow.moment, ObservationRow.block)
     value = ObservationRow.value
@@ -259,7 +247,7 @@ def list_observed(
     query: Select[*tuple[Any, ...]] = select(*key, *numbers).group_by(*key)
     wanted = query.where(ObservationRow.quantity.in_(quantities), Result.arm.in_(arms), value.is_not(None))
     points = [
-        ObservedPoint(
+        ObservedPointOut(
             experiment=comparison.experiment,
             arm=arm,
             quantity=quantity,
@@ -280,14 +268,14 @@ def list_observed(
     )
 
 
-def points_of(result: Result, quantity: str) -> list[ObservedPoint]:
+def points_of(result: Result, quantity: str) -> list[ObservedPointOut]:
     """One result's numbers for a quantity: over the heads of each block."""
     values: dict[tuple[str, int], list[float]] = {}
     for row in result.observations:
         if row.quantity == quantity and row.value is not None:
             values.setdefault((row.moment, row.block), []).append(row.value)
     return [
-        ObservedPoint(
+        ObservedPointOut(
             experiment=result.experiment,
             arm=result.arm,
             quantity=quantity,
@@ -302,7 +290,9 @@ def points_of(result: Result, quantity: str) -> list[ObservedPoint]:
     ]
 
 
-def list_behind(session: Session, record: JudgedClaim, arms: Iterable[ArmRow], compare: Answer) -> list[ObservedPoint]:
+def list_behind(
+    session: Session, record: JudgedClaim, arms: Iterable[ArmRow], compare: Answer
+) -> list[ObservedPointOut]:
     """Points behind a claim's metric, for those of `arms` that it is about, in its experiments on real data."""
     claim, own = record.claim, list(arms)
     quantities = BEHIND.get(claim.metric, (claim.metric,))

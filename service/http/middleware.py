@@ -41,6 +41,7 @@ OF_BODY = (b"content-length", b"content-type", b"content-encoding", b"content-di
 OWN_ERRORS = (MEDIA_TYPE, "text/html")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 COUNT_SECONDS = 2.0
+MAX_ACCEPT_BYTES = 1024  # browsers send some 150
 NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
 ADDRESS = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 
@@ -225,10 +226,13 @@ class RequestCheckMiddleware(HttpMiddleware):
 
 def _is_ignored(name: bytes, value: bytes) -> bool:
     """True for cookies, of which the service has none and which FastAPI reads for every route, in quadratic time; for a
-    range of an unknown unit (RFC 9110, 14.2) and an Accept-Encoding that refuses gzip, which the framework misreads.
+    long Accept, which is read for every page and list; for a range of an unknown unit (RFC 9110, 14.2) and an
+    Accept-Encoding that refuses gzip, which the framework misreads.
     """
     if name == b"range":
         return not value.lower().startswith(b"bytes=")
+    if name == b"accept":
+        return len(value) > MAX_ACCEPT_BYTES
     return name == b"cookie" or (name == b"accept-encoding" and NO_GZIP.search(value) is not None)
 
 

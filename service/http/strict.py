@@ -23,6 +23,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.http.errors import Problem, declared
 
+MAX_LINES = 1000
+
 
 class StrictRoute(APIRoute):
     """A route that answers 422 to an unknown query parameter, naming those it knows, or to one given too often."""
@@ -69,14 +71,20 @@ class FormRoute(StrictRoute):
 
 
 def _whole(receive: Receive, end: bytes) -> Receive:
-    """Receives a body, and raises if it lacks `end`; a form parser lets no other error through."""
-    tail, is_there = b"", False
+    """Receives a body, and raises if it lacks `end`; a form parser lets no other error through.
+
+    The parser takes some 1 µs of the event loop for each line that begins as one between parts.
+    """
+    tail, is_there, lines = b"", False, 0
 
     async def received() -> Message:
-        nonlocal tail, is_there
+        nonlocal tail, is_there, lines
         message = await receive()
         if message["type"] == "http.request":
             tail += message.get("body", b"")
+            lines += tail.count(end[:-2])
+            if lines > MAX_LINES:
+                raise HTTPException(413, f"Too many fields: more than {MAX_LINES:,} lines begin with the boundary")
             is_there = is_there or end in tail
             tail = tail[-len(end) :]
             if not is_there and not message.get("more_body", False):

@@ -55,10 +55,11 @@ class Upload:
 
 @dataclass(eq=False, kw_only=True)
 class _Share(Request):
-    """Time budget of one request: seconds left, and seconds of CPU used by decoding processes."""
+    """Time budget of one request: seconds left, and CPU seconds of decoding processes, in all and those charged."""
 
     seconds_left: float
     computed: float = 0.0
+    charged: float = 0.0
 
 
 class Decoder:
@@ -172,13 +173,14 @@ class Decoder:
 
     async def _in_process(self, upload: Upload, shapes: Sequence[Shape], work: int, share: _Share) -> Decoded:
         loop = asyncio.get_running_loop()
-        await self._in_processes.take(share, work / PIXELS_PER_SECOND)
+        await self._in_processes.take(share, cost := work / PIXELS_PER_SECOND)
         process = self._idle.pop()
         job = self._askers.submit(self._ask, process, upload.content, shapes, share)
 
         def give_back() -> None:
             self._idle.append(process)
-            self._in_processes.give_back(share)
+            took, share.charged = share.computed - share.charged, share.computed
+            self._in_processes.give_back(share, took - cost)
 
         def hand_on(_job: Future[Decoded]) -> None:
             with suppress(RuntimeError):  # the loop has ended
@@ -244,7 +246,7 @@ def _replace(process: Process) -> None:
     try:
         process.restart()
     except OSError as error:
-        raise InferenceStopped(f"images can't be decoded at the moment ({error.strerror})") from None
+        raise InferenceStopped(f"images can't be decoded at the moment ({error.strerror or error})") from None
 
 
 def _decode_all(content: bytes, shapes: Sequence[Shape]) -> Decoded:

@@ -26,8 +26,12 @@ Done = TypeVar("Done")
 logger = logging.getLogger("claimcheck")
 
 
+MOST_CLASSES = 20_480
+"""Classes in one answer, which is written on the event loop: 10 for each of 32 images by 64 models."""
+
+
 class TooManyAnswers(ValueError):
-    """One request asks for more answers than may ever wait."""
+    """One request asks for more answers than may ever wait, or more than fit into one."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +114,15 @@ async def predict(
     Raises:
         ImageError: no file is an image that we read; the message names the first one.
         CheckpointError: weights are gone, or aren't those that were recorded.
+        TooManyAnswers: the answer would have more than `MOST_CLASSES`.
         Busy, InferenceStopped, AnswerFailed, SetAside: see `Batcher`.
     """
     started = time.perf_counter()
     with engine.batcher.announce():
         models = [await engine.model(served_checkpoint) for served_checkpoint in served_checkpoints]
+        classes = len(uploads) * sum(min(top_k, len(model.contract.classes)) for model in models)
+        if classes > MOST_CLASSES:
+            raise TooManyAnswers(f"the answer would have {classes:,} classes; at most {MOST_CLASSES:,}: lower top_k")
         engine.batcher.require_room(len(uploads), models)
         shapes = sorted({model.contract.shape for model in models})
         decoded, errors = await engine.decoder.decode(uploads, shapes)

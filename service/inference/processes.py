@@ -64,6 +64,7 @@ class Process:
         with self._changing:
             if self._is_stopped:
                 return
+            _end_stopped_server()
             load_ahead()
             context = multiprocessing.get_context("forkserver")
             connection, theirs = context.Pipe()
@@ -101,26 +102,17 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """True if the process is running, neither ended nor stopped by a signal."""
-        return self._process is not None and self._process.is_alive() and not self.is_stopped
+        """True if the process is running, neither ended nor stopped by a signal.
 
-    def _statistics(self) -> list[str]:
-        """Return the fields of `/proc/<pid>/stat` from the state on; empty if unavailable or the process is gone."""
-        try:
-            line = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            return []
-        return line.rpartition(")")[2].split()
-
-    @property
-    def is_stopped(self) -> bool:
-        """Return True if SIGSTOP has stopped the process."""
-        return self._statistics()[:1] == ["T"]
+        A stopped parent, the preloaded process, reports no end.
+        """
+        is_running = self._process is not None and self._process.is_alive()
+        return is_running and _statistics(self.pid)[:1] not in (["T"], ["Z"])
 
     @property
     def processor_seconds(self) -> float | None:
         """Return the CPU seconds used so far; None if unavailable or the process is gone."""
-        fields = self._statistics()
+        fields = _statistics(self.pid)
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else None
 
     @property
@@ -176,7 +168,24 @@ class Process:
             process.join(seconds)
         if process.is_alive():
             process.kill()
-        process.join()
+        process.join(_END_SECONDS)
+
+
+def _statistics(pid: int | None) -> list[str]:
+    """Return the fields of `/proc/<pid>/stat` from the state on; empty if unavailable or the process is gone."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return []
+    return line.rpartition(")")[2].split()
+
+
+def _end_stopped_server() -> None:
+    """Kill the preloaded process if SIGSTOP has stopped it, because it would never answer; `load_ahead` replaces it."""
+    server: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if server is not None and _statistics(server)[:1] == ["T"]:
+        os.kill(server, signal.SIGKILL)
+        os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
 
 
 def load_ahead() -> None:

@@ -12,15 +12,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator
 
 from service.database.comparing import COSTS, Cost
-from service.database.curves import (
-    Curve,
-    CurvePoint,
-    ObservedPoint,
-    name_curve,
-    name_quantity,
-    points_of,
-    unit_of_curve,
-)
+from service.database.curves import Curve, ObservedPointOut, name_curve, name_quantity, points_of, unit_of_curve
+from service.database.schemas import CurvePointOut
 from service.pages.concluding import Trend
 from service.pages.formats import (
     as_cost,
@@ -45,7 +38,7 @@ Smooth = Annotated[Literal[1, 5, 15], BeforeValidator(int)]
 
 
 def draw_overlay(
-    points: Sequence[CurvePoint],
+    points: Sequence[CurvePointOut],
     titles: Mapping[str, str],
     inks: Mapping[str, Ink],
     unit: str,
@@ -57,7 +50,7 @@ def draw_overlay(
 
     Of many epochs running means unless `smooth` says otherwise, since each epoch's scatter hides the lines.
     """
-    by_arm: dict[str, list[CurvePoint]] = {}
+    by_arm: dict[str, list[CurvePointOut]] = {}
     for point in points:
         if math.isfinite(point.high - point.low):  # what diverged has no place
             by_arm.setdefault(point.arm, []).append(point)
@@ -93,7 +86,7 @@ def draw_overlay(
 
 
 def draw_curve(
-    points: Sequence[CurvePoint],
+    points: Sequence[CurvePointOut],
     titles: Mapping[str, str],
     inks: Mapping[str, Ink],
     curve: Curve,
@@ -105,21 +98,18 @@ def draw_curve(
     return draw_overlay(points, titles, inks, unit, title=_axis_title(name_curve(curve, kind), unit), smooth=smooth)
 
 
-def _on_curve(point: CurvePoint, write: Callable[[float | None], str], unit: str) -> Point:
+def _on_curve(point: CurvePointOut, write: Callable[[float | None], str], unit: str) -> Point:
     told = f"epoch {point.epoch}: {write(point.mean)}"
     told += f" ({span(point.low, point.high, unit)})" if point.replicates > 1 else ""
     return Point(x=point.epoch, y=point.mean, low=point.low, high=point.high, told=told)
 
 
-def _running_means(points: Sequence[CurvePoint], epochs: int) -> list[CurvePoint]:
+def _running_means(points: Sequence[CurvePointOut], epochs: int) -> list[CurvePointOut]:
     half = epochs // 2
     windows = [points[max(0, place - half) : place + half + 1] for place in range(len(points))]
     return [
-        replace(
-            point,
-            mean=fmean(near.mean for near in window),
-            low=fmean(near.low for near in window),
-            high=fmean(near.high for near in window),
+        point.model_copy(
+            update={name: fmean(getattr(near, name) for near in window) for name in ("mean", "low", "high")}
         )
         for point, window in zip(points, windows, strict=True)
     ]
@@ -214,7 +204,7 @@ def _axis_title(title: str, unit: str) -> str:
     return title + (f" ({unit})" if unit not in ("", "fraction", "seconds", "bytes", "count", "flop") else "")
 
 
-def draw_blocks(points: Sequence[ObservedPoint], arms: Mapping[str, str], inks: Mapping[str, Ink]) -> Drawing | None:
+def draw_blocks(points: Sequence[ObservedPointOut], arms: Mapping[str, str], inks: Mapping[str, Ink]) -> Drawing | None:
     """One line per arm and quantity over the blocks, dashed for initial weights; `arms` are the titles of arms.
 
     A line has its model's colour unless lines differ in something else, too.  None if there are no points.
@@ -222,7 +212,7 @@ def draw_blocks(points: Sequence[ObservedPoint], arms: Mapping[str, str], inks: 
     if not points:
         return None
     several = {name: len({getattr(point, name) for point in points}) > 1 for name in ("experiment", "arm", "quantity")}
-    series: dict[tuple[str, str, str], list[ObservedPoint]] = {}
+    series: dict[tuple[str, str, str], list[ObservedPointOut]] = {}
     for point in points:
         parts = {"experiment": point.experiment, "arm": arms[point.arm], "quantity": name_quantity(point.quantity)}
         name = ", ".join(text for part, text in parts.items() if several[part]) or parts["arm"]
@@ -260,7 +250,7 @@ def draw_blocks(points: Sequence[ObservedPoint], arms: Mapping[str, str], inks: 
     )
 
 
-def _mean_of(point: ObservedPoint) -> str:
+def _mean_of(point: ObservedPointOut) -> str:
     return plain(point.mean) + (f" ({plain(point.low)} to {plain(point.high)})" if point.low < point.high else "")
 
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
-from service.database.curves import SIDES, Curve, CurvePoint, name_curve, unit_of_curve
+from service.database.curves import SIDES, Curve, name_curve, unit_of_curve
+from service.database.schemas import CurvePointOut
 from service.pages.charts import draw_overlay
 from service.pages.plots import Drawing, Ink
 
@@ -21,7 +22,7 @@ INKS = {"test": Ink("#268c8f", ""), "validation": Ink("#8a62c4", "6 4"), "traini
 """Lines of the parts of the data: teal is ours, and dashes tell them apart without colours."""
 
 
-def draw_curves(curves: Mapping[Curve, Sequence[CurvePoint]], kind: str) -> list[tuple[str, Drawing]]:
+def draw_curves(curves: Mapping[Curve, Sequence[CurvePointOut]], kind: str) -> list[tuple[str, Drawing]]:
     """Accuracy and loss, as far as they were measured, each with its title."""
     found = []
     for what in ("accuracy", "loss"):

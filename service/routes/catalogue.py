@@ -12,14 +12,21 @@ from service.database.claim_schemas import (
     ClaimDetailOut,
     ClaimOut,
     FamilyOut,
-    ObservedPointOut,
     TallyOut,
     VerdictsOut,
     describe_claim,
     describe_record,
 )
 from service.database.comparing import Provenance, Question
-from service.database.curves import Curve, UnknownQuantity, known_quantities, list_behind, list_curves, list_observed
+from service.database.curves import (
+    Curve,
+    ObservedPointOut,
+    UnknownQuantity,
+    known_quantities,
+    list_behind,
+    list_curves,
+    list_observed,
+)
 from service.database.samples import PNG, Samples
 from service.database.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
 from service.dependencies import Compare, ResultsSession, app_state_of

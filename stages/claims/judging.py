@@ -31,7 +31,7 @@ BY_A_READING = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Table:
+class JudgedTable:
     """One sentence for the orders of a table."""
 
     family: str
@@ -47,7 +47,7 @@ def judge_claims(
     groups: Mapping[str, Sequence[ResultGroup]],
     devices: Mapping[str, str],
     with_power: bool = True,
-) -> tuple[list[Judgement], list[Table]]:
+) -> tuple[list[Judgement], list[JudgedTable]]:
     """One judgement per claim, in their order, and the sentences of the tables; `groups` are those of `gather`."""
     facts = Facts(
         claims=claims, params=params, findings=findings, groups=groups, devices=devices, with_power=with_power
@@ -62,7 +62,7 @@ def judge_claims(
         gains = [claim for claim in rows if claim.facts.is_gain and not claim.facts.is_alike]
         if gains:
             sentence = judge_table([order_of(judged[claim.id], params) for claim in gains], params.verdicts)
-            tables.append(Table(family=family, sentence=sentence, claims=tuple(claim.id for claim in gains)))
+            tables.append(JudgedTable(family=family, sentence=sentence, claims=tuple(claim.id for claim in gains)))
     for name, kind in counts.items():
         judged[name] = kind.judge_orders(list(judged.values()), facts, _judge)
     return [judged[claim.id] for claim in claims], tables

@@ -23,7 +23,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from stages.claims.lines import ArmSummary, ClaimCost, ClaimLine, Entry, Side
-from stages.params.experiment import Arm, Experiment, Params
+from stages.params.experiment import ArmParams, ExperimentParams, Params
 from stages.rules import Rules
 from stages.runs.evidence import Provenance, ResultLine, Trial, as_curves
 from stages.verdicts import (
@@ -49,7 +49,7 @@ _PROVENANCES: tuple[Provenance, ...] = ("full", "subset", "embedded")
 class ResultGroup:
     """Results of one experiment under equal conditions; `share`: of the printed passes over the training images."""
 
-    experiment: Experiment
+    experiment: ExperimentParams
     profile: str
     conditions: str
     evidence_level: EvidenceLevel
@@ -112,7 +112,7 @@ def _strength(group: ResultGroup, ranks: Mapping[str, int]) -> tuple[int, ...]:
     )
 
 
-def _group(experiment: Experiment, trials: Sequence[Trial], rules: Rules) -> ResultGroup:
+def _group(experiment: ExperimentParams, trials: Sequence[Trial], rules: Rules) -> ResultGroup:
     arms: dict[str, list[Trial]] = defaultdict(list)
     for trial in sorted(trials, key=lambda trial: trial.result.replicate):
         arms[trial.result.arm].append(trial)
@@ -139,7 +139,7 @@ def _evidence_level(trials: Sequence[Trial], share: float, rules: Rules) -> Evid
     )
 
 
-def passes_share(result: ResultLine, arm: Arm, experiment: Experiment) -> float:
+def passes_share(result: ResultLine, arm: ArmParams, experiment: ExperimentParams) -> float:
     """Training images seen over those that the printed protocol shows, as planned: an early stop counts as complete."""
     protocol = result.spec["protocol"]
     images = result.data.train_images
@@ -379,7 +379,7 @@ class ClaimSamples:
 
 
 def find_group(
-    claim: ClaimLine, experiment: Experiment, groups: Sequence[ResultGroup]
+    claim: ClaimLine, experiment: ExperimentParams, groups: Sequence[ResultGroup]
 ) -> tuple[Pairs, ResultGroup | None]:
     """Return the claim's arms and the group with the strongest evidence; for a grid, the arms with results.
 
@@ -405,7 +405,7 @@ def find_group(
     return planned, None
 
 
-def arms_of(claim: ClaimLine, experiment: Experiment) -> Pairs:
+def arms_of(claim: ClaimLine, experiment: ExperimentParams) -> Pairs:
     """Return the arms that match the claim's patterns; in a grid, each with its baseline from the params file."""
     proposed = fnmatch.filter(experiment.arms, claim.arm or "")
     if claim.baseline_arm is None:
@@ -418,7 +418,7 @@ def arms_of(claim: ClaimLine, experiment: Experiment) -> Pairs:
     return _pairs(experiment, [(arm, against) for arm, against in couples if against in known])
 
 
-def _pairs(experiment: Experiment, couples: Sequence[tuple[str, str | None]]) -> Pairs:
+def _pairs(experiment: ExperimentParams, couples: Sequence[tuple[str, str | None]]) -> Pairs:
     cells = tuple(experiment.arms[arm].model for arm, _ in couples)
     return Pairs(
         proposed=tuple(arm for arm, _ in couples),

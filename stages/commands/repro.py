@@ -29,7 +29,7 @@ from rich.text import Text
 from stages import preloaded
 from stages.commands.command import Answer, Terminal, in_words
 from stages.faults import Mistake, on_signal
-from stages.params.experiment import Profile, load_params, plan_runs
+from stages.params.experiment import ProfileParams, load_params, plan_runs
 from stages.params.schema import describe_yaml
 from stages.params.stage_inputs import stage_inputs
 from stages.preloaded import ADDRESS, ask
@@ -46,7 +46,7 @@ class Ahead:
     is timed while nothing trains beside it.
     """
 
-    def __init__(self, address: str, environment: Mapping[str, str], profile: Profile) -> None:
+    def __init__(self, address: str, environment: Mapping[str, str], profile: ProfileParams) -> None:
         self._address, self._environment = address, environment
         self._is_wanted = profile.data == "embedded"
         self._begun: set[str] = set()

@@ -22,7 +22,7 @@ from stages.datasets.packed import PackedInfo, read_info
 from stages.evaluation.cost import Latency, Stopwatch
 from stages.evaluation.flops import FlopCounts, Kept, digest_of
 from stages.evaluation.scores import Observer, cut_info, cut_rows, score
-from stages.params.experiment import LatencySpec, Profile
+from stages.params.experiment import LatencySpec, ProfileParams
 from stages.run import ModelSpec, RunSpec
 from stages.runs.consistency import find_contradictions
 from stages.runs.equivalence import read_equivalences
@@ -50,7 +50,7 @@ class Evaluation:
 
 
 def evaluate_experiment(
-    name: str, data: Path, profile: Profile, device: str, code_of: CodeOf, *, anew: bool = False
+    name: str, data: Path, profile: ProfileParams, device: str, code_of: CodeOf, *, anew: bool = False
 ) -> Evaluation:
     """Result and cost lines of the runs in `data/runs/<name>/`, with the profile's timing and part of the test rows.
 

@@ -52,7 +52,7 @@ class ArmTemplate(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
+class ArmParams:
     """One model under the experiment's protocol.  `model` keeps the class name and the keywords of the file.
 
     `protocol` holds the fields in which this arm departs from the experiment's: what it is there to compare.  `against`
@@ -67,13 +67,13 @@ class Arm:
     against: str | None = None
 
 
-def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, Arm]:
+def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, ArmParams]:
     """Arms by name, in the order of the file.
 
     Raises:
         ValueError: a name twice, an unknown name after `like` or `against`, or a name in braces that no grid has.
     """
-    arms: dict[str, Arm] = {}
+    arms: dict[str, ArmParams] = {}
     for pattern, template in templates.items():
         for values in (
             dict(zip(template.grid, some, strict=True)) for some in itertools.product(*template.grid.values())
@@ -87,7 +87,7 @@ def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, Arm]:
             if like is not None and like not in arms:
                 raise ValueError(f"arms.{pattern}.like is {like!r}; known above it: {', '.join(arms)}")
             base = arms[like] if like is not None else None
-            arms[name] = Arm(
+            arms[name] = ArmParams(
                 name=name,
                 role=template.role,
                 title=title,
@@ -170,7 +170,7 @@ class LatencySpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class ProfileParams:
     """A budget.  `overrides` replace protocol fields; `replicates` keeps the first n seeds (None: all).
 
     `roles` are those of the arms that it trains (None: all).  `slots`: how many train at once if one device is named
@@ -191,7 +191,7 @@ class Profile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class ExperimentParams:
     """One table or figure of one paper on one data set.  `printed` is the protocol before a profile cuts it."""
 
     name: str
@@ -200,7 +200,7 @@ class Experiment:
     dataset: str
     printed: Protocol
     seeds: tuple[int, ...]
-    arms: Mapping[str, Arm]
+    arms: Mapping[str, ArmParams]
 
     @property
     def replicates(self) -> int:
@@ -245,14 +245,14 @@ class Params:
     """
 
     profile_name: str
-    profiles: Mapping[str, Profile]
+    profiles: Mapping[str, ProfileParams]
     datasets: Mapping[str, DatasetSource]
-    experiments: Mapping[str, Experiment]
+    experiments: Mapping[str, ExperimentParams]
     verdicts: Rules
     rates: Mapping[str, Rate]
 
     @property
-    def profile(self) -> Profile:
+    def profile(self) -> ProfileParams:
         return self.profiles[self.profile_name]
 
 
@@ -265,7 +265,7 @@ class _IndexEntry(BaseModel):
 class _Index(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     profile: str
-    profiles: dict[str, Profile]
+    profiles: dict[str, ProfileParams]
     experiments: dict[str, _IndexEntry]
     datasets: dict[str, DatasetSource]
     verdicts: Rules
@@ -364,7 +364,9 @@ def _like(content: Any) -> str | None:
     return str(content["like"]) if isinstance(content, dict) and "like" in content else None
 
 
-def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, document: Any, path: Path) -> Experiment:
+def _read_experiment(
+    name: str, entry: _IndexEntry, source: DatasetSource, document: Any, path: Path
+) -> ExperimentParams:
     file = validate(TypeAdapter(_ExperimentFile), document, path)
     fields = dict(file.protocol)
     seeds = validate(TypeAdapter(tuple[int, ...]), fields.pop("seeds", None), path, "protocol.seeds")
@@ -388,7 +390,7 @@ def _read_experiment(name: str, entry: _IndexEntry, source: DatasetSource, docum
         model_path(entry.paper, arm.model, path, f"arms.{arm.name}.model")
         if arm.protocol:
             _read_protocol(fields | dict(arm.protocol), path, f"arms.{arm.name}.protocol")
-    return Experiment(
+    return ExperimentParams(
         name=name,
         title=file.title,
         paper=entry.paper,
@@ -439,7 +441,7 @@ def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Prot
     return protocol
 
 
-def resolve_protocol(experiment: Experiment, profile: Profile, arm: Arm | None = None) -> Protocol:
+def resolve_protocol(experiment: ExperimentParams, profile: ProfileParams, arm: ArmParams | None = None) -> Protocol:
     """The printed protocol with the arm's own fields (if an arm is given), and the profile's overrides and precision.
 
     Raises:
@@ -487,7 +489,7 @@ def _given_by_data(source: DatasetSource) -> dict[str, int]:
 
 
 def plan_runs(
-    experiment: Experiment, profile: Profile, source: DatasetSource, *, every_role: bool = False
+    experiment: ExperimentParams, profile: ProfileParams, source: DatasetSource, *, every_role: bool = False
 ) -> list[PlannedRun]:
     """The experiment's grid, arm by arm: seeds, and folds where the split has them, cut to the profile's replicates.
 
@@ -520,7 +522,7 @@ def _rows(source: DatasetSource, count: int) -> tuple[int, str]:
     return count, {"images": "images", "table": "rows"}[source.kind]
 
 
-def describe_cut(experiment: Experiment, profile: Profile, source: DatasetSource) -> str:
+def describe_cut(experiment: ExperimentParams, profile: ProfileParams, source: DatasetSource) -> str:
     """How the profile departs from the printed protocol, for a reader; empty if it doesn't."""
     protocol, printed = resolve_protocol(experiment, profile), experiment.printed
     rows, noun = _rows(source, source.train)

@@ -24,7 +24,7 @@ from sqlalchemy import insert
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
-from stages.claims import Change, ClaimLine, ClaimsError, Judgement, PaperDeviations, Table, read_history, touched
+from stages.claims import Change, ClaimLine, ClaimsError, Judgement, PaperDeviations, read_history, touched
 from stages.claims.history import PATH as HISTORY
 from stages.claims.history import Registered, digest_code, digest_findings, digest_verdict, seen_before_rule
 from stages.datasets.prepare import READERS
@@ -40,7 +40,7 @@ from stages.runs.revisions import is_full_clone
 from stages.runs.store import put_in_place
 from stages.verdicts import ARM_METRICS, NoCurves, Verdict, arm_metric, false_discovery_rates
 
-__all__ = ["ClaimsError", "Judgement", "RecordError", "Summary", "Table", "record"]
+__all__ = ["ClaimsError", "Judgement", "RecordError", "Summary", "record"]
 
 Row = TypeVar("Row", bound=tables.Base)
 Values = Iterator[tuple[Any, ...]]

@@ -15,9 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from stages.claims import (
     ClaimLine,
+    JudgedTable,
     Judgement,
     PaperDeviations,
-    Table,
     gather,
     judge_claims,
     place_claims,
@@ -282,7 +282,7 @@ class JudgedResults:
     speaking: Sequence[Trial]
     groups: Mapping[str, Sequence[ResultGroup]]
     judgements: Sequence[Judgement]
-    sentences: Sequence[Table]
+    sentences: Sequence[JudgedTable]
 
 
 def judge(

@@ -28,7 +28,7 @@ from typing import Any
 from stages.datasets.prepare import RowCounts, count_rows
 from stages.device import processor_name
 from stages.evaluation.flops import CountFlops, Kept, digest_of
-from stages.params.experiment import DatasetSource, Params, PlannedRun, Profile, Rate, plan_runs
+from stages.params.experiment import DatasetSource, Params, PlannedRun, ProfileParams, Rate, plan_runs
 from stages.run import Protocol, Replicate, RunSpec, SplitSpec, canonical_json, steps_per_epoch, training_counts
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking, network_of
@@ -70,7 +70,7 @@ def add_up(costs: Iterable[PlannedCost], devices: Iterable[str]) -> PlannedCost:
 
 
 def plan_costs(
-    params: Params, profile: Profile, experiments: Iterable[str], count: CountFlops
+    params: Params, profile: ProfileParams, experiments: Iterable[str], count: CountFlops
 ) -> dict[str, PlannedCost]:
     """Cost of each experiment's trainings under `profile`; one that two experiments share counts for the first."""
     seen: set[str] = set()
@@ -100,7 +100,7 @@ Price = Callable[[PlannedRun, int], PlannedCost]
 """Cost of a training, by how many replicates of its network would train as one stack, itself included."""
 
 
-def pricing(params: Params, profile: Profile, rates: Mapping[str, Rate], count: CountFlops) -> Price:
+def pricing(params: Params, profile: ProfileParams, rates: Mapping[str, Rate], count: CountFlops) -> Price:
     """Return what prices trainings under `profile`, each on the rows of its own data set."""
 
     @cache

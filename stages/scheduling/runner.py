@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.datasets.packed import PackedDataError, PackedInfo, read_info
-from stages.params.experiment import Experiment, Params, ParamsError, PlannedRun, describe_cut, plan_runs
+from stages.params.experiment import ExperimentParams, Params, ParamsError, PlannedRun, describe_cut, plan_runs
 from stages.params.schema import nearest
 from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
@@ -54,7 +54,7 @@ Order = Callable[[Sequence[PlannedRun], int], float]
 
 
 def keyed_runs(
-    experiment: Experiment, params: Params, data_digest: str, *, every_role: bool = False
+    experiment: ExperimentParams, params: Params, data_digest: str, *, every_role: bool = False
 ) -> list[PlannedRun]:
     """The experiment's grid with data digest and code, in file order; of the profile's roles unless `every_role`."""
     source = params.datasets[experiment.dataset]
@@ -192,7 +192,7 @@ def line_up(
     return queue
 
 
-def refuse_unpacked(experiments: Iterable[Experiment], params: Params, data: Path) -> None:
+def refuse_unpacked(experiments: Iterable[ExperimentParams], params: Params, data: Path) -> None:
     """Name all data sets of these experiments that aren't packed as the profile wants, and what packs them.
 
     Raises:
@@ -229,7 +229,7 @@ class MissingRuns:
 
 
 def compare(
-    experiment: Experiment,
+    experiment: ExperimentParams,
     params: Params,
     data: Path,
     store: Store,
@@ -359,13 +359,13 @@ def slot_devices(named: str, params: Params, engine: str = DEFAULT) -> list[str]
     return devices * (params.profile.slots or cores)
 
 
-def find_experiment(params: Params, name: str) -> Experiment:
+def find_experiment(params: Params, name: str) -> ExperimentParams:
     if name not in params.experiments:
         raise ParamsError(f"params.yaml: no experiment {name!r}{nearest(name, params.experiments)}")
     return params.experiments[name]
 
 
-def read_packed(experiment: Experiment, params: Params, data: Path) -> PackedInfo:
+def read_packed(experiment: ExperimentParams, params: Params, data: Path) -> PackedInfo:
     """The description of the experiment's packed data.
 
     Raises:
@@ -383,7 +383,7 @@ def read_packed(experiment: Experiment, params: Params, data: Path) -> PackedInf
 
 def _write_folder(
     folder: Path,
-    experiment: Experiment,
+    experiment: ExperimentParams,
     params: Params,
     wanted: list[PlannedRun],
     store: Store,

@@ -2,7 +2,7 @@
 
 One family per file: `value` (two one-sided tests, the side of a bound), `difference` (sign and size of a gain, no worse
 than by a margin), `grid_part` (a gain over part of a grid, the same gain at every level), `families` (the sentence of a
-table, and a paper's own counts), `noise` (whether seeds explain a spread), `others` (counts, ranges, proportions, and
+table, a paper's own counts, and whether seeds explain a spread), `others` (counts, ranges, proportions, and
 what short runs may show), `power` (what a plan can show in advance); `kinds` has the facts that pages and API know of a
 kind of claim.
 Rules, margins and looks are fixed before running (`stages.rules`); `curves` turns the curves of folds into an arm's
@@ -25,13 +25,13 @@ from stages.verdicts.families import (
     TableSentence,
     design_effect,
     false_discovery_rates,
+    judge_noise,
     judge_table,
     judge_tally,
     judge_wins,
     tally_tests,
 )
 from stages.verdicts.grid_part import GridPart, UniformClaim, judge_uniform
-from stages.verdicts.noise import judge_noise
 from stages.verdicts.others import (
     EvidenceLevel,
     Failures,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.claims import ClaimLine, Judgement, Table, Trial, gather, judge_claims, read_claims
+from stages.claims import ClaimLine, JudgedTable, Judgement, Trial, gather, judge_claims, read_claims
 from stages.datasets.manifest import all_files, judge_provenance
 from stages.datasets.mirror import MirrorInfo, describe_file
 from stages.datasets.prepare import READERS
@@ -227,7 +227,7 @@ def judge(*wanted: ClaimLine, entered: Sequence[Trial] = ()) -> list[Judgement]:
     return judge_all(wanted, entered)[0]
 
 
-def judge_all(wanted: Sequence[ClaimLine], entered: Sequence[Trial]) -> tuple[list[Judgement], list[Table]]:
+def judge_all(wanted: Sequence[ClaimLine], entered: Sequence[Trial]) -> tuple[list[Judgement], list[JudgedTable]]:
     return judge_claims(
         wanted, params(), findings={}, groups=gather(params(), entered), devices={"ninformer": "RTX 2080 Ti"}
     )

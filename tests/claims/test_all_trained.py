@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from service.app import create_app
 from service.settings import Settings
 from stages.claims.kinds.base import PER_BYTE, TIMES
-from stages.params.experiment import Arm, Experiment
+from stages.params.experiment import ArmParams, ExperimentParams
 from stages.recording import record
 from stages.recording.reporting import results_page
 from stages.results import ClaimFilter, JudgedClaim, list_judged, open_results
@@ -34,7 +34,7 @@ METRICS = {
 COMPUTED = "`python -m stages.analyse` computes it, and hasn't run here."
 
 
-def trained(experiment: Experiment) -> list[ResultLine]:
+def trained(experiment: ExperimentParams) -> list[ResultLine]:
     """All replicates of all arms; each arm is a point better than the one before it."""
     replicates = range(experiment.replicates)
     values = {
@@ -49,7 +49,7 @@ def trained(experiment: Experiment) -> list[ResultLine]:
     ]
 
 
-def parameters_of(arm: Arm) -> float:
+def parameters_of(arm: ArmParams) -> float:
     """About as many as a network of equal layers has, twice that with its own biases; two million for others."""
     width, depth = arm.model.get("width"), arm.model.get("depth")
     if width is None or depth is None:
@@ -144,7 +144,7 @@ def test_a_part_of_the_data_decides_no_number_and_says_so(claim: str) -> None:
     assert judged.verdict.explanation.startswith("Real data, but a part of them;")
 
 
-def statuses_of_results(lines_of: Callable[[Experiment], list[ResultLine]]) -> set[Status]:
+def statuses_of_results(lines_of: Callable[[ExperimentParams], list[ResultLine]]) -> set[Status]:
     """Verdicts that these results of every experiment give; all claims are judged."""
     lines = [line for experiment in params().experiments.values() for line in lines_of(experiment)]
     return {one.verdict.status for one in judge(*claims().values(), entered=trials(lines)) if one.basis == "results"}
@@ -153,7 +153,7 @@ def statuses_of_results(lines_of: Callable[[Experiment], list[ResultLine]]) -> s
 def test_a_cut_budget_decides_nothing() -> None:
     """Real data and many epochs under `quick` may indicate an order, whatever the number of replicates."""
 
-    def cut(experiment: Experiment) -> list[ResultLine]:
+    def cut(experiment: ExperimentParams) -> list[ResultLine]:
         return [dataclasses.replace(line, profile="quick") for line in trained(experiment)]
 
     assert statuses_of_results(cut) == {Status.AGREES, Status.DISAGREES, Status.NOT_TESTED, Status.SHOWN}
@@ -162,7 +162,7 @@ def test_a_cut_budget_decides_nothing() -> None:
 def test_replicates_that_diverged_reproduce_nothing() -> None:
     """One of each arm; a number printed without diverged replicates isn't reproduced."""
 
-    def lost(experiment: Experiment) -> list[ResultLine]:
+    def lost(experiment: ExperimentParams) -> list[ResultLine]:
         gone = Divergence(step=9, last_finite_step=8, last_finite_loss=None)
         return [
             dataclasses.replace(line, status="diverged", metrics=(), weights_sha256=None, divergence=gone)

@@ -9,7 +9,7 @@ from itertools import permutations
 import pytest
 
 from stages.claims import ClaimLine, Judgement
-from stages.params.experiment import Experiment
+from stages.params.experiment import ExperimentParams
 from stages.runs.evidence import EpochRow, ResultLine
 from stages.verdicts import Status
 from tests.claims.lines import as_evaluated, claims, judge, params, results, trials
@@ -22,7 +22,7 @@ Printed = dict[str, dict[str, float]]
 """`{arm: {metric: value}}`."""
 
 
-def printed(experiment: Experiment) -> Printed:
+def printed(experiment: ExperimentParams) -> Printed:
     """The numbers that the paper prints for an experiment's arms, and those that its gains imply for the rest."""
     found: Printed = defaultdict(dict)
     here = [claim for claim in claims().values() if fnmatch.fnmatch(experiment.name, claim.experiment or "")]
@@ -46,7 +46,7 @@ def is_gain(claim: ClaimLine) -> bool:
     return claim.kind in ("difference", "gap") or (claim.kind == "order" and claim.metric == "window_error")
 
 
-def as_printed(experiment: Experiment) -> list[ResultLine]:
+def as_printed(experiment: ExperimentParams) -> list[ResultLine]:
     """Every replicate of every arm: means are the printed numbers, with a spread far below any gain.
 
     Accuracies differ by whole images.

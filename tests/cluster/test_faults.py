@@ -20,7 +20,7 @@ from stages.runs.store import RunStore
 from stages.scheduling.engine.leases import Leases
 from stages.scheduling.journal import read_sessions
 from tests.cluster.nodes import Nodes, wait_for, without_grammar
-from tests.cluster.runs import attempts, finish, lost_reasons, outcomes_in, saved_states, start
+from tests.cluster.runs import finish, lost_reasons, outcomes_in, saved_states, start
 from tests.object_server import BUCKET, ObjectServer
 from tests.project import REPOSITORY, environment, outcomes
 
@@ -59,23 +59,6 @@ def test_a_process_that_stands_still_is_ended_and_followed(
     reasons = lost_reasons(project)
     assert len(reasons) == 1 and reasons[0].startswith("no sign of life for 15 s, process ")
     wait_for(lambda: not standing.is_running(), 30)
-
-
-@pytest.mark.slow(hours=True)
-def test_asked_to_stop_the_nodes_save_and_end_and_another_run_goes_on(
-    two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
-) -> None:
-    process = start(project, two_nodes)
-    wait_for(lambda: saved_states(project) and two_nodes.trainings())
-    process.send_signal(signal.SIGTERM)
-    output = finish(process, project, code=1)
-    assert "the next dvc repro resumes from here" in output
-    assert saved_states(project)
-    wait_for(lambda: not two_nodes.trainings(), 30)
-    finish(start(project, two_nodes), project)
-    assert outcomes(project) == undisturbed
-    ends = {tuple(one.end for one in of_run) for of_run in attempts(project).values()}
-    assert ends == {("published",), ("stopped", "published")}
 
 
 def test_nodes_that_see_nothing_of_the_clone_train_by_what_is_sent_and_a_store_by_url(

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from stages.commands.repro import Ahead
-from stages.params.experiment import Profile, load_params
+from stages.params.experiment import ProfileParams, load_params
 from stages.preloaded import ADDRESS
 from tests.polling import wait_until
 from tests.project import REPOSITORY
@@ -38,7 +38,7 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ahead]:
         yield found
 
 
-def profile(name: str) -> Profile:
+def profile(name: str) -> ProfileParams:
     return load_params(REPOSITORY).profiles[name]
 
 

@@ -68,12 +68,12 @@ def digest(folder: Path) -> str:
 def test_the_same_files_give_the_same_bytes(clone: Path, crate: Path, tmp_path: Path) -> None:
     written = write_crate(clone, tmp_path / "again")
     assert digest(tmp_path / "again") == digest(crate)
-    assert (written.trainings, written.verdicts) == (published(), len(claims()))
+    assert (written.trainings, written.verdicts) == (trainings(), len(claims()))
     with pytest.raises(CrateError, match="again is there already"):
         write_crate(clone, tmp_path / "again")
 
 
-def published() -> int:
+def trainings() -> int:
     folder = REPOSITORY / "data" / "evidence"
     files = (path for path in folder.glob("*.jsonl") if path.name != "equivalences.jsonl")
     return sum(len(path.read_bytes().splitlines()) for path in files)
@@ -113,7 +113,7 @@ def test_the_crate_names_its_profile_licence_and_authors_and_every_file_it_holds
     assert (
         "stages/" in entities and (crate / "stages" / "cli.py").is_file() and not any("__pycache__" in f for f in files)
     )
-    assert len(root["mentions"]) == published() + 1, "every training, and the judging"
+    assert len(root["mentions"]) == trainings() + 1, "every training, and the judging"
 
 
 @pytest.fixture(scope="session")
@@ -154,18 +154,9 @@ def test_the_validator_finds_nothing_that_the_profile_requires(reader: Path, cra
 
 @pytest.mark.needs(network=True)
 @pytest.mark.timeout(600)
-def test_rdflib_tells_which_trainings_decided_a_claim(reader: Path, crate: Path, published_database: str) -> None:
+def test_rdflib_tells_which_trainings_decided_a_claim(reader: Path, crate: Path, published: str) -> None:
     rows = ask(reader, crate, QUESTION)
-    with open_results(published_database)() as session:
+    with open_results(published)() as session:
         (one,) = (one for one in list_judged(session, ClaimFilter()) if one.claim.id == "dac.sgemm.gain")
         behind = {run.result.run_key for run in one.verdict.runs}
     assert {key for _, key in rows} == behind and len(rows) == len(behind) > 100
-
-
-@pytest.fixture(scope="module")
-def published_database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    from stages.recording import record
-
-    path = str(tmp_path_factory.mktemp("database") / "results.db")
-    record(REPOSITORY, path, evidence_only=True)
-    return path

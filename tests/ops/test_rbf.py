@@ -187,14 +187,7 @@ def test_layers_start_as_stated() -> None:
     assert feedforward.centers.var().item() == pytest.approx(1, abs=0.02)
 
 
-def test_layers_stand_where_attention_and_mlp_of_a_network_stood() -> None:
-    block = nn.Sequential(nn.LayerNorm(8), RBFAttention(8, 2), nn.LayerNorm(8), RBFFeedForward(8, 5, 8))
-    x = torch.randn(2, 3, 8)
-    block(x).sum().backward()
-    assert block(x).shape == x.shape
-    assert all(
-        p.grad is not None and p.grad.abs().sum() > 0 for name, p in block.named_parameters() if "2." not in name
-    )
+def test_layers_are_made_on_the_device_and_in_the_type_given() -> None:
     assert {str(p.device) for p in RBFAttention(8, 2, device="meta").parameters()} == {"meta"}
     assert {p.dtype for p in RBFFeedForward(8, 5, 8, dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
 

@@ -1,6 +1,9 @@
 """The Yat layers against the printed equation, hand-worked numbers and the released package."""
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -21,20 +24,6 @@ from stages.ops.yat_conv import YatConv2d, yat_conv2d
 from tests.ops.gradients import check_layer, draw, load_case
 
 WIDE = torch.float64
-
-
-@pytest.mark.parametrize(
-    ("case", "layer"),
-    [
-        ("dense", YatLinear(5, 7, scale="multiplier")),
-        ("dense_plain", YatLinear(5, 7, bias=False, scale=None, epsilon=0.007)),
-        ("dense_constant", YatLinear(5, 7, scale=math.sqrt(2))),
-        ("dense_learned_epsilon", YatLinear(5, 7, scale="multiplier", learnable_epsilon=True)),
-    ],
-)
-def test_dense_equals_the_released_package(case: str, layer: YatLinear) -> None:
-    theirs = {"weight": "weight", "bias": "bias", "scale.alpha": "alpha", "epsilon.raw": "epsilon_param"}
-    check_layer(layer, case, {name: [theirs[name]] for name, _ in layer.named_parameters()})
 
 
 @pytest.mark.parametrize("b", [0.0, 5.0, -1000.0])
@@ -135,19 +124,6 @@ def test_dense_stands_where_a_linear_stood() -> None:
     assert sum(p.numel() for p in YatLinear(64, 128, bias=False).parameters()) == 64 * 128 + 1
 
 
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"scale": "sqrt"}, "scale is 'sqrt'; known: guide, multiplier, a number, None"),
-        ({"epsilon": 0.0}, "epsilon is 0.0; expected a positive number"),
-        ({"epsilon": math.inf}, "epsilon is inf"),
-    ],
-)
-def test_impossible_options_are_refused(keywords: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        YatLinear(4, 3, **keywords)  # type: ignore[arg-type]
-
-
 PACKAGE = {
     "qkv.weight": ["q_proj.weight", "k_proj.weight", "v_proj.weight"],
     "qkv.bias": ["q_proj.bias", "k_proj.bias", "v_proj.bias"],
@@ -160,19 +136,6 @@ PACKAGE = {
 def of_attention() -> list[Tensor]:
     """q, k, v, scale, epsilon: 2 heads, 5 queries, 7 keys."""
     return [draw(3, 2, 5, 4), draw(3, 2, 7, 4, seed=1), draw(3, 2, 7, 6, seed=2), torch.tensor(0.7), torch.tensor(0.3)]
-
-
-@pytest.mark.parametrize(
-    ("case", "options", "is_causal"),
-    [
-        ("attention", {}, False),
-        ("attention_causal", {"epsilon": 0.1}, True),
-        ("attention_spherical", {"epsilon": 0.1, "is_spherical": True}, False),
-    ],
-)
-def test_attention_equals_the_released_package(case: str, options: dict[str, float], is_causal: bool) -> None:
-    layer = YatAttention(6, 2, scale="package", **options)  # type: ignore[arg-type]
-    check_layer(layer, case, PACKAGE, is_causal=is_causal)  # type: ignore[arg-type]
 
 
 def test_a_query_without_a_key_gets_zeros_as_in_the_package() -> None:
@@ -232,32 +195,6 @@ def test_dropout_acts_on_the_weights_in_training_alone() -> None:
     assert torch.equal(layer.eval()(x), layer(x))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_heads": 5}, "num_heads is 5; expected a divisor of embed_dim, which is 12"),
-        ({"num_heads": 3, "scale": "sqrt"}, "scale is 'sqrt'; known: learned, package"),
-    ],
-)
-def test_impossible_options_of_attention_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        YatAttention(12, **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("case", "layer"),
-    [
-        ("conv", YatConv2d(4, 6, 3, scale="multiplier")),
-        ("conv_full", YatConv2d(4, 6, 3, 2, (1, 2), 2, 2, scale="multiplier")),
-        ("conv_same", YatConv2d(4, 6, 3, padding="same", bias=False, scale="multiplier", epsilon=0.007)),
-        ("conv_reflect", YatConv2d(4, 6, 3, padding=1, padding_mode="reflect", scale="multiplier")),
-    ],
-)
-def test_conv_equals_the_released_package(case: str, layer: YatConv2d) -> None:
-    theirs = {"weight": ["weight"], "bias": ["bias"], "scale.alpha": ["alpha"]}
-    check_layer(layer, case, {name: theirs[name] for name, _ in layer.named_parameters()})
-
-
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 @pytest.mark.parametrize(
     ("kernel_size", "dilation", "padding"), [((3, 3), 1, "same"), ((2, 4), 3, "same"), ((3, 2), 2, "valid")]
@@ -304,3 +241,42 @@ def test_conv_stands_where_a_conv_stood() -> None:
     assert layer(draw(2, 4, 9, 9)).shape == plain(draw(2, 4, 9, 9)).shape
     assert isinstance(layer, nn.Conv2d)
     assert dict(layer.named_parameters()).keys() - {"scale.alpha"} == dict(plain.named_parameters()).keys()
+
+
+DENSE = {"weight": ["weight"], "bias": ["bias"], "scale.alpha": ["alpha"], "epsilon.raw": ["epsilon_param"]}
+
+
+@pytest.mark.parametrize(
+    ("case", "layer", "keywords"),
+    [
+        ("dense", YatLinear(5, 7, scale="multiplier"), {}),
+        ("dense_plain", YatLinear(5, 7, bias=False, scale=None, epsilon=0.007), {}),
+        ("dense_constant", YatLinear(5, 7, scale=math.sqrt(2)), {}),
+        ("dense_learned_epsilon", YatLinear(5, 7, scale="multiplier", learnable_epsilon=True), {}),
+        ("conv", YatConv2d(4, 6, 3, scale="multiplier"), {}),
+        ("conv_full", YatConv2d(4, 6, 3, 2, (1, 2), 2, 2, scale="multiplier"), {}),
+        ("conv_same", YatConv2d(4, 6, 3, padding="same", bias=False, scale="multiplier", epsilon=0.007), {}),
+        ("conv_reflect", YatConv2d(4, 6, 3, padding=1, padding_mode="reflect", scale="multiplier"), {}),
+        ("attention", YatAttention(6, 2, scale="package"), {}),
+        ("attention_causal", YatAttention(6, 2, scale="package", epsilon=0.1), {"is_causal": True}),
+        ("attention_spherical", YatAttention(6, 2, scale="package", epsilon=0.1, is_spherical=True), {}),
+    ],
+)
+def test_a_layer_equals_that_of_the_released_package(case: str, layer: nn.Module, keywords: dict[str, Any]) -> None:
+    theirs = PACKAGE if isinstance(layer, YatAttention) else DENSE
+    check_layer(layer, case, {name: theirs[name] for name, _ in layer.named_parameters()}, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (partial(YatLinear, 4, 3, scale="sqrt"), "scale is 'sqrt'; known: guide, multiplier, a number, None"),
+        (partial(YatLinear, 4, 3, epsilon=0.0), "epsilon is 0.0; expected a positive number"),
+        (partial(YatLinear, 4, 3, epsilon=math.inf), "epsilon is inf"),
+        (partial(YatAttention, 12, 5), "num_heads is 5; expected a divisor of embed_dim, which is 12"),
+        (partial(YatAttention, 12, 3, scale="sqrt"), "scale is 'sqrt'; known: learned, package"),
+    ],
+)
+def test_impossible_options_are_refused(build: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()

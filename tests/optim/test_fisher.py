@@ -21,12 +21,6 @@ from stages.optim.fisher import (
 from tests.optim.layers import dense, make_problem
 
 Product = Callable[[LayerBatch, Tensor], Tensor]
-PRODUCTS: list[Product] = [
-    kronecker_product_reference,
-    kronecker_product,
-    per_sample_product_reference,
-    per_sample_product,
-]
 GOLDEN = Path(__file__).parents[1] / "golden" / "fisher_curvlinops.npz"
 
 

@@ -112,30 +112,11 @@ def test_what_is_worth_more_comes_first_and_what_is_worth_nothing_never() -> Non
     assert [step.completed for step in steps] == [("headline",), ("many", "too")]
 
 
-def test_what_completes_most_a_second_comes_first() -> None:
-    """Two claims need a, one of them b, too: a serves both of its steps, c serves one claim alone."""
-    wanted = {"one": {"a"}, "other": {"a", "b"}, "third": {"a", "b"}, "last": {"c"}}
-    steps = choose(wanted, SECONDS, Alike())
-    assert [(step.items, step.completed) for step in steps] == [
-        (("a", "b"), ("one", "other", "third")),  # 3 in 20 s, before 1 in 10 s
-        (("c",), ("last",)),
-    ]
-    assert [step.seconds for step in steps] == [20.0, 10.0]
-
-
 def test_what_others_have_paid_for_is_cheap() -> None:
     steps = choose({"one": {"a"}, "two": {"a"}, "more": {"a", "b", "c"}, "apart": {"b"}}, SECONDS, Alike())
     assert steps[0].items == ("a",) and steps[0].completed == ("one", "two")
     assert {item for step in steps for item in step.items} == {"a", "b", "c"}
     assert sum(len(step.items) for step in steps) == 3, "nothing is paid for twice"
-
-
-def test_nothing_beyond_the_budget_and_nothing_in_part() -> None:
-    assert [step.completed for step in choose({"long": {"a", "b"}, "short": {"d"}}, SECONDS, Alike(), 12.0)] == [
-        ("short",)
-    ]
-    assert choose({"long": {"a", "b"}}, SECONDS, Alike(), 19.9) == []
-    assert choose({"complete": set()}, SECONDS, Alike()) == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -180,7 +161,7 @@ def judged_with(replicates: int) -> list[Judgement]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicates", [2, 3, 4, 5])
+@pytest.mark.parametrize("replicates", [2, 3, 5])
 def test_looks_are_where_the_judges_have_them(replicates: int) -> None:
     for one in judged_with(replicates):
         (name,) = fnmatch.filter(params().experiments, one.claim.experiment or "")

@@ -78,7 +78,6 @@ class Here:
     def __init__(self, *, can_restart: bool = True) -> None:
         self.is_alive, self.can_restart, self.restarts = True, can_restart, 0
         self.unloaded: set[str] = set()
-        self.is_stopped = False
 
     @classmethod
     def model_of(cls, network: Touchy, seconds: float = 0.001) -> Model:

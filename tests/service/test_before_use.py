@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 import pytest
 from fastapi.testclient import TestClient
 
+from service.pages.wording import captions, find_caption
 from stages.claims import read_claims, read_deviations
 from stages.params.experiment import load_params
 from tests.service.results_factory import REPOSITORY
@@ -80,3 +81,22 @@ def test_what_speaks_for_a_paper_is_about_what_it_proposes(computed_client: Test
         html = computed_client.get(f"/papers/{paper}").text
         for side, claim in re.findall(r'(?s)<span class="side">(For|As read)</span>.*?href="/claims/([^"]+)"', html):
             assert any(fnmatchcase(claim, one) for one in patterns), f"{side}: {claim}"
+
+
+def test_every_number_that_a_finding_computed_has_a_caption_without_a_name_of_the_code(
+    computed_client: TestClient,
+) -> None:
+    claims = computed_client.get("/api/v1/claims?limit=1000").json()
+    names = {(claim["paper"], name) for claim in claims if claim["finding"] for name in claim["finding"]["computed"]}
+    assert len(names) > 150
+    for paper, name in sorted(names):
+        found = find_caption(paper, name)
+        assert found is not None, f"{paper}: {name} has no caption in {captions.__module__}"
+        assert not re.search(r"_|\b(c10|c100|vit|k\d|n\d+|bf16|pct)\b|percent|\{", found[0]), found[0]
+
+
+def test_every_caption_is_of_a_number_that_there_is(computed_client: TestClient) -> None:
+    claims = computed_client.get("/api/v1/claims?limit=1000").json()
+    names = {(claim["paper"], name) for claim in claims if claim["finding"] for name in claim["finding"]["computed"]}
+    for row in captions():
+        assert any(row.paper in (None, paper) and row.pattern.fullmatch(name) for paper, name in names), row.text

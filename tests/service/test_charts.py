@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from service.database.curves import CurvePoint
+from service.database.schemas import CurvePointOut
 from service.pages import formats, wording
 from service.pages.charts import draw_arms, draw_overlay, mark_pairs
 from service.pages.dots import WIDTH, draw_claim, draw_lines, draw_strip, share_of
@@ -74,7 +74,7 @@ def test_few_epochs_are_whole_on_their_axis() -> None:
 )
 def test_lines_bands_and_labels_are_where_the_axes_say(curves: list[list[float]], smooth: int) -> None:
     points = [
-        CurvePoint(arm=str(arm), epoch=epoch, replicates=2, mean=mean, low=0.9 * mean, high=1.2 * mean)
+        CurvePointOut(arm=str(arm), epoch=epoch, replicates=2, mean=mean, low=0.9 * mean, high=1.2 * mean)
         for arm, means in enumerate(curves)
         for epoch, mean in enumerate(means, start=1)
     ]

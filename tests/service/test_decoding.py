@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -17,7 +18,7 @@ from PIL import Image
 
 from service.inference import decoding as decoding_module
 from service.inference.batching import InferenceStopped
-from service.inference.decoding import GOOD, PROCESSES, TINY_BYTES, Decoder, Upload, _decode_all, _is_tiny
+from service.inference.decoding import GOOD, PROCESSES, TINY_BYTES, Decoder, Upload, _decode_all, _is_tiny, _Share
 from service.inference.processes import Process
 from service.slots import Busy, holder
 from stages.images import ImageError, ImageTooLarge, decode_image, outline
@@ -268,6 +269,34 @@ def test_a_request_with_many_large_images_lets_others_go_first() -> None:
             await asyncio.gather(ask("two large ones", [large()] * 2), ask("a small one", [SMALL]), many)
         assert done == ["a small one", "two large ones", "twelve large ones"]
 
+    run(scene)
+
+
+def test_images_that_take_longer_than_their_size_says_delay_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Semaphore(0)
+
+    def answer(_decoder: Decoder, _process: Process, content: bytes, _shapes: object, share: _Share) -> list[Any]:
+        assert content != b"slow" or go.acquire(timeout=60)
+        share.computed += 5.0
+        return []
+
+    async def scene() -> None:
+        async def ask(client: str) -> None:
+            holder.set(client)
+            await decoder._in_process(Upload("", client.encode()), [], 1, _Share(seconds_left=60))
+
+        async with decoding() as decoder:
+            slow = [asyncio.create_task(ask("slow")) for _ in range(3 * PROCESSES)]
+            await asyncio.sleep(0)
+            go.release()
+            await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait_for(asyncio.create_task(ask("lone")), 60)
+            assert sum(task.done() for task in slow) == 1
+            for _ in slow:
+                go.release()
+            await asyncio.gather(*slow)
+
+    monkeypatch.setattr(Decoder, "_ask", answer)
     run(scene)
 
 

@@ -159,6 +159,10 @@ def forms() -> Iterator[Form]:
     yield Form("300 fields", many + GOOD + END, 413, words="Too many fields")
     flood = b"".join(b'--b\r\nContent-Disposition: form-data; name="f"\r\n\r\n\r\n' for _ in range(17_000))
     yield Form("17,000 parts", flood + END, 413, words="Too many fields")
+    almost = (b"\r\n--bx" * 10_000,)
+    yield Form(
+        "lines that almost end a part", part('name="file"; filename="a"', *almost) + END, 413, words="begin with"
+    )
     yield Form("a million parts", b"--b\r\n\r\n" * 10**6, 413, words="larger than 1,000,000 bytes")
     yield Form("a large field", part('name="checkpoint"', b"x" * 5000) + GOOD + END, 413, words="Part exceeded")
     yield Form("50 files", GOOD * 50 + END, 413, words="Too many files")

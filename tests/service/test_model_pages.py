@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from service.database.curves import CurvePoint
+from service.database.schemas import CurvePointOut
 from service.pages.drawing import draw_curves
 from stages.datasets.image_readers import CIFAR100
 from stages.results import unpack_confusion, unpack_correct
@@ -83,9 +83,9 @@ def test_models_of_placeholder_data_have_no_measured_errors(client: TestClient) 
 
 
 def test_curves_of_all_parts_of_the_data_share_axes_and_are_named_by_their_part() -> None:
-    def points(*values: float) -> list[CurvePoint]:
+    def points(*values: float) -> list[CurvePointOut]:
         return [
-            CurvePoint(arm="a", epoch=number, replicates=1, mean=value, low=value, high=value)
+            CurvePointOut(arm="a", epoch=number, replicates=1, mean=value, low=value, high=value)
             for number, value in enumerate(values, start=1)
         ]
 

@@ -109,6 +109,8 @@ def test_the_client_is_told_what_is_wrong(
 
 
 def test_the_client_is_told_what_is_not_offered(remote: triton.InferenceServerClient) -> None:
+    with pytest.raises(InferenceServerException, match="/api/v1/checkpoints lists the models"):
+        remote.get_model_repository_index()
     with pytest.raises(InferenceServerException, match=r"expected 'image', UINT8 \[N, 3, 32, 32\]; got shape"):
         remote.infer(MODEL, [infer_input(images(1, (1, 28, 28)), is_binary=True)])
     likeliest = triton.InferRequestedOutput("classes", class_count=3)

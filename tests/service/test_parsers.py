@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
+from fastapi.testclient import TestClient
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, QueryParams
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -121,11 +122,38 @@ PARSERS = [
 ]
 
 
+HEADERS = {
+    "accept": ",;/=",
+    "accept-encoding": ",;",
+    "authorization": " ",
+    "cookie": "=;",
+    "if-none-match": ',"',
+    "range": ",-",
+    "x-forwarded-for": ",",
+}
+HEADER_SECONDS = 0.1
+
+
 def takes(parser: Parser, content: bytes) -> float:
     """Seconds of this thread, to which other processes of a busy machine don't add."""
     began = time.thread_time()
     parser.read(content)
     return time.thread_time() - began
+
+
+def test_no_header_takes_long_on_its_way_through_the_service(client: TestClient) -> None:
+    """Every page and list asks for the same headers, so that a parser's time counts some 20 times."""
+    for name, grammar in HEADERS.items():
+        for period in (*grammar, *itertools.permutations(grammar, 2)):
+            value = ("/" + "".join(period) * HEADER)[: HEADER - 1000].encode("latin-1")
+            for path in ("/nothing", "/api/v1/papers"):
+                assert any(of_answer(client, path, {name: value}) < HEADER_SECONDS for _ in range(3)), (name, period)
+
+
+def of_answer(client: TestClient, path: str, headers: dict[str, bytes]) -> float:
+    began = time.process_time()
+    client.get(path, headers=headers)
+    return time.process_time() - began
 
 
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)

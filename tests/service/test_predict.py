@@ -31,7 +31,9 @@ def weights(client: TestClient, root: Path, checkpoint: str) -> tuple[Path, str]
     return root / "data" / "runs" / checkpoint.split(".")[0] / run_key / "weights.safetensors", sha256
 
 
-def test_predict_gives_what_the_predictor_gives(client: TestClient, root: Path) -> None:
+def test_predict_gives_what_the_predictor_gives(
+    client: TestClient, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, sha256 = weights(client, root, VIT)
     predictor = load_predictor(path, expected_sha256=sha256)
     images = [png(seed) for seed in range(4)]
@@ -48,6 +50,10 @@ def test_predict_gives_what_the_predictor_gives(client: TestClient, root: Path) 
         probabilities = [item["probability"] for item in said["top"]]
         assert probabilities == sorted(probabilities, reverse=True)
         assert [item["name"] for item in said["top"]] == [f"digits-{item['index']}" for item in said["top"]]
+    monkeypatch.setattr("service.inference.engine.MOST_CLASSES", 399)
+    large = client.post(f"/predict?checkpoint={VIT}&top_k=100", files=files)
+    assert large.status_code == 413, "it would be written on the event loop"
+    assert large.json()["detail"] == "the answer would have 400 classes; at most 399: lower top_k"
 
 
 @pytest.mark.parametrize("query", [f"checkpoint={VIT}", f"checkpoint={VIT}&top_k=1", "dataset=cifar100&arm=vit"])

@@ -106,7 +106,7 @@ def test_stopped_worker_is_replaced(settings: Settings, is_asked: bool, monkeypa
         (worker,), stopped = engine_of(client).workers, pids_of(client)
         assert worker.pid is not None
         if is_asked:  # detected by its deadline
-            monkeypatch.setattr(type(worker), "is_stopped", False)
+            monkeypatch.setattr("service.inference.processes._statistics", lambda _pid: [])
         os.kill(worker.pid, signal.SIGSTOP)
         before = time.monotonic()
         assert ask(client).status_code == 200
@@ -161,17 +161,18 @@ def probabilities(images: list[dict[str, Any]]) -> list[dict[str, float]]:
     return [{item["name"]: item["probability"] for item in own["top"]} for image in images for own in image["answers"]]
 
 
-@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
-def test_losing_all_processes_gives_retryable_errors(settings: Settings, fate: signal.Signals) -> None:
-    """Kill also the process that the others are forked from."""
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP, None], ids=["killed", "stopped", "parent stopped"])
+def test_losing_all_processes_gives_retryable_errors(settings: Settings, fate: signal.Signals | None) -> None:
+    """Kill also the process that the others are forked from, or stop it alone, so that it reports no end."""
     large = encode("PNG", Image.new("RGB", (2000, 2000), (200, 30, 60)))
     with serving(settings.model_copy(update={"workers": 2})) as client:
         expected = ask(client, content=large).json()["images"]
         lost = {psutil.Process(one.pid) for one in (*engine_of(client).workers, *engine_of(client).decoder.processes)}
-        if fate == signal.SIGKILL:
-            lost |= {process.parent() for process in lost} - {psutil.Process(), None}
-        for process in lost:
-            process.send_signal(fate)
+        parents = {process.parent() for process in lost} - {psutil.Process(), None}
+        if fate is None:
+            psutil.Process(next(parent.pid for parent in parents if parent)).suspend()
+        for process in lost | (parents if fate == signal.SIGKILL else set()):
+            process.send_signal(fate or signal.SIGKILL)
         answers = [ask(client, content=large)]
         until = time.monotonic() + 60
         while answers[-1].status_code != 200 and time.monotonic() < until:

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from service.slots import Busy, Slots, holder
+from service.slots import Busy, Request, Slots, holder
 
 
 class Scene:
@@ -42,6 +42,27 @@ def test_clients_take_turns_whoever_asks_most() -> None:
         here.go.set()
         assert await asyncio.gather(*tasks) == ["served"] * 5
         assert here.served == ["ann", "ben", "ann", "ann", "ann"]
+
+    play(scene())
+
+
+def test_slow_client_leaves_slots_to_others() -> None:
+    """It may be slow with all of them once."""
+
+    async def scene() -> None:
+        slots = Slots("decoding", 2, max_waiting=9, seconds=60)
+        requests = [Request(client=client) for client in ("ann", "ann", "ann", "ann", "ben")]
+        taking = [asyncio.create_task(slots.take(request, 0.1)) for request in requests[:4]]
+        await asyncio.sleep(0)
+        slots.give_back(requests[0], beyond=5)
+        await asyncio.sleep(0)
+        assert [task.done() for task in taking] == [True, True, False, False], "it still has the other one"
+        await asyncio.wait_for(slots.take(requests[4], 0.1), 1)
+        slots.give_back(requests[1])
+        slots.give_back(requests[4])
+        await asyncio.sleep(0)
+        assert [task.done() for task in taking] == [True, True, True, False]
+        taking[3].cancel()
 
     play(scene())
 

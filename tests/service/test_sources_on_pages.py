@@ -8,19 +8,9 @@ from pathlib import Path
 from fastapi.testclient import TestClient
 
 from service.settings import Settings
-from tests.service.conftest import serving
+from tests.service.conftest import reading
 from tests.service.results_factory import REPOSITORY
 from tests.service.test_published_pages import text_of
-
-
-def test_a_table_without_a_number_of_ours_announces_none(published_client: TestClient) -> None:
-    html = published_client.get("/papers/ninformer").text
-    captions = {
-        place: html[html.index(f">{place}</h2>") :].partition("<caption>")[2] for place in ("Table 2", "Table 3")
-    }
-    head = "Test accuracy, last epoch (the paper names no epoch): numbers of the paper"
-    assert captions["Table 2"].startswith(f"{head}, ours below them where there are any; all ")
-    assert captions["Table 3"].startswith("Inference time per sample: numbers of the paper; all ")
 
 
 def test_departures_come_first_and_nothing_is_because_of_nothing(published_client: TestClient) -> None:
@@ -64,9 +54,8 @@ def test_files_are_links_where_the_repository_s_address_is_known(
     with sqlite3.connect(audited) as database:
         database.execute("REPLACE INTO meta VALUES ('record', ?)", [digest])
     database.close()
-    with serving(Settings(root=REPOSITORY, database=str(audited), repository=home)) as known:
+    with reading(Settings(root=REPOSITORY, database=str(audited), repository=home)) as known:
         assert f': {digest}">{digest[:16]}</code>' in known.get("/method").text
-        assert known.get("/health/ready").json()["detail"].endswith(f"; record {digest}")
         linked = known.get("/method").text
         assert f'<a href="{home}/blob/HEAD/params.yaml"><code>params.yaml</code></a>' in linked
         assert f'<a href="{home}">Repository</a>' in linked and "No public repository" not in linked

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from stages.results import Array, Result, Word, open_results
+from stages.results import Array, Result, open_results
 from stages.runs.evidence import unpack_correct
 from tests.service.test_errors import BROWSER, assert_page, assert_problem
-from tests.service.test_hostile import FEW, NAMES, encoded
 
 ADDRESS = "/api/v1/versus"
 
@@ -62,14 +61,9 @@ def test_what_is_not_trained_says_so_with_power_and_cost(computed_client: TestCl
     assert found["word"] == "not tested" and found["gain"] is None and found["missing"] == 10 and found["cut"]
     hours = found["hours"]["cuda"]
     assert f"10 trainings ({hours:.2g} hours of one GPU or " in found["sentence"]
-    assert f"with a chance of 80 % if they differ by {100 * found['detectable']:.2f} pp." in found["sentence"]
-    assert found["sentence"].count(". ") == 0 and found["sentence"].startswith(
-        "Not known yet: there are only shortened"
-    )
+    assert f"if they differ by {100 * found['detectable']:.2f} pp" in found["sentence"]
     never = ask(computed_client, "imagenette", "dac-resnet20-v1", "resnet20-v1")
-    assert (
-        never["a"]["ours"] is None and "were not both trained in full" in never["sentence"] and never["hours"] is None
-    )
+    assert never["a"]["ours"] is None and never["hours"] is None
     apart = ask(computed_client, "cifar10", "hyperbf", "ninformer")
     assert apart["sentence"].startswith("Not known yet: no experiment trains both HyperBF (")
 
@@ -93,12 +87,6 @@ def test_right_answers_are_compared_image_by_image(published_client: TestClient,
     assert f"alone is right on {ahead:,} and ViT alone on {behind:,} (of shortened runs, p < 0.0001" in page
 
 
-def test_folds_and_full_runs_are_judged_as_in_the_experiment(client: TestClient) -> None:
-    found = ask(client, "mnist", "ninformer", "vit")
-    assert found["a"]["trained"] == found["b"]["trained"] == 3 and len(found["images"]) == 3
-    assert found["word"] in list(Word) and found["gain"]["n"] == 3
-
-
 @pytest.mark.parametrize(
     ("query", "status", "words"),
     [
@@ -118,13 +106,6 @@ def test_a_bad_question_is_a_problem_on_the_route_and_a_page_in_a_browser(
     assert_problem(client.get(f"{ADDRESS}?{query}"), status, words)
     if all(name in query for name in ("a=v", "&b=", "dataset=")) and "metric" not in query:
         assert_page(client.get(f"/versus?{query}", headers=BROWSER), client.get(f"/versus?{query}"))
-
-
-@pytest.mark.parametrize("kind", FEW)
-def test_a_hostile_name_of_a_model_is_refused(client: TestClient, kind: str) -> None:
-    name = encoded(NAMES[kind])
-    for query in (f"a={name}&b=vit", f"a=vit&b={name}"):
-        assert_problem(client.get(f"{ADDRESS}?dataset=mnist&{query}"), 422 if len(NAMES[kind]) > 120 else 404)
 
 
 def test_the_page_asks_answers_and_leads_to_the_paper_s_own_claims(published_client: TestClient) -> None:

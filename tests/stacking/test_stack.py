@@ -5,7 +5,7 @@ import io
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from stages import worker
 from stages.checkpoint.predictor import load_predictor
 from stages.ops.fast import dense_stack
 from stages.ops.fast.cpp import keep_compiled_steps_apart
-from stages.ops.fast.dac_stack import is_available
 from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_stack import Stack
 from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
@@ -103,29 +102,6 @@ def test_outputs_gradients_and_statistics_are_those_of_the_networks(network: typ
         torch.testing.assert_close(stack(features)[place], one.eval()(features[place]).squeeze(1))
 
 
-def agree(fast: Stack, plain: Stack, losses: Sequence[torch.Tensor]) -> None:
-    """The losses of both, float32 and float64, are close, and so are all gradients."""
-    for loss in losses:
-        loss.sum().backward()
-    torch.testing.assert_close(losses[0].double(), losses[1], rtol=1e-5, atol=0)
-    for (name, ours), (_, wanted) in zip(fast.named_parameters(), plain.named_parameters(), strict=True):
-        largest = float(wanted.grad.abs().max())
-        torch.testing.assert_close(ours.grad.double(), wanted.grad, rtol=1e-4, atol=1e-5 * largest, msg=name)
-
-
-@pytest.mark.skipif(not is_available(), reason="no C++ compiler here")
-def test_dac_layers_are_summed_in_cpp_in_float32() -> None:
-    built = networks(DACMLP)
-    fast, plain = Stack(built), Stack([one.double() for one in networks(DACMLP)])
-    assert fast.has_sums and not Stack(networks(MLP)).has_sums
-    features, targets = torch.randn(3, 40, 3), torch.randn(3, 40)
-    losses = [fast.losses(features, targets), plain.losses(features.double(), targets.double())]
-    agree(fast, plain, losses)
-    shared = torch.randn(40, 3).expand(3, 40, 3)
-    torch.testing.assert_close(fast.eval()(shared).double(), plain.eval()(shared.double()), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(fast.double()(shared.double()), plain(shared.double()), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.skipif(not dense_stack.is_available(), reason="no C++ compiler here")
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
 def test_base_networks_take_steps_in_cpp_in_float32(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,25 +114,7 @@ def test_base_networks_take_steps_in_cpp_in_float32(is_compiled: bool, monkeypat
     assert calls == COMPILED_PROTOCOL.epochs * (["dense_stack_step"] * 4 + ["dense_stack_predict"])
 
 
-@pytest.mark.skipif(not dense_stack.is_available(), reason="no C++ compiler here")
-def test_steps_in_cpp_are_those_of_the_plain_path() -> None:
-    fast, plain = Stack(networks(MLP)), Stack(networks(MLP)).double()
-    plain.is_dense = False
-    features, targets = torch.randn(3, 40, 3), torch.randn(3, 40)
-    for _ in range(2):  # the running statistics follow
-        losses = [fast.losses(features, targets), plain.losses(features.double(), targets.double())]
-    agree(fast, plain, losses)
-    for (name, ours), (_, wanted) in zip(fast.named_buffers(), plain.named_buffers(), strict=True):
-        torch.testing.assert_close(ours, wanted.to(ours.dtype), rtol=1e-5, atol=1e-6, msg=name)
-    shared = torch.randn(40, 3).expand(3, 40, 3)
-    fast.eval(), plain.eval()
-    with torch.no_grad():
-        torch.testing.assert_close(fast(shared).double(), plain(shared.double()), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(fast(shared).double(), plain(shared.double()), rtol=1e-5, atol=1e-5)
-    fast(shared).sum().backward()  # where gradients may be wanted predictions are PyTorch's
-
-
-def test_networks_of_another_form_have_no_steps_in_cpp() -> None:
+def test_networks_of_another_form_and_without_a_compiler_have_no_steps_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     def is_dense(place: int, layer: nn.Module) -> bool:
         built = networks(MLP)
         for one in built:
@@ -169,14 +127,8 @@ def test_networks_of_another_form_have_no_steps_in_cpp() -> None:
     assert not is_dense(1, nn.BatchNorm1d(units, eps=1e-3))
     assert not is_dense(1, nn.BatchNorm1d(units, affine=False))
     assert not Stack(networks(DACMLP)).is_dense
-
-
-def test_without_a_compiler_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, _ = alone(MLP)
     monkeypatch.setattr(dense_stack, "load_library", lambda source: None)
     assert not Stack(networks(MLP)).is_dense
-    outcomes = fit_stack(networks(MLP), Stack, table(), PROTOCOL, REPLICATES, is_compiled=False)
-    assert_like(outcomes, expected, relative=2e-3)
 
 
 def test_its_code_is_all_that_is_in_no_run_key() -> None:
@@ -347,9 +299,24 @@ PROTOCOL_RUNS = Protocol(
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CLAIMCHECK_HOME", str(tmp_path / "home"))
+    return pack_line(tmp_path / "line")
+
+
+def pack_line(folder: Path) -> Path:
     features = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
-    pack_table(tmp_path / "line", features.numpy(), features.sum(1).numpy())
-    return tmp_path / "line"
+    pack_table(folder, features.numpy(), features.sum(1).numpy())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store in which the stack was trained without a stop."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLAIMCHECK_HOME", str(folder / "home"))
+        events = train(pack_line(folder / "line"), folder / "store")
+    assert [event.kind for event in events if event.kind != "progress"] == ["started", "finished"]
+    return folder / "store"
 
 
 def specs(data: Path) -> tuple[RunSpec, ...]:
@@ -385,11 +352,9 @@ def outcome(store: Path, spec: RunSpec) -> tuple[dict[str, Any], list[dict[str, 
     return json.loads((folder / "result.json").read_text()), history
 
 
-def test_every_run_of_a_stack_is_published_as_if_it_was_alone(data: Path, tmp_path: Path) -> None:
-    store = tmp_path / "stacked" / "store"
-    assert [event.kind for event in train(data, store) if event.kind != "progress"] == ["started", "finished"]
+def test_every_run_of_a_stack_is_published_as_if_it_was_alone(data: Path, whole: Path, tmp_path: Path) -> None:
     for spec in specs(data):
-        result, history = outcome(store, spec)
+        result, history = outcome(whole, spec)
         single = RunStore(tmp_path / "alone" / "store")
         trained = train_run(Job(spec=spec, data=data, device="cpu"), single.scratch)
         single.publish(spec.run_key, trained.outcomes[spec.run_key])
@@ -405,7 +370,7 @@ def test_every_run_of_a_stack_is_published_as_if_it_was_alone(data: Path, tmp_pa
         assert not [name for name in process["modules"] if len(name) > 50], "what Inductor compiles is no foreign code"
         assert stacked == single | {"stacked": code}, "a reader sees how it was trained"
         assert len(result["epoch_seconds"]) == 3
-    assert list((store / "work").iterdir()) == []
+    assert list((whole / "work").iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["stack", "alone"])
@@ -444,9 +409,8 @@ def test_a_stack_of_other_code_than_its_keys_name_is_not_trained(data: Path, tmp
         train_stack(jobs, FolderScratch(tmp_path / "work"))
 
 
-def test_stopped_it_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
-    whole, stopped = tmp_path / "whole" / "store", tmp_path / "stopped" / "store"
-    train(data, whole)
+def test_stopped_it_goes_on_where_it_was(data: Path, whole: Path, tmp_path: Path) -> None:
+    stopped = tmp_path / "stopped" / "store"
     assert train(data, stopped, stop_after=1)[-1].kind == "stopped"
     assert [RunStore(stopped).published(spec.run_key) for spec in specs(data)] == [None, None]
     (folder,) = (stopped / "work").iterdir()
@@ -459,10 +423,9 @@ def test_stopped_it_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
 
 
 def test_killed_between_two_publications_the_rest_is_published_later(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, store = tmp_path / "whole" / "store", tmp_path / "killed" / "store"
-    train(data, whole)
+    store = tmp_path / "killed" / "store"
     first, second = specs(data)
     publish = RunStore.publish
 

@@ -165,21 +165,19 @@ def test_divergence_names_the_step_and_the_last_finite_loss(images: LabelledImag
     assert len(outcome.history) < 3
 
 
-def test_each_epoch_sees_every_training_row_once(images: LabelledImages) -> None:
-    _, outcome = train(images, make_protocol())
-    assert [(row["samples"], row["steps"]) for row in outcome.history] == [(30, 4), (30, 8), (30, 12)]
-
-
-def test_cuts_limit_images_and_steps(images: LabelledImages) -> None:
-    _, outcome = train(images, make_protocol(train_images=20, steps_per_epoch=2))
-    assert [(row["samples"], row["steps"]) for row in outcome.history] == [(16, 2), (16, 4), (16, 6)]
-
-
-def test_validation_rows_are_measured_and_not_trained_on(images: LabelledImages) -> None:
-    protocol = make_protocol(split=SplitSpec(kind="fraction", fraction=0.2, seed=1))
-    _, outcome = train(images, protocol)
-    assert [row["samples"] for row in outcome.history] == [24, 24, 24]
-    assert all("val_accuracy" in row for row in outcome.history)
+@pytest.mark.parametrize(
+    ("changes", "samples", "steps"),
+    [
+        ({}, 30, 4),
+        ({"train_images": 20, "steps_per_epoch": 2}, 16, 2),
+        ({"split": SplitSpec(kind="fraction", fraction=0.2, seed=1)}, 24, 3),
+    ],
+    ids=["every row once", "cuts", "validation rows are left out"],
+)
+def test_an_epoch_trains_on_its_rows(images: LabelledImages, changes: dict[str, Any], samples: int, steps: int) -> None:
+    _, outcome = train(images, make_protocol(**changes))
+    expected = [(samples, steps * epoch, "split" in changes) for epoch in (1, 2, 3)]
+    assert [(row["samples"], row["steps"], "val_accuracy" in row) for row in outcome.history] == expected
 
 
 def test_measure_leaves_mode_and_statistics_alone(images: LabelledImages) -> None:
@@ -308,26 +306,22 @@ def test_offsets_and_flips_cover_their_range_evenly() -> None:
     assert counts.min() > 400 and counts.max() < 600  # expected 500, 4.6 standard deviations
 
 
-def rates(spec: ScheduleSpec, steps: int) -> list[float]:
-    return [learning_rate(spec, 1.0, step, steps) for step in range(steps)]
-
-
-def test_constant_stays() -> None:
-    assert rates(ScheduleSpec(), 3) == [1.0, 1.0, 1.0]
-
-
-def test_cosine_falls_from_the_base_to_its_floor() -> None:
-    assert rates(ScheduleSpec(name="cosine"), 4) == pytest.approx([1, 0.5 + 0.5 * 2**-0.5, 0.5, 0.5 - 0.5 * 2**-0.5])
+@pytest.mark.parametrize(
+    ("spec", "rates"),
+    [
+        (ScheduleSpec(), [1, 1, 1]),
+        (ScheduleSpec(name="cosine"), [1, 0.5 + 0.5 * 2**-0.5, 0.5, 0.5 - 0.5 * 2**-0.5]),
+        (ScheduleSpec(name="cosine", warmup_steps=2), [0.5, 1, 1, 0.5]),
+        (
+            ScheduleSpec(name="steps", milestones=(0.4, 0.6, 0.8), factor=0.1),
+            [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001],
+        ),
+    ],
+    ids=["constant", "cosine", "warmup", "steps"],
+)
+def test_rates_follow_the_schedule(spec: ScheduleSpec, rates: list[float]) -> None:
+    assert [learning_rate(spec, 1.0, step, len(rates)) for step in range(len(rates))] == pytest.approx(rates)
     assert learning_rate(ScheduleSpec(name="cosine", floor=0.1), 1.0, 4, 4) == pytest.approx(0.1)
-
-
-def test_steps_multiply_at_each_part_of_the_run() -> None:
-    spec = ScheduleSpec(name="steps", milestones=(0.4, 0.6, 0.8), factor=0.1)
-    assert rates(spec, 10) == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
-
-
-def test_warmup_rises_linearly_and_the_schedule_follows_it() -> None:
-    assert rates(ScheduleSpec(name="cosine", warmup_steps=2), 4) == pytest.approx([0.5, 1.0, 1.0, 0.5])
 
 
 @given(n=st.integers(10, 500), folds=st.integers(2, 6), seed=st.integers(0, 9))

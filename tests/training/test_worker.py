@@ -101,25 +101,18 @@ def test_states_that_take_long_are_written_seldom_and_when_it_stops(
     assert resume.load().epoch == epoch
 
 
-def test_energy_is_that_of_all_attempts(tmp_path: Path) -> None:
-    first = resume_state(tmp_path, joules=[100.0, 130.0])
-    first.save(TrainingState(epoch=1))
+@pytest.mark.parametrize(("before", "used"), [([100.0, 130.0], 34.0), (None, None)], ids=["known", "unknown"])
+def test_energy_is_that_of_all_attempts(tmp_path: Path, before: list[float] | None, used: float | None) -> None:
+    resume_state(tmp_path, joules=before).save(TrainingState(epoch=1))
     second = resume_state(tmp_path, joules=[500.0, 504.0])
     second.load()
-    assert second.energy.used() == 34.0
+    assert second.energy.used() == used
 
 
 @pytest.mark.parametrize("counts", [[None], [100.0, None], [None, 100.0]])
 def test_energy_of_a_device_that_was_silent_once_is_unknown(counts: list) -> None:
     counter = iter(counts)
     assert EnergyMeter(lambda: next(counter, None)).used() is None
-
-
-def test_an_attempt_whose_energy_is_unknown_makes_the_sum_unknown(tmp_path: Path) -> None:
-    resume_state(tmp_path).save(TrainingState(epoch=1))
-    second = resume_state(tmp_path, joules=[500.0, 504.0])
-    second.load()
-    assert second.energy.used() is None
 
 
 def test_a_processor_reports_no_energy() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stages.verdicts import Observation, Sample, Status, judge_noise
-from stages.verdicts.noise import decisive_spreads, power_of_noise
+from stages.verdicts.families import decisive_spreads, power_of_noise
 from tests.verdicts.simulation import RULES
 
 WINDOW, K = 0.0131, 4

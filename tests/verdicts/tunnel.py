@@ -56,8 +56,8 @@ from stages.verdicts import (
     not_tested,
     tally_tests,
 )
+from stages.verdicts.families import usual_range
 from stages.verdicts.intervals import looks_of_plan
-from stages.verdicts.noise import usual_range
 from tests.claims.lines import claims, params
 from tests.verdicts.simulation import RULES, above
 
@@ -274,7 +274,7 @@ CACHED_ISF = cache(scipy.stats.studentized_range.isf)
 @contextmanager
 def statuses_only() -> Iterator[None]:
     """Leave out what no status depends on and most of the time goes to: forecasts, and sentences with intervals."""
-    with mock.patch.multiple(verdicts.uniform.Gains, chance_within=lambda *_: None):
+    with mock.patch.multiple(verdicts.grid_part.Gains, chance_within=lambda *_: None):
         patched: list[Any] = [
             mock.patch.object(scipy.stats.studentized_range, "sf", return_value=1.0),
             mock.patch.object(scipy.stats.studentized_range, "isf", CACHED_ISF),

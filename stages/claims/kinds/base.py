@@ -35,7 +35,7 @@ from stages.claims.trials import (
     summarise_arms,
 )
 from stages.papers.finding import Finding
-from stages.params.experiment import Experiment, Params
+from stages.params.experiment import ExperimentParams, Params
 from stages.rules import Rules
 from stages.verdicts import (
     Design,
@@ -103,7 +103,7 @@ class Plan:
     """
 
     params: Params
-    experiment: Experiment
+    experiment: ExperimentParams
     pairs: Pairs
     verdict: Verdict
     claims: Iterable[ClaimLine]
@@ -201,7 +201,7 @@ class TrainedKind(Kind):
             return Verdict(status=Status.OTHER_HARDWARE, explanation=said)
         return judge_hardware(printed, elsewhere)
 
-    def experiment_of(self, params: Params) -> Experiment:
+    def experiment_of(self, params: Params) -> ExperimentParams:
         (name,) = fnmatch.filter(params.experiments, self.claim.experiment or "")
         return params.experiments[name]
 
@@ -253,7 +253,7 @@ class TrainedKind(Kind):
             return 0.0
         return 2 * variance / min(trial.result.data.test_images for trial in sides.trials)
 
-    def looks(self, experiment: Experiment) -> Looks:
+    def looks(self, experiment: ExperimentParams) -> Looks:
         """The analyses at which the judge has a verdict, ending with the plan; none if the plan is too short."""
         looks, rules = self.rules.looks, self.rules
         if self.is_number:

@@ -29,7 +29,7 @@ from stages.claims.trials import (
     price,
     summarise_figure,
 )
-from stages.params.experiment import DatasetSource, Experiment, Params
+from stages.params.experiment import DatasetSource, ExperimentParams, Params
 from stages.run import Replicate, steps_per_epoch, training_counts
 from stages.runs.evidence import Trial
 from stages.verdicts import (
@@ -92,7 +92,7 @@ def param_values(claim: ClaimLine, params: Params) -> list[Any]:
     return known or [None]
 
 
-def _values(metric: str, experiment: Experiment, params: Params) -> list[Any]:
+def _values(metric: str, experiment: ExperimentParams, params: Params) -> list[Any]:
     source = params.datasets[experiment.dataset]
     if metric in _DERIVED:
         return [_DERIVED[metric](experiment, source, params)]
@@ -121,20 +121,20 @@ def _rows(source: DatasetSource) -> int:
     return source.train + source.test
 
 
-def _held_out(experiment: Experiment, source: DatasetSource) -> float:
+def _held_out(experiment: ExperimentParams, source: DatasetSource) -> float:
     """Rows of the training set held out for validation: a whole number for a fraction, an average for folds."""
     split = experiment.printed.split
     return source.train / split.folds if split.folds else round(source.train * (split.fraction or 0))
 
 
-def _steps(experiment: Experiment, source: DatasetSource, params: Params) -> int:
+def _steps(experiment: ExperimentParams, source: DatasetSource, params: Params) -> int:
     """Steps of a run on the first fold, as the loop takes them: the last batch of an epoch may be smaller."""
     protocol = experiment.printed
     replicate = Replicate(seed=0, fold=0 if protocol.split.kind == "folds" else None)
     return protocol.epochs * steps_per_epoch(training_counts(source.train, protocol, replicate)[0], protocol)
 
 
-Derive = Callable[[Experiment, DatasetSource, Params], Any]
+Derive = Callable[[ExperimentParams, DatasetSource, Params], Any]
 _DERIVED: Mapping[str, Derive] = {
     "steps": _steps,
     # The gradient of c·w² is 2c·w, which is what weight decay adds.

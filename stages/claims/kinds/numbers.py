@@ -39,8 +39,8 @@ from stages.verdicts import (
     power_of_gain,
     power_of_value,
 )
+from stages.verdicts.families import power_of_noise
 from stages.verdicts.intervals import complete_look, variance_of
-from stages.verdicts.noise import power_of_noise
 from stages.verdicts.power import power_of_sign
 
 EXACT = "peak_memory_bytes"

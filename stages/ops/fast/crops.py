@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stages.ops.fast.agreement import agrees_here
-from stages.ops.fast.cpp import call, is_plain, load_library
+from stages.ops.fast.cpp import agrees_here, call, is_plain, load_library
 from stages.ops.normalize import Normalization
 
 _SOURCE = Path(__file__).with_suffix(".cpp")

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.ops.fast.agreement import agrees_here, all_numbers
-from stages.ops.fast.cpp import call, is_plain, load_library
+from stages.ops.fast.cpp import agrees_here, all_numbers, call, is_plain, load_library
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _NAMES = {torch.float32: "dropout_{}", torch.bfloat16: "dropout_{}_half"}

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stages.ops.fast.agreement import same_bits
-from stages.ops.fast.cpp import TAKEN
+from stages.ops.fast.cpp import TAKEN, same_bits
 
 Pass = Callable[[Tensor, Tensor], Tensor]
 """(inputs, targets) -> sums; it leaves gradients in the parameters."""

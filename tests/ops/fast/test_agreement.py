@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.ops.fast import agreement
-from stages.ops.fast.agreement import agrees_here, all_numbers, same_bits
+from stages.ops.fast import cpp
+from stages.ops.fast.cpp import agrees_here, all_numbers, same_bits
 
 NAN = float("nan")
 
 
 @pytest.fixture(autouse=True)
 def _nothing_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "_answers", {})
+    monkeypatch.setattr(cpp, "_answers", {})
 
 
 def way(made: list[str], *values: float) -> Callable[[], list[Tensor]]:

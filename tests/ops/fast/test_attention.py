@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from stages.ops.dac import dac_conv2d
 from stages.ops.fast import attention, cpp
+from stages.ops.fast.dropout import Dropout
 from stages.ops.rbf import rbf_attention
 from stages.ops.yat_attention import yat_attention, yat_attention_reference
 from tests.ops.gradients import Layer, assert_alike, in_doubles, leaves, value_and_gradients
@@ -200,16 +202,27 @@ def test_transformations_go_to_pytorch(calls: list[str]) -> None:
     assert calls == []
 
 
-def test_the_default_type_is_nobodys_business() -> None:
-    tensors = leaves(*[(1, 2, 5, 6)] * 3)
-    before = value_and_gradients(yat_attention, tensors)
-    torch.set_default_dtype(torch.float64)
-    try:
-        after = torch.autograd.grad(yat_attention(*tensors).square().sum(), tensors)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    wanted = torch.autograd.grad(yat_attention(*tensors).square().sum(), tensors)
-    assert before[0].dtype == torch.float32 and all(map(torch.equal, after, wanted))
+@pytest.mark.parametrize(
+    ("layer", "shapes"),
+    [
+        (yat_attention, [(1, 2, 5, 6)] * 3),
+        (partial(dac_conv2d, stride=1, padding=1), [(3, 4, 9, 7), (5, 4, 3, 3), (5, 4)]),
+        (Dropout(0.1), [(300,)]),
+        (Dropout(0.3), [(300,)]),
+    ],
+    ids=["attention", "DAC", "dropout of a tenth", "dropout"],
+)
+def test_the_default_type_changes_nothing(layer: Layer, shapes: list[tuple[int, ...]]) -> None:
+    tensors, found = leaves(*shapes), []
+    for default in (torch.float32, torch.float64):
+        torch.manual_seed(3)
+        torch.set_default_dtype(default)
+        try:
+            out = layer(*tensors)
+            found.append([out, *torch.autograd.grad(out.square().sum(), tensors)])
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert found[1][0].dtype == torch.float32 and all(map(torch.equal, *found))
 
 
 def test_the_gradient_of_a_sum_lies_nowhere(calls: list[str]) -> None:

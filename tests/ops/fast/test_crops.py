@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stages.ops.fast import crops
-from stages.ops.fast.agreement import same_bits
+from stages.ops.fast.cpp import same_bits
 from stages.ops.normalize import Normalization
 from stages.run import AugmentationSpec
 from stages.training.augment import BatchAugmenter, Draws

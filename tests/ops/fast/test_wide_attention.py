@@ -1,6 +1,7 @@
 """In bfloat16 on a CPU attention goes through float32; other types don't."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stages.ops.fast.wide_attention import use_wide_attention
+from tests.ops.gradients import as_leaves, leaves, value_and_gradients
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,14 +25,12 @@ def _kept() -> Iterator[None]:
 
 
 def draw(dtype: torch.dtype) -> list[Tensor]:
-    torch.manual_seed(0)
-    return [torch.randn(2, 3, 17, 8).to(dtype).requires_grad_() for _ in range(3)]
+    return leaves(*[(2, 3, 17, 8)] * 3, dtype=dtype)
 
 
-def value_and_gradients(leaves: list[Tensor], **options: object) -> list[Tensor]:
-    out = F.scaled_dot_product_attention(*leaves, **options)
-    back = torch.linspace(-1, 1, out.numel()).view(out.shape).bfloat16()
-    return [out, *torch.autograd.grad(out, leaves, back.to(out.dtype))]
+def attended(tensors: list[Tensor], **options: object) -> list[Tensor]:
+    upstream = torch.linspace(-1, 1, 2 * 3 * 17 * 8).view(2, 3, 17, 8).bfloat16()
+    return value_and_gradients(partial(F.scaled_dot_product_attention, **options), tensors, upstream)
 
 
 OPTIONS = {
@@ -46,20 +46,20 @@ OPTIONS = {
 def test_bfloat16_is_that_of_float32_rounded(option: str) -> None:
     options = OPTIONS[option]
     halves = draw(torch.bfloat16)
-    found = value_and_gradients(halves, **options)
+    found = attended(halves, **options)
     mask = options.get("attn_mask")
     if mask is not None and mask.is_floating_point():
         options = {"attn_mask": mask.float()}
-    wanted = value_and_gradients([half.detach().float().requires_grad_() for half in halves], **options)
+    wanted = attended(as_leaves(halves, torch.float32), **options)
     assert all(got.dtype == torch.bfloat16 for got in found)
     assert all(torch.equal(got, want.bfloat16()) for got, want in zip(found, wanted, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_other_types_are_left_to_pytorch(dtype: torch.dtype) -> None:
-    leaves = draw(dtype)
-    ours = value_and_gradients(leaves, is_causal=True)
-    out, *_ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*leaves, is_causal=True)
+    tensors = draw(dtype)
+    ours = attended(tensors, is_causal=True)
+    out, *_ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*tensors, is_causal=True)
     assert torch.equal(ours[0], out)
 
 
@@ -69,7 +69,7 @@ def test_a_mask_of_another_type_is_refused_as_before() -> None:
 
 
 def test_inference_is_left_to_pytorch() -> None:
-    leaves = draw(torch.bfloat16)
+    tensors = draw(torch.bfloat16)
     with torch.inference_mode():
-        plain, *_ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*leaves)
-        assert torch.equal(F.scaled_dot_product_attention(*leaves), plain)
+        plain, *_ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*tensors)
+        assert torch.equal(F.scaled_dot_product_attention(*tensors), plain)

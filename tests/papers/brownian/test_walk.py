@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -31,16 +32,17 @@ TWO_STATES = torch.tensor([[0.9, 0.1], [0.3, 0.7]], dtype=torch.float64)
 """π = (3/4, 1/4); eigenvalues 1 and 0.6; P^k is within 0.75 · 0.6^k of its limit."""
 
 
+assert_exact = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
+
+
 def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_on_sphere_is_layer_norm_without_epsilon() -> None:
     v = draw(2, 5, 7) * 3 + 1
-    torch.testing.assert_close(on_sphere(v), F.layer_norm(v, (7,), eps=0.0), rtol=0, atol=1e-12)
-    torch.testing.assert_close(
-        on_sphere(v).norm(dim=-1), torch.full((2, 5), math.sqrt(7), dtype=torch.float64), rtol=0, atol=1e-12
-    )
+    assert_exact(on_sphere(v), F.layer_norm(v, (7,), eps=0.0))
+    assert_exact(on_sphere(v).norm(dim=-1), torch.full((2, 5), math.sqrt(7), dtype=torch.float64))
 
 
 def test_transitions_equal_loops_over_tokens() -> None:
@@ -51,21 +53,16 @@ def test_transitions_equal_loops_over_tokens() -> None:
         for j in range(4):
             by_loops[i, j] = math.exp(sum((q[i] * k[j]).tolist()) / math.sqrt(3))
             gaussian[i, j] = math.exp(-sum(((q[i] - q[j]) ** 2).tolist()) / (2 * 0.7))
-    torch.testing.assert_close(attention_transition(q, k), by_loops / by_loops.sum(1, keepdim=True), rtol=0, atol=1e-12)
-    torch.testing.assert_close(
-        gaussian_transition(q, 0.7), gaussian / gaussian.sum(1, keepdim=True), rtol=0, atol=1e-12
-    )
+    assert_exact(attention_transition(q, k), by_loops / by_loops.sum(1, keepdim=True))
+    assert_exact(gaussian_transition(q, 0.7), gaussian / gaussian.sum(1, keepdim=True))
 
 
 def test_two_states_give_the_hand_worked_chain() -> None:
-    exactly = {"rtol": 0.0, "atol": 1e-12}
-    torch.testing.assert_close(
-        stationary_distribution(TWO_STATES), torch.tensor([0.75, 0.25], dtype=torch.float64), **exactly
-    )
-    torch.testing.assert_close(spectrum(TWO_STATES), torch.tensor([1.0, 0.6], dtype=torch.float64), **exactly)
+    assert_exact(stationary_distribution(TWO_STATES), torch.tensor([0.75, 0.25], dtype=torch.float64))
+    assert_exact(spectrum(TWO_STATES), torch.tensor([1.0, 0.6], dtype=torch.float64))
     assert dobrushin(TWO_STATES).item() == pytest.approx(0.6)
     expected = torch.tensor([0.75 * 0.6**k for k in (1, 2, 5)], dtype=torch.float64)
-    torch.testing.assert_close(distance_to_limit(TWO_STATES, [1, 2, 5]), expected, **exactly)
+    assert_exact(distance_to_limit(TWO_STATES, [1, 2, 5]), expected)
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (3, 6, 4), (2, 3, 6, 4)])
@@ -74,9 +71,9 @@ def test_batches_are_chains_side_by_side(shape: tuple[int, ...]) -> None:
     stationary = stationary_distribution(transition)
     assert stationary.shape == shape[:-1]
     one = transition.reshape(-1, 6, 6)[-1]
-    torch.testing.assert_close(stationary.reshape(-1, 6)[-1], stationary_distribution(one), rtol=0, atol=1e-12)
-    torch.testing.assert_close(stationary[..., None, :] @ transition, stationary[..., None, :], rtol=0, atol=1e-12)
-    torch.testing.assert_close(spectrum(transition).reshape(-1, 6)[-1], spectrum(one), rtol=0, atol=1e-12)
+    assert_exact(stationary.reshape(-1, 6)[-1], stationary_distribution(one))
+    assert_exact(stationary[..., None, :] @ transition, stationary[..., None, :])
+    assert_exact(spectrum(transition).reshape(-1, 6)[-1], spectrum(one))
     assert distance_to_limit(transition, [1, 2]).shape == (*shape[:-2], 2)
 
 
@@ -97,8 +94,8 @@ def test_mean_squared_distance_is_that_over_pairs() -> None:
     v = draw(2, 5, 3)
     pairs = [[(v[b, i] - v[b, j]).square().sum() for i in range(5) for j in range(5) if i != j] for b in range(2)]
     expected = torch.stack([torch.stack(row).mean() for row in pairs])
-    torch.testing.assert_close(mean_squared_distance(v), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(squared_distances(v).sum(dim=(1, 2)) / 20, expected, rtol=0, atol=1e-12)
+    assert_exact(mean_squared_distance(v), expected)
+    assert_exact(squared_distances(v).sum(dim=(1, 2)) / 20, expected)
 
 
 def test_walk_of_small_steps_on_a_full_circle_tends_to_a_brownian_motion() -> None:
@@ -166,15 +163,6 @@ def test_depth_rows_follow_the_tokens(small_vit: Build) -> None:
     assert rows[1]["share_of_sphere"] == pytest.approx(on_the_sphere / 32, rel=1e-6)
     assert rows[1]["step"] == pytest.approx((after - before).square().sum(-1).mean().item(), rel=1e-6)
     assert 0 <= rows[1]["norm_error"] < 0.01 and "step" not in rows[0]
-
-
-def test_attention_alone_contracts_the_tokens(small_vit: Build) -> None:
-    """The paper's update without shortcut, MLP or projection: X ← P X draws tokens together."""
-    model = identity_vit(small_vit)
-    x = on_sphere(model.embed(draw_images() * 100).detach())
-    transition = attention_transition(*model.blocks[0].attention.heads(x)[:2]).detach()
-    before, after = squared_distances(x).mean(), squared_distances(transition @ x).mean()
-    assert after < before
 
 
 def test_probing_changes_nothing(small_vit: Build) -> None:

@@ -13,7 +13,7 @@ from stages.ops.rbf import rbf_attention_reference, rbf_feedforward_reference
 from stages.ops.rbf_layers import RBFAttention, RBFFeedForward
 from stages.papers.hyperbf import HyperBF, HyperBFAsWritten, ViT
 from stages.papers.hyperbf.findings import COMMON, HYPERBF, VIT
-from stages.papers.hyperbf.layers import AsWrittenBlock, Block, TokenEmbedding, resize_positions
+from stages.papers.hyperbf.layers import AsWrittenBlock, Block, resize_positions
 from stages.papers.hyperbf.observations import observe
 from stages.papers.hyperbf.vit import DotProductAttention, attention_reference
 from tests.papers.hyperbf.conftest import OWN, SMALL
@@ -147,20 +147,6 @@ def cubic(distance: float, a: float = -0.75) -> float:
     return a * (d**3 - 5 * d**2 + 8 * d - 4) if d < 2 else 0.0
 
 
-def test_tokens_are_class_token_and_patches_plus_positions() -> None:
-    embedding = TokenEmbedding(image_size=4, in_channels=2, patch_size=2, dim=3, position_image_size=None).double()
-    with torch.no_grad():
-        embedding.positions.copy_(noise(1, 5, 3))
-        embedding.class_token.fill_(7.0)
-    images = noise(2, 2, 4, 4)
-    weight, bias, positions = embedding.projection.weight, embedding.projection.bias, embedding.positions
-    tokens = embedding(images)
-    torch.testing.assert_close(tokens[0, 0], 7 + positions[0, 0])
-    for index, (row, column) in enumerate([(0, 0), (0, 2), (2, 0), (2, 2)]):
-        patch = weight.flatten(1) @ images[1, :, row : row + 2, column : column + 2].flatten() + bias
-        torch.testing.assert_close(tokens[1, 1 + index], patch + positions[0, 1 + index])
-
-
 def test_a_table_of_the_right_size_is_not_resized() -> None:
     table = noise(1, 17, 2)
     assert resize_positions(table, 4) is table
@@ -222,13 +208,6 @@ def test_vit_equals_timm_in_logits_and_image_gradients() -> None:
     model = ViT(**SMALL | {"dim": 8, "num_classes": 3} | own).double()
     model.load_state_dict(renamed(vectors, "vit/", OUR_NAMES))
     assert_equals(model, vectors)
-
-
-def test_attention_reference_gives_a_hand_worked_case() -> None:
-    # σ² = 2: scores of the query are 2 ln 3 / 2 and 0, so its weights are 3/4 and 1/4.
-    q, k = torch.tensor([[2.0, 0.0]]).double(), torch.tensor([[math.log(3), 0.0], [0.0, 5.0]]).double()
-    v = torch.tensor([[4.0], [8.0]]).double()
-    assert attention_reference(q, k, v, math.sqrt(2)).item() == pytest.approx(5.0, abs=1e-7)
 
 
 @pytest.mark.parametrize("exponent", [-0.5, -0.8])

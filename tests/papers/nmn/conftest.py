@@ -24,8 +24,6 @@ IMAGE = {"image_size": 16, "in_channels": 3, "num_classes": 5, "width": 4}
 PIXELS = {"image_size": 16, "in_channels": 3, "num_classes": 5}
 TEXT = {"vocabulary_size": 13, "context": 8, "width": 12, "depth": 2, "num_heads": 3, "dropout": 0.0}
 YAT = {"scale": "guide", "epsilon": 0.01}
-
-
 SMALL: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "resnet": (ResNet18, IMAGE),
     "aether-resnet": (AetherResNet18, IMAGE | YAT | {"features": 16}),

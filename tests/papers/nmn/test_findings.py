@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,22 +95,6 @@ def test_responses_level_off_where_a_gaussian_vanishes(found: dict[str, Finding]
     assert computed["gaussian_10_times"] < 1e-15
 
 
-def test_a_unit_whose_answer_falls_with_the_distance_would_decay(monkeypatch: pytest.MonkeyPatch) -> None:
-    def falling(x: Tensor, w: Tensor, *_: object) -> Tensor:
-        return 1 / ((w - x).square().sum(-1, keepdim=True) + 1e-5)
-
-    monkeypatch.setattr(module, "yat_linear_reference", falling)
-    assert module.far_response().status == "holds"
-
-
-def test_a_unit_whose_answer_grows_with_the_distance_would_not_decay(monkeypatch: pytest.MonkeyPatch) -> None:
-    def growing(x: Tensor, w: Tensor, *_: object) -> Tensor:
-        return (x @ w.T).square()
-
-    monkeypatch.setattr(module, "yat_linear_reference", growing)
-    assert module.far_response().status == "fails"
-
-
 def test_three_units_of_one_weight_are_a_radial_unit(found: dict[str, Finding]) -> None:
     """((d + 1)² + (d − 1)²) / 2 − d² is 1, so what is left of the three is 1 over the distance."""
     computed = found["nmn.theory.uat"].computed
@@ -121,12 +106,20 @@ def test_three_units_of_one_weight_are_a_radial_unit(found: dict[str, Finding]) 
     assert computed["least_output_of_linear_and_relu"] >= 0, "the layer that it replaces is no better alone"
 
 
-def test_units_that_no_readout_can_bend_would_approximate_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def squared(x: Tensor, w: Tensor, b: Tensor, *_: object) -> Tensor:
-        return (x @ w.T + b).square()
-
-    monkeypatch.setattr(module, "yat_linear_reference", squared)
-    assert module.universal_approximation().status == "fails"
+@pytest.mark.parametrize(
+    ("unit", "find", "status"),
+    [
+        (lambda x, w, *_: 1 / ((w - x).square().sum(-1, keepdim=True) + 1e-5), module.far_response, "holds"),
+        (lambda x, w, *_: (x @ w.T).square(), module.far_response, "fails"),
+        (lambda x, w, b, *_: (x @ w.T + b).square(), module.universal_approximation, "fails"),
+    ],
+    ids=["falls with the distance", "grows with the distance", "no readout can bend it"],
+)
+def test_with_another_unit_a_finding_would_be_another(
+    unit: Callable[..., Tensor], find: Callable[[], Finding], status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "yat_linear_reference", unit)
+    assert find().status == status
 
 
 def test_statuses_follow_the_print(monkeypatch: pytest.MonkeyPatch) -> None:
