@@ -151,11 +151,7 @@ class RunSpec:
 
     @classmethod
     def from_dict(cls, spec: Mapping[str, Any]) -> RunSpec:
-        """Inverse of `to_dict`.
-
-        Raises:
-            TypeError: a key is missing or unknown.
-        """
+        """Inverse of `to_dict`."""
         protocol = dict(spec["protocol"])
         protocol["optimizer"] = OptimizerSpec(**_tuples(protocol["optimizer"]))
         protocol["schedule"] = ScheduleSpec(**_tuples(protocol["schedule"]))

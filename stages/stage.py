@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from stages.preloaded import ADDRESS, ask
-from stages.scheduling.engine.orphan import WATCHED, OrphanedStage, dvc_and_shells, end_with
+from stages.scheduling.engine.local import WATCHED, OrphanedStage, dvc_and_shells, end_with
 
 
 def main(arguments: Sequence[str]) -> int:

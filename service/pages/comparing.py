@@ -9,7 +9,7 @@ from service.database.comparing import metrics_of
 from service.database.curves import Curve
 from service.pages.formats import listed, span, value_in, value_with
 from service.pages.plots import Axis, Ink, Mark, axis_of, mark_of
-from stages.results import Arm, ArmComparison, ExperimentComparison, MetricInfo
+from stages.results import ArmComparison, ArmRow, ExperimentComparison, MetricInfo
 
 MOST_LINES = 8  # that colours tell apart
 
@@ -93,7 +93,7 @@ def _leader(item: ExperimentComparison) -> str:
     return f"{arm.title} ({value_in(item.metric.unit)(arm.ours.value)})" if arm.ours else arm.title
 
 
-def first_shown(arms: Sequence[Arm], trained: Sequence[str]) -> list[str]:
+def first_shown(arms: Sequence[ArmRow], trained: Sequence[str]) -> list[str]:
     """The arms if they can be told apart; of a grid the middle pair, a proposed one and what it stands against."""
     if len(trained) <= MOST_LINES:
         return list(trained)

@@ -27,7 +27,7 @@ from service.pages.legend import headline_of, is_part, levels, sizes, tell_part
 from service.pages.wording import name_metric, print_ours, print_value, side_of, span_of
 from stages.results import (
     INEXACT_SHARE,
-    Arm,
+    ArmRow,
     Claim,
     ClaimChange,
     ClaimRecord,
@@ -67,7 +67,7 @@ class Trend:
         return None if self.p_value > LEVEL else 2 * rising > len(values) * (len(values) - 1) / 2
 
 
-def find_trend(record: ClaimRecord, arms: Iterable[Arm]) -> Trend | None:
+def find_trend(record: ClaimRecord, arms: Iterable[ArmRow]) -> Trend | None:
     """The trend of a uniform gain by its factor; None of other claims, and of fewer than two levels."""
     factor = record.claim.factor
     if factor is None:

@@ -16,7 +16,7 @@ from stages.results import (
     FOR_THE_PAPER,
     ClaimDeviation,
     Counts,
-    Deviation,
+    DeviationRow,
     ExperimentComparison,
     JudgedClaim,
     Outlook,
@@ -173,10 +173,10 @@ def tell_open(tally: Tally) -> str:
 
 
 def first_places(
-    session: Session, deviations: Iterable[Deviation], groups: Mapping[str, Sequence[JudgedClaim]]
-) -> dict[str, list[Deviation]]:
+    session: Session, deviations: Iterable[DeviationRow], groups: Mapping[str, Sequence[JudgedClaim]]
+) -> dict[str, list[DeviationRow]]:
     """`{place: deviations}`: each that explains something, at the first place with a claim that it touches."""
-    found: dict[str, list[Deviation]] = {place: [] for place in groups}
+    found: dict[str, list[DeviationRow]] = {place: [] for place in groups}
     for deviation in deviations:
         if deviation.explains is None:
             continue
@@ -188,7 +188,7 @@ def first_places(
 
 
 def tell_tests(
-    deviations: Iterable[Deviation],
+    deviations: Iterable[DeviationRow],
     arms: Mapping[tuple[str, str], str],
     compare: Callable[[Question], list[ExperimentComparison]],
 ) -> dict[str, str]:

@@ -50,7 +50,7 @@ from service.pages.models import threads
 from stages.results import (
     ICONS,
     METRICS,
-    Arm,
+    ArmRow,
     Claim,
     JudgedClaim,
     Metric,
@@ -426,5 +426,8 @@ def titles_of(session: Session) -> tuple[dict[str, str], dict[tuple[str, str], s
     """Titles of the data sets, and of each (experiment, arm), as `name_claim` needs them."""
     return (
         {item.name: item.title for item in list_datasets(session)},
-        {(row.experiment, row.name): row.title for row in session.execute(select(Arm.experiment, Arm.name, Arm.title))},
+        {
+            (row.experiment, row.name): row.title
+            for row in session.execute(select(ArmRow.experiment, ArmRow.name, ArmRow.title))
+        },
     )

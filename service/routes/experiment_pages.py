@@ -56,7 +56,7 @@ from service.pages.models import (
 )
 from service.pages.plots import apart, axis_of, inks_of, mark_of
 from service.pages.wording import name_claims
-from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
+from stages.results import METRICS, SHOWN_METRICS, ArmRow, ClaimFilter, ExperimentRow, UnknownArm, list_judged
 
 router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
@@ -219,7 +219,7 @@ def show_leaderboard(
     )
 
 
-def _pair(experiment: Experiment, left: str | None, right: str | None) -> list[Arm]:
+def _pair(experiment: ExperimentRow, left: str | None, right: str | None) -> list[ArmRow]:
     """The two arms to lay side by side: as asked, else the proposed one and what it stands against."""
     by_name = {item.name: item for item in experiment.arms}
     proposed = next((item for item in experiment.arms if item.role == "proposed"), experiment.arms[-1])

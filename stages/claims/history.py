@@ -36,9 +36,9 @@ from stages.claims.lines import ClaimLine, ClaimsError, parse_claims
 from stages.faults import named
 from stages.rules import Rules
 from stages.run import STRICT, canonical_json
+from stages.runs.evidence import Trial
 from stages.runs.fingerprint import module_digest, source_path
 from stages.runs.revisions import ask_git, commit_of, is_ancestor
-from stages.runs.trial import Trial
 
 PATH = Path("data/claims-history.jsonl")
 Subject = Literal["claim", "rules", "code", "rule"]

@@ -25,9 +25,7 @@ from typing import Literal
 from stages.claims.lines import ArmSummary, ClaimCost, ClaimLine, Entry, Side
 from stages.params.experiment import ArmParams, ExperimentParams, Params
 from stages.rules import Rules
-from stages.runs.curves import as_curves
-from stages.runs.evidence import Provenance, ResultLine
-from stages.runs.trial import Trial
+from stages.runs.evidence import Provenance, ResultLine, Trial, as_curves
 from stages.verdicts import (
     ARM_METRICS,
     ArmMeasurement,

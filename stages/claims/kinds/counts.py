@@ -31,7 +31,7 @@ from stages.claims.trials import (
 )
 from stages.params.experiment import DatasetSource, ExperimentParams, Params
 from stages.run import Replicate, steps_per_epoch, training_counts
-from stages.runs.trial import Trial
+from stages.runs.evidence import Trial
 from stages.verdicts import (
     EvidenceLevel,
     Failures,

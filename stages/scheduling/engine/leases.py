@@ -256,15 +256,6 @@ class Leases:
                 mine, tag = found, now
         raise LeaseLost(f"run {run_key[:12]} was taken over while it trained; its outcome is dropped")
 
-    def _renew(self, lease: Lease) -> bool:
-        """False if a run of the lease was taken over."""
-        try:
-            for run_key, token in lease.tokens:
-                self._change(run_key, token, lambda mine: mine)
-        except LeaseLost:
-            return False
-        return True
-
     @contextmanager
     def kept_alive(self, lease: Lease) -> Iterator[threading.Event]:
         """Renew the lease from a thread for as long as the block lasts, then release it.
@@ -278,9 +269,11 @@ class Leases:
         def beat() -> None:
             while not finished.wait(HEARTBEAT_SECONDS):
                 try:
-                    if not self._renew(lease):
-                        lost.set()
-                        return
+                    for run_key, token in lease.tokens:
+                        self._change(run_key, token, lambda mine: mine)
+                except LeaseLost:
+                    lost.set()
+                    return
                 except OSError as error:
                     print(f"lease of {lease.name}: can't be renewed now ({error})", file=sys.stderr)
 
