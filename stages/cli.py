@@ -377,7 +377,7 @@ def main(arguments: list[str] | None = None) -> int:
         print_answer(answer, as_json=getattr(options, "json", False))
         sys.stdout.flush()
         return answer.code
-    except BrokenPipeError:  # `claimcheck plan | head`: whoever read has seen enough
+    except BrokenPipeError:  # `claimcheck plan | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiment")
     parser.add_argument("--device", default=os.environ.get("CLAIMCHECK_DEVICE", "auto"))
-    parser.add_argument("--anew", action="store_true", help="measure all, also what was measured before")
+    parser.add_argument("--anew", action="store_true", help="measure again what was measured before")
     parser.add_argument("--ahead", action="store_true", help="keep what is measured for the stage, and write no lines")
     options = parser.parse_args(arguments)
     data, name = Path("data"), options.experiment

@@ -90,7 +90,7 @@ class AugmentationSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitSpec:
-    """How the official training set is divided: `none` trains on all of it; `fraction` and `folds` hold some out."""
+    """Division of the official training set: `none` trains on all of it; `fraction` and `folds` hold some out."""
 
     __pydantic_config__: ClassVar = STRICT
     kind: Literal["none", "fraction", "folds"] = "none"

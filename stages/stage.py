@@ -62,7 +62,7 @@ def run_preloaded(address: str, module: str, arguments: Sequence[str]) -> int | 
 
 if __name__ == "__main__":
     number = main(sys.argv[1:])
-    if number < 0:  # by a signal, which whoever waits for this process shall see
+    if number < 0:  # by a signal, which the waiting parent shall see
         signal.signal(-number, signal.SIG_DFL)
         os.kill(os.getpid(), -number)
     sys.exit(number)

@@ -178,7 +178,7 @@ def list_results(
 
 
 def _in_parts(ids: Sequence[int]) -> list[Sequence[int]]:
-    """As many at once as every database takes in one statement."""
+    """Split into lists that every database takes in one statement."""
     return [ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE)]
 
 
@@ -260,7 +260,7 @@ class ServedCheckpoint:
 
     @property
     def model_name(self) -> str:
-        """Of its model under `/v2`."""
+        """Name of its model under `/v2`."""
         return f"{self.experiment}.{self.arm}"
 
     @property

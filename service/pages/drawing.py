@@ -37,7 +37,7 @@ def draw_curves(curves: Mapping[Curve, Sequence[CurvePointOut]], kind: str) -> l
 
 
 def shade(confusion: np.ndarray) -> list[list[int]]:
-    """How dark each cell of a small matrix is, from 0 to 5, by its share of the true class."""
+    """Grade the shade of each cell of a small matrix from 0 to 5, by its share of the true class."""
     return [[math.ceil(5 * math.sqrt(share)) for share in row] for row in _shares(confusion)]
 
 

@@ -81,7 +81,7 @@ def show_experiment(
     right: str | None = None,
     everything: bool = False,
 ) -> Response:
-    """Everything that is chosen stands in the address."""
+    """The address holds every choice."""
     experiment = queries.find_experiment(session, name)
     known = [item.name for item in experiment.arms]
     for wanted in (*arm, left, right):

@@ -142,7 +142,7 @@ def read_history(path: Path) -> list[Change]:
 
 
 def seen_before_rule(claim: str, history: Iterable[Change]) -> int | None:
-    """How many of the claim's own results had been seen when the rule that judges it was written; None: none had."""
+    """Number of the claim's own results that had been seen when its rule was written; None if none had."""
     return max((change.seen for change in history if change.seen is not None and change.concerns(claim)), default=None)
 
 

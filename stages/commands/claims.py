@@ -1,4 +1,4 @@
-"""What the claims say, what we have and what follows: one claim, how claims changed, and their registrations."""
+"""Subcommands about claims: one claim with its results and verdict, changes of claims, registrations."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _show_claim(claim: Mapping[str, Any]) -> Iterator[str]:
 
 
 def history(options: argparse.Namespace) -> Answer:
-    """How the matching claims changed; with `--why`, first record what has changed since."""
+    """List how the matching claims changed; with `--why`, first record the changes since then."""
     path = Path(PATH)
     if options.why:
         params, rows = load_params(), read_claims(_CLAIMS)

@@ -217,7 +217,7 @@ def audit(options: argparse.Namespace) -> Answer:
 
 
 def verify(options: argparse.Namespace) -> Answer:
-    """How many links hold and the first broken ones with what to do; with `--all`, or names, each link of each trail.
+    """Count the links that hold and list the first broken ones with a remedy; with `--all` or names, list every link.
 
     The exit code is 1 if a link is broken.
     """

@@ -43,7 +43,7 @@ class Ahead:
     """Context manager.  One evaluation at a time, in a fork of the process at `address`; it ends with this one.
 
     What it says goes nowhere: the stage, which lists every run, says it again.  On stand-ins alone: elsewhere a network
-    is timed while nothing trains beside it.
+    is timed while nothing else trains.
     """
 
     def __init__(self, address: str, environment: Mapping[str, str], profile: ProfileParams) -> None:
@@ -71,7 +71,7 @@ class Ahead:
         if self._is_wanted and waiting and not self._is_busy():
             chosen = waiting[0 if verb == "train" else -1]
             self._begun.add(chosen)
-            with open(os.devnull, "r+b") as nothing, suppress(OSError):  # nobody is there: dvc's stage does it
+            with open(os.devnull, "r+b") as nothing, suppress(OSError):  # no process listens: dvc's stage does it
                 files = [nothing.fileno()] * 3
                 self._call = ask(self._address, "stages.evaluate", [chosen, "--ahead"], self._environment, files)
                 self._call.setblocking(False)
@@ -178,7 +178,7 @@ class LogView:
         self._is_open = False
 
     def _runs_done(self, *, is_over: bool = False) -> str:
-        """How many runs of an experiment are trained; a training that is over without a journal lacked none."""
+        """Count the trained runs of an experiment; a finished training without a journal had none missing."""
         verb, _, experiment = self.stage.partition("@")
         if verb != "train":
             return ""
@@ -343,7 +343,7 @@ def _environment(folder: Path, *, has_git: bool) -> dict[str, str]:
 def _libraries_loaded(environment: dict[str, str], output: int, view: LogView) -> Iterator[None]:
     """A process that has loaded torch, of which stages are forks; it ends after the last of them.
 
-    Where no stage ran it may still be loading, and nobody waits for that.
+    If no stage ran it may still be loading; don't wait for that.
     """
     if sys.platform != "linux":
         yield

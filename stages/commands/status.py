@@ -1,4 +1,4 @@
-"""Where things stand: how many claims have which verdict, and what trains, live or as one snapshot."""
+"""Subcommand `status`: verdict counts and running trainings, live or as one snapshot."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def why(options: argparse.Namespace) -> Answer:
 
 
 def _by_label(label: str, params: Params, root: Path) -> PlannedRun:
-    """What the params ask for in the cell of this label."""
+    """Find the run that the params plan in the cell of this label."""
     name, _, cell = label.partition(".")
     if name in params.experiments:
         cells = {asked.name.label: asked for asked in _grid(name, params, root)}
@@ -358,7 +358,7 @@ def _published(root: Path) -> list[Known]:
 def _by_key(
     start: str, params: Params, root: Path, published: Sequence[Known]
 ) -> tuple[PlannedRun | None, Known | None]:
-    """What the params ask for under a key that begins so, and what is known of such a training."""
+    """Find the planned run, or any known training, whose key starts with this prefix."""
     store, known = open_store(root), dict[str, Known]()
     for key in store.run_keys():
         if key.startswith(start) and (folder := store.published(key)) is not None:

@@ -1,4 +1,4 @@
-"""What trainings will cost and which are done, and the profile that decides which there are."""
+"""Subcommands about trainings: their cost, which are done, and the profile that selects them."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def run(options: argparse.Namespace) -> Answer:
     # Waiting threads sleep: if they spun, they would stall all work where several trainings share the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
     counts = FlopCounts()
-    out = sys.stderr if options.json else sys.stdout  # the document stands alone
+    out = sys.stderr if options.json else sys.stdout  # nothing but the document goes to standard output
     with redirect_stdout(out), stop_on_signals() as stop, ProgressDisplay(out) as display:
         missing, left = train_together(
             dict.fromkeys(names),

@@ -1,4 +1,4 @@
-"""From an experiment's trained runs to its result and cost lines: measures finished runs on test data.
+"""Measures an experiment's trained runs on test data and writes its result and cost lines.
 
 Only one network is in memory at a time.  A run's measurements are kept and reused (`stages.evaluation.flops`); a run
 that can't be evaluated doesn't stop the others.

@@ -185,7 +185,7 @@ if __name__ == "__main__":
 
 
 def first_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
-    """Where two trainings first differ, in words; None if they are identical bit by bit."""
+    """Describe where two trainings first differ; None if they are identical bit by bit."""
     return next(_differences(before, after), None)
 
 

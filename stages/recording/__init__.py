@@ -1,6 +1,6 @@
 """Writes result lines, evidence, claims, findings and params to the database, in a fixed order, all or nothing.
 
-The same files give the same rows.  A SQLite file is built beside the old one and swapped in by one rename; another
+The same files give the same rows.  A SQLite file is built next to the old one and swapped in by one rename; another
 database is rebuilt in one transaction.
 """
 
@@ -457,7 +457,7 @@ def _stretches(verdict: Verdict) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What `record` wrote; `notes` are findings that a person should see but that don't stop anything."""
+    """Summary of what `record` wrote; `notes` are findings that a person should see but that don't stop anything."""
 
     results: int
     selected: int

@@ -100,7 +100,7 @@ def by_ground(tally: Tally) -> list[tuple[str, Counts]]:
 
 
 def shared_errors(counts: Sequence[Tally]) -> list[str]:
-    """A sentence for each error that stands at several places."""
+    """A sentence for each error that occurs at several places."""
     return [
         f"{row.paper}: one error at {places} places, {error}, counts once above."
         for row in counts

@@ -238,7 +238,7 @@ class Weights:
 def find_weights(root: Path, found: Sequence[Trial]) -> tuple[dict[str, Weights], list[str]]:
     """Weights files by sha256, committed models first, and those that belong to no result.
 
-    Weights trained here have their digest stored beside them; whoever loads them checks it.
+    Weights trained here have their digest stored with them; loading checks it.
     """
     wanted = {item.result.weights_sha256 for item in found if item.result.weights_sha256}
     wanted |= {item.release.sha256 for item in found if item.release}
@@ -344,7 +344,7 @@ def select(found: Sequence[Trial]) -> list[Trial]:
 
 
 def group_of(item: Trial) -> tuple[str, str, str]:
-    """What results that are judged together have in common."""
+    """Properties that results judged together have in common."""
     return item.result.experiment, item.result.profile, item.conditions
 
 

@@ -42,7 +42,7 @@ PERCENT = ("%", "percent", "pp", "points")
 
 @dataclass(frozen=True)
 class PrintedNumber:
-    """A printed number.  `std` is what stands after ±, in the same unit; `precision` the unit of its last digit.
+    """A printed number.  `std` is the number after ±, in the same unit; `precision` the unit of its last digit.
 
     A number in percent is a fraction here: 97.5 % is 0.975, with a precision of 0.001.
     """
@@ -198,7 +198,7 @@ def value(
     """Judge whether `ours` reproduce a printed number.
 
     Args:
-        printed: the number, or its text; what stands after ± is the standard deviation of its `n` runs.
+        printed: the number, or its text; the number after ± is the standard deviation of its `n` runs.
         ours: the replicates.
         std: the same, where it is printed elsewhere.
         n: the paper's runs; None: it doesn't say.
@@ -329,7 +329,7 @@ def _gain(number: PrintedNumber | None, better: Better, margin: float | None, ru
 
 
 def _slope(margin_at: Callable[[float], float], printed: float) -> float:
-    """How much the margin grows with the printed number."""
+    """Slope of the margin by the printed number."""
     step = 1e-6 * abs(printed)
     return (margin_at(printed + step) - margin_at(printed)) / step if step else 0.0
 

@@ -92,7 +92,7 @@ def pair_gains(claim: Claim, verdict: VerdictRow, arms: Iterable[ArmRow]) -> tup
 
 
 Values = Mapping[int, float]
-"""By replicate."""
+"""Find the versions of a model, by replicate."""
 
 
 class GainBetween(NamedTuple):
@@ -162,7 +162,7 @@ class JudgedClaim:
 
     @property
     def standing(self) -> Standing:
-        """Whether something has decided the claim, may yet, or never can here: a setting of a training can't hold."""
+        """Progress of a claim: decided, decidable, or never decidable here. A setting of a training can't hold."""
         status = Status(self.verdict.status)
         if self.claim.facts.by == "params":
             return "setting"
@@ -337,7 +337,7 @@ def error_of(claim: Claim, verdict: VerdictRow) -> str | None:
 
 
 def rule_after(claim: Claim, verdict: VerdictRow) -> str | None:
-    """As "Judged by a rule written after 14 pairs had been seen"; None where none of the claim's results had been."""
+    """Say that the rule is late, as "Judged by a rule written after 14 pairs had been seen"; None if it isn't."""
     seen = verdict.seen_before_rule
     if seen is None:
         return None
@@ -345,7 +345,7 @@ def rule_after(claim: Claim, verdict: VerdictRow) -> str | None:
 
 
 def count_seen(seen: int, claim: Claim) -> str:
-    """As "14 pairs" of a claim that compares models, else "1 result"."""
+    """Format a count as "14 pairs" for a claim that compares models, else "1 result"."""
     what = "pair" if claim.baseline_arm else "result"
     return f"{seen} {what}{'s' if seen != 1 else ''}"
 
@@ -432,7 +432,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What the planned trainings can show of the `waiting` claims that training decides, if the paper is right.
+    """Expected outcome of planned trainings for `waiting` claims that training decides, if the paper is right.
 
     `hopeless`: confirmed with a chance below 5 %; `order_only`: the order may be, the size of the difference not;
     `unlikely`: of all others, confirmed with a chance below 50 %.  `unknown`: no size is printed or no spread is known.

@@ -299,7 +299,7 @@ def _timed(results: Sequence[ComparedRun]) -> list[ComparedRun]:
 
 
 def _stopwatch(result: ComparedRun, metric: MetricInfo) -> tuple[object, ...]:
-    """What must be equal before two costs are divided: machine, revision at publishing, and the method of timing.
+    """Conditions under which two costs may be divided: equal machine, published revision and timing method.
 
     Code that a run key leaves out because it changes no result can still change times.
     """

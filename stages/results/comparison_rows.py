@@ -108,7 +108,7 @@ def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]
 
 
 def printed_metrics(session: Session, experiments: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """For each experiment, the metrics of its paper's claims: values of arms first, costs last, in printed order."""
+    """List for each experiment the metrics of its paper's claims: values first, costs last, in printed order."""
     query = (
         select(ClaimExperiment.experiment, tables.Claim.metric, tables.Claim.kind)
         .join(tables.Claim, tables.Claim.id == ClaimExperiment.claim)
@@ -246,7 +246,7 @@ def _sizes(results: Sequence[ComparedRun], metric: MetricInfo) -> set[int]:
 
 
 def why_none(by_arm: Mapping[str, Sequence[ComparedRun]], arm: str, metric: MetricInfo, asked: str) -> str:
-    """Why an arm has no number of ours.  `by_arm` are all results shown, `asked` is how they were filtered."""
+    """Explain why an arm has no number of ours.  `by_arm` are all results shown, `asked` is the filter."""
     mine = by_arm.get(arm, ())
     if not by_arm:
         return f"not run yet{asked}"

@@ -142,7 +142,7 @@ def _read_only(path: Path) -> Callable[[], sqlite3.Connection]:
 
 
 def _connect_with_limits(_dialect: object, _record: object, arguments: Any, options: dict[str, Any]) -> Any:
-    """Connect to PostgreSQL so that nothing waits without end, even for a server that stands still."""
+    """Connect to PostgreSQL with timeouts, so that nothing waits forever, even for a server that hangs."""
     import psycopg
 
     class Limited(psycopg.Connection[Any]):
@@ -236,7 +236,7 @@ def create_results(url: str, fill: Callable[[Session], None]) -> None:
         with engine.begin() as connection:
             is_postgresql = connection.dialect.name == "postgresql"
             target = connection.scalar(text("SELECT current_schema()")) if is_postgresql else None
-            if is_postgresql:  # beside the tables that are read meanwhile
+            if is_postgresql:  # next to the tables that are read meanwhile
                 connection.execute(text(f"CREATE SCHEMA {_BUILT_IN}"))
                 connection.execute(text(f"SET LOCAL search_path TO {_BUILT_IN}"))
             else:

@@ -66,7 +66,7 @@ SHOWN_METRICS: Mapping[str, tuple[str, ...]] = {
     "table": ("selected_log_mse", "log_mse", "selected_mse", "mse", "inference_time"),
     "text": ("loss", "perplexity", "inference_time"),
 }
-"""What a reader compares models by, for each kind of data, beside what the paper prints."""
+"""Metrics that readers compare models by, for each kind of data, besides those that the paper prints."""
 
 FIRST_METRICS: Mapping[str, tuple[str, ...]] = {
     "images": ("accuracy",),
@@ -155,7 +155,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """How much better an arm is than `against`, if the paper prints that; positive is better.
+    """Printed gain of an arm over `against`, if the paper prints one; positive is better.
 
     Folds are paired in the interval of `ours`; its `n` is that of the arm with fewer replicates, or the number of
     folds that both have.  `ours` is None unless both arms have full-length results.
@@ -355,7 +355,7 @@ def no_formula(text: str) -> str:
 
 
 def _columns(kind: type, prefix: str = "") -> list[str]:
-    """The leaves of a part, in the order of its fields; `population` decides nothing and stands in JSON alone."""
+    """The leaves of a part, in the order of its fields; `population` decides nothing and is in JSON only."""
     found = []
     for field in fields(kind):
         name = f"{prefix}{field.name}"
@@ -416,7 +416,7 @@ def describe_fidelity(
 
 
 def cut_of_each(cut: str) -> str:
-    """How each run departs from the printed protocol, without how many runs there were of how many once planned.
+    """Describe how each run departs from the printed protocol, without the number of runs.
 
     An evidence line keeps the plan of its day.
     """
@@ -435,12 +435,12 @@ _SHARE = re.compile(r"(, |^)\d+ of \d+ replicates$")
 
 
 def kind_of_run(cut: str) -> str:
-    """What a run is that departs from the printed protocol by `cut`, in the words of `describe_cut`."""
+    """Classify a run that departs from the printed protocol by `cut`, as worded by `describe_cut`."""
     return "run in another precision" if re.fullmatch(r"\w+ instead of (float32|bfloat16)", cut) else "shortened run"
 
 
 def why_no_difference(provenance: str | None, cut: str) -> str | None:
-    """Why a result's number is not to be subtracted from another's or a printed one; None if it may be."""
+    """Explain why a result can't be compared with another or with a printed number; None if it can."""
     if provenance == "embedded":
         return "placeholder data: its number says nothing about the claim"
     each = cut_of_each(cut)

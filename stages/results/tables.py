@@ -162,7 +162,7 @@ _CHOICE = ("experiment", "is_selected", "profile", "arm", "provenance", "source"
 
 
 class Result(Base):
-    """What one run gave in one environment, under one arm.
+    """Result of one run in one environment, under one arm.
 
     `machine_digest`: the environment's digest without what differs between arms.
     `source` is evidence or local.  `conditions` digests protocol and data: only results under equal conditions are
@@ -400,7 +400,7 @@ WORD_OF: Mapping[Status, Word] = {
 
 
 class VerdictRow(Base):
-    """What the evidence says of a claim; every claim has one.
+    """Verdict on a claim; every claim has one.
 
     `ours` is our number in the claim's unit, `estimate` with its interval what is compared to `margin`: ours − paper,
     or proposed − baseline with better positive.  `basis`: results, finding, params, or none.  `is_decidable`: something
@@ -466,7 +466,7 @@ class VerdictRow(Base):
 
     @property
     def marked_status(self) -> str:
-        """As "supported (exploratory)"."""
+        """Status with its standing, as "supported (exploratory)"."""
         return f"{self.status} ({self.mark})" if self.mark else self.status
 
 

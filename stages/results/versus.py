@@ -103,7 +103,7 @@ class Versus:
 
     @property
     def hours(self) -> dict[str, float] | None:
-        """By kind of device, what the missing trainings take; None if nothing counted one of them."""
+        """Cost of the missing trainings by kind of device; None if one of them has no estimate."""
         left = [(side.planned - side.trained, side.arm.hours) for side in (self.a, self.b)]
         if any(number and not hours for number, hours in left):
             return None

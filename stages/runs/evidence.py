@@ -180,7 +180,7 @@ class DataUsed:
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Where the loss stopped being finite: after `last_finite_step`, at or before `step`."""
+    """Point at which the loss stopped being finite: after `last_finite_step`, at or before `step`."""
 
     __pydantic_config__: ClassVar = STRICT
     step: int
@@ -257,7 +257,7 @@ class CostLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where an evidence line was made: git revision, and whether anything relevant was changed on top of it."""
+    """Origin of an evidence line: git revision, and whether relevant files were changed on top of it."""
 
     __pydantic_config__: ClassVar = STRICT
     revision: str
@@ -419,7 +419,7 @@ def unpack_confusion(text: str, classes: int) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A result with its cost, and the file and line where it stands.  `origin` is None for one of this working tree.
+    """A result with its cost, and its file and line.  `origin` is None for one of this working tree.
 
     `is_planned`: its model, and what its arm sets of the protocol, are what the params give this arm today;
     `follows_plan`: the whole protocol and the replicate are, too.  `varied`: protocol fields in which the experiment's

@@ -101,7 +101,7 @@ class ObjectStore:
         return self.cache.published(run_key) or self._fetch(run_key)
 
     def whole(self, run_key: str) -> Path | None:
-        """Folder of a complete outcome whose digests match, or None; a damaged copy here is fetched anew."""
+        """Folder of a complete outcome whose digests match, or None; a damaged copy here is fetched again."""
         return self.cache.whole(run_key) or self._fetch(run_key)
 
     def _fetch(self, run_key: str) -> Path | None:
@@ -132,7 +132,7 @@ class ObjectStore:
         return None
 
     def publish(self, run_key: str, files: Mapping[str, bytes]) -> Path:
-        """Publish an outcome without a lease, as `dvc pull` brings it; whoever trains the run loses it."""
+        """Publish an outcome without a lease, as `dvc pull` brings it; a process that trains the run loses it."""
         digests = self.upload(files)
         while True:
             record, tag = self.read(run_key)
@@ -145,7 +145,7 @@ class ObjectStore:
 
     def publish_leased(self, run_key: str, files: Mapping[str, bytes], change: ChangeRecord) -> Path:
         digests = digests_of(files)
-        # named before they are written, so that nobody takes them for leftovers
+        # named before they are written, so that they aren't taken for leftovers
         record = change(lambda mine: mine if mine.is_published else replace(mine, files=digests))
         if not record.is_published:
             self.upload(files)
@@ -171,7 +171,7 @@ class ObjectStore:
         return folder
 
     def mend(self, run_key: str, record: Record) -> None:
-        """Write the manifest of a published record, if whoever published it was killed before."""
+        """Write the manifest of a published record, if its publisher was killed before that."""
         self.bucket.create(_manifest(run_key), json.dumps(record.files, sort_keys=True).encode())
 
     def named_blobs(self) -> set[str]:
@@ -293,7 +293,7 @@ class Item:
 class Bucket:
     """Objects below `url`.  A store that doesn't answer is asked again for `patience` seconds.
 
-    `late_answers` counts what came late, whoever in this process asked.
+    `late_answers` counts late answers to all callers in this process.
     """
 
     def __init__(self, url: str, patience: float = PATIENCE_SECONDS) -> None:
@@ -435,5 +435,5 @@ def open_store(root: Path = Path()) -> Store:
 
 
 def store_folder(root: Path = Path()) -> Path:
-    """The folder of this machine beside the downloads: the store itself, or what was read of an object store."""
+    """Folder of this machine that holds the store itself, or what was read of an object store."""
     return root / home() / "store"

@@ -287,7 +287,7 @@ def stack_id(specs: Sequence[RunSpec]) -> str:
 
 
 def remember(specs: Sequence[RunSpec], scratch: Scratch) -> None:
-    """Keep the list of a stack's runs beside its state, so that it can be resumed as it was."""
+    """Keep the list of a stack's runs with its state, so that it can be resumed as it was."""
     scratch.save(f"{stack_id(specs)}/{_MANIFEST}", canonical_json([spec.to_dict() for spec in specs]).encode())
 
 
@@ -421,7 +421,7 @@ def outcome_digest(folder: Path, *, is_whole: bool = False) -> str:
     """sha256 over the names and contents of an outcome's files.
 
     `is_whole`: it was found so, or published, a moment ago; its weights aren't read then, as `result.json` has their
-    digest, and whoever evaluates the outcome compares the two.
+    digest, and `evaluate` compares the two.
     """
     digests = file_digests(folder, FILES[:-1] if is_whole else FILES)
     if is_whole and (weights := json.loads((folder / RESULT).read_bytes())["weights_sha256"]):

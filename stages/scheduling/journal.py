@@ -1,4 +1,4 @@
-"""What an engine's trainings are doing, for whoever watches them from another process or machine.
+"""Progress of an engine's trainings, readable from another process or machine.
 
 One small document a process that trains, in the scratch of its store, written at most every few seconds and once at the
 end.  It says what its engine told last and proves nothing: whether a group still trains is for its lease to say
@@ -46,7 +46,7 @@ _AFTER: Mapping[str, State] = {
     "stopped": "stopped",
     "failed": "failed",
 }
-"""The state of a group after an event.  An engine trains again what it lost; what nobody does, a watcher calls lost."""
+"""The state of a group after an event.  An engine trains again what it lost; without an engine it is lost."""
 
 
 @dataclass(kw_only=True)
@@ -218,9 +218,9 @@ class ProgressRow:
 @dataclass(frozen=True, kw_only=True)
 class Watched:
     """`sessions` that train, or trained last, and their `rows`; `finished`: labels of the runs that they trained;
-    `failed`: groups that failed or were lost, and that nobody has trained since.
+    `failed`: groups that failed or were lost, and have not been trained since.
 
-    `left_seconds`: until all of them are over, None as long as nobody can say.
+    `left_seconds`: until all of them are over, None while that is unknown.
     """
 
     sessions: Sequence[TrainerStatus]
@@ -235,7 +235,7 @@ class Watched:
 
 
 def watch(store: Store, usd_per_hour: Mapping[str, float], now: float, experiments: Sequence[str] = ()) -> Watched:
-    """What the store's journals say at `now` (seconds since 1970) of these experiments, or of all.
+    """Read the store's journals of these experiments, or of all, at `now` (seconds since 1970).
 
     `usd_per_hour`: by kind of device.
     """
@@ -362,7 +362,7 @@ def _left(sessions: Sequence[TrainerStatus], means: Mapping[str, float], now: fl
 
 
 class StageTimes:
-    """How long a whole repro will still take, by what its stages of the same verb have taken so far.
+    """Estimate the time left of a whole repro from the stages of the same verb that have ended.
 
     A stage weighs as many runs as it has; of a verb's stages, as large a part will be unchanged as was so far.
     """

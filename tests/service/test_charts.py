@@ -171,8 +171,8 @@ def test_pairs_are_drawn_one_below_the_other_with_the_paper_s_gain() -> None:
 
 
 def test_nothing_to_draw_is_no_chart(client: TestClient) -> None:
-    assert "plot-cell" in client.get("/?dataset=cifar10").text, "the paper's values"
-    assert "plot-cell" not in client.get("/?dataset=cifar10&metric=calibration_error").text, "stand-ins alone"
+    assert 'class="plot-cell' in client.get("/?dataset=cifar10").text, "the paper's values"
+    assert 'class="plot-cell' not in client.get("/?dataset=cifar10&metric=calibration_error").text, "stand-ins alone"
     assert drawings(client.get("/experiments/ninformer-cifar10").text) == []
     assert draw_overlay([], {}, {}, "nats") is None
 

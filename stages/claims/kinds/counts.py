@@ -563,7 +563,7 @@ class FailedShareKind(TrainedKind, kinds="failures"):
 
     @property
     def slope_of_share(self) -> float:
-        """How much the margin grows with the printed proportion, not with the count."""
+        """Slope of the margin by the printed proportion, not by the count."""
         return self.slope * self.printed[1]
 
     def power(self, plan: Plan) -> Power:

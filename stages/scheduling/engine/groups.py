@@ -1,4 +1,4 @@
-"""What engines take and tell: groups of runs, and events of their training.
+"""Interface of engines: groups of runs go in, events of their training come out.
 
 A group is an ordered list of runs that train together; it is leased, resumed and recorded as one.
 
@@ -108,7 +108,7 @@ def find_engine(name: str) -> RunGroups:
     return engine
 
 
-# Networks with a `Stack` beside them, which is faster than one after the other (bench_stacking, up to 200 units).
+# Networks that have a `Stack`, which is faster than one after the other (bench_stacking, up to 200 units).
 STACKED = ("stages.papers.dac.mlp:MLP", "stages.papers.dac.mlp:DACMLP")
 WIDEST = 256
 MAX_MODELS = 16

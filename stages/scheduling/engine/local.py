@@ -88,7 +88,7 @@ _HINT = " (often for want of memory: `dmesg` tells, fewer slots in the profile h
 
 
 class ParentGone(RuntimeError):
-    """The process that started this slot is gone: nobody hears what it tells."""
+    """The process that started this slot is gone, and with it the reader of its reports."""
 
 
 def run_groups(
@@ -307,7 +307,7 @@ def _fork_slots(
 
 
 def _forking() -> ForkContext | ForkServerContext:
-    """How slots come to be: forks of this process if it has loaded torch and has one thread, as `repro` provides it.
+    """Choose how slots start: forks of this process if it has loaded torch and has one thread, as under `repro`.
 
     Otherwise of a clean process, which loads torch once.
     """

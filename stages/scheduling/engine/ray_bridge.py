@@ -47,7 +47,7 @@ SHORT_OF_MEMORY = "Ray ended its process for want of memory on the node"
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """What a living node of the cluster offers; memory in bytes."""
+    """Resources of a living node of the cluster; memory in bytes."""
 
     cpus: float
     gpus: float
@@ -56,7 +56,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one task takes of its node; memory in bytes, which Ray counts and doesn't limit."""
+    """Resources that one task takes of its node; memory in bytes, which Ray counts and doesn't limit."""
 
     cpus: float
     gpus: float = 0.0
@@ -64,7 +64,7 @@ class Share:
 
 
 class Inbox:
-    """An actor beside the bridge, so that it lives as long: takes what tasks tell until the bridge fetches it.
+    """An actor that lives as long as the bridge: collects what tasks report until the bridge fetches it.
 
     Where the bridge is slower than the tasks, their newest state, progress and beat take the place of earlier ones.
     """
@@ -79,11 +79,11 @@ class Inbox:
         key = (number, kind, payload[0]) if kind == "saved" else (number, kind)
         if kind not in _NEWEST:
             key = (*key, self._count)
-        self._told.pop(key, None)  # so that it stands where it was told last
+        self._told.pop(key, None)  # so that it moves to the end
         self._told[key] = number, kind, *payload
 
     def take(self) -> list[tuple[Any, ...]]:
-        """What was told since the last call, in order."""
+        """Events since the last call, in order."""
         told, self._told = [*self._told.values()], {}
         return told
 
@@ -99,7 +99,7 @@ def task(number: int, ask: TaskRequest, inbox: Any, packed: list[Any]) -> None:
         try:
             inbox.put.remote(number, *told).future().result(_TELL_SECONDS)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            raise Unheard(f"nobody takes in what {ask.label} tells: {error}") from None
+            raise Unheard(f"no process receives the reports of {ask.label}: {error}") from None
 
     train_group(ask, tell, (lambda: packed[0].future().result()) if packed else None)
 
@@ -303,7 +303,7 @@ class Cluster:
             raise ConnectionError(LOST) from None
 
     def receive(self, seconds: float) -> list[tuple[Any, ...]]:
-        """What has arrived within that time.
+        """Wait up to that long and return the messages that arrived.
 
         Raises:
             ConnectionError: the process is gone.
@@ -388,7 +388,7 @@ class Shares:
         return Share(cpus=cpus, memory=memory), self._ranks(nodes), threads
 
     def room(self, nodes: Sequence[Node]) -> int:
-        """How many groups to keep submitted: all that the cluster can train at once, and some that wait."""
+        """Number of groups to keep submitted: all that the cluster can train at once, and some that wait."""
         if self.device(nodes) == "cuda" and (ranks := len(self._kinds)) > 1:
             places = sum(int(node.gpus) // ranks for node in nodes)
         elif self.device(nodes) == "cuda":
@@ -409,7 +409,7 @@ class Shares:
             self._device_bytes = min(size, self._device_bytes or size)
 
     def lack(self, nodes: Sequence[Node]) -> str:
-        """Why no node can take a group, "" if one can; a cluster may grow, so the group waits."""
+        """Explain why no node can take a group, "" if one can; a cluster may grow, so the group waits."""
         ranks = len(self._kinds)
         if self.device(nodes) != "cuda" or any(node.gpus >= ranks for node in nodes):
             return ""

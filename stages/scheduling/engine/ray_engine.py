@@ -31,7 +31,7 @@ _MOST_LOSSES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long a task may tell nothing at all (`silent`), or take no step while it lives (`stuck`: a step may compile;
+    """Longest time that a task may send nothing (`silent`), or take no step while it lives (`stuck`: one may compile;
     at least 20 times the longest so far), how long a stop may take, and how long the cluster may be out of reach.
     """
 
