@@ -303,7 +303,7 @@ def list_checkpoints(
         query = query.where(Checkpoint.id.in_(ids))
     rows = session.execute(query).all()
     printed = select(Claim).where(
-        Claim.experiment.in_({row.Arm.experiment for row in rows}), Claim.metric == "accuracy", Claim.kind == "value"
+        Claim.experiment.in_({row.ArmRow.experiment for row in rows}), Claim.metric == "accuracy", Claim.kind == "value"
     )
     # The first printed accuracy of an arm is the last to be put in.
     claims = {
@@ -311,7 +311,7 @@ def list_checkpoints(
     }
     return [
         _served_checkpoint(
-            row.Checkpoint, row.Arm, row.dataset, claims.get((row.Arm.experiment, row.Arm.name)), row.flops
+            row.Checkpoint, row.ArmRow, row.dataset, claims.get((row.ArmRow.experiment, row.ArmRow.name)), row.flops
         )
         for row in rows
     ]

@@ -118,7 +118,7 @@ def models_on(session: Session, dataset: str) -> list[Model]:
         .where(ExperimentRow.dataset == dataset)
         .order_by(ExperimentRow.position, ArmRow.position)
     )
-    return [(row.Experiment, row.Arm) for row in session.execute(query)]
+    return [(row.ExperimentRow, row.ArmRow) for row in session.execute(query)]
 
 
 def versus(session: Session, dataset: Dataset, a: str, b: str) -> Versus:
