@@ -247,7 +247,7 @@ def show_curves(
     chosen = curve if curve in curves else next(iter(curves), None)
     drawn = drawn_together(lines, chosen) if chosen else []
     found = {item.name: item.points(chosen) for item in drawn} if chosen else {}
-    points = [replace(point, arm=name) for name, of_line in found.items() for point in of_line]
+    points = [point.model_copy(update={"arm": name}) for name, of_line in found.items() for point in of_line]
     if format == "csv":
         return Table(rows_as_csv(CurvePointOut, [CurvePointOut.model_validate(point) for point in points]), "curves")
     titles = {item.name: item.title for item in lines}
