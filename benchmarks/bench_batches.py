@@ -60,7 +60,7 @@ def windows(images: Tensor) -> Tensor:
 
 
 def drawn(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each image of a batch: its crop's upper edge, its left one, and whether it is flipped."""
+    """Draw for each image of a batch its crop's upper and left edge, and whether it is flipped."""
     top, left = torch.randint(0, 9, (2, count), generator=generator)
     return top, left, torch.rand(count, generator=generator) < 0.5
 

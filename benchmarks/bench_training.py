@@ -69,7 +69,7 @@ def as_trained(name: str, dtype: str, way: str) -> Step:
 
 
 def as_a_script(name: str, dtype: str, way: str, memory_format: torch.memory_format) -> Step:
-    """As many steps by PyTorch alone."""
+    """Take as many steps with PyTorch alone."""
     model = network(name).to(memory_format=memory_format)
     adam = build_optimizer(model, protocol_for(BATCH, steps_of(name)).optimizer, fused=True)
     forward = compiled_apart(model) if way == "compiled" else model

@@ -16,7 +16,7 @@ from stages.datasets.packed import PackedDataError, PackedInfo, read_info
 from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import ExperimentParams, Params, ParamsError, PlannedRun, load_params
-from stages.priorities.proposal import PROFILE, propose
+from stages.priorities import PROFILE, propose
 from stages.run import canonical_json
 from stages.runs.object_store import open_store
 from stages.runs.store import Specs, Store, write_atomically

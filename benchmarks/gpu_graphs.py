@@ -43,7 +43,7 @@ def recorded_steps(device: torch.device, planned: Sequence[Planned], *, batch: i
 
 
 def beside_eager(one: Planned, device: torch.device, batch: int) -> dict[str, Any]:
-    """How far weights are apart, with graphs and without and twice without, and seconds of the last epoch."""
+    """Compare weights trained with graphs and without, and twice without; with seconds of the last epoch."""
     ours, seconds, said = train(one, device, batch, is_recorded=True)
     first, eager_seconds, _ = train(one, device, batch, is_recorded=False)
     again, _, _ = train(one, device, batch, is_recorded=False)

@@ -44,7 +44,7 @@ def products(device: torch.device) -> Lines:
 
 
 def rule_of(device: torch.device) -> dict[str, Any]:
-    """How numbers just above 1 come through a product with the identity, and the name of that rule."""
+    """Multiply numbers just above 1 by the identity, and name the rounding rule that the results show."""
     parts = torch.tensor([0.5, 1.5, 1.75])
     given = torch.ones(128, 128)
     given[:, :3] += parts * LAST

@@ -62,7 +62,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, ready: str, w
 
 
 def _last_lines(written: IO[bytes], ready: str) -> str:
-    """What was written, without the lines that a log has for each of our own questions."""
+    """Return the log without the lines of our own requests."""
     written.seek(0)
     lines = [line for line in written.read().decode(errors="replace").splitlines() if ready not in line]
     return "it wrote:\n" + "\n".join(lines[-20:])

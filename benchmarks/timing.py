@@ -97,7 +97,7 @@ class Race:
     def line(
         self, what: str, goal: float, *, dtype: str = "float32", images: int = 0, same_products: bool = False
     ) -> Line:
-        """How many times as fast as the strongest peer we are, which has to reach `goal`; with `images`, in images per
+        """Compare with the strongest peer: the ratio has to reach `goal`; with `images`, in images per
         second.  `same_products`: ours needs the same ones, so there is a most.
         """
         return Line(

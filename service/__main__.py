@@ -63,7 +63,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """At its end a captured signal ends the process."""
+        """Serve until a signal comes; at the end a captured signal ends the process."""
         with super().capture_signals():
             yield
             logging.getLogger("claimcheck").handlers[0].flush()
@@ -77,7 +77,7 @@ def notify_systemd(state: str) -> None:
 
 
 def make_room(connections: int) -> tuple[int, int]:
-    """Raise the limit on open files to what so many connections need beside databases, models and exports.
+    """Raise the limit on open files to what so many connections, databases, models and exports need.
 
     Returns the number of connections that may be open, and that of those that may wait: they are accepted all at once.
     """
@@ -158,7 +158,7 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
     limits = settings.model_copy(update={"max_connections": most})
 
     async def watch_loop() -> None:
-        """End the process with every thread's stack in the log if the loop stands still, even with the GIL held."""
+        """End the process with every thread's stack in the log if the loop stalls, even with the GIL held."""
         faulthandler.dump_traceback_later(settings.stall_seconds, exit=True)
         notify_systemd("READY=1\nWATCHDOG=1")
 

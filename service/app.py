@@ -276,14 +276,14 @@ async def _warm_up(app: FastAPI) -> None:
     parts: AppState = app.state.claimcheck
     served: list[queries.ServedCheckpoint] = []
     try:
-        await run_in_threadpool(app.openapi)  # takes a while, which nobody should wait for
+        await run_in_threadpool(app.openapi)  # takes a while, and no client should wait for it
         served = await parts.asking.ask(queries.list_checkpoints)
         served.sort(key=lambda one: (one.is_stand_in, one.size_bytes))
         if served:
             await parts.engine.warm_up(served[0], parts.engine.workers, sizes=(1, CPU_BATCH))
     except (ResultsUnavailable, DBAPIError) as error:
         logger.error("warming up: %s", error)
-    except Exception:  # nobody waits for this task, and a service that never gets ready doesn't say why
+    except Exception:  # no caller awaits this task, and a service that never gets ready doesn't say why
         logger.exception("warming up")
     parts.readiness.is_warm = True
     most = PRELOADED_SHARE * sum(worker.budget_bytes for worker in parts.engine.workers)

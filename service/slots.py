@@ -1,4 +1,4 @@
-"""The one fair queue, for everything that clients wait for: the database, decoders of images, and models.
+"""Fair queue for everything that clients wait for: the database, image decoders and models.
 
 Requests wait on the event loop, not in a thread.  A client that asks for a thousand things delays only itself.
 """
@@ -240,14 +240,14 @@ class Turns:
         self.sessions.kw["bind"].dispose()
 
     async def ask(self, find: Callable[[Session], Found]) -> Found:
-        """What `find`, in a thread, finds in a session.
+        """Run `find` in a thread with a session, and return its result.
 
         Raises:
             Busy: as `Slots.take`, or the database doesn't answer within `ask_seconds`.
         """
 
         def answer() -> Found:
-            with self.sessions() as session:  # opened and closed by this thread, also if nobody waits for it any more
+            with self.sessions() as session:  # opened and closed by this thread, even if its caller has given up
                 return find(session)
 
         async with self.slots.turn():

@@ -30,7 +30,7 @@ def is_installed(path: str) -> bool:
     return any(name in path for name in _PACKAGES) or os.path.realpath(path).startswith(_LIBRARY)
 
 
-class _Loader(SourceFileLoader):
+class _RecordingLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         source = LOADED[self.name] = self.get_data(self.path)
         header = _HEADER + source_hash(source)
@@ -54,7 +54,7 @@ class _Finder(MetaPathFinder):
         if spec is None or type(spec.loader) is not SourceFileLoader:
             return spec
         if fullname.startswith(f"{__name__}.") or not is_installed(spec.loader.path):
-            spec.loader = _Loader(fullname, spec.loader.path)
+            spec.loader = _RecordingLoader(fullname, spec.loader.path)
         return spec
 
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from stages.claims import ClaimsError
-from stages.commands import claims, command, evidence, proposal, reported, repro, status, trainings, why
-from stages.commands.command import USAGE, Command, Parser, UsageError, names, print_answer
+from stages.commands import claims, command, evidence, repro, status, trainings
+from stages.commands.command import USAGE, Argument, Command, Parser, UsageError, arg, print_answer
 from stages.datasets.packed import PackedDataError
 from stages.faults import FAULTS, INTERRUPTED, STOPPED, Mistake, describe_fault, mend_streams
 from stages.params.schema import nearest
@@ -20,155 +20,33 @@ from stages.scheduling.engine.groups import default_engine
 CODES = {0: "done", 1: "failed; one line on stderr explains why", USAGE: "mistyped command, option or name"}
 
 
-def add_experiments(parser: argparse.ArgumentParser, nargs: str = "*") -> None:
-    taken = parser.add_argument("experiments", nargs=nargs, metavar="experiment", help="name of a file in params/")
-    names(taken, "experiments")
+def experiments(nargs: str = "*") -> Argument:
+    return arg("experiments", nargs=nargs, metavar="experiment", help="name of a file in params/", names="experiments")
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    add_experiments(parser)
-    trainings.add_run(parser)
-
-
-def add_plan(parser: argparse.ArgumentParser) -> None:
-    add_experiments(parser)
-    trainings.add_plan(parser)
-
-
-def add_next(parser: argparse.ArgumentParser) -> None:
-    add_experiments(parser)
-    parser.add_argument("--budget", type=proposal.seconds_of, required=True, help="device time: 90min, 2h, 1.5d")
-    parser.add_argument(
-        "--device", default="cpu", help="device with a rate in params.yaml: cpu, cuda (default: %(default)s)"
-    )
-    parser.add_argument("--run", action="store_true", help="train them, best first; needs profile paper")
-    parser.add_argument("--engine", default=default_engine(), help="with --run: local or ray (default: %(default)s)")
-
-
-def add_why(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="<experiment>.<arm>.<replicate>, or the start of a run key")
-
-
-def add_profile(parser: argparse.ArgumentParser) -> None:
-    taken = parser.add_argument(
-        "name", metavar="profile", help="smoke, quick, paper, or another profile in params.yaml"
-    )
-    names(taken, "profiles")
-
-
-def add_shown(parser: argparse.ArgumentParser) -> None:
-    taken = parser.add_argument(
-        "names", nargs="+", metavar="experiment|claim", help="a file in params/ or a row of data/claims.csv"
-    )
-    names(taken, "shown")
-
-
-def add_papers(parser: argparse.ArgumentParser) -> None:
-    names(parser.add_argument("papers", nargs="*", metavar="paper", help="only these papers"), "papers")
-    parser.add_argument("--watch", action="store_true", help="show trainings live until Ctrl-C")
-    parser.add_argument(
-        "--prometheus", type=Path, metavar="FILE", help="write metrics for node_exporter's textfile collector"
-    )
-
-
-def add_register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="name of the new file in data/registrations/")
-    names(parser.add_argument("claims", nargs="*", metavar="claim", help="claim id or pattern"), "claims")
-    parser.add_argument("--why", type=str.strip, help="reason, as a sentence")
-    parser.add_argument(
-        "--runs",
-        nargs="+",
-        metavar="PATTERN",
-        help="runs as <experiment>.<arm>.<replicate> (default: all that the claims need)",
-    )
-    parser.add_argument("--check", action="store_true", help="instead, check whether the registrations still match")
-
-
-def add_history(parser: argparse.ArgumentParser) -> None:
-    names(parser.add_argument("claims", nargs="?", default="*", help="pattern of claim ids"), "claims")
-    parser.add_argument("--why", type=str.strip, help="record what changed since the last line, with this reason")
-    parser.add_argument(
-        "--alters-nothing",
-        action="store_true",
-        help="with --why: the change affects no rule, metric, statement or verdict",
-    )
-
-
-def add_sample(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dataset", help="data set of images, packed or in data/samples")
-    parser.add_argument("--index", type=int, default=0, help="position in the test set (default: %(default)s)")
-    parser.add_argument("--output", type=Path, help="file to write (default: <dataset>-<index>.png)")
-
-
-def add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoints", nargs="*", metavar="checkpoint", help="list every link of these checkpoints")
-    parser.add_argument("--all", action="store_true", help="list every link of every checkpoint")
-    parser.add_argument(
-        "--weights", action="store_true", help="predict whole test sets with all weights (takes minutes)"
-    )
-    parser.add_argument(
-        "--equivalences",
-        action="store_true",
-        help="train one path of each equivalence again with both versions (takes minutes)",
-    )
-
-
-def add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--retract", type=str.strip, metavar="WHY", help="reason for everything that is now missing")
-
-
-def add_release(parser: argparse.ArgumentParser) -> None:
-    names(parser.add_argument("experiment", help="name of a file in params/"), "experiments")
-    parser.add_argument("arms", nargs="+", metavar="arm", help="model of the experiment with published results")
-
-
-def add_crate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="new folder")
-
-
-def add_equivalent(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("revision", help="revision that made the evidence, or that an earlier line leads to")
-    parser.add_argument("--steps", type=int, default=STEPS, help="steps for each path (default: %(default)s)")
-    parser.add_argument("--again", action="store_true", help="compare again what existing lines cover; write nothing")
-    parser.add_argument("--plain", action="store_true", help="without C++, for a change that removes a fast path")
-
-
-def add_judge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("claims", type=Path, help="CSV with the columns id, kind, metric, arm, baseline, printed, ...")
-    parser.add_argument("results", type=Path, help="CSV with the columns dataset, arm, seed, metric, value")
-    parser.add_argument("--rules", type=Path, help="YAML with other margins and levels (default: those of params.yaml)")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a self-contained page")
-
-
-def add_import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=("csv", "mlflow", "tensorboard", "wandb"), help="what wrote the results")
-    parser.add_argument("source", type=Path, help="an exported table, or the tracker's folder")
-    parser.add_argument("-o", "--output", type=Path, default=Path("results.csv"), help="default: %(default)s")
-    for column in ("arm", "seed", "dataset"):
-        parser.add_argument(f"--{column}", metavar="PARAMETER", help=f"the parameter that holds the {column}")
-    parser.add_argument("--metric", nargs="+", default=[], help="metrics to keep (default: those with a known name)")
-
-
-def add_lint(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("claims", type=Path, help="CSV as for claimcheck judge, or data/claims.csv")
-
-
-def add_shell(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=command.SHELLS, metavar="shell", help=" or ".join(command.SHELLS))
+def device_option(words: str) -> Argument:
+    default = os.environ.get("CLAIMCHECK_DEVICE", "auto")
+    return arg("--device", default=default, help=f"{words} (default: CLAIMCHECK_DEVICE, else auto)")
 
 
 COMMANDS = {
     "repro": Command(
         does="Run the pipeline, or only what the named experiments need, and show progress.",
         example="claimcheck repro ninformer-mnist",
-        add_to=add_experiments,
+        takes=lambda: [experiments()],
         run=repro.repro,
         codes={1: "a stage failed (its output is shown); otherwise dvc's exit code"},
     ),
     "run": Command(
         does="Train all missing runs of the named experiments, longest first, here or on a cluster.",
         example="claimcheck run --all --engine ray",
-        add_to=add_run,
+        takes=lambda: [
+            experiments(),
+            arg("--all", action="store_true", help="all experiments in params.yaml"),
+            arg("--engine", default=default_engine(), help="local or ray (default: CLAIMCHECK_ENGINE, else local)"),
+            device_option("auto, cpu, cuda, or one per slot: cuda:0,cuda:1"),
+            arg("--profile", help="profile to set in params.yaml first, as `claimcheck profile` does"),
+        ],
         run=trainings.run,
         codes={1: "a training failed or was stopped; the others are in the store"},
         document="`missing`, `trained`: numbers of runs",
@@ -176,7 +54,15 @@ COMMANDS = {
     "plan": Command(
         does="Estimate what the trainings cost on each device and under each profile, and list which are done.",
         example="claimcheck plan ninformer-mnist",
-        add_to=add_plan,
+        takes=lambda: [
+            experiments(),
+            arg(
+                "--measure",
+                action="store_true",
+                help="train a few steps of each kind of missing network and estimate the total time here",
+            ),
+            device_option("device for --measure, as for `run`"),
+        ],
         run=trainings.plan,
         document=(
             "`profile`; `experiments` and `profiles`, lists of `runs`, `epochs`, `steps`, `flops`, and by device "
@@ -189,8 +75,14 @@ COMMANDS = {
     "next": Command(
         does="Suggest the trainings that are expected to decide most claims within a budget.",
         example="claimcheck next --budget 2h --device cuda",
-        add_to=add_next,
-        run=proposal.next_trainings,
+        takes=lambda: [
+            experiments(),
+            arg("--budget", type=trainings.seconds_of, required=True, help="device time: 90min, 2h, 1.5d"),
+            arg("--device", default="cpu", help="device with a rate in params.yaml: cpu, cuda (default: %(default)s)"),
+            arg("--run", action="store_true", help="train them, best first; needs profile paper"),
+            arg("--engine", default=default_engine(), help="with --run: local or ray (default: %(default)s)"),
+        ],
+        run=trainings.next_trainings,
         document=(
             "`device`, `budget_seconds`, `seconds`, `usd`; `steps`, best first, each with `seconds`, `runs` and "
             "`claims` (`claim`, `look`, `planned`, `power`); `trained`, claims with a complete interim analysis; "
@@ -200,14 +92,25 @@ COMMANDS = {
     "profile": Command(
         does="Set the profile (the training budget) in params.yaml.",
         example="claimcheck profile quick",
-        add_to=add_profile,
+        takes=lambda: [
+            arg(
+                "name",
+                metavar="profile",
+                help="smoke, quick, paper, or another profile in params.yaml",
+                names="profiles",
+            )
+        ],
         run=trainings.set_profile,
         document="`profile`",
     ),
     "status": Command(
         does="Show how many claims have which verdict, and what trains now.",
         example="claimcheck status --watch",
-        add_to=add_papers,
+        takes=lambda: [
+            arg("papers", nargs="*", metavar="paper", help="only these papers", names="papers"),
+            arg("--watch", action="store_true", help="show trainings live until Ctrl-C"),
+            arg("--prometheus", type=Path, metavar="FILE", help="write metrics for node_exporter's textfile collector"),
+        ],
         run=status.status,
         document=(
             "`papers`, a list: `paper`, `claims`, `by_word`, and the counts `decidable`, `in_favour`, "
@@ -220,7 +123,15 @@ COMMANDS = {
     "show": Command(
         does="Show an experiment's complete params, or a claim with our results and its verdict.",
         example="claimcheck show dac.sgemm.gain",
-        add_to=add_shown,
+        takes=lambda: [
+            arg(
+                "names",
+                nargs="+",
+                metavar="experiment|claim",
+                help="a file in params/ or a row of data/claims.csv",
+                names="shown",
+            )
+        ],
         run=claims.show,
         document=(
             "a list: `experiment`, `like`, `params`; or `claim`, `paper`, `place`, `arm`, `baseline_arm`, "
@@ -231,7 +142,15 @@ COMMANDS = {
     "history": Command(
         does="Show how claims, rules and judging code changed, and why.",
         example="claimcheck history 'dac.sgemm.*'",
-        add_to=add_history,
+        takes=lambda: [
+            arg("claims", nargs="?", default="*", help="pattern of claim ids", names="claims"),
+            arg("--why", type=str.strip, help="record what changed since the last line, with this reason"),
+            arg(
+                "--alters-nothing",
+                action="store_true",
+                help="with --why: the change affects no rule, metric, statement or verdict",
+            ),
+        ],
         run=claims.history,
         document=(
             "a list: `date`, `subject`, `claims`, `before`, `after`, `changed`, `after_evidence`, `alters`, "
@@ -241,7 +160,18 @@ COMMANDS = {
     "register": Command(
         does="Record claims, rules, margins and planned runs before training.",
         example='claimcheck register sgemm dac.sgemm.gain --why "Three more depths"',
-        add_to=add_register,
+        takes=lambda: [
+            arg("name", nargs="?", help="name of the new file in data/registrations/"),
+            arg("claims", nargs="*", metavar="claim", help="claim id or pattern", names="claims"),
+            arg("--why", type=str.strip, help="reason, as a sentence"),
+            arg(
+                "--runs",
+                nargs="+",
+                metavar="PATTERN",
+                help="runs as <experiment>.<arm>.<replicate> (default: all that the claims need)",
+            ),
+            arg("--check", action="store_true", help="instead, check whether the registrations still match"),
+        ],
         run=claims.register,
         codes={1: "nothing was written, or a registration no longer matches (--check)"},
         document=(
@@ -252,31 +182,45 @@ COMMANDS = {
     "judge": Command(
         does="Judge printed numbers by results that you already have, without training.",
         example="claimcheck judge claims.csv results.csv --html report.html",
-        add_to=add_judge,
-        run=reported.judge,
+        takes=lambda: [
+            arg("claims", type=Path, help="CSV with the columns id, kind, metric, arm, baseline, printed, ..."),
+            arg("results", type=Path, help="CSV with the columns dataset, arm, seed, metric, value"),
+            arg("--rules", type=Path, help="YAML with other margins and levels (default: those of params.yaml)"),
+            arg("--html", type=Path, metavar="FILE", help="also write a self-contained page"),
+        ],
+        run=claims.judge,
         codes={1: "a row couldn't be judged; the others were"},
         document="`verdicts`, and `problems`: rows that can't be judged",
     ),
     "import": Command(
         does="Make a table for `claimcheck judge` from W&B, MLflow or TensorBoard files.",
         example="claimcheck import mlflow mlruns -o results.csv",
-        add_to=add_import,
-        run=reported.import_results,
+        takes=lambda: [
+            arg("kind", choices=("csv", "mlflow", "tensorboard", "wandb"), help="what wrote the results"),
+            arg("source", type=Path, help="an exported table, or the tracker's folder"),
+            arg("-o", "--output", type=Path, default=Path("results.csv"), help="default: %(default)s"),
+            *(
+                arg(f"--{column}", metavar="PARAMETER", help=f"the parameter that holds the {column}")
+                for column in ("arm", "seed", "dataset")
+            ),
+            arg("--metric", nargs="+", default=[], help="metrics to keep (default: those with a known name)"),
+        ],
+        run=claims.import_results,
         document="`file`, `runs`, a number, and `notes`",
     ),
     "lint": Command(
         does="Check a table of claims: units, directions, models, and printed gains against their cells.",
         example="claimcheck lint claims.csv",
-        add_to=add_lint,
-        run=reported.lint,
+        takes=lambda: [arg("claims", type=Path, help="CSV as for claimcheck judge, or data/claims.csv")],
+        run=claims.lint,
         codes={1: "a row has a fault"},
         document="a list of problems: `line`, `id`, `why`",
     ),
     "why": Command(
         does="Explain why a run was or would be trained: its key, what changed, which claims need it.",
         example="claimcheck why dac-sgemm.mlp-25x5.0",
-        add_to=add_why,
-        run=why.why,
+        takes=lambda: [arg("run", help="<experiment>.<arm>.<replicate>, or the start of a run key")],
+        run=status.why,
         document=(
             "`run`, `run_key`, `profile`, `model`, `replicate`, `reason`; `outcome` in the store, `published` "
             "lines; `changed` parts of the key, `against` which run; `equivalences`, `claims` with their `look`, "
@@ -286,7 +230,16 @@ COMMANDS = {
     "verify": Command(
         does="Recompute the digests and metrics behind the served models, and list what no longer matches.",
         example="claimcheck verify",
-        add_to=add_verify,
+        takes=lambda: [
+            arg("checkpoints", nargs="*", metavar="checkpoint", help="list every link of these checkpoints"),
+            arg("--all", action="store_true", help="list every link of every checkpoint"),
+            arg("--weights", action="store_true", help="predict whole test sets with all weights (takes minutes)"),
+            arg(
+                "--equivalences",
+                action="store_true",
+                help="train one path of each equivalence again with both versions (takes minutes)",
+            ),
+        ],
         run=evidence.verify,
         codes={1: "a link is broken or couldn't be checked"},
         document=(
@@ -297,7 +250,9 @@ COMMANDS = {
     "audit": Command(
         does="Compare the published record with its git history, and print one digest for all of it.",
         example="claimcheck audit",
-        add_to=add_audit,
+        takes=lambda: [
+            arg("--retract", type=str.strip, metavar="WHY", help="reason for everything that is now missing")
+        ],
         run=evidence.audit,
         codes={1: "something that was committed is missing without a retraction"},
         document="numbers of `commits` and `files`; `missing`, what lacks a retraction; `root`, the digest",
@@ -305,35 +260,47 @@ COMMANDS = {
     "sample": Command(
         does="Write a test image to a file, to try a model on.",
         example="claimcheck sample mnist --index 7",
-        add_to=add_sample,
+        takes=lambda: [
+            arg("dataset", help="data set of images, packed or in data/samples"),
+            arg("--index", type=int, default=0, help="position in the test set (default: %(default)s)"),
+            arg("--output", type=Path, help="file to write (default: <dataset>-<index>.png)"),
+        ],
         run=evidence.sample,
         document="`path`, `dataset`, `index`, `provenance`, `class`",
     ),
     "publish": Command(
         does="Turn results on real data into evidence to commit.",
         example="claimcheck publish ninformer-mnist",
-        add_to=lambda parser: add_experiments(parser, "+"),
+        takes=lambda: [experiments("+")],
         run=evidence.publish,
         document="a list: `path`, `lines`, `new`",
     ),
     "release": Command(
         does="Copy published models to data/models/, rounded to float16.",
         example="claimcheck release ninformer-mnist ninformer",
-        add_to=add_release,
+        takes=lambda: [
+            arg("experiment", help="name of a file in params/", names="experiments"),
+            arg("arms", nargs="+", metavar="arm", help="model of the experiment with published results"),
+        ],
         run=evidence.release,
         document="a list: `path`, `bytes`",
     ),
     "crate": Command(
         does="Export everything that ran, with inputs, numbers and verdicts, as a Process Run RO-Crate.",
         example="claimcheck crate ../claimcheck-crate",
-        add_to=add_crate,
+        takes=lambda: [arg("folder", type=Path, help="new folder")],
         run=evidence.crate,
         document="`folder`, `trainings`, `verdicts`",
     ),
     "equivalent": Command(
         does="Show that code changes since a revision change no number, by training with both versions.",
         example="claimcheck equivalent HEAD~1",
-        add_to=add_equivalent,
+        takes=lambda: [
+            arg("revision", help="revision that made the evidence, or that an earlier line leads to"),
+            arg("--steps", type=int, default=STEPS, help="steps for each path (default: %(default)s)"),
+            arg("--again", action="store_true", help="compare again what existing lines cover; write nothing"),
+            arg("--plain", action="store_true", help="without C++, for a change that removes a fast path"),
+        ],
         run=evidence.equivalent,
         document="`compared`, `left_out`, and `path` of the line, null if none was written",
     ),
@@ -352,7 +319,7 @@ COMMANDS = {
     "completion": Command(
         does="Print a shell script that completes commands, options and names.",
         example='eval "$(claimcheck completion bash)"',
-        add_to=add_shell,
+        takes=lambda: [arg("shell", choices=command.SHELLS, metavar="shell", help=" or ".join(command.SHELLS))],
         run=lambda options: command.script(build_parser()[0], options.shell),
     ),
 }
@@ -379,18 +346,17 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
             example=one.example,
             codes=CODES | one.codes,
         )
-        one.add_to(parsers[name])
+        for flags, kind, given in one.takes():
+            action = parsers[name].add_argument(*flags, **given)
+            if kind:
+                action.complete = dict.fromkeys(command.SHELLS, f"_claimcheck_{kind}")  # type: ignore[attr-defined]
         if one.document:
             parsers[name].add_argument("--json", action="store_true", help="print one JSON document")
     return parser, parsers
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The words of the command line.
-
-    Raises:
-        UsageError: one of them is mistyped.
-    """
+    """The words of the command line."""
     parser, parsers = build_parser()
     options, rest = parser.parse_known_args(arguments)
     if rest:
@@ -411,7 +377,7 @@ def main(arguments: list[str] | None = None) -> int:
         print_answer(answer, as_json=getattr(options, "json", False))
         sys.stdout.flush()
         return answer.code
-    except BrokenPipeError:  # `claimcheck plan | head`: whoever read has seen enough
+    except BrokenPipeError:  # `claimcheck plan | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

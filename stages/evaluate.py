@@ -22,8 +22,7 @@ from stages.faults import in_one_line
 from stages.params.experiment import ParamsError, load_params
 from stages.params.stage_inputs import code_digests, refuse_changed
 from stages.run import ModelSpec
-from stages.runs.curves import EpochRow
-from stages.runs.evidence import ResultLine, write_lines
+from stages.runs.evidence import EpochRow, ResultLine, write_lines
 from stages.runs.fingerprint import source_path
 from stages.runs.store import read_run_list, write_atomically
 
@@ -88,22 +87,12 @@ def _code_of(model: ModelSpec) -> Mapping[str, str]:
     return code_digests(("stages.evaluation.experiment", module, *looks), ())
 
 
-def _say_faults(name: str, faults: Mapping[str, str]) -> None:
-    """Print one line per fault, with the runs that have it."""
-    labels: dict[str, list[str]] = {}
-    for label, words in faults.items():
-        labels.setdefault(words, []).append(label)
-    for words, runs in labels.items():
-        more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-        print(f"evaluate@{name}: {', '.join(runs[:3])}{more}: {words}", file=sys.stderr)
-
-
 @in_one_line("evaluate")
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiment")
     parser.add_argument("--device", default=os.environ.get("CLAIMCHECK_DEVICE", "auto"))
-    parser.add_argument("--anew", action="store_true", help="measure all, also what was measured before")
+    parser.add_argument("--anew", action="store_true", help="measure again what was measured before")
     parser.add_argument("--ahead", action="store_true", help="keep what is measured for the stage, and write no lines")
     options = parser.parse_args(arguments)
     data, name = Path("data"), options.experiment
@@ -116,7 +105,12 @@ def main(arguments: list[str] | None = None) -> int:
     except (ParamsError, EvaluationError, CheckpointError, ValueError) as error:
         print(f"evaluate@{name}: {error}", file=sys.stderr)
         return 1
-    _say_faults(name, found.faults)
+    labels: dict[str, list[str]] = {}
+    for label, words in found.faults.items():
+        labels.setdefault(words, []).append(label)
+    for words, runs in labels.items():
+        more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+        print(f"evaluate@{name}: {', '.join(runs[:3])}{more}: {words}", file=sys.stderr)
     if options.ahead:
         return INCOMPLETE if found.faults else 0
     if refuse_changed(f"evaluate@{name}") or not found.results:

@@ -58,7 +58,7 @@ class ImageTooLarge(ImageError):
 
 @dataclass(frozen=True)
 class Outline:
-    """What a file says of itself before it is decoded; `scans` is 1 but for a progressive JPEG."""
+    """Header of an image file, read before decoding; `scans` is 1 except for a progressive JPEG."""
 
     width: int
     height: int
@@ -208,7 +208,7 @@ def _is_cut(content: bytes, error: Exception) -> bool:
 
 
 def _kind(content: bytes) -> str:
-    """The format that the file begins as; empty for one that nobody would send as an image."""
+    """The format whose signature the file has; empty if it has that of no image format."""
     return next((kind for kind, beginning in _BEGINNINGS.items() if beginning.match(content)), "")
 
 

@@ -65,7 +65,7 @@ def ask(
     """A connection on which such a process was sent a call; `files` become the child's input, output and error.
 
     Raises:
-        OSError: nobody takes calls there.
+        OSError: no process listens there.
     """
     call = {"module": module, "arguments": list(arguments), "cwd": os.getcwd(), "environment": dict(environment)}
     content = json.dumps(call).encode() + b"\n"
@@ -91,7 +91,7 @@ def serve(address: str) -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"{address}.new")
     listener.listen()
-    os.rename(f"{address}.new", address)  # nobody finds it before it listens
+    os.rename(f"{address}.new", address)  # it can't be found before it listens
     for library in LIBRARIES:
         with suppress(ImportError):  # a stage that needs it says so
             importlib.import_module(library)
@@ -186,8 +186,8 @@ def _run(
     cwd: str,
     environment: Mapping[str, str],
 ) -> None:
-    """In the child: what `python -m module arguments` does; multiprocessing ends it as the interpreter would."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would notice that its caller is gone
+    """Run `python -m module arguments` in the child; multiprocessing ends it as the interpreter would."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the caller
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for connection in of_server:
         connection.close()

@@ -20,7 +20,7 @@ STRICT = {"extra": "forbid"}
 
 @dataclass(frozen=True, kw_only=True)
 class Margins:
-    """How far from the paper's number still counts as the same number.
+    """Distance from the paper's number within which a result counts as the same number.
 
     `…_points` are absolute, in the metric's unit (0.01 is one percentage point); `…_share` is of the paper's number.
 

@@ -90,7 +90,7 @@ class AugmentationSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitSpec:
-    """How the official training set is divided: `none` trains on all of it; `fraction` and `folds` hold some out."""
+    """Division of the official training set: `none` trains on all of it; `fraction` and `folds` hold some out."""
 
     __pydantic_config__: ClassVar = STRICT
     kind: Literal["none", "fraction", "folds"] = "none"
@@ -151,11 +151,7 @@ class RunSpec:
 
     @classmethod
     def from_dict(cls, spec: Mapping[str, Any]) -> RunSpec:
-        """Inverse of `to_dict`.
-
-        Raises:
-            TypeError: a key is missing or unknown.
-        """
+        """Inverse of `to_dict`."""
         protocol = dict(spec["protocol"])
         protocol["optimizer"] = OptimizerSpec(**_tuples(protocol["optimizer"]))
         protocol["schedule"] = ScheduleSpec(**_tuples(protocol["schedule"]))

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from stages.preloaded import ADDRESS, ask
-from stages.scheduling.engine.orphan import WATCHED, OrphanedStage, dvc_and_shells, end_with
+from stages.scheduling.engine.local import WATCHED, OrphanedStage, dvc_and_shells, end_with
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -62,7 +62,7 @@ def run_preloaded(address: str, module: str, arguments: Sequence[str]) -> int | 
 
 if __name__ == "__main__":
     number = main(sys.argv[1:])
-    if number < 0:  # by a signal, which whoever waits for this process shall see
+    if number < 0:  # by a signal, which the waiting parent shall see
         signal.signal(-number, signal.SIG_DFL)
         os.kill(os.getpid(), -number)
     sys.exit(number)

@@ -1,8 +1,8 @@
 """One training from spec to sealed outcome; needs torch, numpy and safetensors only, no DVC, YAML, SQL or schema.
 
 Engines find `train_run` and `train_stack` by name: a parent with nothing to train never loads torch.  They take packed
-data from a folder of this machine and resume states from a `Scratch`, and know nothing else of the store: whoever holds
-the lease publishes what they return.
+data from a folder of this machine and resume states from the store's scratch space.  The caller, which holds the lease,
+publishes the results.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _divergence(model: nn.Module, outcome: Outcome) -> dict[str, Any] | None:
-    """Where the run diverged; includes a last step with finite loss that made the weights non-finite."""
+    """Step at which the run diverged; includes a last step with finite loss that made the weights non-finite."""
     if outcome.divergence is None and not all(value.isfinite().all() for value in model.state_dict().values()):
         last = outcome.history[-1]
         return {"step": last["steps"], "last_finite_step": last["steps"], "last_finite_loss": last["train_loss"]}

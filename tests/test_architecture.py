@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "scheduling": {"run", "faults", "device", "runs", "params", "datasets", "evaluation"},
     "results": {"faults", "rules", "runs", "verdicts"},
     "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts"},
-    "recording": {"run", "faults", "rules", "runs", "params", "papers", "datasets", "claims", "results", "verdicts"},
+    "recording": {"run", "faults", "runs", "params", "papers", "datasets", "claims", "results", "verdicts"},
     "upkeep": {
         *("run", "faults", "runs", "params", "datasets", "training", "checkpoint", "evaluation", "recording", "results")
     },

@@ -16,13 +16,16 @@ from stages.recording import RecordError, record
 from stages.recording.sources import find_results
 from stages.run import canonical_json
 from stages.runs.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
-from stages.runs.curves import Curves, EpochRow, as_curves, given_columns
 from stages.runs.equivalence import read_equivalences
 from stages.runs.evidence import (
+    Curves,
+    EpochRow,
     EvidenceError,
     EvidenceLine,
     ResultLine,
+    as_curves,
     evidence_files,
+    given_columns,
     pack_correct,
     read_lines,
     seal,

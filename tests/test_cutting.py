@@ -8,7 +8,7 @@ import pytest
 
 from stages.datasets.packed import PackedInfo, TableSet, TokenSet, digest_packed, read_info, write_packed
 from stages.params.experiment import load_params
-from stages.proving.cutting import DataHere, Made, cut_run
+from stages.proving.show import DataHere, Made, cut_run
 from stages.run import (
     EarlyStopSpec,
     ModelSpec,

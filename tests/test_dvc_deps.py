@@ -25,7 +25,8 @@ IMPORT_BY_NAME = {
     "preloaded.py",  # libraries alone
     "scheduling/engine/groups.py",  # engines
     "scheduling/engine/local.py",  # the worker
-    "scheduling/engine/ray_bridge.py",  # the worker
+    "runs/object_store.py",  # the package of object stores
+    "scheduling/engine/ray_bridge.py",  # Ray
     "scheduling/engine/ray_task.py",  # the worker
     "proving/driver.py",  # in no stage: what another revision's tree calls the same
     "papers/__init__.py",  # the paper's models

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from stages.commands import evidence as housekeeping
+from stages.commands.evidence import ABANDONED_SECONDS, disk_usage, remove_leftovers, remove_objects
 from stages.runs.object_store import ObjectStore, StoreFault, open_store
 from stages.runs.store import RunStore, remember, stack_id
 from stages.scheduling.engine.leases import Leases
-from stages.upkeep import housekeeping
-from stages.upkeep.housekeeping import ABANDONED_SECONDS, disk_usage, remove_leftovers, remove_objects
 from tests.project import bare_spec
 
 OUTCOME = {"result.json": b"{}", "weights.safetensors": b"w" * 1000}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.runs.curves import COLUMNS
+from stages.runs.evidence import COLUMNS
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
 
 ARMS, REPLICATES, EPOCHS = ("vit", "ninformer", "ninformer-wide"), 3, 4

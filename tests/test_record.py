@@ -20,12 +20,12 @@ from stages.runs.evidence import (
     EvidenceLine,
     Release,
     ResultLine,
+    Trial,
     read_lines,
     seal,
     write_lines,
 )
 from stages.runs.fingerprint import code_today
-from stages.runs.trial import Trial
 from tests.project import shown_same, whole_file
 from tests.service.results_factory import add_results, as_published, make_root
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import claimcheck
 from stages.cli import main
 from stages.params.experiment import load_params
-from stages.reported.judging import Printed, parse_count
+from stages.reported.judging import PrintedNumber, parse_count
 from stages.reported.tables import KINDS
 from stages.verdicts import Sample, Status, ValueClaim, judge_value
 from tests.test_architecture import third_party
@@ -57,7 +57,7 @@ def results(scale: float = 1.0, **more: list[float]) -> pd.DataFrame:
     ],
 )
 def test_printed_number_is_parsed(text: object, unit: str, expected: tuple[float, float | None, float]) -> None:
-    found = Printed.parse(text, unit)
+    found = PrintedNumber.parse(text, unit)
     assert (found.value, found.precision) == pytest.approx((expected[0], expected[2]))
     assert found.std == (None if expected[1] is None else pytest.approx(expected[1]))
 
@@ -65,7 +65,7 @@ def test_printed_number_is_parsed(text: object, unit: str, expected: tuple[float
 @pytest.mark.parametrize("text", ["", "n/a", "97.5.1", "about 97", "1,00", "%", "±2", "nan", "inf"])
 def test_what_is_no_number_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match=r"print it as 97\.5 %"):
-        Printed.parse(text)
+        PrintedNumber.parse(text)
 
 
 @pytest.mark.parametrize("text", ["16", "17 of 16", "0 of 0", "x of y"])

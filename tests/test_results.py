@@ -19,8 +19,8 @@ from sqlalchemy.orm import Session
 from stages.recording import record
 from stages.results import (
     METRICS,
-    Arm,
-    ArmMetric,
+    ArmMetricRow,
+    ArmRow,
     Claim,
     ExperimentComparison,
     Result,
@@ -40,7 +40,7 @@ from stages.results import (
     wilson_interval,
 )
 from stages.results.claims import pair_gains
-from stages.results.comparison import cut_of_all, cut_of_each
+from stages.results.estimates import cut_of_all, cut_of_each
 from stages.run import RunSpec
 from stages.runs.evidence import EvidenceLine, ResultLine, read_lines, write_lines
 from stages.verdicts import ARM_METRICS, min_over_epochs, window_error
@@ -278,7 +278,7 @@ def test_test_images_that_are_left_out_are_said_with_the_result() -> None:
     )
 
 
-ARMS = [Arm(experiment="e", name=name, against=against) for name, against in (("a", "x"), ("b", "y"), ("c", "z"))]
+ARMS = [ArmRow(experiment="e", name=name, against=against) for name, against in (("a", "x"), ("b", "y"), ("c", "z"))]
 ERROR = Claim(id="gain", kind="difference", better="lower")
 
 
@@ -485,7 +485,7 @@ def test_the_verdict_of_a_printed_error_has_the_comparison_s_number(session: Ses
 
 
 def test_every_row_of_the_export_gives_its_value(session: Session) -> None:
-    rows = session.query(ArmMetric).all()
+    rows = session.query(ArmMetricRow).all()
     assert {(row.experiment, row.metric) for row in rows} >= {
         ("dac-resnet-cifar100", "min_error"),
         ("dac-vgg-cifar100", "window_error"),

@@ -168,7 +168,7 @@ class VariantOut(Out):
     @model_validator(mode="before")
     @classmethod
     def _with_its_interval(cls, row: dict[str, Any]) -> dict[str, Any]:
-        """As recorded, a variant's interval stands beside its number."""
+        """Read a variant as recorded: its interval next to its number."""
         if not isinstance(row["ours"], float | int):
             return row
         return row | {"ours": {"value": row["ours"], "low": row["low"], "high": row["high"], "n": None}}

@@ -14,11 +14,11 @@ from sqlalchemy.orm import Session
 from stages.results import (
     METRICS,
     SHOWN_METRICS,
-    Arm,
     ArmComparison,
+    ArmRow,
     Dataset,
-    Experiment,
     ExperimentComparison,
+    ExperimentRow,
     compare,
 )
 
@@ -104,12 +104,12 @@ def flatten(value: object, prefix: str = "") -> list[tuple[str, object]]:
     return [pair for key, item in value.items() for pair in flatten(item, f"{prefix}.{key}" if prefix else str(key))]
 
 
-def spec_of(experiment: Experiment, arm: Arm) -> dict[str, object]:
+def spec_of(experiment: ExperimentRow, arm: ArmRow) -> dict[str, object]:
     """Return model and complete protocol of an arm."""
     return dict(flatten({"model": arm.model, "protocol": {**experiment.protocol, **arm.protocol}}))
 
 
-def lay_side_by_side(experiment: Experiment, left: Arm, right: Arm) -> list[SpecRow]:
+def lay_side_by_side(experiment: ExperimentRow, left: ArmRow, right: ArmRow) -> list[SpecRow]:
     """Return every leaf of either side, in the left side's order first."""
     one, other = spec_of(experiment, left), spec_of(experiment, right)
     return [SpecRow(name=name, left=one.get(name), right=other.get(name)) for name in {**one, **other}]

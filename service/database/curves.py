@@ -17,7 +17,7 @@ from service.database import queries
 from service.database.comparing import Question
 from service.database.schemas import CurvePointOut, Out
 from stages.results import (
-    Arm,
+    ArmRow,
     Epoch,
     ExperimentComparison,
     JudgedClaim,
@@ -290,7 +290,9 @@ def points_of(result: Result, quantity: str) -> list[ObservedPointOut]:
     ]
 
 
-def list_behind(session: Session, record: JudgedClaim, arms: Iterable[Arm], compare: Answer) -> list[ObservedPointOut]:
+def list_behind(
+    session: Session, record: JudgedClaim, arms: Iterable[ArmRow], compare: Answer
+) -> list[ObservedPointOut]:
     """Points behind a claim's metric, for those of `arms` that it is about, in its experiments on real data."""
     claim, own = record.claim, list(arms)
     quantities = BEHIND.get(claim.metric, (claim.metric,))

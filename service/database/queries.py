@@ -11,13 +11,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager, defer, selectinload
 
 from stages.results import (
-    Arm,
+    ArmRow,
     Checkpoint,
     Claim,
     ClaimFilter,
     Dataset,
-    Deviation,
-    Experiment,
+    DeviationRow,
+    ExperimentRow,
     JudgedClaim,
     Meta,
     Metric,
@@ -83,30 +83,32 @@ def find_dataset(session: Session, name: str) -> Dataset:
     return dataset
 
 
-def list_experiments(session: Session, *, paper: str | None, dataset: str | None) -> Sequence[Experiment]:
-    query = select(Experiment).options(selectinload(Experiment.arms)).order_by(Experiment.position)
+def list_experiments(session: Session, *, paper: str | None, dataset: str | None) -> Sequence[ExperimentRow]:
+    query = select(ExperimentRow).options(selectinload(ExperimentRow.arms)).order_by(ExperimentRow.position)
     if paper is not None:
-        query = query.where(Experiment.paper == find_paper(session, paper).name)
+        query = query.where(ExperimentRow.paper == find_paper(session, paper).name)
     if dataset is not None:
-        query = query.where(Experiment.dataset == find_dataset(session, dataset).name)
+        query = query.where(ExperimentRow.dataset == find_dataset(session, dataset).name)
     return session.scalars(query).all()
 
 
-def find_experiment(session: Session, name: str) -> Experiment:
-    experiment = session.get(Experiment, name, options=[selectinload(Experiment.arms)])
+def find_experiment(session: Session, name: str) -> ExperimentRow:
+    experiment = session.get(ExperimentRow, name, options=[selectinload(ExperimentRow.arms)])
     if experiment is None:
         raise _unknown_experiment(session, name)
     return experiment
 
 
-def arms_of(session: Session, experiments: Sequence[str]) -> Sequence[Arm]:
+def arms_of(session: Session, experiments: Sequence[str]) -> Sequence[ArmRow]:
     """All arms of these experiments, in the order of each."""
-    query = select(Arm).where(Arm.experiment.in_(experiments)).order_by(Arm.experiment, Arm.position)
+    query = select(ArmRow).where(ArmRow.experiment.in_(experiments)).order_by(ArmRow.experiment, ArmRow.position)
     return session.scalars(query).all()
 
 
 ALL_TITLES = (
-    select(Arm.title).join(Experiment, Experiment.name == Arm.experiment).order_by(Experiment.position, Arm.position)
+    select(ArmRow.title)
+    .join(ExperimentRow, ExperimentRow.name == ArmRow.experiment)
+    .order_by(ExperimentRow.position, ArmRow.position)
 )
 """The titles of all models, in the order of the params files."""
 
@@ -117,19 +119,19 @@ def require_experiment(session: Session, name: str) -> None:
     Raises:
         UnknownExperiment: there is none of this name.
     """
-    if session.scalar(select(Experiment.name).where(Experiment.name == name)) is None:
+    if session.scalar(select(ExperimentRow.name).where(ExperimentRow.name == name)) is None:
         raise _unknown_experiment(session, name)
 
 
 def _require_arm(session: Session, name: str, experiment: str | None) -> None:
     """Raises `UnknownArm`, with the known ones where an experiment is chosen: of all there may be thousands."""
-    query = select(Arm.name) if experiment is None else select(Arm.name).where(Arm.experiment == experiment)
-    if session.scalar(query.where(Arm.name == name).limit(1)) is None:
-        raise UnknownArm(name[:80], session.scalars(query.order_by(Arm.position)) if experiment is not None else ())
+    query = select(ArmRow.name) if experiment is None else select(ArmRow.name).where(ArmRow.experiment == experiment)
+    if session.scalar(query.where(ArmRow.name == name).limit(1)) is None:
+        raise UnknownArm(name[:80], session.scalars(query.order_by(ArmRow.position)) if experiment is not None else ())
 
 
 def _unknown_experiment(session: Session, name: str) -> UnknownExperiment:
-    return UnknownExperiment(name, session.scalars(select(Experiment.name).order_by(Experiment.position)))
+    return UnknownExperiment(name, session.scalars(select(ExperimentRow.name).order_by(ExperimentRow.position)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +178,7 @@ def list_results(
 
 
 def _in_parts(ids: Sequence[int]) -> list[Sequence[int]]:
-    """As many at once as every database takes in one statement."""
+    """Split into lists that every database takes in one statement."""
     return [ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE)]
 
 
@@ -258,7 +260,7 @@ class ServedCheckpoint:
 
     @property
     def model_name(self) -> str:
-        """Of its model under `/v2`."""
+        """Name of its model under `/v2`."""
         return f"{self.experiment}.{self.arm}"
 
     @property
@@ -278,12 +280,12 @@ def list_checkpoints(
 ) -> list[ServedCheckpoint]:
     """Checkpoints of image classifiers, the only ones that answer here, in the order of the params files."""
     query = (
-        select(Checkpoint, Arm, Experiment.dataset, Metric.value.label("flops"))
+        select(Checkpoint, ArmRow, ExperimentRow.dataset, Metric.value.label("flops"))
         .join(Checkpoint.result)
         .outerjoin(Metric, (Metric.result_id == Result.id) & (Metric.metric == "flops_per_image"))
-        .join(Arm, (Arm.experiment == Result.experiment) & (Arm.name == Result.arm))
-        .join(Experiment, Experiment.name == Result.experiment)
-        .join(Dataset, (Dataset.name == Experiment.dataset) & (Dataset.kind == "images"))
+        .join(ArmRow, (ArmRow.experiment == Result.experiment) & (ArmRow.name == Result.arm))
+        .join(ExperimentRow, ExperimentRow.name == Result.experiment)
+        .join(Dataset, (Dataset.name == ExperimentRow.dataset) & (Dataset.kind == "images"))
         .options(contains_eager(Checkpoint.result).options(defer(Result.spec), defer(Result.environment)))
         .order_by(Checkpoint.position)
         .limit(limit)
@@ -291,7 +293,7 @@ def list_checkpoints(
     )
     if dataset is not None:
         name = find_dataset(session, dataset).name
-        query = query.where(Checkpoint.experiment.in_(select(Experiment.name).where(Experiment.dataset == name)))
+        query = query.where(Checkpoint.experiment.in_(select(ExperimentRow.name).where(ExperimentRow.dataset == name)))
     if experiment is not None:
         require_experiment(session, experiment)
         query = query.where(Checkpoint.experiment == experiment)
@@ -301,7 +303,7 @@ def list_checkpoints(
         query = query.where(Checkpoint.id.in_(ids))
     rows = session.execute(query).all()
     printed = select(Claim).where(
-        Claim.experiment.in_({row.Arm.experiment for row in rows}), Claim.metric == "accuracy", Claim.kind == "value"
+        Claim.experiment.in_({row.ArmRow.experiment for row in rows}), Claim.metric == "accuracy", Claim.kind == "value"
     )
     # The first printed accuracy of an arm is the last to be put in.
     claims = {
@@ -309,14 +311,14 @@ def list_checkpoints(
     }
     return [
         _served_checkpoint(
-            row.Checkpoint, row.Arm, row.dataset, claims.get((row.Arm.experiment, row.Arm.name)), row.flops
+            row.Checkpoint, row.ArmRow, row.dataset, claims.get((row.ArmRow.experiment, row.ArmRow.name)), row.flops
         )
         for row in rows
     ]
 
 
 def _served_checkpoint(
-    checkpoint: Checkpoint, arm: Arm, dataset: str, claim: Claim | None, flops: float | None
+    checkpoint: Checkpoint, arm: ArmRow, dataset: str, claim: Claim | None, flops: float | None
 ) -> ServedCheckpoint:
     result = checkpoint.result
     assert result.group_position is not None, "only planned results have checkpoints"
@@ -431,9 +433,11 @@ def tally_of(session: Session, paper: str) -> Tally | None:
     return next(iter(tally_claims(session, ClaimFilter(paper=paper))), None)
 
 
-def list_deviations(session: Session, paper: str) -> Sequence[Deviation]:
+def list_deviations(session: Session, paper: str) -> Sequence[DeviationRow]:
     """Everything in which we depart from a paper, in the order of its records."""
-    return session.scalars(select(Deviation).where(Deviation.paper == paper).order_by(Deviation.position)).all()
+    return session.scalars(
+        select(DeviationRow).where(DeviationRow.paper == paper).order_by(DeviationRow.position)
+    ).all()
 
 
 def list_mentioned(session: Session, claim: Claim) -> list[JudgedClaim]:
@@ -447,9 +451,9 @@ def list_mentioned(session: Session, claim: Claim) -> list[JudgedClaim]:
 def lacking_test_images(session: Session, experiments: Iterable[str]) -> dict[str, tuple[int, int]]:
     """`{data set: (official test images, those that no result here is scored on)}` where our source lacks some."""
     query = (
-        select(Experiment.dataset, Result.test_images, Result.excluded_test_images)
-        .join(Result, Result.experiment == Experiment.name)
-        .where(Experiment.name.in_(list(experiments)), Result.is_selected, Result.excluded_test_images > 0)
+        select(ExperimentRow.dataset, Result.test_images, Result.excluded_test_images)
+        .join(Result, Result.experiment == ExperimentRow.name)
+        .where(ExperimentRow.name.in_(list(experiments)), Result.is_selected, Result.excluded_test_images > 0)
         .distinct()
     )
     return {row[0]: (row[1] + row[2], row[2]) for row in session.execute(query)}

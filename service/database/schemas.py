@@ -1,4 +1,4 @@
-"""Types of answers.  Fractions in [0, 1], seconds, bytes; a unit stands in the name or beside the number."""
+"""Types of answers.  Fractions in [0, 1], seconds, bytes; the unit is in the name or next to the number."""
 
 from __future__ import annotations
 

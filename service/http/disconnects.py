@@ -1,4 +1,4 @@
-"""Work that is given up where the client goes away: nobody would read the answer."""
+"""Cancels work whose client has disconnected."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Logs as JSON lines on standard error, each with the id of the request that it belongs to.
 
-A thread writes them: if nobody reads the pipe behind standard error, lines are dropped and counted, and requests go on.
+A thread writes them: if the pipe behind standard error isn't read, lines are dropped and counted, and requests go on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one line of JSON, with the record's `fields` beside its message."""
+    """Formats a record as one line of JSON, with the record's `fields` next to its message."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -60,7 +60,7 @@ class QueuedLines(QueueHandler):
 
 
 def configuration() -> dict[str, Any]:
-    """For `logging.config.dictConfig`: all records of ours and of the server, each once."""
+    """Configuration for `logging.config.dictConfig`: every record of ours and of the server, each once."""
     return {
         "version": 1,
         "disable_existing_loggers": False,

@@ -130,7 +130,7 @@ class RequestContextMiddleware(HttpMiddleware):
 
 class ProblemDetailsMiddleware(HttpMiddleware):
     """Answers what a middleware refuses, what the framework words itself (of Range, of CORS; its other headers stay),
-    and an error that nobody expected: 500, or 503 if the machine has no room; logged with the request's id.  An answer
+    and an unexpected error: 500, or 503 if the machine has no room; logged with the request's id.  An answer
     that has begun just ends, and the server closes the connection.
     """
 

@@ -176,7 +176,7 @@ class Page:
         return rows[: self.limit]
 
     def answer_with(self, kind: type[Item], rows: Sequence[object]) -> Sequence[Item] | Response:
-        """As `answer`, for a whole list."""
+        """Answer like `answer`, for a whole list."""
         return self.answer(kind, self.cut(rows[self.offset : self.offset + self.limit + 1]))
 
     def answer(self, kind: type[Item], rows: Sequence[object]) -> Sequence[Item] | Response:

@@ -1,1 +1,1 @@
-"""From uploaded files to predictions: decoding, batching, the processes that run models."""
+"""Turns uploaded files into predictions: decoding, batching, processes that run models."""

@@ -1,4 +1,4 @@
-"""From uploaded images and chosen checkpoints to predictions."""
+"""Turns uploaded images and chosen checkpoints into predictions."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class Engine:
     async def warm_up(
         self, served_checkpoint: ServedCheckpoint, workers: Sequence[Worker], sizes: Sequence[int] = (1,)
     ) -> None:
-        """Run the first passes, which are slow, so that nobody waits for them.  A model that can't be loaded stops no
-        service.
+        """Run the first passes, which are slow, so that no client waits for them.  A model that can't be loaded is
+        skipped.
         """
         try:
             model = await self.model(served_checkpoint)

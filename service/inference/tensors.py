@@ -178,7 +178,7 @@ def _wanted(given: Raw | UnsetType, by_default: bool) -> dict[str, bool]:
 
 
 def write_answer(probabilities: np.ndarray, request: InferRequest, head: Mapping[str, Any]) -> tuple[bytes, int | None]:
-    """The body, and the length of its JSON if raw tensors follow it.  `head`: the fields of the answer beside them."""
+    """The body, and the length of its JSON if raw tensors follow it.  `head`: the other fields of the answer."""
     arrays = {"probabilities": probabilities, "classes": probabilities.argmax(axis=1)}
     outputs: list[dict[str, Any]] = []
     raw: list[bytes] = []
@@ -197,7 +197,7 @@ def write_answer(probabilities: np.ndarray, request: InferRequest, head: Mapping
 
 
 def describe_tensors(shape: Sequence[int], classes: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Inputs and outputs of a model, as its metadata lists them; −1 stands for the number of images."""
+    """Inputs and outputs of a model, as its metadata lists them; −1 is the number of images."""
     inputs = [{"name": INPUT, "datatype": "UINT8", "shape": [-1, *shape]}]
     shapes = {"probabilities": [-1, classes], "classes": [-1]}
     return inputs, [

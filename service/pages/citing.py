@@ -34,7 +34,7 @@ def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str | None) ->
     """An entry that names the claim, its verdict, and the digest by which one sees whether either was changed.
 
     `address` is the permanent one of the service, if it has any.  That of the claim holds the digest, too (`cited=`):
-    the page says whether it still stands.
+    the page says if it is still current.
     """
     digest = record.verdict.digest[:DIGITS]
     note = f"Claim {record.claim.id} of “{paper.title}”, {record.claim.place}; verdict {digest}"
@@ -56,7 +56,7 @@ def dated(record: ClaimRecord) -> str | None:
 
 
 def bibtex_table(comparison: ExperimentComparison, paper: Paper, address: str | None, content: str) -> str:
-    """An entry of an experiment's table beside the paper's, with the digest of all results that the database holds."""
+    """Bibliography entry of an experiment's results, with the digest of all results in the database."""
     note = f"Results beside those of “{paper.title}”: {comparison.label}; results {content[:DIGITS]}"
     url = address and f"{address.rstrip('/')}/experiments/{comparison.experiment}"
     return _entry(comparison.experiment, comparison.title, note, url, None)
@@ -75,7 +75,7 @@ def _entry(key: str, title: str, note: str, address: str | None, day: str | None
 
 
 def times_reproduced(record: ClaimRecord) -> str | None:
-    """How often the claim was tried, as "145 trainings in 1 environment"; None of a claim without runs."""
+    """Count the claim's trials, as "145 trainings in 1 environment"; None for a claim without runs."""
     results = _results(record)
     if not results:
         return None
@@ -126,7 +126,7 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
 
 
 def claim_badge(record: ClaimRecord, side: str) -> str:
-    """As "order supported, size open, n = 5, 2026-11"."""
+    """Summarise the verdict, as "order supported, size open, n = 5, 2026-11"."""
     day = published_on(_results(record))
     parts = [
         verdict_in_words(record),
@@ -137,7 +137,7 @@ def claim_badge(record: ClaimRecord, side: str) -> str:
 
 
 def paper_badge(tally: Tally | None) -> str:
-    """As "36 hold, 2 fail, 15 open, 121 not tested", each part in its own colour; facts of data don't count."""
+    """Split "36 hold, 2 fail, 15 open, 121 not tested" into parts with a colour each; facts of data don't count."""
     grounds = [tally.trained, tally.computed] if tally else []
     numbers = [sum(getattr(counts, name) for counts in grounds) for name in ("plainly", "against", "waiting")]
     left = sum(counts.open + counts.under_reading for counts in grounds)

@@ -9,7 +9,7 @@ from service.database.comparing import metrics_of
 from service.database.curves import Curve
 from service.pages.formats import listed, span, value_in, value_with
 from service.pages.plots import Axis, Ink, Mark, axis_of, mark_of
-from stages.results import Arm, ArmComparison, ExperimentComparison, MetricInfo
+from stages.results import ArmComparison, ArmRow, ExperimentComparison, MetricInfo
 
 MOST_LINES = 8  # that colours tell apart
 
@@ -48,7 +48,7 @@ def lay_panels(
 
 
 def answer_best(comparisons: Sequence[ExperimentComparison]) -> str:
-    """Which model is best, by full-length runs alone: as "Not known yet: no model was trained in full. …"."""
+    """Name the best model by full-length runs alone, as "Not known yet: no model was trained in full. …"."""
     planned = sum(item.planned_models for item in comparisons)
     real = [item for item in comparisons if item.is_real and item.order.of_ours]
     full = [item for item in real if not item.cut]
@@ -77,7 +77,7 @@ def _by_metric(full: Sequence[ExperimentComparison]) -> list[list[tuple[Experime
 
 
 def _best(pairs: Sequence[tuple[ExperimentComparison, ArmComparison]]) -> str:
-    """As "Yat perceptron is the best of 6 models trained in full: 97.31 % (97.26 to 97.35 %, n = 10)."."""
+    """Name the best model, as "Yat perceptron is the best of 6 models trained in full: 97.31 % (…, n = 10)."."""
     (item, arm), many = pairs[0], len(pairs)
     ours = arm.ours
     assert ours is not None, "only models with a number are compared"
@@ -88,13 +88,13 @@ def _best(pairs: Sequence[tuple[ExperimentComparison, ArmComparison]]) -> str:
 
 
 def _leader(item: ExperimentComparison) -> str:
-    """As "NiNformer (21.19 %)"."""
+    """Format a model with its number, as "NiNformer (21.19 %)"."""
     arm = next(arm for arm in item.arms if arm.arm == item.order.of_ours[0])
     return f"{arm.title} ({value_in(item.metric.unit)(arm.ours.value)})" if arm.ours else arm.title
 
 
-def first_shown(arms: Sequence[Arm], trained: Sequence[str]) -> list[str]:
-    """The arms if they can be told apart; of a grid the middle pair, a proposed one and what it stands against."""
+def first_shown(arms: Sequence[ArmRow], trained: Sequence[str]) -> list[str]:
+    """The arms if they can be told apart; of a grid the middle pair, a proposed one and its baseline."""
     if len(trained) <= MOST_LINES:
         return list(trained)
     pairs = [(item.against, item.name) for item in arms if item.role == "proposed"]

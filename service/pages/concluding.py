@@ -27,7 +27,7 @@ from service.pages.legend import headline_of, is_part, levels, sizes, tell_part
 from service.pages.wording import name_metric, print_ours, print_value, side_of, span_of
 from stages.results import (
     INEXACT_SHARE,
-    Arm,
+    ArmRow,
     Claim,
     ClaimChange,
     ClaimRecord,
@@ -67,7 +67,7 @@ class Trend:
         return None if self.p_value > LEVEL else 2 * rising > len(values) * (len(values) - 1) / 2
 
 
-def find_trend(record: ClaimRecord, arms: Iterable[Arm]) -> Trend | None:
+def find_trend(record: ClaimRecord, arms: Iterable[ArmRow]) -> Trend | None:
     """The trend of a uniform gain by its factor; None of other claims, and of fewer than two levels."""
     factor = record.claim.factor
     if factor is None:
@@ -86,7 +86,7 @@ def find_trend(record: ClaimRecord, arms: Iterable[Arm]) -> Trend | None:
 
 
 def tell_trend(trend: Trend, claim: Claim) -> str:
-    """As "The gain grows with width, from 0.16 nats at 18 units to 0.31 nats at 141 units."; without one, the ends."""
+    """Describe the trend, as "The gain grows with width, from 0.16 nats at 18 units to 0.31 …"; "" without one."""
     (first, least), *_, (last, most) = trend.gains.items()
     write = as_precise_as(min(trend.gains.values()), max(trend.gains.values()))
     ends = [
@@ -169,7 +169,7 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None
 
 
 def qualify(record: ClaimRecord) -> list[str]:
-    """What the outcome leaves open and why, the whole grid, other metrics, and when the rule was written."""
+    """List what the outcome leaves open and why, the whole grid, other metrics, and when the rule was written."""
     parts = [*_rest_of_grid(record), *_size(record), tell_part(record), *_metrics(record), *_rule(record)]
     return [part for part in parts if part]
 
@@ -200,7 +200,7 @@ def _shared(titles: Mapping[str, str], pattern: str | None) -> str | None:
 
 
 def _where(scope: Mapping[str, Any] | None) -> str:
-    """At 5 and 8 layers"""
+    """Name the levels of the grid that ran, as "At 5 and 8 layers"."""
     return f"At {levels(scope['factor'], scope['ran'])}" if scope and scope["factor"] else ""
 
 
@@ -236,7 +236,7 @@ def _rest_of_grid(record: ClaimRecord) -> list[str]:
 
 
 def _size(record: ClaimRecord) -> list[str]:
-    """Whether a number is as large as printed, where that is judged apart from the verdict; if open, why."""
+    """Say if a number is as large as printed, if that is judged apart from the verdict; if open, why."""
     claim, verdict = record.claim, record.verdict
     if verdict.size:
         side = side_of(verdict.size["status"])
@@ -262,7 +262,7 @@ def _size(record: ClaimRecord) -> list[str]:
 
 
 def _metrics(record: ClaimRecord) -> list[str]:
-    """By which metric the claim was first listed, if by another, and which other metrics would change the verdict."""
+    """Name the metric by which the claim was first listed, if another, and metrics that would change the verdict."""
     claim, verdict = record.claim, record.verdict
     variants = {row["metric"]: row for row in verdict.variants or ()}
     told = []
@@ -294,7 +294,7 @@ def _ends(variant: Mapping[str, Any], claim: Claim) -> str:
 
 
 def _rule(record: ClaimRecord) -> list[str]:
-    """That the rule was written after results of the claim had been seen, where it was, and which rule."""
+    """Say if the rule was written after results of the claim had been seen, and why it was written."""
     told = rule_after(record.claim, record.verdict)
     if told is None:
         return []
@@ -303,7 +303,7 @@ def _rule(record: ClaimRecord) -> list[str]:
 
 
 def judged_later(judged: Iterable[JudgedClaim]) -> list[JudgedClaim]:
-    """Those that a rule judges which was written after results of theirs had been seen."""
+    """Select the claims whose rule was written after some of their results had been seen."""
     return [row for row in judged if row.verdict.seen_before_rule is not None]
 
 
@@ -356,7 +356,7 @@ def tell_counted(judged: JudgedClaim, lacking: Lacking) -> str:
 
 
 def tell_whole(lacking: Lacking, titles: Mapping[str, str]) -> str:
-    """How much of a data set must be there for its results to decide, and which lack some test images."""
+    """Explain how complete a data set must be to decide claims, and name those that lack some test images."""
     told = (
         "A data set counts as complete if every training image is official and at most "
         f"{percent(INEXACT_SHARE, 1)} of the test images are missing."

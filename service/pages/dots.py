@@ -15,7 +15,7 @@ from stages.results import JudgedClaim, Word
 
 WIDTH, MOST = 640.0, 1.5
 """Size of the drawing in pixels, and the largest share of a printed number that is drawn to scale."""
-NARROW = 14.0  # pixels: a shorter interval is not seen beside its dot
+NARROW = 14.0  # pixels: a shorter interval is hidden by its dot
 LANE, DOT, MOST_LANES = 7.0, 5.0, 6
 MOST_TICKS = 6
 STACK = 17.0  # pixels between groups of two sides at one place

@@ -6,7 +6,6 @@ import base64
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from PIL import Image
@@ -28,7 +27,7 @@ def draw_curves(curves: Mapping[Curve, Sequence[CurvePointOut]], kind: str) -> l
     for what in ("accuracy", "loss"):
         names = [name for name, points in curves.items() if name.endswith(what) and points]
         sides = {name: SIDES[name.partition("_")[0]] for name in names}
-        points = [replace(point, arm=sides[name]) for name in names for point in curves[name]]
+        points = [point.model_copy(update={"arm": sides[name]}) for name in names for point in curves[name]]
         unit = unit_of_curve(names[0], kind) if names else ""
         if drawn := draw_overlay(points, {side: side for side in sides.values()}, INKS, unit):
             title = name_curve(names[0], kind).partition(" ")[2]
@@ -37,7 +36,7 @@ def draw_curves(curves: Mapping[Curve, Sequence[CurvePointOut]], kind: str) -> l
 
 
 def shade(confusion: np.ndarray) -> list[list[int]]:
-    """How dark each cell of a small matrix is, from 0 to 5, by its share of the true class."""
+    """Grade the shade of each cell of a small matrix from 0 to 5, by its share of the true class."""
     return [[math.ceil(5 * math.sqrt(share)) for share in row] for row in _shares(confusion)]
 
 

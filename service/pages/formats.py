@@ -22,7 +22,7 @@ def percent(fraction: float | None, digits: int = 2) -> str:
 
 
 def as_confidence(level: float | None) -> str:
-    """As many digits as keep it from 100: 95 %, 96.7 %, 99.98 %."""
+    """Format with as many digits as keep it below 100: 95 %, 96.7 %, 99.98 %."""
     if level is None:
         return NONE
     digits = max(1, -math.floor(math.log10(100 * (1 - level))))
@@ -95,7 +95,7 @@ def plain(number: float | None) -> str:
 
 
 def exact(number: float) -> str:
-    """With all the digits that a paper prints: 3397.08 → 3,397.08"""
+    """Format with all the digits that a paper prints: 3397.08 → 3,397.08"""
     return f"{number:,.10g}".replace("-", "−")
 
 
@@ -138,7 +138,7 @@ def span(low: float, high: float, unit: str) -> str:
 
 
 def as_precise_as(low: float | None, high: float | None) -> Callable[[float], str]:
-    """The writer of an interval and of its number: the half-width has two digits, an end beside 0 one; else `plain`."""
+    """Formatter of an interval and its number: the half-width has two digits, an end next to 0 one; else `plain`."""
     if low is None or high is None or not 0 < high - low < 20 or max(abs(low), abs(high)) >= 1000:
         return plain
     digits = max(0, 1 - math.floor(math.log10((high - low) / 2)))
@@ -148,7 +148,7 @@ def as_precise_as(low: float | None, high: float | None) -> Callable[[float], st
 
 
 def value_with(low: float | None, high: float | None, unit: str) -> Callable[[float | None], str]:
-    """The formatter of a number and of its error beside its interval."""
+    """Formatter of a number and its error next to its interval."""
     return value_in(unit, as_precise_as(low, high))
 
 
@@ -172,12 +172,12 @@ def lower_first(text: str) -> str:
 
 
 def upper_first(text: str) -> str:
-    """At the beginning of a line; formulas and signs stay as they are."""
+    """Capitalise text at the beginning of a line; formulas and signs stay as they are."""
     return text[:1].upper() + text[1:] if re.match(r"[a-z][a-z ]", text) else text
 
 
 def prose(text: str) -> Markup:
-    """Text of a docstring, safe in a page: what stands between backticks as code, apostrophes as printed ones."""
+    """Text of a docstring, safe in a page: text between backticks as code, apostrophes as printed ones."""
     said = re.sub(r"(?<=[A-Za-z])'(?=[a-z])|(?<=s)'(?= )", "’", text)
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(said))))
 

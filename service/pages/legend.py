@@ -156,7 +156,7 @@ def address_of(paper: Paper) -> str | None:
 
 
 def date_of(paper: Paper) -> str:
-    """As ", 2024-03, arXiv 2403.02411", since such a number begins with year and month; "" without one."""
+    """Date a paper by its arXiv number, as ", 2024-03, arXiv 2403.02411"; "" without one."""
     found = _ARXIV.search(paper.title)
     return f", 20{found[1][:2]}-{found[1][2:4]}, arXiv {found[1]}" if found else ""
 
@@ -179,7 +179,7 @@ def is_part(verdict: VerdictRow) -> bool:
 
 
 def part_of(judged: JudgedClaim) -> str:
-    """As "at 5 and 8 layers", "at 144,000 and 164,000 parameters", "14 of 35 pairs"; "" of a whole grid or of none."""
+    """Name the part that ran, as "at 5 and 8 layers" or "14 of 35 pairs"; "" for a whole grid or none."""
     scope = judged.verdict.scope
     if scope is None or not is_part(judged.verdict):
         return ""
@@ -206,7 +206,7 @@ def sizes(numbers: tuple[int, ...]) -> str:
 
 
 def tell_part(judged: JudgedClaim) -> str:
-    """Why a part of a grid is enough for the verdict, or isn't; "" of a whole grid."""
+    """Explain why a part of a grid is enough for the verdict, or isn't; "" for a whole grid."""
     part, status = part_of(judged), judged.verdict.status
     if not part:
         return ""

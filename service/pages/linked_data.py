@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from service.pages.legend import address_of
-from stages.results import Dataset, Experiment, Paper
+from stages.results import Dataset, ExperimentRow, Paper
 
 TEXT, NUMBER, COUNT = "sc:Text", "sc:Float", "sc:Integer"
 COMPARED = {
@@ -69,7 +69,7 @@ def results_on(dataset: Dataset, at: str, day: str | None) -> dict[str, Any]:
     )
 
 
-def results_of(experiment: Experiment, paper: Paper, at: str, day: str | None) -> dict[str, Any]:
+def results_of(experiment: ExperimentRow, paper: Paper, at: str, day: str | None) -> dict[str, Any]:
     """The runs of an experiment, based on the table of a paper."""
     return _croissant(
         experiment.name,

@@ -11,7 +11,16 @@ from typing import Any
 
 from service.database.comparing import ComparedModel, Question
 from service.pages.formats import duration, exact, listed, percent, value_in
-from stages.results import METRICS, ArmComparison, Claim, Dataset, Experiment, ExperimentComparison, JudgedClaim, Status
+from stages.results import (
+    METRICS,
+    ArmComparison,
+    Claim,
+    Dataset,
+    ExperimentComparison,
+    ExperimentRow,
+    JudgedClaim,
+    Status,
+)
 
 ERRORS = 3.0
 """Standard errors (over test images) above chance within which an accuracy shows no learning."""
@@ -95,7 +104,7 @@ def _tell(twins: Sequence[ComparedModel]) -> str:
 OPTIMISERS = {"adam": "Adam", "adamw": "AdamW", "cg_fac": "CG-FAC", "kfac": "K-FAC", "sgd": "SGD"}
 
 
-def recipes(experiment: Experiment) -> dict[str, str]:
+def recipes(experiment: ExperimentRow) -> dict[str, str]:
     """Return `{arm: phrase}`, such as "ViT, trained by Adam at a rate of 0.001".
 
     The phrase names the network if several arms train the same one and their titles don't name it.

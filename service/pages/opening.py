@@ -16,7 +16,7 @@ from stages.results import (
     FOR_THE_PAPER,
     ClaimDeviation,
     Counts,
-    Deviation,
+    DeviationRow,
     ExperimentComparison,
     JudgedClaim,
     Outlook,
@@ -80,7 +80,7 @@ def answer(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComp
 
 
 def _trained(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComparison]) -> str:
-    """As "0 of 12 models trained in full; short runs agree in 5 of 6"."""
+    """Summarise progress, as "0 of 12 models trained in full; short runs agree in 5 of 6"."""
     models: dict[tuple[str, str], bool] = {}
     looks: list[bool] = []
     for row in rows:
@@ -107,7 +107,7 @@ def holds_in_its_order_only(verdict: VerdictRow) -> bool:
 
 
 def prospects(outlook: Outlook) -> str:
-    """How many waiting claims the planned runs can't confirm, or not whole; empty where they can confirm all."""
+    """Count the waiting claims that the planned runs can't confirm, or only in part; empty if they can confirm all."""
     parts = [
         f"will hardly confirm {outlook.hopeless} (a chance below 5 %)" if outlook.hopeless else "",
         f"have less than an even chance with {outlook.unlikely}" if outlook.unlikely else "",
@@ -144,7 +144,7 @@ def add(counts: Sequence[Counts]) -> Counts:
 
 
 def tell_discoveries(tally: Tally) -> str:
-    """How many of the signs that training decided survive a false discovery rate of 5 %; "" where none was tested."""
+    """Count the signs decided by training that survive a false discovery rate of 5 %; "" if none was tested."""
     found = tally.discoveries
     if not found.tested:
         return ""
@@ -159,7 +159,7 @@ def tell_discoveries(tally: Tally) -> str:
 
 
 def tell_open(tally: Tally) -> str:
-    """How many of the claims that need trained models are decided; "" where none needs any."""
+    """Count the decided claims among those that need trained models; "" if none needs any."""
     trained = tally.trained
     if not trained.decidable:
         return ""
@@ -173,10 +173,10 @@ def tell_open(tally: Tally) -> str:
 
 
 def first_places(
-    session: Session, deviations: Iterable[Deviation], groups: Mapping[str, Sequence[JudgedClaim]]
-) -> dict[str, list[Deviation]]:
+    session: Session, deviations: Iterable[DeviationRow], groups: Mapping[str, Sequence[JudgedClaim]]
+) -> dict[str, list[DeviationRow]]:
     """`{place: deviations}`: each that explains something, at the first place with a claim that it touches."""
-    found: dict[str, list[Deviation]] = {place: [] for place in groups}
+    found: dict[str, list[DeviationRow]] = {place: [] for place in groups}
     for deviation in deviations:
         if deviation.explains is None:
             continue
@@ -188,7 +188,7 @@ def first_places(
 
 
 def tell_tests(
-    deviations: Iterable[Deviation],
+    deviations: Iterable[DeviationRow],
     arms: Mapping[tuple[str, str], str],
     compare: Callable[[Question], list[ExperimentComparison]],
 ) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What the rules ask, and what the planned and the finished runs can show about a claim, in the claim's own units."""
+"""Explains what the rules require, and what planned and finished runs can show about a claim, in its own units."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def plan_in_words(claim: Claim, verdict: VerdictRow) -> tuple[str, list[str]] | 
 
 
 def _of_number(claim: Claim, power: Mapping[str, Any], runs: str) -> tuple[str, list[str]]:
-    """Of a printed number: the chance of confirming it, what more runs would bring, the margin."""
+    """Describe a printed number's plan: the chance of confirming it, what more runs would bring, the margin."""
     chance = power["reproduced"] or 0.0
     is_lost, needed = not power["can_reproduce"], power["needed" if power["supported"] is None else "needed_for_size"]
     is_uniform = bool(claim.factor)
@@ -80,7 +80,7 @@ def _of_number(claim: Claim, power: Mapping[str, Any], runs: str) -> tuple[str, 
 
 
 def _sentence(where: str, runs: str, what: str, chance: float, *, is_assumed: bool) -> str:
-    """As "If the paper is right and our set-up is the paper’s, the 5 planned runs will …"."""
+    """Start the sentence "If the paper is right and our set-up is the paper’s, the 5 planned runs will …"."""
     said = f"If {where} and our set-up is the paper’s, {runs} will {what} with a chance of"
     by = ", if runs scatter as we assume" if is_assumed else ""
     return f"{said} {_chance(chance, is_assumed=is_assumed)}{by}."
@@ -105,7 +105,7 @@ def _chance(chance: float, *, is_assumed: bool) -> str:
 
 
 def _share_of(claim: Claim, margin: float) -> str:
-    """What share of a printed difference its margin is, and what that asks of ours; "" of other numbers."""
+    """Compare a printed difference with its margin, and say what that requires of ours; "" for other numbers."""
     is_difference = (claim.facts.is_gain or claim.kind == "ratio") and claim.value
     if not is_difference:
         return ""
@@ -196,7 +196,7 @@ def tell_levels(rules: Rules, plans: Iterable[int]) -> list[LevelRow]:
 
 
 def _looks(levels: Levels, name: str) -> str:
-    """As "98.3 % after 3, 96.7 % after 5"."""
+    """List confidence levels by number of runs, as "98.3 % after 3, 96.7 % after 5"."""
     looks: dict[int, float] = getattr(levels, name)
     return ", ".join(f"{as_confidence(value)} after {n}" for n, value in looks.items()) or "not judged"
 

@@ -31,9 +31,9 @@ PAD = 0.04
 APART = 7.0
 """Least distance of two labels at the ends of lines, in percent of the height."""
 MOST_ENDS = 14  # labels one below the other
-MOST_NAMED = 8  # points that have room for their names beside them
+MOST_NAMED = 8  # points that have room for their names next to them
 WIDTH, HEIGHT, LETTER, ROW = 560.0, 288.0, 7.0, 16.0
-"""Pixels of a small drawing, a letter and a line of text, by which names are laid beside points."""
+"""Pixels of a small drawing, a letter and a line of text, by which names are laid next to points."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _ends(numbers: Sequence[float]) -> tuple[float, float]:
 
 
 def ticks_between(low: float, high: float, most: int) -> list[float]:
-    """At most about so many round numbers between the ends of an axis."""
+    """Round numbers between the ends of an axis, at most about `most`."""
     power = math.floor(math.log10((high - low) / most))
     size, step = next(
         (size, step)
@@ -255,7 +255,7 @@ class Dot(Point):
 
 @dataclass(frozen=True)
 class Label:
-    """A name beside a point: `dx` and `dy` in pixels from the place in percent."""
+    """Label of a point: `dx` and `dy` in pixels from the place in percent."""
 
     text: str
     x: float

@@ -59,7 +59,7 @@ def lay_out(
 ) -> tuple[list[PrintedTable], list[JudgedClaim]]:
     """Lay out the tables that the claims of one place fill; returns them and the claims that fit into none.
 
-    A gain stands in the cell of the model that has it, where the paper prints this model's own number, too; else in a
+    A gain is in the cell of the model that has it, if the paper prints this model's own number, too; else in a
     table of pairs.  `titles` are the names of the data sets, `arms` those of each (experiment, arm).
     """
     values: dict[str, dict[tuple[str, str], Cell]] = {}
@@ -126,7 +126,7 @@ _SECTION = re.compile(r"\bsections? (\d+(?:\.\d+)*)")
 
 
 class Anchor(NamedTuple):
-    """What a place is found by: `order` is 0 of tables, 1 of figures, 2 of sections, 3 of what has no number."""
+    """Sort key of a place: `order` is 0 for tables, 1 for figures, 2 for sections, 3 for places without a number."""
 
     order: int
     numbers: tuple[int, ...]

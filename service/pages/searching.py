@@ -143,7 +143,7 @@ class ClaimIndex:
         return [" ".join(dict.fromkeys([*self._words(text), *_split(text)])) for text in columns]
 
     def find(self, asked: str, judged: Sequence[JudgedClaim]) -> Found:
-        """Those of the claims `judged` that answer `asked`."""
+        """Select the claims of `judged` that match the query `asked`."""
         words = list(dict.fromkeys(self._words(asked)))
         words = [word for word in words if word not in self._stopped] or words
         scores, matches, of_models = defaultdict[str, float](float), Counter[str](), Counter[str]()

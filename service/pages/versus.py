@@ -12,7 +12,7 @@ from stages.results import ExperimentComparison, ImagePair, JudgedClaim, Versus,
 
 DEVICES = {"cuda": "one GPU", "cpu": "two CPU cores"}
 LARGE_GRID = 24
-"""Experiments with more models aren't suggested, because nobody would type their titles."""
+"""Experiments with more models aren't suggested, because few users would type their titles."""
 SURE = 0.05
 
 
@@ -41,7 +41,7 @@ def list_titles(comparisons: Iterable[ExperimentComparison]) -> list[str]:
 
 
 def answer_versus(found: Versus) -> str:
-    """As "Yes: NiNformer beats ViT on MNIST by 0.61 pp (96.7 % interval …, 5 runs of each)."; always one sentence."""
+    """Answer in one sentence, as "Yes: NiNformer beats ViT on MNIST by 0.61 pp (…, 5 runs of each)."."""
     verdict, on = found.verdict, f"on {found.dataset.title}"
     ours, theirs = name_sides(found)
     if verdict.estimate is None or verdict.low is None or verdict.high is None:
@@ -83,7 +83,7 @@ def _untrained(found: Versus, models: str) -> str:
 
 
 def _to_decide(found: Versus) -> str:
-    """As "; 10 trainings (0.63 hours of one GPU) tell them apart with a chance of 80 % if they differ by 0.73 pp"."""
+    """State the cost to decide, as "; 10 trainings (0.63 hours of one GPU) tell them apart …"."""
     if not found.is_paired or not found.missing:
         return ""
     said = (
@@ -95,7 +95,7 @@ def _to_decide(found: Versus) -> str:
 
 
 def hours_in_words(hours: Mapping[str, float] | None) -> str:
-    """As "0.63 hours of one GPU or 170 hours of two CPU cores"; "" where nothing counted them."""
+    """Format a cost, as "0.63 hours of one GPU or 170 hours of two CPU cores"; "" without an estimate."""
     hours = hours or {}
     return " or ".join(
         f"{plain(float(f'{hours[kind]:.2g}'))} hours of {name}" for kind, name in DEVICES.items() if kind in hours

@@ -50,7 +50,7 @@ from service.pages.models import threads
 from stages.results import (
     ICONS,
     METRICS,
-    Arm,
+    ArmRow,
     Claim,
     JudgedClaim,
     Metric,
@@ -138,7 +138,7 @@ def _writer(unit: str) -> Callable[[float], str]:
 
 
 def caption_all(computed: Mapping[str, float], paper: str) -> list[tuple[str, str]]:
-    """What a finding computed as rows of a table; a name without a caption stands as it is, without underscores."""
+    """Table rows of what a finding computed; a name without a caption is shown without underscores."""
     rows = []
     for name, number in computed.items():
         text, write = find_caption(paper, name) or (name.replace("_", " "), plain)
@@ -285,7 +285,7 @@ def print_value(claim: Claim) -> str:
 
 
 def speaker(claim: Claim) -> str:
-    """Who prints the claim: the paper, or its authors elsewhere."""
+    """Source of the claim: the paper, or its authors elsewhere."""
     return "the authors’ web pages" if claim.place == _WEB_PAGES else "the paper"
 
 
@@ -298,7 +298,7 @@ def print_ours(verdict: VerdictRow, claim: Claim) -> str:
 
 
 def ours_in_words(judged: JudgedClaim) -> str:
-    """What came out, for the column of a table: our number, or what stands in its place; "" where there is nothing."""
+    """Outcome for a table's column: our number, or the text in its place; "" if there is nothing."""
     claim, verdict = judged.claim, judged.verdict
     if verdict.status == Status.HOLDS_UNDER_READING and (found := formats.by_reading(claim)):
         return "; ".join(f"{text} ({name})" for name, text in found)
@@ -321,7 +321,7 @@ def span_of(low: float, high: float, claim: Claim) -> str:
 
 
 def size_of(size: Mapping[str, Any] | None) -> str:
-    """What is said of a difference's size beside its verdict, as "size open"; nothing where it isn't judged."""
+    """Verdict on a difference's size, as "size open"; empty if it isn't judged."""
     return "" if size is None else f"size {headline_of(size['status'])}"
 
 
@@ -341,7 +341,7 @@ def print_metric(row: Metric) -> str:
 
 
 def ours_is(verdict: VerdictRow, claim: Claim) -> str:
-    """What our number is: found by training, counted, computed, or what the paper's other numbers say."""
+    """Origin of our number: training, counting, computing, or the paper's other numbers."""
     if verdict.basis == "finding":
         return "from its other numbers" if claim.kind == "inconsistent" else "we compute"
     if verdict.basis == "params":
@@ -357,7 +357,7 @@ def verdict_in_words(judged: JudgedClaim) -> str:
 
 
 def name_reading(judged: JudgedClaim) -> str | None:
-    """As what a statement is true, where it is only under a reading: "only if read as growth with the tokens"."""
+    """Reading under which a statement is true: "only if read as growth with the tokens"."""
     if judged.verdict.status != Status.HOLDS_UNDER_READING:
         return None
     readings = (judged.claim.finding or {}).get("readings", [])
@@ -369,7 +369,7 @@ def name_reading(judged: JudgedClaim) -> str | None:
 
 
 def tell_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ()) -> str:
-    """How many of the claims of one place are decided, by word; `looks` are claims with a first number of ours."""
+    """Decided claims of one place, counted by word; `looks` are claims with a first number of ours."""
     counts = Counter(word_of(row) for row in judged)
     decided = {word: counts[word] for word in (Word.HOLDS, Word.FAILS) if counts[word]}
     others = {word: counts[word] for word in (Word.OPEN, Word.NOT_TESTED) if counts[word]}
@@ -387,7 +387,7 @@ def tell_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ()) -> 
 
 
 def count_verdicts(judged: Sequence[JudgedClaim]) -> str:
-    """As "a setting, and ours is the same: 26; not trained or computed yet: 2"."""
+    """List reasons with counts, as "a setting, and ours is the same: 26; not trained or computed yet: 2"."""
     return "; ".join(f"{REASONS[key]}: {n}" for key, n in Counter(key_of(row) for row in judged).items())
 
 
@@ -426,5 +426,8 @@ def titles_of(session: Session) -> tuple[dict[str, str], dict[tuple[str, str], s
     """Titles of the data sets, and of each (experiment, arm), as `name_claim` needs them."""
     return (
         {item.name: item.title for item in list_datasets(session)},
-        {(row.experiment, row.name): row.title for row in session.execute(select(Arm.experiment, Arm.name, Arm.title))},
+        {
+            (row.experiment, row.name): row.title
+            for row in session.execute(select(ArmRow.experiment, ArmRow.name, ArmRow.title))
+        },
     )

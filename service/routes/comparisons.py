@@ -1,4 +1,4 @@
-"""`GET /compare`: ours beside the paper's; `GET /api/v1/versus`: whether one model beats another."""
+"""`GET /compare`: our results next to the paper's; `GET /api/v1/versus`: does one model beat another?"""
 
 from __future__ import annotations
 

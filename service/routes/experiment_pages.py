@@ -56,7 +56,7 @@ from service.pages.models import (
 )
 from service.pages.plots import apart, axis_of, inks_of, mark_of
 from service.pages.wording import name_claims
-from stages.results import METRICS, SHOWN_METRICS, Arm, ClaimFilter, Experiment, UnknownArm, list_judged
+from stages.results import METRICS, SHOWN_METRICS, ArmRow, ClaimFilter, ExperimentRow, UnknownArm, list_judged
 
 router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
@@ -81,7 +81,7 @@ def show_experiment(
     right: str | None = None,
     everything: bool = False,
 ) -> Response:
-    """Everything that is chosen stands in the address."""
+    """The address holds every choice."""
     experiment = queries.find_experiment(session, name)
     known = [item.name for item in experiment.arms]
     for wanted in (*arm, left, right):
@@ -219,7 +219,7 @@ def show_leaderboard(
     )
 
 
-def _pair(experiment: Experiment, left: str | None, right: str | None) -> list[Arm]:
+def _pair(experiment: ExperimentRow, left: str | None, right: str | None) -> list[ArmRow]:
     """The two arms to lay side by side: as asked, else the proposed one and what it stands against."""
     by_name = {item.name: item for item in experiment.arms}
     proposed = next((item for item in experiment.arms if item.role == "proposed"), experiment.arms[-1])
@@ -247,7 +247,7 @@ def show_curves(
     chosen = curve if curve in curves else next(iter(curves), None)
     drawn = drawn_together(lines, chosen) if chosen else []
     found = {item.name: item.points(chosen) for item in drawn} if chosen else {}
-    points = [replace(point, arm=name) for name, of_line in found.items() for point in of_line]
+    points = [point.model_copy(update={"arm": name}) for name, of_line in found.items() for point in of_line]
     if format == "csv":
         return Table(rows_as_csv(CurvePointOut, [CurvePointOut.model_validate(point) for point in points]), "curves")
     titles = {item.name: item.title for item in lines}

@@ -38,7 +38,7 @@ _DIGITS = re.compile(r"[1-9][0-9]{0,3}")
 
 @dataclass(frozen=True)
 class PlainQuery:
-    """As `create_prediction` takes it."""
+    """Form of a request as `create_prediction` takes it."""
 
     checkpoints: tuple[str, ...]
     dataset: str | None

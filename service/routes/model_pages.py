@@ -91,7 +91,7 @@ def show_model(name: str, request: Request, session: ResultsSession, compare: Co
 
 
 def _plot(ours: ArmComparison | None, metric: MetricInfo) -> Interval | None:
-    """The model's number with its interval over replicates or, of one run, over test images; beside the printed one."""
+    """The model's number, its interval over replicates or (for one run) test images, and the printed number."""
     if ours is None or ours.ours is None or (interval := interval_of(ours)) is None:
         return None
     low, high, _ = interval

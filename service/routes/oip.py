@@ -83,7 +83,7 @@ async def ready(request: Request) -> ServerReadyOut:
 
 
 async def all_versions(model: ModelName, request: Request) -> list[queries.ServedCheckpoint]:
-    """By replicate."""
+    """Find the versions of a model, by replicate."""
     choices = app_state_of(request).choices
     return await choices.get(("versions", model), lambda session: find_versions(session, model))
 

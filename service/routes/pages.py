@@ -181,7 +181,7 @@ def _to_try(
     comparisons: Sequence[ExperimentComparison],
     named: Sequence[str],
 ) -> list[ToTry]:
-    """In groups, real data before stand-ins.  Those of `named` that are here are asked, else the first group, as by
+    """Group the models, real data before placeholders.  Those in `named` are preselected, else the first group, as by
     `/predict?dataset=`.
 
     Placeholders, whose answers mean nothing, are here only if one of them is named.

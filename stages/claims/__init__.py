@@ -18,4 +18,4 @@ from stages.claims.lines import (
     touched,
 )
 from stages.claims.trials import gather
-from stages.runs.trial import Trial
+from stages.runs.evidence import Trial

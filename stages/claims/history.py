@@ -36,9 +36,9 @@ from stages.claims.lines import ClaimLine, ClaimsError, parse_claims
 from stages.faults import named
 from stages.rules import Rules
 from stages.run import STRICT, canonical_json
+from stages.runs.evidence import Trial
 from stages.runs.fingerprint import module_digest, source_path
 from stages.runs.revisions import ask_git, commit_of, is_ancestor
-from stages.runs.trial import Trial
 
 PATH = Path("data/claims-history.jsonl")
 Subject = Literal["claim", "rules", "code", "rule"]
@@ -142,7 +142,7 @@ def read_history(path: Path) -> list[Change]:
 
 
 def seen_before_rule(claim: str, history: Iterable[Change]) -> int | None:
-    """How many of the claim's own results had been seen when the rule that judges it was written; None: none had."""
+    """Number of the claim's own results that had been seen when its rule was written; None if none had."""
     return max((change.seen for change in history if change.seen is not None and change.concerns(claim)), default=None)
 
 

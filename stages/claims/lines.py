@@ -2,7 +2,7 @@
 
 Recorded differences between what a paper says and what we ran: `stages/papers/<paper>/deviations.yaml`.
 
-They are data beside the paper's models, so that reading them loads no model.
+They are data files next to the paper's models, so that reading them loads no model.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ClaimsError(ValueError):
 class ClaimLine:
     """One row of `data/claims.csv`.  Accuracies are fractions; an empty cell is None.
 
-    A row with an `experiment` is measured there; it and the arms are patterns of `fnmatch`: `*` stands for any text,
+    A row with an `experiment` is measured there; it and the arms are patterns of `fnmatch`: `*` matches any text,
     `[0-9]` for a digit; each of several arms is compared with the one that its file sets against it.  A row with a
     `family` alone counts that family's orders, in its own metric.  Any other is computed by the paper's `findings`, or
     has the `reason` why it can't be tested.  `high` is the end of a range, `trials` the total of a count, `factor`
@@ -117,7 +117,7 @@ def parse_claims(text: str, path: Path) -> list[ClaimLine]:
             column = ".".join(str(part) for part in first["loc"])
             raise ClaimsError(f"{path}, line {number}: {column}: {first['msg']}") from None
         if claim.id in claims:
-            raise ClaimsError(f"{path}, line {number}: id {claim.id} stands twice")
+            raise ClaimsError(f"{path}, line {number}: id {claim.id} occurs twice")
         claims[claim.id] = claim
     return list(claims.values())
 
@@ -274,7 +274,7 @@ class MainQuestion:
 class PaperDeviations:
     """`device`: what the paper timed on, as part of the name that torch gives it; None where the paper doesn't say.
 
-    `repository`: the address of its authors' public code; None where there is none.  `before_use`: what whoever uses
+    `repository`: the address of its authors' public code; None if there is none.  `before_use`: what users of
     the paper's comparison must know first, in sentences.  `argument`: patterns of the ids of the claims that are about
     what the paper proposes, the weightiest first.  `called`: a short name of the paper; `question`: its main question.
     """

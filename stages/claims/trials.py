@@ -1,4 +1,4 @@
-"""Which results count as evidence for a claim, and how strong that evidence is.
+"""Selects the results that count as evidence for a claim, and ranks how strong that evidence is.
 
 Only results under equal conditions (protocol and data) are judged together.  Of several such groups the strongest
 speaks, in one order for claims, comparisons and checkpoints: what decides before what indicates, real data before
@@ -25,9 +25,7 @@ from typing import Literal
 from stages.claims.lines import ArmSummary, ClaimCost, ClaimLine, Entry, Side
 from stages.params.experiment import ArmParams, ExperimentParams, Params
 from stages.rules import Rules
-from stages.runs.curves import as_curves
-from stages.runs.evidence import Provenance, ResultLine
-from stages.runs.trial import Trial
+from stages.runs.evidence import Provenance, ResultLine, Trial, as_curves
 from stages.verdicts import (
     ARM_METRICS,
     ArmMeasurement,
@@ -385,7 +383,7 @@ def find_group(
 ) -> tuple[Pairs, ResultGroup | None]:
     """Return the claim's arms and the group with the strongest evidence; for a grid, the arms with results.
 
-    For a grid of pairs, only whole slices count if there are any, so that nobody can choose pairs within a slice.
+    For a grid of pairs, only whole slices count if there are any, so that pairs within a slice can't be chosen.
     """
     planned = arms_of(claim, experiment)
     if len(planned.proposed) == 1:

@@ -1,1 +1,1 @@
-"""What each subcommand of `claimcheck` does; `stages/cli.py` parses the words and prints the answers."""
+"""The subcommands of `claimcheck`; `stages/cli.py` parses arguments and prints answers."""

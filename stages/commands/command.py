@@ -43,9 +43,20 @@ class Answer:
     code: int = 0
 
 
+Argument = tuple[tuple[str, ...], str, dict[str, Any]]
+
+
+def arg(*flags: str, names: str = "", **options: Any) -> Argument:
+    """An argument as `add_argument` takes it.
+
+    A shell completes it with the `names` of a kind: `experiments`, `shown`, `claims`, `papers` or `profiles`.
+    """
+    return flags, names, options
+
+
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """`does` is one sentence.  `add_to` adds the arguments.  `codes`: exit codes that mean something else here.
+    """`does` is one sentence.  `takes` lists the arguments.  `codes`: exit codes that mean something else here.
 
     `document`: the keys of what `--json` prints; empty if there is no such form, because a program reads the other one.
     """
@@ -53,7 +64,7 @@ class Command:
     does: str
     example: str
     run: Callable[[argparse.Namespace], Answer]
-    add_to: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    takes: Callable[[], Sequence[Argument]] = tuple
     codes: dict[int, str] = field(default_factory=dict)
     document: str = ""
 
@@ -125,11 +136,6 @@ _claimcheck_profiles() {
 """,
 }
 """Functions that list what this clone has: experiments, experiments and claims, claims, papers, profiles."""
-
-
-def names(action: argparse.Action, kind: str) -> None:
-    """Complete this argument with the names of a kind: `experiments`, `shown`, `claims`, `papers` or `profiles`."""
-    action.complete = dict.fromkeys(SHELLS, f"_claimcheck_{kind}")  # type: ignore[attr-defined]  # shtab reads it
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> Answer:
@@ -225,11 +231,7 @@ class TextTable:
 
 
 def open_database() -> Callable[[], Session]:
-    """Open the results; in a clone that has evidence and no database yet, make it first, as `make serve` does.
-
-    Raises:
-        ResultsUnavailable: there is no database, or it can't be read.
-    """
+    """Open the results; in a clone that has evidence and no database yet, make it first, as `make serve` does."""
     from stages.results import ResultsUnavailable, open_results  # brings the database
 
     if Path("data/evidence").is_dir() and not Path(DATABASE).exists():

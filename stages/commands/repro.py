@@ -29,14 +29,13 @@ from rich.text import Text
 from stages import preloaded
 from stages.commands.command import Answer, Terminal, in_words
 from stages.faults import Mistake, on_signal
-from stages.params.experiment import Params, ProfileParams, load_params, plan_runs
+from stages.params.experiment import ProfileParams, load_params, plan_runs
 from stages.params.schema import describe_yaml
 from stages.params.stage_inputs import stage_inputs
 from stages.preloaded import ADDRESS, ask
 from stages.runs.object_store import open_store
 from stages.runs.revisions import refusal, without_git_variables
-from stages.scheduling.counting import StageTimes
-from stages.scheduling.journal import left_to_train
+from stages.scheduling.journal import StageTimes, left_to_train
 from stages.scheduling.runner import find_experiment
 
 
@@ -44,7 +43,7 @@ class Ahead:
     """Context manager.  One evaluation at a time, in a fork of the process at `address`; it ends with this one.
 
     What it says goes nowhere: the stage, which lists every run, says it again.  On stand-ins alone: elsewhere a network
-    is timed while nothing trains beside it.
+    is timed while nothing else trains.
     """
 
     def __init__(self, address: str, environment: Mapping[str, str], profile: ProfileParams) -> None:
@@ -70,14 +69,12 @@ class Ahead:
         trained = [name.partition("@")[2] for name in ended if name.startswith("train@")]
         waiting = [name for name in trained if name not in self._begun]
         if self._is_wanted and waiting and not self._is_busy():
-            self._begin(waiting[0 if verb == "train" else -1])
-
-    def _begin(self, experiment: str) -> None:
-        self._begun.add(experiment)
-        with open(os.devnull, "r+b") as nothing, suppress(OSError):  # nobody is there: dvc's stage does it
-            files = [nothing.fileno()] * 3
-            self._call = ask(self._address, "stages.evaluate", [experiment, "--ahead"], self._environment, files)
-            self._call.setblocking(False)
+            chosen = waiting[0 if verb == "train" else -1]
+            self._begun.add(chosen)
+            with open(os.devnull, "r+b") as nothing, suppress(OSError):  # no process listens: dvc's stage does it
+                files = [nothing.fileno()] * 3
+                self._call = ask(self._address, "stages.evaluate", [chosen, "--ahead"], self._environment, files)
+                self._call.setblocking(False)
 
     def _is_busy(self) -> bool:
         while self._call is not None:
@@ -181,7 +178,7 @@ class LogView:
         self._is_open = False
 
     def _runs_done(self, *, is_over: bool = False) -> str:
-        """How many runs of an experiment are trained; a training that is over without a journal lacked none."""
+        """Count the trained runs of an experiment; a finished training without a journal had none missing."""
         verb, _, experiment = self.stage.partition("@")
         if verb != "train":
             return ""
@@ -242,11 +239,7 @@ class BrokenLock(Mistake, ValueError):
 
 
 def refuse_broken_lock(path: Path) -> None:
-    """Say what is wrong with `dvc.lock` and what to do, where DVC would quote its parser.
-
-    Raises:
-        BrokenLock: it is empty, cut short, or holds both sides of a merge.
-    """
+    """Say what is wrong with `dvc.lock` and what to do, where DVC would quote its parser."""
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -271,11 +264,7 @@ class AnotherRepro(Mistake, ValueError):
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Hold `path` for as long as the block lasts or this process lives: DVC's own locks would fail the second anywhere.
-
-    Raises:
-        AnotherRepro: another process holds it.
-    """
+    """Hold `path` for as long as the block lasts or this process lives; DVC's own locks would fail the second."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as held:
         try:
@@ -319,7 +308,12 @@ def _repro(options: argparse.Namespace) -> Answer:
         names = ["inputs", *stage_inputs(params)]
         wanted = {*experiments, *(params.experiments[name].dataset for name in experiments)}
         kept = [name for name in names if not experiments or "@" not in name or name.partition("@")[2] in wanted]
-        view = LogView(log, {name: _runs(name, params) for name in kept})
+        weights = dict.fromkeys(kept, 1.0)  # runs of an experiment
+        for name in kept:
+            if (experiment := params.experiments.get(name.partition("@")[2])) is not None:
+                runs = plan_runs(experiment, params.profile, params.datasets[experiment.dataset])
+                weights[name] = max(1.0, len(runs))
+        view = LogView(log, weights)
         own = _environment(Path(folder), has_git=not no_git)
         environment = own | {ADDRESS: address}
         loaded = _libraries_loaded(environment, written.fileno(), view)
@@ -329,13 +323,6 @@ def _repro(options: argparse.Namespace) -> Answer:
                 if code:
                     return Answer(document=None, shown=view.failure(code), code=code)
     return Answer(document=None, shown=view.success())
-
-
-def _runs(stage: str, params: Params) -> float:
-    experiment = params.experiments.get(stage.partition("@")[2])
-    if experiment is None:
-        return 1.0
-    return max(1.0, len(plan_runs(experiment, params.profile, params.datasets[experiment.dataset])))
 
 
 def _environment(folder: Path, *, has_git: bool) -> dict[str, str]:
@@ -356,7 +343,7 @@ def _environment(folder: Path, *, has_git: bool) -> dict[str, str]:
 def _libraries_loaded(environment: dict[str, str], output: int, view: LogView) -> Iterator[None]:
     """A process that has loaded torch, of which stages are forks; it ends after the last of them.
 
-    Where no stage ran it may still be loading, and nobody waits for that.
+    If no stage ran it may still be loading; don't wait for that.
     """
     if sys.platform != "linux":
         yield

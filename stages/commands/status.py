@@ -1,12 +1,15 @@
-"""Where things stand: how many claims have which verdict, and what trains, live or as one snapshot."""
+"""Subcommand `status`: verdict counts and running trainings, live or as one snapshot."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,31 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 
 from stages.commands.command import Answer, Column, Terminal, TextTable, in_words, open_database
+from stages.datasets.packed import PackedDataError, read_info
 from stages.faults import Mistake, named
-from stages.params.experiment import Params, load_params
-from stages.priorities.proposal import PROFILE, Brought, brought_by
+from stages.params.experiment import Params, ParamsError, PlannedRun, RunName, load_params
+from stages.params.schema import nearest
+from stages.priorities import (
+    PROFILE,
+    Brought,
+    all_trainings,
+    as_printed,
+    brought_by,
+    judgements_about,
+    next_looks,
+    standing_today,
+    trained_runs,
+)
 from stages.results import ResultsUnavailable
+from stages.run import RunSpec, changed_parts
+from stages.runs.equivalence import PATH as EQUIVALENCES
+from stages.runs.equivalence import Equivalences, read_equivalences
+from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
 from stages.runs.object_store import open_store
-from stages.scheduling.journal import Row, TrainerStatus, Watched, watch
+from stages.scheduling.engine.leases import Leases, is_gone, owner_in_words
+from stages.scheduling.journal import ProgressRow, Watched, watch
 from stages.scheduling.planning import two_digits
+from stages.scheduling.runner import Way, find_outcome, keyed_runs, previous_specs, ways_to
 
 _EVERY_SECONDS = 2.0
 _SHOWN = 8
@@ -34,7 +55,9 @@ def status(options: argparse.Namespace) -> Answer:
     terminal = Terminal()
     if options.watch and terminal.is_terminal and not options.json:
         try:
-            with Live(console=terminal, get_renderable=view.live, auto_refresh=False) as live:
+            with Live(
+                console=terminal, get_renderable=lambda: Group(*view.trainings_shown()), auto_refresh=False
+            ) as live:
                 while True:
                     view.look()
                     live.refresh()
@@ -89,11 +112,13 @@ class View:
             write_metrics(self.metrics, document["papers"], document["trainings"], time.time())
 
     def document(self) -> dict[str, Any]:
-        watched = self.watched
+        watched, sessions = self.watched, [dataclasses.asdict(session) for session in self.watched.sessions]
+        for group in (group for session in sessions for group in session["groups"]):
+            del group["run_keys"]
         return {
             "papers": [{**dataclasses.asdict(row), "by_word": row.by_word} for row in self.tallies],
             "trainings": {
-                "sessions": [_session(session) for session in watched.sessions],
+                "sessions": sessions,
                 "rows": [dataclasses.asdict(row) for row in watched.rows],
                 "left_seconds": watched.left_seconds,
                 "finished": list(watched.finished),
@@ -106,17 +131,8 @@ class View:
         is_told = self.watched.is_live or self.missing is not None
         return [*shown, "", *self.trainings_shown()] if is_told else shown
 
-    def live(self) -> RenderableType:
-        return Group(*self.trainings_shown())
-
     def trainings_shown(self) -> list[RenderableType]:
         return list(_show_trainings(self.watched, self.brought))
-
-
-def _session(session: TrainerStatus) -> dict[str, Any]:
-    told = dataclasses.asdict(session)
-    groups = [{name: value for name, value in group.items() if name != "run_keys"} for group in told["groups"]]
-    return told | {"groups": groups}
 
 
 def _show_verdicts(tallies: Sequence[Any]) -> Iterator[RenderableType]:
@@ -175,7 +191,7 @@ def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[Re
     yield from _show_brought(watched, brought)
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: ProgressRow) -> list[str]:
     states = [str(row.runs[state]) for state in ("running", "waiting", "done", "failed", "lost")]
     hours = [None if seconds is None else seconds / 3600 for seconds in (row.seconds, row.left_seconds)]
     samples = f"{row.samples_per_second:,.0f}" if row.runs["running"] else ""
@@ -206,15 +222,16 @@ def _show_brought(watched: Watched, brought: Sequence[Brought]) -> Iterator[Rend
     yield TextTable(
         [Column("claim", left=True), Column("analysis", left=True), Column("trained"), Column("verdict", 1, left=True)],
         [
-            [one.claim, _look(one), f"{one.there} of {one.needed}" if one.look else "", one.verdict]
+            [
+                one.claim,
+                f"at {one.look} of {one.planned}" if one.look is not None else "none left",
+                f"{one.there} of {one.needed}" if one.look else "",
+                one.verdict,
+            ]
             for one in brought[:_SHOWN]
         ],
     )
     yield from _more(len(brought), "claims")
-
-
-def _look(one: Brought) -> str:
-    return "none left" if one.look is None else f"at {one.look} of {one.planned}"
 
 
 _ROW = ("experiment", "node")
@@ -260,3 +277,262 @@ def write_metrics(path: Path, papers: Sequence[Mapping[str, Any]], trainings: Ma
     Gauge("claimcheck_status_timestamp_seconds", "When these metrics were written.", registry=registry).set(now)
     with named(path):
         write_to_textfile(str(path), registry)
+
+
+_SHORTEST = 6
+"""Fewest digits of a run key that identify it."""
+_MOST = 6
+"""Most changes or claims in text output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A training that happened, and where it is told of: a line of evidence, or the outcome that a folder has."""
+
+    run_key: str
+    spec: Mapping[str, Any]
+    where: str
+    name: RunName | None = None
+    made: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+
+def why(options: argparse.Namespace) -> Answer:
+    """The reasons of one run, by its label or the beginning of its key."""
+    params, root = load_params(), Path()
+    published = _published(root)
+    if re.fullmatch(rf"[0-9a-f]{{{_SHORTEST},64}}", options.run):
+        asked, known = _by_key(options.run, params, root, published)
+    else:
+        asked, known = _by_label(options.run, params, root), None
+    document = _explain(asked, known, params, root, published)
+    return Answer(document=document, shown=list(_show(document)))
+
+
+def _by_label(label: str, params: Params, root: Path) -> PlannedRun:
+    """Find the run that the params plan in the cell of this label."""
+    name, _, cell = label.partition(".")
+    if name in params.experiments:
+        cells = {asked.name.label: asked for asked in _grid(name, params, root)}
+        if label in cells:
+            return cells[label]
+        known = nearest(label, cells)
+    else:
+        known = f"{nearest(name, params.experiments)} " if not cell else nearest(name, params.experiments)
+    raise ParamsError(
+        f"no run {label!r}{known} (a run is <experiment>.<arm>.<replicate>, or at least {_SHORTEST} digits of its key)"
+    )
+
+
+def _grid(name: str, params: Params, root: Path) -> list[PlannedRun]:
+    """Every run of an experiment under the current profile, also of replicates and roles that it leaves out.
+
+    A run lacks its data's digest if these aren't packed.
+    """
+    experiment = params.experiments[name]
+    try:
+        digest = read_info(root / "data" / "processed" / experiment.dataset).digest
+    except PackedDataError:
+        digest = ""
+    whole = dataclasses.replace(params.profile, replicates=None)
+    params = dataclasses.replace(params, profiles={params.profile_name: whole})
+    return keyed_runs(experiment, params, digest, every_role=True)
+
+
+def _published(root: Path) -> list[Known]:
+    """The trainings that evidence tells of, in its order."""
+    return [
+        Known(
+            run_key=line.result.run_key,
+            spec=line.result.spec,
+            where=f"{path.relative_to(root)}, line {number}",
+            name=RunName(line.result.experiment, line.result.arm, line.result.replicate),
+            environment=line.result.environment,
+            made=f"{line.origin.published} by revision {line.origin.revision[:12]}",
+        )
+        for path in evidence_files(root / "data" / "evidence")
+        for number, line in enumerate(read_lines(path, EvidenceLine), start=1)
+    ]
+
+
+def _by_key(
+    start: str, params: Params, root: Path, published: Sequence[Known]
+) -> tuple[PlannedRun | None, Known | None]:
+    """Find the planned run, or any known training, whose key starts with this prefix."""
+    store, known = open_store(root), dict[str, Known]()
+    for key in store.run_keys():
+        if key.startswith(start) and (folder := store.published(key)) is not None:
+            known[key] = Known(run_key=key, spec=json.loads((folder / "spec.json").read_bytes()), where=str(folder))
+    known |= {one.run_key: one for one in published if one.run_key.startswith(start)}
+    asked_for = [asked for name in params.experiments for asked in _grid(name, params, root)]
+    wanted = {
+        asked.spec.run_key: asked
+        for asked in reversed(asked_for)
+        if asked.spec.data_digest and asked.spec.run_key.startswith(start)
+    }
+    keys = sorted({*known, *wanted})
+    if len(keys) > 1:
+        raise ParamsError(
+            f"{len(keys)} runs have a key that begins with {start}: {', '.join(key[:16] for key in keys)}"
+        )
+    if not keys:
+        raise ParamsError(f"no run has a key that begins with {start}: not in the params, the store or the evidence")
+    one = known.get(keys[0])
+    asked = wanted.get(keys[0])
+    if asked is None and one is not None:
+        asked = next((asked for asked in asked_for if asked.name == one.name), None)
+    return asked, one
+
+
+def _explain(
+    asked: PlannedRun | None, known: Known | None, params: Params, root: Path, published: Sequence[Known]
+) -> dict[str, Any]:
+    equivalences, store = read_equivalences(root), open_store(root)
+    spec = asked.spec.to_dict() if asked and known is None else known.spec if known else {}
+    key = known.run_key if known else asked.spec.run_key if asked and asked.spec.data_digest else None
+    ways = ways_to(asked.spec, equivalences) if asked and asked.spec.data_digest else []
+    way = find_outcome(store, ways, {*store.run_keys()})
+    before, changed = _what_changed(asked, root, published, equivalences) if asked else (None, [])
+    numbers = sorted({number for way in ways for number in way.lines})
+    lines = [(number, equivalences.lines[number - 1]) for number in numbers]
+    stored, outcome = way.run_key if way else key, None
+    if folder := store.published(stored) if stored else None:
+        result = json.loads((folder / "result.json").read_bytes())
+        told = ("status", "train_seconds", "samples_per_second", "peak_memory_bytes", "environment_digest")
+        outcome = {"run_key": stored, "folder": str(folder), **{name: result.get(name) for name in told}}
+    attempts = [
+        dataclasses.asdict(one)
+        | {"owner": owner_in_words(one.owner)}
+        | {"end": one.end or ("lost" if is_gone(one.owner) else "training")}
+        for one in (Leases(store).attempts(key) if key else ())
+    ]
+    return {
+        "run": asked.name.label if asked else known.name.label if known and known.name else None,
+        "run_key": key,
+        "profile": params.profile_name,
+        "model": spec["model"]["path"],
+        "replicate": spec["replicate"],
+        "reason": _reason(asked, known, way, before, changed, params),
+        "outcome": outcome,
+        "published": [
+            {"where": one.where, "published": one.made}
+            for one in published
+            if one.run_key in {key, *(way.run_key for way in ways)}
+        ],
+        "against": None if before is None else {"run_key": before.run_key, "where": before.where},
+        "changed": changed,
+        "equivalences": [
+            {"line": number, "before": line.before, "after": line.after, "made": line.made} for number, line in lines
+        ],
+        "claims": _claims(asked.name, params, root) if asked else [],
+        "attempts": attempts,
+    }
+
+
+def _what_changed(
+    asked: PlannedRun, root: Path, published: Sequence[Known], equivalences: Equivalences
+) -> tuple[Known | None, list[str]]:
+    """The training that this cell had before, and the parts of the key that differ.
+
+    The former is in the experiment's folder, else the published one nearest to today's.  Code comes last, and only
+    unless lines show that it gives the same numbers.
+    """
+    folder = root / "data" / "runs" / asked.name.experiment
+    own = [one for one in published if one.name == asked.name]
+    if (spec := previous_specs(folder).get(asked.name.cell)) is not None:
+        key = RunSpec.from_dict(spec).run_key
+        own = [Known(run_key=key, spec=spec, where=str(folder / key), name=asked.name)]
+    # with the data of the earlier training if ours aren't packed
+    wanted = asked.spec.to_dict()
+    own_data = {} if asked.spec.data_digest else {"data_digest"}
+    differences = [(changed_parts(one.spec, wanted | {name: one.spec[name] for name in own_data}), one) for one in own]
+    if not differences:
+        return None, []
+    changed, before = min(differences, key=lambda pair: len(pair[0]))
+    code = [part for part in changed if part.startswith("code of ")]
+    others = [part for part in changed if part not in code]
+    is_same = bool(code) and equivalences.chain(before.spec, before.environment, asked.spec.code) is not None
+    return before, others if is_same else [*others, *code]
+
+
+def _reason(
+    asked: PlannedRun | None,
+    known: Known | None,
+    way: Way | None,
+    before: Known | None,
+    changed: Sequence[str],
+    params: Params,
+) -> str:
+    if asked is None:
+        return f"no experiment asks for it under the profile {params.profile_name}; it is kept and not trained again"
+    if way is not None:
+        return f"not trained again: its outcome is in the store{way.in_words()}"
+    if known is not None and known.run_key != asked.spec.run_key and (changed or asked.spec.data_digest):
+        return f"kept: under the profile {params.profile_name} its cell now needs another training"
+    unknown = "" if asked.spec.data_digest else " (its key is unknown until its data are packed)"
+    if before is None:
+        return f"to be trained: nothing was trained for this cell before{unknown}"
+    if changed:
+        return f"to be trained: {len(changed)} parts of its key have changed{unknown}"
+    return f"to be trained: the key is the same, and its outcome is not in this store{unknown}"
+
+
+def _claims(name: RunName, params: Params, root: Path) -> list[dict[str, Any]]:
+    """List every claim about the run's arm: verdict and, if its next analysis needs the run, the missing trainings."""
+    printed = as_printed(params)
+    trainings, standing = all_trainings(printed), standing_today(root, printed)
+    trained = trainings.with_same(standing.decided_by | trained_runs(printed, root))
+    looks = {look.claim.id: look for look in next_looks(standing, printed, trained)}
+    needed = {
+        claim: {"at": look.at, "planned": look.planned, "runs": len(look.runs), "lacking": len(look.lacking)}
+        for claim, look in looks.items()
+        if name in look.runs
+    }
+    return [
+        {"claim": one.claim.id, "verdict": str(one.verdict.status), "look": needed.get(one.claim.id)}
+        for one in judgements_about(name, standing.judgements, printed)
+    ]
+
+
+def _show(document: Mapping[str, Any]) -> Iterator[RenderableType]:
+    name, key = document["run"] or "a run that no experiment plans", document["run_key"]
+    replicate = ", ".join(f"{part} {number}" for part, number in document["replicate"].items())
+    short = key[:12] if key else "no key yet"
+    yield f"{name} ({short}), {document['model']}, {replicate}, profile {document['profile']}"
+    yield f"reason     {document['reason']}"
+    if document["changed"] and document["against"]:
+        yield f"against    run {document['against']['run_key'][:12]}, {document['against']['where']}"
+        yield from _some("changed", document["changed"])
+    if outcome := document["outcome"]:
+        spent = in_words(outcome["train_seconds"] or 0)
+        yield f"outcome    {outcome['folder']}: {outcome['status']}, {spent} of training"
+    for one in document["published"]:
+        yield f"published  {one['where']}, {one['published']}"
+    for line in document["equivalences"]:
+        revisions = f"{line['before'][:12]} gives the numbers of {line['after'][:12]}"
+        yield f"same code  line {line['line']} of {EQUIVALENCES.name}: {revisions}"
+    wanted = []
+    for one in document["claims"]:
+        if look := one["look"]:
+            missing = f"{look['lacking']} of {look['runs']} trainings are missing"
+            says = missing if look["lacking"] else "trained, not yet judged"
+            verdict = f"{one['claim']}: {one['verdict']}; interim analysis at {look['at']} of {look['planned']}"
+            wanted.append(f"{verdict}: {says}")
+    others = [f"{one['claim']}: {one['verdict']}" for one in document["claims"] if not one["look"]]
+    yield from _some("wanted by", wanted)
+    yield from _some("serves", others)
+    if not document["claims"]:
+        yield "wanted by  no claim"
+    attempts = []
+    for one in document["attempts"]:
+        began = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["began"]))
+        reason = f": {one['reason']}" if one["reason"] else ""
+        attempts.append(f"{began} by {one['owner']}, {one['end']}{reason}")
+    yield from _some("attempt", attempts)
+
+
+def _some(heading: str, lines: Sequence[str]) -> Iterator[str]:
+    for line in lines[:_MOST]:
+        yield f"{heading:<10} {line}"
+    if len(lines) > _MOST:
+        yield f"{'':<10} and {len(lines) - _MOST} more; --json has all"

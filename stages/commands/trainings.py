@@ -1,4 +1,4 @@
-"""What trainings will cost and which are done, and the profile that decides which there are."""
+"""Subcommands about trainings: their cost, which are done, and the profile that selects them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,16 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from stages.commands.command import Answer, Column, TextTable, UsageError
+from stages.commands.command import Answer, Column, Terminal, TextTable, UsageError, in_words
 from stages.datasets.packed import PackedDataError, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.faults import stop_on_signals
-from stages.params.experiment import Params, ParamsError, Rate, describe_cut, load_params
+from stages.params.experiment import Params, ParamsError, PlannedRun, Rate, describe_cut, load_params
 from stages.params.schema import nearest
+from stages.priorities import PROFILE, Proposal, propose
 from stages.runs.store import write_atomically
-from stages.scheduling.counting import ProgressDisplay
-from stages.scheduling.engine.groups import Group, default_engine, form_groups
+from stages.scheduling.engine.groups import Group, form_groups
+from stages.scheduling.journal import ProgressDisplay
 from stages.scheduling.planning import (
     Planned,
     PlannedCost,
@@ -38,22 +40,10 @@ from stages.scheduling.planning import (
     what_counts,
 )
 from stages.scheduling.runner import Outcomes, find_experiment, keyed_runs, read_packed, slot_devices, train_together
+from stages.verdicts.power import in_percent
 
 PREFIXES = {1e21: "Z", 1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
 PRINTED, IN_TF32 = "paper", "paper-tf32"
-
-
-def add_plan(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--measure",
-        action="store_true",
-        help="train a few steps of each kind of missing network and estimate the total time here",
-    )
-    parser.add_argument(
-        "--device",
-        default=os.environ.get("CLAIMCHECK_DEVICE", "auto"),
-        help="device for --measure, as for `run` (default: CLAIMCHECK_DEVICE, else auto)",
-    )
 
 
 def plan(options: argparse.Namespace) -> Answer:
@@ -94,6 +84,9 @@ def plan(options: argparse.Namespace) -> Answer:
             for kind, rate in params.rates.items()
             if rate.goal_hours
         ]
+    as_printed = list(what_counts(totals[PRINTED], params.rates)) if PRINTED in totals else []
+    if PRINTED in totals and IN_TF32 in totals:
+        as_printed += in_other_profile(IN_TF32, totals[IN_TF32], totals[PRINTED], params.rates)
     document = {
         "profile": params.profile_name,
         "experiments": experiments,
@@ -104,7 +97,7 @@ def plan(options: argparse.Namespace) -> Answer:
         },
         "goals": goals,
         "measured": measured,
-        "as_printed": list(_say_what_counts(totals, params.rates)),
+        "as_printed": as_printed,
     }
     return Answer(document=document, shown=list(_show_plan(document)))
 
@@ -172,14 +165,6 @@ def _show_measured(measured: Mapping[str, Any]) -> Iterable[RenderableType]:
         yield Text(f"Not packed, so not measured: {', '.join(measured['not_packed'])}", style="dim")
     if measured["not_trained"]:
         yield Text(f"{measured['not_trained']} networks can't be trained here and aren't included", style="dim")
-
-
-def _say_what_counts(totals: Mapping[str, PlannedCost], rates: Mapping[str, Rate]) -> Iterator[str]:
-    """Explain how the hours as printed are made up, and how many there would be in TF32."""
-    if PRINTED in totals:
-        yield from what_counts(totals[PRINTED], rates)
-        if IN_TF32 in totals:
-            yield from in_other_profile(IN_TF32, totals[IN_TF32], totals[PRINTED], rates)
 
 
 def _told(cost: PlannedCost, rates: Mapping[str, Rate]) -> dict[str, Any]:
@@ -262,15 +247,12 @@ def _show_plan(plan: Mapping[str, Any]) -> Iterable[RenderableType]:
 
 
 def _cells(line: Mapping[str, Any]) -> list[str]:
-    cells = [f"{line['runs']:,}", f"{line['epochs']:,}", f"{line['steps']:,}", _prefixed(line["flops"])]
+    number = line["flops"]
+    size, prefix = next(((size, prefix) for size, prefix in PREFIXES.items() if number >= size), (1.0, ""))
+    cells = [f"{line['runs']:,}", f"{line['epochs']:,}", f"{line['steps']:,}"]
+    cells.append(f"{two_digits(number / size)} {prefix}".rstrip())  # 850 M, 85 G
     cells += [_time(hours) for hours in line["hours"].values()]
     return cells + [f"{usd:,.2f}" if usd < 10 else f"{usd:,.0f}" for usd in line["usd"].values()]
-
-
-def _prefixed(number: float) -> str:
-    """850 M, 85 G, 290 P: two digits at least, since these are estimates."""
-    size, prefix = next(((size, prefix) for size, prefix in PREFIXES.items() if number >= size), (1.0, ""))
-    return f"{two_digits(number / size)} {prefix}".rstrip()
 
 
 def _time(hours: float) -> str:
@@ -288,11 +270,6 @@ def set_profile(options: argparse.Namespace) -> Answer:
 
 
 def write_profile(name: str) -> None:
-    """Write the profile into params.yaml.
-
-    Raises:
-        ParamsError: there is no profile of that name.
-    """
     params = load_params()
     if name not in params.profiles:
         raise ParamsError(f"no profile {name!r}{nearest(name, params.profiles)}")
@@ -300,19 +277,6 @@ def write_profile(name: str) -> None:
     text, count = re.subn(r"(?m)^profile:.*$", f"profile: {name}", path.read_text(encoding="utf-8"))
     assert count == 1, "load_params has read the line"
     write_atomically(path, text.encode())
-
-
-def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="all experiments in params.yaml")
-    parser.add_argument(
-        "--engine", default=default_engine(), help="local or ray (default: CLAIMCHECK_ENGINE, else local)"
-    )
-    parser.add_argument(
-        "--device",
-        default=os.environ.get("CLAIMCHECK_DEVICE", "auto"),
-        help="auto, cpu, cuda, or one per slot: cuda:0,cuda:1 (default: CLAIMCHECK_DEVICE, else auto)",
-    )
-    parser.add_argument("--profile", help="profile to set in params.yaml first, as `claimcheck profile` does")
 
 
 def run(options: argparse.Namespace) -> Answer:
@@ -326,7 +290,7 @@ def run(options: argparse.Namespace) -> Answer:
     # Waiting threads sleep: if they spun, they would stall all work where several trainings share the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
     counts = FlopCounts()
-    out = sys.stderr if options.json else sys.stdout  # the document stands alone
+    out = sys.stderr if options.json else sys.stdout  # nothing but the document goes to standard output
     with redirect_stdout(out), stop_on_signals() as stop, ProgressDisplay(out) as display:
         missing, left = train_together(
             dict.fromkeys(names),
@@ -344,3 +308,155 @@ def run(options: argparse.Namespace) -> Answer:
     if left:
         return Answer(document=document, shown=[f"{shown}; run the same command again to train the rest"], code=1)
     return Answer(document=document, shown=[f"{shown}; `make repro` evaluates and records them"])
+
+
+_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+_CHANCES = ("supported", "reproduced", "not_reproduced")
+"""Fields of `stages.verdicts.Power`."""
+
+
+def seconds_of(text: str) -> float:
+    """A duration such as `90min`, `2h` or `1.5d`, in seconds.
+
+    Raises:
+        ArgumentTypeError: the text is not a duration.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", text)
+    if match is None or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a duration; expected a number with s, min, h or d, as in 2h")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def next_trainings(options: argparse.Namespace) -> Answer:
+    """Suggest trainings within the budget; with `--run`, train them."""
+    params = load_params()
+    names = [find_experiment(params, name).name for name in options.experiments]
+    if options.run and params.profile_name != PROFILE:
+        raise ParamsError(f"params.yaml has the profile {params.profile_name}; first: claimcheck profile {PROFILE}")
+    found = propose(Path(), params, options.device, budget=options.budget, experiments=names)
+    steps, prospects, lacking, seconds = found.steps, found.prospects, found.lacking, found.seconds
+    reached = {prospects[name].look.claim.id for step in steps for name in step.completed}
+    waiting = {name for name, runs in lacking.items() if not runs}
+    first = {one.look.claim.id: name for name, one in reversed(list(prospects.items())) if name not in waiting}
+    costs = [sum(seconds[run] for run in lacking[name]) for claim, name in first.items() if claim not in reached]
+    spent, documented = sum(step.seconds for step in steps), []
+    for step in steps:
+        last = {prospects[name].look.claim.id: prospects[name] for name in step.completed}  # analysis of each claim
+        completed = [
+            {
+                "claim": claim,
+                "look": one.look.at,
+                "planned": one.look.planned,
+                "power": {name: getattr(one.power, name) for name in _CHANCES} if one.power else None,
+                "chance": one.chance,
+                "weight": one.weight,
+            }
+            for claim, one in last.items()
+        ]
+        documented.append({"seconds": step.seconds, "runs": [run.label for run in step.items], "claims": completed})
+    document = {
+        "device": options.device,
+        "budget_seconds": options.budget,
+        "seconds": spent,
+        "usd": spent / 3600 * params.rates[options.device].usd_per_hour,
+        "steps": documented,
+        "trained": list(dict.fromkeys(prospects[name].look.claim.id for name in prospects if name in waiting)),
+        "left": {"claims": len(costs), "cheapest_seconds": min(costs, default=None)},
+    }
+    if not options.run or not steps:
+        return Answer(document=document, shown=list(_show(document, params)))
+    if not options.json:
+        for part in _show(document, params):
+            Terminal().print(part, soft_wrap=isinstance(part, str))
+    is_complete = _train(found, params, options)
+    document["is_trained"] = is_complete
+    said = "trained; `make repro` evaluates and judges them" if is_complete else "some of it was not trained; see above"
+    return Answer(document=document, shown=[said], code=0 if is_complete else 1)
+
+
+def _train(proposal: Proposal, params: Params, options: argparse.Namespace) -> bool:
+    """Train the proposed runs in order; Ctrl-C saves their states, from which the next call resumes."""
+    places = {run: number for number, step in enumerate(proposal.steps) for run in step.items}
+    chosen: dict[str, list[str]] = defaultdict(list)
+    for run in places:
+        chosen[run.experiment].append(run.cell)
+
+    def place(runs: Sequence[PlannedRun], together: int) -> float:
+        return min(places.get(run.name, len(places)) for run in runs)
+
+    with stop_on_signals() as stop, ProgressDisplay(sys.stderr if options.json else sys.stdout) as display:
+        _, left = train_together(
+            chosen,
+            params,
+            data=Path("data"),
+            devices=slot_devices(os.environ.get("CLAIMCHECK_DEVICE", "auto"), params, options.engine),
+            report=display.report,
+            stop=stop,
+            engine=options.engine,
+            order=place,
+        )
+    return left == 0
+
+
+def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableType]:
+    device, steps = document["device"], document["steps"]
+    budget = f"{in_words(document['budget_seconds'])} of {params.rates[device].device}"
+    if trained := document["trained"]:
+        yield f"{_claims(len(trained))} at an interim analysis with complete trainings: run `make repro` to judge them"
+    left = document["left"]
+    if not steps:
+        cheapest = left["cheapest_seconds"]
+        yield (
+            f"nothing fits in {budget}: the cheapest interim analysis takes {two_digits(cheapest / 3600)} h"
+            if cheapest is not None
+            else "no claim needs a training"
+        )
+        return
+    runs, claims = ([one for step in steps for one in step[part]] for part in ("runs", "claims"))
+    claims = list({one["claim"]: one for one in claims}.values())
+    expected = sum(one["chance"] for one in claims)
+    yield (
+        f"{budget}: {len(runs)} trainings bring {_claims(len(claims))} to an interim analysis and are expected to "
+        f"decide {expected:.1f} of them; they take {in_words(document['seconds'])} and {document['usd']:.2f} USD"
+    )
+    yield ""
+    rows = []
+    for step in steps:
+        arms: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for label in step["runs"]:
+            name, _, cell = label.partition(".")
+            arm, _, replicate = cell.rpartition(".")
+            arms[name][arm].append(replicate)
+        for name, cells in arms.items():  # with patterns as `--runs` of `stages.train` takes them: `resnet20.[012]`
+            patterns = []
+            for arm, replicates in cells.items():
+                digits = "".join(which for which in replicates if len(which) == 1)
+                patterns += [f"{arm}.[{digits}]" if len(digits) > 1 else f"{arm}.{digits}"] * bool(digits)
+                patterns += [f"{arm}.{which}" for which in replicates if len(which) > 1]
+            rows.append([name, " ".join(patterns), two_digits(step["seconds"] / 3600), str(len(step["claims"]))])
+    yield TextTable(
+        [Column("experiment", left=True), Column("runs", left=True), Column("hours"), Column("claims")], rows
+    )
+    yield ""
+    columns = [Column("claim", left=True), Column("analysis", left=True)]
+    columns += [Column("decided"), Column("weight", 1), Column("supported", 2), Column("reproduced", 3)]
+    columns += [Column("not\nreproduced", 4)]
+    rows = [
+        [
+            one["claim"],
+            f"at {one['look']}, final" if one["look"] == one["planned"] else f"at {one['look']} of {one['planned']}",
+            in_percent(one["chance"]),
+            two_digits(one["weight"]),
+            *("" if (chance := (one["power"] or {}).get(name)) is None else in_percent(chance) for name in _CHANCES),
+        ]
+        for one in claims
+    ]
+    yield TextTable(columns, rows)
+    yield "Chances are for this analysis if the paper is right; for “not reproduced”, if the truth is two margins off."
+    if left["claims"]:
+        yield ""
+        yield f"{_claims(left['claims'])} would take longer"
+
+
+def _claims(number: int) -> str:
+    return "1 claim" if number == 1 else f"{number} claims"

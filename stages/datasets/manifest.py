@@ -74,8 +74,8 @@ def judge_provenance(
 ) -> Literal["embedded", "subset", "full"]:
     """`full`: every training row is official and at most `INEXACT_SHARE` of the test rows are missing or inexact.
 
-    A file is official by its published digest.  If nobody publishes one and `source` says so, it counts as official if
-    `content_is_whole` and both splits, of `train` and `test` rows, have exactly the declared numbers.  `files`: the
+    A file is official by its published digest.  If no publisher gives one and `source` says so, it counts as official
+    if `content_is_whole` and both splits, of `train` and `test` rows, have exactly the declared numbers.  `files`: the
     names of the raw files behind each split.
     """
     if manifest.source == "embedded":

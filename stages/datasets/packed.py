@@ -126,7 +126,7 @@ def _digest(names: tuple[str, ...], arrays: list[tuple[np.ndarray, str]]) -> str
 
 
 def write_packed(folder: Path, splits: Mapping[Split, ImageSet | TableSet | TokenSet], info: PackedInfo) -> None:
-    """Write the set beside `folder`, then move it into place: a reader never sees a part of it."""
+    """Write the set next to `folder`, then move it into place: a reader never sees a part of it."""
     staged = folder.with_name(f".{folder.name}.partial")
     replaced = folder.with_name(f".{folder.name}.replaced")
     for leftover in (staged, replaced):

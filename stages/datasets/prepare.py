@@ -1,4 +1,4 @@
-"""From raw files to the packed set: read, check the declarations, leave out inexact test rows, judge provenance.
+"""Packs raw files: reads them, checks the declarations, leaves out inexact test rows and judges provenance.
 
 Also stand-ins that need no network: real handwritten digits composed into as many classes as a data set has.
 
@@ -94,7 +94,7 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
         check_classes(test.labels, classes, f"{manifest.dataset}, test")
     shared = find_shared(train, test)
     if manifest.source != "embedded":
-        # Where nobody has counted, official files are taken as they are; elsewhere the rule is that there are none.
+        # Without a count, official files are taken as they are; elsewhere the rule is that there are none.
         is_unknown = source.shared_images is None and manifest.source == "official"
         check_shared(shared, len(test) if is_unknown else source.shared_images or 0, manifest.dataset)
     mean, std = pixel_statistics(train.images)

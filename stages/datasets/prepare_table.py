@@ -1,4 +1,4 @@
-"""From the settings and run times of SGEMM to the packed table: split, take logarithms, standardise."""
+"""Packs the settings and run times of SGEMM as a table: splits, takes logarithms, standardises."""
 
 from __future__ import annotations
 

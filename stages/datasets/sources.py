@@ -1,7 +1,7 @@
 """Sources of a data set's files: the downloads, a mirror, the official host, in this order.
 
 Whatever the source, a file counts only if its bytes are the published ones, or those that a mirror declares; only if
-nobody publishes a digest is the first copy trusted, and every later one must be the same until a person accepts
+no publisher gives a digest is the first copy trusted, and every later one must be the same until a person accepts
 another.  Files found are kept in the downloads, so that later runs need neither mirror nor network.  Wrong bytes in the
 downloads are reported and replaced; wrong bytes in a mirror or from an official host stop the fetch, because going on
 would hide them.

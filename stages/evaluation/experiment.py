@@ -1,4 +1,4 @@
-"""From an experiment's trained runs to its result and cost lines: measures finished runs on test data.
+"""Measures an experiment's trained runs on test data and writes its result and cost lines.
 
 Only one network is in memory at a time.  A run's measurements are kept and reused (`stages.evaluation.flops`); a run
 that can't be evaluated doesn't stop the others.
@@ -25,9 +25,8 @@ from stages.evaluation.scores import Observer, cut_info, cut_rows, score
 from stages.params.experiment import LatencySpec, ProfileParams
 from stages.run import ModelSpec, RunSpec
 from stages.runs.consistency import find_contradictions
-from stages.runs.curves import EpochRow
 from stages.runs.equivalence import read_equivalences
-from stages.runs.evidence import CostLine, DataUsed, Divergence, Layers, Measurement, Moment, ResultLine
+from stages.runs.evidence import CostLine, DataUsed, Divergence, EpochRow, Layers, Measurement, Moment, ResultLine
 from stages.runs.fingerprint import changed_modules, code_today, unlike_loaded
 from stages.runs.store import ListedRun, RunList, find_fault, outcome_digest, read_run_list
 from stages.training.kinds import RowSet, read_rows

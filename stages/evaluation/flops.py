@@ -1,4 +1,4 @@
-"""What was measured once: forward FLOPs of models and what `evaluate` measured of each run.
+"""Cache of measurements: forward FLOPs of models, and what `evaluate` measured of each run.
 
 Counting FLOPs loads torch's compiler, which takes longer than torch itself.  DVC removes a stage's outputs before it
 runs: without the cache, a new replicate would cause all others to be re-evaluated.
@@ -82,7 +82,7 @@ class Kept:
 
     @contextmanager
     def held(self, name: str, *, is_patient: bool = True) -> Iterator[bool]:
-        """Measure what this name stands for alone: others wait, or get False at once where they aren't patient."""
+        """Hold the measurement of this name: others wait, or get False at once if they aren't patient."""
         path = self.folder / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8") as lock:

@@ -75,7 +75,7 @@ def _is_at_hand(number: Tensor) -> bool:
 
 
 class CGFAC(PreconditionedOptimizer):
-    """Algorithm 1 on the named layers.  Arguments beside those of `PreconditionedOptimizer`:
+    """Algorithm 1 on the named layers.  Arguments besides those of `PreconditionedOptimizer`:
 
     Args:
         cg_iterations: m, at most this many.

@@ -1,1 +1,1 @@
-"""What is to be trained: params files read, held to their schema and written out as runs."""
+"""Reads params files, validates them and expands them into runs."""

@@ -161,7 +161,7 @@ class DatasetSource:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencySpec:
-    """How inference time is measured: `repeats` batches of `batch_size`; `warmup` uncounted ones start each round."""
+    """Measurement of inference time: `repeats` batches of `batch_size`; `warmup` uncounted ones start each round."""
 
     __pydantic_config__: ClassVar = STRICT
     batch_size: Annotated[int, Field(ge=1)]
@@ -299,7 +299,7 @@ def load_params(root: Path = Path()) -> Params:
             )
     experiments = {}
     files = read_files(root, index.experiments)
-    # Those that are like another come last: a mistake is named in the file where it stands.
+    # Those that are like another come last: a mistake is reported for the file that has it.
     for name in sorted(index.experiments, key=lambda name: _like(files[name]) is not None):
         entry = index.experiments[name]
         check_choice(entry.paper, known_papers(), index_path, f"experiments.{name}.paper")
@@ -336,8 +336,8 @@ def read_files(root: Path, experiments: Iterable[str]) -> dict[str, Any]:
 def merge(files: Mapping[str, Any], name: str, path: Path) -> Any:
     """The whole of an experiment's file: what it says, and for the rest what the file that it is `like` says.
 
-    Each field of `protocol`, each arm and each other key that stands in the file replaces the other file's.  `files`:
-    content by experiment.  `path`: where this one's stands.
+    Each field of `protocol`, each arm and each other key in the file replaces the other file's.  `files`:
+    content by experiment.  `path`: this one's file.
 
     Raises:
         ParamsError: `like` names no other experiment, or one that is itself like another.
@@ -523,7 +523,7 @@ def _rows(source: DatasetSource, count: int) -> tuple[int, str]:
 
 
 def describe_cut(experiment: ExperimentParams, profile: ProfileParams, source: DatasetSource) -> str:
-    """How the profile departs from the printed protocol, for a reader; empty if it doesn't."""
+    """Describe how the profile departs from the printed protocol; empty if it doesn't."""
     protocol, printed = resolve_protocol(experiment, profile), experiment.printed
     rows, noun = _rows(source, source.train)
     words = {

@@ -1,42 +1,463 @@
 """Writes result lines, evidence, claims, findings and params to the database, in a fixed order, all or nothing.
 
-The same files give the same rows.  A SQLite file is built beside the old one and swapped in by one rename; another
+The same files give the same rows.  A SQLite file is built next to the old one and swapped in by one rename; another
 database is rebuilt in one transaction.
 """
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import fnmatch
+import hashlib
+import json
 import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
+from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
+from sqlalchemy import insert
 from sqlalchemy.engine import make_url
+from sqlalchemy.orm import Session
 
-from stages.claims import ClaimsError, read_history
+from stages.claims import Change, ClaimLine, ClaimsError, Judgement, PaperDeviations, read_history, touched
 from stages.claims.history import PATH as HISTORY
-from stages.claims.history import Registered
-from stages.params.experiment import load_params
+from stages.claims.history import Registered, digest_code, digest_findings, digest_verdict, seen_before_rule
+from stages.datasets.prepare import READERS
+from stages.params.experiment import Params, load_params
+from stages.recording import sources
 from stages.recording.append_only import describe_lost, digest_history, find_lost, read_versions
-from stages.recording.rows import Rows
-from stages.recording.sources import (
-    RecordError,
-    find_results,
-    find_weights,
-    read_findings,
-    read_hours,
-    read_paper_deviations,
-    read_placed_claims,
-)
-from stages.results import create_results, database_url
+from stages.recording.sources import FindingLine, RecordError, Weights
+from stages.results import create_results, database_url, insert_rows, tables
+from stages.run import canonical_json
+from stages.runs.evidence import COLUMNS, ResultLine, Trial, as_curves, list_observed, write_lines
+from stages.runs.fingerprint import source_path
 from stages.runs.revisions import is_full_clone
 from stages.runs.store import put_in_place
+from stages.verdicts import ARM_METRICS, NoCurves, Verdict, arm_metric, false_discovery_rates
 
-__all__ = ["ClaimsError", "RecordError", "Summary", "record"]
+__all__ = ["ClaimsError", "Judgement", "RecordError", "Summary", "record"]
+
+Row = TypeVar("Row", bound=tables.Base)
+Values = Iterator[tuple[Any, ...]]
+"""Rows of plain values, in the order of the table's columns."""
+_NEEDED = "test_accuracy"
+"""All `ARM_METRICS` derive from it, so curves without it are skipped."""
+_SIZE = ("explanation", "estimate", "low", "high", "confidence", "margin", "n", "replicates_expected", "posterior")
+
+
+def row_of(table: type[Row], *objects: object, **own: Any) -> Row:
+    """Return a row of `table`: each column from `own`, or else from the first of `objects` with a field of its name."""
+    fields = {name: value for source in reversed(objects) if source is not None for name, value in vars(source).items()}
+    return table(**{name: value for name, value in fields.items() if name in table.__table__.columns} | own)
+
+
+def arm_metric_rows(selected: Iterable[Trial]) -> Iterator[tables.Base]:
+    """Return a row for each metric from the curves of an arm's finished results under equal conditions."""
+    groups: dict[tuple[str, str, str, str], list[ResultLine]] = defaultdict(list)
+    for item in selected:
+        line = item.result
+        if line.status == "finished":
+            groups[line.experiment, line.arm, line.profile, item.conditions].append(line)
+    for (experiment, arm, profile, conditions), lines in groups.items():
+        if not all(any(value is not None for value in as_curves(line.curves).column(_NEEDED)) for line in lines):
+            continue
+        for name in ARM_METRICS:
+            try:
+                metric = arm_metric(name, [line.curves for line in lines])
+            except NoCurves:
+                continue
+            yield row_of(
+                tables.ArmMetricRow,
+                metric,
+                experiment=experiment,
+                arm=arm,
+                profile=profile,
+                conditions=conditions,
+                metric=name,
+                shares=[[line.replicate, share] for line, share in zip(lines, metric.folds, strict=True)],
+            )
+
+
+@dataclass
+class DatabaseBuilder:
+    """The contents of one database."""
+
+    params: Params
+    found: Sequence[Trial]
+    weights: Mapping[str, Weights]
+    claims: Sequence[ClaimLine]
+    findings: Mapping[str, FindingLine]
+    deviations: Sequence[PaperDeviations]
+    history: Sequence[Change]
+    registered: Registered
+    history_digest: str
+    hours: Mapping[str, Mapping[str, float]]
+
+    def __post_init__(self) -> None:
+        self.found = [dataclasses.replace(item, row=number) for number, item in enumerate(self.found, start=1)]
+        self.papers = list(dict.fromkeys(experiment.paper for experiment in self.params.experiments.values()))
+        judged = sources.judge(self.claims, self.params, self.found, findings=self.findings, deviations=self.deviations)
+        self.speaking, self.judgements, self.sentences = judged.speaking, judged.judgements, judged.sentences
+        self.marks = {
+            judgement.claim.id: self.registered.mark(
+                judgement.claim,
+                [self.found[row - 1] for row in dict.fromkeys(entry.result for entry in judgement.entries)],
+            )
+            for judgement in self.judgements
+            if judgement.is_by_training
+        }
+        self.group_positions = {
+            (name, group.profile, group.conditions): position
+            for name, of_it in judged.groups.items()
+            for position, group in enumerate(of_it)
+        }
+        self.checkpoints = self._checkpoints()
+
+    def fill(self, session: Session) -> None:
+        """Fill the tables in the order of their foreign keys."""
+        for rows in (self._named(), self._experiments(), self._arms()):
+            session.add_all(rows)
+            session.flush()
+        # Plain values instead of objects for tables with many rows.
+        if self.found:
+            session.execute(insert(tables.Result), self._results())
+        if costs := self._costs():
+            session.execute(insert(tables.Cost), costs)
+        for rows in (
+            arm_metric_rows(self.speaking),
+            (tables.Checkpoint(**columns) for columns in self.checkpoints),
+            self._claims(),
+            self._verdicts(),
+            self._changes(),
+            self._deviations(),
+            self._links(),
+            self._families(),
+        ):
+            session.add_all(rows)
+            session.flush()
+        for table, values in (
+            (tables.Metric, self._metrics()),
+            (tables.Array, self._arrays()),
+            (tables.Epoch, self._epochs()),
+            (tables.ObservationRow, self._observations()),
+            (tables.VerdictRun, self._verdict_runs()),
+        ):
+            insert_rows(session, table, values)
+        days = [item.origin.published[:10] for item in self.found if item.origin]
+        about = {
+            "schema_version": str(tables.SCHEMA_VERSION),
+            "content": self.digest(),
+            "rules": json.dumps(dataclasses.asdict(self.params.verdicts)),
+            "newest_result": max(days, default=""),
+            "record": self.history_digest,
+        }
+        session.add_all(tables.Meta(name=name, value=value) for name, value in about.items() if value)
+
+    def digest(self) -> str:
+        """Return the sha256 over all inputs of the rows, except the current profile."""
+        deviations = TypeAdapter(PaperDeviations)
+        parts: list[Any] = [
+            TypeAdapter(Params).dump_python(self.params, mode="json", exclude={"profile_name"}),
+            [_cite(paper) for paper in self.papers],
+            [_identify(item) for item in self.found],
+            [vars(claim) for claim in self.claims],
+            {claim: dataclasses.asdict(finding) for claim, finding in self.findings.items()},
+            {digest: vars(weights) for digest, weights in self.weights.items()},
+            [deviations.dump_python(paper, mode="json") for paper in self.deviations],
+            [
+                [
+                    judgement.claim.id,
+                    dataclasses.asdict(judgement.verdict),
+                    judgement.ours,
+                    judgement.is_decidable,
+                    None if judgement.power is None else dataclasses.asdict(judgement.power),
+                    [dataclasses.asdict(arm) for arm in judgement.arms],
+                ]
+                for judgement in self.judgements
+            ],
+            [vars(change) for change in self.history],
+            {claim: vars(mark) for claim, mark in self.marks.items()},
+            self.history_digest,
+            {arm: dict(taken) for arm, taken in self.hours.items()},
+        ]
+        return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+
+    def _named(self) -> Iterator[tables.Base]:
+        recorded = {found.paper: found for found in self.deviations}
+        for position, paper in enumerate(self.papers):
+            title, summary = _cite(paper)
+            found = recorded.get(paper)
+            question = found.question if found else None
+            yield tables.Paper(
+                name=paper,
+                position=position,
+                title=title,
+                summary=summary,
+                repository=found.repository if found else None,
+                before_use=list(found.before_use) if found else [],
+                called=(found and found.called) or paper,
+                asks=question.asks if question else None,
+                answered_by=list(question.claims) if question else [],
+            )
+        for position, (name, profile) in enumerate(self.params.profiles.items()):
+            yield tables.ProfileRow(name=name, rank=position, data=profile.data)
+        for position, (name, source) in enumerate(self.params.datasets.items()):
+            yield row_of(
+                tables.Dataset,
+                source,
+                name=name,
+                position=position,
+                shape=list(source.shape),
+                class_names=list(READERS[source.reader].classes) if source.reader in READERS else [],
+                train_images=source.train,
+                test_images=source.test,
+            )
+
+    def _experiments(self) -> Iterator[tables.Base]:
+        for position, experiment in enumerate(self.params.experiments.values()):
+            protocol, seeds = dataclasses.asdict(experiment.printed), list(experiment.seeds)
+            yield row_of(tables.ExperimentRow, experiment, position=position, protocol=protocol, seeds=seeds)
+
+    def _arms(self) -> Iterator[tables.Base]:
+        for experiment in self.params.experiments.values():
+            for position, arm in enumerate(experiment.arms.values()):
+                yield row_of(
+                    tables.ArmRow,
+                    arm,
+                    experiment=experiment.name,
+                    position=position,
+                    model=dict(arm.model),
+                    protocol=dict(arm.protocol),
+                    hours=self.hours.get(f"{experiment.name}.{arm.name}", {}),
+                )
+
+    def _results(self) -> list[dict[str, Any]]:
+        """Return rows of results with the position of their group; results that are no longer planned have none."""
+        speaking = {item.identity for item in self.speaking}
+        return [
+            {name: value for name, value in vars(line).items() if name in tables.Result.__table__.columns}
+            | {
+                "id": item.row,
+                "machine_digest": line.machine_digest,
+                "source": item.source,
+                "is_selected": item.identity in speaking,
+                "group_position": self.group_positions[sources.group_of(item)] if item.is_planned else None,
+                "changed_code": list(item.changed_code),
+                "equivalences": list(item.equivalences),
+                "provenance": data.provenance,
+                "conditions": item.conditions,
+                "data_digest": data.digest,
+                "train_images": data.train_images,
+                "test_images": data.test_images,
+                "excluded_test_images": data.excluded_test_images,
+                "accuracy": next(
+                    (row.value for row in line.metrics if (row.metric, row.split) == ("accuracy", "test")), None
+                ),
+                "train_seconds": item.cost.train_seconds if item.cost else None,
+                "spec": dict(line.spec),
+                "environment": dict(line.environment),
+                "divergence": dataclasses.asdict(line.divergence) if line.divergence else None,
+                "origin": dataclasses.asdict(item.origin) if item.origin else None,
+            }
+            for item in self.found
+            for line, data in [(item.result, item.result.data)]
+        ]
+
+    def _costs(self) -> list[dict[str, Any]]:
+        return [
+            {name: value for name, value in vars(item.cost).items() if name in tables.Cost.__table__.columns}
+            | {"result_id": item.row, "epoch_seconds": list(item.cost.epoch_seconds)}
+            for item in self.found
+            if item.cost
+        ]
+
+    def _metrics(self) -> Values:
+        for item in self.found:
+            for position, row in enumerate(item.result.metrics):
+                yield item.row, row.metric, row.split, position, row.value, row.n
+
+    def _arrays(self) -> Values:
+        for item in self.found:
+            for kind, text in (("correct", item.result.correct), ("confusion", item.result.confusion)):
+                if text is not None:
+                    yield item.row, kind, text
+
+    def _epochs(self) -> Values:
+        """Return the rows of epochs, which are most of the database."""
+        for item in self.found:
+            curves = as_curves(item.result.curves)
+            yield from zip(repeat(item.row), *(curves.column(name) for name in COLUMNS), strict=False)
+
+    def _observations(self) -> Values:
+        """Return every number measured inside networks, in the order of the result lines."""
+        for item in self.found:
+            for position, row in enumerate(list_observed(item.result.observed or {})):
+                yield item.row, position, row.quantity, row.moment, row.block, row.head, row.value
+
+    def _verdict_runs(self) -> Values:
+        for judgement in self.judgements:
+            for position, entry in enumerate(judgement.entries):
+                yield judgement.claim.id, position, entry.side, entry.arm, entry.replicate, entry.value, entry.result
+
+    def _checkpoints(self) -> list[dict[str, Any]]:
+        """Return for each `<experiment>.<arm>.<replicate>` the strongest group's result with available weights.
+
+        Trained weights come before released ones.
+        """
+        best: dict[str, tuple[tuple[Any, ...], Trial, str]] = {}
+        for item in self.found:
+            line = item.result
+            candidates = (line.weights_sha256, item.release.sha256 if item.release else None)
+            digest = next((digest for digest in candidates if digest in self.weights), None)
+            if not item.is_planned or digest is None:
+                continue
+            name = f"{line.experiment}.{line.arm}.{line.replicate}"
+            rank = (-self.group_positions[sources.group_of(item)], *sources.precedence(item))
+            if name not in best or best[name][0] < rank:
+                best[name] = rank, item, digest
+        found = []
+        for position, (name, (_, item, digest)) in enumerate(best.items()):
+            release = item.release if digest != item.result.weights_sha256 else None
+            found.append(
+                {
+                    "id": name,
+                    "position": position,
+                    "experiment": item.result.experiment,
+                    "path": self.weights[digest].path,
+                    "sha256": digest,
+                    "size_bytes": self.weights[digest].size_bytes,
+                    "dtype": release.dtype if release else None,
+                    "accuracy": release.accuracy if release else None,
+                    "result_id": item.row,
+                }
+            )
+        return found
+
+    def _claims(self) -> Iterator[tables.Base]:
+        names = ("status", "computed", "explanation", "error")
+        for position, claim in enumerate(self.claims):
+            shown: dict[str, Any] | None = None
+            if found := self.findings.get(claim.id):
+                shown = {name: getattr(found, name) for name in names} | {"readings": list(map(vars, found.readings))}
+            yield tables.Claim(position=position, finding=shown, **vars(claim))
+
+    def _verdicts(self) -> Iterator[tables.Base]:
+        """Return a verdict per judgement, with its digest and the number of results seen before its rule."""
+        rules = self.params.verdicts
+        code, numbers = digest_code(), rules.digest()
+        trained: dict[str, dict[str, Verdict]] = {}
+        for judgement in self.judgements:
+            if judgement.is_by_training and not judgement.claim.facts.is_spread:  # small p-values reject it
+                trained.setdefault(judgement.claim.paper, {})[judgement.claim.id] = judgement.verdict
+        rates: dict[str, float | None] = {}
+        for verdicts in trained.values():
+            rates |= dict(zip(verdicts, false_discovery_rates(list(verdicts.values())), strict=True))
+        for judgement in self.judgements:
+            claim, verdict, size = judgement.claim, judgement.verdict, judgement.verdict.size
+            prediction, mark = (size or verdict).prediction, self.marks.get(claim.id)
+            judging = digest_findings(claim.paper) if judgement.basis == "finding" else code
+            yield row_of(
+                tables.VerdictRow,
+                verdict,
+                judgement,
+                judgement.cost,
+                claim=claim.id,
+                status=str(verdict.status),
+                size=size
+                and {
+                    "status": str(size.status),
+                    "by_margin": _stretches(size),
+                    **{name: getattr(size, name) for name in _SIZE},
+                },
+                power=None if judgement.power is None else dataclasses.asdict(judgement.power),
+                scope=None if verdict.scope is None else dataclasses.asdict(verdict.scope),
+                prediction_low=prediction.low if prediction else None,
+                prediction_high=prediction.high if prediction else None,
+                prediction_confidence=prediction.confidence if prediction else None,
+                is_predicted=prediction.holds if prediction else None,
+                false_discovery_rate=rates.get(claim.id),
+                by_margin=_stretches(verdict),
+                variants=[dataclasses.asdict(variant) for variant in judgement.variants],
+                arms=[
+                    tables.VerdictArm(position=place, **dataclasses.asdict(arm))
+                    for place, arm in enumerate(judgement.arms)
+                ],
+                rules=numbers,
+                digest=digest_verdict(claim, rules, judging),
+                seen_before_rule=seen_before_rule(claim.id, self.history) if judgement.basis == "results" else None,
+                registration=dataclasses.asdict(mark) if mark else None,
+            )
+
+    def _changes(self) -> Iterator[tables.Base]:
+        """Return the history for a claim's page: changes of its row, and of rules and code if results judge it."""
+        for judgement in self.judgements:
+            name, is_by_results = judgement.claim.id, judgement.basis == "results"
+            mine = [change for change in self.history if change.concerns(name)]
+            told = [change for change in mine if change.subject in ("claim", "rule") or is_by_results]
+            for position, change in enumerate(told):
+                yield row_of(tables.ClaimChange, change, claim=name, position=position, changed=dict(change.changed))
+
+    def _deviations(self) -> Iterator[tables.Base]:
+        every = [(paper.paper, name, one) for paper in self.deviations for name, one in paper.deviations.items()]
+        for position, (paper, name, one) in enumerate(every):
+            key = f"{paper}.{name}"
+            yield row_of(tables.DeviationRow, one, id=key, position=position, paper=paper, says=one.paper)
+
+    def _links(self) -> Iterator[tables.Base]:
+        """Return for each deviation the claims of its paper that it matches, and for each claim its experiments."""
+        for paper in self.deviations:
+            claims = [claim for claim in self.claims if claim.paper == paper.paper]
+            for name, one in paper.deviations.items():
+                for claim in touched(one, claims):
+                    yield tables.ClaimDeviation(claim=claim, deviation=f"{paper.paper}.{name}")
+        for line in self.claims:
+            for name in fnmatch.filter(self.params.experiments, line.experiment or ""):
+                yield tables.ClaimExperiment(claim=line.id, experiment=name)
+
+    def _families(self) -> Iterator[tables.Base]:
+        papers = {judgement.claim.family: judgement.claim.paper for judgement in self.judgements}
+        for position, table in enumerate(self.sentences):
+            yield row_of(
+                tables.Family,
+                table.sentence,
+                name=table.family,
+                position=position,
+                paper=papers[table.family],
+                status=str(table.sentence.status),
+                orders=len(table.claims),
+            )
+
+
+def _cite(paper: str) -> tuple[str, str]:
+    """Return the first two paragraphs of the paper's package docstring, each on one line."""
+    path = source_path(f"stages.papers.{paper}")
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) if path else None
+    paragraphs = [" ".join(part.split()) for part in (docstring or paper).split("\n\n")]
+    return paragraphs[0].rstrip("."), paragraphs[1] if len(paragraphs) > 1 else ""
+
+
+def _identify(item: Trial) -> list[Any]:
+    """Return everything that identifies a result: the digest of its lines and its marks from the params."""
+    digest = item.digest
+    if not digest:
+        text = write_lines([item.result]) + write_lines([item.cost] if item.cost else [])
+        digest = hashlib.sha256(text).hexdigest()
+    marks = item.is_planned, item.follows_plan, list(item.varied), list(item.changed_code), list(item.equivalences)
+    return [item.line, digest, *marks]
+
+
+def _stretches(verdict: Verdict) -> list[dict[str, Any]]:
+    return [{"start": stretch.start, "status": str(stretch.status)} for stretch in verdict.by_margin]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What `record` wrote; `notes` are findings that a person should see but that don't stop anything."""
+    """Summary of what `record` wrote; `notes` are findings that a person should see but that don't stop anything."""
 
     results: int
     selected: int
@@ -50,28 +471,21 @@ def record(root: Path, database: str, *, evidence_only: bool = False) -> Summary
     """Build `database` (a path below `root`, or a URL) from the files below `root`.
 
     `evidence_only` leaves out the results of this working tree.
-
-    Raises:
-        EvidenceError: a result line can't be read.
-        ParamsError: a params file is wrong.
-        ClaimsError: claims contradict params.
-        RecordError: lines contradict params, or git has published lines or models that are missing here.
-        ResultsUnavailable: the database can't be written.
     """
     params = load_params(root)
-    claims = read_placed_claims(root, params)
-    findings = read_findings(root / "data" / "findings.jsonl", claims) if not evidence_only else {}
-    hours = read_hours(root / "data" / "hours.json") if not evidence_only else {}
-    found, left_out = find_results(root, params, evidence_only=evidence_only)
+    claims = sources.read_placed_claims(root, params)
+    findings = sources.read_findings(root / "data" / "findings.jsonl", claims) if not evidence_only else {}
+    hours = sources.read_hours(root / "data" / "hours.json") if not evidence_only else {}
+    found, left_out = sources.find_results(root, params, evidence_only=evidence_only)
     versions = read_versions(root)
     if lost := find_lost(root, versions):
         raise RecordError(describe_lost(lost))
-    weights, notes = find_weights(root, found)
-    deviations = read_paper_deviations(params)
+    weights, notes = sources.find_weights(root, found)
+    deviations = sources.read_paper_deviations(params)
     history = read_history(root / HISTORY)
     registered = Registered(root, params.verdicts, history)
     digest = digest_history(versions) if is_full_clone(root) else ""
-    rows = Rows(params, found, weights, claims, findings, deviations, history, registered, digest, hours)
+    rows = DatabaseBuilder(params, found, weights, claims, findings, deviations, history, registered, digest, hours)
     url = make_url(database_url(database))
     if url.get_backend_name() != "sqlite":
         create_results(url.render_as_string(hide_password=False), rows.fill)
@@ -87,7 +501,7 @@ def record(root: Path, database: str, *, evidence_only: bool = False) -> Summary
     return Summary(
         results=len(found),
         selected=len(rows.speaking),
-        checkpoints=len(rows.checkpoints()),
+        checkpoints=len(rows.checkpoints),
         claims=len(claims),
         findings=len(findings),
         notes=(*left_out, *notes),

@@ -70,11 +70,7 @@ class Lost:
 
 
 def read_versions(root: Path) -> list[Version]:
-    """All committed contents of the record, oldest first; none if git has no history of this folder.
-
-    Raises:
-        EvidenceError: the clone lacks contents, and they can't be fetched.
-    """
+    """All committed contents of the record, oldest first; none if git has no history of this folder."""
     try:  # plumbing: a user's settings change what `git log` shows
         commits = run_git(root, "rev-list", "--reverse", "--topo-order", "--full-history", "HEAD", "--", *_RECORD)
         options = ("--stdin", "--root", "-m", "-r", "--raw", "--no-abbrev", "--no-renames", "-z")
@@ -113,11 +109,7 @@ def digest_piece(piece: bytes) -> str:
 
 
 def read_retractions(root: Path) -> list[Retraction]:
-    """Read all retractions; none if there is no file.
-
-    Raises:
-        EvidenceError: a line can't be read.
-    """
+    """Read all retractions; none if there is no file."""
     path, adapter = root / RETRACTIONS, TypeAdapter(Retraction)
     try:
         return [adapter.validate_json(line) for line in (path.read_bytes().splitlines() if path.is_file() else ())]
@@ -126,11 +118,7 @@ def read_retractions(root: Path) -> list[Retraction]:
 
 
 def find_lost(root: Path, versions: Iterable[Version], *more: Retraction) -> list[Lost]:
-    """Everything that was committed (`read_versions`) and is neither here nor excused; `more` retractions come last.
-
-    Raises:
-        EvidenceError: a retraction can't be read.
-    """
+    """Everything that was committed (`read_versions`) and is neither here nor excused; `more` retractions come last."""
     last: dict[tuple[str, bytes], str] = {
         (version.path, piece): version.commit
         for version in versions

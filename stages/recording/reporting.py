@@ -39,11 +39,7 @@ a table says otherwise. `GET /compare` adds intervals, differences, ranks, costs
 
 
 def write_report(database: str, folder: Path) -> list[Path]:
-    """Write `index.md`, and `<experiment>.md` and `.csv` of every experiment in `database`.
-
-    Raises:
-        ResultsUnavailable: the database can't be read.
-    """
+    """Write `index.md`, and `<experiment>.md` and `.csv` of every experiment in `database`."""
     with open_results(database)() as session:
         comparisons = compare(session)
         judged, counts, families = list_judged(session, ClaimFilter()), tally(session), list_families(session)
@@ -60,11 +56,7 @@ def write_report(database: str, folder: Path) -> list[Path]:
 
 
 def write_docs(root: Path, path: Path) -> Path:
-    """Write `path` from the evidence below `root`, ignoring local results.
-
-    Raises:
-        EvidenceError, RecordError: a line of evidence is wrong.
-    """
+    """Write `path` from the evidence below `root`, ignoring local results."""
     with tempfile.TemporaryDirectory() as folder:
         database = str((Path(folder) / "evidence.db").resolve())
         record(root, database, evidence_only=True)
@@ -73,11 +65,7 @@ def write_docs(root: Path, path: Path) -> Path:
 
 
 def results_page(database: str) -> str:
-    """`docs/results.md` of `database`.
-
-    Raises:
-        ResultsUnavailable: the database can't be read.
-    """
+    """`docs/results.md` of `database`."""
     with open_results(database)() as session:
         comparisons = compare(session)
         judged = [row for row in list_judged(session, ClaimFilter()) if row.verdict.basis == "results"]
@@ -112,7 +100,7 @@ def by_ground(tally: Tally) -> list[tuple[str, Counts]]:
 
 
 def shared_errors(counts: Sequence[Tally]) -> list[str]:
-    """A sentence for each error that stands at several places."""
+    """A sentence for each error that occurs at several places."""
     return [
         f"{row.paper}: one error at {places} places, {error}, counts once above."
         for row in counts

@@ -36,9 +36,8 @@ from stages.runs.consistency import (
     find_release_contradictions,
 )
 from stages.runs.equivalence import Equivalences, read_equivalences
-from stages.runs.evidence import CostLine, EvidenceLine, ResultLine, evidence_files, read_lines
+from stages.runs.evidence import CostLine, EvidenceLine, ResultLine, Trial, evidence_files, read_lines
 from stages.runs.fingerprint import changed_modules
-from stages.runs.trial import Trial
 
 PLAN_CHANGED = "PLAN CHANGED: "
 """Begins each note on published results that the params files no longer plan."""
@@ -57,11 +56,7 @@ class FindingLine(Finding):
 
 
 def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingLine]:
-    """Findings by claim; none if `analyse` has not run.
-
-    Raises:
-        RecordError: a line can't be read, or is about a claim that isn't listed.
-    """
+    """Findings by claim; none if `analyse` has not run."""
     adapter, known = TypeAdapter(FindingLine), {claim.id for claim in claims}
     findings: dict[str, FindingLine] = {}
     lines = path.read_bytes().splitlines() if path.is_file() else []
@@ -79,11 +74,7 @@ def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingL
 
 
 def read_hours(path: Path) -> dict[str, dict[str, float]]:
-    """The hours of one training of each `<experiment>.<arm>`, by device; none if `analyse` has not run.
-
-    Raises:
-        RecordError: the file can't be read.
-    """
+    """The hours of one training of each `<experiment>.<arm>`, by device; none if `analyse` has not run."""
     if not path.is_file():
         return {}
     try:
@@ -97,10 +88,6 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
 
     A local result that was published appears once, as evidence.  Results of a profile that params.yaml doesn't have
     are left out, since their strength is unknown.  The notes, also returned, say how many.
-
-    Raises:
-        EvidenceError: a line can't be read, or has changed since it was published or written.
-        RecordError: a line has an experiment or arm that the params don't have, contradicts itself, or occurs twice.
     """
     left_out: Counter[tuple[Path, str]] = Counter()
     found: dict[tuple[str, str, str, str, int], Trial] = {}
@@ -154,8 +141,13 @@ def _mark(found: Iterable[Trial], params: Params, equivalences: Equivalences) ->
         changed = changes[code]
         lines = equivalences.today(spec, item.result.environment) if changed else ()
         asked = experiment.name, item.result.profile
-        if asked not in planned:
-            planned[asked] = _planned(params, *asked)
+        if asked not in planned:  # model, protocol and replicates that the params currently give each arm
+            planned[asked] = {}
+            source, profile = params.datasets[experiment.dataset], params.profiles[item.result.profile]
+            for run in plan_runs(experiment, profile, source, every_role=True):
+                plan = run.spec.to_dict()
+                held = planned[asked].setdefault(run.name.arm, {**plan, "replicates": {}})
+                held["replicates"][run.name.replicate] = plan["replicate"]
         today = planned[asked][item.result.arm]
         is_planned = spec["model"] == today["model"] and all(
             spec["protocol"].get(field) == today["protocol"].get(field) for field in experiment.varied
@@ -164,19 +156,15 @@ def _mark(found: Iterable[Trial], params: Params, equivalences: Equivalences) ->
             dataclasses.replace(
                 item,
                 is_planned=is_planned,
-                follows_plan=is_planned and _follows(item.result, today),
+                follows_plan=is_planned
+                and _DEFAULTS | spec["protocol"] == _DEFAULTS | today["protocol"]
+                and spec.get("replicate") == today["replicates"].get(item.result.replicate),
                 varied=experiment.varied,
                 changed_code=() if lines else changed,
                 equivalences=lines or (),
             )
         )
     return marked
-
-
-def _follows(result: ResultLine, today: Mapping[str, Any]) -> bool:
-    """True if a run was trained by the current protocol and seed."""
-    old, new = _DEFAULTS | result.spec["protocol"], _DEFAULTS | today["protocol"]
-    return old == new and result.spec.get("replicate") == today["replicates"].get(result.replicate)
 
 
 _DEFAULTS: dict[str, Any] = RunSpec(
@@ -187,18 +175,6 @@ _DEFAULTS: dict[str, Any] = RunSpec(
     code={},
 ).to_dict()["protocol"]
 """The default values of a protocol: an older spec lacks fields that were added since."""
-
-
-def _planned(params: Params, name: str, profile: str) -> dict[str, dict[str, Any]]:
-    """Model, protocol and replicates that the params currently give each arm of an experiment, in a spec's form."""
-    experiment = params.experiments[name]
-    planned: dict[str, dict[str, Any]] = {}
-    source = params.datasets[experiment.dataset]
-    for run in plan_runs(experiment, params.profiles[profile], source, every_role=True):
-        spec = run.spec.to_dict()
-        held = planned.setdefault(run.name.arm, {**spec, "replicates": {}})
-        held["replicates"][run.name.replicate] = spec["replicate"]
-    return planned
 
 
 def _evidence(folder: Path) -> Iterable[Trial]:
@@ -230,12 +206,9 @@ def _local(folder: Path) -> Iterable[Trial]:
 
 def _check_names(item: Trial, params: Params) -> None:
     line = item.result
-    checks: Sequence[tuple[str, str, Iterable[str]]] = [
-        ("experiment", line.experiment, params.experiments),
-    ]
-    if line.experiment in params.experiments:
-        checks = [*checks, ("arm", line.arm, params.experiments[line.experiment].arms)]
-    for kind, name, known in checks:
+    experiment = params.experiments.get(line.experiment)
+    arms = experiment.arms if experiment else {}
+    for kind, name, known in (("experiment", line.experiment, params.experiments), ("arm", line.arm, arms)):
         if name not in known:
             raise RecordError(f"{item.file}: {kind} {name!r} is not in the params files; known: {', '.join(known)}")
     for part in ("model", "protocol", "code"):
@@ -265,17 +238,13 @@ class Weights:
 def find_weights(root: Path, found: Sequence[Trial]) -> tuple[dict[str, Weights], list[str]]:
     """Weights files by sha256, committed models first, and those that belong to no result.
 
-    Weights trained here have their digest stored beside them; whoever loads them checks it.
+    Weights trained here have their digest stored with them; loading checks it.
     """
     wanted = {item.result.weights_sha256 for item in found if item.result.weights_sha256}
     wanted |= {item.release.sha256 for item in found if item.release}
     committed = sorted((root / "data" / "models").glob("*.safetensors"))
-    local = sorted(
-        {
-            root / "data" / "runs" / item.result.experiment / item.result.run_key / "weights.safetensors"
-            for item in found
-        }
-    )
+    runs = {f"{item.result.experiment}/{item.result.run_key}" for item in found}
+    local = sorted(root / "data" / "runs" / run / "weights.safetensors" for run in runs)
     weights: dict[str, Weights] = {}
     notes = []
     digests: list[tuple[Path, str | None]] = [
@@ -307,7 +276,7 @@ def _trained_digest(outcome: Path) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class JudgedResults:
     """The results that speak, the same in groups by experiment with the strongest first, and what follows from them."""
 
     speaking: Sequence[Trial]
@@ -324,7 +293,7 @@ def judge(
     findings: Mapping[str, FindingLine],
     deviations: Sequence[PaperDeviations],
     with_power: bool = True,
-) -> Judged:
+) -> JudgedResults:
     """Judge all claims by those of the results found that speak (`select`)."""
     speaking = select(found)
     groups = gather(params, speaking)
@@ -336,15 +305,11 @@ def judge(
         devices={paper.paper: paper.device for paper in deviations if paper.device},
         with_power=with_power,
     )
-    return Judged(speaking=speaking, groups=groups, judgements=judgements, sentences=sentences)
+    return JudgedResults(speaking=speaking, groups=groups, judgements=judgements, sentences=sentences)
 
 
-def judge_today(root: Path, params: Params) -> Judged:
-    """Judge by evidence and local results as they are now, recorded or not, without the plans' power.
-
-    Raises:
-        ClaimsError, EvidenceError, RecordError: a file can't be read or contradicts another.
-    """
+def judge_today(root: Path, params: Params) -> JudgedResults:
+    """Judge by evidence and local results as they are now, recorded or not, without the plans' power."""
     claims, deviations = read_placed_claims(root, params), read_paper_deviations(params)
     found, _ = find_results(root, params)
     findings = read_findings(root / "data" / "findings.jsonl", claims)
@@ -352,11 +317,7 @@ def judge_today(root: Path, params: Params) -> Judged:
 
 
 def read_placed_claims(root: Path, params: Params) -> list[ClaimLine]:
-    """The rows of `data/claims.csv`, each with its place in the params.
-
-    Raises:
-        ClaimsError: a row can't be read, or contradicts the params.
-    """
+    """The rows of `data/claims.csv`, each with its place in the params."""
     listed = root / "data" / "claims.csv"
     return place_claims(listed, read_claims(listed), params)
 
@@ -383,7 +344,7 @@ def select(found: Sequence[Trial]) -> list[Trial]:
 
 
 def group_of(item: Trial) -> tuple[str, str, str]:
-    """What results that are judged together have in common."""
+    """Properties that results judged together have in common."""
     return item.result.experiment, item.result.profile, item.conditions
 
 

@@ -41,8 +41,8 @@ PERCENT = ("%", "percent", "pp", "points")
 
 
 @dataclass(frozen=True)
-class Printed:
-    """A printed number.  `std` is what stands after ±, in the same unit; `precision` the unit of its last digit.
+class PrintedNumber:
+    """A printed number.  `std` is the number after ±, in the same unit; `precision` the unit of its last digit.
 
     A number in percent is a fraction here: 97.5 % is 0.975, with a precision of 0.001.
     """
@@ -53,7 +53,7 @@ class Printed:
     is_percent: bool
 
     @classmethod
-    def parse(cls, text: object, unit: str = "") -> Printed:
+    def parse(cls, text: object, unit: str = "") -> PrintedNumber:
         """Parse a number, or a text; `unit` may say that it is in percent.  What is parsed already stays as it is.
 
         Raises:
@@ -185,7 +185,7 @@ class ReportedVerdict:
 
 def value(
     *,
-    printed: float | str | Printed,
+    printed: float | str | PrintedNumber,
     ours: Values,
     std: float | None = None,
     n: int | None = None,
@@ -198,7 +198,7 @@ def value(
     """Judge whether `ours` reproduce a printed number.
 
     Args:
-        printed: the number, or its text; what stands after ± is the standard deviation of its `n` runs.
+        printed: the number, or its text; the number after ± is the standard deviation of its `n` runs.
         ours: the replicates.
         std: the same, where it is printed elsewhere.
         n: the paper's runs; None: it doesn't say.
@@ -211,7 +211,7 @@ def value(
     Raises:
         ValueError: `printed` isn't a number, or a share isn't in [0, 1].
     """
-    number, sample = Printed.parse(printed), _sample(ours)
+    number, sample = PrintedNumber.parse(printed), _sample(ours)
     if is_share and not all(0 <= each <= 1 for each in (number.value, *sample.values)):
         raise ValueError("a share must lie in [0, 1]; write percent as '97.5 %', or say is_share=False")
 
@@ -237,7 +237,7 @@ def order(
     b: Values,
     *,
     better: Better,
-    printed: float | str | Printed | None = None,
+    printed: float | str | PrintedNumber | None = None,
     paired: bool = False,
     margin: float | None = None,
     rules: Rules = RULES,
@@ -250,7 +250,7 @@ def order(
     Raises:
         ValueError: `printed` isn't a number, or is 0.
     """
-    number = None if printed is None else Printed.parse(printed)
+    number = None if printed is None else PrintedNumber.parse(printed)
     verdict = _compare(judge_gain, _gain(number, better, margin, rules), a, b, paired=paired, rules=rules)
     return _reported(claim, number.value if number else None, verdict.estimate, verdict)
 
@@ -259,7 +259,7 @@ def gap(
     a: Values,
     b: Values,
     *,
-    printed: float | str | Printed,
+    printed: float | str | PrintedNumber,
     better: Better,
     paired: bool = False,
     margin: float | None = None,
@@ -267,7 +267,7 @@ def gap(
     claim: str = "gap",
 ) -> ReportedVerdict:
     """Judge the size of a printed gain of `a` over `b` that claims no order, negative if a is worse; as `order`."""
-    number = Printed.parse(printed)
+    number = PrintedNumber.parse(printed)
     verdict = _compare(judge_gap, _gain(number, better, margin, rules), a, b, paired=paired, rules=rules)
     return _reported(claim, number.value, verdict.estimate, verdict)
 
@@ -277,14 +277,14 @@ def comparable(
     b: Values,
     *,
     better: Better,
-    printed: float | str | Printed | None = None,
+    printed: float | str | PrintedNumber | None = None,
     paired: bool = False,
     margin: float | None = None,
     rules: Rules = RULES,
     claim: str = "comparable",
 ) -> ReportedVerdict:
     """Judge whether `a` is no worse than `b` by more than the margin; `printed`: the loss that the paper calls so."""
-    number = None if printed is None else Printed.parse(printed)
+    number = None if printed is None else PrintedNumber.parse(printed)
     widest = rules.margins.comparable(number.precision if number else 0.0) if margin is None else margin
     accepted = ComparableClaim(margin=widest, better=better, accepted=None if number is None else abs(number.value))
     verdict = _compare(judge_comparable, accepted, a, b, paired=paired, rules=rules)
@@ -313,7 +313,7 @@ def wins(
     return _reported(claim, claimed, None if verdict.estimate is None else claimed + verdict.estimate, verdict)
 
 
-def _gain(number: Printed | None, better: Better, margin: float | None, rules: Rules) -> GainClaim:
+def _gain(number: PrintedNumber | None, better: Better, margin: float | None, rules: Rules) -> GainClaim:
     if number is None:
         return GainClaim(gain=1.0, margin=None, better=better)
     if not number.value:
@@ -329,7 +329,7 @@ def _gain(number: Printed | None, better: Better, margin: float | None, rules: R
 
 
 def _slope(margin_at: Callable[[float], float], printed: float) -> float:
-    """How much the margin grows with the printed number."""
+    """Slope of the margin by the printed number."""
     step = 1e-6 * abs(printed)
     return (margin_at(printed + step) - margin_at(printed)) / step if step else 0.0
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, cast
 import pandas as pd
 
 from stages.reported import judging
-from stages.reported.judging import PERCENT, RULES, Better, Printed, ReportedVerdict, parse_count, unjudged
+from stages.reported.judging import PERCENT, RULES, Better, PrintedNumber, ReportedVerdict, parse_count, unjudged
 from stages.rules import Rules
 
 Table: TypeAlias = pd.DataFrame | str | Path
@@ -46,7 +46,7 @@ class TableError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ClaimRow:
     """One claim.  `line` counts from 2, as an editor shows the file; `printed` is None for an order without a size."""
 
     line: int
@@ -56,7 +56,7 @@ class Row:
     arm: str
     baseline: str
     dataset: str
-    printed: Printed | None
+    printed: PrintedNumber | None
     count: tuple[int, int] | None
     std: float | None
     n: int | None
@@ -69,7 +69,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class RowProblem:
     """A row that can't be judged, or whose numbers exclude each other, and why."""
 
     line: int
@@ -85,7 +85,7 @@ class Judged:
     """Verdicts in the order of the claims, and the rows that could not be judged."""
 
     verdicts: tuple[ReportedVerdict, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[RowProblem, ...]
 
     def to_frame(self) -> pd.DataFrame:
         """Return a table with a row for each verdict."""
@@ -112,14 +112,14 @@ def read_table(table: Table, needed: Sequence[str], aliases: Mapping[str, str]) 
     return frame
 
 
-def read_rows(claims: Table) -> tuple[list[Row], list[Problem]]:
+def read_rows(claims: Table) -> tuple[list[ClaimRow], list[RowProblem]]:
     """Read claims; each row is a `Row` or a `Problem`.
 
     Raises:
         TableError: as `read_table`.
     """
     frame = read_table(claims, ("id", "metric", "arm"), COLUMNS).fillna("")
-    rows: dict[str, Row] = {}
+    rows: dict[str, ClaimRow] = {}
     problems = []
     for line, cells in zip((int(index) + 2 for index in frame.index), frame.to_dict("records"), strict=True):
         texts = {str(column): str(cell).strip() for column, cell in cells.items()}
@@ -129,7 +129,7 @@ def read_rows(claims: Table) -> tuple[list[Row], list[Problem]]:
                 raise ValueError(f"the id is already in line {rows[row.id].line} already; give each claim its own")
             rows[row.id] = row
         except ValueError as error:
-            problems.append(Problem(line=line, id=texts["id"], why=str(error)))
+            problems.append(RowProblem(line=line, id=texts["id"], why=str(error)))
     return list(rows.values()), problems
 
 
@@ -138,7 +138,7 @@ def last_word(metric: str) -> str:
     return re.split(r"[^a-z0-9]+", metric.strip().lower())[-1]
 
 
-def _read_row(line: int, texts: Mapping[str, str]) -> Row:
+def _read_row(line: int, texts: Mapping[str, str]) -> ClaimRow:
     def text(name: str) -> str:
         return texts.get(name, "")
 
@@ -164,11 +164,11 @@ def _read_row(line: int, texts: Mapping[str, str]) -> Row:
     if std != "" and std < 0:
         raise ValueError(f"std is {text('std')}; expected a standard deviation")
     count = parse_count(text("printed")) if kind == "wins" else None
-    printed = Printed.parse(text("printed"), text("unit")) if text("printed") and not count else None
+    printed = PrintedNumber.parse(text("printed"), text("unit")) if text("printed") and not count else None
     if printed is None and kind in ("value", "gap"):
         raise ValueError("printed is empty; the claim needs its number")
     scale = 100 if printed and printed.is_percent else 1
-    row = Row(
+    row = ClaimRow(
         line=line,
         id=text("id"),
         kind=kind,
@@ -255,11 +255,11 @@ def judge(claims: Table, results: Table, rules: Rules = RULES) -> Judged:
         try:
             verdicts.append(_judge_row(row, frame, rules))
         except ValueError as error:
-            problems.append(Problem(line=row.line, id=row.id, why=str(error)))
+            problems.append(RowProblem(line=row.line, id=row.id, why=str(error)))
     return Judged(verdicts=tuple(verdicts), problems=tuple(sorted(problems, key=lambda problem: problem.line)))
 
 
-def _judge_row(row: Row, frame: pd.DataFrame, rules: Rules) -> ReportedVerdict:
+def _judge_row(row: ClaimRow, frame: pd.DataFrame, rules: Rules) -> ReportedVerdict:
     of_row = frame[(frame["metric"] == row.metric)]
     if row.dataset:
         of_row = of_row[of_row["dataset"] == row.dataset]
@@ -309,7 +309,7 @@ def _values(frame: pd.DataFrame, arm: str) -> list[float]:
     return [float(each) for each in frame.loc[frame["arm"] == arm, "value"]]
 
 
-def lint(claims: Table) -> list[Problem]:
+def lint(claims: Table) -> list[RowProblem]:
     """Check claims without results: every row, and every printed gain against the cells that it comes from.
 
     A gain of one arm over another fits if it is the difference of their cells, their ratio minus 1, or the share by
@@ -334,11 +334,11 @@ def lint(claims: Table) -> list[Problem]:
         if not _fits(row, row.printed, one, other):
             difference, share, _ = _gains(row, one.value, other.value)
             why = f"{row.text} is printed, but {one.value:g} and {other.value:g} differ by {difference:.4g}"
-            problems.append(Problem(line=row.line, id=row.id, why=f"{why}, which is {100 * share:.3g} %"))
+            problems.append(RowProblem(line=row.line, id=row.id, why=f"{why}, which is {100 * share:.3g} %"))
     return sorted(problems, key=lambda problem: problem.line)
 
 
-def _gains(row: Row, a: float, b: float) -> tuple[float, float, float]:
+def _gains(row: ClaimRow, a: float, b: float) -> tuple[float, float, float]:
     """The difference, the ratio minus 1, and the share by which an error falls: better positive; NaN if undefined."""
     if row.better == "lower":
         a, b = b, a
@@ -347,7 +347,7 @@ def _gains(row: Row, a: float, b: float) -> tuple[float, float, float]:
     return a - b, a / b - 1 if b else math.nan, fall
 
 
-def _fits(row: Row, gain: Printed, one: Printed, other: Printed) -> bool:
+def _fits(row: ClaimRow, gain: PrintedNumber, one: PrintedNumber, other: PrintedNumber) -> bool:
     """True if the printed gain may be rounded from cells that are themselves rounded."""
     half = one.precision / 2, other.precision / 2
     corners = [_gains(row, one.value + i * half[0], other.value + j * half[1]) for i in (-1, 1) for j in (-1, 1)]

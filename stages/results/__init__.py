@@ -3,49 +3,32 @@
 `tables` is the only place where a column is named; `comparison` holds the one comparison that service and report share.
 """
 
-from stages.results.claim_tables import (
-    ICONS,
-    WORD_OF,
-    ClaimChange,
-    ClaimDeviation,
-    ClaimExperiment,
-    Deviation,
-    Family,
-    VerdictArm,
-    VerdictRow,
-    VerdictRun,
-    Word,
-)
 from stages.results.claims import (
     AGAINST_THE_PAPER,
     FOR_THE_PAPER,
     ClaimFilter,
     ClaimRecord,
+    Counts,
+    Discoveries,
     JudgedClaim,
+    Outlook,
     PairGain,
     Standing,
+    Tally,
     count_seen,
     error_of,
     find_judged,
+    ground_of,
     list_families,
     list_judged,
     rule_after,
-)
-from stages.results.comparison import compare, cut_of_each, describe_fidelity, fidelity_of, kind_of_run
-from stages.results.comparison_rows import t_interval, wilson_interval
-from stages.results.counts import (
-    Counts,
-    Discoveries,
-    Levels,
-    Outlook,
-    Tally,
-    ground_of,
-    levels_of,
-    read_rules,
     tally,
     tally_rows,
 )
+from stages.results.comparison import compare, fidelity_of
+from stages.results.comparison_rows import t_interval, wilson_interval
 from stages.results.database import (
+    Levels,
     Sessions,
     UnknownArm,
     UnknownCheckpoint,
@@ -60,30 +43,54 @@ from stages.results.database import (
     create_results,
     database_url,
     insert_rows,
+    levels_of,
     open_results,
+    read_rules,
 )
-from stages.results.estimates import ArmComparison, ArmVerdict, ExperimentComparison, as_csv, no_formula
-from stages.results.metrics import METRICS, SHOWN_METRICS, MetricInfo
+from stages.results.estimates import (
+    METRICS,
+    SHOWN_METRICS,
+    ArmComparison,
+    ArmVerdict,
+    ExperimentComparison,
+    MetricInfo,
+    as_csv,
+    cut_of_each,
+    describe_fidelity,
+    kind_of_run,
+    no_formula,
+)
 from stages.results.tables import (
+    ICONS,
     SCHEMA_VERSION,
-    Arm,
-    ArmMetric,
+    WORD_OF,
+    ArmMetricRow,
+    ArmRow,
     Array,
     Base,
     Checkpoint,
     Claim,
+    ClaimChange,
+    ClaimDeviation,
+    ClaimExperiment,
     Cost,
     Dataset,
+    DeviationRow,
     Epoch,
-    Experiment,
+    ExperimentRow,
+    Family,
     JSONOf,
     Meta,
     Metric,
     ObservationRow,
     Paper,
-    Profile,
+    ProfileRow,
     Result,
     ResultsUnavailable,
+    VerdictArm,
+    VerdictRow,
+    VerdictRun,
+    Word,
     damaged,
 )
 from stages.results.versus import ImagePair, SameModel, Side, Versus, models_on, versus

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -12,21 +12,25 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session, joinedload, selectinload
 
-from stages.results.claim_tables import (
+from stages.results.database import UnknownClaim
+from stages.results.estimates import ArmVerdict
+from stages.results.tables import (
     WORD_OF,
+    ArmRow,
+    Claim,
     ClaimChange,
     ClaimDeviation,
     ClaimExperiment,
-    Deviation,
+    DeviationRow,
+    ExperimentRow,
     Family,
+    Metric,
+    Paper,
     VerdictArm,
     VerdictRow,
     VerdictRun,
     Word,
 )
-from stages.results.database import UnknownClaim
-from stages.results.estimates import ArmVerdict
-from stages.results.tables import Arm, Claim, Experiment, Metric
 from stages.verdicts import Observation, Sample, Status
 from stages.verdicts.difference import measure_gain
 from stages.verdicts.intervals import half_width
@@ -51,7 +55,7 @@ class PairGain:
     n: int
 
 
-def pair_gains(claim: Claim, verdict: VerdictRow, arms: Iterable[Arm]) -> tuple[PairGain, ...]:
+def pair_gains(claim: Claim, verdict: VerdictRow, arms: Iterable[ArmRow]) -> tuple[PairGain, ...]:
     """The pairs of a claim that averages over pairs, each with two finished replicates per arm; none for other claims.
 
     Replicates that wait for the next look are left out here too.  `arms`: those of the runs' experiments, in order.
@@ -59,7 +63,11 @@ def pair_gains(claim: Claim, verdict: VerdictRow, arms: Iterable[Arm]) -> tuple[
     if not claim.facts.over_pairs:
         return ()  # a count of orders has the runs of all of them
     runs = [run for run in verdict.runs if verdict.confidence is None or run.replicate < verdict.n]
-    proposed, baseline = (_values(run for run in runs if run.side == side) for side in ("proposed", "baseline"))
+    sides: dict[str, dict[tuple[str, str], dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for run in runs:
+        if run.value is not None:
+            sides[run.side][run.result.experiment, run.arm][run.replicate] = run.value
+    proposed, baseline = sides["proposed"], sides["baseline"]
     if len(proposed) < 2 or not baseline:
         return ()
     better: Literal["higher", "lower"] = "higher" if claim.better == "higher" else "lower"
@@ -84,7 +92,7 @@ def pair_gains(claim: Claim, verdict: VerdictRow, arms: Iterable[Arm]) -> tuple[
 
 
 Values = Mapping[int, float]
-"""By replicate."""
+"""Find the versions of a model, by replicate."""
 
 
 class GainBetween(NamedTuple):
@@ -112,15 +120,6 @@ def gain_between(
     gain = measure_gain(_sample(ours), _sample(theirs), better, "fold" if is_folded else "none")
     half = float(half_width(*gain.at(gain.n), _TAIL))
     return GainBetween(gain.mean, gain.mean - half, gain.mean + half, gain.n)
-
-
-def _values(runs: Iterable[VerdictRun]) -> dict[tuple[str, str], dict[int, float]]:
-    """`{(experiment, arm): {replicate: value}}`, without diverged replicates."""
-    found: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    for run in runs:
-        if run.value is not None:
-            found[run.result.experiment, run.arm][run.replicate] = run.value
-    return found
 
 
 def _sample(values: Values) -> Sample:
@@ -163,7 +162,7 @@ class JudgedClaim:
 
     @property
     def standing(self) -> Standing:
-        """Whether something has decided the claim, may yet, or never can here: a setting of a training can't hold."""
+        """Progress of a claim: decided, decidable, or never decidable here. A setting of a training can't hold."""
         status = Status(self.verdict.status)
         if self.claim.facts.by == "params":
             return "setting"
@@ -185,7 +184,7 @@ class ClaimRecord(JudgedClaim):
     runs: tuple[VerdictRun, ...]
     arms: tuple[VerdictArm, ...]
     pairs: tuple[PairGain, ...]
-    deviations: tuple[Deviation, ...]
+    deviations: tuple[DeviationRow, ...]
     changes: tuple[ClaimChange, ...]
     family: Family | None
     same_error: tuple[str, ...]
@@ -240,12 +239,9 @@ def _sizes(session: Session, verdicts: Iterable[VerdictRow]) -> dict[str, tuple[
 
 def narrowed(query: Any, wanted: ClaimFilter) -> Any:
     """The query of claims with these filters."""
-    if wanted.paper is not None:
-        query = query.where(Claim.paper == wanted.paper)
-    if wanted.kind is not None:
-        query = query.where(Claim.kind == wanted.kind)
-    if wanted.family is not None:
-        query = query.where(Claim.family == wanted.family)
+    for name in ("paper", "kind", "family"):
+        if (value := getattr(wanted, name)) is not None:
+            query = query.where(getattr(Claim, name) == value)
     if wanted.verdict is not None:
         query = query.where(VerdictRow.status == str(wanted.verdict))
     if wanted.word is not None:
@@ -253,11 +249,11 @@ def narrowed(query: Any, wanted: ClaimFilter) -> Any:
     if wanted.standing is not None:
         query = query.where(*_standing(wanted.standing))
     if wanted.dataset is not None or wanted.experiment is not None:
-        inside = select(ClaimExperiment.claim).join(Experiment, Experiment.name == ClaimExperiment.experiment)
+        inside = select(ClaimExperiment.claim).join(ExperimentRow, ExperimentRow.name == ClaimExperiment.experiment)
         if wanted.dataset is not None:
-            inside = inside.where(Experiment.dataset == wanted.dataset)
+            inside = inside.where(ExperimentRow.dataset == wanted.dataset)
         if wanted.experiment is not None:
-            inside = inside.where(Experiment.name == wanted.experiment)
+            inside = inside.where(ExperimentRow.name == wanted.experiment)
         query = query.where(Claim.id.in_(inside))
     return query
 
@@ -280,10 +276,10 @@ def _standing(wanted: Standing) -> Sequence[ColumnElement[bool]]:
 def _choices(session: Session, claims: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """`{claim: choices of ours that its title names}`, in the order of the deviations."""
     query = (
-        select(ClaimDeviation.claim, Deviation.in_titles)
-        .join(Deviation, Deviation.id == ClaimDeviation.deviation)
-        .where(ClaimDeviation.claim.in_(claims), Deviation.in_titles.is_not(None))
-        .order_by(Deviation.position)
+        select(ClaimDeviation.claim, DeviationRow.in_titles)
+        .join(DeviationRow, DeviationRow.id == ClaimDeviation.deviation)
+        .where(ClaimDeviation.claim.in_(claims), DeviationRow.in_titles.is_not(None))
+        .order_by(DeviationRow.position)
     )
     found: dict[str, list[str]] = {}
     for row in session.execute(query):
@@ -294,10 +290,10 @@ def _choices(session: Session, claims: Sequence[str]) -> dict[str, tuple[str, ..
 def _places(session: Session, claims: Sequence[str]) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
     """`{claim: (experiments, data sets)}`, each in the order of the params file."""
     query = (
-        select(ClaimExperiment.claim, Experiment.name, Experiment.dataset)
-        .join(Experiment, Experiment.name == ClaimExperiment.experiment)
+        select(ClaimExperiment.claim, ExperimentRow.name, ExperimentRow.dataset)
+        .join(ExperimentRow, ExperimentRow.name == ClaimExperiment.experiment)
         .where(ClaimExperiment.claim.in_(claims))
-        .order_by(Experiment.position)
+        .order_by(ExperimentRow.position)
     )
     found: dict[str, tuple[list[str], list[str]]] = {}
     for row in session.execute(query):
@@ -308,42 +304,30 @@ def _places(session: Session, claims: Sequence[str]) -> dict[str, tuple[tuple[st
 
 
 def find_judged(session: Session, claim_id: str) -> ClaimRecord:
-    """One claim with its runs, its deviations and the sentence of its table.
-
-    Raises:
-        UnknownClaim: there is no such claim.
-    """
-    claim = session.get(Claim, claim_id)
-    if claim is None:
+    """One claim with its runs, its deviations and the sentence of its table."""
+    options = selectinload(VerdictRow.runs).options(joinedload(VerdictRun.result)), selectinload(VerdictRow.arms)
+    found = _judged(session, CLAIMS.where(Claim.id == claim_id).options(*options))
+    if not found:
         name = claim_id[:120]
-        raise UnknownClaim(
-            name, nearest=next(iter(get_close_matches(name, session.scalars(select(Claim.id)), 1)), None)
-        )
-    verdict = session.get_one(
-        VerdictRow,
-        claim_id,
-        options=[
-            selectinload(VerdictRow.runs).options(joinedload(VerdictRun.result)),
-            selectinload(VerdictRow.arms),
-        ],
-    )
-    names, datasets = _places(session, [claim_id]).get(claim_id, ((), ()))
-    arms = select(Arm).where(Arm.experiment.in_(names)).order_by(Arm.experiment, Arm.position)
+        nearest = get_close_matches(name, session.scalars(select(Claim.id)), 1)
+        raise UnknownClaim(name, nearest=next(iter(nearest), None))
+    claim, verdict = found[0].claim, found[0].verdict
+    arms = select(ArmRow).where(ArmRow.experiment.in_(found[0].experiments))
     changes = select(ClaimChange).where(ClaimChange.claim == claim_id).order_by(ClaimChange.position)
+    same_error: tuple[str, ...] = ()
+    if error := error_of(claim, verdict):
+        of_paper = session.execute(CLAIMS.where(Claim.paper == claim.paper, Claim.id != claim.id)).all()
+        same_error = tuple(row.Claim.id for row in of_paper if error_of(row.Claim, row.VerdictRow) == error)
+    in_order = session.scalars(arms.order_by(ArmRow.experiment, ArmRow.position))
     return ClaimRecord(
-        claim=claim,
-        verdict=verdict,
-        experiments=names,
-        datasets=datasets,
-        choices=_choices(session, [claim_id]).get(claim_id, ()),
-        sizes=_sizes(session, [verdict]).get(claim_id, ()),
+        **vars(found[0]),
         runs=tuple(verdict.runs),
         arms=tuple(verdict.arms),
-        pairs=pair_gains(claim, verdict, session.scalars(arms)) if claim.baseline_arm else (),
+        pairs=pair_gains(claim, verdict, in_order) if claim.baseline_arm else (),
         deviations=tuple(deviations_of(session, claim_id)),
         changes=tuple(session.scalars(changes)),
         family=session.get(Family, claim.family) if claim.family else None,
-        same_error=_same_error(session, claim, verdict),
+        same_error=same_error,
     )
 
 
@@ -353,7 +337,7 @@ def error_of(claim: Claim, verdict: VerdictRow) -> str | None:
 
 
 def rule_after(claim: Claim, verdict: VerdictRow) -> str | None:
-    """As "Judged by a rule written after 14 pairs had been seen"; None where none of the claim's results had been."""
+    """Say that the rule is late, as "Judged by a rule written after 14 pairs had been seen"; None if it isn't."""
     seen = verdict.seen_before_rule
     if seen is None:
         return None
@@ -361,17 +345,9 @@ def rule_after(claim: Claim, verdict: VerdictRow) -> str | None:
 
 
 def count_seen(seen: int, claim: Claim) -> str:
-    """As "14 pairs" of a claim that compares models, else "1 result"."""
+    """Format a count as "14 pairs" for a claim that compares models, else "1 result"."""
     what = "pair" if claim.baseline_arm else "result"
     return f"{seen} {what}{'s' if seen != 1 else ''}"
-
-
-def _same_error(session: Session, claim: Claim, verdict: VerdictRow) -> tuple[str, ...]:
-    error = error_of(claim, verdict)
-    if error is None:
-        return ()
-    of_paper = session.execute(CLAIMS.where(Claim.paper == claim.paper, Claim.id != claim.id)).all()
-    return tuple(row.Claim.id for row in of_paper if error_of(row.Claim, row.VerdictRow) == error)
 
 
 def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str, str], tuple[ArmVerdict, ...]]:
@@ -399,12 +375,12 @@ def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str
     return {place: tuple(verdicts) for place, verdicts in found.items()}
 
 
-def deviations_of(session: Session, claim_id: str) -> Sequence[Deviation]:
+def deviations_of(session: Session, claim_id: str) -> Sequence[DeviationRow]:
     query = (
-        select(Deviation)
-        .join(ClaimDeviation, ClaimDeviation.deviation == Deviation.id)
+        select(DeviationRow)
+        .join(ClaimDeviation, ClaimDeviation.deviation == DeviationRow.id)
         .where(ClaimDeviation.claim == claim_id)
-        .order_by(Deviation.position)
+        .order_by(DeviationRow.position)
     )
     return session.scalars(query).all()
 
@@ -413,3 +389,198 @@ def list_families(session: Session, *, paper: str | None = None) -> Sequence[Fam
     """The sentences of the tables, in the order of the rules."""
     query = select(Family).order_by(Family.position)
     return session.scalars(query if paper is None else query.where(Family.paper == paper)).all()
+
+
+NO_BETTER_THAN_CHANCE = 0.05
+"""A plan that confirms a right number no more often than its test may confirm a wrong one shows nothing."""
+EVEN = 0.5
+FALSE_DISCOVERIES = 0.05
+"""The share of a paper's decided signs that may be wrong."""
+Ground = Literal["trained", "computed", "data"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Claims that can be decided, now or later: `decidable`.
+
+    `in_favour`: reproduced, supported, holds; `under_reading` of them only if their words are read in one way, the
+    others `plainly`.  `against`: not reproduced, reversed, fails, contradicted.  `open`: there is evidence that doesn't
+    decide yet.  `waiting`: not run yet.
+    """
+
+    decidable: int
+    in_favour: int
+    under_reading: int
+    against: int
+    open: int
+    waiting: int
+
+    @property
+    def plainly(self) -> int:
+        return self.in_favour - self.under_reading
+
+    @property
+    def by_word(self) -> dict[Word, int]:
+        """Return the decidable claims by their word, as the pages and `claimcheck status` count them."""
+        numbers = (self.plainly, self.against, self.open + self.under_reading, self.waiting)
+        return dict(zip(Word, numbers, strict=True))
+
+    @property
+    def decided(self) -> int:
+        return self.in_favour + self.against
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """Expected outcome of planned trainings for `waiting` claims that training decides, if the paper is right.
+
+    `hopeless`: confirmed with a chance below 5 %; `order_only`: the order may be, the size of the difference not;
+    `unlikely`: of all others, confirmed with a chance below 50 %.  `unknown`: no size is printed or no spread is known.
+    `assumed` of all these rest on a spread of the runs that is neither measured nor printed.
+    """
+
+    waiting: int
+    hopeless: int
+    order_only: int
+    unlikely: int
+    unknown: int
+    assumed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discoveries:
+    """Claims of a paper that training `decided` by a p-value, and those that `survive` a false discovery rate of 5 %.
+
+    `tested` are the open ones as well; `without`: decided by training, but not by a p-value on a sign.
+    """
+
+    tested: int
+    decided: int
+    survive: int
+    without: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally(Counts):
+    """Verdict counts of a paper's claims: a badge.  Training, computing and facts of data are counted separately.
+
+    An error that a finding shows in several places counts once, in the counts and in `by_basis`; `errors` are its
+    places, while `claims`, `by_verdict` and `by_kind` count all of them.  `settings` can't hold or fail, `untestable`
+    are other claims that nothing here can decide.
+    """
+
+    paper: str
+    claims: int
+    trained: Counts
+    computed: Counts
+    data: Counts
+    outlook: Outlook
+    discoveries: Discoveries
+    settings: int
+    untestable: int
+    by_verdict: dict[str, int] = field(default_factory=dict)
+    by_kind: dict[str, dict[str, int]] = field(default_factory=dict)
+    by_basis: dict[str, dict[str, int]] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+def tally(session: Session, wanted: ClaimFilter | None = None) -> list[Tally]:
+    """Counts by verdict for each paper that has claims, in the order of the params file; other papers follow."""
+    rows = session.execute(narrowed(CLAIMS, wanted or ClaimFilter())).all()
+    return tally_rows(session, [(row.Claim, row.VerdictRow) for row in rows])
+
+
+def tally_rows(session: Session, judged: Sequence[tuple[Claim, VerdictRow]]) -> list[Tally]:
+    """The same of these claims."""
+    order = list(session.scalars(select(Paper.name).order_by(Paper.position)))
+    papers = [*order, *(paper for paper in dict.fromkeys(claim.paper for claim, _ in judged) if paper not in order)]
+    return [_tally(paper, [row for row in judged if row[0].paper == paper]) for paper in papers]
+
+
+def _tally(paper: str, rows: Sequence[tuple[Claim, VerdictRow]]) -> Tally:
+    places = Counter(error for row in rows if (error := error_of(*row)))
+    first: dict[tuple[str, str], tuple[Claim, VerdictRow]] = {}  # without the further places of an error
+    for row in rows:
+        error = error_of(*row)
+        first.setdefault(("error", error) if error else ("claim", row[0].id), row)
+    once = list(first.values())
+    kinds: dict[str, Counter[str]] = {}
+    bases: dict[str, Counter[str]] = {}
+    for claim, verdict in rows:
+        kinds.setdefault(claim.kind, Counter())[verdict.status] += 1
+    for _, verdict in once:
+        bases.setdefault(verdict.basis, Counter())[verdict.status] += 1
+    grounds: dict[Ground, list[tuple[Claim, VerdictRow]]] = {"trained": [], "computed": [], "data": []}
+    for row in once:
+        grounds[ground_of(*row)].append(row)
+    by_results = [verdict for _, verdict in once if verdict.basis == "results"]
+    decided = [verdict for verdict in by_results if verdict.status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)]
+    rates = [verdict.false_discovery_rate for verdict in decided if verdict.false_discovery_rate is not None]
+    powers = [verdict.power for _, verdict in grounds["trained"] if verdict.is_decidable and verdict.status in NOT_YET]
+    prospects = [_prospect(power) for power in powers]
+    return Tally(
+        paper=paper,
+        claims=len(rows),
+        **vars(_count(once)),
+        trained=_count(grounds["trained"]),
+        computed=_count(grounds["computed"]),
+        data=_count(grounds["data"]),
+        outlook=Outlook(
+            waiting=len(powers),
+            **{kind: prospects.count(kind) for kind in ("hopeless", "order_only", "unlikely", "unknown")},
+            assumed=sum(
+                power is not None and prospect != "unknown" and power["source"] == "assumed"
+                for power, prospect in zip(powers, prospects, strict=True)
+            ),
+        ),
+        discoveries=Discoveries(
+            tested=sum(verdict.false_discovery_rate is not None for verdict in by_results),
+            decided=len(rates),
+            survive=sum(rate <= FALSE_DISCOVERIES for rate in rates),
+            without=len(decided) - len(rates),
+        ),
+        settings=sum(claim.facts.by == "params" for claim, _ in once),
+        untestable=sum(claim.facts.by != "params" and not verdict.is_decidable for claim, verdict in once),
+        by_verdict=dict(sorted(Counter(verdict.status for _, verdict in rows).items())),
+        by_kind={kind: dict(sorted(counts.items())) for kind, counts in kinds.items()},
+        by_basis={basis: dict(sorted(counts.items())) for basis, counts in bases.items()},
+        errors={error: number for error, number in places.items() if number > 1},
+    )
+
+
+def ground_of(claim: Claim, verdict: VerdictRow) -> Ground:
+    """The kind of evidence that decides a claim: trained models, a computation, or facts about the data."""
+    if verdict.basis == "params" or (claim.facts.by == "data" and claim.experiment):
+        return "data"
+    if verdict.basis == "finding" or (claim.experiment is None and claim.family is None):
+        return "computed"
+    return "trained"
+
+
+def _count(rows: Sequence[tuple[Claim, VerdictRow]]) -> Counts:
+    decidable = [verdict.status for _, verdict in rows if verdict.is_decidable]
+    favour, against, waiting = (
+        sum(status in words for status in decidable) for words in (FOR_THE_PAPER, AGAINST_THE_PAPER, NOT_YET)
+    )
+    return Counts(
+        decidable=len(decidable),
+        in_favour=favour,
+        under_reading=decidable.count(Status.HOLDS_UNDER_READING),
+        against=against,
+        open=len(decidable) - favour - against - waiting,
+        waiting=waiting,
+    )
+
+
+def _prospect(power: dict[str, Any] | None) -> str:
+    if power is None:
+        return "unknown"
+    size = power["reproduced"] if power["can_reproduce"] else 0.0
+    chance = size if power["supported"] is None else power["supported"]
+    if chance is None:
+        return "unknown"
+    if chance < NO_BETTER_THAN_CHANCE:
+        return "hopeless"
+    if power["supported"] is not None and size is not None and size < NO_BETTER_THAN_CHANCE:
+        return "order_only"
+    return "unlikely" if chance < EVEN else "likely"

@@ -8,7 +8,6 @@ A shortened run's number is ours, but has no difference and no gain (`fidelity.w
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,71 +30,25 @@ from stages.results.comparison_rows import (
 )
 from stages.results.database import UnknownDataset, UnknownMetric, UnknownPaper, UnknownProfile
 from stages.results.estimates import (
+    FIRST_METRICS,
+    METRICS,
     ArmComparison,
     CostSummary,
     Difference,
-    Estimate,
     ExperimentComparison,
     Gain,
     Measured,
+    MetricInfo,
     Order,
     Printed,
     Ratio,
+    cut_of_all,
+    cut_of_each,
+    describe_fidelity,
     describe_stopwatch,
+    why_no_difference,
 )
-from stages.results.metrics import FIRST_METRICS, METRICS, MetricInfo
 from stages.runs.evidence import Provenance
-
-
-def describe_fidelity(
-    provenance: str | None, profile: str | None, cut: str | None, test_images: int = 0, excluded_test_images: int = 0
-) -> str:
-    """One plain sentence on how faithful a result is; scored on `test_images`, without the excluded ones."""
-    if provenance is None:
-        return "not run yet"
-    if provenance == "embedded":
-        return "placeholder data: shows that the pipeline runs, says nothing about the claim"
-    data = "official data" if provenance == "full" else "part of the official data"
-    if excluded_test_images:
-        lacking = f"{excluded_test_images:,} of {test_images + excluded_test_images:,} test images"
-        data += f" without {lacking}, which our source lacks"
-    if cut:
-        return f"{data}, in a {kind_of_run(cut)} ({cut}): a first look, not a verdict"
-    return f"full-length training on {data} (profile {profile})"
-
-
-def cut_of_each(cut: str) -> str:
-    """How each run departs from the printed protocol, without how many runs there were of how many once planned.
-
-    An evidence line keeps the plan of its day.
-    """
-    return _SHARE.sub("", cut)
-
-
-def cut_of_all(cut: str, replicates: int, planned: int) -> str:
-    """`cut` of runs that there are `replicates` of, of as many as are `planned` today."""
-    each = cut_of_each(cut)
-    if each == cut or replicates >= planned:
-        return each
-    return f"{each}{', ' if each else ''}{replicates} of {planned} replicates"
-
-
-_SHARE = re.compile(r"(, |^)\d+ of \d+ replicates$")
-
-
-def kind_of_run(cut: str) -> str:
-    """What a run is that departs from the printed protocol by `cut`, in the words of `describe_cut`."""
-    return "run in another precision" if re.fullmatch(r"\w+ instead of (float32|bfloat16)", cut) else "shortened run"
-
-
-def why_no_difference(provenance: str | None, cut: str) -> str | None:
-    """Why a result's number is not to be subtracted from another's or a printed one; None if it may be."""
-    if provenance == "embedded":
-        return "placeholder data: its number says nothing about the claim"
-    each = cut_of_each(cut)
-    if each and kind_of_run(each) == "shortened run":
-        return f"a shortened run ({each}): how far it is from a full one is not known"
-    return None
 
 
 def fidelity_of(result: tables.Result | None) -> str:
@@ -120,20 +73,21 @@ def compare(
 
     `profile` and `provenance` cut these to theirs.  `metric` None: the one that the paper prints of the experiment's
     arms; where it prints none, the first of those that its kind of data is compared by and its results hold.
-
-    Raises:
-        UnknownName: a dataset, paper, profile or metric that isn't there; the message lists what is.
     """
     if metric is not None and metric not in METRICS:
         raise UnknownMetric(metric, METRICS)
     _require(session, UnknownDataset, tables.Dataset, dataset)
     _require(session, UnknownPaper, tables.Paper, paper)
-    _require(session, UnknownProfile, tables.Profile, profile)
-    query = select(tables.Experiment).options(selectinload(tables.Experiment.arms)).order_by(tables.Experiment.position)
+    _require(session, UnknownProfile, tables.ProfileRow, profile)
+    query = (
+        select(tables.ExperimentRow)
+        .options(selectinload(tables.ExperimentRow.arms))
+        .order_by(tables.ExperimentRow.position)
+    )
     if dataset is not None:
-        query = query.where(tables.Experiment.dataset == dataset)
+        query = query.where(tables.ExperimentRow.dataset == dataset)
     if paper is not None:
-        query = query.where(tables.Experiment.paper == paper)
+        query = query.where(tables.ExperimentRow.paper == paper)
     experiments = session.scalars(query).all()
     kinds = {row.name: row.kind for row in session.execute(select(tables.Dataset.name, tables.Dataset.kind))}
     printed = printed_metrics(session, [item.name for item in experiments])
@@ -151,7 +105,7 @@ def _require(
 ) -> None:
     if name is None:
         return
-    order = table.rank if table is tables.Profile else table.position  # type: ignore[attr-defined]
+    order = table.rank if table is tables.ProfileRow else table.position  # type: ignore[attr-defined]
     known = session.scalars(select(table.name).order_by(order)).all()  # type: ignore[attr-defined]
     if name not in known:
         raise error(name, known)
@@ -176,7 +130,7 @@ class Asked:
 
 
 def _compare_experiment(
-    experiment: tables.Experiment,
+    experiment: tables.ExperimentRow,
     facts: ComparisonRows,
     metrics: Sequence[MetricInfo],
     printed: tuple[str, ...],
@@ -236,8 +190,8 @@ def _compare_experiment(
 
 
 def _compare_arm(
-    experiment: tables.Experiment,
-    arm: tables.Arm,
+    experiment: tables.ExperimentRow,
+    arm: tables.ArmRow,
     by_arm: Mapping[str, Sequence[ComparedRun]],
     facts: ComparisonRows,
     metric: MetricInfo,
@@ -249,6 +203,10 @@ def _compare_arm(
     no_difference = why_no_difference(mine[0].provenance, mine[0].cut) if mine else None
     ours = estimate(real, metric, facts)
     printed = _printed(facts.claims.get((metric.name, experiment.name, arm.name)))
+    difference = None
+    if ours and printed and printed.unit == metric.unit and not (is_cost or no_difference):
+        low, high = (None if end is None else end - printed.value for end in (ours.low, ours.high))
+        difference = Difference(value=ours.value - printed.value, low=low, high=high)
     cost_ratio, time_ratio = (
         _ratio(experiment.name, arm.name, arm.against, real, _real(theirs), facts, info)
         for info in (metric, METRICS["inference_time"])
@@ -260,7 +218,7 @@ def _compare_arm(
         ours=ours,
         reason=why_none(by_arm, arm.name, metric, asked) if ours is None else None,
         printed=printed,
-        difference=None if is_cost or no_difference else _difference(ours, printed, metric),
+        difference=difference,
         no_difference=no_difference,
         gain=_gain(experiment, arm, by_arm, facts, metric, is_told=no_difference is None),
         ratio=cost_ratio if is_cost else None,
@@ -283,31 +241,13 @@ def _real(results: Sequence[ComparedRun]) -> list[ComparedRun]:
 def _printed(claim: tables.Claim | None) -> Printed | None:
     if claim is None or claim.value is None:
         return None
-    return Printed(
-        value=claim.value,
-        unit=claim.unit,
-        claim=claim.id,
-        place=claim.place,
-        stderr=claim.stderr,
-        n=claim.n,
-        precision=claim.precision,
-        note=claim.note,
-    )
-
-
-def _difference(ours: Estimate | None, printed: Printed | None, metric: MetricInfo) -> Difference | None:
-    if ours is None or printed is None or printed.unit != metric.unit:
-        return None
-    return Difference(
-        value=ours.value - printed.value,
-        low=None if ours.low is None else ours.low - printed.value,
-        high=None if ours.high is None else ours.high - printed.value,
-    )
+    same = ("value", "unit", "place", "stderr", "n", "precision", "note")
+    return Printed(claim=claim.id, **{name: getattr(claim, name) for name in same})
 
 
 def _gain(
-    experiment: tables.Experiment,
-    arm: tables.Arm,
+    experiment: tables.ExperimentRow,
+    arm: tables.ArmRow,
     by_arm: Mapping[str, Sequence[ComparedRun]],
     facts: ComparisonRows,
     metric: MetricInfo,
@@ -359,7 +299,7 @@ def _timed(results: Sequence[ComparedRun]) -> list[ComparedRun]:
 
 
 def _stopwatch(result: ComparedRun, metric: MetricInfo) -> tuple[object, ...]:
-    """What must be equal before two costs are divided: machine, revision at publishing, and the method of timing.
+    """Conditions under which two costs may be divided: equal machine, published revision and timing method.
 
     Code that a run key leaves out because it changes no result can still change times.
     """
@@ -381,21 +321,15 @@ def _cost(mine: Sequence[ComparedRun], latency: Ratio | None, facts: ComparisonR
     )
     timed = next((result.cost for result in _timed(mine)), None)
     names = ("batch_size", "warmup", "repeats", "device", "threads")
-    batch_size, warmup, repeats, device, threads = (
-        getattr(timed, f"latency_{name}") if timed else None for name in names
-    )
+    method = {f"latency_{name}": getattr(timed, f"latency_{name}") if timed else None for name in names}
     return CostSummary(
         train_seconds=fmean(train) if train else None,
         parameters=int(parameters[0]) if parameters else None,
         flops_per_image=flops[0] if flops else None,
         peak_memory_bytes=int(max(memory)) if memory else None,
         latency_seconds_per_sample=fmean(seconds) if seconds else None,
-        latency_batch_size=batch_size,
-        latency_warmup=warmup,
-        latency_repeats=repeats,
-        latency_device=device,
-        latency_threads=threads,
-        latency_method=describe_stopwatch(batch_size, warmup, repeats, device, threads) if timed else None,
+        **method,
+        latency_method=describe_stopwatch(*method.values()) if timed else None,
         latency_ratio=latency.of_ours if latency else None,
         printed_latency_ratio=latency.of_printed if latency else None,
         latency_baseline=latency.baseline if latency else None,

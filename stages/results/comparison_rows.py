@@ -14,10 +14,16 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from stages.results import tables
-from stages.results.claim_tables import ClaimExperiment
 from stages.results.claims import arm_verdicts
-from stages.results.estimates import ArmVerdict, Estimate, Population
-from stages.results.metrics import COST_COLUMNS, METRICS, MetricInfo
+from stages.results.estimates import (
+    COST_COLUMNS,
+    METRICS,
+    ArmVerdict,
+    Estimate,
+    MetricInfo,
+    Population,
+)
+from stages.results.tables import ClaimExperiment
 from stages.runs.evidence import Provenance
 from stages.verdicts.intervals import t_quantile, wilson
 
@@ -63,7 +69,7 @@ class ComparisonRows:
     runs: Mapping[str, list[ComparedRun]]
     claims: Mapping[tuple[str, str, str], tables.Claim]
     gains: Mapping[tuple[str, str, str], tables.Claim]
-    wholes: Mapping[tuple[str, str, str, str, str], tables.ArmMetric]
+    wholes: Mapping[tuple[str, str, str, str, str], tables.ArmMetricRow]
     checkpoints: Mapping[int, list[str]]
     verdicts: Mapping[tuple[str, str], tuple[ArmVerdict, ...]]
 
@@ -84,18 +90,25 @@ def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]
     for claim in claims:
         if claim.experiment and claim.arm and claim.value is not None:
             printed[claim.kind][claim.metric, claim.experiment, claim.arm] = claim
+    arm_metrics = select(tables.ArmMetricRow).where(
+        tables.ArmMetricRow.experiment.in_(experiments),
+        tables.ArmMetricRow.metric.in_({name for name in metrics if METRICS[name].of_arm}),
+    )
     return ComparisonRows(
         runs=_runs(session, list(experiments), {*COST_OF_EVERY_ARM, *metrics}),
         claims=printed["value"],
         gains=printed["difference"],
-        wholes=_wholes(session, list(experiments), {name for name in metrics if METRICS[name].of_arm}),
+        wholes={
+            (row.metric, row.experiment, row.arm, row.profile, row.conditions): row
+            for row in session.scalars(arm_metrics)
+        },
         checkpoints=_checkpoints(session, list(experiments)),
         verdicts=arm_verdicts(session, list(experiments)),
     )
 
 
 def printed_metrics(session: Session, experiments: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """For each experiment, the metrics of its paper's claims: values of arms first, costs last, in printed order."""
+    """List for each experiment the metrics of its paper's claims: values first, costs last, in printed order."""
     query = (
         select(ClaimExperiment.experiment, tables.Claim.metric, tables.Claim.kind)
         .join(tables.Claim, tables.Claim.id == ClaimExperiment.claim)
@@ -107,14 +120,6 @@ def printed_metrics(session: Session, experiments: Sequence[str]) -> dict[str, t
     for row in rows:
         found[row.experiment][row.metric] = None
     return {name: tuple(metrics) for name, metrics in found.items()}
-
-
-def _wholes(
-    session: Session, experiments: Sequence[str], metrics: set[str]
-) -> dict[tuple[str, str, str, str, str], tables.ArmMetric]:
-    whole = tables.ArmMetric
-    rows = session.scalars(select(whole).where(whole.experiment.in_(experiments), whole.metric.in_(metrics)))
-    return {(row.metric, row.experiment, row.arm, row.profile, row.conditions): row for row in rows}
 
 
 def _runs(session: Session, experiments: Sequence[str], metrics: set[str]) -> dict[str, list[ComparedRun]]:
@@ -152,6 +157,8 @@ def _checkpoints(session: Session, experiments: Sequence[str]) -> dict[int, list
 
 
 STAND_IN = "placeholder data: its number says nothing about the claim"
+
+
 _TAKES = {
     "min_error": "test errors of every epoch",
     "window_error": "validation and test errors of five epochs or more",
@@ -190,7 +197,7 @@ def values_of(results: Sequence[ComparedRun], metric: MetricInfo, facts: Compari
     return {result.replicate: result.numbers[key][0] for result in results if key in result.numbers}
 
 
-def _whole(results: Sequence[ComparedRun], metric: MetricInfo, facts: ComparisonRows) -> tables.ArmMetric | None:
+def _whole(results: Sequence[ComparedRun], metric: MetricInfo, facts: ComparisonRows) -> tables.ArmMetricRow | None:
     if not results:
         return None
     first = results[0]
@@ -239,7 +246,7 @@ def _sizes(results: Sequence[ComparedRun], metric: MetricInfo) -> set[int]:
 
 
 def why_none(by_arm: Mapping[str, Sequence[ComparedRun]], arm: str, metric: MetricInfo, asked: str) -> str:
-    """Why an arm has no number of ours.  `by_arm` are all results shown, `asked` is how they were filtered."""
+    """Explain why an arm has no number of ours.  `by_arm` are all results shown, `asked` is the filter."""
     mine = by_arm.get(arm, ())
     if not by_arm:
         return f"not run yet{asked}"

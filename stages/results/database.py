@@ -7,28 +7,51 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    create_engine,
+    event,
+    insert,
+    select,
+    text,
+)
 from sqlalchemy.engine import ExceptionContext, make_url
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from stages.faults import FAULTS, describe_fault
-from stages.results.tables import SCHEMA_VERSION, Base, ResultsUnavailable, damaged
+from stages.results.tables import SCHEMA_VERSION, Base, Meta, ResultsUnavailable, damaged
+from stages.rules import Margins, Rules
+from stages.verdicts.intervals import level, looks_from, looks_of_plan
 
 Sessions = sessionmaker[Session]
+
+
 _ROWS_AT_ONCE = 100_000
+
+
 CONNECT_SECONDS, LOCK_SECONDS, STATEMENT_SECONDS = 3, 2, 30
+
+
 SILENT_SECONDS = STATEMENT_SECONDS + 5
 """Without a word of a server that should have ended the statement by then."""
+
+
 _BUILT_IN = "claimcheck_new"
+
+
 _SWAP_SECONDS, _SWAPS = 0.2, 300
 """Longest that readers wait for the writer, which then makes way for those under way and tries again."""
+
+
 _UNSTORABLE = re.compile("[\\0\\ud800-\\udfff]")
 
 
@@ -92,9 +115,6 @@ def open_results(database: str, *, connections: int = 8) -> Sessions:
 
     Every SQLite session reopens the file: the next session sees a database that `record` swaps in, while a session in
     progress finishes on the old file.
-
-    Raises:
-        ResultsUnavailable: on the first use of a session, not here.
     """
     url = make_url(database_url(database))
     if url.get_backend_name() == "sqlite":
@@ -122,7 +142,7 @@ def _read_only(path: Path) -> Callable[[], sqlite3.Connection]:
 
 
 def _connect_with_limits(_dialect: object, _record: object, arguments: Any, options: dict[str, Any]) -> Any:
-    """Connect to PostgreSQL so that nothing waits without end, even for a server that stands still."""
+    """Connect to PostgreSQL with timeouts, so that nothing waits forever, even for a server that hangs."""
     import psycopg
 
     class Limited(psycopg.Connection[Any]):
@@ -208,9 +228,6 @@ def create_results(url: str, fill: Callable[[Session], None]) -> None:
     """Build the database at `url` from nothing and `fill` it in one transaction: all of it or the previous state.
 
     PostgreSQL gets the tables in a schema of their own, which are swapped in at the end, so readers don't wait.
-
-    Raises:
-        ResultsUnavailable: the database can't be written.
     """
     engine = create_engine(url, json_serializer=lambda value: json.dumps(value, sort_keys=True))
     if engine.dialect.name == "sqlite":  # references are checked only when asked for
@@ -219,7 +236,7 @@ def create_results(url: str, fill: Callable[[Session], None]) -> None:
         with engine.begin() as connection:
             is_postgresql = connection.dialect.name == "postgresql"
             target = connection.scalar(text("SELECT current_schema()")) if is_postgresql else None
-            if is_postgresql:  # beside the tables that are read meanwhile
+            if is_postgresql:  # next to the tables that are read meanwhile
                 connection.execute(text(f"CREATE SCHEMA {_BUILT_IN}"))
                 connection.execute(text(f"SET LOCAL search_path TO {_BUILT_IN}"))
             else:
@@ -270,3 +287,48 @@ def _swap(connection: Connection, target: str) -> None:
             if not left:
                 raise
             time.sleep(_SWAP_SECONDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Levels:
+    """`{look: confidence of its interval}` for each question that a plan's replicates answer.
+
+    `order`: which of two models is better.  `same` and `other`: whether a number, or the size of a difference, is the
+    paper's or another; `with_error` is the first of these where the paper prints its own error.
+    """
+
+    planned: int
+    order: dict[int, float]
+    same: dict[int, float]
+    with_error: dict[int, float]
+    other: dict[int, float]
+
+
+def read_rules(session: Session) -> Rules:
+    """The numbers of the rules by which the verdicts were reached."""
+    found = session.scalar(select(Meta.value).where(Meta.name == "rules"))
+    if found is None:
+        raise damaged("it doesn't hold the numbers of the rules")
+    numbers = json.loads(found)
+    looks = {int(n): share for n, share in numbers["looks"].items()}
+    return Rules(**{**numbers, "margins": Margins(**numbers["margins"]), "looks": looks})
+
+
+def levels_of(rules: Rules, planned: int) -> Levels:
+    """The confidence of every question at each look of a plan of so many replicates, as `stages.verdicts` asks it."""
+    orders = looks_of_plan(rules.looks, planned)
+    values, printed = (
+        looks_of_plan(looks_from(rules.looks, minimum), planned)
+        for minimum in (rules.minimum, rules.minimum_with_error)
+    )
+
+    def confidence(looks: dict[int, float], alpha: float) -> dict[int, float]:
+        return {n: 1 - level(looks, n, alpha) for n in looks}
+
+    return Levels(
+        planned=planned,
+        order=confidence(orders, rules.alpha_outside),
+        same=confidence(values, 2 * rules.alpha_within),
+        with_error=confidence(printed, 2 * rules.alpha_within),
+        other=confidence(values, rules.alpha_outside),
+    )

@@ -8,13 +8,79 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated
 
 from pydantic import Field
 
-from stages.results.metrics import MetricInfo
+
+@dataclass(frozen=True, kw_only=True)
+class MetricInfo:
+    """A metric that can be compared.  `unit` is fraction, nats, count, flop, bytes, seconds or a rate.
+
+    `of_arm`: one number of all folds together, whose epoch is chosen on their curves.
+    """
+
+    name: str
+    title: str
+    unit: str
+    better: str
+    split: Annotated[str | None, Field(exclude=True)]
+    of_arm: Annotated[bool, Field(exclude=True)] = False
+
+
+_OF_ARM = ("min_error", "window_error")
+_ROWS = (  # name, title, unit, better, split
+    ("accuracy", "Test accuracy, last epoch", "fraction", "higher", "test"),
+    ("best_epoch_accuracy", "Test accuracy, best epoch", "fraction", "higher", "test"),
+    ("min_error", "Lowest test error of any epoch", "fraction", "lower", "test"),
+    ("window_error", "Test error around the best validation epoch", "fraction", "lower", "test"),
+    ("loss", "Test loss", "nats", "lower", "test"),
+    ("calibration_error", "Calibration error", "fraction", "lower", "test"),
+    ("mse", "Test mean squared error, last epoch", "", "lower", "test"),
+    ("log_mse", "Log of the test mean squared error, last epoch", "nats", "lower", "test"),
+    ("selected_mse", "Test mean squared error, best validation epoch", "", "lower", "test"),
+    ("selected_log_mse", "Log of the test mean squared error, best validation epoch", "nats", "lower", "test"),
+    ("accuracy_after_inversion", "Test accuracy after inversion of the prototypes", "fraction", "higher", "test"),
+    ("parameters", "Parameters", "count", "lower", "none"),
+    ("flops_per_image", "FLOPs per image", "flop", "lower", "none"),
+    ("flops_per_row", "FLOPs per row", "flop", "lower", "none"),
+    ("perplexity", "Test perplexity", "", "lower", "test"),
+    ("validation_loss", "Validation loss", "nats per token", "lower", "test"),
+    ("flops_per_token", "FLOPs per token", "flop", "lower", "none"),
+    ("train_seconds", "Training time", "seconds", "lower", None),
+    ("train_tokens_per_second", "Tokens per second in training", "tokens per second", "higher", None),
+    ("peak_memory_bytes", "Peak memory", "bytes", "lower", None),
+    ("inference_time", "Inference time per sample", "seconds", "lower", None),
+)
+METRICS: Mapping[str, MetricInfo] = {
+    name: MetricInfo(name=name, title=title, unit=unit, better=better, split=split, of_arm=name in _OF_ARM)
+    for name, title, unit, better, split in _ROWS
+}
+"""`split` None marks a cost, of which every machine has its own number."""
+
+SHOWN_METRICS: Mapping[str, tuple[str, ...]] = {
+    "images": ("accuracy", "best_epoch_accuracy", "loss", "calibration_error", "inference_time"),
+    "table": ("selected_log_mse", "log_mse", "selected_mse", "mse", "inference_time"),
+    "text": ("loss", "perplexity", "inference_time"),
+}
+"""Metrics that readers compare models by, for each kind of data, besides those that the paper prints."""
+
+FIRST_METRICS: Mapping[str, tuple[str, ...]] = {
+    "images": ("accuracy",),
+    "table": ("selected_log_mse", "log_mse"),
+    "text": ("loss",),
+}
+"""Where a paper prints none of an experiment's metrics: the first of these that the compared results hold."""
+
+COST_COLUMNS = {
+    "train_seconds": "train_seconds",
+    "train_tokens_per_second": "train_tokens_per_second",
+    "peak_memory_bytes": "peak_memory_bytes",
+    "inference_time": "latency_seconds_per_sample",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +155,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """How much better an arm is than `against`, if the paper prints that; positive is better.
+    """Printed gain of an arm over `against`, if the paper prints one; positive is better.
 
     Folds are paired in the interval of `ours`; its `n` is that of the arm with fewer replicates, or the number of
     folds that both have.  `ours` is None unless both arms have full-length results.
@@ -289,7 +355,7 @@ def no_formula(text: str) -> str:
 
 
 def _columns(kind: type, prefix: str = "") -> list[str]:
-    """The leaves of a part, in the order of its fields; `population` decides nothing and stands in JSON alone."""
+    """The leaves of a part, in the order of its fields; `population` decides nothing and is in JSON only."""
     found = []
     for field in fields(kind):
         name = f"{prefix}{field.name}"
@@ -330,3 +396,54 @@ def _cell(value: object) -> object:
             return json.dumps([asdict(item) for item in value], ensure_ascii=False)
         value = " ".join(plain)
     return no_formula(value) if isinstance(value, str) else value
+
+
+def describe_fidelity(
+    provenance: str | None, profile: str | None, cut: str | None, test_images: int = 0, excluded_test_images: int = 0
+) -> str:
+    """One plain sentence on how faithful a result is; scored on `test_images`, without the excluded ones."""
+    if provenance is None:
+        return "not run yet"
+    if provenance == "embedded":
+        return "placeholder data: shows that the pipeline runs, says nothing about the claim"
+    data = "official data" if provenance == "full" else "part of the official data"
+    if excluded_test_images:
+        lacking = f"{excluded_test_images:,} of {test_images + excluded_test_images:,} test images"
+        data += f" without {lacking}, which our source lacks"
+    if cut:
+        return f"{data}, in a {kind_of_run(cut)} ({cut}): a first look, not a verdict"
+    return f"full-length training on {data} (profile {profile})"
+
+
+def cut_of_each(cut: str) -> str:
+    """Describe how each run departs from the printed protocol, without the number of runs.
+
+    An evidence line keeps the plan of its day.
+    """
+    return _SHARE.sub("", cut)
+
+
+def cut_of_all(cut: str, replicates: int, planned: int) -> str:
+    """`cut` of runs that there are `replicates` of, of as many as are `planned` today."""
+    each = cut_of_each(cut)
+    if each == cut or replicates >= planned:
+        return each
+    return f"{each}{', ' if each else ''}{replicates} of {planned} replicates"
+
+
+_SHARE = re.compile(r"(, |^)\d+ of \d+ replicates$")
+
+
+def kind_of_run(cut: str) -> str:
+    """Classify a run that departs from the printed protocol by `cut`, as worded by `describe_cut`."""
+    return "run in another precision" if re.fullmatch(r"\w+ instead of (float32|bfloat16)", cut) else "shortened run"
+
+
+def why_no_difference(provenance: str | None, cut: str) -> str | None:
+    """Explain why a result can't be compared with another or with a printed number; None if it can."""
+    if provenance == "embedded":
+        return "placeholder data: its number says nothing about the claim"
+    each = cut_of_each(cut)
+    if each and kind_of_run(each) == "shortened run":
+        return f"a shortened run ({each}): how far it is from a full one is not known"
+    return None

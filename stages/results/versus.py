@@ -12,14 +12,16 @@ import scipy
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from stages.results.claim_tables import VerdictRow
 from stages.results.claims import CLAIMS
-from stages.results.comparison import cut_of_each
 from stages.results.comparison_rows import ComparedRun, ComparisonRows, load_facts, printed_metrics, values_of
-from stages.results.counts import read_rules
-from stages.results.database import UnknownArm
-from stages.results.metrics import FIRST_METRICS, METRICS, MetricInfo
-from stages.results.tables import Arm, Array, Claim, Dataset, Experiment
+from stages.results.database import UnknownArm, read_rules
+from stages.results.estimates import (
+    FIRST_METRICS,
+    METRICS,
+    MetricInfo,
+    cut_of_each,
+)
+from stages.results.tables import ArmRow, Array, Claim, Dataset, ExperimentRow, VerdictRow
 from stages.rules import Rules
 from stages.runs.evidence import unpack_correct
 from stages.verdicts import (
@@ -35,7 +37,9 @@ from stages.verdicts import (
 )
 from stages.verdicts.power import least_detected
 
-Model = tuple[Experiment, Arm]
+Model = tuple[ExperimentRow, ArmRow]
+
+
 Runs = Sequence[ComparedRun]
 
 
@@ -64,8 +68,8 @@ class Side:
     `trained` of the `planned` replicates ran as printed on all official data.
     """
 
-    experiment: Experiment
-    arm: Arm
+    experiment: ExperimentRow
+    arm: ArmRow
     value: float | None
     n: int
     trained: int
@@ -99,7 +103,7 @@ class Versus:
 
     @property
     def hours(self) -> dict[str, float] | None:
-        """By kind of device, what the missing trainings take; None if nothing counted one of them."""
+        """Cost of the missing trainings by kind of device; None if one of them has no estimate."""
         left = [(side.planned - side.trained, side.arm.hours) for side in (self.a, self.b)]
         if any(number and not hours for number, hours in left):
             return None
@@ -109,12 +113,12 @@ class Versus:
 def models_on(session: Session, dataset: str) -> list[Model]:
     """The models of every experiment on a data set, in the order of the params files."""
     query = (
-        select(Experiment, Arm)
-        .join(Arm, Arm.experiment == Experiment.name)
-        .where(Experiment.dataset == dataset)
-        .order_by(Experiment.position, Arm.position)
+        select(ExperimentRow, ArmRow)
+        .join(ArmRow, ArmRow.experiment == ExperimentRow.name)
+        .where(ExperimentRow.dataset == dataset)
+        .order_by(ExperimentRow.position, ArmRow.position)
     )
-    return [(row.Experiment, row.Arm) for row in session.execute(query)]
+    return [(row.ExperimentRow, row.ArmRow) for row in session.execute(query)]
 
 
 def versus(session: Session, dataset: Dataset, a: str, b: str) -> Versus:
@@ -132,7 +136,11 @@ def versus(session: Session, dataset: Dataset, a: str, b: str) -> Versus:
     if not shared and set(ours) & set(theirs):
         raise SameModel(f"{a[:80]!r} and {b[:80]!r} are one model; name two")
     names = shared or [next(iter(ours)), next(iter(theirs))]
-    metrics = {name: _metric(session, name, dataset.kind) for name in names}
+    printed = printed_metrics(session, names)  # what the paper compares these models by
+    first = METRICS[FIRST_METRICS[dataset.kind][0]]
+    metrics = {
+        name: next((METRICS[each] for each in printed[name] if METRICS[each].split == "test"), first) for name in names
+    }
     facts, rules = load_facts(session, {name: [metric] for name, metric in metrics.items()}), read_rules(session)
     pairs = {name: (ours[name], theirs[name]) for name in shared}
     runs = {name: _strongest(facts, pair) for name, pair in pairs.items()}
@@ -177,12 +185,6 @@ def _named(name: str, known: Iterable[Model]) -> dict[str, Model]:
         if found:
             return dict(reversed(found.items()))
     raise UnknownArm(name[:80], dict.fromkeys(arm.name for _, arm in models))
-
-
-def _metric(session: Session, experiment: str, kind: str) -> MetricInfo:
-    """What the paper compares these models by; else the first metric of its kind of data."""
-    printed = [METRICS[name] for name in printed_metrics(session, [experiment])[experiment]]
-    return next((info for info in printed if info.split == "test"), METRICS[FIRST_METRICS[kind][0]])
 
 
 def _strongest(facts: ComparisonRows, models: Sequence[Model]) -> Runs:
@@ -248,7 +250,7 @@ def _judge(
     )
 
 
-def _sample(arm: Arm, runs: Runs, facts: ComparisonRows, metric: MetricInfo) -> Sample:
+def _sample(arm: ArmRow, runs: Runs, facts: ComparisonRows, metric: MetricInfo) -> Sample:
     own = [run for run in runs if run.arm == arm.name]
     values = values_of(own, metric, facts)
     return Sample(
@@ -262,7 +264,7 @@ def _sample(arm: Arm, runs: Runs, facts: ComparisonRows, metric: MetricInfo) -> 
     )
 
 
-def _design(experiment: Experiment, spread: float) -> Design:
+def _design(experiment: ExperimentRow, spread: float) -> Design:
     pairing: Literal["fold", "none"] = "fold" if experiment.protocol["split"]["kind"] == "folds" else "none"
     return Design(planned=experiment.replicates, spread=spread, source="assumed", because="", pairing=pairing)
 

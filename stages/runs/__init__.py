@@ -1,1 +1,1 @@
-"""What was trained: outcomes in the run store, result lines, and digests of the code that made them."""
+"""Trained runs: outcomes in the run store, result lines, and digests of the code that made them."""

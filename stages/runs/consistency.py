@@ -17,20 +17,32 @@ from typing import Any
 import numpy as np
 
 from stages.run import canonical_json, environment_digest
-from stages.runs.curves import COLUMNS, as_curves
-from stages.runs.evidence import CostLine, Release, ResultLine, unpack_correct
+from stages.runs.evidence import COLUMNS, CostLine, Release, ResultLine, as_curves, unpack_correct
 
 Columns = Mapping[str, Sequence[Any]]
 
+
 _EIGHT_DIGITS = 1e-7
+
+
 _OTHER_PASS = 1e-3
 """Relative difference of a loss between the observer's pass over the test set and that of `evaluate`."""
+
+
 _OTHER_CLASS = 0.005
 """Share of test images whose class may be another one in those two passes, at least one image."""
+
+
 _SECONDS = 6e-5
 """An epoch's seconds are stored with four decimals."""
+
+
 _OF_ALL_IMAGES = ("accuracy", "loss", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion")
+
+
 _OF_ALL_ROWS = ("mse", "log_mse", "selected_mse", "selected_log_mse")
+
+
 _SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion")
 
 
@@ -38,7 +50,7 @@ def find_contradictions(line: ResultLine) -> list[str]:
     """The contradictions within `line`, in words; empty if there are none."""
     given = as_curves(line.curves)
     curves = {name: given.column(name) for name in COLUMNS}
-    return [*_digests(line), *_status(line), *_curves(line, curves), *_metrics(line, curves)]
+    return [*_digests(line), *_status(line), *_check_curves(line, curves), *_metrics(line, curves)]
 
 
 def find_cost_contradictions(line: ResultLine, cost: CostLine) -> list[str]:
@@ -120,7 +132,7 @@ def _status(line: ResultLine) -> Iterator[str]:
         yield f"its status is {line.status}, and it has {name if has[name] else f'no {name}'}"
 
 
-def _curves(line: ResultLine, curves: Columns) -> Iterator[str]:
+def _check_curves(line: ResultLine, curves: Columns) -> Iterator[str]:
     epochs, steps = curves["epoch"], curves["steps"]
     planned = line.spec.get("protocol", {}).get("epochs", len(epochs))
     stops_early = line.spec.get("protocol", {}).get("early_stop") is not None

@@ -101,11 +101,7 @@ def _outline(value: Any) -> Any:
 
 
 def read_equivalences(root: Path) -> Equivalences:
-    """Read the lines of the file below `root`; none if there is no file.
-
-    Raises:
-        EvidenceError: a line can't be read, or has changed since it was written.
-    """
+    """Read the lines of the file below `root`; none if there is no file."""
     path = root / PATH
     if not path.is_file():
         return Equivalences(())
@@ -198,9 +194,6 @@ class Equivalences:
         """Numbers of the lines in the shortest chain from the run's own code to `code`; None if there is no chain.
 
         There is none for a run that wasn't made by one process on a CPU, nor by lines of which git lacks a revision.
-
-        Raises:
-            EvidenceError: a line of the chain has other code than the revisions that it names.
         """
         if spec["code"] == code:
             return ()
@@ -214,11 +207,7 @@ class Equivalences:
         return None
 
     def hold(self, numbers: Iterable[int]) -> bool:
-        """True if git has the revisions of these lines, or can't be asked.
-
-        Raises:
-            EvidenceError: a line has other code than the revisions that it names.
-        """
+        """True if git has the revisions of these lines, or can't be asked."""
         found = [fault for number in numbers for fault in self.faults(number)]
         if wrong := [fault for fault in found if " has another " in fault]:
             raise EvidenceError("; ".join(wrong))
@@ -261,7 +250,8 @@ class Equivalences:
                 for module, pair in proof.modules.items()
             }
             after = {(module, pair[1]) for proof in line.proofs for module, pair in proof.modules.items() if pair[1]}
-            lost = sorted({module for module, digest in after - later if _digest_here(module) != digest})
+            ends = {(module, source_path(module), digest) for module, digest in after - later}
+            lost = sorted({module for module, path, digest in ends if not path or module_digest(path) != digest})
             if lost:
                 found.append(
                     f"{PATH}, line {number}: {', '.join(lost)} {'is' if len(lost) == 1 else 'are'} not in the tree as "
@@ -289,8 +279,3 @@ def _walk(start: str, edges: Iterable[tuple[str, str, _Edge]]) -> Iterator[tuple
             if target not in seen:
                 seen.add(target)
                 queue.append((target, (*numbers, number)))
-
-
-def _digest_here(module: str) -> str | None:
-    path = source_path(module)
-    return None if path is None else module_digest(path)

@@ -12,18 +12,128 @@ import dataclasses
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, overload
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from stages.faults import Mistake
 from stages.run import STRICT, canonical_json, environment_digest
-from stages.runs.curves import Curves, EpochRow, given_columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRow:
+    """One epoch of a run's curves.  `test_*` come from the observer, which training never sees."""
+
+    __pydantic_config__: ClassVar = STRICT
+    epoch: int
+    steps: int
+    lr: float
+    train_loss: float
+    train_accuracy: float | None = None
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+
+
+COLUMNS = tuple(field.name for field in fields(EpochRow))
+_COUNTS, _NUMBERS = TypeAdapter(list[int]), TypeAdapter(list[float])
+_IN_EVERY_EPOCH: dict[str, TypeAdapter[Any]] = {
+    **dict.fromkeys(("epoch", "steps"), _COUNTS),
+    **dict.fromkeys(("lr", "train_loss"), _NUMBERS),
+}
+_IN_SOME_EPOCHS = TypeAdapter(list[float | None])
+
+
+class Curves(Sequence[EpochRow]):
+    """Epochs whose numbers are stored by column: hundreds of thousands of rows are read, checked and recorded at once.
+
+    A row is made on demand; iterating over all of them makes them once.
+    """
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        self._columns = dict(columns)
+        self._rows: tuple[EpochRow, ...] | None = None
+
+    @classmethod
+    def read(cls, columns: Mapping[Any, Any]) -> Curves:
+        """Read columns from a file.
+
+        Raises:
+            ValueError: a column is unknown, missing, shorter than another, or contains something other than numbers.
+        """
+        if unknown := [name for name in columns if name not in COLUMNS]:
+            raise ValueError(f"unknown column {unknown[0]}; known: {', '.join(COLUMNS)}")
+        if columns and (missing := [name for name in _IN_EVERY_EPOCH if name not in columns]):
+            raise ValueError(f"column {missing[0]} is missing")
+        read = {name: _read_column(name, column) for name, column in columns.items()}
+        if len({len(column) for column in read.values()}) > 1:
+            raise ValueError(f"columns have different lengths: {', '.join(f'{n} {len(read[n])}' for n in read)}")
+        return cls(read)
+
+    def column(self, name: str) -> Sequence[Any]:
+        """One value per epoch; None where there is none."""
+        return self._columns[name] if name in self._columns else [None] * len(self)
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values()), ()))
+
+    @overload
+    def __getitem__(self, index: int) -> EpochRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[EpochRow, ...]: ...
+    def __getitem__(self, index: int | slice) -> EpochRow | tuple[EpochRow, ...]:
+        if isinstance(index, slice):
+            return self._all()[index]
+        if self._rows is not None:
+            return self._rows[index]
+        return EpochRow(**{name: column[index] for name, column in self._columns.items()})
+
+    def __iter__(self) -> Iterator[EpochRow]:
+        return iter(self._all())
+
+    def _all(self) -> tuple[EpochRow, ...]:
+        if self._rows is None:
+            columns = (self.column(name) for name in COLUMNS)
+            self._rows = tuple(EpochRow(**dict(zip(COLUMNS, row, strict=True))) for row in zip(*columns, strict=True))
+        return self._rows
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as that of any sequence that is compared by its values
+
+    def __repr__(self) -> str:
+        return f"Curves({self._columns!r})"
+
+
+def _read_column(name: str, column: Any) -> Sequence[Any]:
+    try:
+        return _IN_EVERY_EPOCH.get(name, _IN_SOME_EPOCHS).validate_python(column, strict=False)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key_path = ".".join([name, *map(str, first["loc"])])
+        raise ValueError(f"{key_path}: {first['msg']}") from None
+
+
+def as_curves(rows: Sequence[EpochRow]) -> Curves:
+    """Convert any epochs to columns."""
+    if isinstance(rows, Curves):
+        return rows
+    return Curves({name: [getattr(row, name) for row in rows] for name in COLUMNS})
+
+
+def given_columns(rows: Sequence[EpochRow]) -> dict[str, list[Any]]:
+    """The columns in which some epoch has a value."""
+    curves = as_curves(rows)
+    columns = {name: curves.column(name) for name in COLUMNS}
+    return {name: list(values) for name, values in columns.items() if any(value is not None for value in values)}
+
 
 Provenance = Literal["embedded", "subset", "full"]
 RunStatus = Literal["finished", "diverged"]
@@ -70,7 +180,7 @@ class DataUsed:
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Where the loss stopped being finite: after `last_finite_step`, at or before `step`."""
+    """Point at which the loss stopped being finite: after `last_finite_step`, at or before `step`."""
 
     __pydantic_config__: ClassVar = STRICT
     step: int
@@ -147,7 +257,7 @@ class CostLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where an evidence line was made: git revision, and whether anything relevant was changed on top of it."""
+    """Origin of an evidence line: git revision, and whether relevant files were changed on top of it."""
 
     __pydantic_config__: ClassVar = STRICT
     revision: str
@@ -228,11 +338,7 @@ def evidence_files(folder: Path) -> list[Path]:
 
 
 def read_lines(path: Path, kind: type[Line]) -> list[Line]:
-    """Read all lines of `path` as `kind`; an absent file has none.
-
-    Raises:
-        EvidenceError: a line is not JSON, doesn't fit `kind`, or is evidence that was changed after publication.
-    """
+    """Read all lines of `path` as `kind`; an absent file has none."""
     if not path.is_file():
         return []
     adapter: TypeAdapter[Line] = _adapter(kind)  # type: ignore[arg-type]  # a class is hashable
@@ -309,3 +415,52 @@ def unpack_confusion(text: str, classes: int) -> np.ndarray:
     """Inverse of `pack_confusion`: int64 [K, K]."""
     counts = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<u4")
     return counts.reshape(classes, classes).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A result with its cost, and its file and line.  `origin` is None for one of this working tree.
+
+    `is_planned`: its model, and what its arm sets of the protocol, are what the params give this arm today;
+    `follows_plan`: the whole protocol and the replicate are, too.  `varied`: protocol fields in which the experiment's
+    arms differ on purpose.  `changed_code`: modules of its fingerprint whose source differs in the tree, or that
+    it lacks; none if `equivalences`, numbers of lines, show that its code and the tree's give the same results.
+    `digest`: that of the evidence line; "" for a local result.  `row`: its number in the database.
+    """
+
+    result: ResultLine
+    cost: CostLine | None
+    origin: Origin | None
+    release: Release | None
+    file: Path
+    line: int
+    is_planned: bool = True
+    follows_plan: bool = True
+    digest: str = ""
+    varied: tuple[str, ...] = ()
+    changed_code: tuple[str, ...] = ()
+    equivalences: tuple[int, ...] = ()
+    row: int = 0
+
+    @property
+    def source(self) -> Literal["evidence", "local"]:
+        return "local" if self.origin is None else "evidence"
+
+    @property
+    def device(self) -> str:
+        return str(self.result.environment.get("device_name", self.result.environment.get("device", "")))
+
+    @property
+    def identity(self) -> tuple[str, str, str, str, int]:
+        line = self.result
+        return line.run_key, line.environment_digest, line.experiment, line.arm, line.replicate
+
+    @cached_property
+    def conditions(self) -> str:
+        """Digest of protocol, data and part of the test rows: what must be equal before two results are compared."""
+        shared = {name: value for name, value in self.result.spec["protocol"].items() if name not in self.varied}
+        data = self.result.data
+        left_out = data.excluded_test_images / (data.test_images + data.excluded_test_images)
+        part = [data.test_images] if left_out > INEXACT_SHARE else []
+        text = canonical_json([shared, data.digest, *part])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -45,7 +45,8 @@ def source_path(module: str) -> Path | None:
     """File of a module, ours or a user's; None if it belongs to an installed package, has no file, or is no module."""
     top, *names = module.split(".")
     if top != "stages":
-        return None if is_pinned(top) else _outside(module)
+        spec = None if is_pinned(top) else _spec_of(module)
+        return None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
     base = PACKAGE_ROOT.joinpath(top, *names)
     for candidate in (base.with_suffix(".py"), base / "__init__.py"):
         if candidate.is_file():
@@ -62,13 +63,6 @@ def is_pinned(module: str) -> bool:
         return top in _PINNED
     places = [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or [])]
     return all(place is not None and is_installed(f"{place}{os.sep}") for place in places)
-
-
-@cache
-def _outside(module: str) -> Path | None:
-    """File of a module that is neither here nor in an installed package."""
-    spec = _spec_of(module)
-    return None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
 
 
 def _spec_of(module: str) -> ModuleSpec | None:
@@ -310,11 +304,7 @@ def changed_modules(spec: Mapping[str, Any]) -> list[str]:
 def unlike_loaded(code: Mapping[str, str]) -> list[str]:
     """Modules of a run's fingerprint that this process loaded from different source: it doesn't run the run's code."""
     return sorted(
-        module for module, digest in code.items() if module in LOADED and _digest_of(LOADED[module]) != digest
+        module
+        for module, digest in code.items()
+        if module in LOADED and source_digest(LOADED[module].decode()) != digest
     )
-
-
-@cache
-def _digest_of(source: bytes) -> str:
-    """Cached, since a slot asks for the same modules for every run that it trains."""
-    return source_digest(source.decode())

@@ -1,26 +1,9 @@
-"""The store in an object store, by URL: several machines without a common file system train into it.
-
-    leases/<run key>.json     the run's record: who trains it, under which token, its attempts, and its outcome's files
-    runs/<run key>.json       the manifest of a published outcome: sha256 by file name
-    blobs/<sha256>            files of outcomes
-    work/<run or stack>/…     states of trainings in progress
-
-A record changes only by compare-and-swap on its e-tag.  Publishing is one such change, by the holder of the newest
-token: from a record without an outcome to one that names the digests of files that were all written before.  Check and
-change are one, so nobody can take the run over in between: an outcome is published once, whole, and never by a process
-that was taken over.  The manifest follows with the same content, for readers and listings; whoever claims a run whose
-record has an outcome and no manifest, because its writer was killed in between, writes it.
-
-A file's digest is checked when it is read; what was read is kept in a folder of this machine, a `RunStore` of its own.
-
-`s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`; keys and endpoints come from the environment, by
-the names that the providers' own tools use (AWS_ENDPOINT_URL for another store that speaks S3).
-"""
+"""The store in an object store, by URL: several machines without a common file system train into it."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+import importlib
 import importlib.util
 import json
 import os
@@ -31,8 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,7 +54,22 @@ class ObjectScratch:
 
 
 class ObjectStore:
-    """Outcomes in the object store at `url`; what was read is kept below the folder `kept` of this machine."""
+    """Outcomes in the object store at `url`, for machines without a common file system.
+
+        leases/<run key>.json     the run's record: who trains it, under which token, its attempts, its outcome's files
+        runs/<run key>.json       the manifest of a published outcome: sha256 by file name
+        blobs/<sha256>            files of outcomes
+        work/<run or stack>/…     states of trainings in progress
+
+    A record changes only by compare-and-swap on its e-tag.  Publishing is one such change, by the holder of the newest
+    token, to a record that names digests of files that were all written before: an outcome is published once, whole,
+    and never by a process that was taken over.  The manifest follows, for readers and listings; whoever claims a run
+    whose record has an outcome and no manifest writes it.  A file's digest is checked when it is read; what was read is
+    kept below the folder `kept` of this machine.
+
+    `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`; keys and endpoints come from the environment,
+    by the names that the providers' own tools use (AWS_ENDPOINT_URL for another store that speaks S3).
+    """
 
     poll_seconds = 2.0
 
@@ -102,7 +101,7 @@ class ObjectStore:
         return self.cache.published(run_key) or self._fetch(run_key)
 
     def whole(self, run_key: str) -> Path | None:
-        """Folder of a complete outcome whose digests match, or None; a damaged copy here is fetched anew."""
+        """Folder of a complete outcome whose digests match, or None; a damaged copy here is fetched again."""
         return self.cache.whole(run_key) or self._fetch(run_key)
 
     def _fetch(self, run_key: str) -> Path | None:
@@ -129,18 +128,16 @@ class ObjectStore:
         record, tag = self.read(run_key)
         self.bucket.delete([_manifest(run_key)])
         if tag is not None and record.is_published:
-            self.write(run_key, dataclasses.replace(record, is_published=False, files={}), tag)
+            self.write(run_key, replace(record, is_published=False, files={}), tag)
         return None
 
     def publish(self, run_key: str, files: Mapping[str, bytes]) -> Path:
-        """Publish an outcome without a lease, as `dvc pull` brings it; whoever trains the run loses it."""
+        """Publish an outcome without a lease, as `dvc pull` brings it; a process that trains the run loses it."""
         digests = self.upload(files)
         while True:
             record, tag = self.read(run_key)
             if not record.is_published:
-                made = dataclasses.replace(
-                    record, token=next_token(record), owner=None, files=digests, is_published=True
-                )
+                made = replace(record, token=next_token(record), owner=None, files=digests, is_published=True)
                 if self.write(run_key, made, tag) is None:
                     continue
                 record = made
@@ -148,11 +145,11 @@ class ObjectStore:
 
     def publish_leased(self, run_key: str, files: Mapping[str, bytes], change: ChangeRecord) -> Path:
         digests = digests_of(files)
-        # named before they are written, so that nobody takes them for leftovers
-        record = change(lambda mine: mine if mine.is_published else dataclasses.replace(mine, files=digests))
+        # named before they are written, so that they aren't taken for leftovers
+        record = change(lambda mine: mine if mine.is_published else replace(mine, files=digests))
         if not record.is_published:
             self.upload(files)
-            record = change(lambda mine: dataclasses.replace(mine, is_published=True))
+            record = change(lambda mine: replace(mine, is_published=True))
         return self.finish(run_key, record, files)
 
     def upload(self, files: Mapping[str, bytes]) -> dict[str, str]:
@@ -174,7 +171,7 @@ class ObjectStore:
         return folder
 
     def mend(self, run_key: str, record: Record) -> None:
-        """Write the manifest of a published record, if whoever published it was killed before."""
+        """Write the manifest of a published record, if its publisher was killed before that."""
         self.bucket.create(_manifest(run_key), json.dumps(record.files, sort_keys=True).encode())
 
     def named_blobs(self) -> set[str]:
@@ -189,11 +186,7 @@ class ObjectStore:
         return {_blob(digest) for files in named for digest in files.values()}
 
     def _manifest_of(self, run_key: str) -> dict[str, str]:
-        """Digests of the outcome's files, none if it isn't there any more.
-
-        Raises:
-            StoreFault: it can't be read.
-        """
+        """Digests of the outcome's files, none if it isn't there any more."""
         found = self.bucket.get(_manifest(run_key))
         try:
             return {} if found is None else dict(json.loads(found[0]).items())
@@ -201,11 +194,7 @@ class ObjectStore:
             raise StoreFault(self.address, f"{_manifest(run_key)} can't be read: delete it") from None
 
     def read(self, run_key: str) -> tuple[Record, str | None]:
-        """The run's record and its e-tag; an empty one and None if it has none.
-
-        Raises:
-            StoreFault: the record can't be read.
-        """
+        """The run's record and its e-tag; an empty one and None if it has none."""
         found = self.bucket.get(_record(run_key))
         if found is None:
             return Record(), None
@@ -243,19 +232,39 @@ KEYS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 """Environment variables that hold the keys, by scheme."""
+
+
 PATIENCE_SECONDS = 120.0
+
+
 LATE_SECONDS = 10.0
 """An answer that takes as long is late: the store was away, and from others, too."""
+
+
 _REQUEST_SECONDS = 60
+
+
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+
+
 _PAGE = 1000
+
+
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 """What the providers call it."""
+
+
 _METADATA = "169.254.169.254"
 """A cloud's machine asks its role there; any machine whose environment has no keys tries to."""
+
+
 _REFUSED = re.compile(r"status code: (?!408|409|412|425|429)4\d\d(?!.*RequestTimeout)|configured region", re.DOTALL)
 """Answers that stay the same however often the request is sent again."""
+
+
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT")
+
+
 T = TypeVar("T")
 
 
@@ -284,10 +293,7 @@ class Item:
 class Bucket:
     """Objects below `url`.  A store that doesn't answer is asked again for `patience` seconds.
 
-    `late_answers` counts what came late, whoever in this process asked.
-
-    Raises:
-        StoreFault: not such a URL, no package for it, access refused, or no answer for that long.
+    `late_answers` counts late answers to all callers in this process.
     """
 
     def __init__(self, url: str, patience: float = PATIENCE_SECONDS) -> None:
@@ -306,7 +312,7 @@ class Bucket:
     def get(self, name: str) -> tuple[bytes, str] | None:
         """Content and e-tag; None if there is no such object."""
         try:
-            return self._call(lambda client: _read(client.get(name)))
+            return self._call(lambda client: (bytes((found := client.get(name)).bytes()), found.meta["e_tag"]))
         except FileNotFoundError:
             return None
 
@@ -331,11 +337,8 @@ class Bucket:
     def delete(self, names: Sequence[str]) -> None:
         """Delete objects; those that aren't there are no error."""
         for start in range(0, len(names), _PAGE):
-            self._delete(list(names[start : start + _PAGE]))
-
-    def _delete(self, names: list[str]) -> None:
-        with suppress(FileNotFoundError):
-            self._call(lambda client: client.delete(names))
+            with suppress(FileNotFoundError):
+                self._call(methodcaller("delete", list(names[start : start + _PAGE])))
 
     def list(self, folder: str) -> Iterator[Item]:
         """All objects below `folder`, page by page, in order of their names."""
@@ -361,73 +364,58 @@ class Bucket:
         return float(self._call(lambda client: client.head("clock")["last_modified"].timestamp()))
 
     def _put_if(self, name: str, content: bytes, mode: Any) -> str | None:
-        from obstore.exceptions import AlreadyExistsError, PreconditionError
-
+        exceptions = importlib.import_module("obstore.exceptions")
         try:
             return str(self._call(lambda client: client.put(name, content, mode=mode)["e_tag"]))
-        except (AlreadyExistsError, PreconditionError):
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
             found = self.get(name)  # ours, if an answer was lost and the request sent again
             return found[1] if found is not None and found[0] == content else None
 
     def _call(self, ask: Callable[[Any], T]) -> T:
         """The answer, after waiting if need be; FileNotFoundError for an object that isn't there."""
-        began = time.monotonic()
+        exceptions = importlib.import_module("obstore.exceptions")
+        wait, began = _FIRST_WAIT, time.monotonic()
+        faults = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, exceptions.GenericError)
         try:
-            return self._wait_for(ask, began)
+            while True:
+                try:
+                    return ask(self._open())
+                except (FileNotFoundError, *faults, exceptions.JoinError) as error:
+                    if any(code in str(error) for code in _NO_BUCKET):
+                        raise StoreFault(self.url, "there is no such bucket") from None
+                    if isinstance(error, FileNotFoundError):
+                        raise
+                    self._refuse(error, time.monotonic() - began)
+                time.sleep(wait * random.uniform(0.5, 1.0))
+                wait = min(2 * wait, _LONGEST_WAIT)
         finally:
             self.late_answers += time.monotonic() - began >= LATE_SECONDS
 
-    def _wait_for(self, ask: Callable[[Any], T], began: float) -> T:
-        from obstore import exceptions
-
-        wait = _FIRST_WAIT
-        while True:
-            try:
-                return ask(self._open())
-            except (
-                FileNotFoundError,
-                exceptions.PermissionDeniedError,
-                exceptions.UnauthenticatedError,
-                exceptions.GenericError,
-                exceptions.JoinError,
-            ) as error:
-                words = str(error)
-                if any(code in words for code in _NO_BUCKET):
-                    raise StoreFault(self.url, "there is no such bucket") from None
-                if isinstance(error, FileNotFoundError):
-                    raise
-                keys, is_refused = KEYS[self.url.partition("://")[0]], _REFUSED.search(words) is not None
-                fault = f"access is refused (its keys are {keys} of the environment)"
-                patience = self.patience
-                if _METADATA in words:
-                    fault = f"the environment has no {keys}, and this machine has no role"
-                    patience = min(patience, LATE_SECONDS)
-                elif not is_refused:
-                    fault = f"no answer for {patience:.0f} s"
-                if is_refused or time.monotonic() - began >= patience:
-                    raise StoreFault(self.url, f"{fault}: {_in_one_line(error)}") from None
-            time.sleep(wait * random.uniform(0.5, 1.0))
-            wait = min(2 * wait, _LONGEST_WAIT)
+    def _refuse(self, error: Exception, waited: float) -> None:
+        """Raise a StoreFault if asking again is of no use, or has been done for long enough."""
+        keys, is_refused = KEYS[self.url.partition("://")[0]], _REFUSED.search(str(error)) is not None
+        fault, patience = f"access is refused (its keys are {keys} of the environment)", self.patience
+        if _METADATA in str(error):
+            fault = f"the environment has no {keys}, and this machine has no role"
+            patience = min(patience, LATE_SECONDS)
+        elif not is_refused:
+            fault = f"no answer for {patience:.0f} s"
+        if is_refused or waited >= patience:
+            raise StoreFault(self.url, f"{fault}: {_in_one_line(error)}") from None
 
     def _open(self) -> Any:
         if self._client is None:
-            from obstore.exceptions import BaseError
-            from obstore.store import from_url
-
             seconds = timedelta(seconds=_REQUEST_SECONDS)
             options: Any = {"timeout": seconds, "connect_timeout": timedelta(seconds=5)}
             retries: Any = {"max_retries": 0, "retry_timeout": seconds}  # the waiting is ours
             if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
                 options["allow_http"] = True
             try:
+                from_url = importlib.import_module("obstore.store").from_url
                 self._client = from_url(self.url, client_options=options, retry_config=retries)
-            except BaseError as error:
+            except importlib.import_module("obstore.exceptions").BaseError as error:
                 raise StoreFault(self.url, _in_one_line(error)) from None
         return self._client
-
-
-def _read(found: Any) -> tuple[bytes, str]:
-    return bytes(found.bytes()), found.meta["e_tag"]
 
 
 def _in_one_line(error: Exception) -> str:
@@ -439,11 +427,7 @@ STORE = "CLAIMCHECK_STORE"
 
 
 def open_store(root: Path = Path()) -> Store:
-    """The store of the clone in `root`.
-
-    Raises:
-        StoreFault: the URL is of no known kind, or the package for it isn't installed.
-    """
+    """The store of the clone in `root`."""
     address = os.environ.get(STORE)
     if address and "://" in address:
         return ObjectStore(address, store_folder(root) / "objects")
@@ -451,5 +435,5 @@ def open_store(root: Path = Path()) -> Store:
 
 
 def store_folder(root: Path = Path()) -> Path:
-    """The folder of this machine beside the downloads: the store itself, or what was read of an object store."""
+    """Folder of this machine that holds the store itself, or what was read of an object store."""
     return root / home() / "store"

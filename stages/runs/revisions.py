@@ -27,11 +27,7 @@ def without_git_variables() -> dict[str, str]:
 
 
 def run_git(root: Path, *arguments: str, given: bytes = b"") -> bytes:
-    """The output of git about the repository at `root`, and about no folder above it.
-
-    Raises:
-        GitError: it failed or isn't installed.
-    """
+    """The output of git about the repository at `root`, and about no folder above it."""
     environment = without_git_variables() | {
         "GIT_CEILING_DIRECTORIES": str(root.resolve().parent),
         "GIT_NO_REPLACE_OBJECTS": "1",
@@ -50,11 +46,7 @@ def run_git(root: Path, *arguments: str, given: bytes = b"") -> bytes:
 
 
 def read_objects(root: Path, names: Sequence[str]) -> list[bytes | None]:
-    """The contents of blobs, trees or commits by name, as `<revision>:<path>`; None for each that git lacks.
-
-    Raises:
-        GitError: git failed or isn't installed.
-    """
+    """The contents of blobs, trees or commits by name, as `<revision>:<path>`; None for each that git lacks."""
     shown = run_git(root, "cat-file", "--batch", given="".join(f"{name}\n" for name in names).encode())
     place, found = 0, list[bytes | None]()
     for _ in names:

@@ -1,8 +1,7 @@
-"""Storage of outcomes by `run_key`: what every store does, the one in a folder, and its atomic writes.
+"""Storage of outcomes by `run_key`: the store in a folder, and atomic writes.
 
-Standard library only.  `stages.runs.object_store` opens the store that the environment names.
-
-`result.json` names one digest over the whole outcome: every other file, and all that the result itself says.
+Standard library only.  `stages.runs.store` opens the store that the environment names.  `result.json` names one
+digest over the whole outcome: every other file, and all that the result itself says.
 """
 
 from __future__ import annotations
@@ -18,10 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stages.faults import named
 from stages.run import RunSpec, canonical_json
+
+if TYPE_CHECKING:
+    from stages.runs.object_store import ObjectScratch, ObjectStore
 
 _FICLONE = 0x40049409
 """Linux: a copy on write of a whole file (btrfs, XFS, ZFS, …)."""
@@ -83,25 +85,6 @@ def _fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-class Scratch(Protocol):
-    """Where trainings in progress keep their states, by names `<run key or stack>/<file>`; survives a crash."""
-
-    def load(self, name: str) -> bytes | None:
-        """The content as it was saved last; None if there is none."""
-
-    def holds(self, name: str) -> bool:
-        """True if there is such a file; reads none."""
-
-    def save(self, name: str, content: bytes) -> None:
-        """Keep `content`; a reader sees the old one or this one, never part of one."""
-
-    def drop(self, work: str) -> None:
-        """Forget all files of one run or stack."""
-
-    def list_works(self, prefix: str = "") -> Iterator[str]:
-        """Runs and stacks that have files, those whose name begins with `prefix`, in order."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """The owner of a run, and its attempts and outcome.  `beat` counts renewals, so that no two contents are equal.
@@ -131,71 +114,8 @@ class Record:
         return cls(**fields | {"attempts": tuple(fields["attempts"])})
 
 
-class ChangeRecord(Protocol):
-    """Changes the record of a run as the holder of its lease, returns it, and publishes `files` with the change.
-
-    Raises:
-        LeaseLost: somebody has taken over the run.
-    """
-
-    def __call__(self, edit: Callable[[Record], Record], files: Mapping[str, bytes] | None = None) -> Record: ...
-
-
-class Store(Protocol):
-    """Outcomes by `run_key`: complete, never changed, published once.  Can be pickled: each process opens its own.
-
-    `poll_seconds`: how long to wait before a run that is held by another owner is claimed again.
-    """
-
-    poll_seconds: float
-
-    @property
-    def address(self) -> str:
-        """The folder or the URL."""
-
-    @property
-    def scratch(self) -> Scratch:
-        """States of trainings in progress."""
-
-    def has(self, run_key: str) -> bool:
-        """True if there is a complete outcome; reads none of its files."""
-
-    def published(self, run_key: str) -> Path | None:
-        """Folder on this machine with a complete outcome, or None."""
-
-    def whole(self, run_key: str) -> Path | None:
-        """Folder of a complete outcome whose digests match, or None; a damaged one is set aside."""
-
-    def publish(self, run_key: str, files: Mapping[str, bytes]) -> Path:
-        """Make all of `files` appear at once, and drop the run's scratch; a second publication is dropped."""
-
-    def run_keys(self) -> Iterator[str]:
-        """Keys of all complete outcomes, in order."""
-
-    @property
-    def late_answers(self) -> int:
-        """Number of answers that came so late that the store was away."""
-
-    def read(self, run_key: str) -> tuple[Record, str | None]:
-        """The run's record and the tag of its content; an empty one and None if it has none."""
-
-    def write(
-        self, run_key: str, record: Record, tag: str | None, files: Mapping[str, bytes] | None = None
-    ) -> str | None:
-        """Change the record whose tag is `tag` (None: make it); its new tag, or None if another process changed it.
-
-        A folder publishes `files` in the same step; no other store is given any.
-        """
-
-    def mend(self, run_key: str, record: Record) -> None:
-        """Finish a publication whose process was killed after it had changed the record."""
-
-    def publish_leased(self, run_key: str, files: Mapping[str, bytes], change: ChangeRecord) -> Path:
-        """Publish an outcome as the holder of the run's lease, whose record `change` changes."""
-
-
 class FolderScratch:
-    """States of trainings in progress, in the folder `root`."""
+    """States of trainings in progress, by names `<run key or stack>/<file>`, in the folder `root`; survives a crash."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -217,10 +137,19 @@ class FolderScratch:
         yield from sorted(path.name for path in self.root.glob(f"{prefix}*"))
 
 
+ChangeRecord = Callable[..., Record]
+"""Change a run's record by `edit` as the holder of its lease, return it, and publish `files` with the change.
+
+Raises:
+    LeaseLost: another process has taken over the run.
+"""
+
+
 class RunStore:
     """The store in a folder: `runs/<key>/` is complete and never changes, `work/<key>/` is a training in progress.
 
-    A published folder holds `FILES`, read-only; weights only if the run didn't diverge.
+    A published folder holds `FILES`, read-only; weights only if the run didn't diverge.  `poll_seconds`: how long to
+    wait before a run that another owner holds is claimed again.  Can be pickled, like every store.
     """
 
     poll_seconds = 0.25
@@ -317,6 +246,10 @@ class RunStore:
     def write(
         self, run_key: str, record: Record, tag: str | None, files: Mapping[str, bytes] | None = None
     ) -> str | None:
+        """Change the record whose tag is `tag` (None: make it), and publish `files` in the same step.
+
+        Returns the new tag, or None if another process changed the record.
+        """
         path, content = self.root / "leases" / f"{run_key}.json", record.to_bytes()
         with named(path), locked(path.with_name(".lock")):
             if tag != (path.read_text(encoding="utf-8") if path.is_file() else None):
@@ -354,7 +287,7 @@ def stack_id(specs: Sequence[RunSpec]) -> str:
 
 
 def remember(specs: Sequence[RunSpec], scratch: Scratch) -> None:
-    """Keep the list of a stack's runs beside its state, so that it can be resumed as it was."""
+    """Keep the list of a stack's runs with its state, so that it can be resumed as it was."""
     scratch.save(f"{stack_id(specs)}/{_MANIFEST}", canonical_json([spec.to_dict() for spec in specs]).encode())
 
 
@@ -488,7 +421,7 @@ def outcome_digest(folder: Path, *, is_whole: bool = False) -> str:
     """sha256 over the names and contents of an outcome's files.
 
     `is_whole`: it was found so, or published, a moment ago; its weights aren't read then, as `result.json` has their
-    digest, and whoever evaluates the outcome compares the two.
+    digest, and `evaluate` compares the two.
     """
     digests = file_digests(folder, FILES[:-1] if is_whole else FILES)
     if is_whole and (weights := json.loads((folder / RESULT).read_bytes())["weights_sha256"]):
@@ -518,3 +451,7 @@ def _combine(digests: Mapping[str, str], result: Mapping[str, Any]) -> str:
 
 def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+Scratch: TypeAlias = "FolderScratch | ObjectScratch"
+Store: TypeAlias = "RunStore | ObjectStore"

@@ -1,1 +1,1 @@
-"""What is trained when: runs that are missing, grouped, under leases, in processes; and what they will cost."""
+"""Schedules missing runs: groups them, leases them, trains them in processes, and estimates their cost."""

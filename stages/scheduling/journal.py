@@ -1,4 +1,4 @@
-"""What an engine's trainings are doing, for whoever watches them from another process or machine.
+"""Progress of an engine's trainings, readable from another process or machine.
 
 One small document a process that trains, in the scratch of its store, written at most every few seconds and once at the
 end.  It says what its engine told last and proves nothing: whether a group still trains is for its lease to say
@@ -19,7 +19,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from stages.faults import FAULTS, describe_fault
 from stages.runs.store import Scratch, Store
@@ -43,7 +46,7 @@ _AFTER: Mapping[str, State] = {
     "stopped": "stopped",
     "failed": "failed",
 }
-"""The state of a group after an event.  An engine trains again what it lost; what nobody does, a watcher calls lost."""
+"""The state of a group after an event.  An engine trains again what it lost; without an engine it is lost."""
 
 
 @dataclass(kw_only=True)
@@ -195,7 +198,7 @@ _STATES: tuple[State, ...] = ("waiting", "running", "done", "failed", "stopped",
 
 
 @dataclass(kw_only=True)
-class Row:
+class ProgressRow:
     """Runs of one experiment on one node ("": not placed yet), by state.
 
     `seconds` of devices are spent, `left_seconds` are expected for the rest by what the others took; `usd` and
@@ -215,13 +218,13 @@ class Row:
 @dataclass(frozen=True, kw_only=True)
 class Watched:
     """`sessions` that train, or trained last, and their `rows`; `finished`: labels of the runs that they trained;
-    `failed`: groups that failed or were lost, and that nobody has trained since.
+    `failed`: groups that failed or were lost, and have not been trained since.
 
-    `left_seconds`: until all of them are over, None as long as nobody can say.
+    `left_seconds`: until all of them are over, None while that is unknown.
     """
 
     sessions: Sequence[TrainerStatus]
-    rows: Sequence[Row]
+    rows: Sequence[ProgressRow]
     finished: Sequence[str]
     left_seconds: float | None
     failed: Sequence[GroupState] = ()
@@ -232,7 +235,7 @@ class Watched:
 
 
 def watch(store: Store, usd_per_hour: Mapping[str, float], now: float, experiments: Sequence[str] = ()) -> Watched:
-    """What the store's journals say at `now` (seconds since 1970) of these experiments, or of all.
+    """Read the store's journals of these experiments, or of all, at `now` (seconds since 1970).
 
     `usd_per_hour`: by kind of device.
     """
@@ -240,16 +243,24 @@ def watch(store: Store, usd_per_hour: Mapping[str, float], now: float, experimen
     if not written:
         return Watched(sessions=(), rows=(), finished=(), left_seconds=None)
     leases = Leases(store)
-    sessions = _recent([_confirm(session, leases, now) for session in written], now)
+    confirmed = sorted((_confirm(session, leases, now) for session in written), key=lambda session: session.began)
+    recent = [session for session in confirmed if session.ended is None or now - session.ended < RECENT_SECONDS]
+    sessions = recent or confirmed[-1:]
     for session in sessions:
         session.groups = [one for one in session.groups if not experiments or one.experiment in experiments]
-    groups = [(session, group) for session in sessions for group in session.groups]
-    told = _latest(groups)
+    # Several processes may have tried a group of runs: it runs, is done, or what came last.
+    latest: dict[frozenset[str], tuple[tuple[bool, bool, float], TrainerStatus, GroupState]] = {}
+    for session in sessions:
+        for group in session.groups:
+            key, rank = frozenset(group.run_keys), (group.state == "running", group.state == "done", session.began)
+            if key not in latest or rank >= latest[key][0]:
+                latest[key] = rank, session, group
+    told = [(session, group) for _, session, group in latest.values()]
     means = _group_seconds(told, now)
-    rows: dict[tuple[str, str], Row] = {}
+    rows: dict[tuple[str, str], ProgressRow] = {}
     for session, group in told:
         node = group.node or (session.node if session.engine == "local" else "")
-        row = rows.setdefault((group.experiment, node), Row(experiment=group.experiment, node=node))
+        row = rows.setdefault((group.experiment, node), ProgressRow(experiment=group.experiment, node=node))
         # What waits will train on what the others of its process do.
         device = group.device or next((one.device for one in session.groups if one.device), "")
         _add(row, group, means.get(group.experiment), usd_per_hour.get(device.partition(":")[0]), now)
@@ -290,27 +301,6 @@ def _confirm(session: TrainerStatus, leases: Leases, now: float) -> TrainerStatu
     return dataclasses.replace(session, ended=session.updated) if is_dead else session
 
 
-def _recent(sessions: Sequence[TrainerStatus], now: float) -> list[TrainerStatus]:
-    """Those that train or ended lately; if there are none, the last one."""
-    ordered = sorted(sessions, key=lambda session: session.began)
-    recent = [session for session in ordered if session.ended is None or now - session.ended < RECENT_SECONDS]
-    return recent or ordered[-1:]
-
-
-def _latest(groups: Sequence[tuple[TrainerStatus, GroupState]]) -> list[tuple[TrainerStatus, GroupState]]:
-    """One state for each group of runs, which several processes may have tried: it runs, is done, or what came last."""
-    found: dict[frozenset[str], tuple[TrainerStatus, GroupState]] = {}
-    for session, group in groups:
-        key = frozenset(group.run_keys)
-        if key not in found or _rank(session, group) >= _rank(*found[key]):
-            found[key] = session, group
-    return list(found.values())
-
-
-def _rank(session: TrainerStatus, group: GroupState) -> tuple[bool, bool, float]:
-    return group.state == "running", group.state == "done", session.began
-
-
 def _spent(group: GroupState, now: float) -> float:
     return 0.0 if group.began is None else max(0.0, (group.ended or now) - group.began)
 
@@ -335,7 +325,7 @@ def _left_of(group: GroupState, mean: float | None, now: float) -> float | None:
     return None if mean is None else max(0.0, mean - _spent(group, now))
 
 
-def _add(row: Row, group: GroupState, mean: float | None, price: float | None, now: float) -> None:
+def _add(row: ProgressRow, group: GroupState, mean: float | None, price: float | None, now: float) -> None:
     row.runs[group.state] += len(group.runs)
     spent, left = _spent(group, now), _left_of(group, mean, now)
     row.seconds += spent
@@ -369,3 +359,120 @@ def _left(sessions: Sequence[TrainerStatus], means: Mapping[str, float], now: fl
             return None
         longest = max(longest, max(known, default=0.0), sum(known) / max(1, session.slots))
     return longest
+
+
+class StageTimes:
+    """Estimate the time left of a whole repro from the stages of the same verb that have ended.
+
+    A stage weighs as many runs as it has; of a verb's stages, as large a part will be unchanged as was so far.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        """`weights`: of all stages to come, by name."""
+        self._to_come = dict(weights)
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._ran: dict[str, float] = defaultdict(float)
+        self._seen: dict[str, float] = defaultdict(float)
+        self._begun = ("", 0.0)
+
+    def start(self, stage: str) -> None:
+        self._begun = stage, self._to_come.pop(stage, 0.0)
+
+    def end(self, seconds: float) -> None:
+        """The stage that was started took so long."""
+        stage, weight = self._begun
+        verb, self._begun = _verb(stage), ("", 0.0)
+        self._seconds[verb] += seconds
+        self._ran[verb] += weight
+        self._seen[verb] += weight
+
+    def skip(self, stage: str) -> None:
+        """A stage is unchanged."""
+        self._seen[_verb(stage)] += self._to_come.pop(stage, 0.0)
+
+    def left(self, elapsed: float, own: float | None) -> float | None:
+        """Seconds left, the stage that has run for `elapsed` included; None as long as nothing says how long.
+
+        `own`: what that stage itself says of its rest.
+        """
+        stage, weight = self._begun
+        if own is None:
+            own = self._expected(stage, weight, is_sure=True)
+            own = None if own is None else max(0.0, own - elapsed)
+        parts = [own, *(self._expected(name, weight) for name, weight in self._to_come.items())]
+        known = [part for part in parts if part is not None]
+        return sum(known) if len(known) == len(parts) else None
+
+    def _expected(self, stage: str, weight: float, *, is_sure: bool = False) -> float | None:
+        """Seconds of a stage, less the chance that it is unchanged; 0 where it is the only one of its verb."""
+        verb = _verb(stage)
+        if self._ran[verb]:
+            return weight * self._seconds[verb] / (self._ran[verb] if is_sure else self._seen[verb])
+        if self._seen[verb] or "@" not in stage:
+            return 0.0
+        return None
+
+
+def _verb(stage: str) -> str:
+    return stage.partition("@")[0]
+
+
+_SAID = {
+    "finished": "trained",
+    "failed": "failed\n{message}",
+    "memory": "{message}; it is tried once more, alone on its device",
+    "waiting": "waiting for {message}, which trains it; if that process ends, training resumes here",
+    "elsewhere": "trained by another process {message}",
+    "stopped": "{message}; the next dvc repro resumes from here",
+    "lost": "lost, {message}; it resumes from its last state",
+}
+"""Messages by kind of event."""
+
+
+class ProgressDisplay:
+    """Context manager; call `report` with every event of the engine."""
+
+    def __init__(self, output: TextIO | None = None) -> None:
+        """`output`: where it is shown, stdout unless said otherwise."""
+        self.console = Console(file=output or sys.stdout, highlight=False, soft_wrap=True)
+        self._tasks: dict[str, TaskID] = {}
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+
+    def __enter__(self) -> ProgressDisplay:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def report(self, event: Event) -> None:
+        if event.kind == "started":
+            self._tasks[event.label] = self._bars.add_task(event.label, total=None, state="")
+        elif event.kind == "progress" and event.progress is not None:
+            self._show(event.label, event.progress)
+        else:
+            said = _SAID[event.kind].format(message=event.message)
+            self.console.print(f"{event.label}: {said}".rstrip(), markup=False)
+
+    def _show(self, label: str, progress: dict[str, Any]) -> None:
+        scores = "  ".join(
+            f"{name} {value:.1%}" if name == "accuracy" else f"{name} {value:.3f}"
+            for name, value in progress["scores"].items()
+        )
+        state = (
+            f"epoch {progress['epoch']}/{progress['epochs']}  {scores}  {progress['samples_per_second']:,.0f} samples/s"
+        )
+        step, total = progress["step"], progress["total_steps"]
+        self._bars.update(self._tasks[label], completed=step, total=total, state=state)
+        last_of_epoch = step * progress["epochs"] % total == 0
+        if last_of_epoch and not self.console.is_terminal:
+            self.console.print(f"{label}: {state}", markup=False)

@@ -254,11 +254,20 @@ def measured_seconds(
     planned: Sequence[Planned], devices: Sequence[str], rate: Rate, say: Callable[[str], None]
 ) -> tuple[list[float | None], float]:
     """Return the expected seconds of each group, None for a network that can't be trained here; and those to start."""
-    classes = [_class_of(one) for one in planned]
+    classes = []  # networks whose time differs by their size alone
+    for one in planned:
+        protocol = dataclasses.replace(one.spec.protocol, epochs=1, steps_per_epoch=None, early_stop=None)
+        model = dataclasses.replace(one.spec.model, arguments={})
+        spec = dataclasses.replace(one.spec, model=model, protocol=protocol, replicate=Replicate(seed=0))
+        classes.append(digest_of([spec.to_dict(), one.group.stacked]))
     alike = defaultdict[str, list[Planned]](list)
     for name, one in zip(classes, planned, strict=True):
         alike[name].append(one)
-    chosen = {name: _spread(ones) for name, ones in alike.items()}
+    chosen = {}  # the smallest network, the largest and those between, one for each size
+    for name, ones in alike.items():
+        sizes = list({one.flops: one for one in sorted(ones, key=lambda one: one.flops)}.values())
+        places = sorted({round(part * (len(sizes) - 1) / (_MEASURED - 1)) for part in range(_MEASURED)})
+        chosen[name] = [sizes[place] for place in places]
     paces, start = _measure([one for ones in chosen.values() for one in ones], devices, rate, say)
     found: list[float | None] = []
     for name, one in zip(classes, planned, strict=True):
@@ -273,21 +282,6 @@ def makespan(seconds: Iterable[float], slots: int) -> float:
     for one in sorted(seconds, reverse=True):
         heapq.heapreplace(ends, ends[0] + one)
     return max(ends)
-
-
-def _class_of(one: Planned) -> str:
-    """Identify networks whose time differs by their size alone."""
-    protocol = dataclasses.replace(one.spec.protocol, epochs=1, steps_per_epoch=None, early_stop=None)
-    model = dataclasses.replace(one.spec.model, arguments={})
-    spec = dataclasses.replace(one.spec, model=model, protocol=protocol, replicate=Replicate(seed=0))
-    return digest_of([spec.to_dict(), one.group.stacked])
-
-
-def _spread(ones: Sequence[Planned]) -> list[Planned]:
-    """Choose the smallest network, the largest and those between, one for each size."""
-    sizes = list({one.flops: one for one in sorted(ones, key=lambda one: one.flops)}.values())
-    last = len(sizes) - 1
-    return [sizes[place] for place in sorted({round(part * last / (_MEASURED - 1)) for part in range(_MEASURED)})]
 
 
 def _between(flops: int, known: Sequence[tuple[int, Pace]]) -> Pace:
@@ -326,13 +320,19 @@ def _measure(
     # The first training of each slot loads what later ones find loaded, so it counts as starting.
     smallest = min(chosen, key=lambda one: one.flops * one.spec.protocol.batch_size)
     first = [_cut(smallest, rate, f"first {slot}", seed=MAX_MODELS * (slot + 1)) for slot in range(len(devices))]
-    with tempfile.TemporaryDirectory(prefix="claimcheck-measuring-") as folder:
-        store, began = RunStore(Path(folder)), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="claimcheck-measuring-") as scratch:
+        store, began = RunStore(Path(scratch)), time.monotonic()
         run_groups([*first, *(cut for _, cut in cuts.values())], store, devices, note, threading.Event())
         for label, (key, cut) in cuts.items():
             if ("finished", label) in times:
+                step, per_epoch = 0.0, 0
+                for folder in map(store.published, cut.run_keys):
+                    assert folder is not None, "its group has finished"
+                    result = json.loads((folder / "result.json").read_bytes())
+                    per_epoch = json.loads((folder / "history.jsonl").read_bytes().splitlines()[0])["steps"]
+                    step += result["epoch_seconds"][-1] / per_epoch
                 wall = times["finished", label] - times["started", label]
-                paces[key] = _pace(cut, store, wall)
+                paces[key] = Pace(step, max(0.0, wall - _EPOCHS * step * per_epoch))
                 kept.write(_name(cut), stands_on, vars(paces[key]))
     start = min((times["started", label] for label in cuts if ("started", label) in times), default=began) - began
     kept.write("start", stands_on, start)
@@ -356,14 +356,3 @@ def _cut(one: Planned, rate: Rate, name: str, *, seed: int = 0) -> Group:
 
 def _name(cut: Group) -> str:
     return digest_of([cut.is_stack, list(cut.run_keys)])
-
-
-def _pace(cut: Group, store: RunStore, wall: float) -> Pace:
-    step, rows = 0.0, list[dict[str, int]]()
-    for run_key in cut.run_keys:
-        folder = store.published(run_key)
-        assert folder is not None, "its group has finished"
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        rows = [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
-        step += result["epoch_seconds"][-1] / rows[0]["steps"]
-    return Pace(step, max(0.0, wall - _EPOCHS * step * rows[0]["steps"]))

@@ -56,11 +56,7 @@ Order = Callable[[Sequence[PlannedRun], int], float]
 def keyed_runs(
     experiment: ExperimentParams, params: Params, data_digest: str, *, every_role: bool = False
 ) -> list[PlannedRun]:
-    """The experiment's grid with data digest and code, in file order; of the profile's roles unless `every_role`.
-
-    Raises:
-        ParamsError: a model imports what can't be found.
-    """
+    """The experiment's grid with data digest and code, in file order; of the profile's roles unless `every_role`."""
     source = params.datasets[experiment.dataset]
     found = []
     for planned in plan_runs(experiment, params.profile, source, every_role=every_role):
@@ -89,12 +85,6 @@ def train_experiment(
 
     `only`: patterns of `<arm>.<replicate>`, also of arms whose role the profile leaves out; the folder then holds these
     runs alone.  `order`: the group with the smallest number begins first (None: in file order).
-
-    Raises:
-        EngineError: no such engine, or its package is missing.
-        EvidenceError: a line of equivalent codes can't be read, isn't as it was written, or names code that git hasn't.
-        ParamsError: no such experiment, a pattern that fits no run, or the packed data are stand-ins where the profile
-            wants real data.
     """
     run_groups, experiment = find_engine(engine), find_experiment(params, name)
     store, folder = open_store(), data / "runs" / name
@@ -249,15 +239,15 @@ def compare(
     """Look which of the experiment's runs (those that fit `only`) the store has, whole, and say why others train.
 
     `listed`: the keys of all outcomes, if the store was just asked.
-
-    Raises:
-        EvidenceError, ParamsError: as for `train_experiment`.
     """
     name, folder, equivalences = experiment.name, data / "runs" / experiment.name, read_equivalences(data.parent)
     packed = read_packed(experiment, params, data)
     wanted = keyed_runs(experiment, params, packed.digest, every_role=only is not None)
     if only is not None:
-        wanted = _chosen(wanted, only, name)
+        labels = [run.name.cell for run in wanted]
+        if idle := [pattern for pattern in only if not any(fnmatchcase(label, pattern) for label in labels)]:
+            raise ParamsError(f"{name}: no run fits {idle[0]!r}; there are {labels[0]} to {labels[-1]}")
+        wanted = [run for run in wanted if any(fnmatchcase(run.name.cell, pattern) for pattern in only)]
     previous = previous_specs(folder)
     ways = {run.spec.run_key: ways_to(run.spec, equivalences) for run in wanted}
     keys = {way.run_key for options in ways.values() for way in options}
@@ -275,11 +265,15 @@ def compare(
             print(f"  {run.name.cell}: taken from the store ({way.run_key[:12]}{way.in_words()})")
         else:
             missing.append(run)
-            print(f"  {run.name.cell}: to train, {_why(run, previous)}")
-    labels = {run.spec.run_key: run.name.cell for run in wanted}
+            before = previous.get(run.name.cell)
+            changes = ["new"] if before is None else changed_parts(before, run.spec.to_dict())
+            more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+            why = f"{', '.join(changes[:3])}{more}" if changes else "its outcome is no longer in the store"
+            print(f"  {run.name.cell}: to train, {why}")
+    cells = {run.spec.run_key: run.name.cell for run in wanted}
     groups = [
         Group(
-            label=f"{name} {label_of_group([labels[spec.run_key] for spec in specs if spec.run_key in labels])}",
+            label=f"{name} {label_of_group([cells[spec.run_key] for spec in specs if spec.run_key in cells])}",
             specs=specs,
             data=data / "processed" / experiment.dataset,
             is_stack=is_stack,
@@ -321,17 +315,18 @@ def find_outcome(store: Store, ways: Sequence[Way], stored: Container[str]) -> W
     for way in ways:
         if way.run_key not in stored:
             continue
-        if way.is_stacked is None or _was_trained_so(store.published(way.run_key), way.is_stacked):
+        if way.is_stacked is None:
             return way
+        if folder := store.published(way.run_key):
+            with suppress(OSError, ValueError, KeyError):
+                environment = json.loads((folder / "result.json").read_bytes())["environment"]
+                if is_of_one_cpu(environment) and ("stacked" in environment) == way.is_stacked:
+                    return way
     return None
 
 
 class Outcomes:
-    """The outcomes in the store of the clone in `root`, as it lists them now.
-
-    Raises:
-        EvidenceError: a line of equivalent codes isn't as it was written.
-    """
+    """The outcomes in the store of the clone in `root`, as it lists them now."""
 
     def __init__(self, root: Path = Path()) -> None:
         self.store, self._equivalences = open_store(root), read_equivalences(root)
@@ -342,30 +337,12 @@ class Outcomes:
         return find_outcome(self.store, ways_to(spec, self._equivalences), self._stored)
 
 
-def _was_trained_so(folder: Path | None, is_stacked: bool) -> bool:
-    if folder is None:
-        return False
-    try:
-        environment = json.loads((folder / "result.json").read_bytes())["environment"]
-    except (OSError, ValueError, KeyError):
-        return False
-    return is_of_one_cpu(environment) and ("stacked" in environment) == is_stacked
-
-
 def label_of_group(labels: Sequence[str]) -> str:
     """Label of runs that train together: the arm with its replicates, or the first label and the number of others."""
     arms = {label.rpartition(".")[0] for label in labels}
     if len(arms) == 1:
         return f"{arms.pop()}.{','.join(label.rpartition('.')[2] for label in labels)}"
     return f"{labels[0]} and {len(labels) - 1} more"
-
-
-def _chosen(wanted: Sequence[PlannedRun], patterns: Sequence[str], experiment: str) -> list[PlannedRun]:
-    idle = [pattern for pattern in patterns if not any(fnmatchcase(run.name.cell, pattern) for run in wanted)]
-    if idle:
-        labels = [run.name.cell for run in wanted]
-        raise ParamsError(f"{experiment}: no run fits {idle[0]!r}; there are {labels[0]} to {labels[-1]}")
-    return [run for run in wanted if any(fnmatchcase(run.name.cell, pattern) for pattern in patterns)]
 
 
 def slot_devices(named: str, params: Params, engine: str = DEFAULT) -> list[str]:
@@ -404,15 +381,6 @@ def read_packed(experiment: ExperimentParams, params: Params, data: Path) -> Pac
     return info
 
 
-def _why(run: PlannedRun, previous: Mapping[str, Mapping[str, Any]]) -> str:
-    before = previous.get(run.name.cell)
-    if before is None:
-        return "new"
-    changes = changed_parts(before, run.spec.to_dict())
-    more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
-    return f"{', '.join(changes[:3])}{more}" if changes else "its outcome is no longer in the store"
-
-
 def _write_folder(
     folder: Path,
     experiment: ExperimentParams,
@@ -445,7 +413,9 @@ def _write_folder(
         missing=tuple(run.name.cell for run in wanted if taken[run.spec.run_key] not in there),
     )
     write_run_list(folder, run_list)
-    remove_others(folder, there)
+    for path in folder.iterdir():
+        if path.is_dir() and path.name not in there:
+            shutil.rmtree(path)
 
 
 DVC_CACHE = Path(".dvc/cache/files/md5")
@@ -479,9 +449,8 @@ def previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
         return {}
     specs = {}
     for run in run_list.runs if run_list else ():
-        path = folder / run.run_key / "spec.json"
         with suppress(FileNotFoundError, ValueError):
-            specs[f"{run.arm}.{run.replicate}"] = json.loads(path.read_bytes())
+            specs[f"{run.arm}.{run.replicate}"] = json.loads((folder / run.run_key / "spec.json").read_bytes())
     return specs
 
 
@@ -493,13 +462,6 @@ def link_outcomes(folder: Path, run_keys: Iterable[str], store: Store) -> set[st
         for file in outcome.iterdir():
             _link(file, folder / run_key / file.name)
     return {*there}
-
-
-def remove_others(folder: Path, run_keys: Collection[str]) -> None:
-    """Remove outcomes of other runs than these from the folder."""
-    for path in folder.iterdir():
-        if path.is_dir() and path.name not in run_keys:
-            shutil.rmtree(path)
 
 
 def _link(source: Path, target: Path) -> None:

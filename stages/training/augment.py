@@ -16,7 +16,7 @@ from stages.run import AugmentationSpec
 
 @dataclass(frozen=True)
 class Draws:
-    """Of each image of a batch: the upper and left edge of its window in the padded image, int64 [2, B], and whether it
+    """Draw each image's window: its upper and left edge in the padded image, int64 [2, B], and whether it
     is flipped, bool [B].  None: nothing is cropped, or flipped.
     """
 

@@ -52,7 +52,7 @@ class Canary:
     taken: frozenset[str]
 
     def described(self) -> dict[str, str]:
-        """For the environment of a result."""
+        """Fields for a result's environment."""
         return {"of": self.of, "digest": self.digest}
 
 

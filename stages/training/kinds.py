@@ -1,4 +1,4 @@
-"""For each kind of packed data: how its rows are read, and the task learned from them."""
+"""Maps each kind of packed data to its reader and its task."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ that differs: the run key is the same, the weights are equal except for rounding
 The ranks are started, followed and ended as one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math
@@ -63,7 +61,7 @@ def joined(rank: int, size: int, device: torch.device, port: int) -> Iterator[No
 
 
 def describe_ranks(size: int, device: torch.device, protocol: Protocol) -> dict[str, Any]:
-    """For the environment of a result: who shared the batches, how, and by which code, which is in no run key."""
+    """Fields for a result's environment: which processes shared the batches, how, and by which code (in no run key)."""
     code = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     shared = {"world_size": size, "backend": backend_of(device), "global_batch": protocol.batch_size, "code": code}
     return {"data_parallel": shared}
@@ -104,7 +102,7 @@ def refuse_unlike(model: nn.Module, task: Task, protocol: Protocol) -> None:
 
 @dataclass(frozen=True)
 class _Tried:
-    """Whether a training step takes numbers from PyTorch's generator, and whether it leaves parameters out."""
+    """Tell if a training step draws from PyTorch's generator, and if it leaves parameters without a gradient."""
 
     draws: bool
     leaves_out: bool
@@ -308,7 +306,7 @@ def _follow(
 
 
 def _next(reader: Connection) -> tuple[Literal["told", "raised", "returned"], Any] | None:
-    """What a rank says next; None if it is gone."""
+    """Next message of a rank; None if it is gone."""
     try:
         return reader.recv()
     except (EOFError, OSError):

@@ -1,4 +1,4 @@
-"""What runs in this process besides what a run key names: other code, variables that libraries read, fast paths.
+"""Records what runs in this process besides what a run key names: other code, environment variables, fast paths.
 
 All of it is read from the process, so nothing has to be expected.  Small digests have readable names.  Also the
 machine, as far as it can change the last digits: versions, device, threads.
@@ -95,7 +95,7 @@ def _is_pinned(top: str, path: str) -> bool:
 
 @cache
 def _package_folders() -> tuple[str, ...]:
-    """Where this Python's own packages are; a folder on PYTHONPATH may hold a `random` or a `torch`, too."""
+    """Folders of this Python's own packages; a folder on PYTHONPATH may hold a `random` or a `torch`, too."""
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     folders = [os.path.dirname(os.__file__), *site.getsitepackages([sys.prefix, sys.base_prefix]), *user]
     return tuple(os.path.realpath(folder) + os.sep for folder in folders)

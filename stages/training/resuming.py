@@ -80,7 +80,7 @@ class ResumeState(Generic[State]):
 
 
 def first_line(error: Exception) -> str:
-    """Of what an error says."""
+    """Most characters of an error message that are kept."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 

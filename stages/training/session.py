@@ -1,4 +1,4 @@
-"""One training, from its spec and packed rows to a trained network: decides numbers beside loop, task and model.
+"""One training, from its spec and packed rows to a trained network: decides numbers together with loop, task and model.
 
 All of it is covered by the run key.  `stages.worker` isn't, so it touches neither network nor rows: it saves and
 publishes the result.

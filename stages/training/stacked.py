@@ -331,7 +331,7 @@ class _StackTraining:
         state.epoch += 1
 
     def _divergence(self, state: StackState, member: int, losses: Sequence[float]) -> dict[str, Any]:
-        """Where a network's loss stopped being finite, counted as when training alone."""
+        """Step at which a network's loss stopped being finite, counted as when it trains alone."""
         index = next(index for index, loss in enumerate(losses) if not math.isfinite(loss))
         step = state.epoch * self.steps_per_epoch + index + 1
         last = losses[index - 1] if index else state.last_losses[member]

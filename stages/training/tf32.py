@@ -43,7 +43,7 @@ def is_emulated(protocol: Protocol, device: torch.device) -> bool:
 
 
 def describe_products(protocol: Protocol, device: torch.device) -> dict[str, str]:
-    """For the environment of a result: that its products were rounded by this module; empty if they weren't."""
+    """Fields for a result's environment: this module rounded its products; empty if it didn't."""
     return {"tf32": "emulated"} if is_emulated(protocol, device) else {}
 
 

@@ -1,1 +1,1 @@
-"""What keeps results true: publishing, releasing models, verifying trails, removing what is no longer needed."""
+"""Maintenance of results: publishing, releasing models, verifying trails, removing what is no longer needed."""

@@ -24,7 +24,7 @@ from sqlalchemy import select
 
 from stages.faults import Mistake
 from stages.recording import record
-from stages.results import ClaimFilter, Dataset, Experiment, JudgedClaim, Paper, Result, list_judged, open_results
+from stages.results import ClaimFilter, Dataset, ExperimentRow, JudgedClaim, Paper, Result, list_judged, open_results
 from stages.run import canonical_json
 
 PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
@@ -64,12 +64,7 @@ class Written:
 
 
 def write_crate(root: Path, folder: Path) -> Written:
-    """Write the crate of the clone in `root`: published results, and local ones where there are any.
-
-    Raises:
-        CrateError: the folder is there already.
-        ClaimsError, EvidenceError, ParamsError, RecordError: a file can't be read or contradicts another.
-    """
+    """Write the crate of the clone in `root`: published results, and local ones where there are any."""
     if folder.exists():
         raise CrateError(f"{folder} is there already; name a folder that isn't")
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as scratch:
@@ -78,11 +73,28 @@ def write_crate(root: Path, folder: Path) -> Written:
         with open_results(database)() as session:
             judged = list_judged(session, ClaimFilter())
             results = list(session.scalars(select(Result).order_by(Result.id)))
-            experiments = {row.name: row for row in session.scalars(select(Experiment))}
+            experiments = {row.name: row for row in session.scalars(select(ExperimentRow))}
             entities = [
-                *_papers(session.scalars(select(Paper).order_by(Paper.position))),
+                *(
+                    {
+                        "@id": f"#paper-{paper.name}",
+                        "@type": "ScholarlyArticle",
+                        "name": paper.title,
+                        "abstract": paper.summary,
+                    }
+                    for paper in session.scalars(select(Paper).order_by(Paper.position))
+                ),
                 *_data(results, experiments, {row.name: row for row in session.scalars(select(Dataset))}),
-                *_environments(results),
+                *(
+                    {
+                        "@id": f"#environment-{digest}",
+                        "@type": "PropertyValue",
+                        "name": "environment",
+                        "propertyID": digest,
+                        "value": canonical_json(result.environment),
+                    }
+                    for digest, result in {result.environment_digest: result for result in results}.items()
+                ),
                 *_programs(root, results),
                 *(entity for result in results for entity in _training(result, experiments)),
                 *(entity for one in judged for entity in _verdict(one)),
@@ -105,22 +117,12 @@ def _ids(entities: Iterable[str]) -> Any:
     return found[0] if len(found) == 1 else found
 
 
-def _papers(papers: Iterable[Paper]) -> Iterator[Entity]:
-    for paper in papers:
-        yield {
-            "@id": f"#paper-{paper.name}",
-            "@type": "ScholarlyArticle",
-            "name": paper.title,
-            "abstract": paper.summary,
-        }
-
-
-def _data_id(result: Result, experiments: Mapping[str, Experiment]) -> str:
+def _data_id(result: Result, experiments: Mapping[str, ExperimentRow]) -> str:
     return f"#data-{experiments[result.experiment].dataset}-{result.data_digest[:16]}"
 
 
 def _data(
-    results: Iterable[Result], experiments: Mapping[str, Experiment], datasets: Mapping[str, Dataset]
+    results: Iterable[Result], experiments: Mapping[str, ExperimentRow], datasets: Mapping[str, Dataset]
 ) -> Iterator[Entity]:
     """Each packed data set by its digest; what it is, where it comes from and under which terms."""
     for key, result in {_data_id(result, experiments): result for result in results}.items():
@@ -133,17 +135,6 @@ def _data(
             "identifier": result.data_digest,
             "license": row.licence,
             "url": row.homepage,
-        }
-
-
-def _environments(results: Iterable[Result]) -> Iterator[Entity]:
-    for digest, result in {result.environment_digest: result for result in results}.items():
-        yield {
-            "@id": f"#environment-{digest}",
-            "@type": "PropertyValue",
-            "name": "environment",
-            "propertyID": digest,
-            "value": canonical_json(result.environment),
         }
 
 
@@ -186,7 +177,7 @@ def _outcome_id(result: Result) -> str:
     return f"#outcome-{_name(result)}-{result.run_key[:12]}-{result.environment_digest}"
 
 
-def _training(result: Result, experiments: Mapping[str, Experiment]) -> Iterator[Entity]:
+def _training(result: Result, experiments: Mapping[str, ExperimentRow]) -> Iterator[Entity]:
     """The action, its outcome with each number, and the spec that its run key is the digest of."""
     outcome, key = _outcome_id(result), f"#spec-{result.run_key[:16]}"
     file = _file_of(result)
@@ -256,7 +247,7 @@ def _verdict(one: JudgedClaim) -> Iterator[Entity]:
     rating = f"#verdict-{claim.id}/rating"
     yield {"@id": rating, "@type": "Rating", "name": verdict.marked_status, "ratingExplanation": verdict.explanation}
     yield {
-        "@id": _verdict_id(one),
+        "@id": f"#verdict-{claim.id}",
         "@type": ["CreativeWork", "ClaimReview"],
         "name": f"Verdict on {claim.id}",
         "claimReviewed": says,
@@ -269,10 +260,6 @@ def _verdict(one: JudgedClaim) -> Iterator[Entity]:
     }
 
 
-def _verdict_id(one: JudgedClaim) -> str:
-    return f"#verdict-{one.claim.id}"
-
-
 def _judging(results: Sequence[Result], judged: Sequence[JudgedClaim]) -> Iterator[Entity]:
     files = ["params.yaml", "data/claims.csv", *dict.fromkeys(map(_file_of, results))]
     yield {
@@ -283,7 +270,7 @@ def _judging(results: Sequence[Result], judged: Sequence[JudgedClaim]) -> Iterat
         "instrument": _id(_HERE),
         "agent": _id("#authors"),
         "object": _ids(files),
-        "result": _ids(map(_verdict_id, judged)),
+        "result": _ids(f"#verdict-{one.claim.id}" for one in judged),
         "actionStatus": "http://schema.org/CompletedActionStatus",
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import hashlib
 import importlib.metadata
 import json
 from collections.abc import Mapping
@@ -13,11 +14,12 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
+from stages.datasets.packed import ImageSet, read_images
 from stages.faults import Mistake
+from stages.params.schema import nearest
 from stages.runs.consistency import find_contradictions, find_cost_contradictions
-from stages.runs.curves import EpochRow
-from stages.runs.equivalence import Equivalences, paths_of, read_equivalences
-from stages.runs.evidence import CostLine, EvidenceLine, Origin, ResultLine, read_lines, write_lines
+from stages.runs.equivalence import paths_of, read_equivalences
+from stages.runs.evidence import CostLine, EpochRow, EvidenceLine, Origin, Release, ResultLine, read_lines, write_lines
 from stages.runs.fingerprint import changed_modules, module_digest, source_digest, source_path
 from stages.runs.revisions import GitError, read_objects, run_git
 from stages.runs.store import find_fault, write_atomically
@@ -46,11 +48,6 @@ def publish(experiment: str, root: Path) -> Published:
 
     A published line of the same run, environment, arm and replicate stays, with the cost that was measured first; only
     another result replaces it.
-
-    Raises:
-        EvidenceError: a line can't be read, has changed since it was published, or names what its revisions don't have.
-        PublishError: no results, placeholder data, results that contradict themselves, or results of code that
-            differs from the code in the tree.
     """
     data = root / "data"
     results = read_lines(data / "results" / f"{experiment}.jsonl", ResultLine)
@@ -60,7 +57,11 @@ def publish(experiment: str, root: Path) -> Published:
     here, equivalences = describe_origin(root), read_equivalences(root)
     origins = {}
     for line in results:
-        origins[_cell(line)] = origin = _origin_of(line, here, equivalences)
+        origin = here
+        if changed_modules(line.spec) and (proofs := equivalences.today(line.spec, line.environment)):
+            # older code with the same results: the revision before the first line that shows it
+            origin = dataclasses.replace(here, revision=equivalences.lines[proofs[0] - 1].before)
+        origins[_cell(line)] = origin
         _refuse_unfit(line, is_covered=origin != here)
         _refuse_uncommitted(root, origin.revision, line)
     path = data / "evidence" / f"{experiment}.jsonl"
@@ -93,13 +94,6 @@ def _cell(line: ResultLine | CostLine) -> tuple[str, int, str, str]:
     return line.arm, line.replicate, line.run_key, line.environment_digest
 
 
-def _origin_of(line: ResultLine, here: Origin, equivalences: Equivalences) -> Origin:
-    """This tree; for a run of older code with the same results, the revision before the first line showing it."""
-    if not changed_modules(line.spec) or not (lines := equivalences.today(line.spec, line.environment)):
-        return here
-    return dataclasses.replace(here, revision=equivalences.lines[lines[0] - 1].before)
-
-
 def _refuse_unfit(line: ResultLine, *, is_covered: bool) -> None:
     if line.data.provenance == "embedded":
         raise PublishError(
@@ -116,7 +110,7 @@ def _refuse_unfit(line: ResultLine, *, is_covered: bool) -> None:
 
 
 def _refuse_uncommitted(root: Path, revision: str, line: ResultLine) -> None:
-    """Refuse uncommitted code: evidence names a revision, and whoever checks it out has to find the code that ran."""
+    """Refuse uncommitted code: evidence names a revision, and a checkout of it has to contain the code that ran."""
     code = line.spec["code"]
     lacking = [module for module, digest in code.items() if digest_at(root, revision, module) != digest]
     if lacking:
@@ -179,11 +173,7 @@ def digest_at(root: Path, revision: str | None, module: str) -> str | None:
 
 
 def describe_origin(root: Path) -> Origin:
-    """The revision of the tree, whether anything relevant is changed on top of it, and the versions in use.
-
-    Raises:
-        PublishError: `root` is not a git checkout, so the code couldn't be found later.
-    """
+    """The revision of the tree, whether anything relevant is changed on top of it, and the versions in use."""
     revision = _git(root, "rev-parse", "HEAD")
     return Origin(
         revision=revision.strip(),
@@ -195,22 +185,13 @@ def describe_origin(root: Path) -> Origin:
 
 def is_dirty(root: Path) -> bool:
     """True if anything but `dvc.lock`, docs, evidence and the profile line of `params.yaml` has uncommitted changes."""
-    for line in _git(root, "status", "--porcelain", "--untracked-files=all").splitlines():
-        path = line[3:].split(" -> ")[-1].strip('"')
-        if path == "params.yaml" and _only_profile_line(root):
-            continue
-        if not path.startswith(_UNCOUNTED):
-            return True
-    return False
-
-
-def _only_profile_line(root: Path) -> bool:
-    changed = [
-        line[1:]
-        for line in _git(root, "diff", "HEAD", "--unified=0", "--", "params.yaml").splitlines()
-        if line[:1] in "+-" and line[:3] not in ("+++", "---")
-    ]
-    return all(line.startswith("profile:") for line in changed)
+    status = _git(root, "status", "--porcelain", "--untracked-files=all").splitlines()
+    paths = {line[3:].split(" -> ")[-1].strip('"') for line in status}
+    changed = _git(root, "diff", "HEAD", "--unified=0", "--", "params.yaml").splitlines()
+    changed = [line[1:] for line in changed if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    if all(line.startswith("profile:") for line in changed):
+        paths.discard("params.yaml")
+    return any(not path.startswith(_UNCOUNTED) for path in paths)
 
 
 def _git(root: Path, *arguments: str) -> str:
@@ -218,3 +199,91 @@ def _git(root: Path, *arguments: str) -> str:
         return run_git(root, *arguments).decode()
     except GitError as error:
         raise PublishError(f"evidence needs a git revision, and {error}") from None
+
+
+MAX_FILE_BYTES = 6_000_000
+MAX_TOTAL_BYTES = 25_000_000
+
+
+def release(experiment: str, arms: list[str], root: Path) -> list[Path]:
+    """Write the newest published run of each of `arms` to `data/models/`, and its scores into its evidence line.
+
+    A model that was released stays as it is if its run is not here.
+    """
+    data = root / "data"
+    path = data / "evidence" / f"{experiment}.jsonl"
+    lines = read_lines(path, EvidenceLine)
+    known = {line.result.arm for line in lines}
+    if unknown := [arm for arm in arms if arm not in known]:
+        raise PublishError(f"{path} has no evidence of {unknown[0]}{nearest(unknown[0], sorted(known))}")
+    newest: dict[tuple[str, int], int] = {}
+    for index, line in enumerate(lines):
+        cell = line.result.arm, line.result.replicate
+        if line.result.arm in arms and line.result.weights_sha256 is not None:
+            best = newest.get(cell)
+            if best is None or lines[best].origin.published <= line.origin.published:
+                newest[cell] = index
+    contents = {}
+    for index in newest.values():
+        content, released = _rounded(lines[index], data)
+        contents[_target(lines[index], data)] = content
+        lines[index] = dataclasses.replace(lines[index], release=released)
+    _refuse_too_large(data / "models", contents)
+    for target, content in contents.items():
+        write_atomically(target, content)
+    for index, line in enumerate(lines):
+        if line.release is not None and _target(line, data) in contents and index not in newest.values():
+            lines[index] = dataclasses.replace(line, release=None)
+    write_atomically(path, write_lines(lines))
+    return list(contents)
+
+
+def _target(line: EvidenceLine, data: Path) -> Path:
+    result = line.result
+    return data / "models" / f"{result.experiment}.{result.arm}.{result.replicate}.safetensors"
+
+
+def _rounded(line: EvidenceLine, data: Path) -> tuple[bytes, Release]:
+    result = line.result
+    weights = data / "runs" / result.experiment / result.run_key / "weights.safetensors"
+    target = _target(line, data)
+    if not weights.is_file():
+        content = target.read_bytes() if target.is_file() else b""
+        if line.release is not None and hashlib.sha256(content).hexdigest() == line.release.sha256:
+            return content, line.release  # as it was released
+        raise PublishError(f"{weights}: no such file; a model is released where its run lies")
+    import torch
+
+    from stages.checkpoint.predictor import dump_checkpoint, load_predictor
+    from stages.evaluation.scores import accuracy, cut_rows
+
+    original = load_predictor(weights, expected_sha256=result.weights_sha256)
+    content = dump_checkpoint(original.network, original.contract, dtype=torch.float16)
+    staged = data / "models" / f".{result.run_key}.staged"
+    write_atomically(staged, content)
+    try:
+        rounded = load_predictor(staged)
+    finally:
+        staged.unlink()
+    test_set = cut_rows(read_images(data / "processed" / result.data.dataset, "test"), result.data.test_images)
+    assert isinstance(test_set, ImageSet), "a part of images is images"
+    before, after = original.probabilities(test_set.images), rounded.probabilities(test_set.images)
+    return content, Release(
+        sha256=hashlib.sha256(content).hexdigest(),
+        dtype="float16",
+        accuracy=accuracy(after, test_set.labels),
+        same_class=float((before.argmax(1) == after.argmax(1)).mean()),
+        n=len(test_set),
+    )
+
+
+def _refuse_too_large(folder: Path, contents: Mapping[Path, bytes]) -> None:
+    others = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path not in contents)
+    total = others + sum(len(content) for content in contents.values())
+    for target, content in contents.items():
+        if len(content) > MAX_FILE_BYTES:
+            raise PublishError(
+                f"{target.name} has {len(content):,} bytes; git takes at most {MAX_FILE_BYTES:,} a model"
+            )
+    if total > MAX_TOTAL_BYTES:
+        raise PublishError(f"{folder} would hold {total:,} bytes of models; git takes at most {MAX_TOTAL_BYTES:,}")

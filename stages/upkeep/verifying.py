@@ -32,12 +32,11 @@ from stages.params.experiment import Params, load_params, plan_runs
 from stages.recording import ClaimsError, RecordError, record
 from stages.recording.append_only import read_versions, row_faults
 from stages.recording.sources import PLAN_CHANGED
-from stages.results import Base, Checkpoint, Experiment, Result, UnknownCheckpoint, open_results
+from stages.results import Base, Checkpoint, ExperimentRow, Result, UnknownCheckpoint, open_results
 from stages.run import RunSpec, canonical_json, environment_digest
 from stages.runs.consistency import compare_canaries, find_contradictions
-from stages.runs.curves import EpochRow
 from stages.runs.equivalence import PATH, read_equivalences
-from stages.runs.evidence import DataUsed, Divergence, EvidenceError, Measurement, ResultLine, unpack_correct
+from stages.runs.evidence import DataUsed, Divergence, EpochRow, EvidenceError, Measurement, ResultLine, unpack_correct
 from stages.runs.revisions import has_revision, is_full_clone, refusal
 from stages.training.kinds import read_rows
 from stages.upkeep.publishing import COSTS, compare_with_run, digest_at
@@ -353,13 +352,7 @@ class Trail:
 def verify(
     root: Path, database: str, names: Sequence[str] = (), *, with_weights: bool = False
 ) -> tuple[Link, list[Trail]]:
-    """The link from the files to `database`, and the trails (see `find_trails`); a terminal shows how far it is.
-
-    Raises:
-        ParamsError: the params files can't be read.
-        ResultsUnavailable: there is no database to check.
-        UnknownCheckpoint: the database has no such checkpoint.
-    """
+    """The link from the files to `database`, and the trails (see `find_trails`); a terminal shows how far it is."""
     with open_results(database)() as session:
         trails = find_trails(root, session, names, with_weights=with_weights)
         with Console(stderr=True).status("Comparing the database with the files"):
@@ -371,16 +364,12 @@ def find_trails(root: Path, session: Session, names: Sequence[str] = (), *, with
 
     Released models predict some test images again if these are packed here; `with_weights`: every model predicts all
     test images, and each metric is recomputed from them.
-
-    Raises:
-        ParamsError: the params files can't be read.
-        UnknownCheckpoint: the database has no such checkpoint.
     """
     params = load_params(root)
     query = (
-        select(Checkpoint, Experiment.dataset)
+        select(Checkpoint, ExperimentRow.dataset)
         .join(Checkpoint.result)
-        .join(Experiment, Experiment.name == Result.experiment)
+        .join(ExperimentRow, ExperimentRow.name == Result.experiment)
         .options(contains_eager(Checkpoint.result))
         .order_by(Checkpoint.position)
     )

@@ -213,7 +213,7 @@ _UNTESTED = (Status.NOT_TESTED, Status.AGREES, Status.DISAGREES)
 
 
 def design_effect(orders: Sequence[PrintedOrder]) -> float:
-    """How many of these orders are worth one: the variance of the sum of their standardised gains, over their number.
+    """Design effect of these orders: the variance of the sum of their standardised gains, divided by their number.
 
     Orders on one data set share folds and test images, so they are won or lost together; 1 if they share nothing.
     """
@@ -321,7 +321,7 @@ def mean_gain(datasets: Sequence[Numbers], alpha: Numbers) -> tuple[Numbers, Num
 
 
 def differences(effects: Sequence[Effect]) -> Differences | None:
-    """How much orders differ; None below two.
+    """Heterogeneity of the orders; None below two.
 
         τ² = max(0, s²(g_i) − mean(v_i)),    s²(g)/mean(v_i) follows F(k − 1, df of the mean) if orders don't differ
 

@@ -226,7 +226,7 @@ def signed(number: float) -> str:
 
 
 def in_percent(confidence: float) -> str:
-    """As many digits as keep it from 100: 95 %, 96.7 %, 99.98 %."""
+    """Format with as many digits as keep it below 100: 95 %, 96.7 %, 99.98 %."""
     digits = max(1, -math.floor(math.log10(100 * (1 - confidence))))
     return f"{100 * confidence:.{digits}f}".removesuffix(".0") + " %"
 

@@ -53,7 +53,7 @@ def _rounded_as_printed(claimed: float, counted: float) -> int:
 
 
 def judge_shown(where: str) -> Verdict:
-    """A figure without numbers, or a quality: ours is shown beside it and nothing is counted."""
+    """A figure without numbers, or a quality: ours is shown next to it and nothing is counted."""
     return Verdict(status=Status.SHOWN, explanation=f"No number to test; ours is shown: {where}.")
 
 
@@ -277,7 +277,7 @@ def indicate_order(
 def weigh_gap(gain: float, spread: float | None) -> tuple[bool, str]:
     """(True if a gain this large may indicate an order, how often such orders held in a sentence).
 
-    `spread`: standard deviation of the difference of two replicates; None if nobody says it.
+    `spread`: standard deviation of the difference of two replicates; None if unknown.
     """
     if not spread:
         return False, "Nothing says how far replicates spread, so no order is indicated."

@@ -122,7 +122,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What a verdict on part of a grid is of: `pairs` of the `planned_pairs`, whose number some claims leave open.
+    """Part of a grid that a verdict covers: `pairs` of the `planned_pairs`, whose number some claims leave open.
 
     Where they are whole slices, `factor` names what was varied, with its levels that `ran` and those `missing`.
     `whole_low` to `whole_high` is the interval of the whole grid's gain at `whole_confidence`, as if these levels were

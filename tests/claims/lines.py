@@ -17,11 +17,11 @@ from stages.datasets.sources import compose_manifest
 from stages.datasets.verified import Digests
 from stages.params.experiment import Params, load_params, plan_runs
 from stages.run import environment_digest
-from stages.runs.curves import EpochRow
 from stages.runs.evidence import (
     CostLine,
     DataUsed,
     Divergence,
+    EpochRow,
     EvidenceLine,
     Measurement,
     Origin,

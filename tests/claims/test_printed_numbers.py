@@ -10,8 +10,7 @@ import pytest
 
 from stages.claims import ClaimLine, Judgement
 from stages.params.experiment import ExperimentParams
-from stages.runs.curves import EpochRow
-from stages.runs.evidence import ResultLine
+from stages.runs.evidence import EpochRow, ResultLine
 from stages.verdicts import Status
 from tests.claims.lines import as_evaluated, claims, judge, params, results, trials
 from tests.claims.test_all_trained import measured, parameters_of

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from stages.claims import Judgement
-from stages.runs.curves import EpochRow
-from stages.runs.evidence import pack_correct
+from stages.runs.evidence import EpochRow, pack_correct
 from stages.verdicts import Status
 from tests.claims.lines import claims, judge, judge_all, params, results, trials
 

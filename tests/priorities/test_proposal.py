@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stages.claims import Judgement, Trial
 from stages.claims.kinds import TrainedKind, foresee, kind_of
-from stages.priorities.proposal import (
+from stages.priorities import (
     NOBODY_KNOWS,
     Proposal,
     RunName,

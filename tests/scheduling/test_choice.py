@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.scheduling.counting import StageTimes
 from stages.scheduling.engine import local
 from stages.scheduling.engine.groups import ENGINE, EngineError, default_engine, find_engine
+from stages.scheduling.journal import StageTimes
 from tests.preloaded import python
 from tests.project import EXPERIMENT, environment, make_project
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from stages.runs import object_store
-from stages.runs.object_store import ObjectStore, Record
+from stages.runs.object_store import ObjectStore
+from stages.runs.store import Record
 from stages.scheduling.engine import leases as leases_module
 from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost, Leases
 from tests.object_server import ObjectServer

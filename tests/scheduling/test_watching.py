@@ -10,7 +10,7 @@ import pytest
 from stages.runs.store import FolderScratch, RunStore
 from stages.scheduling.engine.groups import Event, Group
 from stages.scheduling.engine.leases import EXPIRY_SECONDS, Leases, process_identity
-from stages.scheduling.journal import PREFIX, Journal, Row, Watched, left_to_train, read_sessions, watch
+from stages.scheduling.journal import PREFIX, Journal, ProgressRow, Watched, left_to_train, read_sessions, watch
 from tests.project import bare_spec
 
 PRICES = {"cpu": 0.36}
@@ -39,7 +39,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return told
 
 
-def only_row(watched: Watched) -> Row:
+def only_row(watched: Watched) -> ProgressRow:
     (row,) = watched.rows
     return row
 

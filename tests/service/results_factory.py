@@ -17,11 +17,11 @@ from stages.checkpoint.predictor import dump_checkpoint
 from stages.papers import build_model
 from stages.params.experiment import ExperimentParams, describe_cut, load_params, plan_runs
 from stages.run import ModelSpec, RunSpec, environment_digest
-from stages.runs.curves import EpochRow
 from stages.runs.evidence import (
     CostLine,
     DataUsed,
     Divergence,
+    EpochRow,
     EvidenceLine,
     Measurement,
     Origin,

@@ -14,7 +14,7 @@ from service.database.schemas import CurvePointOut
 from service.pages import formats, wording
 from service.pages.charts import draw_arms, draw_overlay, mark_pairs
 from service.pages.dots import WIDTH, draw_claim, draw_lines, draw_strip, share_of
-from service.pages.plots import APART, MOST_TICKS, SHAPES, Axis, Drawing, ink_of, tick_in
+from service.pages.plots import APART, MOST_NAMED, MOST_TICKS, SHAPES, Axis, Drawing, ink_of, tick_in
 from stages.params.experiment import Role
 from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain, VerdictArm, VerdictRow
 from tests.service.drawn import Drawn, drawings, read, read_drawing
@@ -106,6 +106,7 @@ def test_lines_bands_and_labels_are_where_the_axes_say(curves: list[list[float]]
 @settings(max_examples=40)
 @given(st.lists(st.tuples(positive.filter(lambda x: 1e2 < x < 1e12), st.floats(-9, 9)), min_size=1, max_size=9))
 @example([(1e6, 0.5)] * 8)
+@example([(101.0, 0.0), (102.0, 0.0), (110.0, 0.0)])
 def test_points_of_a_figure_are_where_their_numbers_say_and_no_name_covers_another(
     models: list[tuple[float, float]],
 ) -> None:
@@ -142,7 +143,8 @@ def test_points_of_a_figure_are_where_their_numbers_say_and_no_name_covers_anoth
                 assert left >= 0 and right <= 560
                 assert all(b <= left or right <= a or abs(y - other) >= 15 for a, b, other in spans[:at])
         else:
-            assert len(drawing.dots) > 4, "few names find a place"
+            named = set(names) if len(names) <= MOST_NAMED else set()
+            assert {name for name, _, _ in drawing.key} == named, "the legend has names that find no place"
 
 
 def test_every_role_has_a_mark_of_its_own() -> None:
@@ -170,8 +172,8 @@ def test_pairs_are_drawn_one_below_the_other_with_the_paper_s_gain() -> None:
 
 
 def test_nothing_to_draw_is_no_chart(client: TestClient) -> None:
-    assert "plot-cell" in client.get("/?dataset=cifar10").text, "the paper's values"
-    assert "plot-cell" not in client.get("/?dataset=cifar10&metric=calibration_error").text, "stand-ins alone"
+    assert 'class="plot-cell' in client.get("/?dataset=cifar10").text, "the paper's values"
+    assert 'class="plot-cell' not in client.get("/?dataset=cifar10&metric=calibration_error").text, "stand-ins alone"
     assert drawings(client.get("/experiments/ninformer-cifar10").text) == []
     assert draw_overlay([], {}, {}, "nats") is None
 

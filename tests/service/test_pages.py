@@ -23,7 +23,7 @@ from stages.recording import record
 from stages.results import Claim, JudgedClaim, VerdictRow
 from tests.project import REPOSITORY
 from tests.service.conftest import png, reading, serving
-from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, add_results, make_root
+from tests.service.results_factory import PAPER_ACCURACY, add_results, make_root
 
 
 class Page(HTMLParser):

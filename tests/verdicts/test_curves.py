@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from stages.runs.curves import EpochRow
+from stages.runs.evidence import EpochRow
 from stages.verdicts import NoCurves, arm_metric, min_over_epochs, pseudo_values, window_error
 
 RNG = np.random.default_rng(0)

@@ -140,7 +140,7 @@ class Kind:
 
     @property
     def slope(self) -> float:
-        """How much the margin grows with the printed number: half of a gain's error is an error of its margin."""
+        """Slope of the margin by the printed number: half of a gain's error is an error of its margin."""
         step = 1e-6 * abs(self.claim.value or 0.0)
         if not step:
             return 0.0
@@ -362,7 +362,7 @@ class TrainedKind(Kind):
 
 
 def why_it_indicates(group: ResultGroup) -> str:
-    """Why results on real data can't decide a number."""
+    """Explain why results on real data can't decide a number."""
     if group.is_of_part_of_the_data:
         return NO_NUMBER_OF.format("Real data, but a part of them")
     if group.share >= 1 and not group.follows_plan:

@@ -31,7 +31,7 @@ from stages.claims.trials import (
 )
 from stages.params.experiment import DatasetSource, ExperimentParams, Params
 from stages.run import Replicate, steps_per_epoch, training_counts
-from stages.runs.trial import Trial
+from stages.runs.evidence import Trial
 from stages.verdicts import (
     EvidenceLevel,
     Failures,
@@ -563,7 +563,7 @@ class FailedShareKind(TrainedKind, kinds="failures"):
 
     @property
     def slope_of_share(self) -> float:
-        """How much the margin grows with the printed proportion, not with the count."""
+        """Slope of the margin by the printed proportion, not by the count."""
         return self.slope * self.printed[1]
 
     def power(self, plan: Plan) -> Power:

@@ -1,4 +1,4 @@
-"""C++ beside a module, compiled for this processor when first needed and cached.
+"""Compiles the C++ file of a module for this processor when first needed, and caches it.
 
 A fast path, never the only one: without a compiler, or if it fails, `load_library` says so once and returns None.
 """
@@ -161,7 +161,7 @@ def _flags() -> tuple[str, ...]:
 
 
 def _compile(compiler: str, source: Path, built: Path) -> None:
-    """Compile beside `built` and rename: another process sees all of it or nothing."""
+    """Compile next to `built` and rename: another process sees all of it or nothing."""
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         part = Path(folder) / built.name
         subprocess.run(
@@ -181,7 +181,7 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def _library_path(name: str) -> Path:
-    """Where a library is or will be kept; an existing one is also taken from a folder that is read-only."""
+    """Path of a compiled library, whether it exists or not; an existing one may lie in a read-only folder."""
     with suppress(RuntimeError):
         if (kept := _home_cache() / name).is_file():
             return kept
@@ -209,7 +209,7 @@ def cache_folder() -> Path:
 
 
 def keep_triton_kernels() -> None:
-    """Triton keeps its compiled kernels at home; from now on beside our libraries if home can't be written to."""
+    """Triton keeps its compiled kernels at home; move them next to our libraries if home can't be written to."""
     with suppress(OSError, RuntimeError):
         home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
         there = next(folder for folder in (home, *home.parents) if folder.exists())
@@ -218,7 +218,7 @@ def keep_triton_kernels() -> None:
 
 
 def keep_compiled_steps_apart() -> None:
-    """What `torch.compile` keeps on disk is from now on in a folder for this processor and the one that PyTorch plays.
+    """Give `torch.compile` a cache folder for this processor and the one that PyTorch emulates.
 
     PyTorch's names for such code tell neither: it is compiled with -march=native and laid out for the capability.  Run
     by another processor that shares the folder, it crashes or computes something else.
@@ -252,7 +252,7 @@ _trying = threading.Lock()
 def agrees_here(claim: str, fast: Callable[[], Iterable[Tensor]], plain: Callable[[], Iterable[Tensor]]) -> bool:
     """True if both make the same tensors.  `claim` names the thing tried, in the words that a user reads if it fails.
 
-    Tried anew if oneDNN was turned on or off since, because PyTorch then uses other routines.
+    Tried again if oneDNN was turned on or off since, because PyTorch then uses other routines.
     """
     key = claim, torch._C._get_mkldnn_enabled()
     if (known := _answers.get(key)) is not None:

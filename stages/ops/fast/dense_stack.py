@@ -25,7 +25,7 @@ def is_available() -> bool:
 
 
 def applies(features: Tensor) -> bool:
-    """True if the operators handle features like these, and nobody watches the products inside (as `tf32` does)."""
+    """True if the operators handle features like these, and no hook watches the products inside (as `tf32` does)."""
     is_watched = not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0
     return is_single(features) and not features.requires_grad and not is_watched
 

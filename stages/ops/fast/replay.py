@@ -7,8 +7,8 @@ recorded, and the numbers of dropout go on from PyTorch's generator as in eager 
 flips, the optimiser and the learning rate stay outside, as does an epoch's last batch if it is smaller.
 
 Off unless `CLAIMCHECK_CUDA_GRAPHS=1`: no GPU has run it yet (decision 0060).  Before it is used, a recorded pass
-is replayed beside an eager one and has to give the same bits, or as nearly the same as eager repeats itself.  What
-can't be recorded, or isn't the same, stays eager, and a line says why.
+is replayed and compared with an eager one: it has to give the same bits, or as nearly the same as two eager passes.
+What can't be recorded, or isn't the same, stays eager, and a line says why.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Recorder(Interface):
     """Something that records the work of a function and can do it again."""
 
     def record(self, work: Callable[[], Tensor]) -> Tensor:
-        """The tensor that `work` makes, and that `replay` makes anew."""
+        """The tensor that `work` makes, and that `replay` makes again."""
         ...
 
     def replay(self) -> None: ...
@@ -70,7 +70,7 @@ def is_wanted(device: torch.device) -> bool:
 
 
 def describe_graphs(device: torch.device) -> dict[str, bool]:
-    """For the environment of a result: that graphs were asked for; empty if they weren't."""
+    """Fields for a result's environment: CUDA graphs were requested; empty if they weren't."""
     return {"cuda_graphs": True} if is_wanted(device) else {}
 
 
@@ -84,7 +84,7 @@ def replayed(gradients: Pass, model: nn.Module, device: torch.device) -> Pass:
 
 
 def why_not(model: nn.Module) -> str | None:
-    """What of a network no graph can record; None if nothing is known to be in the way."""
+    """Describe the part of a network that no graph can record; None if none is known."""
     if isinstance(model, DistributedDataParallel):
         return "its gradients are added among devices"
     for name, layer in model.named_modules():
@@ -102,7 +102,7 @@ def _stays_eager(gradients: Pass, reason: str) -> Pass:
 
 @dataclass
 class _Recorded:
-    """What one recorded pass reads and makes, at places that stay."""
+    """Inputs and outputs of one recorded pass, at fixed addresses."""
 
     inputs: Tensor
     targets: Tensor
@@ -164,7 +164,7 @@ class Replayed:
         return _Recorded(inputs=inputs, targets=targets, sums=sums, gradients=gradients, recorder=recorder)
 
     def _why_unlike(self, recorded: _Recorded, inputs: Tensor, targets: Tensor) -> str | None:
-        """How the replayed pass differs from the eager one; None if it doesn't, by more than two eager ones do."""
+        """Describe how the replayed pass differs from the eager one; None if as little as two eager passes."""
         first, again = (self._results(lambda: self.eager(inputs, targets)) for _ in range(2))
         ours = self._results(lambda: self._replay(recorded, inputs, targets))
         if all(map(same_bits, first, ours)):

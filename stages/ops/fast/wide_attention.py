@@ -16,7 +16,7 @@ from stages.ops.fast.cpp import TAKEN
 
 @cache
 def use_wide_attention() -> torch.library.Library:
-    """From now on, permanently, `scaled_dot_product_attention` widens bfloat16 on a CPU and rounds its result.
+    """Make `scaled_dot_product_attention` widen bfloat16 on a CPU and round its result, for the rest of the process.
 
     In inference mode it is PyTorch's own, which is as fast there.
     """

@@ -368,7 +368,7 @@ def _parameter_increase(claim: str, networks: Networks) -> Finding:
 
 
 def _operation_increase(claim: str, networks: Networks) -> Finding:
-    """By section 4's rule, which decides, and as Table 2 counts."""
+    """Count by section 4's rule, which decides, and as Table 2 counts."""
     computed: dict[str, float] = {}
     by_rule, as_table = [], []
     for name, pair in networks.items():
@@ -433,7 +433,7 @@ def _base_operations(claim: str, base: Operations) -> Finding:
 
 
 def _dac_operations(depth: int, dac: Operations, base: Operations) -> Finding:
-    """With a stride, a layer's input is larger than its output, and the text's words allow either."""
+    """Count by a strided layer's input and by its smaller output, since the text allows either."""
     claim = f"dac.table2.gflops.r{depth}.dac"
     printed, unit = PRINTED[claim]
     # Each of the 3 n blocks adds its shortcut: maps of 16, 32 and 64 channels at 80, 40 and 20 pixels.

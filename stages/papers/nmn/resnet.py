@@ -26,7 +26,7 @@ def check_image_size(image_size: int) -> None:
 
 
 def stage_shapes(width: int) -> list[tuple[int, int, int]]:
-    """In channels, out channels and stride of every block, in order."""
+    """List the input channels, output channels and stride of every block, in order."""
     shapes, channels = [], width
     for stage, blocks in enumerate(BLOCKS_PER_STAGE):
         for block in range(blocks):

@@ -1,4 +1,4 @@
-"""What engines take and tell: groups of runs, and events of their training.
+"""Interface of engines: groups of runs go in, events of their training come out.
 
 A group is an ordered list of runs that train together; it is leased, resumed and recorded as one.
 
@@ -98,11 +98,7 @@ def default_engine() -> str:
 
 
 def find_engine(name: str) -> RunGroups:
-    """The engine called `name`.
-
-    Raises:
-        EngineError: there is none, or its package is missing.
-    """
+    """The engine called `name`."""
     if name not in ENGINES:
         raise EngineError(f"no engine {name!r}; known: {', '.join(sorted(ENGINES))} (--engine or {ENGINE} names it)")
     module, package = ENGINES[name]
@@ -112,7 +108,7 @@ def find_engine(name: str) -> RunGroups:
     return engine
 
 
-# Networks with a `Stack` beside them, which is faster than one after the other (bench_stacking, up to 200 units).
+# Networks that have a `Stack`, which is faster than one after the other (bench_stacking, up to 200 units).
 STACKED = ("stages.papers.dac.mlp:MLP", "stages.papers.dac.mlp:DACMLP")
 WIDEST = 256
 MAX_MODELS = 16
@@ -130,14 +126,11 @@ def is_worth_stacking(spec: RunSpec, rows: int) -> bool:
     is_plain = protocol.precision in ("float32", "tf32") and not protocol.compile
     has_known_parts = protocol.optimizer.name in ("adam", "adamw") and protocol.split.kind != "folds"
     is_narrow = spec.model.path in STACKED and spec.model.arguments.get("width", math.inf) <= WIDEST
-    return is_plain and has_known_parts and is_narrow and _least_steps(spec, rows) >= MIN_STEPS
-
-
-def _least_steps(spec: RunSpec, rows: int) -> int:
-    """The smallest number of steps, even with early stopping."""
-    protocol, stop = spec.protocol, spec.protocol.early_stop
-    epochs = protocol.epochs if stop is None else min(protocol.epochs, stop.from_epoch + stop.patience)
-    return epochs * steps_per_epoch(training_counts(rows, protocol, spec.replicate)[0], protocol)
+    if not (is_plain and has_known_parts and is_narrow):
+        return False
+    stop, epochs = protocol.early_stop, protocol.epochs
+    fewest = epochs if stop is None else min(epochs, stop.from_epoch + stop.patience)
+    return fewest * steps_per_epoch(training_counts(rows, protocol, spec.replicate)[0], protocol) >= MIN_STEPS
 
 
 def form_groups(specs: Sequence[RunSpec], rows: int, store: Store) -> list[tuple[Specs, bool]]:

@@ -3,10 +3,10 @@
 A lease is taken over from an owner that is gone.  Each take-over raises the run's token, and only the holder of the
 newest token publishes (fencing), so a process that wakes up late can't publish over its successor.
 
-No clock of two machines is compared.  An owner changes its records every few seconds; whoever wants a run takes it over
-after having seen its record unchanged for `EXPIRY_SECONDS` of its own monotonic clock, or at once if the owner is a
-dead process of the same machine.  Time in which the store was away doesn't count: it took no owner's change.  The runs
-of a group are claimed in order of their keys, so that of two that want the same one has them all.
+Clocks of two machines are never compared.  An owner changes its records every few seconds.  A process that wants a run
+takes it over after it has seen the record unchanged for `EXPIRY_SECONDS` of its own monotonic clock, or at once if the
+owner is a dead process of the same machine.  Time in which the store was away doesn't count, because it took no change.
+The runs of a group are claimed in order of their keys, so that one of two processes that want the same gets them all.
 
 Every engine ends its trainings here.
 """
@@ -74,7 +74,7 @@ class Holder:
 class Attempt:
     """One try to train a run: whose, from when to when by the owner's clock (seconds since 1970), and how it ended.
 
-    `end` is None as long as it trains, or until somebody notices that its owner is gone.  To claim a run that has an
+    `end` is None as long as it trains, or until its owner is found to be gone.  To claim a run that has an
     outcome, as runs of an unfinished group are, is no attempt.
     """
 
@@ -128,7 +128,7 @@ class Leases:
         return Lease(tuple((run_key, order[run_key]) for run_key in run_keys))
 
     def _take(self, run_key: str) -> int | None:
-        """The token of a run that is now ours; None if it is somebody else's."""
+        """The token of a run that is now ours; None if another process holds it."""
         record, tag = self.store.read(run_key)
         if record.is_published:
             self.store.mend(run_key, record)
@@ -161,7 +161,7 @@ class Leases:
         return token
 
     def _why_gone(self, run_key: str, owner: str, tag: str | None) -> str | None:
-        """Why a run may be taken over from `owner`; None if it may not, or not yet."""
+        """Explain why a run may be taken over from `owner`; None if it may not, or not yet."""
         if is_gone(owner):
             return "its process is gone"
         now, late = self._monotonic(), self.store.late_answers
@@ -188,7 +188,7 @@ class Leases:
         """Publish an outcome as the holder of the newest token, and close the attempt.
 
         Raises:
-            LeaseLost: somebody has taken over the run.
+            LeaseLost: another process has taken over the run.
         """
         token = dict(lease.tokens)[run_key]
 
@@ -208,7 +208,7 @@ class Leases:
                 try:
                     self._change(run_key, token, lambda mine: self._ended(mine, end, reason))
                 except LeaseLost:
-                    continue  # whoever took it over has noted it
+                    continue  # the new owner has noted it
 
     def release(self, lease: Lease) -> None:
         """Give the runs back; the tokens stay, so that they only grow."""
@@ -256,15 +256,6 @@ class Leases:
                 mine, tag = found, now
         raise LeaseLost(f"run {run_key[:12]} was taken over while it trained; its outcome is dropped")
 
-    def _renew(self, lease: Lease) -> bool:
-        """False if a run of the lease was taken over."""
-        try:
-            for run_key, token in lease.tokens:
-                self._change(run_key, token, lambda mine: mine)
-        except LeaseLost:
-            return False
-        return True
-
     @contextmanager
     def kept_alive(self, lease: Lease) -> Iterator[threading.Event]:
         """Renew the lease from a thread for as long as the block lasts, then release it.
@@ -278,9 +269,11 @@ class Leases:
         def beat() -> None:
             while not finished.wait(HEARTBEAT_SECONDS):
                 try:
-                    if not self._renew(lease):
-                        lost.set()
-                        return
+                    for run_key, token in lease.tokens:
+                        self._change(run_key, token, lambda mine: mine)
+                except LeaseLost:
+                    lost.set()
+                    return
                 except OSError as error:
                     print(f"lease of {lease.name}: can't be renewed now ({error})", file=sys.stderr)
 
@@ -314,7 +307,7 @@ def _scope() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """In ticks since boot, which no clock that is set changes; psutil tells it by the clock."""
+    """Start time in ticks since boot, unaffected by clock changes, unlike psutil's."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rsplit(")", 1)[1].split()
@@ -335,7 +328,7 @@ _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate
 
 
 class BadOutcome(ValueError):
-    """What was trained isn't an outcome of the leased runs; nothing of it is published."""
+    """Training returned something other than an outcome of the leased runs; nothing of it is published."""
 
 
 def publish(outcomes: Mapping[str, Mapping[str, bytes]], work: str, lease: Lease, leases: Leases, store: Store) -> None:
@@ -356,7 +349,7 @@ def publish(outcomes: Mapping[str, Mapping[str, bytes]], work: str, lease: Lease
 
 
 def describe_failure(error: BaseException) -> tuple[End, str]:
-    """How an attempt that raised `error` ended, and what to tell; a traceback only where the fault may be ours."""
+    """Classify how an attempt that raised `error` ended, with a message; a traceback only if the fault may be ours."""
     if is_out_of_memory(error):
         return "memory", f"out of memory ({' '.join(str(error).split()) or 'on this machine'})"
     if isinstance(error, FAULTS):

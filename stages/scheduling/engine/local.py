@@ -10,25 +10,85 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext, ForkServerContext
 from multiprocessing.process import BaseProcess
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
 
 from stages.faults import FAULTS, describe_fault
 from stages.runs.store import Store, home
 from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
 from stages.scheduling.engine.leases import Lease, LeaseLost, Leases, describe_failure, process_identity, publish
-from stages.scheduling.engine.orphan import end_as_orphan, end_with
+
+WATCHED = "CLAIMCHECK_WATCHED"
+"""Environment variable of a stage that another process runs (`stages.stage`): that one watches `dvc` for it."""
+_POLL_SECONDS = 0.5
+
+
+class OrphanedStage(RuntimeError):
+    """A stage whose `dvc` was killed before the stage could begin to watch it."""
+
+
+def dvc_and_shells() -> list[int]:
+    """Pids of the ancestors up to `dvc`, the parent first; none if there is no `dvc`, or another process watches it."""
+    if WATCHED in os.environ:
+        return []
+    chain = []
+    for process in psutil.Process().parents():
+        chain.append(process.pid)
+        # `dvc repro`, `python /usr/bin/dvc repro`, `python -m dvc repro`
+        with suppress(psutil.Error):
+            if "dvc" in [Path(word).name for word in process.cmdline()[:3]]:
+                return chain
+    if "DVC_STAGE" in os.environ:
+        raise OrphanedStage("dvc started this stage and is gone already; nothing was trained")
+    return []
+
+
+def end_with(pids: Iterable[int]) -> None:
+    """Start a thread that ends this process, without cleanup, as soon as one of `pids` is gone."""
+    if not (pids := list(pids)):
+        return
+    watched = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            watched.append(psutil.Process(pid))
+
+    def watch() -> None:
+        while len(watched) == len(pids) and all(map(_runs, watched)):
+            time.sleep(_POLL_SECONDS)
+        end_as_orphan()
+
+    threading.Thread(target=watch, name="orphan-watch", daemon=True).start()
+
+
+def end_as_orphan() -> NoReturn:
+    """End this process at once, without cleanup, and say why."""
+    print(
+        "the process that started this training is gone; stopping (the next run resumes)", file=sys.stderr, flush=True
+    )
+    os._exit(os.EX_TEMPFAIL)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
 
 _WORKER = "stages.worker"
 _HINT = " (often for want of memory: `dmesg` tells, fewer slots in the profile help)"
 
 
 class ParentGone(RuntimeError):
-    """The process that started this slot is gone: nobody hears what it tells."""
+    """The process that started this slot is gone, and with it the reader of its reports."""
 
 
 def run_groups(
@@ -37,9 +97,6 @@ def run_groups(
     """Train all groups, one at a time on each of `devices` (a name twice: two at once); a failure stops no other.
 
     Returns whether every group has its outcome in the store.
-
-    Raises:
-        TrainingsKilled: an outcome is missing because something killed the processes that trained.
     """
     if len(devices) == 1:
         _slot(groups, store, devices[0], report, stop.is_set, bytearray(len(groups)), is_alone=True)
@@ -131,7 +188,10 @@ def _train(
     missing = [spec for spec in group.specs if spec.run_key not in published]
     is_stack = group.is_stack and worker.can_stack(device)
     runs = len(group.specs) if is_stack else 1
-    report(Event(kind="started", label=group.label, runs=runs, device=_in_use(worker, device)))
+    in_use = device
+    with suppress(ValueError):  # no such device, which the training will say
+        in_use = str(worker.pick_device(device))
+    report(Event(kind="started", label=group.label, runs=runs, device=in_use))
     for specs in [group.specs] if is_stack else [(spec,) for spec in missing]:
         if should_stop():
             return True
@@ -167,14 +227,6 @@ def _train(
         else:
             report(Event(kind="finished", label=group.label))
     return True
-
-
-def _in_use(worker: Any, device: str) -> str:
-    """The device that this name chooses; the name itself where there is none, which the training will say."""
-    try:
-        return str(worker.pick_device(device))
-    except ValueError:
-        return device
 
 
 class _Reporter:
@@ -255,23 +307,17 @@ def _fork_slots(
 
 
 def _forking() -> ForkContext | ForkServerContext:
-    """How slots come to be: forks of this process if it has loaded torch and has one thread, as `repro` provides it.
+    """Choose how slots start: forks of this process if it has loaded torch and has one thread, as under `repro`.
 
     Otherwise of a clean process, which loads torch once.
     """
-    if "torch._dynamo" in sys.modules and _has_one_thread():
-        importlib.import_module(_WORKER)
-        return multiprocessing.get_context("fork")
+    with suppress(OSError):
+        if "torch._dynamo" in sys.modules and len(os.listdir("/proc/self/task")) == 1:
+            importlib.import_module(_WORKER)
+            return multiprocessing.get_context("fork")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_WORKER, "torch._dynamo"])  # the optimiser's first step would load the latter
     return context
-
-
-def _has_one_thread() -> bool:
-    try:
-        return len(os.listdir("/proc/self/task")) == 1
-    except OSError:
-        return False
 
 
 def _slot_process(

@@ -21,8 +21,7 @@ from stages.runs.object_store import ObjectStore
 from stages.runs.store import STATE, RunStore, Store, stack_id
 from stages.scheduling.engine.groups import EngineError, Event, Group, Report, TrainingsKilled
 from stages.scheduling.engine.leases import End, Lease, LeaseLost, Leases, describe_failure, publish
-from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node
-from stages.scheduling.engine.ray_cluster import LOST, Cluster, Shares
+from stages.scheduling.engine.ray_bridge import LOST, SHORT_OF_MEMORY, Cluster, Node, Shares
 from stages.scheduling.engine.ray_task import TaskRequest
 
 _TICK_SECONDS = 0.1
@@ -32,7 +31,7 @@ _MOST_LOSSES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long a task may tell nothing at all (`silent`), or take no step while it lives (`stuck`: a step may compile;
+    """Longest time that a task may send nothing (`silent`), or take no step while it lives (`stuck`: one may compile;
     at least 20 times the longest so far), how long a stop may take, and how long the cluster may be out of reach.
     """
 
@@ -54,10 +53,6 @@ def run_groups(
     run together (`cuda:0+cuda:1`) are as many of a node, whatever their numbers.
 
     Returns whether every group has its outcome in the store.
-
-    Raises:
-        EngineError: the cluster wants another token, or a node can't use the store.
-        TrainingsKilled: the cluster can't be reached, or not any more.
     """
     if groups:
         with Cluster() as cluster:
@@ -167,15 +162,11 @@ class _Engine:
                 getattr(self, f"_on_{kind}")(number, flight, *payload)
         if self.nodes is not None:
             self._submit_more()
-            self._excuse()
+            now = time.monotonic()
+            for flight in self.flying.values():  # not silent while this process didn't listen, as a store kept it busy
+                flight.heard = min(now, flight.heard + now - self.listened)
+                flight.stepped = min(now, flight.stepped + now - self.listened)
             self._watch()
-
-    def _excuse(self) -> None:
-        """Nobody was silent while this process didn't listen, for example because a store kept it waiting."""
-        now = time.monotonic()
-        for flight in self.flying.values():
-            flight.heard = min(now, flight.heard + now - self.listened)
-            flight.stepped = min(now, flight.stepped + now - self.listened)
 
     def _submit_more(self) -> None:
         assert self.nodes is not None, "the caller has looked"
@@ -212,6 +203,9 @@ class _Engine:
         flight = _Flight(group, lease, lost, kept, is_alone, time.monotonic())
         self.flying[self.number] = flight
         share, flight.device, threads = self.shares.of(group, self.nodes or [], is_alone=is_alone)
+        works = [*group.run_keys, *([stack_id(group.specs)] if group.is_stack else [])]
+        names = [f"{work}/{STATE}" for work in works] if isinstance(self.store, RunStore) else []
+        states = {name: self.store.scratch.load(name) for name in names}
         ask = TaskRequest(
             label=group.label,
             specs=group.specs,
@@ -221,15 +215,10 @@ class _Engine:
             device=flight.device,
             threads=threads,
             store=self.store if isinstance(self.store, ObjectStore) else None,
-            states=self._states(group) if isinstance(self.store, RunStore) else {},
+            states={name: content for name, content in states.items() if content is not None},
         )
         self.cluster.send("submit", self.number, ask, share)
         return True
-
-    def _states(self, group: Group) -> Mapping[str, bytes]:
-        works = [*group.run_keys, *([stack_id(group.specs)] if group.is_stack else [])]
-        found = {name: self.store.scratch.load(name) for name in (f"{work}/{STATE}" for work in works)}
-        return {name: content for name, content in found.items() if content is not None}
 
     def _on_placed(self, number: int, flight: _Flight, host: str, pid: int) -> None:
         flight.node, flight.host = host, f"process {pid} on {host}"

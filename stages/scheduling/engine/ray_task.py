@@ -42,7 +42,7 @@ _UNHEARD_SECONDS = 60.0
 _PROGRESS_SECONDS = 0.5
 
 Tell = Callable[..., None]
-"""Tells `(kind, *payload)` to whoever asked, and returns when it was taken in.
+"""Sends `(kind, *payload)` to the submitter, and returns when it was received.
 
 Raises:
     Unheard: it can't be reached.
@@ -206,9 +206,9 @@ def _files_in(scratch: FolderScratch) -> dict[str, tuple[int, int]]:
 
 @contextmanager
 def _beating(tell: Tell, told: _Progress, stop: threading.Event) -> Iterator[None]:
-    """Tell from a thread that this process lives, and how many steps it has taken; stop the training if nobody hears.
+    """Report from a thread that this process lives and how many steps it took; stop the training if no report arrives.
 
-    A process that stands still tells nothing, one whose training hangs tells the same number again.
+    A stopped process reports nothing; one whose training hangs repeats the same number.
     """
     finished = threading.Event()
 

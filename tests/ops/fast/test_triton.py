@@ -1,15 +1,11 @@
 """Triton kernels of DAC and Yat attention without a GPU: in Triton's interpreter, and compiled for an H100."""
 
-import importlib.util
 import os
 import re
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,6 +26,8 @@ pytest.importorskip("triton", reason="Triton comes with a CUDA build of torch; t
 # Said before Triton warns of it: a product followed by a sum may round once.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
+import triton
+
 from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
 from stages.ops.dac_recompute import dac_taps
 from stages.ops.fast import attention, dac, dac_triton, yat_triton
@@ -39,28 +37,14 @@ from tests.ops.test_every_operator import masked_yat_attention
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[list[tuple[ModuleType, ModuleType]]]:
-    """Each module that calls kernels, and its kernels as Triton's interpreter runs them."""
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        for owner in (dac_triton, yat_triton):
-            path = Path(owner.kernels.__file__)
-            spec = importlib.util.spec_from_file_location(f"interpreted_{path.stem}", path)
-            assert spec and spec.loader
-            module = importlib.util.module_from_spec(spec)
-            patch.setitem(sys.modules, spec.name, module)
-            spec.loader.exec_module(module)
-            found.append((owner, module))
-        yield found
-
-
 @pytest.fixture
-def on_gpu(interpreted: list[tuple[ModuleType, ModuleType]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that the CPU's tensors are on a GPU."""
-    for owner, kernels in interpreted:
-        monkeypatch.setattr(owner, "kernels", kernels)
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that the CPU's tensors are on a GPU, whose kernels Triton's interpreter runs."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for owner in (dac_triton, yat_triton):
+        for name, kernel in vars(owner).copy().items():
+            if isinstance(kernel, triton.runtime.JITFunction):
+                monkeypatch.setattr(owner, name, triton.jit(kernel.fn))
     for owner in (dac, attention):
         monkeypatch.setattr(owner, "_is_on_gpu", lambda tensor: True)
 
@@ -225,8 +209,6 @@ def built_for_h100(
 
     `kinds`: the type of the numbers behind each argument that is an address; those and `aligned` divide by 16.
     """
-    import triton
-
     signature = {arg: f"*{kinds[arg]}" if arg in kinds else "i32" for arg in kernel.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")
     even = [place for place, arg in enumerate(kernel.arg_names) if arg in kinds or arg in aligned]
@@ -267,7 +249,7 @@ def test_kernels_compile_for_an_h100_without_spilling_in_half_types(name: str, k
     is_half = kind != "fp32"
     if name.startswith("yat "):
         part = name.removeprefix("yat ")
-        kernel = getattr(yat_triton.kernels, f"{part.replace(' ', '_')}_kernel")
+        kernel = getattr(yat_triton, f"{part.replace(' ', '_')}_kernel")
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[kind]
         head = torch.empty(1, 1, 1, size, dtype=dtype)
         constants = yat_triton._options(part, head, head, True)
@@ -276,7 +258,7 @@ def test_kernels_compile_for_an_h100_without_spilling_in_half_types(name: str, k
         kinds = dict.fromkeys(own, kind) | dict.fromkeys((*numbers, "to_factors", "scale", "epsilon"), "fp32")
         aligned = tuple(arg for arg in kernel.arg_names if arg.endswith(("_row", "_head", "_sample")))
     else:
-        kernel, steps, aligned = getattr(dac_triton.kernels, name), 1, ("inputs",)
+        kernel, steps, aligned = getattr(dac_triton, name), 1, ("inputs",)
         constants = DAC_SIZES | {"CHUNK": size} | (IN_HALF if is_half else IN_FLOAT)
         constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
         kinds = dict.fromkeys(("z", "w", "bias", "out", "grad", "grad_x"), kind)

@@ -17,8 +17,8 @@ from service.app import create_app
 from service.settings import Settings
 from stages.params.experiment import load_params
 from stages.recording.reporting import results_page
-from stages.results import claim_tables, open_results, tables
-from stages.results.claim_tables import WORD_OF
+from stages.results import open_results, tables
+from stages.results.tables import WORD_OF
 from stages.verdicts import Status
 from tests.project import REPOSITORY
 
@@ -166,8 +166,8 @@ def test_seeds_agree_at_the_best_validation_epoch_and_not_at_the_last(errors: Er
 
 def test_by_the_last_epoch_nothing_is_decided(published: str) -> None:
     with open_results(published)() as session:
-        variants = {one["metric"]: one for one in session.get_one(claim_tables.VerdictRow, "dac.sgemm.gain").variants}
-        confidence = session.get_one(claim_tables.VerdictRow, "dac.sgemm.gain").confidence
+        variants = {one["metric"]: one for one in session.get_one(tables.VerdictRow, "dac.sgemm.gain").variants}
+        confidence = session.get_one(tables.VerdictRow, "dac.sgemm.gain").confidence
     by_last = variants["log_mse"]
     assert by_last["status"] == Status.UNRESOLVED and variants["min_log_mse"]["status"] == Status.SUPPORTED
     low, high = (minus(f"{by_last[bound]:.3f}") for bound in ("low", "high"))
@@ -176,7 +176,7 @@ def test_by_the_last_epoch_nothing_is_decided(published: str) -> None:
 
 def test_the_pages_say_what_the_verdict_says(published: str, client: TestClient) -> None:
     with open_results(published)() as session:
-        verdict = session.get_one(claim_tables.VerdictRow, "dac.sgemm.gain")
+        verdict = session.get_one(tables.VerdictRow, "dac.sgemm.gain")
     results = results_page(published)
     for text, word in ((PAGE, f"`{verdict.status}`"), (README, f"| {WORD_OF[Status(verdict.status)]} |")):
         assert f"by {verdict.estimate:.3f} nats on average" in text and word in text
@@ -202,7 +202,7 @@ def test_the_page_says_what_weights_and_biases_gain_from_141_units(errors: Error
         said.append(minus(f"{statistics.mean(start) - statistics.mean(best[arm]):.3f} ± {error:.3f}"))
     assert f"changes the error by {said[0]} nats" in PAGE and f"by biases it falls by {said[1]}." in PAGE
     with open_results(published)() as session:
-        verdict = session.get_one(claim_tables.VerdictRow, "dac.sgemm.more_efficient")
+        verdict = session.get_one(tables.VerdictRow, "dac.sgemm.more_efficient")
     assert f"gain {verdict.estimate:.3f} nats more, {verdict.low:.3f} to {verdict.high:.3f}: `{verdict.status}`" in PAGE
 
 

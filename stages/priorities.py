@@ -171,11 +171,7 @@ class Trainings:
 
 
 def as_printed(params: Params) -> Params:
-    """Return the params under the profile whose results decide.
-
-    Raises:
-        ParamsError: params.yaml has no such profile.
-    """
+    """Return the params under the profile whose results decide."""
     if PROFILE not in params.profiles:
         raise ParamsError(f"params.yaml: no profile {PROFILE!r}, whose results alone decide a claim")
     return dataclasses.replace(params, profile_name=PROFILE)
@@ -194,11 +190,7 @@ def all_trainings(params: Params) -> Trainings:
 
 
 def trained_runs(params: Params, root: Path = Path()) -> frozenset[RunName]:
-    """Return the profile's runs with an outcome in the store, including outcomes of older equivalent code.
-
-    Raises:
-        EvidenceError: an equivalence line was changed.
-    """
+    """Return the profile's runs with an outcome in the store, including outcomes of older equivalent code."""
     outcomes = Outcomes(root)
     return frozenset(run.name for run in packed_runs(params, root) if outcomes.find(run.spec) is not None)
 
@@ -216,11 +208,7 @@ def packed_runs(params: Params, root: Path = Path()) -> Iterator[PlannedRun]:
 def seconds_each(
     trainings: Trainings, runs: Iterable[RunName], params: Params, device: str, count: CountFlops
 ) -> dict[RunName, float]:
-    """Estimate each run's seconds on the device, in the order of the grid; a network's replicates share a stack.
-
-    Raises:
-        ParamsError: the device has no rate.
-    """
+    """Estimate each run's seconds on the device, in the order of the grid; a network's replicates share a stack."""
     if device not in params.rates:
         raise ParamsError(f"params.yaml: rates has no device {device!r}{nearest(device, params.rates)}")
     wanted = frozenset(runs)
@@ -389,12 +377,7 @@ class Proposal:
 def propose(
     root: Path, params: Params, device: str, *, budget: float = math.inf, experiments: Collection[str] = ()
 ) -> Proposal:
-    """Propose what to train first as printed, under any profile, for claims of these experiments (default: all).
-
-    Raises:
-        ParamsError: the device or the deciding profile is unknown.
-        ClaimsError, EvidenceError, RecordError: a file can't be read or contradicts another.
-    """
+    """Propose what to train first as printed, under any profile, for claims of these experiments (default: all)."""
     printed = as_printed(params)
     trainings, standing, counts = all_trainings(printed), standing_today(root, printed), FlopCounts()
     trained = trainings.with_same(standing.decided_by | trained_runs(printed, root))
