@@ -102,7 +102,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,
-        openapi_url="/api/v1/openapi.json",
+        openapi_url=None,  # FastAPI's own route would write it on the event loop
         lifespan=_lifespan,
         # traces, where OTEL_EXPORTER_OTLP_ENDPOINT names a collector; metrics and logs are our own
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_probe},

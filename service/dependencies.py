@@ -73,6 +73,15 @@ ResultsSession = Annotated[Session, Depends(_session, scope="function")]
 """Given back when the answer is made, before it is sent: a client that doesn't read it holds no connection."""
 
 
+async def _turn(request: Request) -> AsyncIterator[None]:
+    async with app_state_of(request).reading.slots.turn():
+        yield
+
+
+TURN = Depends(_turn, scope="function")
+"""Of those who read results, for what takes as long without reading any."""
+
+
 def conditional(request: Request, session: ResultsSession) -> None:
     """Tag the answer of this route, which depends only on the database, the address and Accept.
 

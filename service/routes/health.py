@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from prometheus_client import generate_latest
 
 from service.database import queries
 from service.database.schemas import HealthOut
@@ -57,6 +56,4 @@ def require_ready(parts: AppState) -> None:
 )
 async def read_metrics(request: Request) -> Response:
     """Prometheus metrics: requests, forward passes, queue and memory."""
-    return Response(
-        generate_latest(app_state_of(request).metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8"
-    )
+    return Response(app_state_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

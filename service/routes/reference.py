@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import RedirectResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 
-from service.dependencies import app_state_of
+from service.dependencies import TURN, app_state_of
+from service.http.errors import root_path
 
 router = APIRouter(include_in_schema=False)
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -36,12 +37,19 @@ PROBLEMS = {
 
 
 @router.get("/openapi.json")
-def redirect_schema(request: Request) -> RedirectResponse:
+async def redirect_schema(request: Request) -> RedirectResponse:
     """FastAPI's usual address leads to ours."""
-    return RedirectResponse(f"{request.scope['root_path']}{request.app.openapi_url}", 308)
+    return RedirectResponse(f"{request.scope['root_path']}/api/v1/openapi.json", 308)
 
 
-@router.get("/docs")
+@router.get("/api/v1/openapi.json", dependencies=[TURN])
+def read_schema(request: Request) -> Response:
+    """The OpenAPI document, with the path prefix that a proxy serves it below."""
+    document, root = request.app.openapi(), root_path(request.scope)
+    return JSONResponse(document | {"servers": [{"url": root}]} if root else document)
+
+
+@router.get("/docs", dependencies=[TURN])
 def show_reference(request: Request) -> Response:
     """Every operation with parameters, an example answer and its errors."""
     document = request.app.openapi()

@@ -4,18 +4,24 @@ import pkgutil
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
+from inspect import iscoroutinefunction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from httpx import Response
 
 from service import routes
 from service.app import create_app
+from service.dependencies import _session, _turn
 from service.http.downloads import Exports
+from service.http.metrics import Metrics
 from service.inference.choices import Choices
+from service.routes import export, health, inference, oip, reference
 from service.settings import Settings
 from service.slots import Turns
 from tests.service.conftest import keys_file, png, serving
@@ -41,8 +47,38 @@ ROUTES = [
 GETS = [route for route in ROUTES if "GET" in route.methods]
 POSTS = [route for route in ROUTES if "POST" in route.methods]
 WITHOUT_DATABASE = (
-    *("/docs", "/files/LICENSE", "/health/live", "/metrics", "/openapi.json", "/v2", "/v2/health/live"),
+    *(
+        "/api/v1/openapi.json",
+        "/docs",
+        "/files/LICENSE",
+        "/health/live",
+        "/metrics",
+        "/openapi.json",
+        "/v2",
+        "/v2/health/live",
+    ),
 )
+
+
+def test_what_takes_a_thread_waits_for_its_turn() -> None:
+    """As many threads as clients would keep the interpreter from the event loop.  Other modules read the results."""
+
+    def calls(dependant: Dependant) -> set[object]:
+        return {dependant.call}.union(*(calls(part) for part in dependant.dependencies))
+
+    for module in (export, health, inference, oip, reference):
+        for route in module.router.routes:
+            assert isinstance(route, APIRoute)
+            if not iscoroutinefunction(route.endpoint):
+                assert calls(route.dependant) & {_session, _turn}, route.path
+
+
+def test_metrics_are_written_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, written = iter((0.0, 0.1, 0.9, 1.1, 1.2)), iter((b"first", b"second"))
+    monkeypatch.setattr("service.http.metrics.time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr("service.http.metrics.generate_latest", lambda _registry: next(written))
+    metrics = Metrics()
+    assert [metrics.text() for _ in range(3)] == [b"first", b"first", b"second"]
 
 
 def address(route: APIRoute) -> str:
