@@ -232,7 +232,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strip:
+class MarginStrip:
     """An axis of margins with the verdict by each; `at` and `in_use` are the margin in use, as a place and a label."""
 
     parts: tuple[Part, ...]
@@ -246,7 +246,7 @@ class Strip:
         return {part.status: part.side for part in self.parts}
 
 
-def strip_of(judged: JudgedClaim) -> Strip | None:
+def strip_of(judged: JudgedClaim) -> MarginStrip | None:
     """The strip of a verdict against a margin, or of a gain's size; None if no margin would change the verdict."""
     claim, verdict = judged.claim, judged.verdict
     size = verdict.size or {}
@@ -269,7 +269,7 @@ def strip_of(judged: JudgedClaim) -> Strip | None:
         told.append(f"{status} {ends}")
     of = "Its size, by margin" if verdict.size and not verdict.by_margin else "By margin"
     in_use = distance(margin, claim)
-    return Strip(
+    return MarginStrip(
         parts=tuple(parts),
         at=round(scale * margin, 1),
         in_use=in_use,
