@@ -139,7 +139,7 @@ class LevelRow:
     plans: dict[int, str]
 
 
-def tell_margins(rules: Rules) -> list[MarginRow]:
+def describe_margins(rules: Rules) -> list[MarginRow]:
     margins = rules.margins
     return [
         MarginRow(
@@ -180,7 +180,7 @@ def tell_margins(rules: Rules) -> list[MarginRow]:
     ]
 
 
-def tell_levels(rules: Rules, plans: Iterable[int]) -> list[LevelRow]:
+def describe_levels(rules: Rules, plans: Iterable[int]) -> list[LevelRow]:
     """`plans`: the numbers of replicates that experiments plan; those with the same looks are told once each."""
     found = {planned: levels_of(rules, planned) for planned in plans}
     questions = {
@@ -277,7 +277,7 @@ def strip_of(judged: JudgedClaim) -> MarginStrip | None:
     )
 
 
-def tell_chance_of_truth(judged: JudgedClaim) -> str:
+def describe_chance_of_truth(judged: JudgedClaim) -> str:
     """The posterior chance that a claim's truth is as claimed, in a sentence; "" without one."""
     claim, verdict = judged.claim, judged.verdict
     size = (verdict.size or {}).get("posterior")
