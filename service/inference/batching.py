@@ -60,7 +60,7 @@ class SetAside(RuntimeError):
 
 
 @dataclass(eq=False, kw_only=True)
-class Job(Ticket):
+class ImageJob(Ticket):
     """Images uint8 [N, C, H, W] for one pass; `future` gets their probabilities float32 [N, K].
 
     `only`: the worker that must answer.  `is_retried`: it crashed a worker before.
@@ -106,7 +106,7 @@ class Batcher:
         self.workers, self._observer = workers, observer
         self.max_batch, self.max_wait_seconds = max_batch, max_wait_seconds
         self.max_waiting_seconds = max_waiting_seconds
-        self._queue = FairQueue[Job]("asking models", max_waiting_seconds)
+        self._queue = FairQueue[ImageJob]("asking models", max_waiting_seconds)
         self._changed = threading.Lock()
         self._wakers = {worker: threading.Condition(self._changed) for worker in workers}
         self._announced = 0
@@ -178,7 +178,7 @@ class Batcher:
     @contextmanager
     def submitted(
         self, questions: Sequence[tuple[Model, np.ndarray]], only: Runner | None = None
-    ) -> Iterator[list[list[Job]]]:
+    ) -> Iterator[list[list[ImageJob]]]:
         """Queue the images of one request for each model; on exit, jobs that haven't started leave the queue.
 
         Raises:
@@ -205,12 +205,13 @@ class Batcher:
         with self._changed:
             self._queue.require_room(holder.get(), sum(images * model.seconds for model in models))
 
-    def _jobs_of(self, request: Request, model: Model, images: np.ndarray, only: Runner | None) -> list[Job]:
+    def _jobs_of(self, request: Request, model: Model, images: np.ndarray, only: Runner | None) -> list[ImageJob]:
         self.require_fit(model)
         size = max(1, min(self.max_batch, int(PASS_SECONDS / model.seconds)))
         parts = [images[start : start + size] for start in range(0, len(images), size)]
         return [
-            Job(request=request, cost=len(part) * model.seconds, model=model, images=part, only=only) for part in parts
+            ImageJob(request=request, cost=len(part) * model.seconds, model=model, images=part, only=only)
+            for part in parts
         ]
 
     async def probabilities(self, model: Model, images: np.ndarray, only: Runner | None = None) -> np.ndarray:
@@ -261,7 +262,7 @@ class Batcher:
             if len(self._given_up) == len(self.workers):
                 refuse(self._queue.in_order(), InferenceStopped("inference isn't running"))
 
-    def _serve(self, batch: Sequence[Job], worker: Runner) -> bool:
+    def _serve(self, batch: Sequence[ImageJob], worker: Runner) -> bool:
         """Answer the batch; return False if it crashed the worker."""
         try:
             self._answer(batch, worker)
@@ -279,7 +280,7 @@ class Batcher:
                 self._wake()
         return True
 
-    def _retry(self, batch: Sequence[Job], *, has_begun: bool) -> None:
+    def _retry(self, batch: Sequence[ImageJob], *, has_begun: bool) -> None:
         """Requeue the batch that crashed a worker; disable a model whose job crashed two."""
         with self._changed:
             model = batch[0].model
@@ -292,7 +293,7 @@ class Batcher:
                 job.is_retried |= has_begun
             self._queue.put_back(batch)
 
-    def _next_batch(self, worker: Runner) -> list[Job] | None:
+    def _next_batch(self, worker: Runner) -> list[ImageJob] | None:
         """Return the next jobs of one model that run together.
 
         Empty if the worker is gone, or after a while without jobs, so that its health is checked; None if the batcher
@@ -331,7 +332,7 @@ class Batcher:
         if worker := next((idle for idle in self._idle if waiting and self._same_model(waiting, idle)), None):
             self._wakers[worker].notify()
 
-    def _same_model(self, waiting: Sequence[Job], worker: Runner) -> list[Job]:
+    def _same_model(self, waiting: Sequence[ImageJob], worker: Runner) -> list[ImageJob]:
         """Return the next jobs of one model for this worker, except models that an idle worker has loaded.
 
         While other clients are active, one client gets at most all workers but one.
@@ -352,14 +353,14 @@ class Batcher:
             return mine[:1]
         return [job for job in mine if job.model.sha256 == mine[0].model.sha256 and not job.is_retried]
 
-    def _worth_waiting(self, jobs: Sequence[Job]) -> float:
+    def _worth_waiting(self, jobs: Sequence[ImageJob]) -> float:
         """Return the seconds in which announced requests may still join; zero if the pass is full."""
         is_full = sum(len(job.images) for job in jobs) >= self.max_batch * len(self._idle)
         if is_full or not self._announced or self._stopping.is_set():
             return 0.0
         return min(job.submitted for job in jobs) + self.max_wait_seconds - time.monotonic()
 
-    def _answer(self, batch: Sequence[Job], worker: Runner) -> None:
+    def _answer(self, batch: Sequence[ImageJob], worker: Runner) -> None:
         """Run one pass; if it fails, run each job alone, so that a bad image affects no other."""
         started = time.monotonic()
         try:
@@ -389,6 +390,6 @@ class Batcher:
             self._observer(images=len(images), waited_seconds=waited, pass_seconds=took)
 
 
-async def answers(jobs: Sequence[Job]) -> np.ndarray:
+async def answers(jobs: Sequence[ImageJob]) -> np.ndarray:
     """Return the probabilities of all jobs of one model, in order.  Raises as `Batcher.probabilities`."""
     return np.concatenate(await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs)))

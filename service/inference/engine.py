@@ -14,7 +14,7 @@ import numpy as np
 
 from service.database.queries import ServedCheckpoint
 from service.database.schemas import AnswerOut, ClassOut, ImageAnswersOut, ModelOut, PredictionOut
-from service.inference.batching import AnswerFailed, Batcher, InferenceStopped, Job, SetAside, answers
+from service.inference.batching import AnswerFailed, Batcher, ImageJob, InferenceStopped, SetAside, answers
 from service.inference.decoding import Decoder, Upload, all_or_none
 from service.inference.models import Model, Models, cost_of
 from service.inference.workers import Worker
@@ -149,7 +149,7 @@ async def predict(
     )
 
 
-async def _timed(jobs: Sequence[Job]) -> tuple[np.ndarray, float]:
+async def _timed(jobs: Sequence[ImageJob]) -> tuple[np.ndarray, float]:
     before = time.perf_counter()
     return await answers(jobs), time.perf_counter() - before
 

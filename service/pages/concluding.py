@@ -23,7 +23,7 @@ from service.pages.formats import (
     unit_of,
     value_in,
 )
-from service.pages.legend import headline_of, is_part, levels, sizes, tell_part
+from service.pages.legend import describe_part, headline_of, is_part, levels, sizes
 from service.pages.wording import name_metric, print_ours, print_value, side_of, span_of
 from stages.results import (
     INEXACT_SHARE,
@@ -85,7 +85,7 @@ def find_trend(record: ClaimRecord, arms: Iterable[ArmRow]) -> Trend | None:
     return Trend(factor=factor, gains=gains, pairs=tuple(pairs))
 
 
-def tell_trend(trend: Trend, claim: Claim) -> str:
+def describe_trend(trend: Trend, claim: Claim) -> str:
     """Describe the trend, as "The gain grows with width, from 0.16 nats at 18 units to 0.31 …"; "" without one."""
     (first, least), *_, (last, most) = trend.gains.items()
     write = as_precise_as(min(trend.gains.values()), max(trend.gains.values()))
@@ -99,7 +99,7 @@ def tell_trend(trend: Trend, claim: Claim) -> str:
     return f"The gain {way} with {trend.factor}, from {ends[0]} to {ends[1]}."
 
 
-def tell_other_reading(trend: Trend) -> str:
+def describe_other_reading(trend: Trend) -> str:
     """Describe the pairs if "uniform" is read as "better at every level", which is no verdict."""
     ahead = sum(pair.low > 0 for _, pair in trend.pairs)
     better = sum(pair.gain > 0 for _, pair in trend.pairs)
@@ -147,7 +147,7 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None
     if claim.factor and verdict.margin:
         alike = in_terms_of(verdict.margin, claim)
         apart = f"{where + ' the' if where else 'The'} largest and the smallest gain by {claim.factor} differ by {size}"
-        told = tell_trend(trend, claim) if trend else ""
+        told = describe_trend(trend, claim) if trend else ""
         return f"{told} {apart} ({interval}{pairs}); up to {alike} would count as alike.".lstrip()
     if claim.facts.is_spread and claim.value is not None and verdict.ours is not None:
         ends = [in_terms_of(claim.value + end, claim, write) for end in (verdict.low, verdict.high)]
@@ -170,7 +170,7 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None
 
 def qualify(record: ClaimRecord) -> list[str]:
     """List what the outcome leaves open and why, the whole grid, other metrics, and when the rule was written."""
-    parts = [*_rest_of_grid(record), *_size(record), tell_part(record), *_metrics(record), *_rule(record)]
+    parts = [*_rest_of_grid(record), *_size(record), describe_part(record), *_metrics(record), *_rule(record)]
     return [part for part in parts if part]
 
 
@@ -342,7 +342,7 @@ def _without_spaces(value: object) -> str:
 Lacking = Mapping[str, tuple[int, int]]
 
 
-def tell_counted(judged: JudgedClaim, lacking: Lacking) -> str:
+def describe_counted(judged: JudgedClaim, lacking: Lacking) -> str:
     """Name the source of a data set's size and the number of test images scored here; "" for other claims."""
     claim = judged.claim
     if judged.verdict.basis != "params" or claim.facts.by != "data" or not claim.metric.startswith("dataset."):
@@ -355,7 +355,7 @@ def tell_counted(judged: JudgedClaim, lacking: Lacking) -> str:
     return f"{told} {scored}, because our source lacks the exact pixels of {lost}."
 
 
-def tell_whole(lacking: Lacking, titles: Mapping[str, str]) -> str:
+def describe_whole(lacking: Lacking, titles: Mapping[str, str]) -> str:
     """Explain how complete a data set must be to decide claims, and name those that lack some test images."""
     told = (
         "A data set counts as complete if every training image is official and at most "

@@ -23,7 +23,7 @@ ROW = 22.0  # pixels of a claim that has a line of its own
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dot:
+class ClaimDot:
     """One claim, or `count` claims of one side whose numbers fall together; `low` and `high` end its interval."""
 
     x: float
@@ -42,11 +42,11 @@ class Dot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strip:
+class ClaimStrip:
     """The dots of one paper; `told` says the same in words."""
 
     height: float
-    dots: tuple[Dot, ...]
+    dots: tuple[ClaimDot, ...]
     told: str
 
 
@@ -77,7 +77,7 @@ def _tell(row: JudgedClaim, names: Mapping[str, str]) -> str:
     return f"{names[claim.id]}: printed {print_value(claim)}, ours {print_ours(row.verdict, claim)}, {word_of(row)}"
 
 
-def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> Strip:
+def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> ClaimStrip:
     """All numbers of one paper in one line: those with an interval that is seen apart, the others together."""
     alone: list[tuple[JudgedClaim, float, float, float]] = []
     together: dict[tuple[str, int], list[tuple[JudgedClaim, float]]] = {}
@@ -95,7 +95,7 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> Strip:
     lanes = min(MOST_LANES, len(alone) + bool(together))
     height = 2 * DOT + LANE * max(1, lanes - 1) + 12
     dots = [
-        Dot(
+        ClaimDot(
             x=_place(share),
             y=DOT + 6 + LANE * ((number + bool(together)) % max(1, lanes)),
             low=_place(low),
@@ -114,7 +114,7 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> Strip:
         label = f"{print_value(first.claim)} → {print_ours(first.verdict, first.claim)}" if side == "against" else ""
         label = label or (f"{share:.2g} × ▸" if share > MOST else "")
         dots.append(
-            Dot(
+            ClaimDot(
                 x=_place(share),
                 y=DOT + 8 + STACK * stacked[place],
                 low=None,
@@ -131,10 +131,10 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> Strip:
     told = (
         f"{sum(dot.count for dot in dots)} printed numbers with ours" if dots else "no printed number has one of ours"
     )
-    return Strip(height=height, dots=tuple(dots), told=told)
+    return ClaimStrip(height=height, dots=tuple(dots), told=told)
 
 
-def draw_lines(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> list[tuple[JudgedClaim, Strip]]:
+def draw_lines(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> list[tuple[JudgedClaim, ClaimStrip]]:
     """A line for each number of a paper: what fails first, then trained before computed."""
     order = (Word.FAILS, Word.OPEN, Word.HOLDS, Word.NOT_TESTED)
     found = sorted(
@@ -144,9 +144,9 @@ def draw_lines(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> list[tu
     return [(row, _line(row, names)) for row in found]
 
 
-def _line(row: JudgedClaim, names: Mapping[str, str]) -> Strip:
+def _line(row: JudgedClaim, names: Mapping[str, str]) -> ClaimStrip:
     share, low, high = share_of(row) or (0.0, None, None)
-    dot = Dot(
+    dot = ClaimDot(
         x=_place(share),
         y=ROW / 2,
         low=None if low is None else _place(low),
@@ -157,7 +157,7 @@ def _line(row: JudgedClaim, names: Mapping[str, str]) -> Strip:
         claim=row.claim.id,
         label=f"{share:.2g} × ▸" if share > MOST else "",
     )
-    return Strip(height=ROW, dots=(dot,), told=dot.told)
+    return ClaimStrip(height=ROW, dots=(dot,), told=dot.told)
 
 
 Write = Callable[[float], str]

@@ -205,7 +205,7 @@ def sizes(numbers: tuple[int, ...]) -> str:
     return (f"{len(told)} sizes from {told[0]} to {told[-1]}" if many else listed(told)) + " parameters"
 
 
-def tell_part(judged: JudgedClaim) -> str:
+def describe_part(judged: JudgedClaim) -> str:
     """Explain why a part of a grid is enough for the verdict, or isn't; "" for a whole grid."""
     part, status = part_of(judged), judged.verdict.status
     if not part:

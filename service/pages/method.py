@@ -9,7 +9,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from service.pages.legend import BY_WORD, COLOURS, MEANINGS, REASONS
-from service.pages.planning import tell_levels, tell_margins
+from service.pages.planning import describe_levels, describe_margins
 from stages.results import ICONS, Rules
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -17,7 +17,7 @@ _PLANS = (3, 5, 10)
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
 
 
-def tell_method(rules: Rules, whole: str, later: Iterable[tuple[str, str, str]]) -> str:
+def describe_method(rules: Rules, whole: str, later: Iterable[tuple[str, str, str]]) -> str:
     """Return the method as Markdown: `whole` tells which data lack what, `later` what, address and name of a claim."""
     text = fill_tables((DOCS / "verdicts.md").read_text(encoding="utf-8"), rules)
     told = "\n".join(f"- {quote(what)}: [{quote(name)}]({address})" for what, address, name in later)
@@ -36,8 +36,8 @@ def fill_tables(text: str, rules: Rules) -> str:
         for word, keys in BY_WORD.items()
         for key in keys
     )
-    margins = ((row.kind, row.margin, row.why) for row in tell_margins(rules))
-    levels = ((row.question, *(row.plans[planned] for planned in _PLANS)) for row in tell_levels(rules, _PLANS))
+    margins = ((row.kind, row.margin, row.why) for row in describe_margins(rules))
+    levels = ((row.question, *(row.plans[planned] for planned in _PLANS)) for row in describe_levels(rules, _PLANS))
     tables = {
         "words": _table(("verdict", "reason", "in the API"), words),
         "margins": _table(("kind of claim", "counts as the same within", "why"), margins),

@@ -36,7 +36,9 @@ def at_chance(comparison: ExperimentComparison, dataset: Dataset) -> dict[str, A
     return {arm.arm: arm for arm in comparison.arms if arm.ours is not None and arm.ours.value <= most}
 
 
-def tell_chance(comparison: ExperimentComparison, dataset: Dataset, among: Collection[str | None] = ()) -> list[str]:
+def describe_chance(
+    comparison: ExperimentComparison, dataset: Dataset, among: Collection[str | None] = ()
+) -> list[str]:
     """Return a sentence for each arm at chance, with variants that learn; `among`: only for these arms."""
     lost, told = at_chance(comparison, dataset), []
     for name, arm in lost.items():
@@ -60,7 +62,7 @@ APART = 1.5
 """Ratio of two times of one network above which a page mentions it."""
 
 
-def tell_twins(entries: Sequence[ComparedModel]) -> list[str]:
+def describe_twins(entries: Sequence[ComparedModel]) -> list[str]:
     """Return a sentence for each network whose models in one experiment have very different times."""
     networks = defaultdict[tuple[object, ...], list[ComparedModel]](list)
     for entry in entries:
@@ -185,7 +187,7 @@ def _beside_chance(look: FirstLook, claim: Claim, comparison: ExperimentComparis
     """Return the first look, with a sentence if the model is at chance."""
     if claim.arm not in at_chance(comparison, dataset):
         return look
-    told = " ".join(tell_chance(comparison, dataset, (claim.arm,)))
+    told = " ".join(describe_chance(comparison, dataset, (claim.arm,)))
     guessed = percent(look.value) if look.text is None else look.text
     return replace(look, text=f"{guessed}, no better than guessing,", chance=told)
 

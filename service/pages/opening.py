@@ -143,7 +143,7 @@ def add(counts: Sequence[Counts]) -> Counts:
     return Counts(**{field.name: sum(getattr(item, field.name) for item in counts) for field in fields(Counts)})
 
 
-def tell_discoveries(tally: Tally) -> str:
+def describe_discoveries(tally: Tally) -> str:
     """Count the signs decided by training that survive a false discovery rate of 5 %; "" if none was tested."""
     found = tally.discoveries
     if not found.tested:
@@ -158,7 +158,7 @@ def tell_discoveries(tally: Tally) -> str:
     )
 
 
-def tell_open(tally: Tally) -> str:
+def describe_open(tally: Tally) -> str:
     """Count the decided claims among those that need trained models; "" if none needs any."""
     trained = tally.trained
     if not trained.decidable:
@@ -187,7 +187,7 @@ def first_places(
     return found
 
 
-def tell_tests(
+def describe_tests(
     deviations: Iterable[DeviationRow],
     arms: Mapping[tuple[str, str], str],
     compare: Callable[[Question], list[ExperimentComparison]],

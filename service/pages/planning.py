@@ -139,7 +139,7 @@ class LevelRow:
     plans: dict[int, str]
 
 
-def tell_margins(rules: Rules) -> list[MarginRow]:
+def describe_margins(rules: Rules) -> list[MarginRow]:
     margins = rules.margins
     return [
         MarginRow(
@@ -180,7 +180,7 @@ def tell_margins(rules: Rules) -> list[MarginRow]:
     ]
 
 
-def tell_levels(rules: Rules, plans: Iterable[int]) -> list[LevelRow]:
+def describe_levels(rules: Rules, plans: Iterable[int]) -> list[LevelRow]:
     """`plans`: the numbers of replicates that experiments plan; those with the same looks are told once each."""
     found = {planned: levels_of(rules, planned) for planned in plans}
     questions = {
@@ -232,7 +232,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strip:
+class MarginStrip:
     """An axis of margins with the verdict by each; `at` and `in_use` are the margin in use, as a place and a label."""
 
     parts: tuple[Part, ...]
@@ -246,7 +246,7 @@ class Strip:
         return {part.status: part.side for part in self.parts}
 
 
-def strip_of(judged: JudgedClaim) -> Strip | None:
+def strip_of(judged: JudgedClaim) -> MarginStrip | None:
     """The strip of a verdict against a margin, or of a gain's size; None if no margin would change the verdict."""
     claim, verdict = judged.claim, judged.verdict
     size = verdict.size or {}
@@ -269,7 +269,7 @@ def strip_of(judged: JudgedClaim) -> Strip | None:
         told.append(f"{status} {ends}")
     of = "Its size, by margin" if verdict.size and not verdict.by_margin else "By margin"
     in_use = distance(margin, claim)
-    return Strip(
+    return MarginStrip(
         parts=tuple(parts),
         at=round(scale * margin, 1),
         in_use=in_use,
@@ -277,7 +277,7 @@ def strip_of(judged: JudgedClaim) -> Strip | None:
     )
 
 
-def tell_chance_of_truth(judged: JudgedClaim) -> str:
+def describe_chance_of_truth(judged: JudgedClaim) -> str:
     """The posterior chance that a claim's truth is as claimed, in a sentence; "" without one."""
     claim, verdict = judged.claim, judged.verdict
     size = (verdict.size or {}).get("posterior")

@@ -102,7 +102,7 @@ def hours_in_words(hours: Mapping[str, float] | None) -> str:
     )
 
 
-def tell_images(found: Versus) -> str:
+def describe_images(found: Versus) -> str:
     """The paired test of the right answers, image by image, of the networks that there are; "" without any."""
     pairs, (ours, theirs) = found.images, name_sides(found)
     if not pairs:

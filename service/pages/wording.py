@@ -368,7 +368,7 @@ def name_reading(judged: JudgedClaim) -> str | None:
     return f"only if read {' or '.join(true)}{also}"
 
 
-def tell_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ()) -> str:
+def describe_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ()) -> str:
     """Decided claims of one place, counted by word; `looks` are claims with a first number of ours."""
     counts = Counter(word_of(row) for row in judged)
     decided = {word: counts[word] for word in (Word.HOLDS, Word.FAILS) if counts[word]}

@@ -20,56 +20,56 @@ from service.pages.charts import draw_arms, draw_blocks, draw_trend, mark_pairs
 from service.pages.citing import bibtex, bibtex_paper, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.concluding import (
     conclude,
+    describe_counted,
+    describe_other_reading,
+    describe_whole,
     find_trend,
     judged_later,
     qualify,
     range_of,
     sort_changes,
-    tell_counted,
-    tell_other_reading,
-    tell_whole,
 )
 from service.pages.documents import render
 from service.pages.dots import draw_claim, draw_lines, draw_strip, share_of
 from service.pages.legend import has_word, known_word, word_of
 from service.pages.linked_data import article_of
-from service.pages.method import DOCS, add_badges, tell_method
+from service.pages.method import DOCS, add_badges, describe_method
 from service.pages.models import describe_looks, first_looks, timed_here, told_chances
 from service.pages.opening import (
     answer,
     by_ground,
     cards_of,
+    describe_discoveries,
+    describe_open,
+    describe_tests,
     first_places,
     prospects,
     still_open,
     sum_outlooks,
-    tell_discoveries,
-    tell_open,
-    tell_tests,
 )
-from service.pages.planning import plan_in_words, strip_of, tell_chance_of_truth
+from service.pages.planning import describe_chance_of_truth, plan_in_words, strip_of
 from service.pages.plots import inks_of
 from service.pages.printed import count_errors, lay_out, list_shown, take_apart
 from service.pages.searching import ClaimIndex, Found
 from service.pages.versus import (
     Pair,
     answer_versus,
+    describe_images,
     draw_gain,
     facts_of,
     first_pair,
     list_titles,
     name_sides,
-    tell_images,
 )
 from service.pages.wording import (
     count_verdicts,
+    describe_verdicts,
     is_decided,
     name_claim,
     name_claims,
     ours_in_words,
     shared_errors,
     side_of,
-    tell_verdicts,
     titles_of,
 )
 from stages.results import (
@@ -163,15 +163,15 @@ def show_paper(
         {
             "paper": paper,
             "tally": counts,
-            "before_use": [*paper.before_use, *(filter(None, [tell_open(counts)]) if counts else [])],
+            "before_use": [*paper.before_use, *(filter(None, [describe_open(counts)]) if counts else [])],
             "words": Counter(word_of(row) for row in every),
             "prospects": prospects(counts.outlook) if counts else "",
-            "discoveries": tell_discoveries(counts) if counts else "",
+            "discoveries": describe_discoveries(counts) if counts else "",
             "grounds": by_ground([counts]) if counts else [],
             "families": list_families(session, paper=name),
             "parts_of": parts,
             "groups": {place: lay_out(rows, titles, arms) for place, rows in parts.results.items()},
-            "told": {place: tell_verdicts(rows, looks) for place, rows in groups.items()},
+            "told": {place: describe_verdicts(rows, looks) for place, rows in groups.items()},
             "counts": {"counted": count_verdicts(parts.counted), "settings": count_verdicts(parts.settings)},
             "computed": COMPUTED,
             "errors": {place: shared_errors(rows, counts) for place, rows in groups.items()} if counts else {},
@@ -182,7 +182,7 @@ def show_paper(
             "shortened": describe_looks(looks, judged, titles),
             "deviations": deviations if verdict is None else [],
             "explained": first_places(session, deviations, groups),
-            "tests": tell_tests(deviations, arms, compare),
+            "tests": describe_tests(deviations, arms, compare),
             "answer": answer(
                 [row for row in every if any(fnmatchcase(row.claim.id, one) for one in paper.answered_by)],
                 {item.experiment: item for item in compare(Question(paper=name))},
@@ -215,7 +215,7 @@ def show_versus(
         {
             "found": found,
             "sentence": answer_versus(found) if found else "",
-            "images": tell_images(found) if found else "",
+            "images": describe_images(found) if found else "",
             "sides": name_sides(found) if found else (),
             "plot": draw_gain(found) if found else None,
             "told": facts_of(found) if found else [],
@@ -284,9 +284,9 @@ def show_method(request: Request, session: ResultsSession) -> Response:
     later = judged_later(judged)
     every = [experiment.name for experiment in queries.list_experiments(session, paper=None, dataset=None)]
     names, parts = name_claims(session, later), app_state_of(request)
-    text = tell_method(
+    text = describe_method(
         read_rules(session),
-        tell_whole(lacking_test_images(session, every), titles_of(session)[0]),
+        describe_whole(lacking_test_images(session, every), titles_of(session)[0]),
         (
             (after, f"/claims/{row.claim.id}", names[row.claim.id])
             for row in later
@@ -339,7 +339,7 @@ def show_claim(
             "name": names[claim_id],
             "paper": paper,
             "conclusion": conclude(record, titles, trend),
-            "reading": tell_other_reading(trend) if trend else "",
+            "reading": describe_other_reading(trend) if trend else "",
             "found": range_of(trend, record.claim) if trend else ours_in_words(record),
             "trend_chart": draw_trend(trend, titles, record.claim) if trend else None,
             "qualifications": qualify(record),
@@ -348,17 +348,17 @@ def show_claim(
             "departing": sum(deviation.departs for deviation in record.deviations),
             "look": first_looks(paper.name, [record], compare, queries.list_datasets(session)).get(claim_id),
             "timed": timed_here(record, titles, compare),
-            "counted": tell_counted(record, lacking),
+            "counted": describe_counted(record, lacking),
             "related": related,
             "names": name_claims(session, [*related, *alike]),
             "tried": times_reproduced(record),
-            "tests": tell_tests(record.deviations, titles_of(session)[1], compare),
+            "tests": describe_tests(record.deviations, titles_of(session)[1], compare),
             "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, app_state_of(request).settings.address),
             "linked_data": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),
             "plot": draw_claim(record, names[claim_id]),
             "strip": strip_of(record),
-            "posterior": tell_chance_of_truth(record),
+            "posterior": describe_chance_of_truth(record),
             "pairs": mark_pairs(record.pairs, titles, record.claim),
             "observed_chart": draw_blocks(observed, titles, inks),
             "arms_charts": draw_arms(record, titles, inks),

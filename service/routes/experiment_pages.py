@@ -48,11 +48,11 @@ from service.pages.linked_data import results_of
 from service.pages.models import (
     at_chance,
     choose_stopwatch,
+    describe_chance,
+    describe_twins,
     first_looks,
     recipes,
     stopwatch_of,
-    tell_chance,
-    tell_twins,
 )
 from service.pages.plots import apart, axis_of, inks_of, mark_of
 from service.pages.wording import name_claims
@@ -126,7 +126,7 @@ def show_experiment(
             "claims": claims,
             "names": name_claims(session, claims),
             "looks": first_looks(experiment.paper, claims, compare, queries.list_datasets(session)),
-            "guessing": tell_chance(comparison, dataset),
+            "guessing": describe_chance(comparison, dataset),
             "trained": trained,
             "shown": shown,
             "titles": titles,
@@ -203,8 +203,10 @@ def show_leaderboard(
             "parameters": parameters,
             "recipes": {name: recipes(experiment) for name, experiment in experiments.items()},
             "lost": lost,
-            "guessing": [told for item in found for told in tell_chance(item, chosen, {e.arm.arm for e in entries})],
-            "twins": tell_twins([entry for entry in entries if entry.is_timed]),
+            "guessing": [
+                told for item in found for told in describe_chance(item, chosen, {e.arm.arm for e in entries})
+            ],
+            "twins": describe_twins([entry for entry in entries if entry.is_timed]),
             "stopwatch": stopwatch,
             "stopwatches": stopwatches,
             "inks": inks_of(session),

@@ -21,7 +21,7 @@ from service.inference.engine import predict
 from service.pages.dots import Interval, draw_interval
 from service.pages.drawing import MOST_CELLS, draw_curves, picture_of, shade
 from service.pages.formats import value_with
-from service.pages.models import recipes, tell_chance
+from service.pages.models import describe_chance, recipes
 from service.pages.plots import interval_of, printed_of
 from service.pages.versus import hours_in_words
 from service.pages.wording import name_claims
@@ -71,7 +71,7 @@ def show_model(name: str, request: Request, session: ResultsSession, compare: Co
             "comparison": comparison,
             "ours": ours,
             "plot": _plot(ours, comparison.metric),
-            "chance": tell_chance(comparison, dataset, (arm.name,)),
+            "chance": describe_chance(comparison, dataset, (arm.name,)),
             "hours": hours_in_words(arm.hours),
             "results": results,
             "panels": draw_curves(

@@ -36,7 +36,7 @@ from service.pages.comparing import answer_best, curve_for, first_shown, lay_pan
 from service.pages.documents import render
 from service.pages.drawing import draw_curves
 from service.pages.linked_data import results_on
-from service.pages.models import tell_chance
+from service.pages.models import describe_chance
 from service.pages.plots import Drawing, Ink, inks_of
 from service.pages.wording import name_claims
 from service.routes.claim_pages import show_papers
@@ -106,7 +106,7 @@ def show_comparison(
             "costs": {cost: TITLES[cost] for cost in COSTS},
             "names": name_claims(session, judged),
             "decided": {item.experiment: _decided(judged, item.experiment) for item in comparisons},
-            "guessing": {item.experiment: tell_chance(item, chosen) for item in comparisons},
+            "guessing": {item.experiment: describe_chance(item, chosen) for item in comparisons},
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
             "to_try": _to_try(served, comparisons, checkpoint),
             "answering": sum(not row.is_stand_in for row in served),

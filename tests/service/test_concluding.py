@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.pages.concluding import Trend, conclude, qualify, range_of, sort_changes, tell_other_reading, tell_trend
+from service.pages.concluding import (
+    Trend,
+    conclude,
+    describe_other_reading,
+    describe_trend,
+    qualify,
+    range_of,
+    sort_changes,
+)
 from service.pages.legend import A_PART, part_of
 from stages.recording.reporting import results_page
 from stages.results import Claim, ClaimChange, ClaimRecord, PairGain, VerdictRow
@@ -73,14 +81,14 @@ def test_a_gain_that_grows_says_so_and_one_that_wavers_does_not() -> None:
     grows = trend_of(widths)
     assert grows.p_value == pytest.approx(2 * (1 + 6 + 20) / 5040), "two of the 21 pairs of widths are reversed"
     assert grows.rises is True
-    assert tell_trend(grows, alike).startswith("The gain grows with width")
+    assert describe_trend(grows, alike).startswith("The gain grows with width")
     falls = trend_of(dict(zip(widths, [-gain for gain in widths.values()], strict=True)))
-    assert falls.rises is False and tell_trend(falls, alike).startswith("The gain falls with width")
+    assert falls.rises is False and describe_trend(falls, alike).startswith("The gain falls with width")
     wavers = trend_of(dict(zip(widths, (0.2, 0.3, 0.1, 0.4, 0.2, 0.3, 0.15), strict=True)))
-    assert wavers.rises is None and tell_trend(wavers, alike) == ""
+    assert wavers.rises is None and describe_trend(wavers, alike) == ""
     assert trend_of({5: 0.1, 8: 0.2}).rises is None, "two levels show no trend"
     assert range_of(grows, alike) == "0.127 to 0.309 nats"
-    assert "all 7 trained pairs agree" in tell_other_reading(grows)
+    assert "all 7 trained pairs agree" in describe_other_reading(grows)
 
 
 def trend_of(gains: dict[int, float]) -> Trend:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from service.pages.formats import by_reading, in_terms_of, span
-from service.pages.planning import WIDTH, plan_in_words, strip_of, tell_chance_of_truth
+from service.pages.planning import WIDTH, describe_chance_of_truth, plan_in_words, strip_of
 from service.pages.printed import IN_THE_TEXT, Cell, count_errors, group_by_place, lay_out, take_apart
 from service.pages.wording import (
     _WORDS,
@@ -160,7 +160,7 @@ def test_the_strip_is_an_axis_of_margins_with_the_one_in_use() -> None:
 
 def test_without_flips_there_is_no_strip_and_without_a_chance_no_sentence() -> None:
     assert strip_of(judged_at(by_margin=[], margin=0.01)) is None and strip_of(judged_at()) is None
-    assert tell_chance_of_truth(judged_at()) == ""
+    assert describe_chance_of_truth(judged_at()) == ""
 
 
 VALUE = {"kind": "value", "metric": "accuracy", "unit": "fraction", "value": 0.75, "arm": "a"}
