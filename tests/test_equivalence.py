@@ -17,7 +17,7 @@ from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Rep
 from stages.runs.equivalence import PATH, Equivalences, read_equivalences
 from stages.runs.evidence import EvidenceError, seal
 from stages.runs.fingerprint import kind_of, source_digest
-from stages.scheduling.runner import ways_to
+from stages.scheduling.runner import cached_keys
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, copy_stages, environment, git, make_project, shown_same
 
@@ -227,12 +227,12 @@ def test_chains_follow_whole_fingerprints() -> None:
     assert lines.chain(spec | {"code": {"a": "1", "b": "0"}}, CPU, {"a": "2", "b": "1"}) is None
     assert proven().chain(spec, CPU, {"b": "1", "c": "1"}) is None
     today = dataclasses.replace(SPEC, code={"b": "1", "c": "1"})
-    assert [way.run_key for way in ways_to(today, lines)] == [
+    assert [cached.run_key for cached in cached_keys(today, lines)] == [
         today.run_key,
         dataclasses.replace(SPEC, code={"a": "2", "b": "1"}).run_key,
         SPEC.run_key,
     ]
-    assert [way.run_key for way in ways_to(today, proven())] == [today.run_key]
+    assert [cached.run_key for cached in cached_keys(today, proven())] == [today.run_key]
 
 
 @pytest.mark.parametrize(

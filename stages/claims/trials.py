@@ -1,13 +1,12 @@
-"""Selects the results that count as evidence for a claim, and ranks how strong that evidence is.
+"""Select the results that count as evidence for a claim, and collect the samples of the arms that it compares.
 
-Only results under equal conditions (protocol and data) are judged together.  Of several such groups the strongest
-speaks, in one order for claims, comparisons and checkpoints: what decides before what indicates, real data before
-stand-ins, the profile and the data nearest to what is printed, then more arms, more results, more published ones.
+Only results under equal conditions (protocol and data) are judged together.  If several groups of results qualify, the
+strongest is used.  Claims, comparisons and checkpoints share one ranking: results that decide come before results that
+only indicate, real data before placeholder data, and the profile and data closest to the paper's before others.  Ties
+go to the group with more arms, then more results, then more published results.
 
-Arms that a claim compares, and their samples from the results with the strongest evidence.
-
-Most metrics are in a result line or its cost; `epoch_2_test_loss` comes from the curves.  Some belong to a whole
-arm and choose an epoch from the curves of all folds; their sample is each fold's share of the metric
+Most metrics are stored in a result line or its cost; `epoch_2_test_loss` comes from the curves.  Some metrics describe
+a whole arm and choose an epoch from the curves of all folds; their sample is each fold's share of the metric
 (`pseudo_values`).
 """
 
@@ -47,7 +46,10 @@ _PROVENANCES: tuple[Provenance, ...] = ("full", "subset", "embedded")
 
 @dataclass(frozen=True, kw_only=True)
 class ResultGroup:
-    """Results of one experiment under equal conditions; `share`: of the printed passes over the training images."""
+    """Results of one experiment under equal conditions.
+
+    `share` is the fraction of the paper's passes over the training images that these runs were planned to make.
+    """
 
     experiment: ExperimentParams
     profile: str
@@ -57,7 +59,7 @@ class ResultGroup:
     arms: Mapping[str, tuple[Trial, ...]]
 
     def looks(self, rules: Rules) -> dict[int, float]:
-        """The planned looks, which end at the experiment's number of replicates."""
+        """Planned analyses and the share of α of each; the last is at the experiment's number of replicates."""
         return looks_of_plan(rules.looks, self.experiment.replicates)
 
     @property
@@ -66,7 +68,7 @@ class ResultGroup:
 
     @property
     def folds(self) -> int | None:
-        """Parts of the training images, one held out by each replicate; None if replicates aren't folds."""
+        """Number of folds, of which each replicate holds out one; None if replicates aren't folds."""
         return self.experiment.printed.split.folds if self.pairing == "fold" else None
 
     @property
@@ -75,7 +77,7 @@ class ResultGroup:
 
     @property
     def other_precision(self) -> str:
-        """The precision of these results where it isn't the printed one, for a reader; else empty."""
+        """Description of these results' precision if it differs from the paper's; otherwise empty."""
         found = {trial.result.spec["protocol"]["precision"] for trials in self.arms.values() for trial in trials}
         others = sorted(found - {self.experiment.printed.precision})
         return f"{' and '.join(others)} instead of {self.experiment.printed.precision}" if others else ""
@@ -86,7 +88,7 @@ class ResultGroup:
 
 
 def gather(params: Params, trials: Sequence[Trial]) -> dict[str, list[ResultGroup]]:
-    """The groups of results of each experiment, the strongest first."""
+    """Group each experiment's results by profile and conditions, strongest group first."""
     alike: dict[tuple[str, str, str], list[Trial]] = defaultdict(list)
     for trial in trials:
         alike[trial.result.experiment, trial.result.profile, trial.conditions].append(trial)
@@ -98,7 +100,7 @@ def gather(params: Params, trials: Sequence[Trial]) -> dict[str, list[ResultGrou
 
 
 def _strength(group: ResultGroup, ranks: Mapping[str, int]) -> tuple[int, ...]:
-    """Sort key of the groups of an experiment, the strongest first."""
+    """Sort key that puts an experiment's strongest group first."""
     trials = [trial for arm in group.arms.values() for trial in arm]
     provenance = trials[0].result.data.provenance
     return (
@@ -128,7 +130,7 @@ def _group(experiment: ExperimentParams, trials: Sequence[Trial], rules: Rules) 
 
 
 def _evidence_level(trials: Sequence[Trial], share: float, rules: Rules) -> EvidenceLevel:
-    """The evidence level; an outdated protocol decides nothing, but under the profile `paper` it may still indicate."""
+    """Return the evidence level; results under an outdated protocol can't decide a claim, but may indicate one."""
     first = trials[0].result
     as_printed = all(trial.follows_plan for trial in trials)
     return evidence_level_of(
@@ -140,7 +142,7 @@ def _evidence_level(trials: Sequence[Trial], share: float, rules: Rules) -> Evid
 
 
 def passes_share(result: ResultLine, arm: ArmParams, experiment: ExperimentParams) -> float:
-    """Training images seen over those that the printed protocol shows, as planned: an early stop counts as complete."""
+    """Return the planned share of the paper's passes over the training images; an early stop counts as complete."""
     protocol = result.spec["protocol"]
     images = result.data.train_images
     seen = min(protocol.get("train_images") or images, images)
@@ -151,12 +153,12 @@ def passes_share(result: ResultLine, arm: ArmParams, experiment: ExperimentParam
 
 
 def choose(groups: Sequence[ResultGroup], arms: Collection[str]) -> ResultGroup | None:
-    """The first group that has results of all `arms`; None if there is none."""
+    """Return the first group that has results for all `arms`; None if there is none."""
     return next((group for group in groups if set(arms) <= set(group.arms)), None)
 
 
 def price(trials: Collection[Trial], params: Params) -> ClaimCost | None:
-    """The joint cost of these results, each counted once; None where no cost is known."""
+    """Sum the cost of these results, counting each once; None if no cost is known."""
     costs = [(trial, trial.cost) for trial in trials if trial.cost is not None]
     if not costs:
         return None
@@ -250,7 +252,7 @@ def _read(metric: str, trial: Trial) -> float | None:
 
 
 def choose_epoch(metric: str, trials: Sequence[Trial], looks: Looks) -> ArmMeasurement:
-    """Return the metric of the judged trials at the epoch that they choose together.
+    """Return the judged trials' metric at the epoch chosen from all of their curves.
 
     Raises:
         NotMeasured: fewer than two have finished, or their curves lack a quantity that the metric needs.
@@ -265,7 +267,7 @@ def choose_epoch(metric: str, trials: Sequence[Trial], looks: Looks) -> ArmMeasu
 
 
 def judged_of(trials: Sequence[Trial], looks: Looks) -> list[Trial]:
-    """Return the replicates of the last complete analysis, which are judged; all if no analysis is complete."""
+    """Return the judged replicates: those of the last complete analysis, or all if no analysis is complete."""
     n = complete_look((trial.result.replicate for trial in trials), looks)
     return [trial for trial in trials if n is None or trial.result.replicate < n]
 
@@ -280,7 +282,10 @@ def _measure_arm(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
 
 
 def average(samples: Sequence[Sample]) -> Sample:
-    """Combine arms into one sample: each replicate's mean if all arms have it, diverged if it diverged in one."""
+    """Average the samples of several arms, replicate by replicate.
+
+    Replicates that some arm lacks are dropped; a replicate that diverged in any arm counts as diverged.
+    """
     shared = set.intersection(*(set(sample.indices) for sample in samples))
     replicates = []
     for index in sorted(shared):
@@ -297,7 +302,10 @@ def average(samples: Sequence[Sample]) -> Sample:
 
 
 def count_failed(trials: Sequence[Trial], peers: Sequence[Trial]) -> tuple[int, int]:
-    """Count failed and all `trials`, relative to the median test error of them and their `peers` of similar size."""
+    """Return the number of failed trials and the number of all `trials`.
+
+    A trial fails if it diverged or if its error is far above the median of `trials` and their `peers` of similar size.
+    """
     errors = [value for trial in (*trials, *peers) if (value := _read(_FAILED_METRIC, trial)) is not None]
     if not errors:
         raise NotMeasured(f"no result holds {_FAILED_METRIC}, so nothing tells a failed training")
@@ -313,8 +321,8 @@ def count_failed(trials: Sequence[Trial], peers: Sequence[Trial]) -> tuple[int, 
 class Pairs:
     """Proposed arms of a claim, each with the baseline that it is compared with (none for a value).
 
-    `cells`: model keywords of the proposed arms, which are their positions in the grid; `grid`: those of all planned
-    arms.
+    `cells` has the model arguments of each proposed arm, which give its position in the grid; `grid` has those of all
+    planned arms.
     """
 
     proposed: tuple[str, ...]
@@ -344,7 +352,7 @@ class Pairs:
 class ClaimSamples:
     """Samples of a claim's proposed and baseline arms in its metric; a value has no baseline.
 
-    They come from `pairs` and `group`; `part` has the pairs if only part of a grid has results.
+    The samples are taken from `group`, for the arms in `pairs`; `part` is set if only part of a grid has results.
     """
 
     pairs: Pairs
@@ -383,7 +391,7 @@ def find_group(
 ) -> tuple[Pairs, ResultGroup | None]:
     """Return the claim's arms and the group with the strongest evidence; for a grid, the arms with results.
 
-    For a grid of pairs, only whole slices count if there are any, so that pairs within a slice can't be chosen.
+    If a grid of pairs has complete slices, only those count, so that pairs within a slice can't be cherry-picked.
     """
     planned = arms_of(claim, experiment)
     if len(planned.proposed) == 1:
@@ -474,7 +482,7 @@ def mean_of(sample: Sample, looks: Looks) -> float | None:
 
 
 def summarise_arms(metric: str, arms: Iterable[str], group: ResultGroup, rules: Rules) -> tuple[ArmSummary, ...]:
-    """Summarise the `arms` that have the metric, each once; empty if the metric belongs to single replicates."""
+    """Summarise each of `arms` that has the metric; empty unless the metric describes whole arms."""
     found = []
     for arm in dict.fromkeys(arms) if metric in ARM_METRICS else ():
         trials, looks = group.arms[arm], group.looks(rules)
@@ -505,7 +513,7 @@ def summarise_arms(metric: str, arms: Iterable[str], group: ResultGroup, rules: 
 
 
 def summarise_figure(metric: str, groups: Sequence[ResultGroup], rules: Rules) -> tuple[ArmSummary, ...]:
-    """Summarise the arms of a figure from each experiment's results with the strongest evidence."""
+    """Summarise a figure's arms, using the strongest results of each experiment."""
     found: list[ArmSummary] = []
     for name in dict.fromkeys(group.experiment.name for group in groups):
         own = [group for group in groups if group.experiment.name == name]

@@ -1,7 +1,7 @@
-"""`dvc repro`, or what some experiments need of it: one at a time in a folder, its stages forks of one process.
+"""Run `dvc repro`, or the stages that some experiments need, with all stages forked from one process.
 
-What it writes goes to a log that this process only reads : whatever happens to it, dvc and its stages
-go on or end as they would without it.
+Only one repro runs in a folder at a time.  DVC writes to a log that this process only reads, so that DVC and its stages
+continue or end as usual, whatever happens to this process.
 """
 
 from __future__ import annotations
@@ -39,40 +39,42 @@ from stages.scheduling.journal import StageTimes, left_to_train
 from stages.scheduling.runner import find_experiment
 
 
-class Ahead:
-    """Context manager.  One evaluation at a time, in a fork of the process at `address`; it ends with this one.
+class BackgroundEvaluator:
+    """Context manager that evaluates experiments while DVC trains others, so that their stages find the results cached.
 
-    What it says goes nowhere: the stage, which lists every run, says it again.  On stand-ins alone: elsewhere a network
-    is timed while nothing else trains.
+    It runs one evaluation at a time, in a fork of the process at `address` that ends with this process.  The output is
+    discarded, because the stage lists every run again.  Only placeholder data are evaluated in the background; on real
+    data, networks are timed, and nothing else may run during that.
     """
 
     def __init__(self, address: str, environment: Mapping[str, str], profile: ProfileParams) -> None:
         self._address, self._environment = address, environment
         self._is_wanted = profile.data == "embedded"
-        self._begun: set[str] = set()
+        self._started: set[str] = set()
         self._call: socket.socket | None = None
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> BackgroundEvaluator:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def look(self, stage: str, ended: Sequence[str]) -> None:
-        """Begin the next evaluation if none is under way; dvc is at `stage`, and those that `ended` did so well.
+    def start_next(self, stage: str, succeeded: Sequence[str]) -> None:
+        """Start the next evaluation if none is running; DVC is at `stage`, and the stages in `succeeded` are done.
 
-        While dvc trains, in the order in which it did; then from the last on, to meet it halfway.
+        While DVC trains, experiments are evaluated in the order in which they trained.  Once DVC evaluates, they are
+        taken from the end, because DVC takes them from the start.
         """
         verb, _, experiment = stage.partition("@")
         if verb == "evaluate":
-            self._begun.add(experiment)
-        trained = [name.partition("@")[2] for name in ended if name.startswith("train@")]
-        waiting = [name for name in trained if name not in self._begun]
+            self._started.add(experiment)
+        trained = [name.partition("@")[2] for name in succeeded if name.startswith("train@")]
+        waiting = [name for name in trained if name not in self._started]
         if self._is_wanted and waiting and not self._is_busy():
             chosen = waiting[0 if verb == "train" else -1]
-            self._begun.add(chosen)
-            with open(os.devnull, "r+b") as nothing, suppress(OSError):  # no process listens: dvc's stage does it
-                files = [nothing.fileno()] * 3
+            self._started.add(chosen)
+            with open(os.devnull, "r+b") as null, suppress(OSError):  # if no process listens, the stage evaluates
+                files = [null.fileno()] * 3
                 self._call = ask(self._address, "stages.evaluate", [chosen, "--ahead"], self._environment, files)
                 self._call.setblocking(False)
 
@@ -97,13 +99,13 @@ class Ahead:
 _STARTS = re.compile(rb"Running stage '(.+)':")
 _SKIPPED = re.compile(rb"(?:Stage )?'(.+)' (?:didn't change, skipping|is cached - skipping run, checking out outputs)")
 _LATE_SECONDS = 5.0
-"""How much later than its start a stage may be noticed on a busy machine."""
+"""Longest delay with which the start of a stage is noticed on a busy machine."""
 _LAST_LINES = 20
-"""Of a stage that was interrupted."""
+"""Number of log lines shown of an interrupted stage."""
 
 
 class LogView:
-    """Reads the log as it grows; `stages` are expected, each with its weight."""
+    """Follows the log and shows progress; `stages` has the expected stages, each with its weight."""
 
     def __init__(self, log: Path, stages: Mapping[str, float]) -> None:
         self.log, self.stages, self._store = log, stages, open_store()
@@ -123,7 +125,7 @@ class LogView:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """A live line while this is open, on a terminal."""
+        """Show a live progress line until the block ends, if this is a terminal."""
         if not self._terminal.is_terminal:
             yield
             return
@@ -137,21 +139,21 @@ class LogView:
         with line:
             yield
 
-    def look(self) -> None:
-        """Read what has been written since, by whole lines."""
+    def update(self) -> None:
+        """Read the complete lines that were written since the last call."""
         with self.log.open("rb") as file:
             file.seek(self._read)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                self._take(line.rstrip(), self._read)
+                self._process(line.rstrip(), self._read)
                 self._read += len(line)
 
-    def _take(self, line: bytes, place: int) -> None:
+    def _process(self, line: bytes, offset: int) -> None:
         if match := _STARTS.fullmatch(line):
             stage = match[1].decode()
             self._end()
-            self._stage_from = place
+            self._stage_from = offset
             self.stage, self._stage_started, self._is_open = stage, time.monotonic(), True
             self._counted, self._left = 0.0, None
             self._times.start(stage)
@@ -163,12 +165,12 @@ class LogView:
             self._end()
             self._times.skip(match[1].decode())
             self.seen += 1
-            self._stage_from = place + len(line) + 1
+            self._stage_from = offset + len(line) + 1
         elif line.startswith(b"Updating lock file"):
             self._end()
 
     def _end(self, *, is_failed: bool = False) -> None:
-        """End the line that the stage's start began: its runs and how long it took."""
+        """Complete the line printed at the stage's start with its number of runs and its duration."""
         if self._is_open:
             self._times.end(time.monotonic() - self._stage_started)
             self.ended.append(self.stage)
@@ -178,7 +180,7 @@ class LogView:
         self._is_open = False
 
     def _runs_done(self, *, is_over: bool = False) -> str:
-        """Count the trained runs of an experiment; a finished training without a journal had none missing."""
+        """Count an experiment's trained runs; if training ended without a journal, no run was missing."""
         verb, _, experiment = self.stage.partition("@")
         if verb != "train":
             return ""
@@ -216,7 +218,7 @@ class LogView:
         return [f"{self.ran} stages run{unchanged}, in {took}; full log: {self.log}"]
 
     def failure(self, code: int) -> list[str]:
-        """The output of the stage that failed, whole, and what dvc says of it."""
+        """Return all output of the failed stage, including DVC's message."""
         self._end(is_failed=True)
         with self.log.open("rb") as file:
             file.seek(self._stage_from)
@@ -239,7 +241,7 @@ class BrokenLock(Mistake, ValueError):
 
 
 def refuse_broken_lock(path: Path) -> None:
-    """Say what is wrong with `dvc.lock` and what to do, where DVC would quote its parser."""
+    """Raise `BrokenLock` if `dvc.lock` can't be read; DVC would only quote its parser's error."""
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -253,18 +255,18 @@ def refuse_broken_lock(path: Path) -> None:
             fault = f"is damaged or cut short ({describe_yaml(error)})"
     if fault:
         raise BrokenLock(
-            f"{path} {fault}; `git checkout {path}` brings back the committed one, `rm {path}` starts a new one: "
-            "either way what was trained and evaluated is in data/store and isn't done again"
+            f"{path} {fault}; `git checkout {path}` restores the committed one, `rm {path}` starts a new one. "
+            "Either way, nothing is trained or evaluated again, because all results are in data/store"
         )
 
 
 class AnotherRepro(Mistake, ValueError):
-    """Another repro is at work in this folder; the message says which, and what to do."""
+    """Another repro is running in this folder; the message names its process and says what to do."""
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Hold `path` for as long as the block lasts or this process lives; DVC's own locks would fail the second."""
+def locked(path: Path) -> Iterator[None]:
+    """Lock `path` until the block or this process ends; with DVC's own locks, a second repro would fail midway."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as held:
         try:
@@ -286,7 +288,7 @@ def alone(path: Path) -> Iterator[None]:
 def repro(options: argparse.Namespace) -> Answer:
     """Run the pipeline, or the part of it that the named experiments need."""
     refuse_broken_lock(Path("dvc.lock"))
-    with alone(LOGS / "repro.pid"):
+    with locked(LOGS / "repro.pid"):
         return _repro(options)
 
 
@@ -295,7 +297,7 @@ def _repro(options: argparse.Namespace) -> Answer:
     experiments = [find_experiment(params, name).name for name in options.experiments]
     targets = ["analyse", *(f"evaluate@{name}" for name in experiments)] if experiments else []
     commands = [["dvc", "repro", *targets]]
-    if experiments:  # otherwise DVC would make the results of all first
+    if experiments:  # without --single-item, DVC would first evaluate all experiments
         commands.append(["dvc", "repro", "--single-item", "record", "report"])
     log = LOGS / f"repro-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
     for old in sorted(LOGS.glob("repro-*.log"))[: 1 - _KEPT_LOGS]:
@@ -316,17 +318,17 @@ def _repro(options: argparse.Namespace) -> Answer:
         view = LogView(log, weights)
         own = _environment(Path(folder), has_git=not no_git)
         environment = own | {ADDRESS: address}
-        loaded = _libraries_loaded(environment, written.fileno(), view)
-        with loaded, Ahead(address, own, params.profile) as ahead:
-            for words in commands:
-                code = _run([sys.executable, "-m", *words], environment, written.fileno(), view, ahead)
+        server = _preloaded_server(environment, written.fileno(), view)
+        with server, BackgroundEvaluator(address, own, params.profile) as evaluator:
+            for command in commands:
+                code = _run([sys.executable, "-m", *command], environment, written.fileno(), view, evaluator)
                 if code:
                     return Answer(document=None, shown=view.failure(code), code=code)
     return Answer(document=None, shown=view.success())
 
 
 def _environment(folder: Path, *, has_git: bool) -> dict[str, str]:
-    """This one, with the `python` of dvc.yaml being ours, every line written at once, and what DVC can't do without."""
+    """Return this environment, changed so that DVC's stages use our Python, don't buffer lines, and DVC can start."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     environment = without_git_variables() | {"PATH": path, "PYTHONUNBUFFERED": "1"}
     if not has_git:
@@ -334,16 +336,16 @@ def _environment(folder: Path, *, has_git: bool) -> dict[str, str]:
         environment["DVC_SYSTEM_CONFIG_DIR"] = str(folder)
     try:
         pwd.getpwuid(os.getuid())
-    except KeyError:  # a container's user
+    except KeyError:  # in a container, the user may have no name
         environment = {"USER": str(os.getuid()), "HOME": str(folder)} | environment
     return environment
 
 
 @contextmanager
-def _libraries_loaded(environment: dict[str, str], output: int, view: LogView) -> Iterator[None]:
-    """A process that has loaded torch, of which stages are forks; it ends after the last of them.
+def _preloaded_server(environment: dict[str, str], output: int, view: LogView) -> Iterator[None]:
+    """Run a process that has loaded torch and forks the stages, until the last of them has ended.
 
-    If no stage ran it may still be loading; don't wait for that.
+    If no stage ran, it is killed, because it may still be loading.
     """
     if sys.platform != "linux":
         yield
@@ -364,17 +366,19 @@ def _libraries_loaded(environment: dict[str, str], output: int, view: LogView) -
             server.wait()
 
 
-def _run(words: Sequence[str], environment: dict[str, str], output: int, view: LogView, ahead: Ahead) -> int:
-    """The exit code of a command whose output goes to the file; 128 and its number for a signal, as shells have it.
+def _run(
+    command: Sequence[str], environment: dict[str, str], output: int, view: LogView, evaluator: BackgroundEvaluator
+) -> int:
+    """Run a command with its output in a file; return its exit code, or 128 plus the number of a signal, as shells do.
 
-    Ctrl-C reaches it from the terminal, which sends it to all of the foreground's processes: it ends in its own way.
+    Ctrl-C isn't forwarded, because the terminal sends it to all foreground processes.
     """
-    process = subprocess.Popen(words, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     with on_signal(signal.SIGINT, view.interrupt), on_signal(signal.SIGTERM, process.terminate), view.shown():
         while process.poll() is None:
-            view.look()
+            view.update()
             if not view.is_interrupted:
-                ahead.look(view.stage, view.ended)
+                evaluator.start_next(view.stage, view.ended)
             time.sleep(_POLL_SECONDS)
-        view.look()
+        view.update()
     return process.returncode if process.returncode >= 0 else 128 - process.returncode

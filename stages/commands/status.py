@@ -42,7 +42,7 @@ from stages.runs.object_store import open_store
 from stages.scheduling.engine.leases import Leases, is_gone, owner_in_words
 from stages.scheduling.journal import ProgressRow, Watched, watch
 from stages.scheduling.planning import two_digits
-from stages.scheduling.runner import Way, find_outcome, keyed_runs, previous_specs, ways_to
+from stages.scheduling.runner import CachedKey, cached_keys, find_outcome, keyed_runs, previous_specs
 
 _EVERY_SECONDS = 2.0
 _SHOWN = 8
@@ -390,12 +390,12 @@ def _explain(
     equivalences, store = read_equivalences(root), open_store(root)
     spec = asked.spec.to_dict() if asked and known is None else known.spec if known else {}
     key = known.run_key if known else asked.spec.run_key if asked and asked.spec.data_digest else None
-    ways = ways_to(asked.spec, equivalences) if asked and asked.spec.data_digest else []
-    way = find_outcome(store, ways, {*store.run_keys()})
+    candidates = cached_keys(asked.spec, equivalences) if asked and asked.spec.data_digest else []
+    cached = find_outcome(store, candidates, {*store.run_keys()})
     before, changed = _what_changed(asked, root, published, equivalences) if asked else (None, [])
-    numbers = sorted({number for way in ways for number in way.lines})
+    numbers = sorted({number for candidate in candidates for number in candidate.lines})
     lines = [(number, equivalences.lines[number - 1]) for number in numbers]
-    stored, outcome = way.run_key if way else key, None
+    stored, outcome = cached.run_key if cached else key, None
     if folder := store.published(stored) if stored else None:
         result = json.loads((folder / "result.json").read_bytes())
         told = ("status", "train_seconds", "samples_per_second", "peak_memory_bytes", "environment_digest")
@@ -412,12 +412,12 @@ def _explain(
         "profile": params.profile_name,
         "model": spec["model"]["path"],
         "replicate": spec["replicate"],
-        "reason": _reason(asked, known, way, before, changed, params),
+        "reason": _reason(asked, known, cached, before, changed, params),
         "outcome": outcome,
         "published": [
             {"where": one.where, "published": one.made}
             for one in published
-            if one.run_key in {key, *(way.run_key for way in ways)}
+            if one.run_key in {key, *(candidate.run_key for candidate in candidates)}
         ],
         "against": None if before is None else {"run_key": before.run_key, "where": before.where},
         "changed": changed,
@@ -458,15 +458,15 @@ def _what_changed(
 def _reason(
     asked: PlannedRun | None,
     known: Known | None,
-    way: Way | None,
+    cached: CachedKey | None,
     before: Known | None,
     changed: Sequence[str],
     params: Params,
 ) -> str:
     if asked is None:
         return f"no experiment asks for it under the profile {params.profile_name}; it is kept and not trained again"
-    if way is not None:
-        return f"not trained again: its outcome is in the store{way.in_words()}"
+    if cached is not None:
+        return f"not trained again: its outcome is in the store{cached.in_words()}"
     if known is not None and known.run_key != asked.spec.run_key and (changed or asked.spec.data_digest):
         return f"kept: under the profile {params.profile_name} its cell now needs another training"
     unknown = "" if asked.spec.data_digest else " (its key is unknown until its data are packed)"

@@ -1,6 +1,6 @@
-"""Writes result lines, evidence, claims, findings and params to the database, in a fixed order, all or nothing.
+"""Write result lines, evidence, claims, findings and params to the database, in a fixed order, all or nothing.
 
-The same files give the same rows.  A SQLite file is built next to the old one and swapped in by one rename; another
+The same files give the same rows.  A SQLite file is built next to the old one and replaces it by one rename; any other
 database is rebuilt in one transaction.
 """
 
@@ -46,18 +46,18 @@ Row = TypeVar("Row", bound=tables.Base)
 Values = Iterator[tuple[Any, ...]]
 """Rows of plain values, in the order of the table's columns."""
 _NEEDED = "test_accuracy"
-"""All `ARM_METRICS` derive from it, so curves without it are skipped."""
+"""The column from which all `ARM_METRICS` derive; curves without it are skipped."""
 _SIZE = ("explanation", "estimate", "low", "high", "confidence", "margin", "n", "replicates_expected", "posterior")
 
 
 def row_of(table: type[Row], *objects: object, **own: Any) -> Row:
-    """Return a row of `table`: each column from `own`, or else from the first of `objects` with a field of its name."""
+    """Return a row of `table`, each column taken from `own` or from the first of `objects` that has it as a field."""
     fields = {name: value for source in reversed(objects) if source is not None for name, value in vars(source).items()}
     return table(**{name: value for name, value in fields.items() if name in table.__table__.columns} | own)
 
 
 def arm_metric_rows(selected: Iterable[Trial]) -> Iterator[tables.Base]:
-    """Return a row for each metric from the curves of an arm's finished results under equal conditions."""
+    """Yield a row for each metric of an arm, computed from the curves of its finished results per conditions."""
     groups: dict[tuple[str, str, str, str], list[ResultLine]] = defaultdict(list)
     for item in selected:
         line = item.result
@@ -85,7 +85,7 @@ def arm_metric_rows(selected: Iterable[Trial]) -> Iterator[tables.Base]:
 
 @dataclass
 class DatabaseBuilder:
-    """The contents of one database."""
+    """Builds the rows of one database from everything that was read from files."""
 
     params: Params
     found: Sequence[Trial]
@@ -123,7 +123,7 @@ class DatabaseBuilder:
         for rows in (self._named(), self._experiments(), self._arms()):
             session.add_all(rows)
             session.flush()
-        # Plain values instead of objects for tables with many rows.
+        # Tables with many rows are filled from plain values, which is faster than from objects.
         if self.found:
             session.execute(insert(tables.Result), self._results())
         if costs := self._costs():
@@ -159,7 +159,7 @@ class DatabaseBuilder:
         session.add_all(tables.Meta(name=name, value=value) for name, value in about.items() if value)
 
     def digest(self) -> str:
-        """Return the sha256 over all inputs of the rows, except the current profile."""
+        """Return the sha256 of everything that the rows are built from, except the current profile."""
         deviations = TypeAdapter(PaperDeviations)
         parts: list[Any] = [
             TypeAdapter(Params).dump_python(self.params, mode="json", exclude={"profile_name"}),
@@ -237,7 +237,7 @@ class DatabaseBuilder:
                 )
 
     def _results(self) -> list[dict[str, Any]]:
-        """Return rows of results with the position of their group; results that are no longer planned have none."""
+        """Return the rows of results with their group's position, None for results that are no longer planned."""
         speaking = {item.identity for item in self.speaking}
         return [
             {name: value for name, value in vars(line).items() if name in tables.Result.__table__.columns}
@@ -288,13 +288,13 @@ class DatabaseBuilder:
                     yield item.row, kind, text
 
     def _epochs(self) -> Values:
-        """Return the rows of epochs, which are most of the database."""
+        """Yield the rows of epochs, which make up most of the database."""
         for item in self.found:
             curves = as_curves(item.result.curves)
             yield from zip(repeat(item.row), *(curves.column(name) for name in COLUMNS), strict=False)
 
     def _observations(self) -> Values:
-        """Return every number measured inside networks, in the order of the result lines."""
+        """Yield every number measured inside networks, in the order of the result lines."""
         for item in self.found:
             for position, row in enumerate(list_observed(item.result.observed or {})):
                 yield item.row, position, row.quantity, row.moment, row.block, row.head, row.value
@@ -305,9 +305,9 @@ class DatabaseBuilder:
                 yield judgement.claim.id, position, entry.side, entry.arm, entry.replicate, entry.value, entry.result
 
     def _checkpoints(self) -> list[dict[str, Any]]:
-        """Return for each `<experiment>.<arm>.<replicate>` the strongest group's result with available weights.
+        """Return a row for each `<experiment>.<arm>.<replicate>` whose weights are available.
 
-        Trained weights come before released ones.
+        It is for the result of the strongest group, with trained weights rather than released ones.
         """
         best: dict[str, tuple[tuple[Any, ...], Trial, str]] = {}
         for item in self.found:
@@ -347,7 +347,7 @@ class DatabaseBuilder:
             yield tables.Claim(position=position, finding=shown, **vars(claim))
 
     def _verdicts(self) -> Iterator[tables.Base]:
-        """Return a verdict per judgement, with its digest and the number of results seen before its rule."""
+        """Yield a verdict per judgement, with its digest and the number of results seen before its rule was set."""
         rules = self.params.verdicts
         code, numbers = digest_code(), rules.digest()
         trained: dict[str, dict[str, Verdict]] = {}
@@ -394,26 +394,26 @@ class DatabaseBuilder:
             )
 
     def _changes(self) -> Iterator[tables.Base]:
-        """Return the history for a claim's page: changes of its row, and of rules and code if results judge it."""
+        """Yield each claim's history: changes of its row and rule, and those of code if results judge it."""
         for judgement in self.judgements:
             name, is_by_results = judgement.claim.id, judgement.basis == "results"
             mine = [change for change in self.history if change.concerns(name)]
-            told = [change for change in mine if change.subject in ("claim", "rule") or is_by_results]
-            for position, change in enumerate(told):
+            shown = [change for change in mine if change.subject in ("claim", "rule") or is_by_results]
+            for position, change in enumerate(shown):
                 yield row_of(tables.ClaimChange, change, claim=name, position=position, changed=dict(change.changed))
 
     def _deviations(self) -> Iterator[tables.Base]:
-        every = [(paper.paper, name, one) for paper in self.deviations for name, one in paper.deviations.items()]
-        for position, (paper, name, one) in enumerate(every):
+        named = [(paper.paper, *item) for paper in self.deviations for item in paper.deviations.items()]
+        for position, (paper, name, deviation) in enumerate(named):
             key = f"{paper}.{name}"
-            yield row_of(tables.DeviationRow, one, id=key, position=position, paper=paper, says=one.paper)
+            yield row_of(tables.DeviationRow, deviation, id=key, position=position, paper=paper, says=deviation.paper)
 
     def _links(self) -> Iterator[tables.Base]:
-        """Return for each deviation the claims of its paper that it matches, and for each claim its experiments."""
+        """Yield the links from claims to the deviations that match them, and from claims to their experiments."""
         for paper in self.deviations:
             claims = [claim for claim in self.claims if claim.paper == paper.paper]
-            for name, one in paper.deviations.items():
-                for claim in touched(one, claims):
+            for name, deviation in paper.deviations.items():
+                for claim in touched(deviation, claims):
                     yield tables.ClaimDeviation(claim=claim, deviation=f"{paper.paper}.{name}")
         for line in self.claims:
             for name in fnmatch.filter(self.params.experiments, line.experiment or ""):
@@ -442,7 +442,7 @@ def _cite(paper: str) -> tuple[str, str]:
 
 
 def _identify(item: Trial) -> list[Any]:
-    """Return everything that identifies a result: the digest of its lines and its marks from the params."""
+    """Return what identifies a result: its line number, the digest of its lines, and how it fits the params."""
     digest = item.digest
     if not digest:
         text = write_lines([item.result]) + write_lines([item.cost] if item.cost else [])
@@ -457,7 +457,7 @@ def _stretches(verdict: Verdict) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Summary of what `record` wrote; `notes` are findings that a person should see but that don't stop anything."""
+    """Counts of what `record` wrote, and `notes` about problems that should be seen but don't stop it."""
 
     results: int
     selected: int

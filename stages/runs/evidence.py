@@ -1,8 +1,8 @@
 """Result lines: the results of one run in one environment, as JSON lines.
 
-`evaluate` writes `data/results/<experiment>.jsonl` (the same bytes for the same runs) and, apart from it,
-`data/results/<experiment>.cost.jsonl` (seconds and memory, different everywhere).  `claimcheck publish` joins both with
-their provenance into `data/evidence/<experiment>.jsonl`, which is committed.
+`evaluate` writes `data/results/<experiment>.jsonl`, whose bytes are the same for the same runs.  Seconds and memory,
+which differ on every machine, go to `data/results/<experiment>.cost.jsonl`.  `claimcheck publish` joins both with their
+provenance into `data/evidence/<experiment>.jsonl`, which is committed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stages.run import STRICT, canonical_json, environment_digest
 
 @dataclass(frozen=True, kw_only=True)
 class EpochRow:
-    """One epoch of a run's curves.  `test_*` come from the observer, which training never sees."""
+    """One epoch of a run's curves.  `test_*` are measured by an observer and never used in training."""
 
     __pydantic_config__: ClassVar = STRICT
     epoch: int
@@ -51,9 +51,9 @@ _IN_SOME_EPOCHS = TypeAdapter(list[float | None])
 
 
 class Curves(Sequence[EpochRow]):
-    """Epochs whose numbers are stored by column: hundreds of thousands of rows are read, checked and recorded at once.
+    """Epochs stored by column, so that hundreds of thousands of rows are read, checked and recorded at once.
 
-    A row is made on demand; iterating over all of them makes them once.
+    Rows are created on demand; iterating over all of them creates each once.
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -77,7 +77,7 @@ class Curves(Sequence[EpochRow]):
         return cls(read)
 
     def column(self, name: str) -> Sequence[Any]:
-        """One value per epoch; None where there is none."""
+        """Return one value per epoch, None for an epoch without one."""
         return self._columns[name] if name in self._columns else [None] * len(self)
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class Curves(Sequence[EpochRow]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
-    __hash__ = None  # type: ignore[assignment]  # as that of any sequence that is compared by its values
+    __hash__ = None  # type: ignore[assignment]  # as for any sequence compared by value
 
     def __repr__(self) -> str:
         return f"Curves({self._columns!r})"
@@ -129,7 +129,7 @@ def as_curves(rows: Sequence[EpochRow]) -> Curves:
 
 
 def given_columns(rows: Sequence[EpochRow]) -> dict[str, list[Any]]:
-    """The columns in which some epoch has a value."""
+    """Return the columns in which some epoch has a value."""
     curves = as_curves(rows)
     columns = {name: curves.column(name) for name in COLUMNS}
     return {name: list(values) for name, values in columns.items() if any(value is not None for value in values)}
@@ -138,7 +138,7 @@ def given_columns(rows: Sequence[EpochRow]) -> dict[str, list[Any]]:
 Provenance = Literal["embedded", "subset", "full"]
 RunStatus = Literal["finished", "diverged"]
 Moment = Literal["start", "trained"]
-INEXACT_SHARE = 0.005  # of the test rows, above which a data set is no longer `full` (DESIGN 2)
+INEXACT_SHARE = 0.005  # if more than this share of the test rows is missing, a data set isn't `full`
 Layers = Mapping[str, tuple[tuple[float | None, ...], ...]]
 Line = TypeVar("Line")
 
@@ -146,12 +146,12 @@ EQUIVALENCES = "equivalences.jsonl"
 
 
 class EvidenceError(Mistake, ValueError):
-    """A result line can't be read; the message names file and line."""
+    """A result line can't be read; the message names its file and line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One number.  Fractions are in [0, 1]; `n` counts the samples behind it (None: not a sample statistic)."""
+    """One measured number; fractions are in [0, 1].  `n` is its sample size, None if it isn't a sample statistic."""
 
     __pydantic_config__: ClassVar = STRICT
     metric: str
@@ -161,7 +161,7 @@ class Measurement:
 
 
 def _curves(value: Any, validate: ValidatorFunctionWrapHandler) -> Sequence[EpochRow]:
-    """Curves from the columns of a line; anything else is validated, or refused, as epochs."""
+    """Read a line's columns as curves; validate anything else as a list of epochs."""
     return Curves.read(value) if isinstance(value, Mapping) else validate(value)
 
 
@@ -190,10 +190,11 @@ class Divergence:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultLine:
-    """One run in one environment, under one arm.  A diverged run has no metrics and says where it stopped.
+    """The result of one run in one environment, under one arm.
 
-    `observed`: what is observed inside the network before and after training, by quantity one number per block and
-    head; None where it isn't defined; absent if no paper looks inside, and in lines written before that was recorded.
+    A diverged run has no metrics; `divergence` says where it stopped.  `observed` has quantities measured inside the
+    network before and after training, one number per block and head, or None if a number isn't defined.  It is absent
+    if no paper reports such quantities, and in lines written before they were recorded.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -218,7 +219,7 @@ class ResultLine:
 
     @property
     def machine_digest(self) -> str:
-        """The environment's digest without what differs between arms on one machine: fast paths and the canary."""
+        """Digest of the environment without fast paths and the canary, which differ between arms on one machine."""
         process = self.environment.get("process")
         if process is None:
             return self.environment_digest
@@ -228,11 +229,12 @@ class ResultLine:
 
 @dataclass(frozen=True, kw_only=True)
 class CostLine:
-    """The cost of a run on the machine that trained it, and of inference on the one that evaluated it.
+    """Cost of a run on the machine that trained it, and of inference on the machine that evaluated it.
 
-    `latency_*`: the median of `repeats` passes of a batch after `warmup` uncounted ones, the device synchronised before
-    and after each; None where this replicate was not timed.  `energy_joules`: None where the training's device reports
-    none.  Texts are trained on in windows of tokens, so they have `train_tokens_per_second`, too.
+    Latency is the median of `latency_repeats` passes of a batch after `latency_warmup` uncounted ones, with the device
+    synchronised before and after each pass; it is None if this replicate wasn't timed.  `energy_joules` is None if the
+    device doesn't report its energy.  `train_tokens_per_second` is only for texts, which are trained on in windows of
+    tokens.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -257,7 +259,7 @@ class CostLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Origin of an evidence line: git revision, and whether relevant files were changed on top of it."""
+    """Origin of an evidence line; `dirty` says whether relevant files differed from the git `revision`."""
 
     __pydantic_config__: ClassVar = STRICT
     revision: str
@@ -270,7 +272,7 @@ class Origin:
 class Release:
     """A checkpoint in `data/models/`, stored as `dtype`, and its score on the result's own test set.
 
-    `same_class` is the share of the n test images whose class is the same as with the unrounded weights.
+    `same_class` is the share of the `n` test images that get the same class as with the unrounded weights.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -283,10 +285,10 @@ class Release:
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceLine:
-    """A published result: `result`, its `cost` and its `origin`; `release` if its model is in git.
+    """A published result with its cost and origin, and with `release` if its model is in git.
 
-    `digest`: sha256 over the canonical line without it, computed by `write_lines`; a line without a digest, or with a
-    wrong one, isn't read.
+    `write_lines` computes `digest`, the sha256 of the canonical line without it.  A line without a digest, or with a
+    wrong one, is rejected.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -298,9 +300,9 @@ class EvidenceLine:
 
 
 def write_lines(lines: Iterable[Any]) -> bytes:
-    """One canonical JSON object per line, sorted, so that equal lines give equal bytes.
+    """Serialise each line as canonical JSON, in sorted order, so that equal lines give equal bytes.
 
-    Optional fields that are None are left out.  An evidence line gets its digest.
+    Optional fields that are None are left out.  Evidence lines get their digest.
     """
     texts = sorted(
         canonical_json(seal(_plain(line)) if isinstance(line, EvidenceLine) else _plain(line)) for line in lines
@@ -309,7 +311,7 @@ def write_lines(lines: Iterable[Any]) -> bytes:
 
 
 def seal(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON object of an evidence line with its digest."""
+    """Return the JSON object of an evidence line with its digest."""
     unsealed = {name: value for name, value in line.items() if name != "digest"}
     return unsealed | {"digest": hashlib.sha256(canonical_json(unsealed).encode()).hexdigest()}
 
@@ -333,7 +335,7 @@ _adapter = cache(TypeAdapter)
 
 
 def evidence_files(folder: Path) -> list[Path]:
-    """The files of published result lines in `folder`, one per experiment, sorted; the equivalences aren't results."""
+    """List the files of published results in `folder`, one per experiment, sorted; equivalences aren't results."""
     return sorted(path for path in folder.glob("*.jsonl") if path.name != EQUIVALENCES)
 
 
@@ -356,7 +358,7 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
 
 
 def _check_digest(where: str, line: EvidenceLine, text: bytes) -> None:
-    # a text in the layout of `write_lines` needn't be parsed again
+    # text as written by `write_lines` needn't be parsed again
     unsealed = text.replace(f'"digest":"{line.digest}",'.encode(), b"", 1)
     if hashlib.sha256(unsealed).hexdigest() == line.digest:
         return
@@ -375,7 +377,7 @@ def _check_digest(where: str, line: EvidenceLine, text: bytes) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedNumber:
-    """One number of `ResultLine.observed`; block and head count from 1."""
+    """One number of `ResultLine.observed`; blocks and heads are counted from 1."""
 
     quantity: str
     moment: Moment
@@ -385,7 +387,7 @@ class ObservedNumber:
 
 
 def list_observed(observed: Mapping[Moment, Layers]) -> list[ObservedNumber]:
-    """`observed` written out, in the order of the lines."""
+    """Flatten `observed` to one entry per number, in its order."""
     return [
         ObservedNumber(quantity=quantity, moment=moment, block=block, head=head, value=value)
         for moment, layers in observed.items()
@@ -396,36 +398,39 @@ def list_observed(observed: Mapping[Moment, Layers]) -> list[ObservedNumber]:
 
 
 def pack_correct(correct: np.ndarray) -> str:
-    """Per test image, in order: was the class right?  bool [N] as packed bits, base64."""
+    """Encode whether each test image was classified correctly, bool [N], as packed bits in base64."""
     return base64.b64encode(np.packbits(correct.astype(bool)).tobytes()).decode()
 
 
 def unpack_correct(text: str, n: int) -> np.ndarray:
-    """Inverse of `pack_correct` for n images: bool [n]."""
+    """Decode the text of `pack_correct` for n images: bool [n]."""
     bits = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
     return np.unpackbits(bits, count=n).astype(bool)
 
 
 def pack_confusion(confusion: np.ndarray) -> str:
-    """Counts [K, K], true class by predicted class, as zlib-packed little-endian uint32, base64."""
+    """Encode counts [K, K], true by predicted class, as zlib-compressed little-endian uint32 in base64."""
     return base64.b64encode(zlib.compress(confusion.astype("<u4").tobytes(), 9)).decode()
 
 
 def unpack_confusion(text: str, classes: int) -> np.ndarray:
-    """Inverse of `pack_confusion`: int64 [K, K]."""
+    """Decode the text of `pack_confusion`: int64 [K, K]."""
     counts = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<u4")
     return counts.reshape(classes, classes).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A result with its cost, and its file and line.  `origin` is None for one of this working tree.
+    """A result with its cost, and the file and line that it was read from.
 
-    `is_planned`: its model, and what its arm sets of the protocol, are what the params give this arm today;
-    `follows_plan`: the whole protocol and the replicate are, too.  `varied`: protocol fields in which the experiment's
-    arms differ on purpose.  `changed_code`: modules of its fingerprint whose source differs in the tree, or that
-    it lacks; none if `equivalences`, numbers of lines, show that its code and the tree's give the same results.
-    `digest`: that of the evidence line; "" for a local result.  `row`: its number in the database.
+    - `origin`: None for a result of this working tree.
+    - `is_planned`: the params give the arm the same model and the same protocol fields of its own today.
+      `follows_plan`: the whole protocol and the replicate are the same, too.
+    - `varied`: protocol fields in which the experiment's arms differ on purpose.
+    - `changed_code`: modules of the result's fingerprint whose source differs in this tree or is missing from it.  It
+      is empty if `equivalences` (line numbers) show that both versions of the code give the same results.
+    - `digest`: the evidence line's digest, "" for a local result.
+    - `row`: the result's number in the database.
     """
 
     result: ResultLine
@@ -457,7 +462,7 @@ class Trial:
 
     @cached_property
     def conditions(self) -> str:
-        """Digest of protocol, data and part of the test rows: what must be equal before two results are compared."""
+        """Digest of protocol, data and part of the test rows, which must be equal for results to be compared."""
         shared = {name: value for name, value in self.result.spec["protocol"].items() if name not in self.varied}
         data = self.result.data
         left_out = data.excluded_test_images / (data.test_images + data.excluded_test_images)

@@ -1,9 +1,9 @@
-"""Trains the runs that the store lacks, says why, and fills an experiment's folder of outcomes.
+"""Train the runs that the store lacks, say why, and link all outcomes into the experiment's folder.
 
-Several experiments can train as one list: then no device waits at the end of each, as it does for DVC, which runs its
-stages one after the other.
+Several experiments can train from one queue.  No device then idles at the end of each experiment, as it does under DVC,
+which runs its stages one after another.
 
-Imports no torch: an experiment whose runs are all in the store costs next to nothing.
+This module doesn't import torch, so an experiment whose runs are all in the store takes almost no time.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from stages.scheduling.engine.groups import DEFAULT, Event, Group, Report, RunGr
 from stages.scheduling.journal import Journal
 
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
-"""Devices of which one exists if `auto` may be a GPU; asking torch would load it."""
+"""Device files, one of which exists if `auto` may be a GPU; asking torch would load it."""
 
 
 Order = Callable[[Sequence[PlannedRun], int], float]
-"""Sort key of a group: takes the runs of an experiment that train together and how many are stacked."""
+"""Sort key of a group, given the runs of an experiment that train together and how many of them are stacked."""
 
 
 def keyed_runs(
     experiment: ExperimentParams, params: Params, data_digest: str, *, every_role: bool = False
 ) -> list[PlannedRun]:
-    """The experiment's grid with data digest and code, in file order; of the profile's roles unless `every_role`."""
+    """Plan the experiment's runs with data digest and code, in file order; of all roles with `every_role`."""
     source = params.datasets[experiment.dataset]
     found = []
     for planned in plan_runs(experiment, params.profile, source, every_role=every_role):
@@ -81,10 +81,11 @@ def train_experiment(
     engine: str = DEFAULT,
     order: Order | None = None,
 ) -> bool:
-    """Bring `data/runs/<name>/` up to date; returns True if every run has an outcome.
+    """Bring `data/runs/<name>/` up to date; return True if every run has an outcome.
 
-    `only`: patterns of `<arm>.<replicate>`, also of arms whose role the profile leaves out; the folder then holds these
-    runs alone.  `order`: the group with the smallest number begins first (None: in file order).
+    `only` has patterns of `<arm>.<replicate>`, which may match arms whose role the profile leaves out; the folder then
+    has only the matching runs.  `order` is a sort key: the group with the smallest number starts first.  Without it,
+    groups start in file order.
     """
     run_groups, experiment = find_engine(engine), find_experiment(params, name)
     store, folder = open_store(), data / "runs" / name
@@ -101,17 +102,18 @@ def train_experiment(
     print(f"{name}: {len(wanted)} runs, {len(wanted) - len(missing)} from the store, {len(missing)} to train")
     if not complete and trained and not stop.is_set():
         print(
-            f"{name}: {len(wanted) - len(trained)} runs failed; the next dvc repro trains these alone.  The others: "
-            f"`python -m stages.evaluate {name}`, then `python -m stages.record`"
+            f"{name}: {len(wanted) - len(trained)} runs failed; the next `dvc repro` trains only these.  To evaluate "
+            f"the others now, run `python -m stages.evaluate {name}`, then `python -m stages.record`"
         )
     return complete
 
 
 @dataclass(frozen=True)
 class Queue:
-    """`groups` in the order in which they begin; `names` of their runs by key, `<experiment>.<arm>.<replicate>`.
+    """Groups of runs to train, in the order in which they start.
 
-    `held`: wanted runs that have an outcome, by experiment.
+    `names` has the name of each run (`<experiment>.<arm>.<replicate>`) by its key; `held` counts the wanted runs of
+    each experiment that already have an outcome.
     """
 
     groups: list[Group]
@@ -129,7 +131,7 @@ def _run(
     stop: threading.Event,
     engine: str,
 ) -> bool:
-    """Train the queue and keep a journal of it; returns True if every group has its outcome."""
+    """Train the queue and keep a journal of it; return True if every group has an outcome."""
     about: dict[str, Any] = {"engine": engine, "profile": params.profile_name, "slots": len(devices)}
     with Journal(store, queue.groups, queue.names, held=queue.held, **about) as journal:
 
@@ -151,14 +153,14 @@ def train_together(
     engine: str,
     order: Order,
 ) -> tuple[int, int]:
-    """Train what the store lacks of `chosen`; returns how many runs were missing and how many still are.
+    """Train the runs of `chosen` that the store lacks; return how many were missing and how many still are.
 
-    `chosen`: labels `<arm>.<replicate>` by experiment, None for those of the profile.  The experiments' folders stay as
-    they are: `dvc repro` takes the outcomes from the store.
+    `chosen` has labels `<arm>.<replicate>` by experiment, or None for all runs of the profile.  The experiments'
+    folders don't change, because `dvc repro` takes the outcomes from the store.
 
     Raises:
-        EngineError, EvidenceError, ParamsError, TrainingsKilled: as for `train_experiment`.
-        PackedDataError: data aren't packed.
+        EngineError, EvidenceError, ParamsError, TrainingsKilled: as in `train_experiment`.
+        PackedDataError: some data aren't packed.
     """
     run_groups, store = find_engine(engine), open_store()
     queue = line_up(chosen, params, data, store, order)
@@ -169,11 +171,11 @@ def train_together(
 def line_up(
     chosen: Mapping[str, Collection[str] | None], params: Params, data: Path, store: Store, order: Order
 ) -> Queue:
-    """The groups that are missing of `chosen` (as `train_together` takes it), each run once, in `order`.
+    """Queue the missing groups of `chosen` (as in `train_together`) in `order`, with each run only once.
 
     Raises:
-        EvidenceError, ParamsError: as for `train_experiment`.
-        PackedDataError: data aren't packed.
+        EvidenceError, ParamsError: as in `train_experiment`.
+        PackedDataError: some data aren't packed.
     """
     refuse_unpacked([find_experiment(params, name) for name in chosen], params, data)
     queue, listed = Queue([], {}, {}), [*store.run_keys()]
@@ -193,10 +195,10 @@ def line_up(
 
 
 def refuse_unpacked(experiments: Iterable[ExperimentParams], params: Params, data: Path) -> None:
-    """Name all data sets of these experiments that aren't packed as the profile wants, and what packs them.
+    """Check that all data sets of these experiments are packed as the profile requires.
 
     Raises:
-        PackedDataError: there are some.
+        PackedDataError: some aren't; the message names them and the command that packs them.
     """
     lacking: dict[str, None] = {}
     for experiment in experiments:
@@ -215,8 +217,9 @@ def refuse_unpacked(experiments: Iterable[ExperimentParams], params: Params, dat
 
 @dataclass(frozen=True, kw_only=True)
 class MissingRuns:
-    """An experiment's wanted runs beside the store: what is missing, as groups; `taken` has each outcome's key, which
-    may be one of older code.
+    """An experiment's wanted runs, and those of them that the store lacks, also as groups.
+
+    `taken` has the key of each run's outcome, which may be a key of older code.
     """
 
     wanted: list[PlannedRun]
@@ -236,9 +239,9 @@ def compare(
     only: Sequence[str] | None = None,
     listed: Collection[str] | None = None,
 ) -> MissingRuns:
-    """Look which of the experiment's runs (those that fit `only`) the store has, whole, and say why others train.
+    """Find the experiment's runs (those matching `only`) that the store lacks, and print why each of them will train.
 
-    `listed`: the keys of all outcomes, if the store was just asked.
+    `listed` has the keys of all outcomes, if the store was just asked for them.
     """
     name, folder, equivalences = experiment.name, data / "runs" / experiment.name, read_equivalences(data.parent)
     packed = read_packed(experiment, params, data)
@@ -249,20 +252,20 @@ def compare(
             raise ParamsError(f"{name}: no run fits {idle[0]!r}; there are {labels[0]} to {labels[-1]}")
         wanted = [run for run in wanted if any(fnmatchcase(run.name.cell, pattern) for pattern in only)]
     previous = previous_specs(folder)
-    ways = {run.spec.run_key: ways_to(run.spec, equivalences) for run in wanted}
-    keys = {way.run_key for options in ways.values() for way in options}
+    candidates = {run.spec.run_key: cached_keys(run.spec, equivalences) for run in wanted}
+    keys = {cached.run_key for options in candidates.values() for cached in options}
     remove_damaged(folder, keys)
     stored = {*(store.run_keys() if listed is None else listed)}
-    here = sorted(keys & stored)
-    with ThreadPoolExecutor() as pool:  # of an object store each is some requests
-        stored -= {run_key for run_key, outcome in zip(here, pool.map(store.whole, here), strict=True) if not outcome}
+    to_check = sorted(keys & stored)
+    with ThreadPoolExecutor() as pool:  # in an object store, each check takes several requests
+        stored -= {key for key, is_whole in zip(to_check, pool.map(store.whole, to_check), strict=True) if not is_whole}
     adopt(folder, store, stored)
-    taken = {run_key: find_outcome(store, options, stored) for run_key, options in ways.items()}
-    held = {run_key: way for run_key, way in taken.items() if way and equivalences.hold(way.lines)}
+    found = {run_key: find_outcome(store, options, stored) for run_key, options in candidates.items()}
+    held = {run_key: cached for run_key, cached in found.items() if cached and equivalences.hold(cached.lines)}
     missing = []
     for run in wanted:
-        if way := held.get(run.spec.run_key):
-            print(f"  {run.name.cell}: taken from the store ({way.run_key[:12]}{way.in_words()})")
+        if cached := held.get(run.spec.run_key):
+            print(f"  {run.name.cell}: taken from the store ({cached.run_key[:12]}{cached.in_words()})")
         else:
             missing.append(run)
             before = previous.get(run.name.cell)
@@ -280,13 +283,16 @@ def compare(
         )
         for specs, is_stack in form_groups([run.spec for run in missing], packed.train_images, store)
     ]
-    keys_taken = {key: held[key].run_key if key in held else key for key in ways}
-    return MissingRuns(wanted=wanted, missing=missing, groups=groups, taken=keys_taken)
+    taken = {key: held[key].run_key if key in held else key for key in candidates}
+    return MissingRuns(wanted=wanted, missing=missing, groups=groups, taken=taken)
 
 
 @dataclass(frozen=True)
-class Way:
-    """A key under which a run's outcome may be stored: its own, or that of older code that these lines prove equal."""
+class CachedKey:
+    """A key under which a run's outcome may be stored: its own, or that of older code proven to give the same result.
+
+    `lines` are the numbers of the equivalence lines that prove it.
+    """
 
     run_key: str
     lines: tuple[int, ...] = ()
@@ -299,42 +305,44 @@ class Way:
         return f", of older code that gives the same by line {which} of {EQUIVALENCES.name}"
 
 
-def ways_to(spec: RunSpec, equivalences: Equivalences) -> list[Way]:
-    """The run's own key first, then those of older code, nearest first."""
+def cached_keys(spec: RunSpec, equivalences: Equivalences) -> list[CachedKey]:
+    """List the run's own key, then the keys of older code, nearest first."""
     earlier = equivalences.earlier(spec.to_dict()) if equivalences else []
-    return [
-        Way(spec.run_key),
-        *(Way(dataclasses.replace(spec, code=code).run_key, lines, is_stacked) for code, is_stacked, lines in earlier),
-    ]
+    older = (
+        CachedKey(dataclasses.replace(spec, code=code).run_key, lines, is_stacked)
+        for code, is_stacked, lines in earlier
+    )
+    return [CachedKey(spec.run_key), *older]
 
 
-def find_outcome(store: Store, ways: Sequence[Way], stored: Container[str]) -> Way | None:
-    """The first way to an outcome of the keys `stored`; older code's counts if it was trained as the lines say, on a
-    CPU.
+def find_outcome(store: Store, candidates: Sequence[CachedKey], stored: Container[str]) -> CachedKey | None:
+    """Return the first candidate that is among the `stored` keys; None if there is none.
+
+    An outcome of older code counts only if it was trained on a CPU, and stacked or not as its equivalence lines say.
     """
-    for way in ways:
-        if way.run_key not in stored:
+    for cached in candidates:
+        if cached.run_key not in stored:
             continue
-        if way.is_stacked is None:
-            return way
-        if folder := store.published(way.run_key):
+        if cached.is_stacked is None:
+            return cached
+        if folder := store.published(cached.run_key):
             with suppress(OSError, ValueError, KeyError):
                 environment = json.loads((folder / "result.json").read_bytes())["environment"]
-                if is_of_one_cpu(environment) and ("stacked" in environment) == way.is_stacked:
-                    return way
+                if is_of_one_cpu(environment) and ("stacked" in environment) == cached.is_stacked:
+                    return cached
     return None
 
 
 class Outcomes:
-    """The outcomes in the store of the clone in `root`, as it lists them now."""
+    """Outcomes in the store of the clone at `root`, as listed when this is created."""
 
     def __init__(self, root: Path = Path()) -> None:
         self.store, self._equivalences = open_store(root), read_equivalences(root)
         self._stored = {*self.store.run_keys()}
 
-    def find(self, spec: RunSpec) -> Way | None:
-        """Find the outcome of this training, or that of older code which gives the same; None if there is none."""
-        return find_outcome(self.store, ways_to(spec, self._equivalences), self._stored)
+    def find(self, spec: RunSpec) -> CachedKey | None:
+        """Find the outcome of this training, or an equal one of older code; None if there is none."""
+        return find_outcome(self.store, cached_keys(spec, self._equivalences), self._stored)
 
 
 def label_of_group(labels: Sequence[str]) -> str:
@@ -346,10 +354,10 @@ def label_of_group(labels: Sequence[str]) -> str:
 
 
 def slot_devices(named: str, params: Params, engine: str = DEFAULT) -> list[str]:
-    """Return the device of each slot: those named, by commas, or the one named, as often as the profile says.
+    """Return the device of each slot: the devices in a comma-separated list, or one device for all of its slots.
 
-    Without `slots` in the profile, this machine's CPU has a slot per core: two runs with one thread each are faster
-    than one run with two (docs/decisions.md#0015).
+    The profile sets the number of slots.  If it doesn't, this machine's CPU has one per core, because two runs with one
+    thread each are faster than one run with two (docs/decisions.md#0015).
     """
     devices = named.split(",")
     if len(devices) > 1:
@@ -366,11 +374,11 @@ def find_experiment(params: Params, name: str) -> ExperimentParams:
 
 
 def read_packed(experiment: ExperimentParams, params: Params, data: Path) -> PackedInfo:
-    """The description of the experiment's packed data.
+    """Read the description of the experiment's packed data.
 
     Raises:
-        PackedDataError: they aren't packed.
-        ParamsError: they are stand-ins where the profile wants real data, or the other way round.
+        PackedDataError: the data aren't packed.
+        ParamsError: the data are placeholders and the profile wants real data, or the other way round.
     """
     info = read_info(data / "processed" / experiment.dataset)
     if (info.provenance == "embedded") != (params.profile.data == "embedded"):
@@ -389,11 +397,11 @@ def _write_folder(
     store: Store,
     taken: Mapping[str, str],
 ) -> None:
-    """Link the runs' outcomes into the folder, list them, and finally remove what is no longer wanted.
+    """Link the runs' outcomes into the folder, list them, and then remove outcomes that are no longer wanted.
 
-    `taken` has the key of each run's outcome, which may be one of older code.
+    `taken` has the key of each run's outcome, which may be a key of older code.
     """
-    there = link_outcomes(folder, taken.values(), store)
+    linked = link_outcomes(folder, taken.values(), store)
     run_list = RunList(
         experiment=experiment.name,
         dataset=experiment.dataset,
@@ -408,13 +416,13 @@ def _write_folder(
                 digest=outcome_digest(folder / taken[run.spec.run_key], is_whole=True),
             )
             for run in wanted
-            if taken[run.spec.run_key] in there
+            if taken[run.spec.run_key] in linked
         ),
-        missing=tuple(run.name.cell for run in wanted if taken[run.spec.run_key] not in there),
+        missing=tuple(run.name.cell for run in wanted if taken[run.spec.run_key] not in linked),
     )
     write_run_list(folder, run_list)
     for path in folder.iterdir():
-        if path.is_dir() and path.name not in there:
+        if path.is_dir() and path.name not in linked:
             shutil.rmtree(path)
 
 
@@ -422,7 +430,7 @@ DVC_CACHE = Path(".dvc/cache/files/md5")
 
 
 def adopt(folder: Path, store: Store, stored: set[str]) -> None:
-    """Put outcomes that `dvc pull` brought into the store, each under its own spec's key, and add it to `stored`."""
+    """Publish outcomes that `dvc pull` fetched to the store under their own specs' keys, and add these to `stored`."""
     for path in sorted(folder.glob("*/result.json")):
         run_key = path.parent.name
         if run_key in stored:
@@ -441,7 +449,7 @@ def _refuse(outcome: Path, fault: str) -> None:
 
 
 def previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """Specs of the runs now in the folder, by label; damaged ones, which are rewritten later, are left out."""
+    """Read the specs of the runs in the folder, by label; skip damaged ones, which are rewritten later."""
     try:
         run_list = read_run_list(folder)
     except DamagedRunList as error:
@@ -455,19 +463,19 @@ def previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def link_outcomes(folder: Path, run_keys: Iterable[str], store: Store) -> set[str]:
-    """Link what the store has of these runs into the folder; returns their keys."""
+    """Link the outcomes that the store has of these runs into the folder; return their keys."""
     found = {run_key: store.published(run_key) for run_key in sorted(run_keys)}
-    there = {run_key: outcome for run_key, outcome in found.items() if outcome is not None}
-    for run_key, outcome in there.items():
+    published = {run_key: outcome for run_key, outcome in found.items() if outcome is not None}
+    for run_key, outcome in published.items():
         for file in outcome.iterdir():
             _link(file, folder / run_key / file.name)
-    return {*there}
+    return {*published}
 
 
 def _link(source: Path, target: Path) -> None:
     """Make a copy that shares its blocks if the file system can, otherwise a hard link, otherwise a plain copy.
 
-    A hard link is the same file: what damages one name damages all, so files of the store are read-only.
+    A hard link is the same file, so damage under one name damages all of them; files of the store are read-only.
     """
     if target.exists():
         if source.samefile(target) or filecmp.cmp(source, target, shallow=False):
@@ -483,9 +491,9 @@ def _link(source: Path, target: Path) -> None:
 
 
 def remove_damaged(folder: Path, wanted: Collection[str]) -> None:
-    """Remove damaged outcomes of `folder`, together with the objects in DVC's cache that are the same files.
+    """Remove damaged outcomes from `folder`, together with the objects in DVC's cache that are the same files.
 
-    DVC finds an object by its name, and would restore the damaged one over a new training's outcome.
+    DVC finds an object by its name and would replace a new training's outcome with the damaged one.
     """
     damaged: set[tuple[int, int]] = set()
     for path in sorted(folder.glob("*/result.json")):

@@ -1,10 +1,12 @@
-"""The training loop (`stages.training.stacked` has the same for several small networks at once).
+"""The training loop (`stages.training.stacked` has one for several small networks at once).
 
-It knows rows, steps and epochs; a `Task` knows what the rows are.  Data live on the device; every random draw has its
-own generator, seeded by purpose, epoch and step, so that a training stopped anywhere resumes as if it had not been
-stopped: on the device for the crops and flips of a step, on the CPU for the order of rows.  Only dropout uses torch's
-global generator, whose state is part of `TrainingState`.  Nothing here sees the test set: an observer may measure it
-between epochs and returns numbers that go into the history and nowhere else.
+The loop handles rows, steps and epochs; a `Task` defines what the rows are.  Data live on the device.
+
+A run that was stopped anywhere resumes as if it hadn't been.  Each random draw therefore has its own generator, seeded
+by purpose, epoch and step: on the device for a step's crops and flips, on the CPU for the order of rows.  Only dropout
+uses torch's global generator, whose state is part of `TrainingState`.
+
+The loop never sees the test set.  An observer may measure it between epochs, but its numbers only go into the history.
 """
 
 from __future__ import annotations
@@ -29,17 +31,18 @@ from stages.training.split import training_rows
 from stages.training.stopping import stops_early
 from stages.training.tf32 import products_of
 
-_CUDA_CHECK_STEPS = 50  # checking the loss for finiteness waits for the device
+_CUDA_CHECK_STEPS = 50  # checking whether the loss is finite waits for the device
 _SAVE_SECONDS = 60.0
 
 
 class TrainingStopped(Exception):
-    """Training was asked to stop; the state is saved and the same call resumes from it."""
+    """Training stopped on request; its state is saved, and the same call resumes from it."""
 
 
 class Task(Interface):
-    """A data set and the task learned from it.  `scores` names the quantities summed over rows; the first one is the
-    loss.
+    """A data set and the task learned from it.
+
+    `scores` names the quantities that are summed over rows; the first one is the loss.
     """
 
     scores: tuple[str, ...]
@@ -48,25 +51,25 @@ class Task(Interface):
     def __len__(self) -> int: ...
 
     def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of `rows`, augmented by draws from `generator`, which is of the task's device."""
+        """Return inputs and targets of `rows`, augmented with draws from `generator`, on the task's device."""
         ...
 
     def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets of `rows` as they are, in order."""
+        """Yield inputs and targets of `rows` in order, without augmentation."""
         ...
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The quantity to minimise, a mean over the batch."""
+        """Return the quantity to minimise, a mean over the batch."""
         ...
 
     def sums(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> Tensor:
-        """`scores` summed over the batch, float64."""
+        """Return `scores` summed over the batch, as float64."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Position of a run, for progress displays; `scores` are means over the open epoch so far."""
+    """Position of a run, for progress displays; `scores` are means over the current epoch so far."""
 
     epoch: int
     epochs: int
@@ -78,9 +81,10 @@ class Progress:
 
 @dataclass
 class TrainingState:
-    """All that a training needs to resume bit by bit: position, sums of the open epoch, finished rows, tensors.
+    """Everything needed to resume training with identical results: position, sums, history and tensors.
 
-    `sums` are the task's scores over `samples` rows; `last_loss` is the mean loss of the last steps looked at.
+    `sums` are the task's scores over the `samples` rows of the current epoch; `last_loss` is the mean loss between the
+    last two checks of the loss.
     """
 
     epoch: int = 0
@@ -110,13 +114,13 @@ Observer = Callable[[nn.Module], dict[str, float]]
 
 
 def seeded_model(build: Callable[[], nn.Module], replicate: Replicate) -> nn.Module:
-    """The network with the replicate's initial weights, independent of earlier draws."""
+    """Build the network with the replicate's initial weights, independent of earlier random draws."""
     torch.manual_seed(derive_seed(replicate, "init"))
     return build()
 
 
 def measure(model: nn.Module, task: Task, rows: Tensor | None = None, *, batch_size: int = 256) -> dict[str, float]:
-    """The task's scores over `rows` (None: all), in evaluation mode and float32, without random draws."""
+    """Return the task's scores over `rows` (None: all), in evaluation mode and float32, without random draws."""
     rows = torch.arange(len(task), device=task.device) if rows is None else rows
     was_training = model.training
     model.eval()
@@ -141,17 +145,17 @@ def fit(
     progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Train `model` in place and return its curves; resumes from `state` if one is given.
+    """Train `model` in place and return its outcome; resume from `state` if one is given.
 
     Raises:
-        TrainingStopped: `should_stop` said so; `save` was called with the state at that step.
+        TrainingStopped: `should_stop` returned True; `save` was called with the state at that step.
     """
     return _Training(model, task, protocol, replicate, save, observe, progress, should_stop).run(state)
 
 
 @dataclass(frozen=True)
 class _Means:
-    """Scores summed over the `samples` rows of an epoch so far."""
+    """Scores summed over the first `samples` rows of an epoch."""
 
     sums: list[float]
     samples: int
@@ -160,12 +164,12 @@ class _Means:
         return {name: total / self.samples for name, total in zip(scores, self.sums, strict=True)}
 
     def since(self, earlier: _Means) -> float:
-        """Mean loss of the rows after `earlier`."""
+        """Return the mean loss of the rows after `earlier`."""
         return (self.sums[0] - earlier.sums[0]) / (self.samples - earlier.samples)
 
 
 class _Training:
-    """One call of `fit`: everything that stays the same over its epochs."""
+    """Everything that stays the same during one call of `fit`."""
 
     def __init__(
         self,
@@ -183,7 +187,7 @@ class _Training:
         self.device = task.device
         train_rows, validation_rows = training_rows(len(task), protocol, replicate)
         self.rows, self.validation = train_rows.to(self.device), validation_rows.to(self.device)
-        # Eager training on a CPU keeps the rounding that evidence was made with.
+        # Eager training on a CPU isn't fused, so that it rounds as it did for the published results.
         is_fused = protocol.compile or self.device.type == "cuda"
         self.optimizer = build_optimizer(model, protocol.optimizer, fused=is_fused)
         self.products = products_of(protocol, self.device)
@@ -196,7 +200,7 @@ class _Training:
 
     def run(self, state: TrainingState | None) -> Outcome:
         if self.device.type == "cuda":
-            torch.backends.cudnn.allow_tf32 = False  # float32 means float32; it is already matmul's default
+            torch.backends.cudnn.allow_tf32 = False  # no TF32 in float32 runs; False is already matmul's default
         state = self._restore(state) if state is not None else self._start()
         divergence = None
         while divergence is None and not self._is_over(state):
@@ -231,7 +235,7 @@ class _Training:
         )
 
     def _epoch(self, state: TrainingState) -> dict[str, Any] | None:
-        """Train to the end of the open epoch and add its row; returns where the loss diverged, if it did."""
+        """Train to the end of the current epoch and add its row; return where the loss diverged, if it did."""
         self.model.train()
         order = torch.randperm(len(self.rows), generator=generator_for(self.replicate, "order", state.epoch))
         batches = self.rows[order.to(self.device)].split(self.protocol.batch_size)[: self.steps_per_epoch]
@@ -267,7 +271,7 @@ class _Training:
         return None
 
     def _step(self, rows: Tensor, epoch: int, index: int) -> Tensor:
-        """One optimiser step; returns the task's sums over the batch."""
+        """Make one optimiser step and return the task's sums over the batch."""
         step = epoch * self.steps_per_epoch + index
         rate = learning_rate(self.protocol.schedule, self.protocol.optimizer.lr, step, self.total_steps)
         for group in self.optimizer.param_groups:
@@ -279,7 +283,7 @@ class _Training:
         return sums
 
     def _gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Leave the gradients of the batch's loss in the parameters; returns the task's sums over the batch."""
+        """Leave the gradients of the batch's loss in the parameters; return the task's sums over the batch."""
         with self.products():
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.protocol.precision == "bfloat16"):
                 outputs = self.forward(inputs)

@@ -1,18 +1,16 @@
-"""Sentences about a table of orders: its gain over all of them, and a paper's own counts of them.
+"""Judge families of comparisons: a table's mean gain, a paper's own counts, and ranges said to be noise.
 
-A table's sentence is the mean gain of its orders (`synthesis`).  Beside each verdict stands the false discovery rate of
-its paper: of the signs whose p-value is no larger, the share that is expected to be wrong (Benjamini, Hochberg 1995).
+A table is summarised by the mean gain of its orders.  Each verdict on a sign has a false discovery rate within its
+paper: the expected share of wrong signs among those whose p-value is no larger (Benjamini and Hochberg 1995).
 
-Judge whether a printed spread of several numbers is noise between seeds.
-
-The claim: k numbers, each of one training, differ by seed alone; printed is their range W, largest − smallest.  With a
-standard deviation σ between seeds, 95 of 100 ranges of k draws are below
+A paper may also say that k numbers, each from one training, differ only by their seeds.  It prints their range W, the
+largest minus the smallest.  If seeds have a standard deviation of σ, 95 of 100 ranges of k draws are below
 
     R = q(k, ∞) σ,    q: the 95 % point of the studentized range
 
-`reversed`: W is larger than the range of k more draws can be, s q(k, n − 1) with the look's share of α (Tukey's
-studentized range, exact for normal draws).  `supported`: W is no larger than R for every σ in its interval (χ²).
-Otherwise `unresolved`.
+The claim is `reversed` if W is larger than s q(k, n − 1), which bounds the range of k more draws at the analysis's
+share of α (Tukey's studentized range, exact for normal draws).  It is `supported` if W is no larger than R for every σ
+in its χ² interval.  Otherwise it is `unresolved`.
 """
 
 from __future__ import annotations
@@ -51,9 +49,9 @@ SIGNS = (Status.SUPPORTED, Status.REVERSED, Status.UNRESOLVED)
 
 @dataclass(frozen=True, kw_only=True)
 class PrintedOrder:
-    """An order of a table: its verdict and the printed gain, better positive.
+    """The order of two models in a table, with its verdict and the printed gain, positive if better.
 
-    `gains`: ours by replicate, on this data set.
+    `gains` are our gains on this data set, by replicate.
     """
 
     verdict: Verdict
@@ -68,10 +66,10 @@ class PrintedOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSentence:
-    """`tested` counts the orders with evidence, `ahead` those with a gain.
+    """Judgement of a table by the mean gain of its orders.
 
-    `low` to `high` is the interval of the gain at `confidence`; `tau`, `p_heterogeneity` and `i2` say how orders
-    differ.
+    `tested` counts the orders with evidence, and `ahead` those of them with a positive gain.  `low` to `high` is the
+    interval of the gain at `confidence`; `tau`, `p_heterogeneity` and `i2` describe how much orders differ.
     """
 
     status: Status
@@ -88,7 +86,7 @@ class TableSentence:
 
 
 def judge_table(orders: Sequence[PrintedOrder], rules: Rules) -> TableSentence:
-    """The mean gain of the orders with evidence: `supported` on the printed side of 0, `reversed` on the other."""
+    """Judge the mean gain of the orders with evidence; it is `supported` if its sign is as printed."""
     measured = [order for order in orders if order.is_measured]
     ahead = sum((order.verdict.estimate or 0.0) > 0 for order in measured)
     none = f"None of {len(orders)} orders has enough replicates yet."
@@ -134,7 +132,7 @@ def _datasets(orders: Sequence[PrintedOrder]) -> list[str]:
 
 
 def _gains(orders: Sequence[PrintedOrder]) -> np.ndarray:
-    """Gains [orders, replicates] of one data set, in the replicates that all of its orders have."""
+    """Return the gains [orders, replicates] on one data set, for the replicates that all of its orders have."""
     n = min(order.verdict.n for order in orders)
     shared = [index for index in range(n) if all(index in order.gains for order in orders)]
     return np.array([[order.gains[index] for index in shared] for order in orders])
@@ -151,10 +149,10 @@ def _tell(apart: Differences | None) -> str:
 
 
 def false_discovery_rates(verdicts: Sequence[Verdict]) -> list[float | None]:
-    """The false discovery rate of each verdict on a sign among those given; None of others.
+    """Return the false discovery rate of each verdict on a sign, and None for other verdicts.
 
-    Open verdicts are in the family, too: to leave them out would choose it by its outcome.  As a look spends a share of
-    α, its p-value is divided by that share.
+    Unresolved verdicts belong to the family, too, because leaving them out would select it by outcome.  An analysis
+    spends only a share of α, so its p-value is divided by that share.
     """
     found: list[float | None] = [None] * len(verdicts)
     tested = {
@@ -169,20 +167,20 @@ def false_discovery_rates(verdicts: Sequence[Verdict]) -> list[float | None]:
 
 
 def tally_tests(claimed: int, of: int) -> tuple[int, int]:
-    """Numbers by which α is divided so that "at least `claimed` of them hold", or its opposite, errs with at most α.
+    """Return the divisors of α for "at least `claimed` of them hold" and for its opposite.
 
-    At least r of m hold if r of them do at α/(m − r + 1) each, whatever their dependence: were fewer true, r − 1 of
-    them at most, one of the other m − r + 1 would err (Benjamini, Heller 2008).  The opposite of `claimed` is that
-    r = m − claimed + 1 are reversed.
+    With them, either statement is wrong with a probability of at most α (Benjamini and Heller 2008).  At least r of m
+    hold if r of them do at α/(m − r + 1) each, however they depend on each other: if at most r − 1 were true, one of
+    the other m − r + 1 would have to err.  The opposite of `claimed` is that r = m − claimed + 1 are reversed.
     """
     return of - claimed + 1, claimed
 
 
 def judge_tally(claimed: int, at_support: Sequence[Verdict], at_reversal: Sequence[Verdict]) -> Verdict:
-    """Judge a statement that a paper says holds in `claimed` cases, "9 of 9", each of which has its own verdict.
+    """Judge a statement that holds in `claimed` cases according to the paper ("9 of 9"), given each case's verdict.
 
-    The cases are judged twice, with α divided by each of `tally_tests`.  If some of them hold under only one of two
-    readings, so does the statement.
+    The cases are judged twice, once with each divisor from `tally_tests`.  If the statement needs cases that hold under
+    only one of two readings, it holds under that reading only.
     """
     m = len(at_support)
     supported = sum(order.status is Status.SUPPORTED for order in at_support)
@@ -215,7 +213,8 @@ _UNTESTED = (Status.NOT_TESTED, Status.AGREES, Status.DISAGREES)
 def design_effect(orders: Sequence[PrintedOrder]) -> float:
     """Design effect of these orders: the variance of the sum of their standardised gains, divided by their number.
 
-    Orders on one data set share folds and test images, so they are won or lost together; 1 if they share nothing.
+    Orders on one data set share folds and test images, so they tend to be won or lost together.  The effect is 1 if
+    orders share nothing.
     """
     sums, count = 0.0, 0
     measured = [order for order in orders if order.is_measured]
@@ -237,13 +236,13 @@ def judge_wins(
     must_be_significant: bool = False,
     effect: float = 1.0,
 ) -> Verdict:
-    """Judge a paper's own count of comparisons in its favour, "15 of 16", against our count by the same criterion.
+    """Judge a paper's count of comparisons in its favour ("15 of 16") by our count under the same criterion.
 
-    The criterion is the sign of the gain, and with `must_be_significant` also p < α for each comparison separately; one
-    with diverged replicates favours neither side.  `reproduced`: as many or more.  `not reproduced`: fewer, and
-    significantly so (Fisher's exact test, whose z is divided by the root of the design `effect`).  `inconclusive`:
-    fewer, within chance.  One look, when every comparison has `n` replicates.  Estimate and interval (Newcombe's) are
-    ours − the paper's, in comparisons.
+    A comparison is won if its gain is positive and, with `must_be_significant`, its own p is below α.  A comparison
+    with diverged replicates isn't won.  The count is `reproduced` if ours is as large or larger, and `not reproduced`
+    if ours is significantly smaller by Fisher's exact test, whose z is divided by the square root of the design
+    `effect`.  Otherwise it is `inconclusive`.  The count is taken once, when every comparison has `n` replicates.  The
+    estimate and its interval (Newcombe's) are our count minus the paper's.
     """
     m, alpha = len(orders), rules.alpha_outside
     complete = sum(order.n >= n and order.status not in _UNTESTED for order in orders)
@@ -291,9 +290,10 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """`tau`: standard deviation between orders beyond their own random error; `p_value`: of there being none.
+    """Heterogeneity of orders.
 
-    `share`: the part of the variance between orders that is τ², I².
+    `tau` is the standard deviation between orders beyond their own random error, `p_value` belongs to the test that
+    there is none, and `share` is I², the part of the variance between orders that τ² makes up.
     """
 
     tau: float
@@ -302,13 +302,13 @@ class Differences:
 
 
 def mean_gain(datasets: Sequence[Numbers], alpha: Numbers) -> tuple[Numbers, Numbers]:
-    """(gain, half-width) from each data set's gains [..., orders, replicates]; alpha is the error on each side.
+    """Return (gain, half-width) from each data set's gains [..., orders, replicates]; `alpha` is one-sided.
 
         gain = Σ_d k_d m̄_d / k,    Var = Σ_d (k_d/k)² s²(m_d)/n_d,    df by Welch–Satterthwaite
 
     m_d holds the mean gain of the k_d orders on data set d in each of n_d replicates.  Orders on one data set share
-    folds, test images and arms, so their errors depend on each other; the replicates' means contain that.  The
-    statement is about these orders: the 16 of a table are of two data sets or fewer than would stand for others.
+    folds, test images and arms, so their errors depend on each other; the means over orders take that into
+    account.  The result is about these orders only, because a table has too few data sets to speak for others.
     """
     orders = sum(gains.shape[-2] for gains in datasets)
     total, parts = 0.0, []
@@ -321,11 +321,11 @@ def mean_gain(datasets: Sequence[Numbers], alpha: Numbers) -> tuple[Numbers, Num
 
 
 def differences(effects: Sequence[Effect]) -> Differences | None:
-    """Heterogeneity of the orders; None below two.
+    """Estimate the heterogeneity of the orders; None if there are fewer than two.
 
         τ² = max(0, s²(g_i) − mean(v_i)),    s²(g)/mean(v_i) follows F(k − 1, df of the mean) if orders don't differ
 
-    g_i and v_i are the gain of an order and its variance.  Errors that have something in common make τ too small.
+    g_i and v_i are the gain of an order and its variance.  Correlated errors make τ too small.
     """
     k = len(effects)
     if k < 2:
@@ -347,19 +347,19 @@ USUAL = 0.95
 
 @cache
 def usual_range(k: int) -> float:
-    """R / σ of `k` draws."""
+    """Return R/σ for `k` draws."""
     return float(scipy.stats.studentized_range.ppf(USUAL, k, np.inf))
 
 
 @cache
 def decisive_spreads(window: float, k: int, df: int, alpha: float) -> tuple[float, float]:
-    """(s below which it is reversed, s from which it is supported), each erring with probability alpha."""
+    """Return the s below which a claim is reversed and the s from which it is supported, each at level `alpha`."""
     least = window / usual_range(k) * math.sqrt(float(scipy.stats.chi2.isf(alpha, df)) / df)
     return window / float(scipy.stats.studentized_range.isf(alpha, k, df)), least
 
 
 def judge_noise(window: float, k: int, sample: Sample, *, rules: Rules, planned: int | None = None) -> Verdict:
-    """Judge whether the range `window` of `k` numbers is noise, by our replicates; `estimate` is R − `window`."""
+    """Judge by our replicates whether `window`, the range of `k` numbers, is noise; `estimate` is R − `window`."""
     from_minimum = looks_from(rules.looks, rules.minimum)
     looks = looks_of_plan(from_minimum, planned)
     n = complete_look(sample.indices, looks)
@@ -404,7 +404,10 @@ def judge_noise(window: float, k: int, sample: Sample, *, rules: Rules, planned:
 
 
 def power_of_noise(planned: int, window: float, k: int, rules: Rules) -> Power:
-    """Power in spreads, since the spread itself is in question: where either verdict comes with 80 %."""
+    """Power for a range said to be noise: the standard deviations at which a verdict has a probability of 80 %.
+
+    The claim is about the spread itself, so no spread can be assumed.
+    """
     looks = looks_of_plan(looks_from(rules.looks, rules.minimum), planned)
     start = f"We plan {planned} replicates; their standard deviation is unknown."
     if not looks:

@@ -1,16 +1,16 @@
-"""The probability of each verdict with the planned replicates, before anything runs, by the very tests that judge.
+"""Probability of each verdict with the planned replicates, computed before anything runs from the tests that judge.
 
-Replicates are normal with spread s, ours and the paper's.  Then mean and sample variance v are independent, and given v
-the tests depend only on the mean (Phillips 1990, for the equivalence):
+Our replicates and the paper's are assumed to be normal with standard deviation s.  Their mean and sample variance v are
+then independent, and given v the tests depend only on the mean (Phillips 1990, for equivalence):
 
-    P(reproduced | same, v)                 = 2 Φ((Δ − h(v))/σ) − 1   where h(v) < Δ, else 0
+    P(reproduced | same, v)                 = 2 Φ((Δ − h(v))/σ) − 1   if h(v) < Δ, else 0
     P(not reproduced | two margins off, v)  = Φ((Δ − H(v))/σ) + Φ((−3Δ − H(v))/σ)
     P(supported | gain g, v)                = Φ((|g| − H(v))/τ)
     P(comparable | arms alike, v)           = Φ((Δ − h(v))/τ)
 
-Δ is the margin, h and H are the half-widths at the last look's level, σ² = s²/n + the paper's variance, τ² = s²/n.  The
-mean over v is taken at quantiles of its distribution, s² χ²/df.  The verdict is that of the last look, so earlier looks
-use up α and add nothing.
+Δ is the margin, h and H are the half-widths of the inner and outer intervals at the final analysis, τ² = s²/n, and
+σ² = τ² + the paper's variance.  The mean over v is taken at quantiles of its distribution, s² χ²/df.  Only the final
+analysis gives the verdict, so earlier analyses just use up α.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ Source = Literal["measured", "printed", "assumed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """The plan.  `spread`: standard deviation of one replicate, or of one difference for a gain; `because`: its source.
+    """A plan of replicates.
 
-    `pairing`: a value, or a gain by shared folds or of independent arms.  `stderr` and `paper_n` are the paper's;
-    `slope` as in `ValueClaim`.
-    `share`: the part of a sign's α that the whole grid has, if there is one.  `at`: the replicates of the interim
-    analysis whose chances are asked; None: the end of the plan.
+    `spread` is the standard deviation of one replicate, or of one difference for a gain; `because` says where it comes
+    from.  `pairing` is "value" for a value; for a gain, it is "fold" (shared folds) or "none" (independent arms).
+    `stderr` and `paper_n` are the paper's, and `slope` is as in `ValueClaim`.  `share` is the part of a sign test's α
+    that is left for the whole grid, if there is one.  `at` is the number of replicates at the interim analysis in
+    question; None means the end of the plan.
     """
 
     planned: int
@@ -61,12 +62,12 @@ class Design:
     at: int | None = None
 
     def power(self, explanation: str, **own: Any) -> Power:
-        """The power of this plan, whose spread is known."""
+        """Return a `Power` for this plan, whose spread is known."""
         return Power(planned=self.planned, spread=self.spread, source=self.source, explanation=explanation, **own)
 
     @property
     def paper_error(self) -> float:
-        """Standard error of the paper's number: as printed, otherwise that of as many runs as the paper made."""
+        """Standard error of the paper's number: as printed, or else estimated from its number of runs."""
         return self.spread / math.sqrt(self.paper_n or 1) if self.stderr is None else self.stderr
 
 
@@ -74,14 +75,19 @@ class Design:
 class Power:
     """Probabilities of the verdicts at the end of a plan of `planned` replicates with this `spread`.
 
-    `reproduced`: if the paper is right; `not_reproduced`: if the truth is two margins from its number; both for a
-    value or a gain's size.  `supported`: if the gain is as printed, or arms said to be comparable are alike.
-    None if it isn't asked.  `needed`: the replicates, the planned ones or more, that give `supported` for a gain or
-    `reproduced` for a value with 80 %, and `needed_for_size` a gain's `reproduced`; None if no number does.
-    `can_reproduce`: whether any number of replicates gives `reproduced` more often if the paper is right than its
-    level allows if it is wrong.  If no spread is known, the explanation is in spreads.  `margin`, `paper_error` (the
-    standard error of the paper's number) and `most` (the chance of `reproduced` with any number of replicates): of a
-    printed number or a gain's size.  `supported_at_half`: `supported` if the gain is half the printed one.
+    A probability is None if the claim has no such verdict.  If no spread is known, the explanation gives distances in
+    spreads.
+
+    - `reproduced`: if the paper is right.  `not_reproduced`: if the truth is two margins from the paper's number.  Both
+      are about a value or a gain's size.
+    - `supported`: if the gain is as printed, or if arms said to be comparable are alike.  `supported_at_half`: if the
+      gain is half the printed one.
+    - `needed`: replicates, no fewer than planned, that reach 80 % for a gain's `supported` or a value's `reproduced`.
+      `needed_for_size`: the same for a gain's `reproduced`.  None if no number of replicates does.
+    - `can_reproduce`: whether some number of replicates gives `reproduced` more often when the paper is right than the
+      test's level allows when it is wrong.
+    - `margin`, `paper_error` (the standard error of the paper's number) and `most` (the highest `reproduced` with any
+      number of replicates) describe the test of a printed number or of a gain's size.
     """
 
     planned: int
@@ -101,15 +107,15 @@ class Power:
 
 
 def power_of_value(design: Design, margin: float, rules: Rules, *, can_reproduce: bool = True) -> Power:
-    """Power of a printed value, or of a ratio; `can_reproduce` as in `judge_equivalence`."""
+    """Power for a printed value or ratio; `can_reproduce` is False if its margin is as large as the number."""
     return _size(design, margin, rules, can_reproduce=can_reproduce, thing="it")
 
 
 def power_of_comparable(design: Design, margin: float, widest: float, rules: Rules) -> Power:
-    """Power of arms said to be comparable, margins as in `ComparableClaim`: of `supported` where they are alike.
+    """Power for arms said to be comparable, with margins as in `ComparableClaim`.
 
-    The paper's own error plays no part, since the claim has no number.  `not_reproduced` is the chance of `reversed`
-    where the proposed arm is worse by twice the `widest` margin.
+    `supported` assumes that the arms are alike.  `not_reproduced` is the chance of `reversed` if the proposed arm is
+    worse by twice the `widest` margin.  The paper's own error plays no part, because the claim has no number.
     """
 
     def chance(n: int, limit: float = margin) -> float:
@@ -132,7 +138,7 @@ def power_of_comparable(design: Design, margin: float, widest: float, rules: Rul
 
 
 def power_of_gain(design: Design, gain: float, margin: float, rules: Rules) -> Power:
-    """Power of an order or a difference: of its sign as printed, and of its size."""
+    """Power for an order or a difference: for its printed sign and for its size."""
     size = _size(design, margin, rules, can_reproduce=abs(gain) > margin, thing="its size")
 
     def chance(n: int) -> float:
@@ -198,7 +204,7 @@ def _takes(needed: int | None, rules: Rules) -> str:
 def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Rules) -> str:
     """Say how small the paper's own error would have to be to reach the wanted power.
 
-    Without any error of ours, D has the standard error e of the paper, and with the margin's slope b the power is
+    Without error on our side, D has the paper's standard error e.  If the margin has slope b, the power is
     Φ(Δ/(1 + b)e − t) + Φ(Δ/(1 − b)e − t) − 1.
     """
     ran = design.paper_n or 1
@@ -229,7 +235,7 @@ def in_percent(chance: float) -> str:
 
 
 def judged_replicates(design: Design, rules: Rules) -> int:
-    """Replicates of the analysis asked for, up to the last look: those beyond it are never judged."""
+    """Return the number of replicates at the analysis in question; later ones than the last analysis never count."""
     return min(design.at or design.planned, max(rules.looks))
 
 
@@ -238,9 +244,9 @@ def _minimum(design: Design, rules: Rules) -> int:
 
 
 def _share(n: int, minimum: int, rules: Rules, design: Design | None = None) -> float:
-    """The share of α of the last look of a plan of n replicates, or of the look at n of the design's own plan.
+    """Return the share of α at the last analysis of a plan of n replicates, or at the design's interim analysis at n.
 
-    0 where there is none.
+    The share is 0 if there is no such analysis.
     """
     if design is not None and n == design.at:
         return looks_of_plan(looks_from(rules.looks, minimum), design.planned).get(n, 0.0)
@@ -258,13 +264,13 @@ def _size_chances(design: Design, margin: float, n: int, rules: Rules) -> tuple[
 
 @lru_cache(maxsize=4096)
 def _chances_of_size(design: Design, margin: float, inside: float, outside: float) -> tuple[float, float]:
-    """The chances with all planned replicates, if the intervals err with these probabilities on each side."""
+    """Return (reproduced, not reproduced) with all planned replicates, given each interval's one-sided error."""
     n = design.planned
     ratio, df = _sample_variances(design.pairing, n)
     s2 = design.spread**2
     spread = Spread(s2=s2 * ratio, df=df, n=n, stderr=design.stderr, paper_n=design.paper_n, slope=design.slope)
     same, off = -1.0, 0.0
-    for end in (1.0, -1.0):  # beyond each end of the margin in half of the cases that are off
+    for end in (1.0, -1.0):  # half of the cases that are off lie beyond each end of the margin
         if end > 0 or design.slope:
             variance, df = spread.at(n, end)
             inner, outer = half_width(variance, df, inside), half_width(variance, df, outside)
@@ -291,7 +297,7 @@ def one_sided(design: Design, distance: float, n: int, alpha: float, rules: Rule
 
 @cache
 def _sample_variances(pairing: str, n: int) -> tuple[Numbers, Numbers]:
-    """(sample variance over its expectation, df) at equally probable points, as the judges take it."""
+    """Return (sample variance over its expectation, df) at equally probable points, pooled as in the tests."""
     if n == NEVER:
         return np.ones(1), np.full(1, float(NEVER))
     if pairing != "none":
@@ -308,13 +314,13 @@ def _sample_quantiles(pairing: str, n: int, alpha: float) -> Numbers:
 
 
 def relative_variances(df: int, points: int = _POINTS) -> Numbers:
-    """Sample variance over its expectation, χ²/df, at the middles of equally probable parts."""
+    """Return quantiles of χ²/df, the sample variance over its expectation, at equally spaced probabilities."""
     middles = (np.arange(points) + 0.5) / points
     return 2 * scipy.special.gammaincinv(df / 2, middles) / df
 
 
 def _needed(chance: Callable[[int], float], planned: int, first: int) -> int | None:
-    """The smallest number, from the plan on, that gives the wanted power; the chance grows with it."""
+    """Bisect for the fewest replicates, no fewer than planned, that reach the wanted power; None if none do."""
     if chance(planned) >= WANTED:
         return planned
     low, high = max(planned, first - 1), MOST
@@ -335,7 +341,10 @@ _TOGETHER = "The probability is lower if trainings of one network fail together.
 
 
 def least_detected(design: Design, rules: Rules) -> float | None:
-    """Smallest distance from zero whose sign the plan detects with 80 %, in spreads; None if it has no analysis."""
+    """Return the smallest distance from zero, in spreads, whose sign the plan detects with a power of 80 %.
+
+    None if the plan has no analysis.
+    """
     n = judged_replicates(design, rules)
     unit = dataclasses.replace(design, spread=1.0)
 
@@ -346,7 +355,10 @@ def least_detected(design: Design, rules: Rules) -> float | None:
 
 
 def power_of_sign(design: Design, rules: Rules, *, is_known: bool) -> Power:
-    """Power for a number said to lie on one side of a bound, at no stated distance; `is_known`: its spread is known."""
+    """Power for a number said to lie on one side of a bound, without a stated distance.
+
+    `is_known`: whether the number's spread is known.
+    """
     start, least = f"We plan {design.planned} replicates", least_detected(design, rules)
     if least is None:
         text = f"{start}: too few, because the first analysis is at {min(rules.looks)}."
@@ -363,9 +375,9 @@ def power_of_sign(design: Design, rules: Rules, *, is_known: bool) -> Power:
 
 
 def power_of_nearness(design: Design, margin: float, rules: Rules, right: str = "the statement is right") -> Power:
-    """Power for a number said to equal another, with unknown spread: the largest spread at which it decides.
+    """Power for a number said to equal another, given as the largest spread at which the plan decides.
 
-    `right`: the case in which it should be reproduced, for the sentence.
+    `right` words the condition under which the claim should be reproduced.
     """
 
     def chance(spread: float) -> float:
@@ -384,11 +396,11 @@ def power_of_nearness(design: Design, margin: float, rules: Rules, right: str = 
 
 
 def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rules: Rules) -> Power:
-    """Power for equal gains at every level: `reproduced` where exactly equal, `not_reproduced` where two differ.
+    """Power for equal gains at every level of a grid of `levels` with `pairs` each.
 
-    The two are two margins apart and the others halfway between, the hardest case to detect.  `design.spread` is the
-    interaction's: how much the mean gain of one pair differs from those of its level beyond what all levels share.
-    `levels` with `pairs` each make up the whole grid.
+    `reproduced` assumes that all gains are equal.  `not_reproduced` assumes the case that is hardest to detect: two
+    levels are two margins apart, and the others lie halfway between them.  `design.spread` is the standard deviation of
+    the interaction, which is a pair's mean gain beyond the effects of its level and its slice.
     """
     looks = looks_of_plan(looks_from(rules.looks, rules.minimum), design.planned)
     n = judged_replicates(design, rules)
@@ -415,7 +427,7 @@ def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rul
 def power_of_proportion(
     networks: int, replicates: int, claimed: tuple[int, int], margin: float, rules: Rules, slope: float = 0.0
 ) -> Power:
-    """Power for a printed proportion (count, of) by one look at `replicates` trainings of each of the `networks`."""
+    """Power for a printed proportion (count, of), judged once, after `replicates` trainings per network."""
     rate, planned = claimed[0] / claimed[1], networks * replicates
     chances, rng = {}, np.random.default_rng(0)
     for truth, status in ((rate, Status.REPRODUCED), (rate + 2 * margin, Status.NOT_REPRODUCED)):
@@ -437,7 +449,10 @@ def power_of_proportion(
 def power_of_proportions(
     networks: tuple[int, int], replicates: int, claimed: tuple[tuple[int, int], tuple[int, int]], rules: Rules
 ) -> Power:
-    """Power for fewer failures in proposed arms, both as (proposed, baseline), by exchanging networks."""
+    """Power for fewer failures in the proposed arms, by a permutation test that exchanges networks.
+
+    `networks` and `claimed` are (proposed, baseline).
+    """
     ours, theirs = (count / total for count, total in claimed)
     planned = networks[0] * replicates, networks[1] * replicates
     supported = 0.0
@@ -459,7 +474,7 @@ def power_of_proportions(
 
 
 def _counts(trials: int, rate: float) -> list[tuple[int, float]]:
-    """(count, probability) of the counts that may occur at this rate."""
+    """Return (count, probability) of each count that is likely enough at this rate to matter."""
     counts = np.arange(trials + 1)
     chances = scipy.stats.binom.pmf(counts, trials, min(rate, 1.0))
     return [(int(count), float(chance)) for count, chance in zip(counts, chances, strict=True) if chance > _RARE]

@@ -1,14 +1,16 @@
-"""A printed value against our replicates: two one-sided tests for equivalence (Schuirmann 1987).
+"""Judge a printed value by our replicates, with two one-sided tests for equivalence (Schuirmann 1987).
 
-    D = mean(ours) − paper,    Var D = s²/n + (paper's standard error)²    where it is printed,
-                               Var D = s²/n + s²/m    where the paper ran m times; m = 1 where it doesn't say
+    D = mean(ours) − paper,    Var D = s²/n + (paper's standard error)²    if it is printed,
+                               Var D = s²/n + s²/m    if the paper ran m times (m = 1 if it doesn't say)
 
-A margin that is a share b of the printed number has that number's error, too.  So the paper's part is multiplied by
-(1 + b)² in the test at the margin's upper end, ours − (1 + b) paper, and by (1 − b)² in that at its lower end.
+If the margin is a fraction b of the printed number, it shares that number's error.  The paper's part of the variance is
+therefore multiplied by (1 + b)² in the test at the margin's upper end, which is about ours − (1 + b) paper, and by
+(1 − b)² in the test at its lower end.
 
-s is the spread of this arm's replicates alone, with n − 1 degrees of freedom: no other arm changes a verdict.
-`reproduced`: the interval of D at 1 − 2α lies within the margin.  `not reproduced`: the wider interval at 1 − α lies
-wholly outside.  The verdict also gives the interval of the paper's own rerun (`prediction`).
+s is the standard deviation of this arm's replicates alone, with n − 1 degrees of freedom, so that no other arm can
+change the verdict.  The value is `reproduced` if the interval of D at 1 − 2α lies within the margin.  It is
+`not reproduced` if the wider interval at 1 − α lies wholly outside.  The verdict also has a prediction interval for a
+rerun of the paper (`prediction`).
 """
 
 from __future__ import annotations
@@ -54,9 +56,10 @@ AS_LARGE = "the margin is as large as the printed number, so nothing at all woul
 
 @dataclass(frozen=True, kw_only=True)
 class ValueClaim:
-    """The printed number, and how far from it counts as the same.  `n`: its replicates, None if it doesn't say.
+    """A printed number, and the margin within which another number counts as equal to it.
 
-    `slope`: how much the margin grows with the printed number.
+    `n` is the paper's number of replicates, None if it doesn't say.  `slope` is how fast the margin grows with the
+    printed number.
     """
 
     value: float
@@ -68,16 +71,16 @@ class ValueClaim:
 
 
 def df_of_printed(n: int | None) -> float:
-    """Degrees of freedom of a printed standard error: those of two runs, the fewest that have one, if n isn't said."""
+    """Return the degrees of freedom of a printed standard error; an unknown n counts as 2, the fewest possible."""
     return max((n or 2) - 1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Variance of D as a function of our n: `s2` of one draw with `df`, measured from `n` replicates of ours.
+    """Variance of D as a function of our number of replicates.
 
-    `test_sets`: what two draws of the test set add, ours and the paper's; 0 where both have the same images.
-    `slope`: that of the margin, as in `ValueClaim`.
+    `s2` is the variance of one replicate with `df` degrees of freedom, measured on `n` of ours.  `test_sets` is the
+    variance added if our test set isn't the paper's, 0 if both have the same images.  `slope` is as in `ValueClaim`.
     """
 
     s2: float
@@ -89,7 +92,10 @@ class Spread:
     slope: float = 0.0
 
     def at(self, n: Numbers, end: float = 0.0) -> tuple[Numbers, Numbers]:
-        """(variance, df) with n replicates; df grow in proportion.  `end` of the margin: 1 upper, −1 lower, 0 none."""
+        """Return (variance, df) with n replicates, where df grow in proportion to n − 1.
+
+        `end` is the end of the margin that is tested: 1 upper, −1 lower, 0 neither.
+        """
         df = self.df * (n - 1) / max(self.n - 1, 1)
         scale = (1 + end * self.slope) ** 2
         if self.stderr is None:
@@ -111,11 +117,12 @@ def judge_value(
     may_be_exact: bool = False,
     s2_at: Callable[[float], float] | None = None,
 ) -> Verdict:
-    """Judge a printed value by `planned` replicates, where the looks end (None: the plan goes on after the last).
+    """Judge a printed value by the replicates of its arm.
 
-    `widening`: what left-out test rows could change; `size` and `may_be_exact` as in `judge_equivalence`;
-    `test_sets`: the variance of two draws of the test set, where ours isn't the paper's; `s2_at`: the replicates'
-    variance by another margin, if it depends on that.
+    `planned` is the number of replicates at the final analysis; None means that the plan outlasts all analyses.
+    `widening` is how much left-out test rows could change the value.  `test_sets` is the variance added if our test set
+    isn't the paper's.  `s2_at` gives the replicates' variance at another margin, if it depends on the margin.  `size`
+    and `may_be_exact` are as in `judge_equivalence`.
     """
     from_minimum = looks_from(rules.looks, rules.minimum if claim.stderr is None else rules.minimum_with_error)
     looks = looks_of_plan(from_minimum, planned)
@@ -163,12 +170,12 @@ def judge_equivalence(
     may_be_exact: bool = False,
     spread_at: Callable[[float], Spread] | None = None,
 ) -> Verdict:
-    """Test whether `difference` is zero within a margin.  The explanation is the part after the numbers compared.
+    """Test whether `difference` is zero within a margin.  The explanation omits the numbers compared.
 
-    With a margin as large as the printed `size`, lying within it is no agreement: no gain at all would count as equal
-    to the printed one, too.  The verdict is then `not reproduced` or `undecidable`.  With `may_be_exact`, replicates
-    that don't differ at all are a number without error, as bytes of memory are; else their spread is unknown.
-    `spread_at`: the spread by another margin, if it depends on that.
+    If the margin is as large as the printed `size`, even a gain of zero would count as equal to the printed one, so
+    the verdict can only be `not reproduced` or `undecidable`.  With `may_be_exact`, identical replicates are a number
+    without error, such as bytes of memory; otherwise their spread is unknown.  `spread_at` gives the spread at another
+    margin, if it depends on the margin.
     """
     inner_level = level(looks, n, rules.alpha_within)
     outer_level = level(looks, n, rules.alpha_outside / 2)
@@ -248,7 +255,7 @@ def judge_equivalence(
 def with_prediction(
     verdict: Verdict, ours: float, printed: float, spread: Spread, rules: Rules, widening: float
 ) -> Verdict:
-    """Add to the verdict the spread that was used, and the interval of the paper's own rerun."""
+    """Add the spread and the prediction interval for a rerun of the paper to the verdict."""
     variance, df = spread.at(spread.n)
     prediction = predict(
         ours,
@@ -262,7 +269,7 @@ def with_prediction(
 
 
 def tell(verdict: Verdict, compared: str, *samples: Sample) -> Verdict:
-    """Give the verdict its full sentence: what was compared, the result, and what to know about the samples."""
+    """Complete the verdict's explanation with what was compared and with notes on the samples."""
     used, waiting = verdict.n, max((sample.n for sample in samples), default=0) - verdict.n
     notes = []
     if verdict.n_diverged:
@@ -276,7 +283,7 @@ def tell(verdict: Verdict, compared: str, *samples: Sample) -> Verdict:
 
 
 def about_skew(verdict: Verdict, limit: float = 0.0, condition: str = "") -> str:
-    """Warn of skewed noise unless an interval `SKEWED` times as wide would leave out the `limit`, too."""
+    """Warn about skewed noise unless an interval `SKEWED` times as wide would also exclude the `limit`."""
     is_decided = verdict.status in (Status.SUPPORTED, Status.HOLDS_UNDER_READING, Status.REVERSED)
     if not is_decided or verdict.estimate is None or verdict.low is None or verdict.high is None:
         return ""
@@ -286,7 +293,7 @@ def about_skew(verdict: Verdict, limit: float = 0.0, condition: str = "") -> str
 
 
 def too_many_diverged(n: int, n_diverged: int, status: Status) -> Verdict:
-    """The verdict where a complete look has fewer than two values left."""
+    """Return the verdict for a complete analysis in which fewer than two replicates have a value."""
     return Verdict(
         status=status,
         explanation=f"Of {n} replicates {n_diverged} diverged; the others are too few for an interval.",
@@ -296,7 +303,7 @@ def too_many_diverged(n: int, n_diverged: int, status: Status) -> Verdict:
 
 
 def too_few(indices: Collection[int], needed: int, status: Status, planned: int | None = None) -> Verdict:
-    """The verdict before the first look: nothing can be said, `not tested` where there is nothing at all."""
+    """Return the verdict before the first analysis: `status`, or `not tested` without any replicate."""
     there = len(set(range(needed)) & set(indices))
     ends = f", and the plan ends with {planned}" if planned is not None and planned < needed else ""
     return Verdict(
@@ -312,8 +319,8 @@ def judge_side(
 ) -> Verdict:
     """Judge whether the number lies on the side of `bound` that `better` names; `estimate` is positive on that side.
 
-    A replicate that diverged has no number, so the others alone can't support or reverse.  Looks end with the `planned`
-    replicates.
+    If a replicate diverged, the claim can be neither supported nor reversed, because that replicate has no number.  The
+    final analysis is at `planned` replicates.
     """
     looks = looks_of_plan(rules.looks, planned)
     n = complete_look(sample.indices, looks)

@@ -1,4 +1,4 @@
-"""What is trained is evaluated while dvc goes on, in a fork of the loaded libraries; it ends with whoever asked."""
+"""`BackgroundEvaluator` evaluates trained experiments while DVC goes on, in a fork that ends with its caller."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stages.commands.repro import Ahead
+from stages.commands.repro import BackgroundEvaluator
 from stages.params.experiment import ProfileParams, load_params
 from stages.preloaded import ADDRESS
 from tests.polling import wait_until
@@ -27,14 +27,17 @@ while not pathlib.Path(f"{experiment} may end").exists():
 
 
 @pytest.fixture
-def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ahead]:
+def evaluator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BackgroundEvaluator]:
     monkeypatch.chdir(tmp_path)
     for folder in ("stages", "begun"):
         (tmp_path / folder).mkdir()
     (tmp_path / "stages" / "__init__.py").touch()
     (tmp_path / "stages" / "evaluate.py").write_text(VERB)
     environment = {**os.environ, ADDRESS: str(tmp_path / "s")}
-    with server(tmp_path, environment), Ahead(environment[ADDRESS], os.environ, profile("smoke")) as found:
+    with (
+        server(tmp_path, environment),
+        BackgroundEvaluator(environment[ADDRESS], os.environ, profile("smoke")) as found,
+    ):
         yield found
 
 
@@ -50,51 +53,51 @@ def let_end(experiment: str) -> None:
     Path(f"{experiment} may end").touch()
 
 
-def wait_for(ahead: Ahead, stage: str, ended: list[str], expected: list[str]) -> None:
+def wait_for(evaluator: BackgroundEvaluator, stage: str, ended: list[str], expected: list[str]) -> None:
     def are_begun() -> bool:
-        ahead.look(stage, ended)
+        evaluator.start_next(stage, ended)
         return begun() == expected
 
     wait_until(are_begun)
 
 
-def test_what_is_trained_is_evaluated_one_at_a_time_in_the_order_of_dvc(ahead: Ahead) -> None:
+def test_trained_experiments_are_evaluated_one_at_a_time_in_order_of_training(evaluator: BackgroundEvaluator) -> None:
     ended = ["preprocess@mnist", "train@a", "train@b"]
-    wait_for(ahead, "train@c", ended, ["a"])
+    wait_for(evaluator, "train@c", ended, ["a"])
     for _ in range(20):
-        ahead.look("train@c", ended)
-    assert begun() == ["a"], "b waits"
+        evaluator.start_next("train@c", ended)
+    assert begun() == ["a"], "b waits for a"
     let_end("a")
-    wait_for(ahead, "train@c", ended, ["a", "b"])
+    wait_for(evaluator, "train@c", ended, ["a", "b"])
 
 
-def test_once_dvc_evaluates_it_is_met_halfway_and_nothing_is_evaluated_twice(ahead: Ahead) -> None:
+def test_last_experiments_come_first_once_dvc_evaluates(evaluator: BackgroundEvaluator) -> None:
     for name in "abc":
         let_end(name)
     ended = ["train@a", "train@b", "train@c"]
-    wait_for(ahead, "evaluate@a", ended, ["c", "b"])
+    wait_for(evaluator, "evaluate@a", ended, ["c", "b"])
     for _ in range(20):
-        ahead.look("evaluate@b", ended)
+        evaluator.start_next("evaluate@b", ended)
         time.sleep(0.01)
-    assert begun() == ["c", "b"], "dvc has come to a itself"
+    assert begun() == ["c", "b"], "DVC evaluates a itself"
 
 
-def test_it_ends_with_whoever_asked(ahead: Ahead) -> None:
-    wait_for(ahead, "train@b", ["train@a"], ["a"])
+def test_running_evaluation_ends_with_its_caller(evaluator: BackgroundEvaluator) -> None:
+    wait_for(evaluator, "train@b", ["train@a"], ["a"])
     (path,) = Path("begun").iterdir()
     process = psutil.Process(int(path.name.split()[-1]))
-    ahead.__exit__()
+    evaluator.__exit__()
     wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_where_times_count_nothing_is_evaluated_beside_a_training(ahead: Ahead, tmp_path: Path) -> None:
-    with Ahead(str(tmp_path / "s"), os.environ, profile("quick")) as other:
+def test_nothing_is_evaluated_during_training_on_real_data(evaluator: BackgroundEvaluator, tmp_path: Path) -> None:
+    with BackgroundEvaluator(str(tmp_path / "s"), os.environ, profile("quick")) as other:
         for _ in range(20):
-            other.look("train@b", ["train@a"])
+            other.start_next("train@b", ["train@a"])
             time.sleep(0.01)
     assert begun() == []
 
 
-def test_without_such_a_process_dvc_evaluates_alone(tmp_path: Path) -> None:
-    with Ahead(str(tmp_path / "none"), os.environ, profile("smoke")) as ahead:
-        ahead.look("train@b", ["train@a"])
+def test_missing_server_leaves_evaluation_to_dvc(tmp_path: Path) -> None:
+    with BackgroundEvaluator(str(tmp_path / "none"), os.environ, profile("smoke")) as evaluator:
+        evaluator.start_next("train@b", ["train@a"])

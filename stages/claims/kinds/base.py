@@ -1,13 +1,13 @@
-"""The base classes of kinds of claims: a claim with its margin, how trained models judge it, and the power of its plan.
+"""Base classes for kinds of claims: the margin, the judgement by trained models, and the power of the plan.
 
-The spread of a replicate is measured if our replicates have been judged in the claim's metric.  Otherwise it is the
-paper's printed standard error times √n.  Otherwise it is assumed, by the metric:
+The spread of a replicate (its standard deviation) is measured if our replicates have been judged in the claim's metric.
+If they haven't, it is the paper's standard error times √n.  If the paper prints none, it is assumed from the metric:
 
-- An accuracy or error p of N test samples: 0.8 √(p (1 − p)/N), a little less than if each sample were right by chance
-  (Bouthillier et al. 2021 find that repeated trainings come close).  The 48 standard errors in DAC's Tables 1 and 2
-  are 0.82 of it (root mean square); none of our other papers prints any.
-- A logarithm of an error: 0.05; our networks of SGEMM have 0.042 (the median of the first 29).
-- A loss: half a percent of it, by our choice; no paper prints one.
+- For an accuracy or error p on N test samples, 0.8 √(p (1 − p)/N), slightly less than the binomial spread.
+  Bouthillier et al. (2021) find that repeated trainings come close to the latter.  The 48 standard errors in DAC's
+  Tables 1 and 2 are 0.82 times the binomial spread (root mean square); our other papers print none.
+- For the logarithm of an error, 0.05.  The median of our first 29 networks on SGEMM is 0.042.
+- For a loss, 0.5 % of its value.  This is our choice, because no paper prints one.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ WELCH = "mean difference of the arms, by replicate; Welch's t over seeds, a pair
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts by which claims are judged.  `devices`: the device of each paper; `claims`: all claims being judged.
+    """Everything that judging a claim depends on.
 
-    `with_power`: also compute the power of each plan, which takes most of the time.
+    `claims` are all claims being judged; `devices` has the device that each paper timed on.  With `with_power`, the
+    power of each plan is computed, too, which takes most of the time.
     """
 
     claims: Sequence[ClaimLine]
@@ -86,7 +87,7 @@ class Facts:
     with_power: bool = True
 
     def groups_of(self, claim: ClaimLine) -> list[ResultGroup]:
-        """The groups of results that say something of the claim: runs on placeholder data never reach a judge."""
+        """Return the groups of results that may decide or indicate the claim, never those on placeholder data."""
         return [group for group in self.all_groups_of(claim) if group.evidence_level is not EvidenceLevel.SILENT]
 
     def all_groups_of(self, claim: ClaimLine) -> list[ResultGroup]:
@@ -96,10 +97,10 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The plan from which the power of a claim follows.
+    """Inputs of a claim's power calculation.
 
-    `verdict` has the spread of replicates if some were judged; `claims` print what arms reach; `at`: the replicates of
-    an interim analysis, None at the end.
+    `verdict` has the spread of replicates if some were judged; `claims` have the values that the paper prints for the
+    arms.  `at` is the number of replicates at an interim analysis, None for the final one.
     """
 
     params: Params
@@ -111,7 +112,10 @@ class Plan:
 
 
 class Kind:
-    """A claim of one of its `kinds`.  `test` and `error` say its test and the error term, if training decides it."""
+    """A claim of one of the kinds that the class was declared with.
+
+    If training decides the claim, `test` and `error` describe the test and its error term.
+    """
 
     classes: ClassVar[dict[str, type[Kind]]] = {}
     test = ""
@@ -135,12 +139,12 @@ class Kind:
 
     @property
     def margin(self) -> float | None:
-        """The margin by which training decides the claim, or the size of its gain; None if the test has none."""
+        """Margin of the claim, or of its gain's size, if training decides it; None if the test has no margin."""
         return None
 
     @property
     def slope(self) -> float:
-        """Slope of the margin by the printed number: half of a gain's error is an error of its margin."""
+        """Derivative of the margin with respect to the printed number, whose error therefore affects the margin."""
         step = 1e-6 * abs(self.claim.value or 0.0)
         if not step:
             return 0.0
@@ -148,7 +152,7 @@ class Kind:
         return ((moved.margin or 0.0) - (self.margin or 0.0)) / step
 
     def judge(self, facts: Facts) -> Judgement:
-        """Judge the claim by anything but a finding of its paper."""
+        """Judge a claim that no finding of its paper decides."""
         return self.untested("`python -m stages.analyse` computes it, and hasn't run here.")
 
     def untested(self, why: Verdict | str, *, is_decidable: bool = True) -> Judgement:
@@ -157,9 +161,10 @@ class Kind:
 
 
 class TrainedKind(Kind):
-    """A claim that trained models decide, by the replicates of one or two arms or their means over a grid.
+    """A claim that trained models decide, by the replicates of one or two arms or by their means over a grid.
 
-    `is_number`: a number is judged, for which few replicates are too few; `may_lack_number`: it has a power without.
+    `is_number`: the claim is about a number, which takes more replicates than an order.
+    `may_lack_number`: power can be computed even if the paper prints no number.
     """
 
     is_number = False
@@ -185,7 +190,7 @@ class TrainedKind(Kind):
         return dataclasses.replace(judgement, verdict=verdict, power=power)
 
     def _judge_device(self, facts: Facts) -> Verdict | None:
-        """The verdict if times weren't measured on the paper's own device; None if they may be compared."""
+        """Return a verdict if no time was measured on the paper's device; None if times can be compared."""
         counting, devices = (
             [trial.device for group in groups for arm in group.arms.values() for trial in arm]
             for groups in (facts.groups_of(self.claim), facts.all_groups_of(self.claim))
@@ -206,7 +211,7 @@ class TrainedKind(Kind):
         return params.experiments[name]
 
     def judge_trained(self, params: Params, groups: Sequence[ResultGroup]) -> Judgement:
-        """Judge by the results of the claim's experiment with the strongest evidence."""
+        """Judge the claim by the strongest results of its experiment."""
         experiment = self.experiment_of(params)
         if self.claim.unit == "nats per token" and params.datasets[experiment.dataset].classes == BYTES:
             return self.untested(PER_BYTE, is_decidable=False)
@@ -220,10 +225,10 @@ class TrainedKind(Kind):
             return self.untested(f"There are results, but {error}.")
 
     def judge_group(self, pairs: Pairs, group: ResultGroup, params: Params) -> Judgement:
-        """Judge by these results.
+        """Judge the claim by the results of `group`.
 
         Raises:
-            NotMeasured: they lack the metric.
+            NotMeasured: the results lack the metric.
         """
         sides = gather_samples(self.claim, pairs, group, self.rules)
         if group.evidence_level is EvidenceLevel.INDICATES and not self.claim.facts.is_order:
@@ -245,16 +250,16 @@ class TrainedKind(Kind):
 
     @abstractmethod
     def decide(self, sides: ClaimSamples, params: Params) -> VerdictAndOurs:
-        """The verdict on these samples, and our number."""
+        """Return the verdict on these samples, and our number."""
 
     def of_test_sets(self, variance: float, sides: ClaimSamples, params: Params) -> float:
-        """Variance that two draws of the test set add, ours and the paper's, if one image has this `variance`."""
+        """Return the variance added if our test set isn't the paper's, given the `variance` of one image."""
         if self.claim.unit != "fraction" or not params.datasets[sides.group.experiment.dataset].test_is_ours:
             return 0.0
         return 2 * variance / min(trial.result.data.test_images for trial in sides.trials)
 
     def looks(self, experiment: ExperimentParams) -> Looks:
-        """The analyses at which the judge has a verdict, ending with the plan; none if the plan is too short."""
+        """Return the analyses that can give a verdict, up to the end of the plan; none if the plan is too short."""
         looks, rules = self.rules.looks, self.rules
         if self.is_number:
             looks = looks_from(looks, rules.minimum if self.printed_error is None else rules.minimum_with_error)
@@ -266,10 +271,10 @@ class TrainedKind(Kind):
 
     @abstractmethod
     def power_of(self, design: Design) -> Power:
-        """The power of a plan whose spread is known."""
+        """Compute the power of a plan whose spread is known."""
 
     def design(self, plan: Plan) -> Design | None:
-        """The plan with the spread of a replicate, or of a gain; None if nothing suggests one."""
+        """Add the spread of a replicate, or of a gain, to the plan; None if there is no basis for one."""
         found, many = self._spread(plan), len(plan.pairs.proposed)
         if found is None:
             return None
@@ -292,7 +297,7 @@ class TrainedKind(Kind):
         )
 
     def design_without_size(self, plan: Plan, **own: Any) -> Design:
-        """The plan of a claim that prints no size: its spread is measured, or that of a difference of logarithms."""
+        """Return the plan of a claim without a printed size; a spread not measured is that of a log difference."""
         verdict, assumed = plan.verdict, f"assumed: {LOG_SPREAD} of each logarithm"
         return Design(
             planned=plan.experiment.replicates,
@@ -304,7 +309,7 @@ class TrainedKind(Kind):
         )
 
     def power_near(self, plan: Plan, margin: float, right: str) -> Power:
-        """The power for a number within this margin; `right`: what is true if the claim is."""
+        """Compute the power for a number within `margin`; `right` says in words what the claim asserts."""
         design = self.design_without_size(plan, pairing="value", stderr=0.0)
         if design.source == "measured":
             return power_of_value(design, margin, self.rules)
@@ -316,7 +321,7 @@ class TrainedKind(Kind):
         return self.claim.stderr
 
     def _spread(self, plan: Plan) -> tuple[float, Source, str] | None:
-        """(spread, its source, the source in words)."""
+        """Return (spread, its source, the source in words); None if there is no basis for a spread."""
         claim, verdict = self.claim, plan.verdict
         if verdict.spread:
             return verdict.spread, "measured", f"measured on our first {verdict.n}"
@@ -344,7 +349,7 @@ class TrainedKind(Kind):
         return math.sqrt(variance) / scale, "assumed", f"assumed: {because}"
 
     def combination(self, plan: Plan) -> tuple[Combination, Combination]:
-        """A replicate's value, as N − b D of its arms, and D for a ratio N/D (`Ratio.relative`)."""
+        """Return a replicate's value as a combination N of its arms; for a ratio N/D, N − b D and D."""
         top: dict[str, float] = defaultdict(float)
         for sign, arms in ((1, plan.pairs.proposed), (-1, plan.pairs.baseline)):
             for arm in arms:
@@ -352,7 +357,7 @@ class TrainedKind(Kind):
         return top, {}
 
     def levels(self, units: Collection[str], plan: Plan) -> dict[str, float]:
-        """The values that the paper prints for the experiment's arms in these units; of several metrics, the first."""
+        """Return the values that the paper prints for the experiment's arms in these units, one per arm."""
         found: dict[str, float] = {}
         for one in plan.claims:
             is_level = one.facts.number == "model" and one.experiment == plan.experiment.name and one.unit in units
@@ -379,10 +384,10 @@ def kind_of(claim: ClaimLine, rules: Rules) -> Kind:
 def foresee(
     claim: ClaimLine, params: Params, verdict: Verdict, claims: Iterable[ClaimLine], *, at: int | None = None
 ) -> Power | None:
-    """The power of the plan, or of its interim analysis `at` so many replicates, for a claim that training decides.
+    """Compute the power of the plan, or of its interim analysis at `at` replicates, for a claim that training decides.
 
-    `verdict` has the spread if replicates were judged; `claims` print what the arms reach.  None if neither the paper
-    nor the metric suggests the spread of a number.
+    `verdict` has the spread if replicates were judged; `claims` have the printed values of the arms.  Returns None if
+    neither the paper nor the metric suggests a spread.
     """
     kind = kind_of(claim, params.verdicts)
     assert isinstance(kind, TrainedKind), f"{claim.id}: no power of a {claim.kind}"

@@ -1,14 +1,16 @@
-"""Leases: one record a run in the store, which says who trains and may publish, changed by compare-and-swap alone.
+"""Leases on runs: the store has a record per run of which process may train and publish it.
 
-A lease is taken over from an owner that is gone.  Each take-over raises the run's token, and only the holder of the
-newest token publishes (fencing), so a process that wakes up late can't publish over its successor.
+Records change only by compare-and-swap.  If the owner of a lease is gone, another process can take over the lease.
+Each takeover raises the run's token, and only the holder of the newest token can publish (fencing).  A process that
+wakes up late therefore can't overwrite its successor's outcome.
 
 Clocks of two machines are never compared.  An owner changes its records every few seconds.  A process that wants a run
 takes it over after it has seen the record unchanged for `EXPIRY_SECONDS` of its own monotonic clock, or at once if the
-owner is a dead process of the same machine.  Time in which the store was away doesn't count, because it took no change.
-The runs of a group are claimed in order of their keys, so that one of two processes that want the same gets them all.
+owner is a dead process of the same machine.  Time during which the store was unreachable doesn't count, because the
+owner couldn't change its record either.  The runs of a group are claimed in order of their keys, so if two processes
+want the same group, one of them gets all of it.
 
-Every engine ends its trainings here.
+All engines publish outcomes and classify failures with the functions at the end of this module.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ from stages.runs.store import Record, Store, find_fault, next_token
 EXPIRY_SECONDS = 60.0
 HEARTBEAT_SECONDS = 10.0
 _MOST_ATTEMPTS = 100
-"""Number of attempts that a record keeps, the latest."""
+"""Number of latest attempts that a record keeps."""
 
 End = Literal["published", "stopped", "failed", "memory", "lost"]
-"""How an attempt ended: `stopped` when asked to, `memory` for want of it on the device, `lost` with its owner."""
+"""How an attempt ended: `stopped` on request, `memory` if that ran out, `lost` if its owner died."""
 
 
 class LeaseLost(RuntimeError):
@@ -44,7 +46,7 @@ class LeaseLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to train some runs, as `(run key, token)` pairs, for as long as all tokens are the newest."""
+    """The right to train some runs, as `(run key, token)` pairs; it holds while all tokens are the newest."""
 
     tokens: tuple[tuple[str, int], ...]
 
@@ -60,7 +62,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that trains a run, and since when (seconds since 1970)."""
+    """The process that trains a run, and when it began (seconds since 1970)."""
 
     owner: str
     since: float
@@ -72,10 +74,10 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One try to train a run: whose, from when to when by the owner's clock (seconds since 1970), and how it ended.
+    """One attempt to train a run: its owner, start and end by the owner's clock (seconds since 1970), and how it ended.
 
-    `end` is None as long as it trains, or until its owner is found to be gone.  To claim a run that has an
-    outcome, as runs of an unfinished group are, is no attempt.
+    `end` is None while the run trains, or until its owner is found to be gone.  Claiming a run that already has an
+    outcome, which happens in an unfinished group, isn't an attempt.
     """
 
     run_key: str
@@ -88,14 +90,14 @@ class Attempt:
 
 
 def owner_in_words(owner: str) -> str:
-    """`host:boot:namespace:pid:start time` for a person."""
+    """Describe an owner, `host:boot:namespace:pid:start time`, for people."""
     return f"process {owner.rsplit(':', 2)[-2]} on {owner.split(':')[0]}"
 
 
 class Leases:
-    """Leases of one store, on behalf of one owner (this process unless said otherwise).
+    """Leases in one store, held by one owner (by default, this process).
 
-    `clock` tells the time of day, for people; `monotonic` decides.
+    `clock` gives the time of day, which only people see; expiry is decided by `monotonic`.
     """
 
     def __init__(
@@ -108,13 +110,13 @@ class Leases:
     ) -> None:
         self.store, self.owner = store, owner or process_identity(os.getpid())
         self._clock, self._monotonic = clock, monotonic
-        # by run key: an e-tag, since when it is that, and how many answers had come late by then
+        # by run key: an e-tag, when it was first seen, and how many answers had been late by then
         self._watched: dict[str, tuple[str | None, float, int]] = {}
         self._held: dict[str, tuple[Record, str]] = {}  # by run key: our record as we wrote it, and its e-tag
         self._lock = threading.RLock()  # the heartbeat changes records, too
 
     def claim(self, *run_keys: str) -> Lease | None:
-        """The lease if all runs are free or their owners gone; None if one is in training."""
+        """Return a lease if each run is free or its owner is gone; None if one is in training."""
         taken: list[tuple[str, int]] = []
         for run_key in sorted(run_keys):
             token = self._take(run_key)
@@ -128,7 +130,7 @@ class Leases:
         return Lease(tuple((run_key, order[run_key]) for run_key in run_keys))
 
     def _take(self, run_key: str) -> int | None:
-        """The token of a run that is now ours; None if another process holds it."""
+        """Take a run and return its token; None if another process holds it."""
         record, tag = self.store.read(run_key)
         if record.is_published:
             self.store.mend(run_key, record)
@@ -166,13 +168,13 @@ class Leases:
             return "its process is gone"
         now, late = self._monotonic(), self.store.late_answers
         seen, since, late_before = self._watched.get(run_key, (None, now, late))
-        if seen != tag or late != late_before:  # the store was away, from the owner, too
+        if seen != tag or late != late_before:  # the store was unreachable, for the owner, too
             since = now
         self._watched[run_key] = tag, since, late
         return f"was not heard of for {now - since:.0f} s" if now - since >= EXPIRY_SECONDS else None
 
     def holder(self, *run_keys: str) -> Holder | None:
-        """The holder of the first of these runs that has one; None if all are free."""
+        """Return the holder of the first of these runs that has one; None if all are free."""
         for run_key in run_keys:
             record, _ = self.store.read(run_key)
             if record.owner is not None:
@@ -180,7 +182,7 @@ class Leases:
         return None
 
     def attempts(self, run_key: str) -> list[Attempt]:
-        """Attempts to train a run, the earliest first."""
+        """List the attempts to train a run, earliest first."""
         record, _ = self.store.read(run_key)
         return [Attempt(**one) for one in record.attempts]
 
@@ -202,16 +204,16 @@ class Leases:
         return self.store.publish_leased(run_key, files, change)
 
     def close(self, lease: Lease, end: End | None, reason: str = "", run_keys: Collection[str] | None = None) -> None:
-        """Note how the lease's open attempts (those of `run_keys`) ended; None: nothing was tried, forget them."""
+        """Record how the lease's open attempts (at `run_keys`, or all) ended; with None, delete them as never made."""
         for run_key, token in lease.tokens:
             if run_keys is None or run_key in run_keys:
                 try:
                     self._change(run_key, token, lambda mine: self._ended(mine, end, reason))
                 except LeaseLost:
-                    continue  # the new owner has noted it
+                    continue  # the new owner has recorded it
 
     def release(self, lease: Lease) -> None:
-        """Give the runs back; the tokens stay, so that they only grow."""
+        """Give the runs back; the tokens stay in the records, so that they never decrease."""
         for run_key, token in lease.tokens:
             try:
                 self._change(run_key, token, lambda mine: self._ended(replace(mine, owner=None), "stopped"))
@@ -225,10 +227,11 @@ class Leases:
         now = self._clock()
         is_open = [one["token"] == record.token and one["end"] is None for one in record.attempts]
         if end is None:
-            kept = [one for one, ours in zip(record.attempts, is_open, strict=True) if not ours]
+            kept = [attempt for attempt, ours in zip(record.attempts, is_open, strict=True) if not ours]
         else:
             closed = {"end": end, "ended": now, "reason": reason}
-            kept = [{**one, **closed} if ours else one for one, ours in zip(record.attempts, is_open, strict=True)]
+            attempts = zip(record.attempts, is_open, strict=True)
+            kept = [{**attempt, **closed} if ours else attempt for attempt, ours in attempts]
         return replace(record, attempts=tuple(kept))
 
     def _change(
@@ -238,10 +241,10 @@ class Leases:
         change: Callable[[Record], Record],
         files: Mapping[str, bytes] | None = None,
     ) -> Record:
-        """Change our record, and return it as it is then; a folder publishes `files` with the change.
+        """Change our record and return the new one; a store in a folder publishes `files` in the same step.
 
         Raises:
-            LeaseLost: it is no longer ours.
+            LeaseLost: the record is no longer ours.
         """
         with self._lock:
             mine, tag = self._held.get(run_key, (None, ""))
@@ -250,7 +253,7 @@ class Leases:
                 if (written := self.store.write(run_key, new, tag, files)) is not None:
                     self._held[run_key] = new, written
                     return new
-                found, now = self.store.read(run_key)  # a change of ours whose answer was lost is ours, too
+                found, now = self.store.read(run_key)  # it may be our own change, whose answer was lost
                 if now is None or (found.token, found.owner) != (token, mine.owner):
                     break
                 mine, tag = found, now
@@ -258,11 +261,11 @@ class Leases:
 
     @contextmanager
     def kept_alive(self, lease: Lease) -> Iterator[threading.Event]:
-        """Renew the lease from a thread for as long as the block lasts, then release it.
+        """Renew the lease from a thread until the block ends, then release it.
 
-        Yields an event that is set when another process has taken over a run.  The thread ends then: a lease holds as a
-        whole, and renewing the runs that are left of it would only keep them from who took it over.  A fault of the
-        store is printed, for the next renewal may reach it before the lease expires.
+        Yields an event that is set when another process has taken over a run.  The thread then ends, because a lease is
+        only valid as a whole, and renewing its other runs would keep them from the process that took over.  A failed
+        renewal is printed but not raised, because the next one may succeed before the lease expires.
         """
         finished, lost = threading.Event(), threading.Event()
 
@@ -288,15 +291,15 @@ class Leases:
 
 
 def process_identity(pid: int) -> str:
-    """`host:boot:namespace:pid:start time`: identifies one process among containers, even after its pid is reused."""
+    """Return `host:boot:namespace:pid:start time`, unique even among containers and after the pid is reused."""
     return f"{_scope()}:{pid}:{_start_time(pid)}"
 
 
 @cache
 def _scope() -> str:
-    """Host, boot and namespace of process ids: where a pid can be looked up.
+    """Return the host, boot and pid namespace in which a pid is valid.
 
-    Two containers may share a host name; their namespaces differ.
+    Two containers may share a host name, but their namespaces differ.
     """
     boot = namespace = ""
     with suppress(OSError):
@@ -307,7 +310,7 @@ def _scope() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """Start time in ticks since boot, unaffected by clock changes, unlike psutil's."""
+    """Return the start time in ticks since boot, which clock changes don't affect (unlike psutil's)."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rsplit(")", 1)[1].split()
@@ -317,7 +320,7 @@ def _start_time(pid: int) -> str:
 
 
 def is_gone(owner: str) -> bool:
-    """True if `owner` is a process of this boot and namespace that is gone; about others nothing is known."""
+    """Return True if `owner` is a dead process of this boot and pid namespace; others can't be checked."""
     scope, pid, start_time = owner.rsplit(":", 2)
     if scope != _scope() or not os.path.isdir("/proc/self"):
         return False
@@ -332,10 +335,10 @@ class BadOutcome(ValueError):
 
 
 def publish(outcomes: Mapping[str, Mapping[str, bytes]], work: str, lease: Lease, leases: Leases, store: Store) -> None:
-    """Publish the outcomes, sealed files by run key, after checking each; then drop the scratch called `work`.
+    """Check the outcomes (sealed files by run key), publish them, and delete the scratch folder `work`.
 
     Raises:
-        BadOutcome: one is damaged, or of a run that the lease doesn't cover.
+        BadOutcome: an outcome is damaged or belongs to a run that the lease doesn't cover.
         LeaseLost: another process has taken over a run.
     """
     for run_key, files in outcomes.items():
@@ -349,7 +352,7 @@ def publish(outcomes: Mapping[str, Mapping[str, bytes]], work: str, lease: Lease
 
 
 def describe_failure(error: BaseException) -> tuple[End, str]:
-    """Classify how an attempt that raised `error` ended, with a message; a traceback only if the fault may be ours."""
+    """Classify the `error` that ended an attempt and describe it, with a traceback if it may be a bug of ours."""
     if is_out_of_memory(error):
         return "memory", f"out of memory ({' '.join(str(error).split()) or 'on this machine'})"
     if isinstance(error, FAULTS):
@@ -360,7 +363,7 @@ def describe_failure(error: BaseException) -> tuple[End, str]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for want of memory, of the machine or of a device, by whatever library."""
+    """Return True if the machine or a device ran out of memory, whichever library reports it."""
     words = str(error)
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(phrase in words for phrase in _OUT_OF_MEMORY)
