@@ -1,4 +1,4 @@
-"""`create_app(settings)`: only wires the parts together; no globals."""
+"""Application factory: `create_app(settings)` wires the parts of the service together."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ from stages.device import device_for
 from stages.results import ResultsUnavailable, open_results
 
 HERE = Path(__file__).parent
-CPU_BATCH, GPU_BATCH = 8, 32  # larger ones are no faster on a CPU, and workers wait for each other
-ASKERS = 4  # of short questions to the database; each takes milliseconds
-SHOWN = {"repository", "address", "contact", "max_images", "keys", "root_path"}  # settings that pages tell
+CPU_BATCH, GPU_BATCH = 8, 32  # on a CPU, larger batches are no faster and delay the other workers
+QUERY_CONNECTIONS = 4  # for short database queries, which take milliseconds
+SHOWN = {"repository", "address", "contact", "max_images", "keys", "root_path"}  # settings that pages show
 ASK_SECONDS = 5.0
-GZIP_LEVEL = 4  # the usual 9 takes two to three times as long, for a twentieth fewer bytes
-PRELOADED_SHARE = 0.5  # of the memory for weights
+GZIP_LEVEL = 4  # the default, 9, takes two to three times as long and saves 5 % of the bytes
+PRELOADED_SHARE = 0.5  # of the weights' memory
 SERVER_BYTES, WORKER_BYTES, EXPORT_BYTES = 800 << 20, 256 << 20, 512 << 20
-"""Memory of the server with shared code, of a worker without weights, and of exports if /tmp is in memory."""
+"""Memory of the server with shared code, of a worker without weights, and of exports if /tmp is a RAM disk."""
 MOST_WEIGHT_BYTES, LEAST_WEIGHT_BYTES = 1 << 30, 128 << 20
-MOST_ANSWERS = 64  # models whose answers to their pages' images are remembered
-MAX_WORKERS = 4  # each is an interpreter of some 300 MB with its own models
+MAX_CACHED_MODELS = 64  # whose predictions for the images on their pages are cached
+MAX_WORKERS = 4  # each is a Python process of about 300 MB with its own copies of the models
 DESCRIPTION = (
     "Checks the numbers that machine-learning papers print: results, comparisons, verdicts and the trained models."
 )
@@ -88,12 +88,12 @@ logger = logging.getLogger("claimcheck")
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """Build the service on the database and checkpoints that `settings` (default: the environment) name.
+    """Build the service from `settings`, by default those of the environment.
 
     Raises:
-        ValueError: the device isn't here; the message says what would work.
-        KeysError: the file of keys can't be read.
-        CountsError: nor can that of counts.
+        ValueError: the device isn't available; the message lists the alternatives.
+        KeysError: the key file can't be read.
+        CountsError: the request counts can't be read.
     """
     settings = settings or Settings()
     app = FastAPI(
@@ -104,9 +104,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         openapi_url=None,  # FastAPI's own route would write it on the event loop
         lifespan=_lifespan,
-        # traces, where OTEL_EXPORTER_OTLP_ENDPOINT names a collector; metrics and logs are our own
+        # Traces are sent if OTEL_EXPORTER_OTLP_ENDPOINT is set; metrics and logs have code of their own.
         telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_probe},
-        # one file more than is accepted, so that our own message says how many came
+        # One file more than allowed, so that our own message can state the number of files.
         form_limits={"max_files": settings.max_images + 1, "max_fields": 256, "max_part_size": 4096},
     )
     app.state.claimcheck = parts = _app_state(settings)
@@ -114,7 +114,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     install_error_handlers(app)
     app.add_exception_handler(NotModified, http_exception_handler)  # type: ignore[arg-type]
     _add_middleware(app, parts)
-    app.include_router(inference.router)  # searched in this order, and images are requested most often
+    app.include_router(inference.router)  # first: routes are matched in order, and most requests are predictions
     app.include_router(pages.for_browsers, dependencies=[Depends(conditional), Depends(dated)])
     for module in (comparisons, catalogue, runs):
         app.include_router(module.router, dependencies=[Depends(conditional)])
@@ -128,15 +128,15 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 def _is_probe(scope: Mapping[str, Any]) -> bool:
-    """True for requests so frequent that their traces would bury the others."""
+    """Return True for requests so frequent that their traces would bury the others."""
     return scope["path"].startswith(("/health/", "/v2/health/", "/metrics", "/static/"))
 
 
 def _app_state(settings: Settings) -> AppState:
     metrics = Metrics()
-    sessions = open_results(settings.database_address, connections=settings.readers + ASKERS)
+    sessions = open_results(settings.database_address, connections=settings.readers + QUERY_CONNECTIONS)
     reading = Turns(sessions, _slots(settings, "reading the results", settings.readers))
-    asking = Turns(sessions, _slots(settings, "reading the results", ASKERS), ASK_SECONDS)
+    asking = Turns(sessions, _slots(settings, "reading the results", QUERY_CONNECTIONS), ASK_SECONDS)
     templates = Jinja2Templates(HERE / "templates")
     formats.install(templates.env, settings.root_path)
     wording.install(templates.env)
@@ -151,7 +151,7 @@ def _app_state(settings: Settings) -> AppState:
         comparisons=Comparisons(),
         front={},
         indexes={},
-        answers=LRUCache(MOST_ANSWERS),
+        answers=LRUCache(MAX_CACHED_MODELS),
         exports=Exports(
             reading,
             asking,
@@ -177,7 +177,7 @@ def _slots(settings: Settings, what: str, count: int) -> Slots:
 
 
 def memory_of(settings: Settings, workers: int, limit: int) -> dict[str, int]:
-    """Bytes that each part of the service takes at most; unless they are set, weights get what the others leave."""
+    """Return the memory limit of each part in bytes; weights get the rest unless `model_memory_bytes` is set."""
     parts = {
         "server": SERVER_BYTES,
         "workers": workers * WORKER_BYTES,
@@ -185,8 +185,8 @@ def memory_of(settings: Settings, workers: int, limit: int) -> dict[str, int]:
         "bodies": settings.max_bodies_bytes,
         "exports": EXPORT_BYTES,
     }
-    left = min(MOST_WEIGHT_BYTES, max(LEAST_WEIGHT_BYTES, limit - sum(parts.values())))
-    return parts | {"weights": settings.model_memory_bytes or left}
+    rest = min(MOST_WEIGHT_BYTES, max(LEAST_WEIGHT_BYTES, limit - sum(parts.values())))
+    return parts | {"weights": settings.model_memory_bytes or rest}
 
 
 def _engine(settings: Settings, metrics: Metrics, turns: Mapping[str, Slots]) -> Engine:
@@ -234,9 +234,9 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
         KeysAndRates,
         policy=AccessPolicy(keys, settings.requests_per_minute, counts=RequestCounter(settings.counts_file)),
     )
-    app.add_middleware(ProblemDetailsMiddleware)  # within what packs answers and lets other origins read them
-    packed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
-    app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=GZIP_LEVEL, exclude_content_types=packed)
+    app.add_middleware(ProblemDetailsMiddleware)  # inside compression and CORS, which thus apply to errors
+    compressed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
+    app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=GZIP_LEVEL, exclude_content_types=compressed)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -270,26 +270,28 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _warm_up(app: FastAPI) -> None:
-    """Run one model's first passes; then the service is ready, with or without a database, whatever broke meanwhile:
-    a request that needs what is broken is told so.  Other models are loaded in the background, the smallest first.
+    """Run the first passes of one model, report that the service is ready, and load other models, smallest first.
+
+    The service becomes ready even if a step fails, for example without a database: only requests that need the broken
+    part get an error.
     """
     parts: AppState = app.state.claimcheck
     served: list[queries.ServedCheckpoint] = []
     try:
-        await run_in_threadpool(app.openapi)  # takes a while, and no client should wait for it
+        await run_in_threadpool(app.openapi)  # slow, and no client should wait for it
         served = await parts.asking.ask(queries.list_checkpoints)
         served.sort(key=lambda one: (one.is_stand_in, one.size_bytes))
         if served:
             await parts.engine.warm_up(served[0], parts.engine.workers, sizes=(1, CPU_BATCH))
     except (ResultsUnavailable, DBAPIError) as error:
         logger.error("warming up: %s", error)
-    except Exception:  # no caller awaits this task, and a service that never gets ready doesn't say why
+    except Exception:  # no caller awaits this task, so an error would go unnoticed
         logger.exception("warming up")
     parts.readiness.is_warm = True
-    most = PRELOADED_SHARE * sum(worker.budget_bytes for worker in parts.engine.workers)
+    max_bytes = PRELOADED_SHARE * sum(worker.budget_bytes for worker in parts.engine.workers)
     sizes = itertools.accumulate(one.size_bytes for one in served)
     for one, size, worker in zip(served, sizes, itertools.cycle(parts.engine.workers)):
-        if size < most:
+        if size < max_bytes:
             await parts.engine.warm_up(one, [worker])
 
 
@@ -301,7 +303,7 @@ def _version() -> str:
 
 
 def _describe(app: FastAPI) -> dict[str, Any]:
-    """Build the OpenAPI document once, with our single error shape where FastAPI would describe its own."""
+    """Build the OpenAPI document once, and replace FastAPI's error schemas with ours."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         schemas = document["components"]["schemas"]
@@ -319,7 +321,7 @@ def _describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _add_examples(document: dict[str, Any], examples: Mapping[str, Mapping[str, Any]]) -> None:
-    """Adds real requests as commands, and their answers as examples."""
+    """Add real requests as curl commands, and their responses as examples."""
     for item in document["paths"].values():
         for operation in item.values():
             example = examples.get(operation["operationId"])

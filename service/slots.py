@@ -1,6 +1,6 @@
 """Fair queue for everything that clients wait for: the database, image decoders and models.
 
-Requests wait on the event loop, not in a thread.  A client that asks for a thousand things delays only itself.
+Requests wait on the event loop, not in a thread.  A client that sends a thousand requests delays only itself.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from stages.results import Sessions
 
 Found = TypeVar("Found")
 holder: ContextVar[str] = ContextVar("holder", default="")
-"""The client whose request this is."""
+"""Client that sent the current request."""
 SLOW_SECONDS, SLOW_AGAIN_SECONDS = 1.0, 60.0
 _numbers = itertools.count()
 
 
 class Busy(RuntimeError):
-    """Too much is waiting already, or a request waited too long; a later one may be answered."""
+    """The queue is full, or the request waited too long; the client may retry."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Request:
-    """A request of one client, of which several parts may wait; `turn` is that of the next one."""
+    """Request of one client with one or more tickets; `turn` is the queue position of the next one."""
 
     client: str = field(default_factory=holder.get)
     number: int = field(default_factory=lambda: next(_numbers))
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(eq=False, kw_only=True)
 class Ticket:
-    """A part of a request that waits until its `future`, of asyncio or of threads, is done; `cost` is an estimate."""
+    """Part of a request that waits until its `future` is done, asyncio's or a thread's; `cost` is an estimate."""
 
     request: Request
     cost: float
@@ -57,17 +57,17 @@ Waiting = TypeVar("Waiting", bound=Ticket)
 
 
 class FairQueue(Generic[Waiting]):
-    """Start-time fair queueing by cost, for one thread at a time.
+    """Queue with start-time fair queueing by cost; not thread-safe.
 
-    The next ticket is that of the client who was served least; of one client, that of the request that was served
-    least since it came.  If more than `most` would wait, the newest request of the heaviest client is refused.
+    The next ticket belongs to the client served least and, among that client's requests, to the one served least since
+    it arrived.  If the cost of all tickets would exceed `most`, the newest request of the heaviest client is rejected.
     """
 
     def __init__(self, what: str, most: float) -> None:
         self.what, self.most, self._full = what, most, f"{what}: too much is waiting already"
-        self._tickets: dict[str, list[Waiting]] = {}  # by client, in the order of their turns
+        self._tickets: dict[str, list[Waiting]] = {}  # by client, sorted by `turn`
         self._clock = 0.0
-        self._served: dict[str, float] = {}  # by client, if beyond the clock
+        self._served: dict[str, float] = {}  # cost by client, if ahead of the clock
 
     def put(self, tickets: Sequence[Waiting], *, is_bounded: bool = True) -> None:
         """Add tickets of one request.
@@ -86,14 +86,14 @@ class FairQueue(Generic[Waiting]):
         self.put_back(tickets)
 
     def put_back(self, tickets: Sequence[Waiting]) -> None:
-        """Add tickets again that were taken in vain."""
+        """Return tickets to the queue that were taken but not served."""
         for ticket in tickets:
             self._tickets.setdefault(ticket.request.client, []).append(ticket)
         for client in {ticket.request.client for ticket in tickets}:
             self._tickets[client].sort(key=attrgetter("turn"))
 
     def in_order(self) -> list[Waiting]:
-        """Return the tickets that still wait, the next one first."""
+        """Return the waiting tickets, next one first."""
         live = {
             client: [ticket for ticket in tickets if not ticket.future.done()]
             for client, tickets in self._tickets.items()
@@ -102,7 +102,7 @@ class FairQueue(Generic[Waiting]):
         return [ticket for client in sorted(self._tickets, key=self._served_to) for ticket in self._tickets[client]]
 
     def take(self, *tickets: Waiting) -> None:
-        """Serve tickets, which are charged to their clients."""
+        """Remove tickets from the queue, and charge them to their clients."""
         self._clock = min(map(self._served_to, self._tickets))
         self._served = {client: served for client, served in self._served.items() if served > self._clock}
         for ticket in tickets:
@@ -116,10 +116,10 @@ class FairQueue(Generic[Waiting]):
         return max(self._clock, self._served.get(client, 0.0))
 
     def require_room(self, client: str, cost: float) -> list[Waiting]:
-        """Return the tickets in whose place `cost` of a client may wait.
+        """Return the tickets to reject so that another `cost` of this client fits into the queue.
 
         Raises:
-            Busy: there is no room, and no other client has more waiting than this one would have.
+            Busy: the queue is full, and no other client has more waiting than this one would have.
         """
         waiting, held, refused = self.in_order(), defaultdict[str, float](float), set[Request]()
         for ticket in waiting:
@@ -135,17 +135,17 @@ class FairQueue(Generic[Waiting]):
 
 
 def refuse(tickets: Iterable[Ticket], error: Exception) -> None:
-    """Let those that aren't done raise `error`."""
+    """Set `error` on the tickets that aren't done."""
     for ticket in tickets:
         with suppress(asyncio.InvalidStateError, concurrent.futures.InvalidStateError):
             ticket.future.set_exception(error)
 
 
 class Slots:
-    """`count` at once, of one client at most `most_each`; others wait in a fair queue, each at most `seconds`.
+    """Fair semaphore: `count` slots, at most `most_each` for one client; requests wait at most `seconds`.
 
-    At most `max_waiting` may wait, by cost.  A client gets one at a time for `SLOW_AGAIN_SECONDS` after it held one for
-    `SLOW_SECONDS` more than its cost.
+    The queue holds at most `max_waiting`, by cost.  A client that held a slot for `SLOW_SECONDS` more than its cost
+    gets only one slot at a time for the next `SLOW_AGAIN_SECONDS`.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Slots:
 
     @asynccontextmanager
     async def turn(self, cost: float = 1.0) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it for the block.  Raises `Busy` as `take`."""
+        """Wait for a slot, and hold it during the block.  Raises `Busy` as `take` does."""
         request = Request()
         await self.take(request, cost)
         try:
@@ -171,10 +171,10 @@ class Slots:
             self.give_back(request)
 
     async def take(self, request: Request, cost: float) -> None:
-        """Wait for a slot, which `give_back` ends.
+        """Wait for a slot; release it with `give_back`.
 
         Raises:
-            Busy: none came in time, too much is waiting, or this client has as many as one may have.
+            Busy: no slot became free in time, the queue is full, or this client already holds `most_each`.
         """
         what = self._queue.what
         if self._most_each is not None and self._held[request.client] >= self._most_each:
@@ -187,13 +187,13 @@ class Slots:
                 await ticket.future
         except BaseException as error:
             if not ticket.future.cancelled() and ticket.future.exception() is None:
-                self.give_back(request)  # it came too late
+                self.give_back(request)  # it was granted just as the wait ended
             if isinstance(error, TimeoutError):
                 raise Busy(f"{what}: no turn came within {self._seconds:g} s") from None
             raise
 
     def give_back(self, request: Request, beyond: float = 0.0) -> None:
-        """End a slot, which took the seconds `beyond` more than its cost."""
+        """Release a slot that was held for `beyond` seconds more than its cost."""
         if beyond > SLOW_SECONDS:
             self._slow[request.client] = None
         self._queue.charge(request.client, max(0.0, beyond))
@@ -214,17 +214,17 @@ class Slots:
 
 
 class Turns:
-    """Sessions on the results database for those who have a turn, so that no thread ever waits for a connection."""
+    """Sessions of the results database, limited by `slots` so that no thread ever waits for a connection."""
 
     def __init__(self, sessions: Sessions, slots: Slots, ask_seconds: float | None = None) -> None:
         self.sessions, self.slots, self._ask_seconds = sessions, slots, ask_seconds
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        """A session, which connects at its first use; that is never on the event loop.
+        """Provide a session, which connects at its first use, never on the event loop.
 
         Raises:
-            Busy: as `Slots.take`.
+            Busy: as for `Slots.take`.
         """
         async with self.slots.turn():
             session = self.sessions()
@@ -232,18 +232,18 @@ class Turns:
                 yield session
             finally:
                 if session.in_transaction():
-                    with CancelScope(shield=True):  # a connection goes back whatever becomes of its request
+                    with CancelScope(shield=True):  # return the connection even if the request is cancelled
                         await run_in_threadpool(session.close)
 
     def dispose(self) -> None:
-        """Close the connections that are kept for later."""
+        """Close the pooled connections."""
         self.sessions.kw["bind"].dispose()
 
     async def ask(self, find: Callable[[Session], Found]) -> Found:
         """Run `find` in a thread with a session, and return its result.
 
         Raises:
-            Busy: as `Slots.take`, or the database doesn't answer within `ask_seconds`.
+            Busy: as for `Slots.take`, or the database doesn't answer within `ask_seconds`.
         """
 
         def answer() -> Found:

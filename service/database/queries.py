@@ -1,4 +1,4 @@
-"""Queries of the routes to the database: a session in, typed rows out, no HTTP."""
+"""Database queries of the routes, as functions from a session to typed rows."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ from stages.results import (
 
 FEW = 8  # names in a message
 IDS_AT_ONCE = 10_000
-FEWEST_DIGITS = 7  # of a run key, as pages show it
+FEWEST_DIGITS = 7  # of a run key; pages show as many
 
 
 def read_meta(session: Session, name: str) -> str | None:
-    """Return a fact that the database states about itself (`Meta`), such as `newest_result`; None if it has none."""
+    """Return a value of the table `Meta`, such as `newest_result`; None if it is missing."""
     return session.scalar(select(Meta.value).where(Meta.name == name))
 
 
 def content_digest(session: Session) -> str:
-    """Digest of everything in the database.
+    """Return the digest of the database's content.
 
     Raises:
-        ResultsUnavailable: it doesn't say.
+        ResultsUnavailable: the database doesn't contain it.
     """
-    found = read_meta(session, "content")
-    if found is None:
+    digest = read_meta(session, "content")
+    if digest is None:
         raise damaged("it doesn't name its content")
-    return found
+    return digest
 
 
 def list_papers(session: Session) -> Sequence[Paper]:
@@ -100,7 +100,7 @@ def find_experiment(session: Session, name: str) -> ExperimentRow:
 
 
 def arms_of(session: Session, experiments: Sequence[str]) -> Sequence[ArmRow]:
-    """All arms of these experiments, in the order of each."""
+    """Return all arms of these experiments, in the order of each experiment."""
     query = select(ArmRow).where(ArmRow.experiment.in_(experiments)).order_by(ArmRow.experiment, ArmRow.position)
     return session.scalars(query).all()
 
@@ -110,21 +110,21 @@ ALL_TITLES = (
     .join(ExperimentRow, ExperimentRow.name == ArmRow.experiment)
     .order_by(ExperimentRow.position, ArmRow.position)
 )
-"""The titles of all models, in the order of the params files."""
+"""Titles of all models, in the order of the params files."""
 
 
 def require_experiment(session: Session, name: str) -> None:
-    """The experiment of this name, without its arms, of which there may be hundreds.
+    """Check that an experiment exists, without loading its arms, which may be hundreds.
 
     Raises:
-        UnknownExperiment: there is none of this name.
+        UnknownExperiment: it doesn't exist.
     """
     if session.scalar(select(ExperimentRow.name).where(ExperimentRow.name == name)) is None:
         raise _unknown_experiment(session, name)
 
 
 def _require_arm(session: Session, name: str, experiment: str | None) -> None:
-    """Raises `UnknownArm`, with the known ones where an experiment is chosen: of all there may be thousands."""
+    """Raise `UnknownArm` if no arm has this name; the error lists known arms only for one experiment."""
     query = select(ArmRow.name) if experiment is None else select(ArmRow.name).where(ArmRow.experiment == experiment)
     if session.scalar(query.where(ArmRow.name == name).limit(1)) is None:
         raise UnknownArm(name[:80], session.scalars(query.order_by(ArmRow.position)) if experiment is not None else ())
@@ -147,16 +147,16 @@ class RunFilter:
 
 
 RunOrder = Literal["position", "-position", "accuracy", "-accuracy", "train_seconds", "-train_seconds"]
-"""`position`: experiments, arms and replicates as in the params files.  A minus turns an order round."""
+"""`position`: experiments, arms and replicates as in the params files.  A minus reverses the order."""
 
 
 def list_results(
     session: Session, wanted: RunFilter, *, order: RunOrder = "position", limit: int, offset: int
 ) -> Sequence[Result]:
-    """Results that match, in this order, those without the number sorted by last; then by position.
+    """Return the matching results in this order, then by position; those without the sorted number come last.
 
     Raises:
-        UnknownExperiment, UnknownArm: the filter names one that isn't there.
+        UnknownExperiment, UnknownArm: the filter names an unknown one.
     """
     number = {"accuracy": Result.accuracy, "train_seconds": Result.train_seconds}.get(order.removeprefix("-"))
     is_falling = order.startswith("-")
@@ -171,45 +171,45 @@ def list_results(
     for name, value in vars(wanted).items():
         if value is not None:
             query = query.where(getattr(Result, name) == value)
-    ids = session.scalars(query).all()  # from an index only; the wide rows of this page come after
-    wide = select(Result).options(defer(Result.spec), defer(Result.environment))
-    found = {row.id: row for some in _in_parts(ids) for row in session.scalars(wide.where(Result.id.in_(some)))}
-    return [found[number] for number in ids]
+    ids = session.scalars(query).all()  # read from an index; the wide rows of this page follow
+    wide_rows = select(Result).options(defer(Result.spec), defer(Result.environment))
+    by_id = {row.id: row for part in _in_parts(ids) for row in session.scalars(wide_rows.where(Result.id.in_(part)))}
+    return [by_id[number] for number in ids]
 
 
 def _in_parts(ids: Sequence[int]) -> list[Sequence[int]]:
-    """Split into lists that every database takes in one statement."""
+    """Split ids into lists that fit into one statement of every database."""
     return [ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE)]
 
 
 def metrics_of(session: Session, results: Sequence[Result]) -> dict[int, list[Any]]:
-    """Metric, split, value and n of each result, as plain rows: a list has eight times as many of them as results."""
+    """Return the metrics of each result by its id, as plain rows because there are eight times as many as results."""
     ids = [result.id for result in results]
     columns = (Metric.result_id, Metric.metric, Metric.split, Metric.value, Metric.n)
-    found: dict[int, list[Any]] = {number: [] for number in ids}
-    for some in _in_parts(ids):
-        for row in session.execute(select(*columns).where(Metric.result_id.in_(some)).order_by(Metric.position)):
-            found[row.result_id].append(row)
-    return found
+    by_result: dict[int, list[Any]] = {number: [] for number in ids}
+    for part in _in_parts(ids):
+        for row in session.execute(select(*columns).where(Metric.result_id.in_(part)).order_by(Metric.position)):
+            by_result[row.result_id].append(row)
+    return by_result
 
 
 def full_run_key(session: Session, start: str) -> str:
-    """The only run key that begins so: seven digits are what pages show.
+    """Return the run key that begins with `start`, of seven digits or more, as pages show them.
 
     Raises:
-        UnknownRun: none does, or several do.
+        UnknownRun: no key, or more than one, begins with it.
     """
     if len(start) < FEWEST_DIGITS or not set(start) <= set("0123456789abcdef"):
         raise UnknownRun(start[:80])
-    found = select(Result.run_key).where(Result.run_key >= start, Result.run_key < start + "g").distinct().limit(2)
-    keys = session.scalars(found).all()
+    query = select(Result.run_key).where(Result.run_key >= start, Result.run_key < start + "g").distinct().limit(2)
+    keys = session.scalars(query).all()
     if len(keys) != 1:
-        raise UnknownRun(f"{start[:64]}…, which begins the keys of several runs" if keys else start[:80])
+        raise UnknownRun(f"{start[:64]}…, which matches several runs" if keys else start[:80])
     return keys[0]
 
 
 def find_run(session: Session, start: str) -> Sequence[Result]:
-    """All results of the run whose key begins so, with everything behind them; raises as `full_run_key`."""
+    """Return all results of the run whose key begins with `start`, with details; raises as `full_run_key` does."""
     run_key = full_run_key(session, start)
     query = (
         select(Result)
@@ -221,7 +221,7 @@ def find_run(session: Session, start: str) -> Sequence[Result]:
 
 
 def checkpoint_ids(session: Session, results: Sequence[Result]) -> dict[int, str]:
-    """`{result id: checkpoint id}` of the results whose weights are here."""
+    """Return the checkpoint ids by result id; results without weights are left out."""
     query = select(Checkpoint.result_id, Checkpoint.id).where(
         Checkpoint.result_id.in_([result.id for result in results])
     )
@@ -230,7 +230,7 @@ def checkpoint_ids(session: Session, results: Sequence[Result]) -> dict[int, str
 
 @dataclass(frozen=True, kw_only=True)
 class ServedCheckpoint:
-    """A checkpoint that can answer, with everything known about it."""
+    """Checkpoint that can be served, with the data of its experiment, arm, run and paper."""
 
     id: str
     path: str
@@ -260,7 +260,7 @@ class ServedCheckpoint:
 
     @property
     def model_name(self) -> str:
-        """Name of its model under `/v2`."""
+        """Name of the model under `/v2`."""
         return f"{self.experiment}.{self.arm}"
 
     @property
@@ -278,7 +278,7 @@ def list_checkpoints(
     limit: int | None = None,
     offset: int = 0,
 ) -> list[ServedCheckpoint]:
-    """Checkpoints of image classifiers, the only ones that answer here, in the order of the params files."""
+    """Return checkpoints of image classifiers, the only ones served, in the order of the params files."""
     query = (
         select(Checkpoint, ArmRow, ExperimentRow.dataset, Metric.value.label("flops"))
         .join(Checkpoint.result)
@@ -305,7 +305,7 @@ def list_checkpoints(
     printed = select(Claim).where(
         Claim.experiment.in_({row.ArmRow.experiment for row in rows}), Claim.metric == "accuracy", Claim.kind == "value"
     )
-    # The first printed accuracy of an arm is the last to be put in.
+    # In descending order, so that the first accuracy printed for an arm overwrites the others.
     claims = {
         (claim.experiment, claim.arm): claim for claim in session.scalars(printed.order_by(Claim.position.desc()))
     }
@@ -339,17 +339,17 @@ def _served_checkpoint(
 
 
 def find_checkpoints(session: Session, ids: Sequence[str]) -> list[ServedCheckpoint]:
-    """The named checkpoints, each once, in the order asked for.
+    """Return the named checkpoints, each once, in the order of `ids`.
 
     Raises:
-        UnknownCheckpoint: one of them isn't there.
+        UnknownCheckpoint: one of them doesn't exist.
     """
-    found = {row.id: row for row in list_checkpoints(session, ids=ids)}
+    by_id = {row.id: row for row in list_checkpoints(session, ids=ids)}
     for name in ids:
-        if name not in found:
+        if name not in by_id:
             of_model = select(Checkpoint.id).where(Checkpoint.id.startswith(f"{name[:120]}.", autoescape=True))
             raise UnknownCheckpoint(name[:120], session.scalars(of_model.order_by(Checkpoint.position).limit(FEW)))
-    return [found[name] for name in dict.fromkeys(ids)]
+    return [by_id[name] for name in dict.fromkeys(ids)]
 
 
 class AmbiguousCheckpoint(LookupError):
@@ -357,23 +357,23 @@ class AmbiguousCheckpoint(LookupError):
 
 
 class NoRealCheckpoint(LookupError):
-    """There is no model trained on real data of this kind; stand-ins answer only when they are named."""
+    """No matching model was trained on real data; placeholder models answer only if they are named."""
 
 
 def strongest(served_checkpoints: Sequence[ServedCheckpoint]) -> list[ServedCheckpoint]:
-    """One checkpoint per arm and experiment: of the strongest group of results, the lowest replicate."""
+    """Select one checkpoint per arm of an experiment: the lowest replicate in the strongest group of results."""
     weakest_first = sorted(served_checkpoints, key=lambda row: (row.group_position, row.replicate), reverse=True)
     best = {(row.experiment, row.arm): row.id for row in weakest_first}
     return [row for row in served_checkpoints if row.id == best[row.experiment, row.arm]]
 
 
 def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> list[ServedCheckpoint]:
-    """The `strongest` of each arm (all arms where none is named) among the models trained on real data.
+    """Return the `strongest` checkpoint trained on real data of each named arm, or of all arms if none is named.
 
     Raises:
-        UnknownDataset, UnknownArm: a name that isn't there.
+        UnknownDataset, UnknownArm: a name is unknown.
         AmbiguousCheckpoint: models of several experiments match.
-        NoRealCheckpoint: there is none of this data set, or of a named arm.
+        NoRealCheckpoint: the data set or a named arm has none.
     """
     kind = find_dataset(session, dataset).kind
     if kind != "images":
@@ -383,14 +383,14 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
     for name in arms:
         if name not in known:
             raise UnknownArm(name[:80], known)
-    fitting = [row for row in list_checkpoints(session, dataset=dataset) if not arms or row.arm in arms]
-    real = strongest([row for row in fitting if not row.is_stand_in])
+    matching = [row for row in list_checkpoints(session, dataset=dataset) if not arms or row.arm in arms]
+    real = strongest([row for row in matching if not row.is_stand_in])
     origins = list(dict.fromkeys(row.experiment for row in real))
     if len(origins) > 1:
         raise AmbiguousCheckpoint(f"models of {', '.join(origins)} fit; name one by checkpoint=: {_some(real)}")
     missing = [name for name in dict.fromkeys(arms) if name not in {row.arm for row in real}]
     if missing or not real:
-        stand_ins = [row for row in fitting if row.is_stand_in]
+        stand_ins = [row for row in matching if row.is_stand_in]
         whose = ", ".join(missing) or "a model"
         others = f"; models of placeholder data answer only to checkpoint=: {_some(stand_ins)}" if stand_ins else ""
         raise NoRealCheckpoint(f"no weights of {whose} trained on real {dataset} data are here{others}")
@@ -398,7 +398,7 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
 
 
 def _some(served_checkpoints: Sequence[ServedCheckpoint]) -> str:
-    """List their ids; if there are more than a message holds, the first ones and where all are listed."""
+    """List the checkpoints' ids for a message: all of them, or the first few and where to find the others."""
     ids = ", ".join(row.id for row in served_checkpoints[:FEW])
     return ids if len(served_checkpoints) <= FEW else f"{ids}, …; /api/v1/checkpoints lists all"
 
@@ -412,36 +412,35 @@ class UnknownFamily(UnknownName):
 
 
 def list_claims(session: Session, wanted: ClaimFilter, *, limit: int, offset: int) -> list[JudgedClaim]:
-    """The claims that match, with their verdicts, in their order.
+    """Return the matching claims with their verdicts, ordered by position.
 
     Raises:
-        UnknownPaper, UnknownDataset, UnknownExperiment, UnknownKind, UnknownFamily: what the filter names isn't there.
+        UnknownPaper, UnknownDataset, UnknownExperiment, UnknownKind, UnknownFamily: the filter names an unknown one.
     """
     check_filter(session, wanted)
     return list_judged(session, wanted, limit=limit, offset=offset)
 
 
 def tally_claims(session: Session, wanted: ClaimFilter) -> list[Tally]:
-    """Count verdicts for each paper; raises as `list_claims`."""
+    """Count verdicts for each paper; raises as `list_claims` does."""
     check_filter(session, wanted)
-    found = tally(session, wanted)
-    return [counts for counts in found if wanted.paper in (None, counts.paper)]
+    return [counts for counts in tally(session, wanted) if wanted.paper in (None, counts.paper)]
 
 
 def tally_of(session: Session, paper: str) -> Tally | None:
-    """The counts of one paper; None if it has no claims."""
+    """Return the counts of one paper; None if it has no claims."""
     return next(iter(tally_claims(session, ClaimFilter(paper=paper))), None)
 
 
 def list_deviations(session: Session, paper: str) -> Sequence[DeviationRow]:
-    """Everything in which we depart from a paper, in the order of its records."""
+    """Return the deviations from a paper, ordered by position."""
     return session.scalars(
         select(DeviationRow).where(DeviationRow.paper == paper).order_by(DeviationRow.position)
     ).all()
 
 
 def list_mentioned(session: Session, claim: Claim) -> list[JudgedClaim]:
-    """The claims of the same paper whose ids its note names: what bears on it."""
+    """Return the claims of the same paper whose ids the claim's note mentions."""
     named = set(re.findall(r"\w+(?:\.\w+)+", claim.note or ""))
     if not named:
         return []
@@ -449,7 +448,7 @@ def list_mentioned(session: Session, claim: Claim) -> list[JudgedClaim]:
 
 
 def lacking_test_images(session: Session, experiments: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """`{data set: (official test images, those that no result here is scored on)}` where our source lacks some."""
+    """Return the official and the missing number of test images by data set, for data sets that lack some."""
     query = (
         select(ExperimentRow.dataset, Result.test_images, Result.excluded_test_images)
         .join(Result, Result.experiment == ExperimentRow.name)

@@ -1,10 +1,10 @@
 """Connection limits: close connections whose client sends no request, doesn't read, or doesn't speak HTTP.
 
-Uvicorn's own protocol waits for all of these forever.  Requests that it rejects before parsing them get problem
-details here, too, and count in the log and the metrics.
+Uvicorn itself would wait for such clients forever.  Requests that it rejects before parsing also get problem details
+here, and appear in the log and the metrics.
 
-One client may hold at most half of the connections.  Some more are reserved for probes: they serve only machine
-addresses, and the oldest is closed if another is needed.
+One client may hold at most half of the connections.  `RESERVED` more serve only health probes and metrics; the oldest
+of them is closed if another is needed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from service.http.metrics import Metrics
 from service.settings import Settings
 from service.slots import Busy, Slots, holder
 
-SEND_BUFFER_BYTES = 128 * 1024  # of the kernel, which doubles it; its own default grows to 4 MiB
+SEND_BUFFER_BYTES = 128 * 1024  # the kernel doubles it; its default buffer grows to 4 MiB
 FREE_CHUNKS, LEAST_CHUNK_BYTES = 4096, 256
-"""Chunks allowed in any body, and bytes for each further chunk."""
+"""Chunks allowed in any body; one more is allowed for each `LEAST_CHUNK_BYTES` of it."""
 CAN_ANSWER = (h11.IDLE, h11.SEND_RESPONSE)
 HAS_ANSWERED = (h11.DONE, h11.MUST_CLOSE)
 RESERVED = 32  # connections beyond the limit, for probes
@@ -41,7 +41,7 @@ FIRST_PROBE_SECONDS, LAST_PROBE_SECONDS = 0.05, 1.0  # between interim responses
 PROBES = tuple(path.encode() for path in FOR_MACHINES)
 PROBE_LINES = tuple(b"GET " + path for path in PROBES)
 LIGHT_LINES, PARSE_SECONDS = 100, 0.005
-"""Seconds of parsing in the event loop before the fair queue takes over: 4,000 tiny chunks take 25 ms."""
+"""Lines per packet, and parsing time per event-loop iteration, above which data goes to the fair queue."""
 
 logger = logging.getLogger("claimcheck.access")
 
@@ -49,18 +49,18 @@ logger = logging.getLogger("claimcheck.access")
 def protocol(settings: Settings, metrics: Metrics) -> type[H11Protocol]:
     """Return the protocol class for `uvicorn.Config(http=…)`."""
     parsing = Slots("reading requests", 1, max_waiting=math.inf, seconds=settings.head_seconds)
-    own = {"limits": settings, "metrics": metrics, "by_client": Counter(), "reserved": {}, "parsing": parsing}
-    return type("Connection", (_Connection,), own)
+    attributes = {"limits": settings, "metrics": metrics, "by_client": Counter(), "reserved": {}, "parsing": parsing}
+    return type("Connection", (_Connection,), attributes)
 
 
 class _Parser(h11.Connection):
-    """Raises `Problem` for all requests except probes if there is a `refusal`, and for bodies of tiny chunks.
+    """Parser that rejects bodies in tiny chunks and, if `refusal` is set, all requests except probes.
 
     A chunk takes as long to parse as a small request, and a thousand fit into one packet.
     """
 
     refusal = ""
-    sent = _chunks = _bytes = 0  # bytes of answers, chunks and bytes of the body
+    sent = _chunks = _bytes = 0  # bytes sent; chunks and bytes of the current body
 
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
         data = super().send(event)
@@ -78,7 +78,7 @@ class _Parser(h11.Connection):
             self._bytes += len(event.data)
             if self._chunks > FREE_CHUNKS + self._bytes // LEAST_CHUNK_BYTES:
                 most = f"{FREE_CHUNKS:,} chunks and one more for each {LEAST_CHUNK_BYTES} bytes"
-                raise Problem(400, f"the body comes in more than {most}")
+                raise Problem(400, f"the body has too many chunks; at most {most} are allowed")
         return event
 
 
@@ -88,7 +88,7 @@ class _Connection(H11Protocol):
     by_client: ClassVar[Counter[str | None]]
     reserved: ClassVar[dict[_Connection, None]]
     parsing: ClassVar[Slots]
-    parsed_seconds: ClassVar[float] = 0.0  # since the event loop last did something else
+    parsed_seconds: ClassVar[float] = 0.0  # in this iteration of the event loop
     conn: _Parser
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -98,13 +98,13 @@ class _Connection(H11Protocol):
         self._until_heard: asyncio.TimerHandle | None = None
         self._until_read: asyncio.TimerHandle | None = None
         self._until_probed: asyncio.TimerHandle | None = None
-        self._unread = 0  # data in the parsing queue
+        self._unread = 0  # packets in the parsing queue
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        own: socket.socket | None = transport.get_extra_info("socket")
-        if own is not None:
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         with suppress(ValueError):  # no address
             address = ipaddress.ip_address(_address(self.client).partition("%")[0])
             is_proxy = any(address in network for network in self.limits.proxies)  # carries many clients' connections
@@ -154,9 +154,9 @@ class _Connection(H11Protocol):
         self.tasks.add(task)
 
     def _parse(self, data: bytes) -> None:
-        own: socket.socket | None = self.transport.get_extra_info("socket")
-        if own is not None and own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.transport.abort()  # the client reset it, but the event loop reads the data first
+        sock: socket.socket | None = self.transport.get_extra_info("socket")
+        if sock is not None and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()  # the client has reset it, but the event loop delivers the data first
             return
         kind, began = type(self), time.perf_counter()
         if not kind.parsed_seconds:
@@ -169,7 +169,7 @@ class _Connection(H11Protocol):
         holder.set(self._client or "")
         try:
             async with self.parsing.turn():
-                await asyncio.sleep(0)  # other events go first, because they may be probes
+                await asyncio.sleep(0)  # handle other events first: they may be probes
                 self._unread -= 1
                 if not self.transport.is_closing():
                     self.flow.resume_reading()
@@ -185,7 +185,7 @@ class _Connection(H11Protocol):
         return is_awaited
 
     def _probe_client(self, seconds: float = FIRST_PROBE_SECONDS) -> None:
-        """Send interim responses until the answer starts: the kernel of a vanished client rejects them."""
+        """Send interim responses until the answer starts, because a vanished client's kernel rejects them."""
         if (
             self._until_probed is not None
             and self.conn.our_state is h11.SEND_RESPONSE
@@ -195,7 +195,7 @@ class _Connection(H11Protocol):
         self._until_probed = self.loop.call_later(seconds, self._probe_client, min(2 * seconds, LAST_PROBE_SECONDS))
 
     def _expect_client(self) -> None:
-        """Allow `head_seconds` for the headers, and for the rest of a body that is already answered."""
+        """Start or cancel the timeout for headers, or for the rest of a body whose request is already answered."""
         is_expected = self.conn.their_state is h11.IDLE or self._is_rest_expected()
         if not is_expected and self._until_heard is not None:
             self._until_heard.cancel()
@@ -209,13 +209,13 @@ class _Connection(H11Protocol):
     def handle_events(self) -> None:
         try:
             super().handle_events()
-        except UnicodeDecodeError:  # the address isn't ASCII
-            self.send_400_response("the address of the request isn't ASCII; encode it with %")
+        except UnicodeDecodeError:
+            self.send_400_response("the request's URL isn't ASCII; percent-encode it")
         except Problem as problem:
             self._refuse(problem.status_code, problem.detail, problem.headers)
 
     def _should_upgrade(self) -> bool:
-        """Ignore upgrades; the inherited method would log what to install for them."""
+        """Ignore upgrade requests; the inherited method would log which library to install for them."""
         return False
 
     def send_400_response(self, msg: str) -> None:
@@ -237,16 +237,16 @@ class _Connection(H11Protocol):
         return self.conn.sent - self.transport.get_write_buffer_size()
 
     def _expect_reading(self) -> None:
-        """Start the deadline of `send_seconds` for the buffers; it is extended while the client reads."""
+        """Give the client `send_seconds` to read the buffered data, and more while it reads."""
         if self._until_read is None and self.transport.get_write_buffer_size():
             since = self.loop.time(), self._read()
-            self._until_read = self.loop.call_later(self.limits.send_seconds, self._look_at_reading, *since)
+            self._until_read = self.loop.call_later(self.limits.send_seconds, self._check_reading, *since)
 
-    def _look_at_reading(self, begun: float, before: int) -> None:
+    def _check_reading(self, started: float, read_before: int) -> None:
         """Abort the connection at the deadline; closing it would wait for the client."""
-        more = (self._read() - before) / self.limits.slowest_bytes_per_second
-        left = begun + self.limits.send_seconds + more - self.loop.time()
-        self._until_read = self.loop.call_later(left, self._look_at_reading, begun, before) if left > 0 else None
+        more = (self._read() - read_before) / self.limits.slowest_bytes_per_second
+        left = started + self.limits.send_seconds + more - self.loop.time()
+        self._until_read = self.loop.call_later(left, self._check_reading, started, read_before) if left > 0 else None
         if self._until_read is None and self.transport.get_write_buffer_size():
             logger.warning("an answer was not read in time", extra={"fields": {"client": _address(self.client)}})
             self.transport.abort()

@@ -1,5 +1,7 @@
-"""Middleware around every request, in plain ASGI: its id, log line and metrics, the headers of every answer and the one
-shape of errors; then framing, hosts, keys and rates, and the limits on the body, counted as bytes arrive.
+"""ASGI middleware for every request.
+
+From the outside in: request id, log line, metrics and response headers; message framing and hosts; the format of
+errors; API keys and rate limits; and the limit on bodies, whose bytes are counted as they arrive.
 """
 
 from __future__ import annotations
@@ -37,25 +39,25 @@ from service.http.metrics import Metrics
 from service.slots import holder
 
 logger = logging.getLogger("claimcheck.access")
-OF_BODY = (b"content-length", b"content-type", b"content-encoding", b"content-disposition")
+BODY_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"content-disposition")
 OWN_ERRORS = (MEDIA_TYPE, "text/html")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 COUNT_SECONDS = 2.0
-MAX_ACCEPT_BYTES = 1024  # browsers send some 150
+MAX_ACCEPT_BYTES = 1024  # browsers send about 150
 NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
 ADDRESS = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass
 class Readiness:
-    """State of one application, which may be asked neither before its warm-up is over nor once it is told to end."""
+    """Readiness of one application: it is ready when it is warm and not draining."""
 
     is_warm: bool = False
     is_draining: bool = False
 
 
 class HttpMiddleware(ABC):
-    """Leaves all but HTTP to the application: its start and its end."""
+    """Base class that handles HTTP requests in `answer` and passes lifespan events on."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -68,10 +70,10 @@ class HttpMiddleware(ABC):
 
 
 class RequestContextMiddleware(HttpMiddleware):
-    """The outermost layer: every answer gets its headers, a log line and a count.
+    """Outermost layer, which adds headers to every response, logs it and counts it.
 
-    HEAD is answered as GET without the body, and `If-None-Match: *` with 304 where there is an answer.  While the
-    service drains, answers close their connections.
+    HEAD is answered as GET without the body, and `If-None-Match: *` with 304 if the resource exists.  While the service
+    drains, responses close their connections.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, readiness: Readiness) -> None:
@@ -81,20 +83,20 @@ class RequestContextMiddleware(HttpMiddleware):
         given = Headers(scope=scope).get("x-request-id", "")
         identity = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         client = scope.get("client")
-        token, held = logs.request_id.set(identity), holder.set(client_of(client[0]) if client else "")
+        id_token, client_token = logs.request_id.set(identity), holder.set(client_of(client[0]) if client else "")
         method = scope["method"]
         inner = {**scope, "method": "GET"} if method == "HEAD" else scope
         inner.setdefault("state", {})
         started, status, size = time.perf_counter(), 0, 0
         has_body = method != "HEAD"
 
-        async def dressed(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status, size, has_body
             if message["type"] == "http.response.start":
-                has_any = known_tags(Headers(scope=inner)) == ["*"] and "etag" in inner["state"]
-                if message["status"] == 200 and has_any:
-                    left = [pair for pair in message["headers"] if pair[0] not in OF_BODY]
-                    message, has_body = {**message, "status": 304, "headers": left}, False
+                matches_any = known_tags(Headers(scope=inner)) == ["*"] and "etag" in inner["state"]
+                if message["status"] == 200 and matches_any:
+                    kept = [pair for pair in message["headers"] if pair[0] not in BODY_HEADERS]
+                    message, has_body = {**message, "status": 304, "headers": kept}, False
                 status, headers = message["status"], MutableHeaders(scope=message)
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
@@ -113,7 +115,7 @@ class RequestContextMiddleware(HttpMiddleware):
             await send(message)
 
         try:
-            await self.app(inner, receive, dressed)
+            await self.app(inner, receive, send_with_headers)
         finally:
             seconds = time.perf_counter() - started
             known = getattr(inner.get("route"), "path_format", None) or "other"
@@ -124,21 +126,23 @@ class RequestContextMiddleware(HttpMiddleware):
             if key := inner["state"].get("key"):
                 fields["key"] = key
             logger.info("request", extra={"fields": fields})
-            logs.request_id.reset(token)
-            holder.reset(held)
+            logs.request_id.reset(id_token)
+            holder.reset(client_token)
 
 
 class ProblemDetailsMiddleware(HttpMiddleware):
-    """Answers what a middleware refuses, what the framework words itself (of Range, of CORS; its other headers stay),
-    and an unexpected error: 500, or 503 if the machine has no room; logged with the request's id.  An answer
-    that has begun just ends, and the server closes the connection.
+    """Turns errors of the middleware, errors of the framework (Range, CORS) and unexpected errors into problem details.
+
+    Other headers of the framework's errors are kept.  Unexpected errors are logged with the request's id and answered
+    with 500, or with 503 if the machine is out of memory, disk space or file handles.  If the response has already
+    begun, it is cut off, and the server closes the connection.
     """
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         held: Message | None = None
         has_begun, words = False, b""
 
-        async def worded(message: Message) -> None:
+        async def send_as_problem(message: Message) -> None:
             nonlocal held, has_begun, words
             is_error = message["type"] == "http.response.start" and message["status"] >= 400
             if is_error and not Headers(raw=message["headers"]).get("content-type", "").startswith(OWN_ERRORS):
@@ -150,11 +154,12 @@ class ProblemDetailsMiddleware(HttpMiddleware):
                 words += message.get("body", b"")[:200]
                 if not message.get("more_body", False):
                     start, held = held, None
-                    await _as_problem(Request(scope), start, words.decode("utf-8", "replace"))(scope, receive, worded)
+                    problem = _as_problem(Request(scope), start, words.decode("utf-8", "replace"))
+                    await problem(scope, receive, send_as_problem)
 
         try:
-            await self.app(scope, receive, worded)
-        except Exception as error:  # noqa: BLE001  (this is where every fault ends)
+            await self.app(scope, receive, send_as_problem)
+        except Exception as error:  # noqa: BLE001  (no other handler follows)
             request = Request(scope)
             if isinstance(error, Problem):
                 response = problem_response(request, error.status_code, error.detail, dict(error.headers or {}))
@@ -165,22 +170,22 @@ class ProblemDetailsMiddleware(HttpMiddleware):
 
 
 def _as_problem(request: Request, start: Message, words: str) -> Response:
-    headers = dict(Headers(raw=[pair for pair in start["headers"] if pair[0] not in OF_BODY]))
-    if there := headers.get("content-range", "").partition("/")[2]:
-        words = f"the range begins beyond the end, at {there} bytes"
+    headers = dict(Headers(raw=[pair for pair in start["headers"] if pair[0] not in BODY_HEADERS]))
+    if size := headers.get("content-range", "").partition("/")[2]:
+        words = f"the range begins beyond the end of the file, which has {size} bytes"
     words = words.strip().rstrip(".") or title_of(start["status"])
     return problem_response(request, start["status"], words[0].lower() + words[1:], headers)
 
 
 class RequestCheckMiddleware(HttpMiddleware):
-    """Reads a request's address as the server behind any proxy does, and refuses what no route should see.
+    """Normalises a request's path and host, and rejects requests that no route should see.
 
-    400: a body whose length is said in two ways, or in one that its version doesn't know (RFC 9112, section 6): a proxy
-    in front may have read another body.  The connection is closed, since what follows is in doubt.
-    431: headers over `MAX_REQUEST_HEADER_BYTES`; the server's own limit covers a line that hasn't ended yet.
-    421: a host that this service doesn't answer for, so that another site's page can't reach it by that site's name.
-    Probes and Prometheus name a pod by its address, so what only machines read is answered for any host.
-    403: what a page of another site sends: any page could have a browser ask a service on this machine.
+    400: the body has two lengths, or one that its HTTP version doesn't support (RFC 9112, section 6).  A proxy in front
+    may have read another body, so the connection is closed.
+    431: the headers are larger than `MAX_REQUEST_HEADER_BYTES`; the server itself limits only an unfinished line.
+    421: this service doesn't serve the host.  Otherwise, a page of another site could reach it under that site's name.
+    Health and metrics are served for any host, because probes and Prometheus address a pod by its IP address.
+    403: a page of another site sent the request.  Any page could make a browser send one to a service on this machine.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: Sequence[str], origins: Sequence[str], root_path: str) -> None:
@@ -194,9 +199,7 @@ class RequestCheckMiddleware(HttpMiddleware):
         await self.app(scope, receive, send)
 
     def _normalise(self, scope: Scope) -> None:
-        """A target that is a whole address means its path, at its host (RFC 9112, 3.2.2).  A proxy may have left
-        the root path out.
-        """
+        """Split an absolute URL into path and host (RFC 9112, 3.2.2), and add the root path if a proxy removed it."""
         if address := ADDRESS.fullmatch(scope.get("raw_path") or b""):
             others = [pair for pair in scope["headers"] if pair[0] != b"host"]
             path = address[2] or b"/"
@@ -225,9 +228,11 @@ class RequestCheckMiddleware(HttpMiddleware):
 
 
 def _is_ignored(name: bytes, value: bytes) -> bool:
-    """True for cookies, of which the service has none and which FastAPI reads for every route, in quadratic time; for a
-    long Accept, which is read for every page and list; for a range of an unknown unit (RFC 9110, 14.2) and an
-    Accept-Encoding that refuses gzip, which the framework misreads.
+    """Return True for headers that routes must not see.
+
+    Cookies: the service sets none, and FastAPI parses them for every route, in quadratic time.  A long Accept: it is
+    parsed for every page and list.  A range of an unknown unit (RFC 9110, 14.2), and an Accept-Encoding that refuses
+    gzip: the framework misreads both.
     """
     if name == b"range":
         return not value.lower().startswith(b"bytes=")
@@ -237,9 +242,9 @@ def _is_ignored(name: bytes, value: bytes) -> bool:
 
 
 class KeysAndRates(HttpMiddleware):
-    """401 and 429 for inference, before a body is received.
+    """Rejects inference requests without a valid key (401) or over their rate (429) before reading the body.
 
-    A file of counts may be locked by another process: it is asked in a thread, one request after the other.
+    Another process may have locked the file of counts, so requests are counted in a thread, one at a time.
     """
 
     def __init__(self, app: ASGIApp, policy: AccessPolicy) -> None:
@@ -267,13 +272,15 @@ class KeysAndRates(HttpMiddleware):
 
 
 class BodyLimit(HttpMiddleware):
-    """413 for a body over `limit` bytes, whether its length is declared, wrong or absent; 408 if it doesn't arrive; 503
-    for one with which all that are here would be over `together` bytes, or those of its client over half of that.
+    """Limits request bodies, whether their declared length is right, wrong or absent.
+
+    413: the body is larger than `limit` bytes.  408: it doesn't arrive within `seconds`.  415: it is compressed.
+    503: with it, all bodies in memory would exceed `together` bytes, or one client's would exceed half of that.
     """
 
     def __init__(self, app: ASGIApp, limit: int, together: int, seconds: float) -> None:
         self.app, self.limit, self.together, self.seconds = app, limit, together, seconds
-        self._here: Counter[str] = Counter()  # bytes of each client
+        self._bytes_by_client: Counter[str] = Counter()
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -285,28 +292,29 @@ class BodyLimit(HttpMiddleware):
         received, is_complete, client = 0, False, holder.get()
         deadline = time.monotonic() + self.seconds
 
-        async def counted() -> Message:
+        async def receive_counted() -> Message:
             nonlocal received, is_complete
             if is_complete:
-                return await receive()  # the next message says that the client is gone, and may come late
+                return await receive()  # the next message reports a disconnect, which may come late
             try:
-                async with asyncio.timeout(deadline - time.monotonic()):  # `wait_for` would make a task of it
+                async with asyncio.timeout(deadline - time.monotonic()):  # `wait_for` would create a task
                     message = await receive()
             except TimeoutError:
                 raise Problem(408, f"the request body didn't arrive within {self.seconds:g} s") from None
             size = len(message.get("body", b""))
             received += size
-            self._here[client] += size
+            self._bytes_by_client[client] += size
             if received > self.limit:
                 raise Problem(413, too_large)
-            if self._here[client] > max(self.limit, self.together // 2) or self._here.total() > self.together:
+            client_limit = max(self.limit, self.together // 2)
+            if self._bytes_by_client[client] > client_limit or self._bytes_by_client.total() > self.together:
                 raise Problem(503, "too many large requests are being received", {"retry-after": "2"})
             is_complete = not message.get("more_body", False)
             return message
 
         try:
-            await self.app(scope, counted, send)
+            await self.app(scope, receive_counted, send)
         finally:
-            self._here[client] -= received
-            if not self._here[client]:
-                del self._here[client]
+            self._bytes_by_client[client] -= received
+            if not self._bytes_by_client[client]:
+                del self._bytes_by_client[client]

@@ -32,7 +32,7 @@ from service.inference.workers import NeverBegan, PassFailed
 from service.slots import FairQueue, Request, Ticket, holder, refuse
 from stages.checkpoint.contract import CheckpointError
 
-LOOK_SECONDS = 0.5  # between two health checks of an idle worker
+HEALTH_CHECK_SECONDS = 0.5  # interval for idle workers
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # before restarting a worker that keeps crashing
 PASS_SECONDS = 0.05  # estimated; other clients wait this long
 ASIDE_SECONDS = 600.0
@@ -41,7 +41,7 @@ logger = logging.getLogger("claimcheck")
 
 
 class InferenceStopped(RuntimeError):
-    """The worker is gone or the service is stopping; the client may retry."""
+    """No worker is running or the service is stopping; the client may retry."""
 
 
 class AnswerFailed(RuntimeError):
@@ -63,7 +63,7 @@ class SetAside(RuntimeError):
 class ImageJob(Ticket):
     """Images uint8 [N, C, H, W] for one pass; `future` gets their probabilities float32 [N, K].
 
-    `only`: the worker that must answer.  `is_retried`: it crashed a worker before.
+    `only`: the worker that must run the pass, if any.  `is_retried`: its first pass crashed a worker.
     """
 
     model: Model
@@ -75,7 +75,7 @@ class ImageJob(Ticket):
 
 
 class Runner(Protocol):
-    """Runs passes, one at a time: see `Worker`."""
+    """Interface of a worker that runs one pass at a time, such as `Worker`."""
 
     @property
     def is_alive(self) -> bool: ...
@@ -90,7 +90,7 @@ class Runner(Protocol):
 class Batcher:
     """Thread-safe batcher for several event loops; call `start` before use and `stop` after.
 
-    Each worker has a thread that hands it passes and replaces it if it crashed.  `observer` is called after each
+    Each worker has a thread that hands it passes and replaces it if it crashes.  `observer` is called after each
     pass with its `images`, the longest wait (`waited_seconds`) and its duration (`pass_seconds`).
     """
 
@@ -115,7 +115,7 @@ class Batcher:
         self._given_up: set[Runner] = set()  # temporarily, because they keep crashing
         self._running: dict[Runner, str] = {}  # the client of each pass
         self._active: TTLCache[str, None] = TTLCache(1000, ACTIVE_SECONDS)  # active clients
-        self._set_aside: dict[str, tuple[Model, float]] = {}  # until when
+        self._set_aside: dict[str, tuple[Model, float]] = {}  # disabled models, and until when
         self._threads = [
             threading.Thread(target=self._run, args=(worker,), name="inference", daemon=True) for worker in workers
         ]
@@ -125,7 +125,7 @@ class Batcher:
             thread.start()
 
     def stop(self, seconds: float = 5.0) -> None:
-        """Answer waiting requests, then end the threads; a pass that takes longer is abandoned."""
+        """Answer waiting requests, then end the threads; a pass that takes longer than `seconds` is abandoned."""
         with self._changed:
             self._stopping.set()
             for waker in self._wakers.values():
@@ -156,8 +156,10 @@ class Batcher:
         return [model for model, until in list(self._set_aside.values()) if time.monotonic() < until]
 
     def require_fit(self, model: Model) -> None:
-        """Raises:
-        SetAside: the model is disabled.
+        """Check that the model isn't disabled.
+
+        Raises:
+            SetAside: it is disabled.
         """
         _, until = self._set_aside.get(model.sha256, (None, 0.0))
         if time.monotonic() < until:
@@ -218,7 +220,7 @@ class Batcher:
         """Return class probabilities float32 [N, K] of uint8 images [N, C, H, W]; a cancelled call leaves the queue.
 
         Raises:
-            Busy, InferenceStopped, SetAside: as `submitted`.
+            Busy, InferenceStopped, SetAside: as for `submitted`.
             AnswerFailed: the model failed on one of the images.
             CheckpointError: the weights can't be loaded.
         """
@@ -226,30 +228,30 @@ class Batcher:
             return await answers(jobs)
 
     def _run(self, worker: Runner) -> None:
-        deaths = 0  # in a row, without an answer or a while of running in between
+        crashes = 0  # in a row, with neither an answer nor a passed health check in between
         try:
             while (batch := self._next_batch(worker)) is not None:
                 if self._serve(batch, worker) if batch else worker.is_alive:
-                    deaths = 0
+                    crashes = 0
                     continue
-                if not self._replaced(worker, deaths):
+                if not self._restart(worker, crashes):
                     return
-                deaths += 1
+                crashes += 1
         finally:
             self._give_up(worker)
 
-    def _replaced(self, worker: Runner, deaths: int) -> bool:
-        """Start a new worker, at once or, if that failed before, after a while; return False if the batcher stops."""
+    def _restart(self, worker: Runner, crashes: int) -> bool:
+        """Restart a worker, after a pause if it keeps crashing; return False if the batcher is stopping."""
         logger.error("an inference process ended and is being replaced")
         while not self._stopping.is_set():
-            if deaths > 1:  # a request that crashes workers crashes two
+            if crashes > 1:  # a single bad request crashes two workers, so it needs no pause
                 self._give_up(worker)
-                self._stopping.wait(min(FIRST_PAUSE * 2**deaths, LONGEST_PAUSE))
+                self._stopping.wait(min(FIRST_PAUSE * 2**crashes, LONGEST_PAUSE))
             try:
                 worker.restart()
             except OSError as error:
                 logger.error("no inference process can be started: %s", error)
-                deaths += 1
+                crashes += 1
             else:
                 self._given_up.discard(worker)
                 return True
@@ -271,7 +273,7 @@ class Batcher:
             logger.error("%s, at %s (run %s)", error, model.path, model.contract.run_key)
             self._retry(batch, has_begun=not isinstance(error, NeverBegan))
             return False
-        except Exception:  # for example, memory that the next pass may get
+        except Exception:  # for example out of memory, where the next pass may succeed
             logger.exception("a pass of %s failed", batch[0].model.path)
             refuse(batch, AnswerFailed("the model failed on this image"))
         finally:
@@ -296,8 +298,8 @@ class Batcher:
     def _next_batch(self, worker: Runner) -> list[ImageJob] | None:
         """Return the next jobs of one model that run together.
 
-        Empty if the worker is gone, or after a while without jobs, so that its health is checked; None if the batcher
-        stops and nothing is left.
+        The list is empty if the worker is gone, or if no job came for `HEALTH_CHECK_SECONDS`, so that its health is
+        checked.  Return None if the batcher is stopping and no job is left.
         """
         with self._changed:
             self._idle.add(worker)
@@ -308,7 +310,7 @@ class Batcher:
                         return None
                     jobs = self._same_model(waiting, worker)
                     if not jobs or (time_left := self._worth_waiting(jobs)) > 0:
-                        if not self._wakers[worker].wait(time_left if jobs else LOOK_SECONDS) and not jobs:
+                        if not self._wakers[worker].wait(time_left if jobs else HEALTH_CHECK_SECONDS) and not jobs:
                             return []
                         continue
                     if not worker.is_alive:
@@ -324,7 +326,7 @@ class Batcher:
                     return batch
             finally:
                 self._idle.remove(worker)
-                self._wake()  # the waiting images may be enough for the remaining workers
+                self._wake()  # the remaining images may suffice for the other idle workers
 
     def _wake(self) -> None:
         """Wake one idle worker that has something to run; it wakes the next one."""
@@ -333,7 +335,7 @@ class Batcher:
             self._wakers[worker].notify()
 
     def _same_model(self, waiting: Sequence[ImageJob], worker: Runner) -> list[ImageJob]:
-        """Return the next jobs of one model for this worker, except models that an idle worker has loaded.
+        """Return the next jobs of one model for this worker; leave models to idle workers that have loaded them.
 
         While other clients are active, one client gets at most all workers but one.
         """
@@ -354,7 +356,7 @@ class Batcher:
         return [job for job in mine if job.model.sha256 == mine[0].model.sha256 and not job.is_retried]
 
     def _worth_waiting(self, jobs: Sequence[ImageJob]) -> float:
-        """Return the seconds in which announced requests may still join; zero if the pass is full."""
+        """Return how many seconds to wait for announced requests; zero if the pass is full."""
         is_full = sum(len(job.images) for job in jobs) >= self.max_batch * len(self._idle)
         if is_full or not self._announced or self._stopping.is_set():
             return 0.0
@@ -365,7 +367,7 @@ class Batcher:
         started = time.monotonic()
         try:
             images = np.concatenate([job.images for job in batch])
-            found = worker.probabilities(batch[0].model, images, batch[0].request.client)
+            probabilities = worker.probabilities(batch[0].model, images, batch[0].request.client)
         except CheckpointError as error:
             refuse(batch, error)
             return
@@ -378,12 +380,12 @@ class Batcher:
             return
         start = 0
         for job in batch:
-            rows = found[start : start + len(job.images)]
+            rows = probabilities[start : start + len(job.images)]
             start += len(job.images)
             if not np.isfinite(rows).all():
                 refuse([job], AnswerFailed("the model returned NaN or infinity for this image"))
             else:
-                with suppress(InvalidStateError):  # cancelled meanwhile
+                with suppress(InvalidStateError):  # it was cancelled meanwhile
                     job.future.set_result(rows)
         if self._observer is not None:
             waited, took = started - min(job.submitted for job in batch), time.monotonic() - started
@@ -391,5 +393,5 @@ class Batcher:
 
 
 async def answers(jobs: Sequence[ImageJob]) -> np.ndarray:
-    """Return the probabilities of all jobs of one model, in order.  Raises as `Batcher.probabilities`."""
+    """Return the probabilities of all jobs of one model, in order.  Raises as `Batcher.probabilities` does."""
     return np.concatenate(await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs)))

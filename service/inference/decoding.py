@@ -1,7 +1,7 @@
-"""Decodes uploaded files to pixels.
+"""Decode uploaded images.
 
 Tiny files are decoded on the event loop, which is faster than handing them to a thread.  Small files are decoded in a
-thread; nothing of that size takes longer than some 30 ms.  Larger files go to a process with memory and time limits,
+thread, where none of them takes longer than about 30 ms.  Larger files go to a process with memory and time limits,
 which is killed and replaced if it exceeds them.  Threads and processes each have a fair queue.
 """
 
@@ -40,7 +40,7 @@ GOOD = bytes.fromhex(
 )
 """PNG of one black pixel; a decoder that can't decode it is broken."""
 BUSY = 0.25
-"""Smallest share of CPU time that a decoder gets on a machine that isn't too busy."""
+"""CPU share of a decoder below which the machine, not the image, is blamed for a timeout."""
 PIXELS_PER_SECOND, SMALL_SECONDS = 20e6, 0.01  # estimated decoding times
 MEMORY_BYTES = 512 * 1024 * 1024  # decoding the largest image takes some 250 MB
 
@@ -55,7 +55,7 @@ class Upload:
 
 @dataclass(eq=False, kw_only=True)
 class _Share(Request):
-    """Time budget of one request: seconds left, and CPU seconds of decoding processes, in all and those charged."""
+    """Time budget of one request: seconds left, CPU seconds used by processes, and the part of them that is charged."""
 
     seconds_left: float
     computed: float = 0.0
@@ -63,7 +63,7 @@ class _Share(Request):
 
 
 class Decoder:
-    """Decodes images outside the event loop, for one loop; call `start` before use and `stop` after.
+    """Image decoder for one event loop; call `start` before use and `stop` after.
 
     An image waits at most `wait_seconds` for a process; the queue holds at most `max_waiting_seconds` of work.
     """
@@ -105,9 +105,9 @@ class Decoder:
         """Decode the images of one request as uint8 [N, C, H, W] for each of `shapes`; also return errors by image.
 
         Raises:
-            ImageError: no file is a supported image, or all take too long; the message names the first.
+            ImageError: no file is a supported image that decodes in time; the message names the first.
             ImageTooLarge: the images together have too many pixels.
-            Busy: too many images are waiting, in all or of this client.
+            Busy: the queue is full, the wait was too long, or the machine is too busy.
             InferenceStopped: no decoding process can be started.
         """
         outlines: dict[int, Outline] = {}
@@ -122,7 +122,7 @@ class Decoder:
 
         for number, upload in enumerate(uploads):
             await keep(outlines, number, self._outline(upload))
-        pixels = sum(found.pixels for found in outlines.values())
+        pixels = sum(item.pixels for item in outlines.values())
         if pixels > self.max_pixels:
             raise ImageTooLarge(
                 f"{len(uploads)} images have {pixels:,} pixels together; one request takes at most {self.max_pixels:,}"
@@ -130,12 +130,12 @@ class Decoder:
         share = _Share(seconds_left=self.seconds)
         small = {
             number
-            for number, found in outlines.items()
-            if len(uploads[number].content) <= SMALL_BYTES and found.work <= SMALL_WORK
+            for number, item in outlines.items()
+            if len(uploads[number].content) <= SMALL_BYTES and item.work <= SMALL_WORK
         }
         large = [
-            asyncio.ensure_future(keep(decoded, number, self._in_process(uploads[number], shapes, found.work, share)))
-            for number, found in outlines.items()
+            asyncio.ensure_future(keep(decoded, number, self._in_process(uploads[number], shapes, item.work, share)))
+            for number, item in outlines.items()
             if number not in small
         ]
         await all_or_none(large)
@@ -144,7 +144,7 @@ class Decoder:
                 await asyncio.sleep(0)  # lets other requests run in between
             is_tiny = _is_tiny(uploads[number], outlines[number])
             content = uploads[number].content
-            work = _here(content, shapes) if is_tiny else self._in_thread(_decode_all, content, shapes)
+            work = _decode_here(content, shapes) if is_tiny else self._in_thread(_decode_all, content, shapes)
             await keep(decoded, number, work)
         if not decoded:
             raise errors[0]
@@ -177,20 +177,20 @@ class Decoder:
         process = self._idle.pop()
         job = self._askers.submit(self._ask, process, upload.content, shapes, share)
 
-        def give_back() -> None:
+        def release() -> None:
             self._idle.append(process)
             took, share.charged = share.computed - share.charged, share.computed
             self._in_processes.give_back(share, took - cost)
 
-        def hand_on(_job: Future[Decoded]) -> None:
+        def release_in_loop(_job: Future[Decoded]) -> None:
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(give_back)
+                loop.call_soon_threadsafe(release)
 
-        job.add_done_callback(hand_on)  # only after the process has answered, even if the request is cancelled
+        job.add_done_callback(release_in_loop)  # a cancelled request keeps the process until it has answered
         return await asyncio.wrap_future(job)
 
     def _ask(self, process: Process, content: bytes, shapes: Sequence[Shape], share: _Share) -> Decoded:
-        """Retry an image once if its process crashed, because the cause may be another.
+        """Decode an image in a process; retry once if the process crashes, because the cause may lie elsewhere.
 
         If the processes were killed or got less than `BUSY` of the CPU time, the image is not to blame.
         """
@@ -202,7 +202,7 @@ class Decoder:
                 _replace(process)
             started, before = time.monotonic(), process.processor_seconds
             try:
-                found = process.ask((content, shapes), share.seconds_left)
+                result = process.ask((content, shapes), share.seconds_left)
                 after = process.processor_seconds
             except ProcessSlow as slow:
                 after = slow.processor_seconds
@@ -216,9 +216,9 @@ class Decoder:
             finally:
                 share.seconds_left -= time.monotonic() - started
                 share.computed += self.seconds if before is None or after is None else after - before
-            if isinstance(found, Exception):
-                raise found
-            return found
+            if isinstance(result, Exception):
+                raise result
+            return result
         else:
             if not fault:
                 raise Busy("the processes that decode images were killed")
@@ -233,12 +233,12 @@ class Decoder:
         raise ImageError(f"decoding takes longer than {self.seconds:g} s, the limit for all images of a request")
 
 
-def _is_tiny(upload: Upload, found: Outline) -> bool:
+def _is_tiny(upload: Upload, image: Outline) -> bool:
     content = upload.content
-    return len(content) <= TINY_BYTES and found.work <= TINY_WORK and not any(part in content for part in UNPACKED)
+    return len(content) <= TINY_BYTES and image.work <= TINY_WORK and not any(part in content for part in UNPACKED)
 
 
-async def _here(content: bytes, shapes: Sequence[Shape]) -> Decoded:
+async def _decode_here(content: bytes, shapes: Sequence[Shape]) -> Decoded:
     return _decode_all(content, shapes)
 
 
@@ -277,9 +277,9 @@ def _answer(content: bytes, shapes: Sequence[Shape], memory_bytes: int, has_all:
 
 
 def _limit_memory(memory_bytes: int) -> bool:
-    """Limit the process's memory from here on (Linux only, which reports its current use).
+    """Limit the memory that this process may still allocate (only on Linux, which reports its current use).
 
-    Returns False if an existing limit (`ulimit -v`) is lower.
+    Return False if a lower limit (`ulimit -v`) applies already.
     """
     statistics = Path("/proc/self/statm")
     if statistics.exists():

@@ -9,7 +9,7 @@ from typing import Any
 
 from service.pages.legend import address_of, is_part, key_of, meaning_of
 from service.pages.opening import holds_in_its_order_only
-from service.pages.wording import say_claim, verdict_in_words
+from service.pages.wording import name_with_value, verdict_in_words
 from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER, ClaimRecord, ExperimentComparison, Paper, Result, Tally
 
 DIGITS = 12  # of a digest, as pages show it
@@ -100,7 +100,7 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
     article = {"@type": "ScholarlyArticle", "name": paper.title}
     if link := address_of(paper):
         article["url"] = link
-    said = say_claim(name, record.claim)
+    said = name_with_value(name, record.claim)
     claim = {"@type": "Claim", "name": said, "appearance": article}
     if record.verdict.status not in (*FOR_THE_PAPER, *AGAINST_THE_PAPER):
         return {"@context": "https://schema.org", **claim, "url": address}

@@ -1,4 +1,4 @@
-"""The box on a claim's page: what came out, for which part of a grid, what is open and why, by which rule."""
+"""Text of the result box on a claim's page: the outcome, the part of the grid that it covers, and its caveats."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ LEVEL = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """The mean gain of the pairs at each level of a factor, by rising level, better positive.
+    """Mean gain of the pairs at each level of a factor, lowest level first; a positive gain is better.
 
-    `p_value`: two-sided, of a trend (Mann 1945: the gains in the order of the levels, counted by inversions).
+    `p_value` is that of Mann's two-sided test for a trend (1945), which counts inversions of the gains.
     """
 
     factor: str
@@ -56,19 +56,19 @@ class Trend:
     @property
     def p_value(self) -> float:
         falls = sum(one > other for one, other in combinations(self.gains.values(), 2))
-        ways = _orders_by_inversions(len(self.gains))
-        return min(1.0, 2 * sum(ways[: 1 + min(falls, len(ways) - 1 - falls)]) / sum(ways))
+        counts = _permutations_by_inversions(len(self.gains))
+        return min(1.0, 2 * sum(counts[: 1 + min(falls, len(counts) - 1 - falls)]) / sum(counts))
 
     @property
     def rises(self) -> bool | None:
-        """True or False where the gain rises or falls with the factor; None where neither is plain."""
+        """True if the gain rises with the factor, False if it falls, None if neither is significant."""
         values = list(self.gains.values())
         rising = sum(one < other for one, other in combinations(values, 2))
         return None if self.p_value > LEVEL else 2 * rising > len(values) * (len(values) - 1) / 2
 
 
 def find_trend(record: ClaimRecord, arms: Iterable[ArmRow]) -> Trend | None:
-    """The trend of a uniform gain by its factor; None of other claims, and of fewer than two levels."""
+    """Return the trend of a gain over the claim's factor; None without a factor or with fewer than two levels."""
     factor = record.claim.factor
     if factor is None:
         return None
@@ -81,7 +81,7 @@ def find_trend(record: ClaimRecord, arms: Iterable[ArmRow]) -> Trend | None:
         by_level[level].append(pair.gain)
     if len(by_level) < 2:
         return None
-    gains = {level: fmean(found) for level, found in by_level.items()}
+    gains = {level: fmean(values) for level, values in by_level.items()}
     return Trend(factor=factor, gains=gains, pairs=tuple(pairs))
 
 
@@ -95,38 +95,38 @@ def describe_trend(trend: Trend, claim: Claim) -> str:
     ]
     if trend.rises is None:
         return ""
-    way = "grows" if trend.rises else "falls"
-    return f"The gain {way} with {trend.factor}, from {ends[0]} to {ends[1]}."
+    verb = "grows" if trend.rises else "falls"
+    return f"The gain {verb} with {trend.factor}, from {ends[0]} to {ends[1]}."
 
 
 def describe_other_reading(trend: Trend) -> str:
-    """Describe the pairs if "uniform" is read as "better at every level", which is no verdict."""
+    """Describe the pairs under the other reading of "uniform": "better at every level".  It gives no verdict."""
     ahead = sum(pair.low > 0 for _, pair in trend.pairs)
     better = sum(pair.gain > 0 for _, pair in trend.pairs)
     many = f"all {len(trend.pairs)}" if better == len(trend.pairs) else f"{better} of the {len(trend.pairs)}"
     sure = f"{'each' if ahead == better else ahead} with an interval above 0"
-    said = f"If “uniform” is read as “better at every {trend.factor}”, {many} trained pairs agree"
-    return f"{said}, {sure}; we don’t judge that reading."
+    start = f"If “uniform” is read as “better at every {trend.factor}”, {many} trained pairs agree"
+    return f"{start}, {sure}; we don’t judge that reading."
 
 
 def range_of(trend: Trend, claim: Claim) -> str:
-    """The least and the largest mean gain: 0.13 to 0.31 nats."""
+    """Write the smallest and the largest mean gain, as "0.13 to 0.31 nats"."""
     ends = min(trend.gains.values()), max(trend.gains.values())
     return from_to(*(in_terms_of(end, claim, as_precise_as(*ends)).removeprefix("+") for end in ends))
 
 
-def _orders_by_inversions(n: int) -> list[int]:
-    """Count the orders of n things that have 0, 1, 2, … pairs the wrong way round."""
-    ways = [1]
+def _permutations_by_inversions(n: int) -> list[int]:
+    """Count the permutations of n items that have 0, 1, 2, … inversions."""
+    counts = [1]
     for size in range(2, n + 1):
-        ways = [sum(ways[max(0, k - size + 1) : k + 1]) for k in range(len(ways) + size - 1)]
-    return ways
+        counts = [sum(counts[max(0, k - size + 1) : k + 1]) for k in range(len(counts) + size - 1)]
+    return counts
 
 
 def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None = None) -> str | None:
-    """The outcome in a sentence with its interval, for the part of the grid that ran; None without an interval.
+    """State the outcome and its interval for the part of the grid that ran; None without an interval.
 
-    `titles` are those of all planned arms, `trend` is how a gain that is to be uniform goes with its factor.
+    `titles` are those of all planned arms.  `trend` is needed only for a claim that a gain is uniform.
     """
     claim, verdict = record.claim, record.verdict
     if verdict.basis != "results" or verdict.estimate is None or verdict.low is None or verdict.high is None:
@@ -136,19 +136,20 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None
     interval = f"{confidence(verdict)} interval {from_to(*ends)}"
     size = in_terms_of(abs(verdict.estimate), claim, write).removeprefix("+")
     is_better = "better" if verdict.estimate >= 0 else "worse"
-    who = _shared(titles, claim.arm) or "The proposed model"
+    name = _common_title(titles, claim.arm) or "The proposed model"
     against = titles.get(claim.baseline_arm or "", "its baseline")
-    where, pairs = _where(verdict.scope), _pairs(record)
+    prefix, pairs = _where(verdict.scope), _pairs(record)
     if claim.facts.at_size:
         bound = in_terms_of_size(claim)
-        said = ", as the paper says" if verdict.status == Status.SUPPORTED else ""
+        agreement = ", as the paper says" if verdict.status == Status.SUPPORTED else ""
         compared = f", compared at {sizes(record.sizes)}," if record.sizes and is_part(verdict) else ""
-        return f"{bound}{compared} {who} is {is_better} than its baseline by {size}{said} ({interval}{pairs})."
+        return f"{bound}{compared} {name} is {is_better} than its baseline by {size}{agreement} ({interval}{pairs})."
     if claim.factor and verdict.margin:
-        alike = in_terms_of(verdict.margin, claim)
-        apart = f"{where + ' the' if where else 'The'} largest and the smallest gain by {claim.factor} differ by {size}"
-        told = describe_trend(trend, claim) if trend else ""
-        return f"{told} {apart} ({interval}{pairs}); up to {alike} would count as alike.".lstrip()
+        limit = in_terms_of(verdict.margin, claim)
+        subject = f"{prefix} the largest" if prefix else "The largest"
+        difference = f"{subject} and the smallest gain by {claim.factor} differ by {size}"
+        start = describe_trend(trend, claim) if trend else ""
+        return f"{start} {difference} ({interval}{pairs}); up to {limit} would count as alike.".lstrip()
     if claim.facts.is_spread and claim.value is not None and verdict.ours is not None:
         ends = [in_terms_of(claim.value + end, claim, write) for end in (verdict.low, verdict.high)]
         return (
@@ -156,47 +157,47 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None
             f"usually span {print_ours(verdict, claim)} at most ({confidence(verdict)} interval {from_to(*ends)})."
         )
     if claim.facts.is_gain:
-        start = f"{where} {who}" if where else who
+        start = f"{prefix} {name}" if prefix else name
         return f"{start} is {is_better} than {against} by {size} ({interval}{pairs})."
     if claim.facts.number == "model" and claim.value is not None and verdict.ours is not None:
-        way = "above" if verdict.estimate >= 0 else "below"
+        side = "above" if verdict.estimate >= 0 else "below"
         ours, printed = print_ours(verdict, claim), print_value(claim)
         if unit_of(claim) == "fraction":
             size = points(abs(verdict.estimate)).removeprefix("+")
             interval = f"{confidence(verdict)} interval {from_to(points(verdict.low), points(verdict.high))}"
-        return f"We find {ours}, {size} {way} the paper’s {printed} (of the difference: {interval})."
+        return f"We find {ours}, {size} {side} the paper’s {printed} (of the difference: {interval})."
     return None
 
 
 def qualify(record: ClaimRecord) -> list[str]:
-    """List what the outcome leaves open and why, the whole grid, other metrics, and when the rule was written."""
+    """List the outcome's caveats: missing parts of the grid, open size, other metrics, and a rule written late."""
     parts = [*_rest_of_grid(record), *_size(record), describe_part(record), *_metrics(record), *_rule(record)]
     return [part for part in parts if part]
 
 
 def confidence(verdict: VerdictRow) -> str:
-    """95 %, 96.7 %"""
+    """Write the confidence of the verdict's interval, as "96.7 %"."""
     return as_confidence(verdict.confidence or 0.0)
 
 
 def in_terms_of_size(claim: Claim) -> str:
-    """Up to 10,000 parameters; from 100,000 parameters on"""
+    """Write the sizes that a claim covers, as "Up to 10,000 parameters"."""
     side = claim.facts.at_size.partition(" ")[2].format(value_in(claim.unit or "", exact)(claim.value))
     return side[0].upper() + side[1:]
 
 
 def _printed_size(claim: Claim) -> str:
-    """The printed gain without its direction, which is judged apart: 0.25 nats, of "0.25 nats higher"."""
+    """Write the printed gain without its direction, which has its own verdict: "0.25 nats" for "0.25 nats higher"."""
     return in_terms_of(claim.value, claim, exact).removeprefix("+")
 
 
-def _shared(titles: Mapping[str, str], pattern: str | None) -> str | None:
-    """The title of the arm, or what the titles of a grid's arms begin with: DAC, of "DAC, 5 layers of 18 units"."""
+def _common_title(titles: Mapping[str, str], pattern: str | None) -> str | None:
+    """Return the arm's title, or the common beginning of a grid's titles: "DAC" of "DAC, 5 layers of 18 units"."""
     if pattern is not None and pattern in titles:
         return titles[pattern]
     own = [title for name, title in titles.items() if fnmatchcase(name, pattern or "")]
-    begun = {title.partition(", ")[0] for title in own}
-    return begun.pop() if len(begun) == 1 and len(own) > 1 else None
+    beginnings = {title.partition(", ")[0] for title in own}
+    return beginnings.pop() if len(beginnings) == 1 and len(own) > 1 else None
 
 
 def _where(scope: Mapping[str, Any] | None) -> str:
@@ -215,7 +216,7 @@ def _pairs(record: ClaimRecord) -> str:
 
 
 def _rest_of_grid(record: ClaimRecord) -> list[str]:
-    """The levels that didn't run, and what may be said of the whole grid."""
+    """Name the levels that didn't run, and give the interval for the whole grid if there is one."""
     claim, verdict, scope = record.claim, record.verdict, record.verdict.scope
     if scope and scope["planned_models"] and is_part(verdict):
         left = scope["planned_models"] - scope["models"]
@@ -236,7 +237,7 @@ def _rest_of_grid(record: ClaimRecord) -> list[str]:
 
 
 def _size(record: ClaimRecord) -> list[str]:
-    """Say if a number is as large as printed, if that is judged apart from the verdict; if open, why."""
+    """Say whether the size agrees with the paper if it has its own verdict, and why it is open."""
     claim, verdict = record.claim, record.verdict
     if verdict.size:
         side = side_of(verdict.size["status"])
@@ -262,30 +263,30 @@ def _size(record: ClaimRecord) -> list[str]:
 
 
 def _metrics(record: ClaimRecord) -> list[str]:
-    """Name the metric by which the claim was first listed, if another, and metrics that would change the verdict."""
+    """Name the claim's original metric if it was changed, and the metrics under which the verdict would differ."""
     claim, verdict = record.claim, record.verdict
     variants = {row["metric"]: row for row in verdict.variants or ()}
-    told = []
+    sentences = []
     metrics = (change for change in record.changes if change.changed and "metric" in change.changed)
     changed = next((change for change in metrics if change.changed["metric"][0]), None)
     if changed is not None:
         first = changed.changed["metric"][0]
-        said = f"It was first listed by another metric, “{lower_first(name_metric(first))}”"
-        if found := variants.pop(first, None):
-            said += f": by that it is {headline_of(found['status'])}{_ends(found, claim)}"
+        sentence = f"It was first listed by another metric, “{lower_first(name_metric(first))}”"
+        if variant := variants.pop(first, None):
+            sentence += f": by that it is {headline_of(variant['status'])}{_ends(variant, claim)}"
         rules = (row for row in record.changes if row.seen is not None and row.date == changed.date)
         rule = next(rules, None)
         seen = "after results had been published" if changed.after_evidence else "before any result"
         if rule is not None:
             seen = f"after {count_seen(rule.seen or 0, claim)} had been seen"
         why = lower_first(rule.why if rule else changed.why.partition(";")[0]).rstrip(".")
-        told.append(f"{said}. The metric was changed on {changed.date}, {seen} ({why}).")
-    told += [
-        f"By “{lower_first(name_metric(name))}” it is {headline_of(found['status'])}{_ends(found, claim)}."
-        for name, found in variants.items()
-        if found["status"] != verdict.status
+        sentences.append(f"{sentence}. The metric was changed on {changed.date}, {seen} ({why}).")
+    sentences += [
+        f"By “{lower_first(name_metric(name))}” it is {headline_of(variant['status'])}{_ends(variant, claim)}."
+        for name, variant in variants.items()
+        if variant["status"] != verdict.status
     ]
-    return told
+    return sentences
 
 
 def _ends(variant: Mapping[str, Any], claim: Claim) -> str:
@@ -294,12 +295,12 @@ def _ends(variant: Mapping[str, Any], claim: Claim) -> str:
 
 
 def _rule(record: ClaimRecord) -> list[str]:
-    """Say if the rule was written after results of the claim had been seen, and why it was written."""
-    told = rule_after(record.claim, record.verdict)
-    if told is None:
+    """Say when and why the rule was written if results of the claim had been seen before."""
+    sentence = rule_after(record.claim, record.verdict)
+    if sentence is None:
         return []
     whys = [change.why for change in record.changes if change.seen == record.verdict.seen_before_rule]
-    return [f"{told} ({lower_first(whys[-1]).rstrip('.')})." if whys else f"{told}."]
+    return [f"{sentence} ({lower_first(whys[-1]).rstrip('.')})." if whys else f"{sentence}."]
 
 
 def judged_later(judged: Iterable[JudgedClaim]) -> list[JudgedClaim]:
@@ -308,24 +309,25 @@ def judged_later(judged: Iterable[JudgedClaim]) -> list[JudgedClaim]:
 
 
 REMARKS = ("note", "place")
-"""Columns that say more of a claim and decide nothing."""
+"""Columns that comment on a claim and don't affect its verdict."""
 
 
 def sort_changes(changes: Iterable[ClaimChange]) -> tuple[list[ClaimChange], list[ClaimChange]]:
-    """(those of this claim's own row or rule that touched what is judged, the others), each by date.
+    """Split changes into those of this claim's row or rule that affect its verdict, and the others; sort by date.
 
-    Of the others are changes of the rules' numbers and of the code for many claims, most of which concern another one.
-    That a row was added is no change.
+    The others include changes of shared numbers and code, most of which concern other claims.  Adding a claim's row
+    doesn't count as a change.
     """
-    told = sorted((change for change in changes if _is_told(change)), key=lambda change: change.date)
-    return [change for change in told if _touches(change)], [change for change in told if not _touches(change)]
+    real = sorted((change for change in changes if _is_change(change)), key=lambda change: change.date)
+    own = [change for change in real if _affects_verdict(change)]
+    return own, [change for change in real if not _affects_verdict(change)]
 
 
-def _is_told(change: ClaimChange) -> bool:
+def _is_change(change: ClaimChange) -> bool:
     return change.subject != "claim" or bool(change.changed)
 
 
-def _touches(change: ClaimChange) -> bool:
+def _affects_verdict(change: ClaimChange) -> bool:
     if change.subject != "claim":
         return change.subject == "rule"
     return any(
@@ -347,22 +349,22 @@ def describe_counted(judged: JudgedClaim, lacking: Lacking) -> str:
     claim = judged.claim
     if judged.verdict.basis != "params" or claim.facts.by != "data" or not claim.metric.startswith("dataset."):
         return ""
-    told = "The number is that of the publisher’s files, and data sets with another number are rejected."
+    text = "The number is that of the publisher’s files, and data sets with another number are rejected."
     if claim.metric != "dataset.test" or len(judged.datasets) != 1 or judged.datasets[0] not in lacking:
-        return told
+        return text
     images, lost = lacking[judged.datasets[0]]
     scored = f"Results here are scored on {images - lost:,} of the {images:,}"
-    return f"{told} {scored}, because our source lacks the exact pixels of {lost}."
+    return f"{text} {scored}, because our source lacks the exact pixels of {lost}."
 
 
 def describe_whole(lacking: Lacking, titles: Mapping[str, str]) -> str:
     """Explain how complete a data set must be to decide claims, and name those that lack some test images."""
-    told = (
+    text = (
         "A data set counts as complete if every training image is official and at most "
         f"{percent(INEXACT_SHARE, 1)} of the test images are missing."
     )
     some = [f"{titles[name]} without {lost} of {images:,} test images" for name, (images, lost) in lacking.items()]
     if not some:
-        return told
+        return text
     wider = "their intervals are wider by as much as these images could change"
-    return f"{told} So results on {listed(some)} count, although our source lacks their exact pixels; {wider}."
+    return f"{text} So results on {listed(some)} count, although our source lacks their exact pixels; {wider}."

@@ -242,16 +242,15 @@ def in_terms_of(value: float | None, claim: Claim, write: Callable[[float], str]
     return points(value) if is_gain else value_in(unit, write)(value)
 
 
-def is_of_the_other(claim: Claim) -> bool:
-    """True if the number tells how much more the other model needs: a gain in time is relative to ours."""
+def names_baseline_first(claim: Claim) -> bool:
+    """Return True if a claim names the baseline first: a gain in time is how much longer the baseline takes."""
     return claim.unit == "relative gain" and claim.better == "lower"
 
 
-def in_its_way(value: float | None, claim: Claim, write: Callable[[float], str] = plain) -> str:
-    """A number of ours or of the paper in the claim's terms, a difference by its way: 0.36 pp lower, 36 % longer.
+def format_signed_change(value: float | None, claim: Claim, write: Callable[[float], str] = plain) -> str:
+    """Write a number in the claim's terms, a difference with its direction: "0.36 pp lower", "36 % longer".
 
-    The way is that of the metric of the model named first, whichever way is better; `is_of_the_other` says which is
-    named first.
+    The direction is that of the metric of the model named first (see `names_baseline_first`), better or not.
     """
     is_relative = claim.unit in RELATIVE
     if value is None or not (claim.facts.is_gain or is_relative):
@@ -261,7 +260,7 @@ def in_its_way(value: float | None, claim: Claim, write: Callable[[float], str] 
 
 
 def _way(value: float, claim: Claim) -> str:
-    is_up = (value > 0) == (claim.better != "lower" or is_of_the_other(claim))
+    is_up = (value > 0) == (claim.better != "lower" or names_baseline_first(claim))
     is_time = claim.metric in METRICS and METRICS[claim.metric].unit == "seconds"
     return {(True, False): "higher", (False, False): "lower", (True, True): "longer"}.get((is_up, is_time), "shorter")
 
@@ -278,13 +277,13 @@ def print_value(claim: Claim, write: Callable[[float], str]) -> str:
         return NONE
     if claim.facts.at_size:
         return claim.facts.at_size.format(value_in(claim.unit or "", write)(claim.value))
-    value = in_its_way(claim.value, claim, write)
+    value = format_signed_change(claim.value, claim, write)
     if claim.facts.is_spread:
         return f"{value} between the largest and the smallest of {claim.trials:g}"
     if claim.trials is not None:
         return f"{claim.value:g} of {claim.trials:g} {_TALLIED.get(claim.unit or '', claim.unit or '')}".rstrip()
     if claim.high is not None:
-        return from_to(value, in_its_way(claim.high, claim, write))
+        return from_to(value, format_signed_change(claim.high, claim, write))
     if claim.stderr is not None:
         error = in_terms_of(claim.stderr, claim, write).removeprefix("+")
         number, unit, way = value.partition(" pp ")
@@ -305,11 +304,11 @@ def by_reading(claim: Claim) -> list[tuple[str, str]]:
 def _under(reading: dict[str, Any], claim: Claim) -> str:
     """The number of a reading in the claim's terms, or its brief; "" without either."""
     if reading["ours"] is not None:
-        return in_its_way(reading["ours"], claim)
+        return format_signed_change(reading["ours"], claim)
     return reading["brief"] or ""
 
 
-def imply(claim: Claim) -> str | None:
+def expected_observation(claim: Claim) -> str | None:
     """Describe the observation that the paper's words imply without printing a number; None for other claims."""
     if not claim.facts.is_implied or claim.value is None:
         return None

@@ -1,4 +1,4 @@
-"""The four words of verdicts with their reasons in plain English, and of the part of a grid that a verdict is about."""
+"""Verdict words, their reasons in plain English, and the part of a grid that a verdict covers."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ MEANINGS: Mapping[str, str] = {
 }
 
 _NOT_CONFIRMED = "We trained again. Our reading doesn’t confirm the claim, and a reading can’t refute it."
-_OF_A_READING: Mapping[str, str] = {Status.INCONCLUSIVE: _NOT_CONFIRMED, Status.UNRESOLVED: _NOT_CONFIRMED}
-_OF_NOISE: Mapping[str, str] = {
+_MEANINGS_BY_READING: Mapping[str, str] = {Status.INCONCLUSIVE: _NOT_CONFIRMED, Status.UNRESOLVED: _NOT_CONFIRMED}
+_MEANINGS_FOR_NOISE: Mapping[str, str] = {
     Status.SUPPORTED: "We trained again with other seeds: they alone explain what the paper prints.",
     Status.REVERSED: "We trained again with other seeds: they alone don’t explain what the paper prints.",
     Status.UNRESOLVED: "Trained again as often as planned. Other seeds may or may not explain what the paper prints.",
@@ -79,26 +79,26 @@ REASONS: Mapping[str, str] = {
     Status.AS_PRINTED: "a setting, and ours is the same",
     Status.DEVIATES: "a setting, and ours differs",
 }
-"""The second line of a verdict, by its status or by what "not tested" means: each once, in the order of the legend."""
+"""Second line of a verdict, by key (see `key_of`), in the order of the legend."""
 
 
 HEADLINES: Mapping[str, Word] = dict.fromkeys(REASONS, Word.NOT_TESTED) | {str(key): WORD_OF[key] for key in Status}
 
 
 def headline_of(key: str) -> Word:
-    """The word of a status; what waits and what never can be decided is not tested."""
+    """Return the word of a key; claims that wait or can never be decided are "not tested"."""
     return HEADLINES[key]
 
 
 BY_WORD = {word: tuple(key for key in REASONS if headline_of(key) is word) for word in Word}
 COLOURS = {Word.HOLDS: "for", Word.FAILS: "against", Word.OPEN: "open", Word.NOT_TESTED: "waiting"}
-"""Names of colours in the style sheet."""
+"""Colour names in the style sheet."""
 
 _ARXIV = re.compile(r"arXiv[: ]\s*(\d{4}\.\d{4,5}(?:v\d+)?)")
 
 
 def key_of(judged: JudgedClaim | ArmVerdict) -> str:
-    """The verdict's key in `REASONS`: its status; "not tested" has one for what waits and one for what never can be."""
+    """Return the verdict's key in `REASONS`: its status or, if it is "not tested", why."""
     verdict, claim = (judged.verdict, judged.claim) if isinstance(judged, JudgedClaim) else (judged, judged)
     if verdict.status == Status.OTHER_HARDWARE:
         return NEVER_ON_HARDWARE
@@ -115,15 +115,15 @@ def word_of(judged: JudgedClaim | ArmVerdict) -> Word:
 
 
 def has_word(judged: JudgedClaim, word: str | None) -> bool:
-    """True if the verdict has the word, or the status that pages had as a word before; None: any."""
+    """Return True if the verdict has this word, or this status as older links name it; None matches all."""
     return word in (None, word_of(judged), key_of(judged), judged.verdict.status)
 
 
 def known_word(text: str) -> str:
-    """Check that pages have this word, or had it before there were four.
+    """Return `text` if it is a verdict's word, or a status as older links name it.
 
     Raises:
-        ValueError: they have others.
+        ValueError: it is neither.
     """
     if text not in (*Word, *REASONS, *Status):
         raise ValueError(f"expected one of {', '.join(Word)}")
@@ -131,7 +131,7 @@ def known_word(text: str) -> str:
 
 
 def data_query(word: str) -> str:
-    """The word as filters of `/api/v1/claims`, by the names there."""
+    """Return the query of `/api/v1/claims` that selects the claims with this word."""
     if word in list(Word):
         return urlencode({"word": word})
     if word == NEVER_ON_HARDWARE:
@@ -144,34 +144,34 @@ def data_query(word: str) -> str:
 
 
 def meaning_of(word: str, kind: str | None = None, reading: str | None = None) -> str:
-    """Explain a verdict's status; some mean something else for claims of some kinds, or by a reading of ours."""
-    own = _OF_NOISE if kind and KINDS[kind].is_spread else _OF_A_READING if reading else {}
+    """Explain a verdict's status, which can depend on the claim's kind and on whether it was judged by a reading."""
+    own = _MEANINGS_FOR_NOISE if kind and KINDS[kind].is_spread else _MEANINGS_BY_READING if reading else {}
     return own.get(word) or MEANINGS[word]
 
 
 def address_of(paper: Paper) -> str | None:
-    """The address where the paper can be read, if its title says so."""
-    found = _ARXIV.search(paper.title)
-    return f"https://arxiv.org/abs/{found[1]}" if found else None
+    """Return the paper's address on arXiv if its title names one."""
+    match = _ARXIV.search(paper.title)
+    return f"https://arxiv.org/abs/{match[1]}" if match else None
 
 
 def date_of(paper: Paper) -> str:
-    """Date a paper by its arXiv number, as ", 2024-03, arXiv 2403.02411"; "" without one."""
-    found = _ARXIV.search(paper.title)
-    return f", 20{found[1][:2]}-{found[1][2:4]}, arXiv {found[1]}" if found else ""
+    """Write the date and number of a paper on arXiv, as ", 2024-03, arXiv 2403.02411"; "" for other papers."""
+    match = _ARXIV.search(paper.title)
+    return f", 20{match[1][:2]}-{match[1][2:4]}, arXiv {match[1]}" if match else ""
 
 
 A_PART = (
     "a part of a grid speaks only for itself, and claims about the whole grid are judged once, when all of it has run"
 )
 _LEVELS = {"depth": "layers", "width": "units"}
-"""What the levels of a grid's factor count."""
+"""Units of the levels of a grid's factor."""
 MOST_SIZES = 5
-"""More sizes than this are given as a range."""
+"""If there are more sizes, only their range is shown."""
 
 
 def is_part(verdict: VerdictRow) -> bool:
-    """True if models of the verdict's grid, which were planned, have not run."""
+    """Return True if some planned models of the verdict's grid have not run."""
     scope = verdict.scope
     if scope is None:
         return False
@@ -193,16 +193,16 @@ def part_of(judged: JudgedClaim) -> str:
 
 
 def levels(factor: str, values: Iterable[Any]) -> str:
-    """5 and 8 layers; of a factor without a word of its own: depth 5 and 8"""
-    told = listed([f"{value}" for value in values])
-    return f"{told} {_LEVELS[factor]}" if factor in _LEVELS else f"{factor} {told}"
+    """Write levels with their unit, as "5 and 8 layers"; a factor without a unit comes first, as in "rank 5 and 8"."""
+    text = listed([f"{value}" for value in values])
+    return f"{text} {_LEVELS[factor]}" if factor in _LEVELS else f"{factor} {text}"
 
 
 def sizes(numbers: tuple[int, ...]) -> str:
-    """Numbers of parameters, rising, to three digits: 144,000 and 164,000 parameters."""
-    told = [f"{float(f'{number:.3g}'):,.0f}" for number in numbers]
-    many = len(told) > MOST_SIZES
-    return (f"{len(told)} sizes from {told[0]} to {told[-1]}" if many else listed(told)) + " parameters"
+    """Write rising numbers of parameters to three digits, as "144,000 and 164,000 parameters"."""
+    texts = [f"{float(f'{number:.3g}'):,.0f}" for number in numbers]
+    many = len(texts) > MOST_SIZES
+    return (f"{len(texts)} sizes from {texts[0]} to {texts[-1]}" if many else listed(texts)) + " parameters"
 
 
 def describe_part(judged: JudgedClaim) -> str:

@@ -204,7 +204,7 @@ def describe_looks(
     return [f"{listed(list(titles))}: {cut}" for cut, titles in found.items()]
 
 
-def told_chances(judged: Iterable[JudgedClaim], looks: Mapping[str, FirstLook]) -> list[str]:
+def list_chances(judged: Iterable[JudgedClaim], looks: Mapping[str, FirstLook]) -> list[str]:
     """Return the sentences about models at chance among these claims, without duplicates."""
     told = (looks[row.claim.id].chance for row in judged if row.claim.id in looks)
     return list(dict.fromkeys(filter(None, told)))

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from service.database.comparing import Question
 from service.database.curves import Curve, known_curves, list_curves, name_curve
 from service.pages.charts import draw_costs, draw_curve
-from service.pages.formats import exact, is_of_the_other, value_in
+from service.pages.formats import exact, names_baseline_first, value_in
 from service.pages.legend import word_of
 from service.pages.plots import Drawing, inks_of
 from service.pages.wording import name_metric
@@ -96,7 +96,7 @@ def _place(row: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tuple[str,
 def _other(row: JudgedClaim, arms: Mapping[tuple[str, str], str]) -> str | None:
     """The model that a claim's is compared with; None where the number is told of the other one."""
     other = arms.get((row.experiments[0], row.claim.baseline_arm or "")) if row.experiments else None
-    return None if is_of_the_other(row.claim) else other
+    return None if names_baseline_first(row.claim) else other
 
 
 def _table(metric: str, filled: Mapping[tuple[str, str], Cell], is_of_pairs: bool) -> PrintedTable:

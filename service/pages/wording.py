@@ -1,4 +1,4 @@
-"""Claims and verdicts in a reader's words."""
+"""Names and descriptions of claims, numbers and verdicts on pages."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from service.pages import formats
 from service.pages.formats import (
     as_precise_as,
     exact,
+    expected_observation,
     flops,
+    format_signed_change,
     from_to,
-    imply,
-    in_its_way,
     in_terms_of,
-    is_of_the_other,
     lower_first,
     memory,
+    names_baseline_first,
     plain,
     unit_of,
     value_in,
@@ -102,8 +102,9 @@ _CAPTION_WORDS = {
 
 @dataclass(frozen=True)
 class Caption:
-    """`pattern` of a number's whole name, its `unit`, and a `text` with the pattern's groups in words; of one paper, or
-    of all.
+    """Caption of numbers whose whole name matches `pattern`; `text` takes the pattern's groups, in words.
+
+    `paper`: the only paper that it applies to; None for all papers.
     """
 
     paper: str | None
@@ -114,21 +115,21 @@ class Caption:
 
 @cache
 def captions() -> tuple[Caption, ...]:
-    """The file's rows: DATA and NET in a name stand for a data set and a network, `dac:` before it for one paper."""
+    """Read `captions.csv`: in a name, DATA and NET match any data set and network; a prefix `dac:` names the paper."""
     sets = {"DATA": "|".join(_DATA), "NET": "|".join(_NETS)}
     with FILE.open(newline="", encoding="utf-8") as lines:
         rows = [(*row["name"].rpartition(":"), row["unit"], row["caption"]) for row in csv.DictReader(lines)]
     return tuple(
-        Caption(paper or None, re.compile(re.sub("DATA|NET", lambda found: sets[found[0]], name)), unit, text)
+        Caption(paper or None, re.compile(re.sub("DATA|NET", lambda match: sets[match[0]], name)), unit, text)
         for paper, _, name, unit, text in rows
     )
 
 
 def find_caption(paper: str, name: str) -> tuple[str, Callable[[float], str]] | None:
-    """The caption of a number that a finding of the paper has under this name, and its writer; None if it has none."""
+    """Return the caption of a finding's number and the function that formats it; None without a caption."""
     for row in captions():
-        if row.paper in (None, paper) and (found := row.pattern.fullmatch(name)):
-            groups = [(_DATA | _NETS | _CAPTION_WORDS).get(group, group) for group in found.groups()]
+        if row.paper in (None, paper) and (match := row.pattern.fullmatch(name)):
+            groups = [(_DATA | _NETS | _CAPTION_WORDS).get(group, group) for group in match.groups()]
             return row.text.format(*groups, name=name), _writer(row.unit)
     return None
 
@@ -138,7 +139,7 @@ def _writer(unit: str) -> Callable[[float], str]:
 
 
 def caption_all(computed: Mapping[str, float], paper: str) -> list[tuple[str, str]]:
-    """Table rows of what a finding computed; a name without a caption is shown without underscores."""
+    """Return the numbers of a finding as table rows; names without a caption are shown without underscores."""
     rows = []
     for name, number in computed.items():
         text, write = find_caption(paper, name) or (name.replace("_", " "), plain)
@@ -190,20 +191,20 @@ _WORDS = {
     "protocol.split.train": "Share for training",
     "protocol.split.val": "Share for validation",
 }
-"""Titles of metrics that no comparison has."""
+"""Titles of metrics and settings that `METRICS` lacks."""
 
 _WEB_PAGES = "authors' web pages"
-"""The place of what a paper's authors print outside it."""
+"""A claim's `place` if the authors print it outside the paper."""
 
 
 def install(environment: Environment) -> None:
-    """Register the functions that take one claim or verdict as filters."""
+    """Register functions on a claim or verdict as template filters."""
     for function in (
         *(side_of, in_terms_of, unit_of, as_run, print_value, print_ours, print_metric, name_quantity, agreement),
         *(
             size_of,
-            in_its_way,
-            imply,
+            format_signed_change,
+            expected_observation,
             formats.by_reading,
             verdict_in_words,
             name_reading,
@@ -230,27 +231,27 @@ def install(environment: Environment) -> None:
 
 
 def side_of(status: str) -> str:
-    """The side that colours a verdict: for, against, open or waiting."""
+    """Return the colour of a verdict: for, against, open or waiting."""
     return COLOURS[headline_of(status)]
 
 
 def is_decided(status: str) -> bool:
-    """True of a verdict that says of a claim whether it holds; how a training is set up is not a claim."""
+    """Return True if the verdict is "holds" or "fails"."""
     return headline_of(status) in (Word.HOLDS, Word.FAILS)
 
 
 def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tuple[str, str], str]) -> str:
-    """A claim as a short phrase: its own words if it has any; what is our choice is said to be ours.
+    """Name a claim by its statement or else by its models, metric, data sets and our choices.
 
     `titles` are the names of the data sets, `arms` those of each (experiment, arm).
     """
     claim = judged.claim
     if claim.statement:
-        begins_with_a_word = re.match(r"(a|[a-z]{2,}([/-][a-z]+)?) ", claim.statement)  # and without a formula
+        begins_with_a_word = re.match(r"(a|[a-z]{2,}([/-][a-z]+)?) ", claim.statement)  # not with a formula
         return claim.statement[0].upper() + claim.statement[1:] if begins_with_a_word else claim.statement
     metric = name_metric(claim.metric)
     arm, baseline = (_title(name, judged.experiments, arms) for name in (claim.arm, claim.baseline_arm))
-    if is_of_the_other(claim):
+    if names_baseline_first(claim):
         arm, baseline = baseline, arm
     if arm:
         metric = lower_first(metric)
@@ -259,12 +260,12 @@ def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tup
         phrase = metric
     many = len(judged.datasets) > 3
     places = f"{len(judged.datasets)} data sets" if many else ", ".join(titles[name] for name in judged.datasets)
-    told = "; ".join(filter(None, (places, *judged.choices)))
-    return f"{phrase} ({told})" if told else phrase
+    details = "; ".join(filter(None, (places, *judged.choices)))
+    return f"{phrase} ({details})" if details else phrase
 
 
 def name_metric(metric: str) -> str:
-    """A metric, or a setting, as the heading of a column."""
+    """Return the title of a metric or setting."""
     if metric in METRICS:
         return METRICS[metric].title
     return _WORDS.get(metric) or metric.replace("_", " ").capitalize()
@@ -275,12 +276,12 @@ def _title(arm: str | None, experiments: Sequence[str], arms: Mapping[tuple[str,
 
 
 def as_run(value: float, claim: Claim) -> str:
-    """The claim as one run sees it: a number in its metric, whatever the claim derives from it."""
+    """Write one run's number in the claim's metric, even if the claim is about a difference."""
     return value_in(METRICS[claim.metric].unit if claim.metric in METRICS else claim.unit or "")(value)
 
 
 def print_value(claim: Claim) -> str:
-    """The paper's number with all the digits that it prints, – where it prints none."""
+    """Write the paper's number with all its digits, or "–" if it prints none."""
     return formats.print_value(claim, exact)
 
 
@@ -290,18 +291,18 @@ def speaker(claim: Claim) -> str:
 
 
 def print_ours(verdict: VerdictRow, claim: Claim) -> str:
-    """Our number, as precise as its interval where it has one; of several readings that hold, the first to the last."""
-    found = formats.by_reading(claim) if verdict.basis == "finding" else []
-    if found and (claim.finding or {})["status"] == Status.HOLDS:
-        return from_to(found[0][1], found[-1][1])
-    return in_its_way(verdict.ours, claim, as_precise_as(verdict.low, verdict.high))
+    """Write our number as precisely as its interval; if several readings hold, their range."""
+    readings = formats.by_reading(claim) if verdict.basis == "finding" else []
+    if readings and (claim.finding or {})["status"] == Status.HOLDS:
+        return from_to(readings[0][1], readings[-1][1])
+    return format_signed_change(verdict.ours, claim, as_precise_as(verdict.low, verdict.high))
 
 
 def ours_in_words(judged: JudgedClaim) -> str:
     """Outcome for a table's column: our number, or the text in its place; "" if there is nothing."""
     claim, verdict = judged.claim, judged.verdict
-    if verdict.status == Status.HOLDS_UNDER_READING and (found := formats.by_reading(claim)):
-        return "; ".join(f"{text} ({name})" for name, text in found)
+    if verdict.status == Status.HOLDS_UNDER_READING and (readings := formats.by_reading(claim)):
+        return "; ".join(f"{text} ({name})" for name, text in readings)
     if verdict.ours is not None:
         return print_ours(verdict, claim)
     if verdict.basis == "results" and verdict.estimate is not None:
@@ -315,7 +316,7 @@ def ours_in_words(judged: JudgedClaim) -> str:
 
 
 def span_of(low: float, high: float, claim: Claim) -> str:
-    """Both ends of an interval in the terms of `claim`, their unit once."""
+    """Write an interval in the terms of `claim`, with its unit once."""
     write = as_precise_as(low, high)
     return from_to(in_terms_of(low, claim, write), in_terms_of(high, claim, write))
 
@@ -325,18 +326,18 @@ def size_of(size: Mapping[str, Any] | None) -> str:
     return "" if size is None else f"size {headline_of(size['status'])}"
 
 
-def say_claim(name: str, claim: Claim) -> str:
-    """A claim by its name, with the paper's number unless the name holds it."""
+def name_with_value(name: str, claim: Claim) -> str:
+    """Return a claim's name, followed by the paper's number unless the name contains it."""
     if claim.value is None or claim.facts.is_implied or claim.facts.is_alike:
         return name
     same = (claim.value, 100 * claim.value)  # 0.11 is 11 %
-    told = (float(number) * (1000 if kilo else 1) for number, kilo in re.findall(r"(\d+(?:\.\d+)?)(k?)", name))
-    is_told = claim.statement and any(isclose(number, value) for number in told for value in same)
-    return name if is_told else f"{name}: {print_value(claim)}"
+    numbers = (float(number) * (1000 if kilo else 1) for number, kilo in re.findall(r"(\d+(?:\.\d+)?)(k?)", name))
+    is_named = claim.statement and any(isclose(number, value) for number in numbers for value in same)
+    return name if is_named else f"{name}: {print_value(claim)}"
 
 
 def print_metric(row: Metric) -> str:
-    """A result's number in its metric's unit."""
+    """Write a result's number in its metric's unit."""
     return value_in(METRICS[row.metric].unit)(row.value) if row.metric in METRICS else plain(row.value)
 
 
@@ -350,10 +351,10 @@ def ours_is(verdict: VerdictRow, claim: Claim) -> str:
 
 
 def verdict_in_words(judged: JudgedClaim) -> str:
-    """The verdict where it travels without its page: its word, why nothing decided it, size, part, and mark."""
+    """Summarise a verdict for use outside its page: word, reason if undecided, size, part and mark."""
     verdict, word = judged.verdict, word_of(judged)
-    told = str(word) if is_decided(verdict.status) else f"{word}: {REASONS[key_of(judged)]}"
-    return ", ".join(filter(None, (told, size_of(verdict.size), part_of(judged), verdict.mark)))
+    text = str(word) if is_decided(verdict.status) else f"{word}: {REASONS[key_of(judged)]}"
+    return ", ".join(filter(None, (text, size_of(verdict.size), part_of(judged), verdict.mark)))
 
 
 def name_reading(judged: JudgedClaim) -> str | None:
@@ -369,20 +370,20 @@ def name_reading(judged: JudgedClaim) -> str | None:
 
 
 def describe_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ()) -> str:
-    """Decided claims of one place, counted by word; `looks` are claims with a first number of ours."""
+    """Count the claims of one table or section by word; `looks` are those with a first indication."""
     counts = Counter(word_of(row) for row in judged)
     decided = {word: counts[word] for word in (Word.HOLDS, Word.FAILS) if counts[word]}
     others = {word: counts[word] for word in (Word.OPEN, Word.NOT_TESTED) if counts[word]}
     seen = sum(row.claim.id in looks for row in judged)
     of_looks = f" For {seen} we have a first indication, which decides nothing." if seen else ""
     if not decided:
-        return f"None of these {len(judged)} claims is decided yet ({_tell(others)}).{of_looks}"
+        return f"None of these {len(judged)} claims is decided yet ({_list_counts(others)}).{of_looks}"
     if not others:
-        return f"All {len(judged)} claims are decided ({_tell(decided)})."
+        return f"All {len(judged)} claims are decided ({_list_counts(decided)})."
     are = "is" if sum(decided.values()) == 1 else "are"
     return (
-        f"{sum(decided.values())} of these {len(judged)} claims {are} decided ({_tell(decided)}), "
-        f"the others are not ({_tell(others)}).{of_looks}"
+        f"{sum(decided.values())} of these {len(judged)} claims {are} decided ({_list_counts(decided)}), "
+        f"the others are not ({_list_counts(others)}).{of_looks}"
     )
 
 
@@ -391,39 +392,39 @@ def count_verdicts(judged: Sequence[JudgedClaim]) -> str:
     return "; ".join(f"{REASONS[key]}: {n}" for key, n in Counter(key_of(row) for row in judged).items())
 
 
-def _tell(counts: Mapping[Word, int]) -> str:
+def _list_counts(counts: Mapping[Word, int]) -> str:
     return ", ".join(f"{number} {word}" for word, number in counts.items())
 
 
 def shared_errors(judged: Iterable[JudgedClaim], tally: Tally) -> dict[str, JudgedClaim]:
-    """The errors that stand at several places of a paper, each with the first of these claims that has it."""
-    found: dict[str, JudgedClaim] = {}
+    """Return the errors that appear in several places of a paper, each with the first of these claims that has it."""
+    errors: dict[str, JudgedClaim] = {}
     for row in judged:
         if (error := error_of(row.claim, row.verdict)) in tally.errors:
-            found.setdefault(error, row)
-    return found
+            errors.setdefault(error, row)
+    return errors
 
 
 def agreement(answers: Sequence[str], provenances: Sequence[str]) -> str:
-    """The agreement of models in words; `answers` are their likeliest classes, and stand-ins' don't count."""
-    found = zip(answers, provenances, strict=bool(answers))  # there are none of an image that can't be read
-    said = [answer for answer, provenance in found if provenance != "embedded"]
-    if len(said) < 2:
+    """Describe how far models agree; `answers` are their likeliest classes, and placeholder models don't count."""
+    pairs = zip(answers, provenances, strict=bool(answers))  # an unreadable image has no answers
+    real = [answer for answer, provenance in pairs if provenance != "embedded"]
+    if len(real) < 2:
         return "–"
-    (likeliest, count), *others = Counter(said).most_common()
+    (likeliest, count), *others = Counter(real).most_common()
     if not others:
         return f"both say {likeliest}" if count == 2 else f"all {count} say {likeliest}"
-    return f"{count} of {len(said)} say {likeliest}" if count > others[0][1] else "they differ"
+    return f"{count} of {len(real)} say {likeliest}" if count > others[0][1] else "they differ"
 
 
 def name_claims(session: Session, judged: Iterable[JudgedClaim]) -> dict[str, str]:
-    """`{claim: short phrase}`."""
+    """Return the name of each claim by its id."""
     titles, arms = titles_of(session)
     return {row.claim.id: name_claim(row, titles, arms) for row in judged}
 
 
 def titles_of(session: Session) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
-    """Titles of the data sets, and of each (experiment, arm), as `name_claim` needs them."""
+    """Return the titles of the data sets and of each (experiment, arm), for `name_claim`."""
     return (
         {item.name: item.title for item in list_datasets(session)},
         {

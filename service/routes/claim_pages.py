@@ -1,4 +1,4 @@
-"""The pages about verdicts: all papers, one paper's tables, one claim."""
+"""Pages about verdicts: the front page, papers, claims, method, and two models compared."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from service.pages.dots import draw_claim, draw_lines, draw_strip, share_of
 from service.pages.legend import has_word, known_word, word_of
 from service.pages.linked_data import article_of
 from service.pages.method import DOCS, add_badges, describe_method
-from service.pages.models import describe_looks, first_looks, timed_here, told_chances
+from service.pages.models import describe_looks, first_looks, list_chances, timed_here
 from service.pages.opening import (
     answer,
     by_ground,
@@ -87,15 +87,15 @@ from stages.results import (
 router = APIRouter(include_in_schema=False)
 Word = Annotated[str | None, AfterValidator(lambda word: word and known_word(word)), Query(max_length=64)]
 MOST_FOUND = 100  # on one page
-MOST_DRAWN = 10  # numbers that a paper's page begins with
-GROUNDS = ("results", "finding", "params", "none")  # a list of all claims begins with what training decided
+MOST_DRAWN = 10  # numbers at the top of a paper's page
+GROUNDS = ("results", "finding", "params", "none")  # order of the list of all claims
 COMPUTED = "Computed without training"
 
 
 def show_papers(request: Request, session: ResultsSession, compare: Compare) -> Response:
-    """The first page: what came out at a glance, an answer to each paper's question, and the data sets.
+    """Show the front page: results at a glance, an answer to each paper's question, and the data sets.
 
-    It depends on the content of the database alone, so it is rendered once for each.
+    It depends only on the content of the database, so it is rendered once per content.
     """
     parts, content = app_state_of(request), request.scope["state"]["content"]
     if (known := parts.front.get(content)) is not None:
@@ -132,7 +132,7 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
             "overview": first_of_each_dataset([item for item in comparisons if item.provenance]),
         },
     )
-    parts.front.clear()  # of a content that was replaced
+    parts.front.clear()  # drop the page of a replaced database
     parts.front[content] = bytes(page.body)
     return page
 
@@ -145,7 +145,7 @@ def show_paper(
     compare: Compare,
     verdict: Word = None,
 ) -> Response:
-    """A paper's claims under the tables and sections where they stand, each with its verdict."""
+    """Show a paper's claims with their verdicts, grouped by the paper's tables and sections."""
     paper = queries.find_paper(session, name)
     counts = tally_of(session, name)
     every = list_judged(session, ClaimFilter(paper=name))
@@ -178,7 +178,7 @@ def show_paper(
             "names": names,
             "error_counts": count_errors(every),
             "looks": looks,
-            "guessing": {place: told_chances(rows, looks) for place, rows in groups.items()},
+            "guessing": {place: list_chances(rows, looks) for place, rows in groups.items()},
             "shortened": describe_looks(looks, judged, titles),
             "deviations": deviations if verdict is None else [],
             "explained": first_places(session, deviations, groups),
@@ -237,7 +237,7 @@ def search_claims(
     verdict: Word = None,
     page: Annotated[int, Query(ge=1, le=1000)] = 1,
 ) -> Response:
-    """The claims that answer `q`, paper by paper, the best first; without a word all, decided ones first."""
+    """Show the claims that match `q`, grouped by paper, best first; without `q`, all claims, decided ones first."""
     everything = list_judged(session, ClaimFilter())
     judged = [row for row in everything if has_word(row, verdict)]
     titles, arms = titles_of(session)
@@ -246,7 +246,7 @@ def search_claims(
     known, content = app_state_of(request).indexes, request.scope["state"]["content"]
     if content not in known:
         index = ClaimIndex(everything, names, arms, {name: paper.title for name, paper in papers.items()}, titles)
-        known.clear()  # of a content that was replaced
+        known.clear()  # drop the index of a replaced database
         known[content] = index
     ordered = sorted(judged, key=lambda row: GROUNDS.index(row.verdict.basis) if is_decided(row.verdict.status) else 9)
     found = known[content].find(q, judged) if q.strip() else Found(ordered, True, [], [])
@@ -279,7 +279,7 @@ def search_claims(
 
 @router.get("/method")
 def show_method(request: Request, session: ResultsSession) -> Response:
-    """The page about method: how a verdict is reached, and what its words mean."""
+    """Show how a verdict is reached and what its words mean."""
     judged = list_judged(session, ClaimFilter())
     later = judged_later(judged)
     every = [experiment.name for experiment in queries.list_experiments(session, paper=None, dataset=None)]
@@ -315,9 +315,9 @@ def show_claim(
     compare: Compare,
     cited: Annotated[str | None, Query(max_length=64)] = None,
 ) -> Response:
-    """One claim: its verdict, the interval against the margin, deviations, runs, cost.
+    """Show one claim: its verdict, the interval against the margin, deviations, runs and cost.
 
-    `cited` is the beginning of the verdict's digest as someone cites it: the page says whether it is still that one.
+    `cited` is the start of the verdict's digest in a citation; the page says whether the verdict is still the same.
     """
     record = find_judged(session, claim_id)
     experiments = [queries.find_experiment(session, name) for name in record.experiments]
@@ -371,14 +371,14 @@ def show_claim(
 
 @router.get("/claims/{claim_id}/badge.svg", responses=declared(404))
 def show_claim_badge(claim_id: str, session: ResultsSession) -> Response:
-    """The verdict as a badge for a README."""
+    """Return the verdict as a badge for a README."""
     record = find_judged(session, claim_id)
     return Response(claim_badge(record, side_of(record.verdict.status)), media_type="image/svg+xml")
 
 
 @router.get("/papers/{name}/badge.svg", responses=declared(404))
 def show_paper_badge(name: str, session: ResultsSession) -> Response:
-    """A badge for a README: how many of a paper's claims are decided."""
+    """Return a badge for a README that counts a paper's decided claims."""
     paper = queries.find_paper(session, name).name
     counts = tally_of(session, paper)
     return Response(paper_badge(counts), media_type="image/svg+xml")

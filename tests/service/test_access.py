@@ -42,20 +42,20 @@ def ask(client: TestClient, key: str | None = None, *, path: str = VIT) -> int:
     return client.post(path, files={"file": png()}, headers=headers).status_code
 
 
-def gate_of(per_minute: int | None, *keys: str, **options: Any) -> AccessPolicy:
+def policy_of(per_minute: int | None, *keys: str, **options: Any) -> AccessPolicy:
     named = {key: Key(sha256=(digest_of(key),)) for key in keys}
     return AccessPolicy((lambda: named) if keys else None, per_minute, **options)
 
 
-def is_admitted(gate: AccessPolicy, key: str) -> bool:
+def is_admitted(policy: AccessPolicy, key: str) -> bool:
     try:
-        gate.admit(f"Bearer {key}", "127.0.0.1")
+        policy.admit(f"Bearer {key}", "127.0.0.1")
     except AccessDenied as refused:
         return refused.status_code != 429
     return True
 
 
-def test_a_key_opens_inference_and_reading_needs_none(settings: Settings, tmp_path: Path) -> None:
+def test_only_inference_requires_a_key(settings: Settings, tmp_path: Path) -> None:
     (key, digest), (other, _) = new_key(), new_key()
     assert digest_of(key) == digest and len(key) >= 40
     with serving(settings.model_copy(update={"keys": keys_file(tmp_path, another="another", mine=key)})) as client:
@@ -70,23 +70,23 @@ def test_a_key_opens_inference_and_reading_needs_none(settings: Settings, tmp_pa
         assert client.get("/compare").status_code == client.get("/health/ready").status_code == 200
 
 
-def test_a_key_is_compared_with_every_digest_whichever_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In constant time: neither the position of a key in the list nor a common prefix shows in the time taken."""
+def test_key_is_compared_with_every_digest_even_after_a_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constant time: neither a key's position in the list nor a common prefix may affect the response time."""
     compared: list[tuple[str, str]] = []
 
-    def watched(found: str, digest: str) -> bool:
-        compared.append((found, digest))
-        return hmac.compare_digest(found, digest)
+    def watched(given: str, digest: str) -> bool:
+        compared.append((given, digest))
+        return hmac.compare_digest(given, digest)
 
     monkeypatch.setattr("service.http.access.hmac", SimpleNamespace(compare_digest=watched))
     keys = ("first", "second", "third")
     for key in ("first", "third"):
         compared.clear()
-        assert gate_of(None, *keys).admit(f"Bearer {key}", "127.0.0.1") == key
+        assert policy_of(None, *keys).admit(f"Bearer {key}", "127.0.0.1") == key
         assert compared == [(digest_of(key), digest_of(one)) for one in keys]
 
 
-def test_pages_of_other_sites_may_not_post(settings: Settings) -> None:
+def test_post_from_another_site_is_403(settings: Settings) -> None:
     friend = "https://friend.example"
     strangers = ("https://stranger.example", "http://127.0.0.1:3000", "null", "javascript:", "x" * 5000)
     with serving(settings.model_copy(update={"cors_origins": (friend,)})) as client:
@@ -101,52 +101,54 @@ def test_pages_of_other_sites_may_not_post(settings: Settings) -> None:
     assert [head.get("access-control-allow-origin") for head in shown] == [friend, None]
 
 
-def test_each_key_has_a_rate_of_its_own_that_fills_again() -> None:
+def test_each_key_has_its_own_rate_limit_that_refills() -> None:
     now = 0.0
-    gate = gate_of(60, "a", "b", clock=lambda: now)
-    assert [is_admitted(gate, "a") for _ in range(61)] == [True] * 60 + [False]
-    assert is_admitted(gate, "b")
+    policy = policy_of(60, "a", "b", clock=lambda: now)
+    assert [is_admitted(policy, "a") for _ in range(61)] == [True] * 60 + [False]
+    assert is_admitted(policy, "b")
     now = 1.0
-    assert [is_admitted(gate, "a"), is_admitted(gate, "a")] == [True, False], "one a second"
+    assert [is_admitted(policy, "a"), is_admitted(policy, "a")] == [True, False], "one a second"
     now = 1e6
-    assert [is_admitted(gate, "a") for _ in range(61)] == [True] * 60 + [False], "never more than a minute's worth"
+    assert [is_admitted(policy, "a") for _ in range(61)] == [True] * 60 + [False], "never more than a minute's worth"
 
 
-def test_a_key_may_have_a_rate_and_a_quota_of_its_own() -> None:
+def test_key_file_can_set_rate_and_daily_quota_of_a_key() -> None:
     now = 86_400.0 * 20_000 - 30
     named = {
         "a": Key(sha256=(digest_of("a"),), requests_per_minute=1),
         "b": Key(sha256=(digest_of("b"),), requests_per_day=3),
     }
-    gate = AccessPolicy(lambda: named, 100, clock=lambda: now)
-    assert [is_admitted(gate, "a"), is_admitted(gate, "a")] == [True, False]
-    assert [is_admitted(gate, "b") for _ in range(4)] == [True] * 3 + [False]
+    policy = AccessPolicy(lambda: named, 100, clock=lambda: now)
+    assert [is_admitted(policy, "a"), is_admitted(policy, "a")] == [True, False]
+    assert [is_admitted(policy, "b") for _ in range(4)] == [True] * 3 + [False]
     with pytest.raises(AccessDenied, match="more than 3 requests in a day") as refused:
-        gate.admit("Bearer b", "")
+        policy.admit("Bearer b", "")
     assert refused.value.headers == {"retry-after": "30"}
     now += 31
-    assert is_admitted(gate, "b"), "another day"
+    assert is_admitted(policy, "b"), "a new day has begun"
 
 
-def test_the_old_and_the_new_key_of_a_name_share_its_rate() -> None:
+def test_old_and_new_key_of_a_name_share_its_rate_limit() -> None:
     named = {"a": Key(sha256=(digest_of("old"), digest_of("new")))}
-    gate = AccessPolicy(lambda: named, 2, clock=lambda: 0.0)
-    assert [is_admitted(gate, key) for key in ("old", "new", "old", "new")] == [True, True, False, False]
+    policy = AccessPolicy(lambda: named, 2, clock=lambda: 0.0)
+    assert [is_admitted(policy, key) for key in ("old", "new", "old", "new")] == [True, True, False, False]
 
 
-def test_keys_change_without_a_restart(settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_key_file_is_read_without_a_restart(
+    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     place = keys_file(tmp_path, ann="first")
     with serving(settings.model_copy(update={"keys": place})) as client:
         assert [ask(client, "first"), ask(client, "second")] == [200, 401]
         keys_file(tmp_path, ann=f'sha256 = ["{digest_of("first")}", "{digest_of("second")}"]')
         assert [ask(client, "first"), ask(client, "second")] == [200, 200]
         other = tmp_path / "other.toml"
-        os.replace(keys_file(tmp_path, ann="second"), other)  # first gone, as between two versions, then another file
-        assert [ask(client, "first"), ask(client, "second")] == [200, 200], "those of before stay"
+        os.replace(keys_file(tmp_path, ann="second"), other)  # missing for a moment, as when it is replaced
+        assert [ask(client, "first"), ask(client, "second")] == [200, 200], "the previous keys stay valid"
         os.replace(other, place)
         assert [ask(client, "first"), ask(client, "second")] == [401, 200]
         place.write_text("not a [table")
-        assert [ask(client, "first"), ask(client, "second")] == [401, 200], "those of before stay"
+        assert [ask(client, "first"), ask(client, "second")] == [401, 200], "the previous keys stay valid"
         assert "keys.toml: " in caplog.text and "the previous keys stay valid" in caplog.text
         text = client.get("/metrics").text
     assert 'claimcheck_key_requests_total{key="ann",status="200"} 7.0' in text
@@ -171,7 +173,7 @@ def test_keys_change_without_a_restart(settings: Settings, tmp_path: Path, caplo
     ],
     ids=range(9),
 )
-def test_a_file_that_holds_no_keys_is_refused_with_one_line(tmp_path: Path, content: str, words: str) -> None:
+def test_invalid_key_file_is_rejected_in_one_line(tmp_path: Path, content: str, words: str) -> None:
     place = tmp_path / "keys.toml"
     place.write_text(content)
     with pytest.raises(KeysError) as refused:
@@ -186,15 +188,14 @@ def start(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.Com
     return subprocess.run(command, env=own, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_service_that_would_be_open_by_mistake_does_not_start(tmp_path: Path) -> None:
-    """Where a file of keys is named that isn't there, or a setting that is none."""
+def test_missing_key_file_or_unknown_key_setting_prevents_start(tmp_path: Path) -> None:
     done = start(tmp_path, CLAIMCHECK_KEYS="nothing.toml")
     assert (done.returncode, done.stderr) == (1, "service: CLAIMCHECK_KEYS: nothing.toml: No such file or directory\n")
     done = start(tmp_path, CLAIMCHECK_API_KEYS=digest_of("x"))
     assert done.returncode == 1 and "CLAIMCHECK_KEYS names a file of keys" in done.stderr
 
 
-def test_a_new_key_comes_with_its_entry(tmp_path: Path) -> None:
+def test_new_key_is_printed_with_its_key_file_entry(tmp_path: Path) -> None:
     printed = start(tmp_path, "--new-key", "ann").stdout
     place = tmp_path / "keys.toml"
     place.write_text(printed.partition("\n\n")[2])
@@ -206,7 +207,7 @@ def test_a_new_key_comes_with_its_entry(tmp_path: Path) -> None:
     ("host", "keys", "is_open"),
     [("0.0.0.0", False, True), ("0.0.0.0", True, False), ("::", False, True), ("127.0.0.1", False, False)],
 )
-def test_what_is_open_to_all_says_so_aloud(
+def test_public_service_without_keys_logs_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, host: str, keys: bool, is_open: bool
 ) -> None:
     settings = Settings(root=tmp_path, keys=keys_file(tmp_path, ann="key") if keys else None)
@@ -214,16 +215,16 @@ def test_what_is_open_to_all_says_so_aloud(
     assert (f"OPEN TO ALL: {host}" in caplog.text) == is_open
 
 
-def test_clients_come_and_go_without_filling_memory() -> None:
-    gate = gate_of(1, clock=lambda: 0.0)
+def test_number_of_counted_clients_is_bounded() -> None:
+    policy = policy_of(1, clock=lambda: 0.0)
     for number in range(20_000):
-        gate.admit("", f"client {number}")
-    kept = gate.counts._database.execute("SELECT count(*), min(holder) FROM buckets WHERE holder = 'client 19999'")
-    assert kept.fetchone() == (1, "client 19999"), "the latest stay"
-    assert gate.counts._database.execute("SELECT count(*) FROM buckets").fetchone() == (10_000,)
+        policy.admit("", f"client {number}")
+    kept = policy.counts._database.execute("SELECT count(*), min(holder) FROM buckets WHERE holder = 'client 19999'")
+    assert kept.fetchone() == (1, "client 19999"), "the latest clients are kept"
+    assert policy.counts._database.execute("SELECT count(*) FROM buckets").fetchone() == (10_000,)
 
 
-def test_two_servers_share_rates_and_quotas_by_a_file(settings: Settings, tmp_path: Path) -> None:
+def test_servers_share_rates_and_quotas_through_a_file(settings: Settings, tmp_path: Path) -> None:
     keys = keys_file(tmp_path, ann=f'sha256 = ["{digest_of("ann")}"]\nrequests_per_day = 5')
     shared = settings.model_copy(update={"keys": keys, "counts": tmp_path / "counts.db"})
     with serving(shared) as one, serving(shared) as two:
@@ -232,7 +233,7 @@ def test_two_servers_share_rates_and_quotas_by_a_file(settings: Settings, tmp_pa
         assert ask(again, "ann") == 429, "a restart forgets nothing"
 
 
-def test_many_processes_admit_no_more_than_a_minutes_worth(tmp_path: Path) -> None:
+def test_processes_with_a_shared_file_respect_one_rate_limit(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from service.http.counts import RequestCounter; "
         "counts = RequestCounter(Path(sys.argv[1])); "
@@ -243,7 +244,7 @@ def test_many_processes_admit_no_more_than_a_minutes_worth(tmp_path: Path) -> No
     assert sum(int(process.communicate(timeout=60)[0]) for process in started) == 100
 
 
-def test_a_file_that_holds_no_counts_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_invalid_counts_file_is_rejected_at_start(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no database " * 100)
     with pytest.raises(CountsError, match=r"notes\.txt: file is not a database; expected a file of counts"):
         RequestCounter(tmp_path / "notes.txt")
@@ -251,9 +252,9 @@ def test_a_file_that_holds_no_counts_is_refused_at_the_start(tmp_path: Path) -> 
         RequestCounter(tmp_path / "nowhere" / "counts.db")
 
 
-def test_a_locked_file_of_counts_holds_up_no_other_request(tmp_path: Path) -> None:
-    """The event loop goes on, and each of many requests that can't be counted is refused within seconds."""
-    gate = gate_of(10, "a", counts=RequestCounter(tmp_path / "counts.db"))
+def test_locked_counts_file_does_not_block_the_event_loop(tmp_path: Path) -> None:
+    """Requests that can't be counted are rejected within seconds, even if there are many."""
+    policy = policy_of(10, "a", counts=RequestCounter(tmp_path / "counts.db"))
     gaps: list[float] = []
 
     async def tick() -> None:
@@ -264,7 +265,7 @@ def test_a_locked_file_of_counts_holds_up_no_other_request(tmp_path: Path) -> No
 
     async def scene() -> None:
         ticking = asyncio.create_task(tick())
-        middleware = KeysAndRates(None, gate)  # type: ignore[arg-type]
+        middleware = KeysAndRates(None, policy)  # type: ignore[arg-type]
         scope = {"type": "http", "method": "POST", "path": "/v2/x", "state": {}}
         scope["headers"] = [(b"authorization", b"Bearer a")]
         began = time.monotonic()
@@ -291,7 +292,7 @@ def test_a_locked_file_of_counts_holds_up_no_other_request(tmp_path: Path) -> No
         ("", "x", False),
     ],
 )
-def test_a_client_is_who_holds_the_address(one: str, other: str, is_same: bool) -> None:
+def test_client_is_an_ipv4_address_or_an_ipv6_network(one: str, other: str, is_same: bool) -> None:
     assert (client_of(one) == client_of(other)) == is_same
 
 
@@ -304,8 +305,8 @@ def rates(settings: Settings, *forwarded: str) -> list[int]:
         return [client.post(VIT, files={"file": png()}, headers=headers).status_code for headers in sent]
 
 
-def test_a_forwarded_address_is_believed_only_from_a_named_proxy(settings: Settings) -> None:
-    """Neither from this machine, as servers do by default, nor beyond the last proxy that is named."""
+def test_forwarded_address_is_used_only_from_a_trusted_proxy(settings: Settings) -> None:
+    """This machine isn't trusted by default, and addresses beyond the last trusted proxy are ignored."""
     limited = settings.model_copy(update={"requests_per_minute": 2})
     assert rates(limited, *FORGED) == [200, 200, 429, 429, 429, 429]
     other = Settings(**limited.model_dump() | {"proxies": "192.0.2.9"})

@@ -69,8 +69,8 @@ CONTRACT = InputContract(
 )
 
 
-class Here:
-    """A worker without a process, so that a test sees its networks; a deadly image ends it."""
+class InProcessWorker:
+    """Worker without a process, so that a test can see its networks; a deadly image ends it."""
 
     networks: ClassVar[dict[str, Touchy]] = {}
     numbers = itertools.count()
@@ -106,7 +106,7 @@ class Here:
 
 
 def expected_of(model: Model, images: np.ndarray) -> np.ndarray:
-    network = Here.networks[model.sha256].eval()
+    network = InProcessWorker.networks[model.sha256].eval()
     return Predictor(network, CONTRACT, torch.device("cpu"), "").probabilities(images)
 
 
@@ -118,9 +118,9 @@ def image(first: int) -> np.ndarray:
 def started(
     *workers: Runner, max_batch: int = 8, max_wait_seconds: float = 0.2, max_waiting_seconds: float = 1.0
 ) -> Iterator[Batcher]:
-    """With one worker if none is given."""
+    """Run a batcher, with one worker if none is given."""
     batcher = Batcher(
-        workers or [Here()],
+        workers or [InProcessWorker()],
         max_batch=max_batch,
         max_wait_seconds=max_wait_seconds,
         max_waiting_seconds=max_waiting_seconds,
@@ -138,41 +138,41 @@ async def ask(batcher: Batcher, model: Model, *firsts: int) -> list[np.ndarray |
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 30])
-def test_images_of_many_requests_share_passes_of_at_most_the_maximum(count: int) -> None:
+def test_requests_share_passes_up_to_max_batch(count: int) -> None:
     network = Touchy()
-    model = Here.model_of(network)
+    model = InProcessWorker.model_of(network)
     with started() as batcher, batcher.announce():
-        found = asyncio.run(ask(batcher, model, *range(count)))
+        answers = asyncio.run(ask(batcher, model, *range(count)))
     expected = expected_of(model, np.concatenate([image(first) for first in range(count)]))
-    np.testing.assert_allclose(np.concatenate(found), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(np.concatenate(answers), expected, rtol=0, atol=1e-6)
     passes = network.passes[:-1]
     assert sum(passes) == count and max(passes) <= 8
     assert len(passes) <= count // 8 + 2, "nearly all passes are full"
 
 
-def test_a_lone_request_waits_for_nobody_and_an_announced_one_is_waited_for() -> None:
-    model = Here.model_of(Touchy())
+def test_pass_waits_only_for_announced_requests() -> None:
+    model = InProcessWorker.model_of(Touchy())
     with started(max_wait_seconds=600) as batcher:
         asyncio.run(asyncio.wait_for(ask(batcher, model, 0), 60))
     with started(max_wait_seconds=0.5) as batcher, batcher.announce():
         before = time.monotonic()
         asyncio.run(ask(batcher, model, 0))
-        assert time.monotonic() - before > 0.4, "the announced request might have come along"
+        assert time.monotonic() - before > 0.4, "the announced request could still have joined"
 
 
-def test_one_poison_image_fails_alone() -> None:
-    model = Here.model_of(Touchy())
+def test_bad_image_fails_no_other_image_of_its_pass() -> None:
+    model = InProcessWorker.model_of(Touchy())
     with started() as batcher, batcher.announce():
-        found = asyncio.run(ask(batcher, model, 1, POISON, 2, NOT_A_NUMBER, 3))
-    assert [isinstance(item, AnswerFailed) for item in found] == [False, True, False, True, False]
-    for item, first in zip(found, (1, POISON, 2, NOT_A_NUMBER, 3), strict=True):
+        answers = asyncio.run(ask(batcher, model, 1, POISON, 2, NOT_A_NUMBER, 3))
+    assert [isinstance(item, AnswerFailed) for item in answers] == [False, True, False, True, False]
+    for item, first in zip(answers, (1, POISON, 2, NOT_A_NUMBER, 3), strict=True):
         if isinstance(item, np.ndarray):
             np.testing.assert_allclose(item, expected_of(model, image(first)), rtol=0, atol=1e-6)
 
 
-def test_a_cancelled_request_leaves_the_queue() -> None:
+def test_cancelled_request_leaves_the_queue() -> None:
     network = Touchy()
-    model = Here.model_of(network)
+    model = InProcessWorker.model_of(network)
 
     async def scene(batcher: Batcher) -> None:
         slow = asyncio.create_task(batcher.probabilities(model, image(SLOW)))
@@ -189,12 +189,12 @@ def test_a_cancelled_request_leaves_the_queue() -> None:
 
     with started() as batcher:
         asyncio.run(scene(batcher))
-    assert network.passes == [1, 1], "the slow one, then the one that was kept"
+    assert network.passes == [1, 1], "the slow request, then the one that was not cancelled"
 
 
-def test_models_take_turns_and_never_share_a_pass() -> None:
+def test_models_never_share_a_pass() -> None:
     one, other = Touchy(), Touchy()
-    first, second = Here.model_of(one), Here.model_of(other)
+    first, second = InProcessWorker.model_of(one), InProcessWorker.model_of(other)
 
     async def scene(batcher: Batcher) -> None:
         calls = [batcher.probabilities(model, image(1)) for model in (first, second) * 6]
@@ -205,8 +205,8 @@ def test_models_take_turns_and_never_share_a_pass() -> None:
     assert sum(one.passes) == sum(other.passes) == 6
 
 
-def test_a_large_request_lets_others_go_first() -> None:
-    model, other = Here.model_of(Touchy()), Here.model_of(Touchy())
+def test_small_request_overtakes_large_one() -> None:
+    model, other = InProcessWorker.model_of(Touchy()), InProcessWorker.model_of(Touchy())
     done: list[str] = []
 
     async def call(batcher: Batcher, name: str, asked: Model, images: np.ndarray) -> None:
@@ -225,8 +225,8 @@ def test_a_large_request_lets_others_go_first() -> None:
     assert done == ["one", "two", "six of model 0", "six of model 1"]
 
 
-def test_where_no_worker_can_be_started_nothing_waits_until_one_can() -> None:
-    model, worker = Here.model_of(Touchy()), Here(can_restart=False)
+def test_requests_fail_at_once_until_a_worker_can_start() -> None:
+    model, worker = InProcessWorker.model_of(Touchy()), InProcessWorker(can_restart=False)
 
     async def scene(batcher: Batcher) -> list[np.ndarray | BaseException]:
         slow = asyncio.create_task(batcher.probabilities(model, image(SLOW)))
@@ -241,17 +241,17 @@ def test_where_no_worker_can_be_started_nothing_waits_until_one_can() -> None:
         assert not batcher.is_alive
         worker.can_restart = True
         wait_until(lambda: batcher.is_alive)
-        (found,) = asyncio.run(asyncio.wait_for(ask(batcher, model, 1), 10))
-        assert isinstance(found, np.ndarray)
+        (answer,) = asyncio.run(asyncio.wait_for(ask(batcher, model, 1), 10))
+        assert isinstance(answer, np.ndarray)
 
 
-def test_a_model_at_which_a_request_ends_two_workers_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    deadly, other = Here.model_of(Touchy()), Here.model_of(Touchy())
+def test_model_that_crashes_two_workers_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    deadly, other = InProcessWorker.model_of(Touchy()), InProcessWorker.model_of(Touchy())
 
     def answers_to(model: Model, *firsts: int) -> list[type]:
-        return [type(found) for found in asyncio.run(asyncio.wait_for(ask(batcher, model, *firsts), 20))]
+        return [type(answer) for answer in asyncio.run(asyncio.wait_for(ask(batcher, model, *firsts), 20))]
 
-    with started(worker := Here()) as batcher:
+    with started(worker := InProcessWorker()) as batcher:
         with batcher.announce():
             assert answers_to(deadly, DEADLY, 1) == [SetAside, SetAside]
         assert answers_to(deadly, 1) == [SetAside] and batcher.set_aside == [deadly]
@@ -260,22 +260,22 @@ def test_a_model_at_which_a_request_ends_two_workers_is_set_aside(monkeypatch: p
         assert batcher.set_aside == [] and answers_to(deadly, 1) == [np.ndarray]
 
 
-def test_workers_share_what_waits_and_answer_at_the_same_time() -> None:
+def test_workers_split_the_queue_and_run_in_parallel() -> None:
     network = Touchy()
-    model = Here.model_of(network)
-    with started(Here(), Here(), max_batch=8, max_wait_seconds=1) as batcher:
+    model = InProcessWorker.model_of(network)
+    with started(InProcessWorker(), InProcessWorker(), max_batch=8, max_wait_seconds=1) as batcher:
         with batcher.announce():
-            found = asyncio.run(ask(batcher, model, *range(6)))
-        assert network.passes[0] == 3 == max(network.passes), "half of them each"
-    with started(Here(), Here(), max_batch=1) as batcher:  # a worker that comes late still finds the other image
+            answers = asyncio.run(ask(batcher, model, *range(6)))
+        assert network.passes[0] == 3 == max(network.passes), "each worker gets half"
+    with started(InProcessWorker(), InProcessWorker(), max_batch=1) as batcher:
         answered = asyncio.run(ask(batcher, model, MEETING, MEETING))
-        assert all(isinstance(item, np.ndarray) for item in answered), "neither pass met the other"
+        assert all(isinstance(item, np.ndarray) for item in answered), "the passes did not overlap"
     expected = expected_of(model, np.concatenate([image(first) for first in range(6)]))
-    np.testing.assert_allclose(np.concatenate(found), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(np.concatenate(answers), expected, rtol=0, atol=1e-6)
 
 
-def test_a_model_is_asked_of_an_idle_worker_that_has_it() -> None:
-    model, workers = Here.model_of(Touchy()), [Here(), Here()]
+def test_request_goes_to_idle_worker_that_has_loaded_its_model() -> None:
+    model, workers = InProcessWorker.model_of(Touchy()), [InProcessWorker(), InProcessWorker()]
     workers[0].unloaded = {model.sha256}
     with started(*workers) as batcher:
         for _ in range(5):
@@ -283,16 +283,16 @@ def test_a_model_is_asked_of_an_idle_worker_that_has_it() -> None:
             asyncio.run(asyncio.wait_for(ask(batcher, model, 1), 10))
         assert workers[0].unloaded == {model.sha256}
         asyncio.run(asyncio.wait_for(ask(batcher, model, MEETING, MEETING), 10))
-        assert not workers[0].unloaded, "the other one was busy"
+        assert not workers[0].unloaded, "the worker with the model was busy"
 
 
-async def one_and_more(batcher: Batcher, model: Model, names: Sequence[str]) -> list[asyncio.Task[float]]:
-    """Start a slow request of each of these clients; the first runs and the others wait."""
+async def start_slow_requests(batcher: Batcher, model: Model, names: Sequence[str]) -> list[asyncio.Task[float]]:
+    """Start a slow request for each of these clients; the first one runs and the others wait."""
     tasks = []
     for name in names:
         tasks.append(asyncio.create_task(as_client(name, batcher, model, image(SLOW))))
         if len(tasks) == 1:
-            await asyncio.to_thread(wait_until, lambda: Here.networks[model.sha256].passes)
+            await asyncio.to_thread(wait_until, lambda: InProcessWorker.networks[model.sha256].passes)
     await asyncio.sleep(0)
     return tasks
 
@@ -306,7 +306,7 @@ async def as_client(client: str, batcher: Batcher, model: Model, images: np.ndar
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_busy_client_does_not_delay_another(size: int) -> None:
-    model = Here.model_of(Touchy())
+    model = InProcessWorker.model_of(Touchy())
     slow = np.concatenate([image(SLOW)] * size)
 
     async def scene(batcher: Batcher) -> None:
@@ -321,16 +321,16 @@ def test_busy_client_does_not_delay_another(size: int) -> None:
 
 
 def test_full_queue_rejects_the_busiest_clients_newest_images() -> None:
-    model = Here.model_of(Touchy())
+    model = InProcessWorker.model_of(Touchy())
 
     async def scene(batcher: Batcher) -> None:
-        tasks = await one_and_more(batcher, model, ["many"] * 5)
+        tasks = await start_slow_requests(batcher, model, ["many"] * 5)
         with pytest.raises(Busy, match="too much is waiting already"):
             await as_client("many", batcher, model, image(1))
         await asyncio.gather(*(as_client(name, batcher, model, image(1)) for name in ("one", "two")))
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [isinstance(answer, Busy) for answer in found] == [False, False, False, True, True], "the last two"
-        even = await one_and_more(batcher, Here.model_of(Touchy()), "abcde")
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(answer, Busy) for answer in answers] == [False, False, False, True, True], "the last two"
+        even = await start_slow_requests(batcher, InProcessWorker.model_of(Touchy()), "abcde")
         with pytest.raises(Busy):
             await as_client("f", batcher, model, image(1))
         await asyncio.gather(*even)
@@ -340,32 +340,32 @@ def test_full_queue_rejects_the_busiest_clients_newest_images() -> None:
 
 
 def test_one_client_leaves_a_worker_to_others() -> None:
-    model = Here.model_of(Touchy())
+    model = InProcessWorker.model_of(Touchy())
 
     async def scene(batcher: Batcher) -> None:
         await as_client("lone", batcher, model, image(1))
         many = [asyncio.create_task(as_client("many", batcher, model, image(SLOW))) for _ in range(4)]
         await asyncio.sleep(0.05)
         before = time.monotonic()
-        assert await as_client("lone", batcher, model, image(1)) - before < 0.15, "no slow pass was in its way"
+        assert await as_client("lone", batcher, model, image(1)) - before < 0.15, "it waited for no slow pass"
         await asyncio.gather(*many)
 
-    with started(Here(), Here(), max_batch=1) as batcher:
+    with started(InProcessWorker(), InProcessWorker(), max_batch=1) as batcher:
         asyncio.run(asyncio.wait_for(scene(batcher), 60))
 
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[list[Worker]]:
-    found = [Worker(device="cpu", budget_bytes=1 << 30, threads=1) for _ in range(2)]
-    for worker in found:
+    started_workers = [Worker(device="cpu", budget_bytes=1 << 30, threads=1) for _ in range(2)]
+    for worker in started_workers:
         worker.start()
-    yield found
-    for worker in found:
+    yield started_workers
+    for worker in started_workers:
         worker.stop()
 
 
 @pytest.mark.parametrize("path", sorted(MODELS.glob("*.safetensors")), ids=lambda path: path.stem)
-def test_a_released_model_says_the_same_of_an_image_alone_and_in_any_batch(path: Path, workers: list[Worker]) -> None:
+def test_released_model_predicts_the_same_alone_and_in_any_batch(path: Path, workers: list[Worker]) -> None:
     predictor = load_predictor(path)
     model = Models(path.parent).get(path.name, predictor.weights_sha256)
     generator = np.random.default_rng(0)
@@ -375,9 +375,9 @@ def test_a_released_model_says_the_same_of_an_image_alone_and_in_any_batch(path:
     async def scene(batcher: Batcher, size: int) -> np.ndarray:
         order = generator.permutation(len(images))
         parts = [order[start : start + size] for start in range(0, len(order), size)]
-        found = await asyncio.gather(*(batcher.probabilities(model, images[part]) for part in parts))
+        answers = await asyncio.gather(*(batcher.probabilities(model, images[part]) for part in parts))
         result = np.empty_like(alone)
-        result[np.concatenate(parts)] = np.concatenate(found)
+        result[np.concatenate(parts)] = np.concatenate(answers)
         return result
 
     with started(*workers, max_batch=16) as batcher, batcher.announce():

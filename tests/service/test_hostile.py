@@ -1,4 +1,4 @@
-"""Hostile uploads and requests, hundreds of them, each with its expected answer: never a 500, never an internal."""
+"""Hundreds of hostile uploads and requests with their expected responses, without a 500 or internal details."""
 
 import json
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ NAMES = {
     "invalid utf-8": "%FF%FE",
 }
 FEW = ("quote", "long", "surrogate", "invalid utf-8", "right to left")
-"""For each place that takes a name; all of them are sent to those of a model."""
+"""Kinds of names for every parameter that takes a name; model names are tested with all kinds."""
 NAME_FILTERS = {
     "/api/v1/experiments/ninformer-mnist/curves": ("arm",),
     "/compare": ("dataset", "paper"),
@@ -60,7 +60,7 @@ CLOSED_FILTERS = {
 RESOURCES = ("papers", "datasets", "experiments", "claims", "runs", "checkpoints")
 
 
-def test_an_upload_gets_the_answer_it_deserves(client: TestClient, subtests: pytest.Subtests) -> None:
+def test_hostile_image_gets_expected_status(client: TestClient, subtests: pytest.Subtests) -> None:
     for case in hostile_images():
         with subtests.test(case.name):
             response = client.post(PREDICT, files={"file": ("picture.png", case.content)})
@@ -77,7 +77,7 @@ def encoded(name: str) -> str:
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_a_hostile_model_is_unknown(client: TestClient, kind: str) -> None:
+def test_hostile_model_name_is_404(client: TestClient, kind: str) -> None:
     name = encoded(NAMES[kind])
     assert client.get(f"/v2/models/{name}").status_code == 404
     assert client.get(f"/v2/models/ninformer-mnist.vit/versions/{name}").status_code == 404
@@ -90,7 +90,7 @@ def test_a_hostile_model_is_unknown(client: TestClient, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FEW)
-def test_a_hostile_name_is_unknown_and_refused_where_few_are_known(client: TestClient, kind: str) -> None:
+def test_hostile_name_is_404_or_422_for_fixed_choices(client: TestClient, kind: str) -> None:
     name = encoded(NAMES[kind])
     for resource in RESOURCES:
         assert_problem(client.get(f"/api/v1/{resource}/{name}"), 404)
@@ -99,15 +99,17 @@ def test_a_hostile_name_is_unknown_and_refused_where_few_are_known(client: TestC
             assert_problem(client.get(address), status)
 
 
-def test_a_limit_is_a_small_number(client: TestClient) -> None:
+def test_invalid_limit_is_422(client: TestClient) -> None:
     for value in ("-1", "0", "1e3", "1e309", "NaN", "inf", "null", "[]", "0x10", "1001", "9" * 5000, ""):
         assert_problem(client.get("/api/v1/runs", params={"limit": value}), 422, "query.limit")
-    assert client.get("/api/v1/runs", params={"limit": "١٠"}).status_code in (200, 422), "digits that Python reads"
+    assert client.get("/api/v1/runs", params={"limit": "١٠"}).status_code in (200, 422), (
+        "Python parses these digits, too"
+    )
 
 
 @dataclass(frozen=True)
 class Form:
-    """A body that pretends to be a form."""
+    """Body that pretends to be a form, with the expected status."""
 
     name: str
     content: bytes
@@ -211,10 +213,10 @@ def forms() -> Iterator[Form]:
     yield Form("three images of 16 megapixels", wide * 3 + END, 413, words=together)
 
 
-# An unfinished form's files are closed by their destructor, which says so; the parser forgets them.
+# The parser leaves the files of an unfinished form open; their destructor closes them with a warning.
 @pytest.mark.filterwarnings("ignore:Unclosed file <tempfile:ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_form_gets_the_answer_it_deserves(client: TestClient, subtests: pytest.Subtests) -> None:
+def test_hostile_form_gets_expected_status(client: TestClient, subtests: pytest.Subtests) -> None:
     for case in forms():
         with subtests.test(case.name):
             headers = {"content-type": case.content_type, **case.headers}
@@ -228,7 +230,7 @@ def test_a_form_gets_the_answer_it_deserves(client: TestClient, subtests: pytest
 TENSOR = {"name": "image", "datatype": "UINT8", "shape": [1, 3, 32, 32], "data": [7] * 3072}
 
 
-CHANGES: dict[str, list[object]] = {
+INVALID_TENSORS: dict[str, list[object]] = {
     "name": ["images"],
     "datatype": ["FP32"],
     "shape": [
@@ -244,8 +246,8 @@ CHANGES: dict[str, list[object]] = {
     ],
     "parameters": [*({"binary_data_size": 3072}, {"binary_data_size": "3072"}, {"shared_memory_region": "x"}, False)],
 }
-"""Values of the tensor that are refused, by key."""
-BESIDE: dict[str, list[object]] = {
+"""Invalid values of a tensor, by key."""
+INVALID_KEYS: dict[str, list[object]] = {
     "id": [{}, None, "x" * 1025, "\ud800"],
     "parameters": [[1], "", {"x": ["\ud800"]}],
     "outputs": [
@@ -255,18 +257,18 @@ BESIDE: dict[str, list[object]] = {
     ],
     "\udfff": [1],
 }
-"""Values beside a good tensor that are refused."""
+"""Invalid values of keys next to a valid tensor."""
 BODIES: list[object] = [
     *(b"", b"{", b"[]", b"null", b'"x"', b"\xff", b"[" * 100_000, b"{}", b'{"inputs": []}', b'{"inputs": [1]}'),
     *(b'{"inputs": {}}', b'{"inputs": [{}]}', b'{"inputs": [{}, {}]}', b'{"id": 5}', b'{"inputs": "\xed\xa0\x80"}'),
     {"inputs": [TENSOR | {"parameters": []}], "outputs": 5},
-    *({"inputs": [TENSOR | {name: "\ud800"}]} for name in (*CHANGES, "x")),
-    *({"inputs": [TENSOR | {name: value}]} for name, values in CHANGES.items() for value in values),
-    *({"inputs": [TENSOR], name: value} for name, values in BESIDE.items() for value in values),
+    *({"inputs": [TENSOR | {name: "\ud800"}]} for name in (*INVALID_TENSORS, "x")),
+    *({"inputs": [TENSOR | {name: value}]} for name, values in INVALID_TENSORS.items() for value in values),
+    *({"inputs": [TENSOR], name: value} for name, values in INVALID_KEYS.items() for value in values),
 ]
 
 
-def test_a_tensor_that_is_none_is_refused(client: TestClient, subtests: pytest.Subtests) -> None:
+def test_invalid_tensor_request_is_400(client: TestClient, subtests: pytest.Subtests) -> None:
     for body in BODIES:
         with subtests.test(str(body)[:200]):
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -277,19 +279,19 @@ def test_a_tensor_that_is_none_is_refused(client: TestClient, subtests: pytest.S
             assert "Traceback" not in response.text and ".py" not in response.text
 
 
-def test_a_header_length_that_lies_is_refused(client: TestClient) -> None:
+def test_wrong_header_length_is_400(client: TestClient) -> None:
     for length in ("-1", "x", "99999", "9" * 30, "1", "1" * 5000, "0" * 5000 + "1", "1_0", "+5", " 5", "5.0", ""):
         headers = {"inference-header-content-length": length}
         response = client.post("/v2/models/ninformer-cifar100.vit/infer", json={"inputs": [TENSOR]}, headers=headers)
         assert response.status_code == 400, length
 
 
-def test_another_host_is_misdirected(client: TestClient) -> None:
+def test_foreign_host_is_421(client: TestClient) -> None:
     for host in ("example.org", "127.0.0.1.example.org", "evil@127.0.0.1", "127.0.0.1:80:80", "", "[::1", "*"):
         assert_problem(client.get("/compare", headers={"host": host}), 421, "CLAIMCHECK_ALLOWED_HOSTS")
 
 
-def test_the_own_host_is_answered_whatever_forwarding_headers_say(client: TestClient) -> None:
+def test_own_host_is_served_despite_forwarding_headers(client: TestClient) -> None:
     forwarded = {"x-forwarded-host": "example.org", "forwarded": "host=example.org", "x-original-url": "/predict"}
     for host in ("127.0.0.1", "127.0.0.1:8000", "LOCALHOST:1", "[::1]:8000"):
         assert client.get("/health/live", headers={"host": host, **forwarded}).status_code == 200
@@ -310,7 +312,7 @@ ODD_HEADERS = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in ODD_HEADERS for value in ODD_HEADERS[name]])
-def test_an_odd_header_changes_nothing(client: TestClient, name: str, value: str) -> None:
+def test_malformed_header_is_ignored(client: TestClient, name: str, value: str) -> None:
     response = client.get("/api/v1/papers", headers={name: value})
     assert response.status_code == 200
     assert len(response.headers["x-request-id"]) <= 64

@@ -1,4 +1,4 @@
-"""The page without JavaScript; `test_browser` tests it with JavaScript."""
+"""Pages without JavaScript; `test_browser` tests them with JavaScript."""
 
 import json
 import re
@@ -27,7 +27,7 @@ from tests.service.results_factory import PAPER_ACCURACY, add_results, make_root
 
 
 class Page(HTMLParser):
-    """Texts of table rows without drawings, and every address and inline attribute that a browser would act on."""
+    """Parser that collects the text of table rows without drawings, all addresses, and all inline code and styles."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Page(HTMLParser):
 
 PAPERS = "https://arxiv.org/abs/"
 ELSEWHERE = (PAPERS, "https://github.com/")  # papers, and their authors' code
-"""Where a link leads out, which no page follows by itself."""
+"""Addresses that pages may link to but don't load."""
 
 PAGES = (
     *("/", "/?dataset=cifar10", "/?dataset=cifar100&metric=loss&profile=smoke", "/docs"),
@@ -70,7 +70,7 @@ PAGES = (
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_pages_ask_no_other_host_and_run_nothing_inline(client: TestClient, path: str) -> None:
+def test_page_loads_nothing_external_and_runs_nothing_inline(client: TestClient, path: str) -> None:
     page = Page(client.get(path).text)
     assert page.inline == []
     assert [address for address in page.addresses if not address.startswith(("/", "#", *ELSEWHERE))] == []
@@ -79,7 +79,7 @@ def test_pages_ask_no_other_host_and_run_nothing_inline(client: TestClient, path
             assert client.get(address).status_code == 200, address
 
 
-def test_a_paper_s_page_has_every_claim_under_its_place_with_its_verdict(client: TestClient) -> None:
+def test_paper_page_lists_every_claim_with_its_verdict(client: TestClient) -> None:
     html = client.get("/papers/ninformer").text
     claims = client.get("/api/v1/claims?paper=ninformer&limit=200").json()
     assert len(claims) == 16
@@ -94,7 +94,7 @@ def test_a_paper_s_page_has_every_claim_under_its_place_with_its_verdict(client:
     assert shown == {claim["id"] for claim in claims if claim["verdict"]["status"] == "contradicted"} != set()
 
 
-def test_a_claim_s_page_says_what_was_computed_and_by_which_rules(client: TestClient) -> None:
+def test_claim_page_shows_computed_numbers_and_rules_digest(client: TestClient) -> None:
     claim = client.get("/api/v1/claims/ninformer.table3.mnist.vit").json()
     html = client.get("/claims/ninformer.table3.mnist.vit").text
     facts = {row[0]: row[1] for row in Page(html).rows if len(row) > 1}
@@ -106,7 +106,7 @@ def test_a_claim_s_page_says_what_was_computed_and_by_which_rules(client: TestCl
     )
 
 
-def test_a_claim_that_no_run_speaks_for_leads_to_what_was_run(client: TestClient) -> None:
+def test_untested_claim_links_to_its_experiments(client: TestClient) -> None:
     first = client.get("/api/v1/claims", params={"verdict": "not tested", "paper": "ninformer"}).json()[0]["id"]
     claim, html = client.get(f"/api/v1/claims/{first}").json(), client.get(f"/claims/{first}").text
     assert not claim["runs"]
@@ -114,16 +114,16 @@ def test_a_claim_that_no_run_speaks_for_leads_to_what_was_run(client: TestClient
     assert links == {f"/experiments/{name}" for name in claim["experiments"]} != set()
     assert client.get(links.pop()).status_code == 200
     computed = client.get("/claims/ninformer.table3.mnist.vit").text
-    assert not re.search(r'href="/experiments/', computed), "computed without training"
+    assert not re.search(r'href="/experiments/', computed), "it was computed without training"
 
 
 def comparison_rows(client: TestClient, dataset: str) -> dict[str, list[str]]:
-    """The first row of each model: the table of costs comes later."""
+    """Return the first row of each model; its later rows are in the table of costs."""
     rows = Page(client.get(f"/?dataset={dataset}").text).rows
     return {row[0]: row for row in reversed(rows) if row}
 
 
-def test_the_table_of_shortened_runs_shows_paper_ours_and_rank_and_no_difference(client: TestClient) -> None:
+def test_table_of_shortened_runs_shows_ranks_instead_of_differences(client: TestClient) -> None:
     rows = comparison_rows(client, "cifar100")
     assert rows["ViT"][1:6] == ["34.87 %", "21.42 %", "n = 1", "4", "/ 4"]
     assert rows["NiNformer"][1] == "proposed"
@@ -133,7 +133,7 @@ def test_the_table_of_shortened_runs_shows_paper_ours_and_rank_and_no_difference
     assert mnist["ViT"][1:6] == ["97.12 %", *ours, "+0.10 pp"]
 
 
-def test_a_verdict_in_the_table_says_of_which_claim_it_is(client: TestClient) -> None:
+def test_verdict_in_table_names_its_claim(client: TestClient) -> None:
     html = client.get("/?dataset=mnist").text
     named = dict(re.findall(r'<a href="/claims/([^"]+)" title="([^"]+)"', html))
     assert named["ninformer.table2.mnist.vit"] == "ViT: test accuracy, last epoch (MNIST; the paper names no epoch)"
@@ -141,7 +141,7 @@ def test_a_verdict_in_the_table_says_of_which_claim_it_is(client: TestClient) ->
     assert f'aria-label="{word}: ViT: test accuracy, last epoch (MNIST; the paper names no epoch)"' in html
 
 
-def test_a_stand_in_is_marked_in_its_cell_and_its_number_stands_nowhere(client: TestClient) -> None:
+def test_placeholder_result_is_marked_and_its_number_is_hidden(client: TestClient) -> None:
     html = client.get("/?dataset=cifar10").text
     row = next(row for row in Page(html).rows if row[:1] == ["ViT"])
     assert row[1:3] == ["65.74 %", "placeholder"] and "–" not in row
@@ -156,14 +156,14 @@ def test_a_stand_in_is_marked_in_its_cell_and_its_number_stands_nowhere(client: 
     assert '<svg class="of-paper"' in html and '<circle class="of-ours"' not in html
 
 
-def test_the_order_of_models_is_a_headline_of_full_runs_alone(client: TestClient) -> None:
+def test_model_order_is_a_headline_only_for_full_runs(client: TestClient) -> None:
     assert "<strong>The models finish in" in client.get("/?dataset=mnist").text
     short = client.get("/?dataset=cifar100").text
     assert "<strong>The models finish in" not in short and "So far the models are in" in short
     assert "with one run each, this may be chance" in short
 
 
-def test_results_of_older_code_say_so(tmp_path: Path) -> None:
+def test_results_of_older_code_are_labelled(tmp_path: Path) -> None:
     root = make_root(tmp_path)
     add_results(root, "ninformer-cifar10", "smoke", "embedded", code={"stages.gone": "0" * 16})
     record(root, "data/results.db")
@@ -176,7 +176,7 @@ def test_results_of_older_code_say_so(tmp_path: Path) -> None:
         assert sentence in run.lower()
 
 
-def test_a_run_page_shows_curves_spec_and_provenance(client: TestClient) -> None:
+def test_run_page_shows_curves_spec_and_provenance(client: TestClient) -> None:
     (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
     html = client.get(f"/runs/{comparison['arms'][0]['run_keys'][0]}").text
     facts = {row[0]: row[1] for row in Page(html).rows if len(row) == 2}
@@ -186,9 +186,9 @@ def test_a_run_page_shows_curves_spec_and_provenance(client: TestClient) -> None
     assert html.count('<figure class="panel">') == 2 and "96.92 %" in html
 
 
-def test_the_form_works_without_javascript(client: TestClient) -> None:
+def test_form_works_without_javascript(client: TestClient) -> None:
     names = [f"ninformer-cifar10.{arm}.0" for arm in ("vit", "mlp-mixer", "local-vit", "ninformer")]
-    assert checked(client, "cifar10") == [], "placeholders are offered to nobody"
+    assert checked(client, "cifar10") == [], "placeholder models are never preselected"
     assert checked(client, "&checkpoint=".join(["cifar10", *names])) == names
     accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
     response = client.post("/predict", data={"checkpoint": names}, files={"file": png()}, headers={"accept": accept})
@@ -201,8 +201,8 @@ def checked(client: TestClient, dataset: str) -> list[str]:
     return re.findall(r'name="checkpoint" value="([^"]+)" checked', client.get(f"/?dataset={dataset}").text)
 
 
-def test_the_form_asks_the_models_that_predict_answers_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first experiment also has real results, but only the weights of stand-ins."""
+def test_form_preselects_the_default_models_of_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first experiment also has real results, but weights only of placeholder models."""
     root = make_root(tmp_path)
     index, protocol = (root / "params.yaml").read_text(), (root / "params" / "ninformer-cifar10.yaml").read_text()
     own, other = "  ninformer-cifar10:", "  other-cifar10: {paper: ninformer, dataset: cifar10}\n"
@@ -221,7 +221,7 @@ def test_the_form_asks_the_models_that_predict_answers_with(tmp_path: Path, monk
         assert "other-cifar10.vit.0" not in client.get("/?dataset=cifar10").text
 
 
-def test_the_reference_lists_every_operation_and_every_problem(client: TestClient) -> None:
+def test_reference_lists_every_operation_and_every_problem(client: TestClient) -> None:
     document = client.get("/api/v1/openapi.json").json()
     html = client.get("/docs").text
     statuses = set()
@@ -233,7 +233,7 @@ def test_the_reference_lists_every_operation_and_every_problem(client: TestClien
         assert f'id="problem-{status}"' in html
 
 
-def test_every_answer_bears_the_security_headers(client: TestClient) -> None:
+def test_every_response_has_security_headers(client: TestClient) -> None:
     for path in ("/", "/compare", "/static/style.css", "/nothing"):
         headers = client.get(path).headers
         assert "unsafe" not in headers["content-security-policy"]
@@ -249,7 +249,7 @@ def test_every_answer_bears_the_security_headers(client: TestClient) -> None:
         *((formula, formula) for formula in ("dS_i/da_j = S_i", "q.k = 1 - |q-k|^2/2", "sigma(attention) < sigma(FF)")),
     ],
 )
-def test_a_statement_begins_with_a_capital_unless_it_is_a_formula(statement: str, expected: str) -> None:
+def test_statement_is_capitalised_unless_it_begins_with_a_formula(statement: str, expected: str) -> None:
     judged = JudgedClaim(claim=Claim(id="x", statement=statement), verdict=VerdictRow(), experiments=(), datasets=())
     assert name_claim(judged, {}, {}) == expected
 
@@ -276,11 +276,11 @@ def test_a_statement_begins_with_a_capital_unless_it_is_a_formula(statement: str
         (ratio(1.5), "1.50 ×"),
     ],
 )
-def test_numbers_are_written_for_people(text: str, expected: str) -> None:
+def test_numbers_are_formatted_for_readers(text: str, expected: str) -> None:
     assert text == expected
 
 
-def test_a_run_of_older_code_that_gives_the_same_says_which_line_shows_it(published_client: TestClient) -> None:
+def test_run_of_equivalent_older_code_links_to_its_evidence(published_client: TestClient) -> None:
     (run,) = published_client.get("/api/v1/runs?experiment=hyperbf-cifar10&limit=1").json()
     page = published_client.get(f"/runs/{run['run_key']}").text
     (trail,) = published_client.get(f"/api/v1/runs/{run['run_key']}/trail").json()["trails"]
@@ -293,13 +293,13 @@ def test_a_run_of_older_code_that_gives_the_same_says_which_line_shows_it(publis
 
 
 @pytest.mark.parametrize("is_stripped", [True, False])
-def test_every_link_stays_below_the_root_path(settings: Settings, is_stripped: bool) -> None:
-    """Behind a proxy that serves it below `/claimcheck`, and sends the path on with it or without."""
+def test_every_link_starts_with_the_root_path(settings: Settings, is_stripped: bool) -> None:
+    """A proxy serves the app under `/claimcheck` and forwards the path with or without that prefix."""
     app = create_app(settings.model_copy(update={"root_path": "/claimcheck"}))
 
     async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            assert f"{scope['path']}/".startswith("/claimcheck/"), "another service's"
+            assert f"{scope['path']}/".startswith("/claimcheck/"), "this path belongs to another service"
             if is_stripped:
                 scope["path"] = scope["path"].removeprefix("/claimcheck") or "/"
         await app(scope, receive, send)
@@ -311,9 +311,10 @@ def test_every_link_stays_below_the_root_path(settings: Settings, is_stripped: b
             seen.add(kind := min(left.keys() - seen))
             answer = client.get(left[kind], headers={"accept": "text/html, */*"})
             assert answer.status_code == 200, answer.url
-            found = Page(answer.text).addresses if "text/html" in answer.headers["content-type"] else []
-            found += re.findall(r"<(/[^>]*)>", answer.headers.get("link", ""))
-            for address in {one.partition("#")[0] for one in found if one.startswith("/") and "/predict" not in one}:
+            addresses = Page(answer.text).addresses if "text/html" in answer.headers["content-type"] else []
+            addresses += re.findall(r"<(/[^>]*)>", answer.headers.get("link", ""))
+            paths = [address for address in addresses if address.startswith("/") and "/predict" not in address]
+            for address in {path.partition("#")[0] for path in paths}:
                 assert address.startswith("/claimcheck/"), (answer.url, address)
                 left.setdefault(address.partition("?")[0].split("/")[2], address)
         assert {"", "papers", "claims", "experiments", "runs", "static", "docs", "api"} <= seen
@@ -331,7 +332,7 @@ def test_every_link_stays_below_the_root_path(settings: Settings, is_stripped: b
 
 
 MOST_BYTES = 120_000
-"""Most bytes of a page with all that it loads, on the wire."""
+"""Limit of the compressed size of a page with everything that it loads."""
 
 
 with (REPOSITORY / "data/evidence/dac-sgemm.jsonl").open(encoding="utf-8") as evidence:
@@ -342,8 +343,8 @@ CLAIMS = {
     "waiting": "ninformer.table2.mnist.vit",
     "at chance": "nmn.ext.resnet18.c10.aether",
     "drawn": "dac.fig3",
-    "holds by computing": "dac.eq7",
-    "as read in one way": "dac.fig7b",
+    "holds by computation": "dac.eq7",
+    "depends on reading": "dac.fig7b",
     "contradicted": "ninformer.table3.mnist.vit",
 }
 KINDS = {
@@ -356,7 +357,7 @@ KINDS = {
     "an answer": "/?dataset=mnist&sample=3",
     **{f"experiment {name}": f"/experiments/{name}" for name in ("dac-sgemm", "nmn-gpt")},
     "no runs": "/curves",
-    "runs over each other": "/curves?line=ninformer-mnist.vit&line=dac-sgemm.mlp-18x5",
+    "runs overlaid": "/curves?line=ninformer-mnist.vit&line=dac-sgemm.mlp-18x5",
     "leaderboard": "/leaderboard?dataset=sgemm",
     "claims": "/claims",
     "search": "/claims?q=activation",
@@ -368,12 +369,12 @@ KINDS = {
     "file": "/files/docs/operators/yat.md",
     **{f"model {name}": f"/models/{name}" for name in ("ninformer-mnist.local-vit", "dac-sgemm.mlp-141x5")},
     "run": f"/runs/{RUN}",
-    "not understood": "/leaderboard?sort=nothing",
+    "invalid query": "/leaderboard?sort=nothing",
 }
-"""An address of each kind of page, on the published evidence."""
+"""One address of each kind of page, for the published evidence."""
 
 
-def test_every_page_is_among_the_kinds() -> None:
+def test_every_page_route_is_among_the_kinds() -> None:
     modules = [import_module(f"service.routes.{module.name}") for module in iter_modules(routes.__path__)]
     routers = [item for module in modules for item in vars(module).values() if isinstance(item, APIRouter)]
     pages = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
@@ -387,7 +388,7 @@ def test_every_page_is_among_the_kinds() -> None:
 
 
 @pytest.mark.parametrize("path", KINDS.values(), ids=KINDS)
-def test_a_page_weighs_little(published_client: TestClient, path: str) -> None:
+def test_page_stays_below_its_size_limit(published_client: TestClient, path: str) -> None:
     page = published_client.get(path, headers={"accept": "text/html", "accept-encoding": "gzip"})
     parts = re.findall(r'<(?:script src|link rel="stylesheet" href|link rel="icon" href|img src)="([^"]+)"', page.text)
     fonts = re.findall(r'url\("(\w+\.woff2)"\)', published_client.get("/static/fonts.css").text)

@@ -61,7 +61,7 @@ def request(
 
 
 def exchange(service: Running, content: bytes) -> tuple[int, bytes]:
-    """Status and body of the server's response to these bytes; (0, b"") if it just closes the connection."""
+    """Send bytes and return the response's status and body; (0, b"") if the server only closes the connection."""
     with socket.create_connection((service.host, service.port), timeout=60) as connection:
         try:
             connection.sendall(content)
@@ -70,7 +70,7 @@ def exchange(service: Running, content: bytes) -> tuple[int, bytes]:
             return 0, b""
 
 
-def test_a_body_that_is_cut_short_is_no_fault_of_ours(service: Running) -> None:
+def test_truncated_body_is_logged_as_400_without_traceback(service: Running) -> None:
     start = b"POST /v2/models/ninformer-cifar100.vit/infer HTTP/1.1\r\nHost: localhost\r\n"
     for rest in (
         b"Content-Length: 1000\r\n\r\n{",
@@ -101,7 +101,7 @@ def head(method: str, path: str, *headers: str) -> bytes:
     return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *headers, "", ""]).encode("latin-1")
 
 
-def test_a_target_may_be_a_whole_address_whose_host_counts(service: Running) -> None:
+def test_absolute_target_is_served_if_its_host_is_allowed(service: Running) -> None:
     path = "/api/v1/papers?limit=1"
     assert exchange(service, head("GET", f"http://127.0.0.1:{service.port}{path}")) == exchange(
         service, head("GET", path)
@@ -113,7 +113,7 @@ def test_a_target_may_be_a_whole_address_whose_host_counts(service: Running) -> 
 
 
 UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Sec-WebSocket-Version: 13", "HTTP2-Settings: AAMAAABkAAQAAP__")
-ODD = {
+UNUSUAL = {
     "upgrade to h2c": (head("GET", "/health/live", "Upgrade: h2c", *UPGRADE), 200),
     "upgrade to a websocket": (head("GET", "/health/live", "Upgrade: websocket", *UPGRADE), 200),
     "HTTP/2 by prior knowledge": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 421),
@@ -132,7 +132,7 @@ ODD = {
     "10,000 parameters": (head("GET", "/api/v1/runs?" + "&".join(f"p{number}" for number in range(5000))), 422),
     "10,000 separators": (head("GET", "/api/v1/papers?" + "&" * 10_000), 200),
     "3,000 headers": (head("GET", "/health/live", *["a: b"] * 3000), 200),
-    "a blank before the colon": (head("GET", "/", "X : a"), 400),
+    "a space before the colon": (head("GET", "/", "X : a"), 400),
     "a NUL in a header": (head("GET", "/", "X: a\0b"), 400),
     "bytes in headers": (head("GET", "/", *(f"{name}: \xff" for name in ("Accept", "If-None-Match", "Origin"))), 200),
     "a PROXY line": (b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n" + head("GET", "/health/live"), 400),
@@ -151,16 +151,16 @@ ODD = {
             b"f" * 30 + b"\r\nx\r\n",
         )
     },
-    "blank lines before": (b"\r\n" + head("GET", "/health/live"), 400),
+    "an empty line before the request": (b"\r\n" + head("GET", "/health/live"), 400),
     "800 ranges": (head("GET", "/static/style.css", "Range: bytes=" + "0-0," * 800), 200),
-    "a range from behind": (head("GET", "/static/style.css", "Range: bytes=-" + "9" * 20), 206),
+    "a suffix range": (head("GET", "/static/style.css", "Range: bytes=-" + "9" * 20), 206),
 }
 
 
-def test_odd_requests_get_their_answers(service: Running) -> None:
+def test_unusual_request_gets_expected_status(service: Running) -> None:
     before = service.log.stat().st_size
-    assert {name: exchange(service, content)[0] for name, (content, _) in ODD.items()} == {
-        name: status for name, (_, status) in ODD.items()
+    assert {name: exchange(service, content)[0] for name, (content, _) in UNUSUAL.items()} == {
+        name: status for name, (_, status) in UNUSUAL.items()
     }
     log = service.log.read_bytes()[before:]
     assert b"Traceback" not in log and b"pip install" not in log
@@ -177,7 +177,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_what_never_ends_is_cut_off(service: Running, kind: str) -> None:
+def test_endless_request_is_disconnected(service: Running, kind: str) -> None:
     start, again = ENDLESS[kind]
     with socket.create_connection((service.host, service.port), timeout=60) as connection:
         connection.sendall(start)
@@ -186,20 +186,20 @@ def test_what_never_ends_is_cut_off(service: Running, kind: str) -> None:
     assert request(service, "GET", "/health/ready")[0] == 200
 
 
-def test_a_body_in_a_great_many_tiny_chunks_is_refused(service: Running) -> None:
-    """Reading them takes long, however little the server waits for each."""
+def test_body_in_thousands_of_tiny_chunks_is_400(service: Running) -> None:
+    """Parsing them takes long, even if they all arrive at once."""
     start = head("POST", PATH, "Transfer-Encoding: chunked", f"Content-Type: {HEADERS['Content-Type']}")
-    tiny = [b"1\r\n%c\r\n" % byte for byte in 100 * FORM][:4113]  # the last one is one too many, and nothing follows
+    tiny = [b"1\r\n%c\r\n" % byte for byte in 100 * FORM][:4113]  # the last chunk exceeds the limit
     status, body = exchange(service, start + b"".join(tiny))
     assert status == 400 and "4,096 chunks and one more for each 256 bytes" in json.loads(body)["detail"]
     large = FORM.replace(png(), bytes(5000 * 256))
     pieces = [large[place : place + 256] for place in range(0, len(large), 256)]
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
-    assert exchange(service, start + chunks + b"0\r\n\r\n")[0] == 422, "of this size there may be more"
+    assert exchange(service, start + chunks + b"0\r\n\r\n")[0] == 422, "larger chunks are not limited"
     assert request(service, "GET", "/health/ready")[0] == 200
 
 
-def test_the_body_of_an_upgrade_is_no_second_request(service: Running) -> None:
+def test_body_of_upgrade_request_is_not_a_second_request(service: Running) -> None:
     inner = head("GET", "/health/live", "Connection: close")
     upgrade = head("GET", "/health/live", "Connection: Upgrade", "Upgrade: h2c", f"Content-Length: {len(inner)}")
     with socket.create_connection((service.host, service.port), timeout=60) as connection:
@@ -211,24 +211,24 @@ def test_the_body_of_an_upgrade_is_no_second_request(service: Running) -> None:
     assert answered.count(b"HTTP/1.1 ") == 1
 
 
-def test_a_trailer_is_no_header(service: Running) -> None:
+def test_trailer_is_not_used_as_header(service: Running) -> None:
     start = head("POST", PATH, "Transfer-Encoding: chunked", f"Content-Type: {HEADERS['Content-Type']}")
     end = b"%x\r\n%s\r\n0\r\nX-Request-ID: from-a-trailer\r\nConnection: close\r\n\r\n" % (len(FORM), FORM)
     assert exchange(service, start + end)[0] == 200
     assert "from-a-trailer" not in service.log.read_text()
 
 
-def test_requests_without_end_leave_memory_as_it_was(service: Running) -> None:
+def test_pipelined_requests_of_unreading_client_use_bounded_memory(service: Running) -> None:
     process = psutil.Process(service.process.pid)
     request(service, "GET", "/health/live")
     before, until = process.memory_info().rss, time.monotonic() + 4
     with socket.create_connection((service.host, service.port), timeout=2) as connection, suppress(TimeoutError):
-        while time.monotonic() < until:  # answers are never read
+        while time.monotonic() < until:  # never reads a response
             connection.sendall(head("GET", "/health/live") * 1000)
     assert process.memory_info().rss - before < 30_000_000
 
 
-def test_a_body_that_drips_is_not_waited_for(service: Running) -> None:
+def test_slow_body_is_408(service: Running) -> None:
     content_type = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
     with socket.create_connection((service.host, service.port), timeout=30) as connection:
         connection.sendall(head("POST", PATH, "Content-Length: 100000", content_type))
@@ -239,10 +239,8 @@ def test_a_body_that_drips_is_not_waited_for(service: Running) -> None:
     assert (status, json.loads(body)["detail"]) == (408, "the request body didn't arrive within 1.5 s")
 
 
-def test_a_client_that_sends_no_more_gets_its_answers_and_one_that_is_gone_is_noticed(
-    service: Running, own_root: Path
-) -> None:
-    """Both end what they send, and only the kernel of the second one refuses an answer."""
+def test_half_closed_client_gets_responses_and_vanished_client_is_dropped(service: Running, own_root: Path) -> None:
+    """Both stop sending, but only the kernel of the vanished client rejects a response."""
     asked = head("GET", "/api/v1/papers") + head("GET", "/health/live")
     with closing(sqlite3.connect(own_root / "data" / "results.db", isolation_level=None)) as lock:
         lock.execute("BEGIN EXCLUSIVE")
@@ -262,7 +260,7 @@ def test_a_client_that_sends_no_more_gets_its_answers_and_one_that_is_gone_is_no
 
 
 def logged(service: Running, identity: str) -> dict[str, Any]:
-    """The log line of a request, which is written once its answer is sent."""
+    """Return the log line of a request, which is written after its response."""
     for _ in range(200):
         for line in map(json.loads, service.log.read_text().splitlines()):
             if line["message"] == "request" and line["request_id"] == identity:
@@ -271,7 +269,7 @@ def logged(service: Running, identity: str) -> dict[str, Any]:
     raise AssertionError(f"no line of {identity} in the log")
 
 
-def test_each_request_has_a_line_in_the_log_with_its_id(service: Running) -> None:
+def test_each_request_is_logged_with_its_id(service: Running) -> None:
     answered = request(service, "GET", "/compare?dataset=mnist", headers={"X-Request-ID": "my-own.1"})
     assert answered[2]["x-request-id"] == "my-own.1"
     mine = logged(service, "my-own.1")
@@ -283,7 +281,7 @@ def test_each_request_has_a_line_in_the_log_with_its_id(service: Running) -> Non
     assert (other["path"], other["route"], other["status"]) == ("/nothing/at/all", "other", 404)
 
 
-def test_metrics_count_what_happens_under_bounded_labels(service: Running) -> None:
+def test_metrics_count_requests_with_bounded_labels(service: Running) -> None:
     for number in range(3):
         request(service, "GET", f"/api/v1/runs/{number}")
         request(service, f"VERB{number}", f"/path/{number}")
@@ -291,7 +289,7 @@ def test_metrics_count_what_happens_under_bounded_labels(service: Running) -> No
     text = request(service, "GET", "/metrics")[1].decode()
     assert 'claimcheck_requests_total{method="GET",route="/api/v1/runs/{run_key}",status="404"} 3.0' in text
     (others,) = re.findall(r'requests_total\{method="other",route="other",status="404"\} (\d+)', text)
-    assert int(others) >= 3, "tests before this one may have sent some, too"
+    assert int(others) >= 3, "earlier tests may have sent some, too"
     assert "VERB" not in text and "/path/" not in text
     assert "claimcheck_inference_alive 1.0" in text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
@@ -299,7 +297,7 @@ def test_metrics_count_what_happens_under_bounded_labels(service: Running) -> No
     assert float(values["claimcheck_weight_bytes"]) > 1000
 
 
-def test_a_swapped_database_is_noticed_and_no_request_fails(service: Running, own_root: Path) -> None:
+def test_replaced_database_is_served_without_failing_a_request(service: Running, own_root: Path) -> None:
     stop = threading.Event()
     seen: list[tuple[int, bytes]] = []
 
@@ -314,8 +312,8 @@ def test_a_swapped_database_is_noticed_and_no_request_fails(service: Running, ow
         reader.start()
     lines = own_root / "data" / "results" / "ninformer-cifar10.jsonl"
     content = lines.read_bytes()
-    for turn in range(4):
-        if turn % 2:
+    for number in range(4):
+        if number % 2:
             lines.write_bytes(content)
         else:
             lines.unlink()
@@ -325,32 +323,32 @@ def test_a_swapped_database_is_noticed_and_no_request_fails(service: Running, ow
     for reader in readers:
         reader.join()
     assert {status for status, _ in seen} == {200}
-    assert len({body for _, body in seen if body}) == 2, "both contents were seen"
+    assert len({body for _, body in seen if body}) == 2, "readers saw both contents"
 
 
-def test_sigterm_of_its_group_under_load_fails_no_request(own_root: Path, tmp_path: Path) -> None:
+def test_sigterm_to_process_group_under_load_fails_no_request(own_root: Path, tmp_path: Path) -> None:
     with running(own_root, tmp_path, CLAIMCHECK_DRAIN_SECONDS="3") as service, ExitStack() as ending:
         outcomes: list[str] = []
-        is_told = threading.Event()
+        is_stopping = threading.Event()
 
         def ask(connection: http.client.HTTPConnection) -> None:
-            """Send it repeatedly over one connection, kept alive as long as the server allows."""
+            """Send predictions over one connection that is kept alive as long as the server allows."""
             while True:
                 is_new = connection.sock is None
                 if is_new:
                     try:
                         connection.connect()
                     except ConnectionError:
-                        outcomes.append("refused" if is_told.is_set() else "refused before the end")
+                        outcomes.append("refused" if is_stopping.is_set() else "refused before the end")
                         return
                 try:
                     connection.request("POST", PATH, FORM, HEADERS)
                     response = connection.getresponse()
                     response.read()
                     outcomes.append(str(response.status))
-                except (ConnectionResetError, BrokenPipeError):  # which one, says how much was sent by then
-                    # The kernel had taken the connection, the service never had: its socket closed in between.
-                    outcomes.append("refused" if is_new and is_told.is_set() else "reset in mid-connection")
+                except (ConnectionResetError, BrokenPipeError):  # which of them depends on how much was sent
+                    # The kernel accepted the connection, but the service closed its socket before it did.
+                    outcomes.append("refused" if is_new and is_stopping.is_set() else "reset in mid-connection")
                     return
                 except (ConnectionError, http.client.HTTPException) as error:
                     outcomes.append(f"failed: {error!r}")
@@ -363,7 +361,7 @@ def test_sigterm_of_its_group_under_load_fails_no_request(own_root: Path, tmp_pa
         for client in clients:
             client.start()
         time.sleep(1)
-        is_told.set()
+        is_stopping.set()
         os.killpg(service.process.pid, signal.SIGTERM)
         status = 200
         while status == 200:  # until the signal has arrived

@@ -7,8 +7,8 @@ import pytest
 from service.slots import Busy, Request, Slots, holder
 
 
-class Scene:
-    """One turn at a time, which is held until `go`; `served` are the clients in the order of their turns."""
+class SingleSlot:
+    """One slot, which is held until `go` is set; `served` lists the clients in the order in which they got it."""
 
     def __init__(self, **options: float) -> None:
         self.slots = Slots("reading", 1, **{"max_waiting": 4, "seconds": 60, **options})  # type: ignore[arg-type]
@@ -35,19 +35,19 @@ def play(scene: Coroutine[None, None, None]) -> None:
     asyncio.run(scene)
 
 
-def test_clients_take_turns_whoever_asks_most() -> None:
+def test_slots_alternate_between_clients_with_unequal_queues() -> None:
     async def scene() -> None:
-        here = Scene()
-        tasks = await here.queue("ann", "ann", "ann", "ben", "ann")
-        here.go.set()
+        slot = SingleSlot()
+        tasks = await slot.queue("ann", "ann", "ann", "ben", "ann")
+        slot.go.set()
         assert await asyncio.gather(*tasks) == ["served"] * 5
-        assert here.served == ["ann", "ben", "ann", "ann", "ann"]
+        assert slot.served == ["ann", "ben", "ann", "ann", "ann"]
 
     play(scene())
 
 
-def test_slow_client_leaves_slots_to_others() -> None:
-    """It may be slow with all of them once."""
+def test_slow_client_gets_one_slot_at_a_time() -> None:
+    """A client may fill all slots until its first slow request has ended."""
 
     async def scene() -> None:
         slots = Slots("decoding", 2, max_waiting=9, seconds=60)
@@ -56,7 +56,7 @@ def test_slow_client_leaves_slots_to_others() -> None:
         await asyncio.sleep(0)
         slots.give_back(requests[0], beyond=5)
         await asyncio.sleep(0)
-        assert [task.done() for task in taking] == [True, True, False, False], "it still has the other one"
+        assert [task.done() for task in taking] == [True, True, False, False], "the other slot is still held"
         await asyncio.wait_for(slots.take(requests[4], 0.1), 1)
         slots.give_back(requests[1])
         slots.give_back(requests[4])
@@ -67,49 +67,49 @@ def test_slow_client_leaves_slots_to_others() -> None:
     play(scene())
 
 
-def test_who_has_most_waiting_makes_room_for_another_but_not_for_itself() -> None:
+def test_full_queue_rejects_newest_requests_of_heaviest_client() -> None:
     async def scene() -> None:
-        here = Scene()
-        crowd = await here.queue(*["ann"] * 6)
+        slot = SingleSlot()
+        crowd = await slot.queue(*["ann"] * 6)
         assert crowd[5].done() and "too much is waiting already" in crowd[5].result()
-        others = await here.queue("ben", "ben", "ben")
-        assert here.slots.waiting == 4
-        here.go.set()
+        others = await slot.queue("ben", "ben", "ben")
+        assert slot.slots.waiting == 4
+        slot.go.set()
         answered = await asyncio.gather(*crowd, *others)
-        assert [said == "served" for said in answered] == [True, True, True, False, False, False, True, True, False]
+        assert [answer == "served" for answer in answered] == [True, True, True, False, False, False, True, True, False]
 
     play(scene())
 
 
-def test_a_turn_that_comes_too_late_is_handed_on() -> None:
+def test_slot_granted_to_cancelled_request_passes_to_next() -> None:
     async def scene() -> None:
-        here = Scene()
-        first, second, third = await here.queue("ann", "ben", "eve")
-        here.go.set()
+        slot = SingleSlot()
+        first, second, third = await slot.queue("ann", "ben", "eve")
+        slot.go.set()
         first.cancel()
-        second.cancel()  # before it knows of its turn
+        second.cancel()  # it has the slot but doesn't know it yet
         with suppress(asyncio.CancelledError):
             await first
         assert await third == "served"
-        assert here.slots.waiting == 0
-        assert await here.ask("ann") == "served"
+        assert slot.slots.waiting == 0
+        assert await slot.ask("ann") == "served"
 
     play(scene())
 
 
-def test_who_waits_too_long_is_refused_and_forgotten() -> None:
+def test_timed_out_request_is_busy_and_leaves_queue() -> None:
     async def scene() -> None:
-        here = Scene(seconds=0.01)
-        first, second = await here.queue("ann", "ben")
+        slot = SingleSlot(seconds=0.01)
+        first, second = await slot.queue("ann", "ben")
         assert await second == "reading: no turn came within 0.01 s"
-        assert here.slots.waiting == 0
-        here.go.set()
+        assert slot.slots.waiting == 0
+        slot.go.set()
         assert await first == "served"
 
     play(scene())
 
 
-def test_one_client_holds_no_more_than_its_share() -> None:
+def test_client_at_its_slot_limit_is_busy() -> None:
     async def scene() -> None:
         slots = Slots("sending", 4, max_waiting=0, seconds=1, most_each=2)
         holder.set("ann")
