@@ -41,7 +41,7 @@ COSTS = Path("data/results") / f"{EXPERIMENT}.cost.jsonl"
 
 @pytest.fixture(scope="module")
 def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A project with trained runs, and one where they are also evaluated."""
+    """Make a project with trained runs, and another in which they are also evaluated."""
     root = tmp_path_factory.mktemp("evaluate")
     make_project(root / "trained", epochs=2)
     with pytest.MonkeyPatch.context() as patch:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stages.claims import Judgement
-from stages.runs.evidence import EpochRow, pack_correct
+from stages.runs.evidence import EpochRow, Provenance, pack_correct
 from stages.verdicts import Status
 from tests.claims.lines import claims, judge, judge_all, params, results, trials
 
@@ -70,8 +70,10 @@ def test_a_missing_arm_leaves_its_claims_untested() -> None:
     ("profile", "provenance", "epochs"),
     [("smoke", "embedded", None), ("paper", "embedded", None), ("quick", "full", 3)],
 )
-def test_placeholder_data_and_very_short_runs_are_not_judged(profile: str, provenance: str, epochs: int | None) -> None:
-    lines = results("ninformer-mnist", MNIST, profile=profile, provenance=provenance, epochs=epochs)  # type: ignore[arg-type]
+def test_placeholder_data_and_very_short_runs_are_not_judged(
+    profile: str, provenance: Provenance, epochs: int | None
+) -> None:
+    lines = results("ninformer-mnist", MNIST, profile=profile, provenance=provenance, epochs=epochs)
     every = [claim for claim in claims().values() if claim.experiment == "ninformer-mnist" and claim.kind != "count"]
     for judgement in judge(*every, entered=trials(lines)):
         assert judgement.verdict.status in (Status.NOT_TESTED, Status.OTHER_HARDWARE), judgement.claim.id
@@ -79,8 +81,10 @@ def test_placeholder_data_and_very_short_runs_are_not_judged(profile: str, prove
 
 
 @pytest.mark.parametrize(("profile", "provenance", "epochs"), [("quick", "full", 30), ("paper", "subset", 100)])
-def test_moderately_shortened_runs_indicate_orders_but_no_numbers(profile: str, provenance: str, epochs: int) -> None:
-    lines = results("ninformer-mnist", MNIST, profile=profile, provenance=provenance, epochs=epochs)  # type: ignore[arg-type]
+def test_moderately_shortened_runs_indicate_orders_but_no_numbers(
+    profile: str, provenance: Provenance, epochs: int
+) -> None:
+    lines = results("ninformer-mnist", MNIST, profile=profile, provenance=provenance, epochs=epochs)
     cut = [dataclasses.replace(line, spec=without_cut(line.spec)) for line in lines]
     value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(cut))
     assert value.verdict.status is Status.NOT_TESTED
