@@ -40,8 +40,8 @@ COSTS = Path("data/results") / f"{EXPERIMENT}.cost.jsonl"
 
 
 @pytest.fixture(scope="module")
-def at_first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A project with trained runs, and one where they are also evaluated."""
+def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Make a project with trained runs, and another in which they are also evaluated."""
     root = tmp_path_factory.mktemp("evaluate")
     make_project(root / "trained", epochs=2)
     with pytest.MonkeyPatch.context() as patch:
@@ -60,20 +60,20 @@ def on_cpu(patch: pytest.MonkeyPatch, project: Path) -> None:
 
 
 def copied(project: Path, tmp_path: Path, patch: pytest.MonkeyPatch) -> Path:
-    """A copy of the project, with its hard links, as current folder."""
+    """Copy the project with its hard links, and make the copy the current folder."""
     subprocess.run(["cp", "-a", f"{project}/.", str(tmp_path)], check=True)
     on_cpu(patch, tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def trained(at_first: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return copied(at_first["trained"], tmp_path, monkeypatch)
+def trained(projects: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return copied(projects["trained"], tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def evaluated(at_first: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return copied(at_first["evaluated"], tmp_path, monkeypatch)
+def evaluated(projects: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return copied(projects["evaluated"], tmp_path, monkeypatch)
 
 
 def train() -> bool:
@@ -84,7 +84,7 @@ def train() -> bool:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Run keys of the networks loaded from now on; at most one is in memory at a time."""
+    """Record the run keys of networks as they are loaded, and check that only one is in memory at a time."""
     found: list[str] = []
     networks: list[weakref.ref[Any]] = []
 
@@ -157,10 +157,10 @@ def test_summary_has_the_best_arm_of_each_role(evaluated: Path) -> None:
 def test_changed_test_data_are_rejected(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pack_stand_in(Path("data/processed/mnist"), "cifar10")
     assert main([EXPERIMENT]) == 1
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1, "one line for both runs"
-    assert "ninformer.0, vit.0: data/processed/cifar10 has digest" in said[0]
-    assert f"run `dvc repro train@{EXPERIMENT}` first" in said[0]
+    stderr = capsys.readouterr().err.splitlines()
+    assert len(stderr) == 1, "one line for both runs"
+    assert "ninformer.0, vit.0: data/processed/cifar10 has digest" in stderr[0]
+    assert f"run `dvc repro train@{EXPERIMENT}` first" in stderr[0]
     assert not RESULTS.exists()
 
 
@@ -177,7 +177,7 @@ def test_cached_measurements_are_reused(trained: Path, loads: list[str]) -> None
     RESULTS.unlink()
     assert main([EXPERIMENT]) == 0
     assert loads == []
-    assert (RESULTS.read_bytes(), COSTS.read_bytes()) == first, "times are those that were taken"
+    assert (RESULTS.read_bytes(), COSTS.read_bytes()) == first, "times are taken from the cache"
     assert main([EXPERIMENT, "--anew"]) == 0
     assert len(loads) == 2
     assert RESULTS.read_bytes() == first[0] and COSTS.read_bytes() != first[1]
@@ -209,7 +209,7 @@ def test_new_network_of_one_arm_retimes_all_arms(trained: Path, loads: list[str]
     assert main([EXPERIMENT]) == 0
     after = keys()
     assert after["vit.0"] != before["vit.0"] and after["ninformer.0"] == before["ninformer.0"]
-    assert loads == [after["ninformer.0"], after["vit.0"]] * 3, "in three rounds, the first while vit is evaluated"
+    assert loads == [after["ninformer.0"], after["vit.0"]] * 3, "three rounds of timing; vit is evaluated in the first"
     assert RESULTS.read_text().splitlines()[0] == line_of_ninformer
     assert all(line.latency_seconds_per_sample != times[line.arm] for line in read_lines(COSTS, CostLine))
 
@@ -217,7 +217,7 @@ def test_new_network_of_one_arm_retimes_all_arms(trained: Path, loads: list[str]
 def test_changed_timing_settings_retake_only_times(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = RESULTS.read_bytes()
     edit_profile(lambda profile: profile["latency"].update(repeats=3))
-    monkeypatch.setattr("stages.evaluation.experiment.score", None)  # it would fail
+    monkeypatch.setattr("stages.evaluation.experiment.score", None)  # fails if called
     assert main([EXPERIMENT]) == 0
     assert RESULTS.read_bytes() == results
     assert {line.latency_repeats for line in read_lines(COSTS, CostLine)} == {3}
@@ -246,7 +246,7 @@ def test_changed_test_data_under_the_same_digest_invalidate_measurements(evaluat
 
 
 @pytest.mark.parametrize("fault", ["flipped", "cut", "edited", "not JSON"])
-def test_damaged_measurement_is_taken_again(evaluated: Path, fault: str, loads: list[str]) -> None:
+def test_damaged_measurement_is_repeated(evaluated: Path, fault: str, loads: list[str]) -> None:
     first = RESULTS.read_bytes()
     kept = Path("data/store/evaluated") / f"{keys()['vit.0']}.json"
     text = kept.read_text()
@@ -277,10 +277,12 @@ def test_damaged_run_does_not_block_others_and_is_evaluated_next_time(
     weights.write_bytes(content)
     capsys.readouterr()
     assert main([EXPERIMENT]) == INCOMPLETE
-    said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith(f"evaluate@{EXPERIMENT}: vit.0: data/runs/{EXPERIMENT}/{damaged}: weights.safetensors is")
-    assert said[0].endswith(f"; `dvc repro train@{EXPERIMENT}` trains it again")
-    assert len(said) == 2 and "1 of 2 runs are in data/results" in said[1]
+    stderr = capsys.readouterr().err.splitlines()
+    assert stderr[0].startswith(
+        f"evaluate@{EXPERIMENT}: vit.0: data/runs/{EXPERIMENT}/{damaged}: weights.safetensors is"
+    )
+    assert stderr[0].endswith(f"; `dvc repro train@{EXPERIMENT}` trains it again")
+    assert len(stderr) == 2 and "1 of 2 runs are in data/results" in stderr[1]
     assert [line.arm for line in read_lines(RESULTS, ResultLine)] == ["ninformer"]
     assert [line.arm for line in read_lines(COSTS, CostLine)] == ["ninformer"]
     assert train()
@@ -292,14 +294,16 @@ def test_failed_training_does_not_block_other_runs(
     evaluated: Path, loads: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arm = Path("params") / f"{EXPERIMENT}.yaml"
-    edit(arm, lambda experiment: experiment["arms"]["vit"]["model"].update(num_heads=3))  # 16 is no multiple of it
+    edit(arm, lambda experiment: experiment["arms"]["vit"]["model"].update(num_heads=3))  # 3 doesn't divide 16
     assert not train()
     loads.clear()
     capsys.readouterr()
     assert main([EXPERIMENT]) == INCOMPLETE
-    said = capsys.readouterr().err
-    assert f"vit.0: has no outcome; `dvc repro train@{EXPERIMENT}` trains it" in said
-    assert list(keys()) == ["ninformer.0"] and loads == [keys()["ninformer.0"]], "timed without the other arm"
+    stderr = capsys.readouterr().err
+    assert f"vit.0: has no outcome; `dvc repro train@{EXPERIMENT}` trains it" in stderr
+    assert list(keys()) == ["ninformer.0"] and loads == [keys()["ninformer.0"]], (
+        "ninformer is timed without the other arm"
+    )
     edit(arm, lambda experiment: experiment["arms"]["vit"]["model"].update(num_heads=4))
     assert train()
     loads.clear()
@@ -312,12 +316,12 @@ def test_network_that_fails_on_test_data_does_not_block_others(
 ) -> None:
     probabilities = Predictor.probabilities
 
-    def lacks_memory(predictor: Predictor, *arguments: Any, **options: Any) -> np.ndarray:
+    def run_out_of_memory(predictor: Predictor, *arguments: Any, **options: Any) -> np.ndarray:
         if predictor.contract.model.path.endswith(":ViT"):
             raise RuntimeError("CUDA out of memory.\nTried to allocate 20 GiB")
         return probabilities(predictor, *arguments, **options)
 
-    monkeypatch.setattr(Predictor, "probabilities", lacks_memory)
+    monkeypatch.setattr(Predictor, "probabilities", run_out_of_memory)
     assert main([EXPERIMENT]) == INCOMPLETE
     assert f"evaluate@{EXPERIMENT}: vit.0: CUDA out of memory." in capsys.readouterr().err.splitlines()
     assert list(keys()) == ["ninformer.0"]
@@ -327,7 +331,7 @@ def test_network_that_fails_on_test_data_does_not_block_others(
 
 
 def test_contradictory_result_is_not_written(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Outcomes of older versions have no digest over the whole."""
+    """Outcomes of older versions have no digest of all files, so only a contradiction shows the change."""
     folder = next(
         path.parent
         for path in (Path("data/runs") / EXPERIMENT).glob("*/spec.json")
@@ -341,8 +345,8 @@ def test_contradictory_result_is_not_written(trained: Path, capsys: pytest.Captu
         (folder / name).unlink()
         (folder / name).write_text(text)
     assert main([EXPERIMENT]) == INCOMPLETE
-    said = capsys.readouterr().err
-    assert f"evaluate@{EXPERIMENT}: vit.0: contradicts itself: test_accuracy of epoch 2 is no share" in said
+    stderr = capsys.readouterr().err
+    assert f"evaluate@{EXPERIMENT}: vit.0: contradicts itself: test_accuracy of epoch 2 is no share" in stderr
     assert list(keys()) == ["ninformer.0"]
 
 
@@ -435,7 +439,7 @@ def test_part_of_real_data_is_a_subset(kind: str) -> None:
     )
     assert cut_info(info, None) == cut_info(info, 100) == info
     cut = cut_info(info, 5)
-    kept = 41 if kind == "text" else 5  # five windows of eight tokens, and the one that the last predicts
+    kept = 41 if kind == "text" else 5  # five windows of eight tokens, and the token that the last one predicts
     assert (cut.test_images, cut.excluded_test_images, cut.provenance) == (kept, 103 - kept, "subset")
     part = cut_rows(rows, kept)
     last = {"images": "labels", "table": "targets", "text": "tokens"}[kind]

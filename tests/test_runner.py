@@ -1,4 +1,4 @@
-"""The runner trains what the store lacks, says why, adopts what was pulled, and leaves no stale run behind."""
+"""The runner trains runs that the store lacks, says why, adopts pulled outcomes, and removes stale ones."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def finished(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project whose runs have been trained, with the hard links between its store and its run folders."""
+    """Make a copy of the trained project, with the hard links between its store and its run folders."""
     subprocess.run(["cp", "-a", str(trained), str(tmp_path / "finished")], check=True)
     monkeypatch.chdir(tmp_path / "finished")
     monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
@@ -71,7 +71,9 @@ def listed(arm: str) -> str:
     return next(run.run_key for run in run_list.runs if run.arm == arm)
 
 
-def test_a_change_trains_only_what_it_touches_and_says_why(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_arm_alone_is_retrained_and_its_change_is_printed(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = {arm: listed(arm) for arm in ("vit", "ninformer")}
     edit_experiment(lambda content: content["arms"]["vit"]["model"].update(mlp_dim=24))
     capsys.readouterr()
@@ -84,7 +86,7 @@ def test_a_change_trains_only_what_it_touches_and_says_why(finished: Path, capsy
     edit_experiment(lambda content: content["arms"]["vit"]["model"].update(mlp_dim=16))
     capsys.readouterr()
     assert run()
-    assert "vit.0: taken from the store" in capsys.readouterr().out, "the store keeps what was pruned"
+    assert "vit.0: taken from the store" in capsys.readouterr().out, "the store keeps pruned outcomes"
 
 
 def test_pulled_outcomes_are_adopted_without_training(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,9 +98,9 @@ def test_pulled_outcomes_are_adopted_without_training(finished: Path, capsys: py
     assert capsys.readouterr().out.count("taken from the store") == 2
 
 
-def test_a_failed_run_does_not_hold_up_the_rest(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_run_does_not_block_other_runs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def break_vit(content: Any) -> None:
-        content["arms"]["vit"]["model"]["num_heads"] = 3  # 16 is no multiple of it
+        content["arms"]["vit"]["model"]["num_heads"] = 3  # 3 doesn't divide 16
 
     edit_experiment(break_vit)
     events: list[Event] = []
@@ -109,11 +111,11 @@ def test_a_failed_run_does_not_hold_up_the_rest(project: Path, capsys: pytest.Ca
     assert kinds == {"vit.0": "failed", "ninformer.0": "finished"}
     run_list = read_run_list(Path("data/runs") / EXPERIMENT)
     assert run_list is not None and [item.arm for item in run_list.runs] == ["ninformer"]
-    assert run_list.missing == ("vit.0",), "no folder pretends to be complete"
-    assert len(list(Path("data/store/runs").iterdir())) == 1, "what finished is kept"
+    assert run_list.missing == ("vit.0",), "the list names the failed run as missing"
+    assert len(list(Path("data/store/runs").iterdir())) == 1, "the finished run is kept"
 
 
-def test_a_diverged_run_is_an_outcome_without_weights(project: Path) -> None:
+def test_diverged_run_is_published_without_weights(project: Path) -> None:
     edit_experiment(lambda content: content["protocol"]["optimizer"].update(name="sgd", lr=1e30))
     assert run()
     folder = Path("data/runs") / EXPERIMENT / listed("vit")
@@ -123,7 +125,7 @@ def test_a_diverged_run_is_an_outcome_without_weights(project: Path) -> None:
     assert not (folder / "weights.safetensors").exists()
 
 
-def test_named_runs_are_trained_whatever_roles_the_profile_has(project: Path) -> None:
+def test_named_runs_are_trained_regardless_of_profile_roles(project: Path) -> None:
     edit(Path("params.yaml"), lambda index: index["profiles"]["smoke"].update(roles=["baseline"]))
     assert run()
     run_list = read_run_list(Path("data/runs") / EXPERIMENT)
@@ -135,7 +137,7 @@ def test_named_runs_are_trained_whatever_roles_the_profile_has(project: Path) ->
         run(only=["nin.0"])
 
 
-def test_stand_ins_are_no_data_for_a_profile_that_wants_real_ones(project: Path) -> None:
+def test_placeholder_data_are_rejected_by_a_profile_for_real_data(project: Path) -> None:
     index = Path("params.yaml")
     index.write_text(index.read_text(encoding="utf-8").replace("profile: smoke", "profile: quick"), encoding="utf-8")
     with pytest.raises(ParamsError, match="holds embedded data, the profile quick wants real data"):
@@ -143,7 +145,7 @@ def test_stand_ins_are_no_data_for_a_profile_that_wants_real_ones(project: Path)
 
 
 @pytest.mark.parametrize("damaged", ["weights.safetensors", "spec.json"])
-def test_a_pulled_outcome_that_is_not_whole_or_of_another_key_is_not_adopted(
+def test_damaged_or_mismatched_pulled_outcome_is_not_adopted(
     finished: Path, damaged: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path("data/runs") / EXPERIMENT / listed("vit") / damaged
@@ -157,18 +159,18 @@ def test_a_pulled_outcome_that_is_not_whole_or_of_another_key_is_not_adopted(
     assert run(events)
     assert spec or "not a whole outcome of that run (weights.safetensors is not the file" in capsys.readouterr().out
     assert [event.label for event in events if event.kind == "finished"] == [f"{EXPERIMENT} vit.0"]
-    assert path.read_bytes() == content, "what had come is replaced"
+    assert path.read_bytes() == content, "the damaged file is replaced"
 
 
-def test_the_list_has_a_digest_of_each_outcomes_files(finished: Path) -> None:
-    """Anything that depends on the list depends on every byte of the files that it lists."""
+def test_run_list_has_a_digest_of_each_outcomes_files(finished: Path) -> None:
+    """A stage that depends on the list thereby depends on every byte of the listed files."""
     path = Path("data/runs") / EXPERIMENT / "runs.json"
     before = path.read_bytes()
     assert run()
     assert path.read_bytes() == before
     rows = json.loads(before)["runs"]
     assert all(row["digest"] == outcome_digest(path.parent / row["run_key"]) for row in rows), (
-        "though it read no weights"
+        "although no weights were read"
     )
     key = listed("vit")
     stored = Path("data/store/runs") / key
@@ -180,7 +182,7 @@ def test_the_list_has_a_digest_of_each_outcomes_files(finished: Path) -> None:
     assert path.read_bytes() != before
 
 
-def test_a_list_of_an_older_version_is_read(finished: Path) -> None:
+def test_run_list_without_digests_is_read_and_completed(finished: Path) -> None:
     path = Path("data/runs") / EXPERIMENT / "runs.json"
     content = json.loads(path.read_text())
     for row in content["runs"]:
@@ -190,8 +192,8 @@ def test_a_list_of_an_older_version_is_read(finished: Path) -> None:
     assert all("digest" in row for row in json.loads(path.read_text())["runs"])
 
 
-def test_without_hard_links_files_are_copied_whole(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store on another file system (CLAIMCHECK_HOME)."""
+def test_files_are_copied_if_hard_links_fail(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hard links fail if CLAIMCHECK_HOME is on another file system."""
 
     def refuse(source: Path, target: Path) -> None:
         raise OSError(18, "Invalid cross-device link")
@@ -202,8 +204,8 @@ def test_without_hard_links_files_are_copied_whole(project: Path, monkeypatch: p
     assert {f.name: f.read_bytes() for f in store.iterdir()} == {f.name: f.read_bytes() for f in folder.iterdir()}
 
 
-def test_broken_weights_after_the_last_step_are_a_divergence(project: Path) -> None:
-    """The loss of the only step is finite, the weights it leaves are not: published as diverged, not stuck for ever."""
+def test_nonfinite_weights_after_the_last_step_count_as_divergence(project: Path) -> None:
+    """The only step has a finite loss but leaves infinite weights; the run must end as diverged, not fail forever."""
     edit_experiment(lambda content: content["protocol"]["optimizer"].update(name="sgd", lr=1e38, weight_decay=1e38))
     edit(Path("params.yaml"), lambda index: index["profiles"]["smoke"]["overrides"].update(steps_per_epoch=1))
     assert run()
@@ -215,10 +217,10 @@ def test_broken_weights_after_the_last_step_are_a_divergence(project: Path) -> N
     assert "test_loss" not in row and row["train_loss"] > 0
 
 
-def test_a_state_of_another_canary_starts_over(
+def test_run_whose_state_has_another_canary_starts_over(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bitwise the same only in the same environment: a mixture would be labelled with the last one."""
+    """Results are identical only within one environment, and a mixed run would be labelled with the last one."""
     straight = make_project(project.parent / "straight", epochs=6)
     shutil.copy(straight / "params.yaml", project)
     stop = threading.Event()
@@ -233,7 +235,7 @@ def test_a_state_of_another_canary_starts_over(
     assert not train_experiment(EXPERIMENT, params, data=Path("data"), devices=["cpu"], report=report, stop=stop)
     plain = F.gelu
     monkeypatch.setattr(F, "gelu", lambda x: plain(x) / 2)
-    monkeypatch.setattr(canary, "_known", {})  # as in a new process
+    monkeypatch.setattr(canary, "_known", {})  # a new process would have no cached canary
     capsys.readouterr()
     events.clear()
     assert run(events)
@@ -243,7 +245,7 @@ def test_a_state_of_another_canary_starts_over(
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "history.jsonl", "result.json", "spec.json"])
-def test_a_damaged_outcome_is_set_aside_and_trained_anew(
+def test_damaged_outcome_is_set_aside_and_retrained(
     finished: Path, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = listed("vit")
@@ -251,7 +253,7 @@ def test_a_damaged_outcome_is_set_aside_and_trained_anew(
     whole = {path.name: path.read_bytes() for path in stored.iterdir()}
     damaged = whole[file].replace(b"1", b"2", 1) if file.endswith("json") else whole[file][:-1] + b"?"
     stored.joinpath(file).chmod(0o644)
-    stored.joinpath(file).write_bytes(damaged)  # in place: the run folder's name of it has it, too
+    stored.joinpath(file).write_bytes(damaged)  # in place, so the hard link in the run folder is damaged, too
     cached = Path(".dvc/cache/files/md5/ab/cd")
     cached.parent.mkdir(parents=True)
     cached.hardlink_to(stored / file)
@@ -262,24 +264,24 @@ def test_a_damaged_outcome_is_set_aside_and_trained_anew(
     assert f"{key[:12]}: the outcome in the store is damaged: " in capsys.readouterr().err
     (aside,) = Path("data/store/damaged").iterdir()
     assert aside.name.startswith(key) and (aside / file).read_bytes() == damaged
-    assert not cached.exists(), "DVC would put its damaged object back"
+    assert not cached.exists(), "DVC would restore its damaged object"
     for folder in (stored, Path("data/runs") / EXPERIMENT / key):
-        healed = {path.name: path.read_bytes() for path in folder.iterdir()}
+        repaired = {path.name: path.read_bytes() for path in folder.iterdir()}
         for name in ("spec.json", "history.jsonl", "weights.safetensors"):
-            assert healed[name] == whole[name], name
+            assert repaired[name] == whole[name], name
 
 
-def test_a_whole_copy_heals_a_damaged_store_without_training(finished: Path) -> None:
+def test_intact_copy_repairs_a_damaged_store_without_training(finished: Path) -> None:
     stored = Path("data/store/runs") / listed("vit") / "history.jsonl"
     content = stored.read_bytes()
     stored.unlink()
-    stored.write_bytes(content + b"{}\n")  # a separate file: the run folder keeps the whole one
+    stored.write_bytes(content + b"{}\n")  # a separate file, so the run folder keeps the intact one
     events: list[Event] = []
     assert run(events) and events == []
     assert stored.read_bytes() == content
 
 
-def test_a_foreign_outcome_under_another_key_is_refused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outcome_stored_under_another_key_is_rejected(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine, foreign = listed("vit"), listed("ninformer")
     store = Path("data/store/runs")
     shutil.rmtree(store / mine)
@@ -296,7 +298,7 @@ def test_published_files_are_read_only(finished: Path) -> None:
     assert modes == {0o444}
 
 
-def test_longest_run_begins_first_and_one_that_cannot_be_built_stops_no_other(project: Path) -> None:
+def test_longest_run_starts_first_and_unbuildable_run_can_be_sorted(project: Path) -> None:
     edit_experiment(lambda content: content["arms"]["vit"]["model"].update(dim=256, depth=2))
     params, events = load_params(), list[Event]()
     order = longest_first(params, "auto", FlopCounts().count)
@@ -330,7 +332,7 @@ def test_longest_run_begins_first_and_one_that_cannot_be_built_stops_no_other(pr
         ("cpu+cpu", None, "local", ["cpu+cpu"]),
     ],
 )
-def test_cpu_has_a_slot_per_core_unless_the_profile_says(
+def test_cpu_has_one_slot_per_core_unless_the_profile_sets_slots(
     monkeypatch: pytest.MonkeyPatch, named: str, slots: int | None, engine: str, devices: list[str]
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 6)
@@ -341,10 +343,8 @@ def test_cpu_has_a_slot_per_core_unless_the_profile_says(
     assert params.profiles["paper"].slots == slots
 
 
-def test_run_that_trains_again_alone_has_the_threads_of_its_slot(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run whose outcome was damaged is the only one missing; with other threads it would have other weights."""
+def test_run_retrained_alone_keeps_its_thread_count(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another number of threads, the only missing run would get other weights than before."""
     monkeypatch.setattr("os.cpu_count", lambda: 6)  # three threads each: neither one nor all
 
     def weights_and_threads(key: str) -> tuple[str, int]:

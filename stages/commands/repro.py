@@ -255,7 +255,7 @@ def refuse_broken_lock(path: Path) -> None:
             fault = f"is damaged or cut short ({describe_yaml(error)})"
     if fault:
         raise BrokenLock(
-            f"{path} {fault}; `git checkout {path}` restores the committed one, `rm {path}` starts a new one. "
+            f"{path} {fault}; `git checkout {path}` brings back the committed one, `rm {path}` starts a new one. "
             "Either way, nothing is trained or evaluated again, because all results are in data/store"
         )
 

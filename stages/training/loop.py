@@ -102,7 +102,7 @@ class TrainingState:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """`history` has one row per epoch; `divergence` says where the loss stopped being finite, None if it never did."""
+    """Curves of a run, with one `history` row per epoch, and the step at which its loss diverged, if it did."""
 
     history: list[dict[str, Any]]
     epoch_seconds: list[float]

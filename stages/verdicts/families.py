@@ -86,7 +86,7 @@ class TableSentence:
 
 
 def judge_table(orders: Sequence[PrintedOrder], rules: Rules) -> TableSentence:
-    """Judge the mean gain of the orders with evidence; it is `supported` if its sign is as printed."""
+    """Judge the mean gain of the orders with evidence by the side of 0 on which its interval lies."""
     measured = [order for order in orders if order.is_measured]
     ahead = sum((order.verdict.estimate or 0.0) > 0 for order in measured)
     none = f"None of {len(orders)} orders has enough replicates yet."
@@ -169,9 +169,10 @@ def false_discovery_rates(verdicts: Sequence[Verdict]) -> list[float | None]:
 def tally_tests(claimed: int, of: int) -> tuple[int, int]:
     """Return the divisors of α for "at least `claimed` of them hold" and for its opposite.
 
-    With them, either statement is wrong with a probability of at most α (Benjamini and Heller 2008).  At least r of m
-    hold if r of them do at α/(m − r + 1) each, however they depend on each other: if at most r − 1 were true, one of
-    the other m − r + 1 would have to err.  The opposite of `claimed` is that r = m − claimed + 1 are reversed.
+    With them, either statement is wrong with a probability of at most α (Benjamini and Heller 2008).  It is enough
+    for "at least r of m hold" that r of them pass their tests at α/(m − r + 1) each, however the tests depend on each
+    other: if at most r − 1 were true, a test of one of the other m − r + 1 would have to err.  The opposite of
+    `claimed` is that r = m − claimed + 1 are reversed.
     """
     return of - claimed + 1, claimed
 

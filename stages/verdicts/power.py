@@ -1,4 +1,4 @@
-"""Probability of each verdict with the planned replicates, computed before anything runs from the tests that judge.
+"""Probability of each verdict with the planned replicates, computed from the tests themselves before any training.
 
 Our replicates and the paper's are assumed to be normal with standard deviation s.  Their mean and sample variance v are
 then independent, and given v the tests depend only on the mean (Phillips 1990, for equivalence):
@@ -235,7 +235,7 @@ def in_percent(chance: float) -> str:
 
 
 def judged_replicates(design: Design, rules: Rules) -> int:
-    """Return the number of replicates at the analysis in question; later ones than the last analysis never count."""
+    """Return the number of replicates at the analysis in question, at most that of the last analysis in `rules`."""
     return min(design.at or design.planned, max(rules.looks))
 
 
@@ -264,7 +264,7 @@ def _size_chances(design: Design, margin: float, n: int, rules: Rules) -> tuple[
 
 @lru_cache(maxsize=4096)
 def _chances_of_size(design: Design, margin: float, inside: float, outside: float) -> tuple[float, float]:
-    """Return (reproduced, not reproduced) with all planned replicates, given each interval's one-sided error."""
+    """Return P(reproduced) and P(not reproduced) with all planned replicates, given the one-sided errors."""
     n = design.planned
     ratio, df = _sample_variances(design.pairing, n)
     s2 = design.spread**2
@@ -320,7 +320,7 @@ def relative_variances(df: int, points: int = _POINTS) -> Numbers:
 
 
 def _needed(chance: Callable[[int], float], planned: int, first: int) -> int | None:
-    """Bisect for the fewest replicates, no fewer than planned, that reach the wanted power; None if none do."""
+    """Find by bisection the fewest replicates, from the plan on, that reach the wanted power; None if none do."""
     if chance(planned) >= WANTED:
         return planned
     low, high = max(planned, first - 1), MOST

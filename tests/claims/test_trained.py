@@ -1,4 +1,4 @@
-"""Claims against trained models, kind by kind, on result lines with known numbers."""
+"""Verdicts by trained models, kind by kind, from result lines with known numbers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from stages.claims import Judgement
-from stages.runs.evidence import EpochRow, pack_correct
+from stages.runs.evidence import EpochRow, Provenance, pack_correct
 from stages.verdicts import Status
 from tests.claims.lines import claims, judge, judge_all, params, results, trials
 
 VIT = "ninformer.table2.mnist.vit"  # 0.9712, one run, margin 0.288 points
-LEAD = "ninformer.rank.mnist.ninformer"  # NiNformer over LocalViT by 0.0082
+LEAD = "ninformer.rank.mnist.ninformer"  # NiNformer beats LocalViT by 0.0082
 SPREAD = (0.0, 0.0004, -0.0004, 0.0002, -0.0002)
 MNIST = {
     "vit": [0.9712 + step for step in SPREAD],
@@ -32,7 +32,7 @@ def test_other_arms_never_change_the_verdict_on_a_value(other: list[float]) -> N
     assert with_peer.spread == pytest.approx(np.std(MNIST["vit"], ddof=1)), "the s shown is the arm's own"
 
 
-def test_the_runs_behind_a_verdict_are_named_and_priced_once() -> None:
+def test_verdict_lists_its_runs_and_counts_their_cost_once() -> None:
     (lead,) = judge(claims()[LEAD], entered=trials(results("ninformer-mnist", MNIST)))
     assert [(entry.side, entry.arm, entry.replicate) for entry in lead.entries] == [
         *(("proposed", "ninformer", replicate) for replicate in range(5)),
@@ -42,16 +42,16 @@ def test_the_runs_behind_a_verdict_are_named_and_priced_once() -> None:
     assert lead.cost is not None
     assert lead.cost.device_seconds == 3600
     assert lead.cost.usd == pytest.approx(params().rates["cuda"].usd_per_hour)
-    assert lead.cost.flops == 10 * 3 * 1e6 * 10 * 128, "runs, forward and backward, an image, steps, batch"
+    assert lead.cost.flops == 10 * 3 * 1e6 * 10 * 128, "runs × passes × FLOPs × steps × batch size"
     assert lead.cost.peak_memory_bytes == 2**30
     assert lead.cost.energy_joules == 700_000.0 * len(lead.entries)
 
 
-def test_below_a_planned_look_nothing_is_said() -> None:
+def test_no_verdict_before_the_first_planned_analysis() -> None:
     short = {arm: values[:4] for arm, values in MNIST.items()}
     value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(results("ninformer-mnist", short)))
     assert (value.verdict.status, value.verdict.replicates_expected) == (Status.INCONCLUSIVE, 5)
-    assert (lead.verdict.status, lead.verdict.n) == (Status.SUPPORTED, 3), "an order may be judged at three"
+    assert (lead.verdict.status, lead.verdict.n) == (Status.SUPPORTED, 3), "orders are judged from three replicates on"
     assert lead.verdict.size is not None and lead.verdict.size.status is Status.INCONCLUSIVE
     one = {arm: values[:1] for arm, values in MNIST.items()}
     value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(results("ninformer-mnist", one)))
@@ -70,8 +70,10 @@ def test_a_missing_arm_leaves_its_claims_untested() -> None:
     ("profile", "provenance", "epochs"),
     [("smoke", "embedded", None), ("paper", "embedded", None), ("quick", "full", 3)],
 )
-def test_stand_ins_and_short_runs_say_nothing(profile: str, provenance: str, epochs: int | None) -> None:
-    lines = results("ninformer-mnist", MNIST, profile=profile, provenance=provenance, epochs=epochs)  # type: ignore[arg-type]
+def test_placeholder_data_and_very_short_runs_are_not_judged(
+    profile: str, provenance: Provenance, epochs: int | None
+) -> None:
+    lines = results("ninformer-mnist", MNIST, profile=profile, provenance=provenance, epochs=epochs)
     every = [claim for claim in claims().values() if claim.experiment == "ninformer-mnist" and claim.kind != "count"]
     for judgement in judge(*every, entered=trials(lines)):
         assert judgement.verdict.status in (Status.NOT_TESTED, Status.OTHER_HARDWARE), judgement.claim.id
@@ -79,8 +81,10 @@ def test_stand_ins_and_short_runs_say_nothing(profile: str, provenance: str, epo
 
 
 @pytest.mark.parametrize(("profile", "provenance", "epochs"), [("quick", "full", 30), ("paper", "subset", 100)])
-def test_a_good_part_of_the_epochs_indicates_orders_and_no_number(profile: str, provenance: str, epochs: int) -> None:
-    lines = results("ninformer-mnist", MNIST, profile=profile, provenance=provenance, epochs=epochs)  # type: ignore[arg-type]
+def test_moderately_shortened_runs_indicate_orders_but_no_numbers(
+    profile: str, provenance: Provenance, epochs: int
+) -> None:
+    lines = results("ninformer-mnist", MNIST, profile=profile, provenance=provenance, epochs=epochs)
     cut = [dataclasses.replace(line, spec=without_cut(line.spec)) for line in lines]
     value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(cut))
     assert value.verdict.status is Status.NOT_TESTED
@@ -88,7 +92,7 @@ def test_a_good_part_of_the_epochs_indicates_orders_and_no_number(profile: str, 
     assert len(lead.entries) == 10
 
 
-def test_a_short_run_whose_gap_is_too_close_indicates_nothing() -> None:
+def test_shortened_run_with_a_small_gap_indicates_nothing() -> None:
     close = {arm: [0.97 + 0.0002 * (arm == "ninformer")] * 5 for arm in MNIST}
     lines = results("ninformer-mnist", close, profile="paper", provenance="subset")
     _, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(lines))
@@ -101,14 +105,14 @@ def without_cut(spec: object) -> dict[str, object]:
     return held | {"protocol": {name: value for name, value in held["protocol"].items() if name != "train_images"}}
 
 
-def test_part_of_the_images_counts_as_part_of_the_epochs() -> None:
+def test_training_on_fewer_images_counts_as_fewer_epochs() -> None:
     lines = results("ninformer-mnist", MNIST, profile="quick", epochs=100)
     assert lines[0].spec["protocol"]["train_images"] == 12_500
     (lead,) = judge(claims()[LEAD], entered=trials(lines))
-    assert lead.verdict.status is Status.NOT_TESTED, "12,500 of 60,000 images a hundred times are 21 %"
+    assert lead.verdict.status is Status.NOT_TESTED, "12,500 of 60,000 images are 21 %"
 
 
-def test_rows_that_the_source_lacks_widen_the_interval() -> None:
+def test_missing_test_rows_widen_the_interval() -> None:
     (whole,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", MNIST)))
     (part,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", MNIST, excluded=50)))
     assert part.verdict.high is not None and whole.verdict.high is not None
@@ -116,7 +120,7 @@ def test_rows_that_the_source_lacks_widen_the_interval() -> None:
 
 
 @pytest.mark.parametrize("disagreement", [None, 0.3])
-def test_rows_that_the_source_lacks_widen_an_order_by_what_the_arms_disagree_on(disagreement: float | None) -> None:
+def test_missing_test_rows_widen_an_order_by_the_arms_disagreement(disagreement: float | None) -> None:
     (whole,) = judge(claims()[LEAD], entered=trials(results("ninformer-mnist", MNIST)))
     lines = results("ninformer-mnist", MNIST, excluded=50)
     if disagreement is not None:
@@ -132,7 +136,7 @@ def test_rows_that_the_source_lacks_widen_an_order_by_what_the_arms_disagree_on(
     assert part.verdict.p_value is not None and part.verdict.p_value > (whole.verdict.p_value or 0.0)
 
 
-def test_times_compare_on_the_papers_device_only() -> None:
+def test_times_are_compared_only_on_the_papers_device() -> None:
     (ratio,) = judge(claims()["ninformer.text.c10.time_vs_vit"], entered=trials(results("ninformer-cifar10", MNIST)))
     assert (ratio.verdict.status, ratio.is_decidable) == (Status.OTHER_HARDWARE, False)
     assert "RTX 2080 Ti" in ratio.verdict.explanation and "H100" in ratio.verdict.explanation
@@ -142,7 +146,7 @@ BASE, DAC, SHARED = "resnet20-v1", "dac-resnet20-v1", "shared-resnet20-v1"
 
 
 def dac_lines(base: float, dac: float, shared: float, *, folds: int = 5, epochs: int = 9) -> list:
-    """Folds whose error falls to its least at epoch 6; the folds' own offsets are shared by the arms."""
+    """Return lines of folds whose error is lowest at epoch 6; each fold has an offset that all arms share."""
     curves = {
         arm: [
             [level + 0.003 * fold + 0.0001 * ((fold * 7 + number) % 3) + 0.002 * abs(e - 5) for e in range(epochs)]
@@ -154,7 +158,7 @@ def dac_lines(base: float, dac: float, shared: float, *, folds: int = 5, epochs:
     return results("dac-resnet-cifar10", values, curves=curves)
 
 
-def test_the_minimum_over_epochs_of_the_fold_mean_is_compared_with_its_like() -> None:
+def test_lowest_fold_mean_over_epochs_is_compared_by_fold() -> None:
     ids = ("dac.table1.c10.v1.r20.base", "dac.table1.c10.v1.r20.order")
     base, order = judge(*(claims()[i] for i in ids), entered=trials(dac_lines(0.0804, 0.0764, 0.08)))
     assert base.ours == pytest.approx(0.0804 + 0.006 + 0.0001, abs=1e-4)
@@ -167,8 +171,8 @@ def test_the_minimum_over_epochs_of_the_fold_mean_is_compared_with_its_like() ->
     )
 
 
-def test_a_fold_that_waits_for_the_next_look_chooses_no_epoch() -> None:
-    """Three folds are a look; the fourth, alone better at the first epoch, would move the minimum there."""
+def test_fold_after_the_last_complete_analysis_does_not_affect_the_epoch() -> None:
+    """Three folds complete an analysis; the fourth is best at epoch 1 and would move the minimum there."""
     lines = dac_lines(0.08, 0.07, 0.08, folds=3)
     early = dac_lines(0.08, 0.07, 0.08, folds=4)[3::4]
     moved = [dataclasses.replace(line, curves=tuple(_early(row) for row in line.curves)) for line in early]
@@ -182,15 +186,15 @@ def _early(row: EpochRow) -> EpochRow:
     return dataclasses.replace(row, test_accuracy=0.99 if row.epoch == 1 else 0.1)
 
 
-def test_a_window_of_epochs_smooths_and_pairs_by_fold() -> None:
+def test_mean_over_a_window_of_epochs_is_compared_by_fold() -> None:
     (shared,) = judge(claims()["dac.table3.c10.v1.abs"], entered=trials(dac_lines(0.08, 0.07, 0.0813)))
     assert shared.ours == pytest.approx(-0.0013, abs=2e-4)
-    assert shared.verdict.status is Status.REPRODUCED, "the paper prints a loss, too"
+    assert shared.verdict.status is Status.REPRODUCED, "the printed gain is negative, too"
     (ahead,) = judge(claims()["dac.table3.c10.v1.abs"], entered=trials(dac_lines(0.08, 0.07, 0.079)))
-    assert ahead.verdict.status is not Status.REVERSED, "and claims no order"
+    assert ahead.verdict.status is not Status.REVERSED, "the claim states no order"
 
 
-def test_a_share_of_another_arms_gain() -> None:
+def test_share_of_another_arms_gain_is_untested_without_a_gain() -> None:
     (share,) = judge(claims()["dac.table3.c10.v1.rel"], entered=trials(dac_lines(0.08, 0.07, 0.0841)))
     assert share.ours == pytest.approx(-0.41, abs=0.02)
     assert share.verdict.status is Status.REPRODUCED
@@ -199,19 +203,19 @@ def test_a_share_of_another_arms_gain() -> None:
     assert "not distinct from 0" in share.verdict.explanation
 
 
-def test_a_curve_too_short_for_a_window_says_so() -> None:
+def test_curve_too_short_for_its_window_is_untested() -> None:
     (shared,) = judge(claims()["dac.table3.c10.v1.abs"], entered=trials(dac_lines(0.08, 0.07, 0.09, epochs=4)))
     assert shared.verdict.status is Status.NOT_TESTED
     assert "five epochs" in shared.verdict.explanation
 
 
-def test_a_metric_that_no_result_holds_says_so() -> None:
+def test_metric_missing_from_all_results_is_explained() -> None:
     lines = results("hyperbf-cifar10", {"vit": MNIST["vit"]}, metric="accuracy")
     (value,) = judge(claims()["hyperbf.table2.c10.vit"], entered=trials(lines))
     assert value.verdict.explanation == "There are results, but no result holds best_epoch_accuracy."
 
 
-def test_nats_per_byte_are_not_nats_per_token() -> None:
+def test_nats_per_byte_are_not_compared_with_nats_per_token() -> None:
     value, ratio = (claims()[f"nmn.gpt.valloss.{name}"] for name in ("gpt2", "rel"))
     losses = {"gpt2": [0.903, 0.901, 0.902], "aether-gpt": [0.801, 0.803, 0.802]}
     lines = results("nmn-gpt", losses, metric="validation_loss")
@@ -220,13 +224,13 @@ def test_nats_per_byte_are_not_nats_per_token() -> None:
     assert together.ours == pytest.approx(1 - 0.802 / 0.902, abs=1e-6)
 
 
-def test_a_tables_sentence_and_the_papers_own_count() -> None:
+def test_table_is_judged_by_mean_gain_and_by_the_papers_count() -> None:
     ranks = [claim for claim in claims().values() if claim.family == "ninformer.table2"]
     lines = results("ninformer-mnist", MNIST)
     judged, (table,) = judge_all(ranks, trials(lines))
     assert table.family == "ninformer.table2" and len(table.claims) == 9
     assert (table.sentence.tested, table.sentence.ahead) == (3, 2)
-    # They are three steps from the first arm to the last, so their mean is a third of that distance.
+    # The three orders lead step by step from the first arm to the last, so their mean is a third of the total gain.
     assert table.sentence.gain == pytest.approx((0.9861 - 0.9712 + 0.9779 - 0.9779) / 3)
     assert table.sentence.text.startswith("Mean gain of 3 of 9 orders on 1 data set +")
     tally = next(judgement for judgement in judged if judgement.claim.id == "ninformer.rank")
@@ -235,9 +239,10 @@ def test_a_tables_sentence_and_the_papers_own_count() -> None:
 
 
 def figure_6(differences: Sequence[Sequence[float]], *, folds: int = 5) -> list:
-    """Both ResNet experiments, the pairs of Table 1 in its order: by how much DAC is ahead in each fold, flat curves.
+    """Return lines of both ResNet experiments, with flat curves and DAC ahead by `differences` (by pair and fold).
 
-    At one epoch every baseline dips by 0.02: that is its lowest error, and hardly moves the mean of five epochs.
+    The pairs are in the order of Table 1.  Each baseline's error dips by 0.02 at one epoch, which is its minimum but
+    hardly changes the mean of five epochs.
     """
     lines = []
     for experiment, rows in (("dac-resnet-cifar10", differences[:8]), ("dac-resnet-cifar100", differences[8:])):
@@ -260,8 +265,8 @@ def judge_figure_6(differences: Sequence[Sequence[float]], **more: int) -> dict[
     return {judged.claim.id: judged for judged in judge(*table, entered=trials(figure_6(differences, **more)))}
 
 
-def test_figure_6_is_counted_in_its_own_metric_and_reproduced_by_its_own_outcome() -> None:
-    """15 of 16 in favour, 9 of them significant, though by Table 1's metric each baseline is ahead here."""
+def test_figure_6_is_counted_in_its_own_metric() -> None:
+    """DAC wins 15 of 16 comparisons, 9 of them significantly, although Table 1's metric favours every baseline."""
     against = [-d for d in UNCLEAR]
     found = judge_figure_6([*[CLEAR] * 9, *[UNCLEAR] * 6, against])
     wins, significant = (found[name] for name in TALLIES)
@@ -272,7 +277,7 @@ def test_figure_6_is_counted_in_its_own_metric_and_reproduced_by_its_own_outcome
     assert len(orders) == 16 and all((judged.ours or 0) < 0 for judged in orders)
 
 
-def test_a_count_waits_for_all_of_its_comparisons() -> None:
+def test_count_is_untested_until_all_comparisons_are_complete() -> None:
     early = judge_figure_6([CLEAR] * 16, folds=3)
     for name in TALLIES:
         waiting = early[name]
@@ -283,7 +288,7 @@ def test_a_count_waits_for_all_of_its_comparisons() -> None:
     assert vgg.verdict.explanation.startswith("0 of 4 comparisons have 5 replicates")
 
 
-def test_figures_and_qualities_are_shown_once_there_is_something_to_show() -> None:
+def test_figure_is_shown_once_it_has_results() -> None:
     figure = claims()["ninformer.fig3"]
     (nothing,) = judge(figure)
     (shown,) = judge(figure, entered=trials(results("ninformer-mnist", MNIST)))
@@ -293,10 +298,10 @@ def test_figures_and_qualities_are_shown_once_there_is_something_to_show() -> No
     both = [*results("ninformer-mnist", MNIST), *results("ninformer-cifar10", MNIST)]
     (of_two,) = judge(figure, entered=trials(both))
     each = "ninformer of ninformer-mnist 0.9861 (n = 5), ninformer of ninformer-cifar10 0.9861 (n = 5)."
-    assert of_two.verdict.explanation.endswith(f"accuracy: {each}"), "no mean over both"
+    assert of_two.verdict.explanation.endswith(f"accuracy: {each}"), "experiments aren't averaged"
 
 
-def test_a_quality_without_a_number_shows_both_arms() -> None:
+def test_quality_without_a_number_shows_both_arms() -> None:
     lines = results("brownian-cifar10", {"cg-fac": [0.71, 0.73], "sgd": [0.70, None]})
     (shown,) = judge(claims()["brownian.second_order_accuracy"], entered=trials(lines))
     assert shown.verdict.status is Status.SHOWN

@@ -1,4 +1,4 @@
-"""The training loop: repeatable, resumable at any step, blind to the test set, honest about a diverging loss."""
+"""The training loop is repeatable, resumes at any step, never sees the test set, and reports a diverging loss."""
 
 import copy
 import io
@@ -72,7 +72,7 @@ def assert_same_weights(one: nn.Module, other: nn.Module) -> None:
         assert torch.equal(left, right), name
 
 
-def test_another_seed_gives_other_weights(images: LabelledImages) -> None:
+def test_different_seeds_give_different_weights(images: LabelledImages) -> None:
     one, _ = train(images, make_protocol())
     model = seeded_model(build_vit, Replicate(seed=4))
     fit(model, ImageClassification(images, make_protocol()), make_protocol(), Replicate(seed=4))
@@ -93,11 +93,11 @@ OURS = {"lr": 0.01, "momentum": 0.9, "damping": 0.003, "layers": ("*attention*",
     ids=["dropout", "batch-norm", "cg-fac", "k-fac"],
 )
 @pytest.mark.parametrize("stop_after", [0, 1, 4, 6, 10])
-def test_stopped_anywhere_and_resumed_equals_straight_through(
+def test_run_stopped_anywhere_and_resumed_equals_an_uninterrupted_run(
     images: LabelledImages, build: Callable[[], nn.Module], optimizer: OptimizerSpec, stop_after: int
 ) -> None:
     protocol = make_protocol(optimizer=optimizer, schedule=ScheduleSpec(name="cosine"))
-    straight, expected = train(images, protocol, build)
+    uninterrupted, expected = train(images, protocol, build)
     assert expected.divergence is None
     saved: list[bytes] = []
 
@@ -117,17 +117,15 @@ def test_stopped_anywhere_and_resumed_equals_straight_through(
 
     with pytest.raises(TrainingStopped):
         train(images, protocol, build, save=save, should_stop=should_stop, progress=count)
-    torch.manual_seed(99)  # whatever the new process drew before
+    torch.manual_seed(99)  # a new process may have drawn other numbers before
     state = TrainingState(**torch.load(io.BytesIO(saved[-1]), weights_only=True))
     resumed, outcome = train(images, protocol, build, state=state)
-    assert_same_weights(straight, resumed)
+    assert_same_weights(uninterrupted, resumed)
     assert outcome.history == expected.history
 
 
-def test_within_an_epoch_a_state_is_offered_once_a_minute(
-    images: LabelledImages, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A node's end reaches no training: what is younger than its last state is lost with it."""
+def test_state_is_saved_once_a_minute_within_an_epoch(images: LabelledImages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training isn't notified when its node dies, so everything since the last saved state is lost."""
     now, saved = [0.0], list[tuple[int, int]]()
 
     def take_25_seconds() -> bool:
@@ -144,7 +142,7 @@ def test_within_an_epoch_a_state_is_offered_once_a_minute(
     assert saved == [(0, 3), (0, 6), (0, 9), (0, 12), (1, 0)]
 
 
-def test_observer_changes_no_weight(images: LabelledImages) -> None:
+def test_observer_does_not_change_weights(images: LabelledImages) -> None:
     plain, _ = train(images, make_protocol(), build_local_vit)
     protocol = make_protocol()
 
@@ -157,8 +155,8 @@ def test_observer_changes_no_weight(images: LabelledImages) -> None:
 
 
 def test_divergence_names_the_step_and_the_last_finite_loss(images: LabelledImages) -> None:
-    poisoned = make_protocol(optimizer=OptimizerSpec(name="sgd", lr=1e30), batch_size=10)
-    _, outcome = train(images, poisoned)
+    diverging = make_protocol(optimizer=OptimizerSpec(name="sgd", lr=1e30), batch_size=10)
+    _, outcome = train(images, diverging)
     assert outcome.divergence is not None
     assert outcome.divergence["last_finite_step"] == outcome.divergence["step"] - 1
     assert 0 < outcome.divergence["last_finite_loss"] < float("inf")
@@ -172,15 +170,17 @@ def test_divergence_names_the_step_and_the_last_finite_loss(images: LabelledImag
         ({"train_images": 20, "steps_per_epoch": 2}, 16, 2),
         ({"split": SplitSpec(kind="fraction", fraction=0.2, seed=1)}, 24, 3),
     ],
-    ids=["every row once", "cuts", "validation rows are left out"],
+    ids=["all-rows", "fewer-images-and-steps", "without-validation-rows"],
 )
-def test_an_epoch_trains_on_its_rows(images: LabelledImages, changes: dict[str, Any], samples: int, steps: int) -> None:
+def test_epoch_trains_on_the_selected_rows(
+    images: LabelledImages, changes: dict[str, Any], samples: int, steps: int
+) -> None:
     _, outcome = train(images, make_protocol(**changes))
     expected = [(samples, steps * epoch, "split" in changes) for epoch in (1, 2, 3)]
     assert [(row["samples"], row["steps"], "val_accuracy" in row) for row in outcome.history] == expected
 
 
-def test_measure_leaves_mode_and_statistics_alone(images: LabelledImages) -> None:
+def test_measure_does_not_change_mode_or_statistics(images: LabelledImages) -> None:
     model = seeded_model(build_local_vit, REPLICATE)
     before = copy.deepcopy(model.state_dict())
     measure(model, ImageClassification(images, make_protocol()))
@@ -188,7 +188,7 @@ def test_measure_leaves_mode_and_statistics_alone(images: LabelledImages) -> Non
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_a_loss_that_diverges_right_after_a_resume_still_has_its_last_finite_value(images: LabelledImages) -> None:
+def test_divergence_right_after_resuming_keeps_the_last_finite_loss(images: LabelledImages) -> None:
     protocol = make_protocol(batch_size=10)
     saved: list[TrainingState] = []
     with pytest.raises(TrainingStopped):
@@ -211,10 +211,10 @@ def test_training_stops_when_the_validation_loss_no_longer_falls(images: Labelle
         early_stop=EarlyStopSpec(from_epoch=2, patience=3, min_delta=1e-4),
     )
     _, outcome = train(images, protocol, build_vit_without_dropout)
-    assert len(outcome.history) == 6, "two epochs, then one to compare with and three of patience"
+    assert len(outcome.history) == 6, "two epochs, one to compare with, and three of patience"
 
 
-def test_only_kernels_decay_where_the_spec_says_so() -> None:
+def test_only_kernels_decay_if_the_spec_says_so() -> None:
     spec = OptimizerSpec(name="sgd", lr=1.0, weight_decay=0.5, decay="kernels")
     model = seeded_model(build_local_vit, REPLICATE)
     before = copy.deepcopy(dict(model.named_parameters()))
@@ -227,7 +227,7 @@ def test_only_kernels_decay_where_the_spec_says_so() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_one_kernel_for_all_parameters_makes_the_same_steps(name: Literal["sgd", "adam", "adamw"]) -> None:
+def test_fused_optimiser_makes_the_same_steps(name: Literal["sgd", "adam", "adamw"]) -> None:
     spec = OptimizerSpec(name=name, lr=0.01, momentum=0.9, weight_decay=0.1, decay="kernels")
     plain, fused = (seeded_model(build_local_vit, REPLICATE) for _ in range(2))
     optimizers = build_optimizer(plain, spec), build_optimizer(fused, spec, fused=True)
@@ -242,7 +242,7 @@ def test_one_kernel_for_all_parameters_makes_the_same_steps(name: Literal["sgd",
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
 
 
-def test_eager_training_on_a_cpu_keeps_its_rounding(images: LabelledImages) -> None:
+def test_eager_cpu_training_does_not_fuse_its_optimiser(images: LabelledImages) -> None:
     saved: list[TrainingState] = []
     train(images, make_protocol(epochs=1), save=saved.append)
     assert saved[-1].optimizer is not None
@@ -250,9 +250,9 @@ def test_eager_training_on_a_cpu_keeps_its_rounding(images: LabelledImages) -> N
 
 
 @pytest.mark.slow
-def test_compiled_training_fuses_its_optimiser_and_resumes_bit_by_bit(images: LabelledImages) -> None:
+def test_compiled_training_fuses_its_optimiser_and_resumes_exactly(images: LabelledImages) -> None:
     protocol = make_protocol(epochs=2, batch_size=10, compile=True)
-    whole, outcome = train(images, protocol, build_vit_without_dropout)
+    uninterrupted, outcome = train(images, protocol, build_vit_without_dropout)
     _, eager = train(images, make_protocol(epochs=2, batch_size=10), build_vit_without_dropout)
     losses, plain = ([row["train_loss"] for row in one.history] for one in (outcome, eager))
     assert losses == pytest.approx(plain, rel=1e-3)
@@ -262,7 +262,7 @@ def test_compiled_training_fuses_its_optimiser_and_resumes_bit_by_bit(images: La
     state = copy.deepcopy(saved[-1])
     assert state.optimizer is not None and state.optimizer["param_groups"][0]["fused"] is True
     resumed, _ = train(images, protocol, build_vit_without_dropout, state=state)
-    assert_same_weights(resumed, whole)
+    assert_same_weights(resumed, uninterrupted)
 
 
 def batch_of(images: Tensor, spec: AugmentationSpec, rows: Tensor, seed: int) -> Tensor:
@@ -319,13 +319,13 @@ def test_offsets_and_flips_cover_their_range_evenly() -> None:
     ],
     ids=["constant", "cosine", "warmup", "steps"],
 )
-def test_rates_follow_the_schedule(spec: ScheduleSpec, rates: list[float]) -> None:
+def test_learning_rates_follow_the_schedule(spec: ScheduleSpec, rates: list[float]) -> None:
     assert [learning_rate(spec, 1.0, step, len(rates)) for step in range(len(rates))] == pytest.approx(rates)
     assert learning_rate(ScheduleSpec(name="cosine", floor=0.1), 1.0, 4, 4) == pytest.approx(0.1)
 
 
 @given(n=st.integers(10, 500), folds=st.integers(2, 6), seed=st.integers(0, 9))
-def test_folds_are_disjoint_and_cover(n: int, folds: int, seed: int) -> None:
+def test_folds_are_disjoint_and_cover_all_rows(n: int, folds: int, seed: int) -> None:
     split = SplitSpec(kind="folds", folds=folds, seed=seed)
     held_out = []
     for fold in range(folds):
@@ -336,7 +336,7 @@ def test_folds_are_disjoint_and_cover(n: int, folds: int, seed: int) -> None:
 
 
 @given(n=st.integers(10, 500), fraction=st.floats(0.05, 0.9))
-def test_fraction_is_disjoint_and_covers(n: int, fraction: float) -> None:
+def test_validation_fraction_is_disjoint_and_has_its_size(n: int, fraction: float) -> None:
     train, validation = split_indices(n, SplitSpec(kind="fraction", fraction=fraction), None)
     assert sorted([*train.tolist(), *validation.tolist()]) == list(range(n))
     assert len(validation) == round(n * fraction)
@@ -352,12 +352,12 @@ def test_fraction_is_disjoint_and_covers(n: int, fraction: float) -> None:
         (SplitSpec(kind="folds", folds=1), 0),
     ],
 )
-def test_nonsense_is_refused(split: SplitSpec, fold: int | None) -> None:
+def test_invalid_split_is_rejected(split: SplitSpec, fold: int | None) -> None:
     with pytest.raises(ValueError, match="expected"):
         split_indices(10, split, fold)
 
 
-def test_all_arms_and_replicates_train_on_the_same_part() -> None:
+def test_all_replicates_train_on_the_same_subset() -> None:
     protocol = Protocol(
         optimizer=OptimizerSpec(name="adam", lr=1e-3), batch_size=4, epochs=1, mean=(0.5,), std=(0.5,), train_images=7
     )

@@ -16,14 +16,14 @@ def order(p: float | None, *, n: int = 5, status: Status = Status.SUPPORTED) -> 
     return Verdict(status=status, explanation="", p_value=p, n=n, share=RULES.looks[n])
 
 
-def test_the_rates_are_benjamini_and_hochbergs() -> None:
-    """Ascending p-values times m / rank, made to rise: 0.01 · 3, 0.04 · 3 / 2 and 0.05 · 3 / 3, at a look's share."""
+def test_false_discovery_rates_follow_benjamini_and_hochberg() -> None:
+    """Each rate is p · m/rank, made monotonic: 0.01 · 3, 0.04 · 3/2 and 0.05 · 3/3, with p over its share of α."""
     share = RULES.looks[5]
     rates = false_discovery_rates([order(0.05 * share), order(0.01 * share), order(0.04 * share)])
     assert rates == pytest.approx([0.05, 0.03, 0.05])
 
 
-def test_open_orders_count_and_verdicts_on_a_size_do_not() -> None:
+def test_family_includes_unresolved_orders_but_not_verdicts_on_sizes() -> None:
     size, untested = order(1e-6, status=Status.NOT_REPRODUCED), order(None, status=Status.NOT_TESTED)
     unsure = order(0.9, status=Status.UNRESOLVED)
     assert false_discovery_rates([order(0.004), size, untested]) == [pytest.approx(0.01), None, None]
@@ -31,8 +31,8 @@ def test_open_orders_count_and_verdicts_on_a_size_do_not() -> None:
     assert false_discovery_rates([size]) == [None]
 
 
-def test_of_the_signs_that_survive_no_more_than_five_percent_are_wrong() -> None:
-    """Sixteen orders, eight without any gain, whose p-values are uniform: the mean share of these among survivors."""
+def test_at_most_five_percent_of_surviving_signs_are_wrong() -> None:
+    """Eight of sixteen orders have no gain and uniform p-values; few of those that survive may be among them."""
     trials, share = 400, RULES.looks[5]
     null = RNG.uniform(0, share, (trials, 8))
     true = 2 * stats.norm.sf(np.abs(RNG.normal(3, 1, (trials, 8)))) * share
@@ -47,7 +47,7 @@ def test_of_the_signs_that_survive_no_more_than_five_percent_are_wrong() -> None
     ("supported", "reversed_", "status"),
     [(9, 0, Status.SUPPORTED), (8, 0, Status.UNRESOLVED), (0, 0, Status.UNRESOLVED), (8, 1, Status.REVERSED)],
 )
-def test_a_ranking_of_nine_orders_needs_each_of_them(supported: int, reversed_: int, status: Status) -> None:
+def test_ranking_of_nine_orders_needs_all_nine(supported: int, reversed_: int, status: Status) -> None:
     orders = [
         *[order(0.01)] * supported,
         *[order(0.01, status=Status.REVERSED)] * reversed_,
@@ -60,8 +60,8 @@ def test_a_ranking_of_nine_orders_needs_each_of_them(supported: int, reversed_: 
     )
 
 
-def test_a_statement_of_several_cases_is_no_clearer_than_its_weakest() -> None:
-    """HyperBF: comparable on three data sets."""
+def test_statement_about_several_cases_is_as_weak_as_its_weakest_case() -> None:
+    """HyperBF is said to be comparable on three data sets."""
     holds, read, behind = (
         Verdict(status=status, explanation="", low=-0.01, n=5)
         for status in (Status.SUPPORTED, Status.HOLDS_UNDER_READING, Status.REVERSED)
@@ -72,7 +72,8 @@ def test_a_statement_of_several_cases_is_no_clearer_than_its_weakest() -> None:
     assert "Ours: 2 supported, 1 under a reading, each at α; 0 reversed, each at α/3." in under.explanation
     assert judge_tally(3, [holds, read, behind], [holds, read, behind]).status is Status.REVERSED
     unsure = Verdict(status=Status.UNRESOLVED, explanation="", low=-0.01, n=5)
-    assert judge_tally(3, [holds, read, behind], [holds, read, unsure]).status is Status.UNRESOLVED, "one at α alone"
+    verdict = judge_tally(3, [holds, read, behind], [holds, read, unsure])
+    assert verdict.status is Status.UNRESOLVED, "one case is reversed at α, but none at α/3"
 
 
 def test_a_tally_without_evidence_is_not_tested() -> None:
@@ -86,7 +87,7 @@ def gain(p: float | None, sign: int = 1, *, n: int = 5, n_diverged: int = 0) -> 
 
 
 # DAC, section 5: "Among the 16 comparisons, 15 are in favor of DAC models, with 9 of them statistically significant
-# (p-value below 5%)": some of those p may be above what one look of ours needs for `supported`.
+# (p-value below 5%)".  Some of those p-values may be too large for `supported` at one of our analyses.
 FIGURE_6 = [*[gain(0.01)] * 5, *[gain(0.04)] * 4, *[gain(0.3)] * 6, gain(0.9, -1)]
 
 
@@ -98,8 +99,8 @@ FIGURE_6 = [*[gain(0.01)] * 5, *[gain(0.04)] * 4, *[gain(0.3)] * 6, gain(0.9, -1
         *[(15, ours, Status.NOT_REPRODUCED) for ours in (0, 8, 9)],
     ],
 )
-def test_half_of_the_comparisons_do_not_reproduce_15_of_16(claimed: int, ours: int, status: Status) -> None:
-    """Nine are too few by 2 (16 · 11,440 + 12,870) / 10,518,300 = 0.037, ten by 0.083 aren't (Fisher's exact test)."""
+def test_nine_wins_or_fewer_do_not_reproduce_15_of_16(claimed: int, ours: int, status: Status) -> None:
+    """Fisher's exact test rejects nine, p = 2 (16 · 11,440 + 12,870)/10,518,300 = 0.037, but not ten, p = 0.083."""
     orders = [*[gain(0.3)] * ours, *[gain(0.3, -1)] * (16 - ours)]
     verdict = judge_wins(claimed, orders, RULES, n=5)
     assert (verdict.status, verdict.estimate) == (status, ours - claimed)
@@ -113,15 +114,15 @@ def test_half_of_the_comparisons_do_not_reproduce_15_of_16(claimed: int, ours: i
     assert judge_wins(claimed, count, RULES, n=5, must_be_significant=True).status is status
 
 
-def test_what_is_against_the_paper_or_has_diverged_is_no_win() -> None:
+def test_reversed_or_diverged_comparison_is_not_a_win() -> None:
     lost = [*[gain(0.001)] * 3, gain(0.001, n_diverged=1)]
     assert judge_wins(4, lost, RULES, n=5, must_be_significant=True).estimate == -1
     assert judge_wins(4, [*lost[:3], gain(1e-9, -1)], RULES, n=5).estimate == -1
     too_few_finished = Verdict(status=Status.UNRESOLVED, explanation="", n=5, n_diverged=4)
-    assert judge_wins(4, [*lost[:3], too_few_finished], RULES, n=5).estimate == -1, "all are there; one is nobody's"
+    assert judge_wins(4, [*lost[:3], too_few_finished], RULES, n=5).estimate == -1, "neither side wins it"
 
 
-def test_a_count_is_taken_once_of_all_comparisons_at_the_printed_replicates() -> None:
+def test_count_needs_all_comparisons_at_the_printed_replicates() -> None:
     indicated = Verdict(status=Status.AGREES, explanation="", estimate=0.01, n=5)
     for missing in (gain(None, n=0), gain(0.01, n=3), indicated):
         verdict = judge_wins(15, [*FIGURE_6[:-1], missing], RULES, n=5)
@@ -130,8 +131,8 @@ def test_a_count_is_taken_once_of_all_comparisons_at_the_printed_replicates() ->
     assert judge_wins(1, [], RULES, n=5).status is Status.NOT_TESTED
 
 
-def test_chance_reproduces_no_lead_and_hardly_ever_refutes_a_repetition() -> None:
-    """A coin for each gain gives 15 of 16 in 17 of 65,536 throws; two counts of one procedure differ in at most 5 %."""
+def test_chance_rarely_reproduces_a_lead_or_refutes_a_true_replication() -> None:
+    """Coin flips win 15 of 16 in 17 of 65,536 cases; counts of one procedure differ significantly in at most 5 %."""
     assert sum(math.comb(16, k) for k in range(17) if judged_count(k) is Status.REPRODUCED) == 17
     for chances in (np.full(16, 0.94), np.full(16, 0.5), np.linspace(0.5, 1, 16), np.linspace(0.05, 0.95, 16)):
         theirs, ours = ((RNG.random((4000, 16)) < chances).sum(axis=1).tolist() for _ in range(2))
@@ -139,8 +140,8 @@ def test_chance_reproduces_no_lead_and_hardly_ever_refutes_a_repetition() -> Non
         assert judged.count(Status.NOT_REPRODUCED) / 4000 < 0.05
 
 
-def test_orders_that_are_won_together_count_as_fewer() -> None:
-    """Eight that share their gains are worth one: then nine of sixteen aren't distinct from fifteen."""
+def test_correlated_orders_count_as_fewer() -> None:
+    """Eight orders with the same gains count as one; nine wins of sixteen then don't differ from fifteen."""
     rng = np.random.default_rng(5)
     shared, own = rng.standard_normal((2, 1, 5)).repeat(8, axis=1).reshape(16, 5), rng.standard_normal((16, 5))
     effects = []

@@ -3,10 +3,10 @@
 The spread of a replicate (its standard deviation) is measured if our replicates have been judged in the claim's metric.
 If they haven't, it is the paper's standard error times √n.  If the paper prints none, it is assumed from the metric:
 
-- For an accuracy or error p on N test samples, 0.8 √(p (1 − p)/N), slightly less than the binomial spread.
-  Bouthillier et al. (2021) find that repeated trainings come close to the latter.  The 48 standard errors in DAC's
-  Tables 1 and 2 are 0.82 times the binomial spread (root mean square); our other papers print none.
-- For the logarithm of an error, 0.05.  The median of our first 29 networks on SGEMM is 0.042.
+- For an accuracy or error p on N test samples, 0.8 √(p (1 − p)/N), slightly less than the binomial spread,
+  which repeated trainings come close to (Bouthillier et al. 2021).  The 48 standard errors in DAC's Tables 1 and 2 are
+  0.82 times the binomial spread (root mean square); our other papers print none.
+- For the logarithm of an error, 0.05.  Our first 29 networks on SGEMM have a median spread of 0.042.
 - For a loss, 0.5 % of its value.  This is our choice, because no paper prints one.
 """
 
@@ -297,7 +297,7 @@ class TrainedKind(Kind):
         )
 
     def design_without_size(self, plan: Plan, **own: Any) -> Design:
-        """Return the plan of a claim without a printed size; a spread not measured is that of a log difference."""
+        """Return the plan of a claim without a printed size; its spread is measured or that of a log difference."""
         verdict, assumed = plan.verdict, f"assumed: {LOG_SPREAD} of each logarithm"
         return Design(
             planned=plan.experiment.replicates,

@@ -34,7 +34,7 @@ from stages.runs.store import Record, Store, find_fault, next_token
 EXPIRY_SECONDS = 60.0
 HEARTBEAT_SECONDS = 10.0
 _MOST_ATTEMPTS = 100
-"""Number of latest attempts that a record keeps."""
+"""Maximum number of attempts that a record keeps; older ones are dropped."""
 
 End = Literal["published", "stopped", "failed", "memory", "lost"]
 """How an attempt ended: `stopped` on request, `memory` if that ran out, `lost` if its owner died."""
