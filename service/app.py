@@ -65,7 +65,7 @@ from service.routes import (
     runs,
 )
 from service.settings import Settings
-from service.slots import Slots, Turns
+from service.slots import SessionPool, Slots
 from stages.device import device_for
 from stages.results import ResultsUnavailable, open_results
 
@@ -135,8 +135,8 @@ def _is_probe(scope: Mapping[str, Any]) -> bool:
 def _app_state(settings: Settings) -> AppState:
     metrics = Metrics()
     sessions = open_results(settings.database_address, connections=settings.readers + QUERY_CONNECTIONS)
-    reading = Turns(sessions, _slots(settings, "reading the results", settings.readers))
-    asking = Turns(sessions, _slots(settings, "reading the results", QUERY_CONNECTIONS), ASK_SECONDS)
+    reading = SessionPool(sessions, _slots(settings, "reading the results", settings.readers))
+    asking = SessionPool(sessions, _slots(settings, "reading the results", QUERY_CONNECTIONS), ASK_SECONDS)
     templates = Jinja2Templates(HERE / "templates")
     formats.install(templates.env, settings.root_path)
     wording.install(templates.env)

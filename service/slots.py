@@ -24,7 +24,7 @@ from starlette.concurrency import run_in_threadpool
 from stages.results import Sessions
 
 Found = TypeVar("Found")
-holder: ContextVar[str] = ContextVar("holder", default="")
+current_client: ContextVar[str] = ContextVar("current_client", default="")
 """Client that sent the current request."""
 SLOW_SECONDS, SLOW_AGAIN_SECONDS = 1.0, 60.0
 _numbers = itertools.count()
@@ -38,7 +38,7 @@ class Busy(RuntimeError):
 class Request:
     """Request of one client with one or more tickets; `turn` is the queue position of the next one."""
 
-    client: str = field(default_factory=holder.get)
+    client: str = field(default_factory=current_client.get)
     number: int = field(default_factory=lambda: next(_numbers))
     turn: float = 0.0
 
@@ -213,7 +213,7 @@ class Slots:
             ticket.future.set_result(None)
 
 
-class Turns:
+class SessionPool:
     """Sessions of the results database, limited by `slots` so that no thread ever waits for a connection."""
 
     def __init__(self, sessions: Sessions, slots: Slots, ask_seconds: float | None = None) -> None:

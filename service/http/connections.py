@@ -29,7 +29,7 @@ from service.http.caching import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS
 from service.http.errors import FOR_MACHINES, MEDIA_TYPE, Problem, problem_of
 from service.http.metrics import Metrics
 from service.settings import Settings
-from service.slots import Busy, Slots, holder
+from service.slots import Busy, Slots, current_client
 
 SEND_BUFFER_BYTES = 128 * 1024  # the kernel doubles it; its default buffer grows to 4 MiB
 FREE_CHUNKS, LEAST_CHUNK_BYTES = 4096, 256
@@ -166,7 +166,7 @@ class _Connection(H11Protocol):
         self._expect_client()
 
     async def _parse_in_turn(self, data: bytes) -> None:
-        holder.set(self._client or "")
+        current_client.set(self._client or "")
         try:
             async with self.parsing.turn():
                 await asyncio.sleep(0)  # handle other events first: they may be probes

@@ -73,7 +73,9 @@ class Metrics:
             ("weight_bytes", "Weights in memory"): lambda: sum(worker.weight_bytes for worker in engine.workers),
             ("inference_alive", "1 where a worker runs"): lambda: engine.batcher.is_alive,
             ("workers", "Workers that run"): lambda: engine.batcher.serving,
-            ("models_set_aside", "Models disabled because they crash workers"): lambda: len(engine.batcher.set_aside),
+            ("models_set_aside", "Models disabled because they crash workers"): lambda: len(
+                engine.batcher.disabled_models
+            ),
         }
         for (name, text), read in gauges.items():
             Gauge(f"claimcheck_{name}", text, registry=self.registry).set_function(read)

@@ -36,7 +36,7 @@ from service.http.errors import (
     title_of,
 )
 from service.http.metrics import Metrics
-from service.slots import holder
+from service.slots import current_client
 
 logger = logging.getLogger("claimcheck.access")
 BODY_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"content-disposition")
@@ -83,7 +83,8 @@ class RequestContextMiddleware(HttpMiddleware):
         given = Headers(scope=scope).get("x-request-id", "")
         identity = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         client = scope.get("client")
-        id_token, client_token = logs.request_id.set(identity), holder.set(client_of(client[0]) if client else "")
+        id_token = logs.request_id.set(identity)
+        client_token = current_client.set(client_of(client[0]) if client else "")
         method = scope["method"]
         inner = {**scope, "method": "GET"} if method == "HEAD" else scope
         inner.setdefault("state", {})
@@ -127,7 +128,7 @@ class RequestContextMiddleware(HttpMiddleware):
                 fields["key"] = key
             logger.info("request", extra={"fields": fields})
             logs.request_id.reset(id_token)
-            holder.reset(client_token)
+            current_client.reset(client_token)
 
 
 class ProblemDetailsMiddleware(HttpMiddleware):
@@ -289,7 +290,7 @@ class BodyLimit(HttpMiddleware):
         declared, too_large = headers.get("content-length", ""), f"the request body is larger than {self.limit:,} bytes"
         if declared.isdecimal() and int(declared[:20]) > self.limit:
             raise Problem(413, too_large)
-        received, is_complete, client = 0, False, holder.get()
+        received, is_complete, client = 0, False, current_client.get()
         deadline = time.monotonic() + self.seconds
 
         async def receive_counted() -> Message:

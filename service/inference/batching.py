@@ -29,13 +29,13 @@ from cachetools import TTLCache
 from service.inference.models import Model
 from service.inference.processes import ProcessGone
 from service.inference.workers import NeverBegan, PassFailed
-from service.slots import FairQueue, Request, Ticket, holder, refuse
+from service.slots import FairQueue, Request, Ticket, current_client, refuse
 from stages.checkpoint.contract import CheckpointError
 
 HEALTH_CHECK_SECONDS = 0.5  # interval for idle workers
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # before restarting a worker that keeps crashing
 PASS_SECONDS = 0.05  # estimated; other clients wait this long
-ASIDE_SECONDS = 600.0
+DISABLED_SECONDS = 600.0
 ACTIVE_SECONDS = 1.0  # a client counts as active this long after its last request
 logger = logging.getLogger("claimcheck")
 
@@ -48,14 +48,14 @@ class AnswerFailed(RuntimeError):
     """The forward pass on this image raised an error or returned values that aren't probabilities."""
 
 
-class SetAside(RuntimeError):
-    """The model crashes workers, so it is disabled for `ASIDE_SECONDS`."""
+class ModelUnavailable(RuntimeError):
+    """The model crashes workers, so it is disabled for `DISABLED_SECONDS`."""
 
     @classmethod
-    def at(cls, model: Model) -> SetAside:
+    def at(cls, model: Model) -> ModelUnavailable:
         return cls(
             f"inference processes ended at the model of run {model.contract.run_key[:12]}, 2 in a row; "
-            f"it is disabled for {ASIDE_SECONDS / 60:g} minutes"
+            f"it is disabled for {DISABLED_SECONDS / 60:g} minutes"
         )
 
 
@@ -115,7 +115,7 @@ class Batcher:
         self._given_up: set[Runner] = set()  # temporarily, because they keep crashing
         self._running: dict[Runner, str] = {}  # the client of each pass
         self._active: TTLCache[str, None] = TTLCache(1000, ACTIVE_SECONDS)  # active clients
-        self._set_aside: dict[str, tuple[Model, float]] = {}  # disabled models, and until when
+        self._disabled: dict[str, tuple[Model, float]] = {}  # disabled models, and until when
         self._threads = [
             threading.Thread(target=self._run, args=(worker,), name="inference", daemon=True) for worker in workers
         ]
@@ -151,19 +151,19 @@ class Batcher:
             return sum(len(job.images) for job in self._queue.in_order())
 
     @property
-    def set_aside(self) -> list[Model]:
+    def disabled_models(self) -> list[Model]:
         """Models that are disabled at the moment."""
-        return [model for model, until in list(self._set_aside.values()) if time.monotonic() < until]
+        return [model for model, until in list(self._disabled.values()) if time.monotonic() < until]
 
     def require_fit(self, model: Model) -> None:
         """Check that the model isn't disabled.
 
         Raises:
-            SetAside: it is disabled.
+            ModelUnavailable: it is disabled.
         """
-        _, until = self._set_aside.get(model.sha256, (None, 0.0))
+        _, until = self._disabled.get(model.sha256, (None, 0.0))
         if time.monotonic() < until:
-            raise SetAside.at(model)
+            raise ModelUnavailable.at(model)
 
     @contextmanager
     def announce(self) -> Iterator[None]:
@@ -186,7 +186,7 @@ class Batcher:
         Raises:
             Busy: the queue is full; a job's future also raises it if other clients need the space.
             InferenceStopped: no worker is running.
-            SetAside: one of the models is disabled.
+            ModelUnavailable: one of the models is disabled.
         """
         request = Request()
         with self._changed:
@@ -205,7 +205,7 @@ class Batcher:
     def require_room(self, images: int, models: Sequence[Model]) -> None:
         """Raise `Busy` if `submitted` would, before images are decoded for nothing."""
         with self._changed:
-            self._queue.require_room(holder.get(), sum(images * model.seconds for model in models))
+            self._queue.require_room(current_client.get(), sum(images * model.seconds for model in models))
 
     def _jobs_of(self, request: Request, model: Model, images: np.ndarray, only: Runner | None) -> list[ImageJob]:
         self.require_fit(model)
@@ -220,7 +220,7 @@ class Batcher:
         """Return class probabilities float32 [N, K] of uint8 images [N, C, H, W]; a cancelled call leaves the queue.
 
         Raises:
-            Busy, InferenceStopped, SetAside: as for `submitted`.
+            Busy, InferenceStopped, ModelUnavailable: as for `submitted`.
             AnswerFailed: the model failed on one of the images.
             CheckpointError: the weights can't be loaded.
         """
@@ -288,9 +288,9 @@ class Batcher:
             model = batch[0].model
             if has_begun and any(job.is_retried and not job.future.done() for job in batch):
                 logger.error("%s (run %s) is disabled", model.path, model.contract.run_key)
-                self._set_aside[model.sha256] = model, time.monotonic() + ASIDE_SECONDS
+                self._disabled[model.sha256] = model, time.monotonic() + DISABLED_SECONDS
                 same = [job for job in self._queue.in_order() if job.model.sha256 == model.sha256]
-                refuse([*batch, *same], SetAside.at(model))
+                refuse([*batch, *same], ModelUnavailable.at(model))
             for job in batch:
                 job.is_retried |= has_begun
             self._queue.put_back(batch)

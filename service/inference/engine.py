@@ -14,7 +14,7 @@ import numpy as np
 
 from service.database.queries import ServedCheckpoint
 from service.database.schemas import AnswerOut, ClassOut, ImageAnswersOut, ModelOut, PredictionOut
-from service.inference.batching import AnswerFailed, Batcher, ImageJob, InferenceStopped, SetAside, answers
+from service.inference.batching import AnswerFailed, Batcher, ImageJob, InferenceStopped, ModelUnavailable, answers
 from service.inference.decoding import Decoder, Upload, all_or_none
 from service.inference.models import Model, Models, cost_of
 from service.inference.workers import Worker
@@ -67,7 +67,7 @@ class Engine:
 
         Raises:
             CheckpointError: weights are gone, or aren't those that were recorded.
-            SetAside: inference processes end at it.
+            ModelUnavailable: it crashes workers, so it is disabled.
         """
         path, sha256, flops = served_checkpoint.path, served_checkpoint.sha256, served_checkpoint.flops_per_image
         found = self.models.known(path, sha256)
@@ -75,8 +75,8 @@ class Engine:
             found = await self.in_thread(lambda: self.models.get(path, sha256, flops))
         try:
             self.batcher.require_fit(found)
-        except SetAside as error:
-            raise SetAside(f"{served_checkpoint.id}: {error}") from None
+        except ModelUnavailable as error:
+            raise ModelUnavailable(f"{served_checkpoint.id}: {error}") from None
         return found
 
     def require_room(self, images: int, served_checkpoints: Sequence[ServedCheckpoint]) -> None:
@@ -102,7 +102,7 @@ class Engine:
             for size in sizes:
                 images = np.zeros((size, *model.contract.shape), dtype=np.uint8)
                 await asyncio.gather(*(self.batcher.probabilities(model, images, only=worker) for worker in workers))
-        except (CheckpointError, Busy, InferenceStopped, AnswerFailed, SetAside) as error:
+        except (CheckpointError, Busy, InferenceStopped, AnswerFailed, ModelUnavailable) as error:
             logger.error("warming up with %s: %s", served_checkpoint.id, error)
 
 
@@ -115,7 +115,7 @@ async def predict(
         ImageError: no file is an image that we read; the message names the first one.
         CheckpointError: weights are gone, or aren't those that were recorded.
         TooManyAnswers: the answer would have more than `MOST_CLASSES`.
-        Busy, InferenceStopped, AnswerFailed, SetAside: see `Batcher`.
+        Busy, InferenceStopped, AnswerFailed, ModelUnavailable: see `Batcher`.
     """
     started = time.perf_counter()
     with engine.batcher.announce():

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.__main__ import warn_where_open
+from service.__main__ import warn_if_open
 from service.http.access import (
     AccessDenied,
     AccessPolicy,
@@ -211,7 +211,7 @@ def test_public_service_without_keys_logs_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, host: str, keys: bool, is_open: bool
 ) -> None:
     settings = Settings(root=tmp_path, keys=keys_file(tmp_path, ann="key") if keys else None)
-    warn_where_open(host, settings)
+    warn_if_open(host, settings)
     assert (f"OPEN TO ALL: {host}" in caplog.text) == is_open
 
 

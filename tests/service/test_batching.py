@@ -15,11 +15,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from service.inference.batching import ASIDE_SECONDS, AnswerFailed, Batcher, InferenceStopped, Runner, SetAside
+from service.inference.batching import (
+    DISABLED_SECONDS,
+    AnswerFailed,
+    Batcher,
+    InferenceStopped,
+    ModelUnavailable,
+    Runner,
+)
 from service.inference.models import Model, Models
 from service.inference.processes import ProcessGone
 from service.inference.workers import PassFailed, Worker
-from service.slots import Busy, holder
+from service.slots import Busy, current_client
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.run import ModelSpec
@@ -253,11 +260,11 @@ def test_model_that_crashes_two_workers_is_disabled(monkeypatch: pytest.MonkeyPa
 
     with started(worker := InProcessWorker()) as batcher:
         with batcher.announce():
-            assert answers_to(deadly, DEADLY, 1) == [SetAside, SetAside]
-        assert answers_to(deadly, 1) == [SetAside] and batcher.set_aside == [deadly]
+            assert answers_to(deadly, DEADLY, 1) == [ModelUnavailable, ModelUnavailable]
+        assert answers_to(deadly, 1) == [ModelUnavailable] and batcher.disabled_models == [deadly]
         assert answers_to(other, 1) == [np.ndarray] and worker.restarts == 2
-        monkeypatch.setattr(time, "monotonic", lambda real=time.monotonic: real() + ASIDE_SECONDS)
-        assert batcher.set_aside == [] and answers_to(deadly, 1) == [np.ndarray]
+        monkeypatch.setattr(time, "monotonic", lambda real=time.monotonic: real() + DISABLED_SECONDS)
+        assert batcher.disabled_models == [] and answers_to(deadly, 1) == [np.ndarray]
 
 
 def test_workers_split_the_queue_and_run_in_parallel() -> None:
@@ -299,7 +306,7 @@ async def start_slow_requests(batcher: Batcher, model: Model, names: Sequence[st
 
 async def as_client(client: str, batcher: Batcher, model: Model, images: np.ndarray) -> float:
     """Send a request as one client; return the time of its answer."""
-    holder.set(client)
+    current_client.set(client)
     await batcher.probabilities(model, images)
     return time.monotonic()
 

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from service.slots import Busy, Request, Slots, holder
+from service.slots import Busy, Request, Slots, current_client
 
 
 class SingleSlot:
@@ -16,7 +16,7 @@ class SingleSlot:
         self.go = asyncio.Event()
 
     async def ask(self, client: str) -> str:
-        holder.set(client)
+        current_client.set(client)
         try:
             async with self.slots.turn():
                 self.served.append(client)
@@ -112,15 +112,15 @@ def test_timed_out_request_is_busy_and_leaves_queue() -> None:
 def test_client_at_its_slot_limit_is_busy() -> None:
     async def scene() -> None:
         slots = Slots("sending", 4, max_waiting=0, seconds=1, most_each=2)
-        holder.set("ann")
+        current_client.set("ann")
         async with slots.turn(), slots.turn():
             with pytest.raises(Busy, match="2 of one client at once are the most"):
                 async with slots.turn():
                     pass
-            holder.set("ben")
+            current_client.set("ben")
             async with slots.turn():
                 pass
-            holder.set("ann")
+            current_client.set("ann")
         async with slots.turn():
             pass
 
