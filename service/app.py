@@ -189,7 +189,7 @@ def memory_of(settings: Settings, workers: int, limit: int) -> dict[str, int]:
     return parts | {"weights": settings.model_memory_bytes or rest}
 
 
-def _engine(settings: Settings, metrics: Metrics, turns: Mapping[str, Slots]) -> Engine:
+def _engine(settings: Settings, metrics: Metrics, queues: Mapping[str, Slots]) -> Engine:
     device, cores = device_for(settings.device), cores_here()
     count = settings.workers or (min(MAX_WORKERS, cores) if device == "cpu" else 1)
     weight_bytes = memory_of(settings, count, memory_here())["weights"]
@@ -219,7 +219,7 @@ def _engine(settings: Settings, metrics: Metrics, turns: Mapping[str, Slots]) ->
             observer=metrics.forward_pass,
         ),
     )
-    metrics.watch(engine, turns)
+    metrics.watch(engine, queues)
     return engine
 
 
@@ -280,7 +280,7 @@ async def _warm_up(app: FastAPI) -> None:
     try:
         await run_in_threadpool(app.openapi)  # slow, and no client should wait for it
         served = await parts.asking.ask(queries.list_checkpoints)
-        served.sort(key=lambda one: (one.is_stand_in, one.size_bytes))
+        served.sort(key=lambda checkpoint: (checkpoint.is_stand_in, checkpoint.size_bytes))
         if served:
             await parts.engine.warm_up(served[0], parts.engine.workers, sizes=(1, CPU_BATCH))
     except (ResultsUnavailable, DBAPIError) as error:
@@ -289,10 +289,10 @@ async def _warm_up(app: FastAPI) -> None:
         logger.exception("warming up")
     parts.readiness.is_warm = True
     max_bytes = PRELOADED_SHARE * sum(worker.budget_bytes for worker in parts.engine.workers)
-    sizes = itertools.accumulate(one.size_bytes for one in served)
-    for one, size, worker in zip(served, sizes, itertools.cycle(parts.engine.workers)):
+    sizes = itertools.accumulate(checkpoint.size_bytes for checkpoint in served)
+    for checkpoint, size, worker in zip(served, sizes, itertools.cycle(parts.engine.workers)):
         if size < max_bytes:
-            await parts.engine.warm_up(one, [worker])
+            await parts.engine.warm_up(checkpoint, [worker])
 
 
 def _version() -> str:

@@ -112,7 +112,7 @@ class Batcher:
         self._announced = 0
         self._idle: set[Runner] = set()
         self._stopping = threading.Event()
-        self._given_up: set[Runner] = set()  # temporarily, because they keep crashing
+        self._given_up: set[Runner] = set()  # workers that keep crashing, until they restart
         self._running: dict[Runner, str] = {}  # the client of each pass
         self._active: TTLCache[str, None] = TTLCache(1000, ACTIVE_SECONDS)  # active clients
         self._disabled: dict[str, tuple[Model, float]] = {}  # disabled models, and until when
@@ -155,7 +155,7 @@ class Batcher:
         """Models that are disabled at the moment."""
         return [model for model, until in list(self._disabled.values()) if time.monotonic() < until]
 
-    def require_fit(self, model: Model) -> None:
+    def require_enabled(self, model: Model) -> None:
         """Check that the model isn't disabled.
 
         Raises:
@@ -202,13 +202,13 @@ class Batcher:
             for job in itertools.chain(*jobs):
                 job.future.cancel()
 
-    def require_room(self, images: int, models: Sequence[Model]) -> None:
+    def require_capacity(self, images: int, models: Sequence[Model]) -> None:
         """Raise `Busy` if `submitted` would, before images are decoded for nothing."""
         with self._changed:
-            self._queue.require_room(current_client.get(), sum(images * model.seconds for model in models))
+            self._queue.require_capacity(current_client.get(), sum(images * model.seconds for model in models))
 
     def _jobs_of(self, request: Request, model: Model, images: np.ndarray, only: Runner | None) -> list[ImageJob]:
-        self.require_fit(model)
+        self.require_enabled(model)
         size = max(1, min(self.max_batch, int(PASS_SECONDS / model.seconds)))
         parts = [images[start : start + size] for start in range(0, len(images), size)]
         return [
@@ -308,8 +308,8 @@ class Batcher:
                     waiting = self._queue.in_order()
                     if not waiting and self._stopping.is_set():
                         return None
-                    jobs = self._same_model(waiting, worker)
-                    if not jobs or (time_left := self._worth_waiting(jobs)) > 0:
+                    jobs = self._next_jobs(waiting, worker)
+                    if not jobs or (time_left := self._seconds_to_wait(jobs)) > 0:
                         if not self._wakers[worker].wait(time_left if jobs else HEALTH_CHECK_SECONDS) and not jobs:
                             return []
                         continue
@@ -331,17 +331,17 @@ class Batcher:
     def _wake(self) -> None:
         """Wake one idle worker that has something to run; it wakes the next one."""
         waiting = self._queue.in_order() if self._idle else []
-        if worker := next((idle for idle in self._idle if waiting and self._same_model(waiting, idle)), None):
+        if worker := next((idle for idle in self._idle if waiting and self._next_jobs(waiting, idle)), None):
             self._wakers[worker].notify()
 
-    def _same_model(self, waiting: Sequence[ImageJob], worker: Runner) -> list[ImageJob]:
+    def _next_jobs(self, waiting: Sequence[ImageJob], worker: Runner) -> list[ImageJob]:
         """Return the next jobs of one model for this worker; leave models to idle workers that have loaded them.
 
         While other clients are active, one client gets at most all workers but one.
         """
-        held, most = Counter(self._running.values()), max(1, len(self.workers) - 1)
-        full = {client for client, count in held.items() if count >= most and {*self._active} - {client}}
-        mine = [
+        running, limit = Counter(self._running.values()), max(1, len(self.workers) - 1)
+        full = {client for client, count in running.items() if count >= limit and {*self._active} - {client}}
+        eligible = [
             job
             for job in waiting
             if job.only is worker
@@ -351,11 +351,11 @@ class Batcher:
                 and (worker.has_loaded(job.model) or not any(idle.has_loaded(job.model) for idle in self._idle))
             )
         ]
-        if mine and mine[0].is_retried:
-            return mine[:1]
-        return [job for job in mine if job.model.sha256 == mine[0].model.sha256 and not job.is_retried]
+        if eligible and eligible[0].is_retried:
+            return eligible[:1]
+        return [job for job in eligible if job.model.sha256 == eligible[0].model.sha256 and not job.is_retried]
 
-    def _worth_waiting(self, jobs: Sequence[ImageJob]) -> float:
+    def _seconds_to_wait(self, jobs: Sequence[ImageJob]) -> float:
         """Return how many seconds to wait for announced requests; zero if the pass is full."""
         is_full = sum(len(job.images) for job in jobs) >= self.max_batch * len(self._idle)
         if is_full or not self._announced or self._stopping.is_set():

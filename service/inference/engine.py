@@ -74,12 +74,12 @@ class Engine:
         if found is None:
             found = await self.in_thread(lambda: self.models.get(path, sha256, flops))
         try:
-            self.batcher.require_fit(found)
+            self.batcher.require_enabled(found)
         except ModelUnavailable as error:
             raise ModelUnavailable(f"{served_checkpoint.id}: {error}") from None
         return found
 
-    def require_room(self, images: int, served_checkpoints: Sequence[ServedCheckpoint]) -> None:
+    def require_capacity(self, images: int, served_checkpoints: Sequence[ServedCheckpoint]) -> None:
         """Raises:
         TooManyAnswers: these would take more seconds than may ever wait, however idle the service is.
         """
@@ -123,7 +123,7 @@ async def predict(
         classes = len(uploads) * sum(min(top_k, len(model.contract.classes)) for model in models)
         if classes > MOST_CLASSES:
             raise TooManyAnswers(f"the answer would have {classes:,} classes; at most {MOST_CLASSES:,}: lower top_k")
-        engine.batcher.require_room(len(uploads), models)
+        engine.batcher.require_capacity(len(uploads), models)
         shapes = sorted({model.contract.shape for model in models})
         decoded, errors = await engine.decoder.decode(uploads, shapes)
         images = dict(zip(shapes, decoded, strict=True))

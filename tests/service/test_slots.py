@@ -54,12 +54,12 @@ def test_slow_client_gets_one_slot_at_a_time() -> None:
         requests = [Request(client=client) for client in ("ann", "ann", "ann", "ann", "ben")]
         taking = [asyncio.create_task(slots.take(request, 0.1)) for request in requests[:4]]
         await asyncio.sleep(0)
-        slots.give_back(requests[0], beyond=5)
+        slots.release(requests[0], beyond=5)
         await asyncio.sleep(0)
         assert [task.done() for task in taking] == [True, True, False, False], "the other slot is still held"
         await asyncio.wait_for(slots.take(requests[4], 0.1), 1)
-        slots.give_back(requests[1])
-        slots.give_back(requests[4])
+        slots.release(requests[1])
+        slots.release(requests[4])
         await asyncio.sleep(0)
         assert [task.done() for task in taking] == [True, True, True, False]
         taking[3].cancel()
