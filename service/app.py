@@ -73,12 +73,12 @@ HERE = Path(__file__).parent
 CPU_BATCH, GPU_BATCH = 8, 32  # on a CPU, larger batches are no faster and delay the other workers
 QUERY_CONNECTIONS = 4  # for short database queries, which take milliseconds
 SHOWN = {"repository", "address", "contact", "max_images", "keys", "root_path"}  # settings that pages show
-ASK_SECONDS = 5.0
+ASK_SECONDS = 5.0  # timeout of a short query
 GZIP_LEVEL = 4  # the default, 9, takes two to three times as long and saves 5 % of the bytes
 PRELOADED_SHARE = 0.5  # of the weights' memory
 SERVER_BYTES, WORKER_BYTES, EXPORT_BYTES = 800 << 20, 256 << 20, 512 << 20
 """Memory of the server with shared code, of a worker without weights, and of exports if /tmp is a RAM disk."""
-MOST_WEIGHT_BYTES, LEAST_WEIGHT_BYTES = 1 << 30, 128 << 20
+MAX_WEIGHT_BYTES, MIN_WEIGHT_BYTES = 1 << 30, 128 << 20
 MAX_CACHED_MODELS = 64  # whose predictions for the images on their pages are cached
 MAX_WORKERS = 4  # each is a Python process of about 300 MB with its own copies of the models
 DESCRIPTION = (
@@ -185,7 +185,7 @@ def memory_of(settings: Settings, workers: int, limit: int) -> dict[str, int]:
         "bodies": settings.max_bodies_bytes,
         "exports": EXPORT_BYTES,
     }
-    rest = min(MOST_WEIGHT_BYTES, max(LEAST_WEIGHT_BYTES, limit - sum(parts.values())))
+    rest = min(MAX_WEIGHT_BYTES, max(MIN_WEIGHT_BYTES, limit - sum(parts.values())))
     return parts | {"weights": settings.model_memory_bytes or rest}
 
 

@@ -32,8 +32,8 @@ from service.settings import Settings
 from service.slots import Busy, Slots, current_client
 
 SEND_BUFFER_BYTES = 128 * 1024  # the kernel doubles it; its default buffer grows to 4 MiB
-FREE_CHUNKS, LEAST_CHUNK_BYTES = 4096, 256
-"""Chunks allowed in any body; one more is allowed for each `LEAST_CHUNK_BYTES` of it."""
+FREE_CHUNKS, BYTES_PER_CHUNK = 4096, 256
+"""Chunks allowed in any body; one more is allowed for each `BYTES_PER_CHUNK` of it."""
 CAN_ANSWER = (h11.IDLE, h11.SEND_RESPONSE)
 HAS_ANSWERED = (h11.DONE, h11.MUST_CLOSE)
 RESERVED = 32  # connections beyond the limit, for probes
@@ -76,9 +76,9 @@ class _Parser(h11.Connection):
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._bytes += len(event.data)
-            if self._chunks > FREE_CHUNKS + self._bytes // LEAST_CHUNK_BYTES:
-                most = f"{FREE_CHUNKS:,} chunks and one more for each {LEAST_CHUNK_BYTES} bytes"
-                raise Problem(400, f"the body has too many chunks; at most {most} are allowed")
+            if self._chunks > FREE_CHUNKS + self._bytes // BYTES_PER_CHUNK:
+                allowed = f"{FREE_CHUNKS:,} chunks and one more for each {BYTES_PER_CHUNK} bytes"
+                raise Problem(400, f"the body has too many chunks; at most {allowed} are allowed")
         return event
 
 
@@ -109,17 +109,18 @@ class _Connection(H11Protocol):
             address = ipaddress.ip_address(_address(self.client).partition("%")[0])
             is_proxy = any(address in network for network in self.limits.proxies)  # carries many clients' connections
             self._client = None if is_proxy else client_of(str(address))
-        most = self.limits.max_connections
-        if self._client is not None and self.by_client[self._client] >= -(-most // 2):
+        limit = self.limits.max_connections
+        if self._client is not None and self.by_client[self._client] >= -(-limit // 2):
             self.conn.refusal = f"{self.by_client[self._client]:,} connections of one client are open already"
-        elif self.by_client.total() >= most:
-            self.conn.refusal = f"{most:,} connections are open already"
+        elif self.by_client.total() >= limit:
+            self.conn.refusal = f"{limit:,} connections are open already"
         if not self.conn.refusal:
             self.by_client[self._client] += 1
         else:
             self.reserved[self] = None
             if len(self.reserved) > RESERVED:
-                oldest = next((one for one in self.reserved if one.conn.their_state is h11.IDLE), self)
+                idle = (connection for connection in self.reserved if connection.conn.their_state is h11.IDLE)
+                oldest = next(idle, self)
                 del self.reserved[oldest]
                 oldest.transport.abort()
         self._expect_client()
@@ -201,7 +202,7 @@ class _Connection(H11Protocol):
             self._until_heard.cancel()
             self._until_heard = None
         if is_expected and self._until_heard is None and not self.transport.is_closing():
-            self._until_heard = self.loop.call_later(self.limits.head_seconds, self._client_is_late)
+            self._until_heard = self.loop.call_later(self.limits.head_seconds, self._time_out)
 
     def _is_rest_expected(self) -> bool:
         return self.conn.their_state is h11.SEND_BODY and self.conn.our_state in HAS_ANSWERED
@@ -251,7 +252,7 @@ class _Connection(H11Protocol):
             logger.warning("an answer was not read in time", extra={"fields": {"client": _address(self.client)}})
             self.transport.abort()
 
-    def _client_is_late(self) -> None:
+    def _time_out(self) -> None:
         self._until_heard = None
         if self.transport.is_closing() or self._unread:
             return

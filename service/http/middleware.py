@@ -40,7 +40,7 @@ from service.slots import current_client
 
 logger = logging.getLogger("claimcheck.access")
 BODY_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"content-disposition")
-OWN_ERRORS = (MEDIA_TYPE, "text/html")
+FORMATTED_ERRORS = (MEDIA_TYPE, "text/html")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 COUNT_SECONDS = 2.0
 MAX_ACCEPT_BYTES = 1024  # browsers send about 150
@@ -146,7 +146,7 @@ class ProblemDetailsMiddleware(HttpMiddleware):
         async def send_as_problem(message: Message) -> None:
             nonlocal held, has_begun, words
             is_error = message["type"] == "http.response.start" and message["status"] >= 400
-            if is_error and not Headers(raw=message["headers"]).get("content-type", "").startswith(OWN_ERRORS):
+            if is_error and not Headers(raw=message["headers"]).get("content-type", "").startswith(FORMATTED_ERRORS):
                 held = message
             elif held is None:
                 has_begun = True

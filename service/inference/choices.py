@@ -11,7 +11,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from service.database import queries
-from service.database.queries import FEW, ServedCheckpoint, list_checkpoints
+from service.database.queries import MAX_NAMES, ServedCheckpoint, list_checkpoints
 from service.inference.models import state_of
 from service.slots import SessionPool
 from stages.results import UnknownName, database_url
@@ -89,7 +89,7 @@ def find_version(versions: Sequence[ServedCheckpoint], version: str) -> ServedCh
     for served_checkpoint in versions:
         if served_checkpoint.model_version == version:
             return served_checkpoint
-    raise UnknownVersion(version[:40], [served_checkpoint.model_version for served_checkpoint in versions[:FEW]])
+    raise UnknownVersion(version[:40], [served_checkpoint.model_version for served_checkpoint in versions[:MAX_NAMES]])
 
 
 def _nearest(name: str, served_checkpoints: Sequence[ServedCheckpoint]) -> list[str]:
@@ -97,4 +97,4 @@ def _nearest(name: str, served_checkpoints: Sequence[ServedCheckpoint]) -> list[
         if row.id == name:
             return [f"{row.model_name} (of which this is version {row.model_version})"]
     models = list(dict.fromkeys(row.model_name for row in served_checkpoints))
-    return models if len(models) <= FEW else difflib.get_close_matches(name[:120], models, n=3, cutoff=0.0)
+    return models if len(models) <= MAX_NAMES else difflib.get_close_matches(name[:120], models, n=3, cutoff=0.0)

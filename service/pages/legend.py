@@ -166,7 +166,7 @@ A_PART = (
 )
 _LEVELS = {"depth": "layers", "width": "units"}
 """Units of the levels of a grid's factor."""
-MOST_SIZES = 5
+MAX_LISTED_SIZES = 5
 """If there are more sizes, only their range is shown."""
 
 
@@ -201,7 +201,7 @@ def levels(factor: str, values: Iterable[Any]) -> str:
 def sizes(numbers: tuple[int, ...]) -> str:
     """Write rising numbers of parameters to three digits, as "144,000 and 164,000 parameters"."""
     texts = [f"{float(f'{number:.3g}'):,.0f}" for number in numbers]
-    many = len(texts) > MOST_SIZES
+    many = len(texts) > MAX_LISTED_SIZES
     return (f"{len(texts)} sizes from {texts[0]} to {texts[-1]}" if many else listed(texts)) + " parameters"
 
 
