@@ -183,7 +183,7 @@ def _in_parts(ids: Sequence[int]) -> list[Sequence[int]]:
 
 
 def metrics_of(session: Session, results: Sequence[Result]) -> dict[int, list[Any]]:
-    """Return the metrics of each result by its id, as plain rows because there are eight times as many as results."""
+    """Return the metrics of each result by its id.  Rows are plain, because a result has about eight."""
     ids = [result.id for result in results]
     columns = (Metric.result_id, Metric.metric, Metric.split, Metric.value, Metric.n)
     by_result: dict[int, list[Any]] = {number: [] for number in ids}

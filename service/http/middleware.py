@@ -184,7 +184,7 @@ class RequestCheckMiddleware(HttpMiddleware):
     400: the body has two lengths, or one that its HTTP version doesn't support (RFC 9112, section 6).  A proxy in front
     may have read another body, so the connection is closed.
     431: the headers are larger than `MAX_REQUEST_HEADER_BYTES`; the server itself limits only an unfinished line.
-    421: this service doesn't serve the host.  Otherwise, a page of another site could reach it under that site's name.
+    421: this service doesn't serve the host.  Otherwise another site's page could reach it by that site's name.
     Health and metrics are served for any host, because probes and Prometheus address a pod by its IP address.
     403: a page of another site sent the request.  Any page could make a browser send one to a service on this machine.
     """

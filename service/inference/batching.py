@@ -335,7 +335,7 @@ class Batcher:
             self._wakers[worker].notify()
 
     def _next_jobs(self, waiting: Sequence[ImageJob], worker: Runner) -> list[ImageJob]:
-        """Return the next jobs of one model for this worker; leave models to idle workers that have loaded them.
+        """Return the next jobs of one model for this worker, skipping models that only other idle workers have loaded.
 
         While other clients are active, one client gets at most all workers but one.
         """
