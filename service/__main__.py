@@ -93,8 +93,8 @@ def make_room(connections: int) -> tuple[int, int]:
     return min(connections, left // 2), left - left // 2
 
 
-def warn_where_open(host: str, settings: Settings) -> None:
-    """Say it aloud where anyone may ask the models."""
+def warn_if_open(host: str, settings: Settings) -> None:
+    """Log a warning if anyone may use the models."""
     if settings.keys is None and not is_this_machine(host):
         logger.warning(
             "OPEN TO ALL: %s is reachable from other machines, and anyone can run models without a key. "
@@ -179,7 +179,7 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
         callback_notify=watch_loop,
         timeout_notify=0,  # at each tick of a second
     )
-    warn_where_open(host, settings)
+    warn_if_open(host, settings)
     DrainingServer(config, app.state.claimcheck.readiness, settings.drain_seconds).run()
 
 

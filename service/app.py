@@ -65,7 +65,7 @@ from service.routes import (
     runs,
 )
 from service.settings import Settings
-from service.slots import Slots, Turns
+from service.slots import SessionPool, Slots
 from stages.device import device_for
 from stages.results import ResultsUnavailable, open_results
 
@@ -73,12 +73,12 @@ HERE = Path(__file__).parent
 CPU_BATCH, GPU_BATCH = 8, 32  # on a CPU, larger batches are no faster and delay the other workers
 QUERY_CONNECTIONS = 4  # for short database queries, which take milliseconds
 SHOWN = {"repository", "address", "contact", "max_images", "keys", "root_path"}  # settings that pages show
-ASK_SECONDS = 5.0
+ASK_SECONDS = 5.0  # timeout of a short query
 GZIP_LEVEL = 4  # the default, 9, takes two to three times as long and saves 5 % of the bytes
 PRELOADED_SHARE = 0.5  # of the weights' memory
 SERVER_BYTES, WORKER_BYTES, EXPORT_BYTES = 800 << 20, 256 << 20, 512 << 20
 """Memory of the server with shared code, of a worker without weights, and of exports if /tmp is a RAM disk."""
-MOST_WEIGHT_BYTES, LEAST_WEIGHT_BYTES = 1 << 30, 128 << 20
+MAX_WEIGHT_BYTES, MIN_WEIGHT_BYTES = 1 << 30, 128 << 20
 MAX_CACHED_MODELS = 64  # whose predictions for the images on their pages are cached
 MAX_WORKERS = 4  # each is a Python process of about 300 MB with its own copies of the models
 DESCRIPTION = (
@@ -135,8 +135,8 @@ def _is_probe(scope: Mapping[str, Any]) -> bool:
 def _app_state(settings: Settings) -> AppState:
     metrics = Metrics()
     sessions = open_results(settings.database_address, connections=settings.readers + QUERY_CONNECTIONS)
-    reading = Turns(sessions, _slots(settings, "reading the results", settings.readers))
-    asking = Turns(sessions, _slots(settings, "reading the results", QUERY_CONNECTIONS), ASK_SECONDS)
+    reading = SessionPool(sessions, _slots(settings, "reading the results", settings.readers))
+    asking = SessionPool(sessions, _slots(settings, "reading the results", QUERY_CONNECTIONS), ASK_SECONDS)
     templates = Jinja2Templates(HERE / "templates")
     formats.install(templates.env, settings.root_path)
     wording.install(templates.env)
@@ -185,11 +185,11 @@ def memory_of(settings: Settings, workers: int, limit: int) -> dict[str, int]:
         "bodies": settings.max_bodies_bytes,
         "exports": EXPORT_BYTES,
     }
-    rest = min(MOST_WEIGHT_BYTES, max(LEAST_WEIGHT_BYTES, limit - sum(parts.values())))
+    rest = min(MAX_WEIGHT_BYTES, max(MIN_WEIGHT_BYTES, limit - sum(parts.values())))
     return parts | {"weights": settings.model_memory_bytes or rest}
 
 
-def _engine(settings: Settings, metrics: Metrics, turns: Mapping[str, Slots]) -> Engine:
+def _engine(settings: Settings, metrics: Metrics, queues: Mapping[str, Slots]) -> Engine:
     device, cores = device_for(settings.device), cores_here()
     count = settings.workers or (min(MAX_WORKERS, cores) if device == "cpu" else 1)
     weight_bytes = memory_of(settings, count, memory_here())["weights"]
@@ -219,7 +219,7 @@ def _engine(settings: Settings, metrics: Metrics, turns: Mapping[str, Slots]) ->
             observer=metrics.forward_pass,
         ),
     )
-    metrics.watch(engine, turns)
+    metrics.watch(engine, queues)
     return engine
 
 
@@ -280,7 +280,7 @@ async def _warm_up(app: FastAPI) -> None:
     try:
         await run_in_threadpool(app.openapi)  # slow, and no client should wait for it
         served = await parts.asking.ask(queries.list_checkpoints)
-        served.sort(key=lambda one: (one.is_stand_in, one.size_bytes))
+        served.sort(key=lambda checkpoint: (checkpoint.is_stand_in, checkpoint.size_bytes))
         if served:
             await parts.engine.warm_up(served[0], parts.engine.workers, sizes=(1, CPU_BATCH))
     except (ResultsUnavailable, DBAPIError) as error:
@@ -289,10 +289,10 @@ async def _warm_up(app: FastAPI) -> None:
         logger.exception("warming up")
     parts.readiness.is_warm = True
     max_bytes = PRELOADED_SHARE * sum(worker.budget_bytes for worker in parts.engine.workers)
-    sizes = itertools.accumulate(one.size_bytes for one in served)
-    for one, size, worker in zip(served, sizes, itertools.cycle(parts.engine.workers)):
+    sizes = itertools.accumulate(checkpoint.size_bytes for checkpoint in served)
+    for checkpoint, size, worker in zip(served, sizes, itertools.cycle(parts.engine.workers)):
         if size < max_bytes:
-            await parts.engine.warm_up(one, [worker])
+            await parts.engine.warm_up(checkpoint, [worker])
 
 
 def _version() -> str:

@@ -22,7 +22,7 @@ from service.inference.choices import Choices
 from service.inference.engine import Engine
 from service.pages.searching import ClaimIndex
 from service.settings import Settings
-from service.slots import Turns
+from service.slots import SessionPool
 from stages.results import ExperimentComparison
 
 
@@ -36,8 +36,8 @@ class AppState:
     """
 
     settings: Settings
-    reading: Turns
-    asking: Turns
+    reading: SessionPool
+    asking: SessionPool
     choices: Choices
     comparisons: Comparisons
     front: MutableMapping[str, bytes]

@@ -24,7 +24,7 @@ from starlette.concurrency import run_in_threadpool
 from stages.results import Sessions
 
 Found = TypeVar("Found")
-holder: ContextVar[str] = ContextVar("holder", default="")
+current_client: ContextVar[str] = ContextVar("current_client", default="")
 """Client that sent the current request."""
 SLOW_SECONDS, SLOW_AGAIN_SECONDS = 1.0, 60.0
 _numbers = itertools.count()
@@ -38,7 +38,7 @@ class Busy(RuntimeError):
 class Request:
     """Request of one client with one or more tickets; `turn` is the queue position of the next one."""
 
-    client: str = field(default_factory=holder.get)
+    client: str = field(default_factory=current_client.get)
     number: int = field(default_factory=lambda: next(_numbers))
     turn: float = 0.0
 
@@ -73,11 +73,11 @@ class FairQueue(Generic[Waiting]):
         """Add tickets of one request.
 
         Raises:
-            Busy: as `require_room`.
+            Busy: as for `require_capacity`.
         """
         request = tickets[0].request
         if is_bounded:
-            refused = self.require_room(request.client, sum(ticket.cost for ticket in tickets))
+            refused = self.require_capacity(request.client, sum(ticket.cost for ticket in tickets))
             refuse(refused, Busy(self._full))
         request.turn = max(request.turn, self._served_to(request.client))
         for ticket in tickets:
@@ -115,7 +115,7 @@ class FairQueue(Generic[Waiting]):
     def _served_to(self, client: str) -> float:
         return max(self._clock, self._served.get(client, 0.0))
 
-    def require_room(self, client: str, cost: float) -> list[Waiting]:
+    def require_capacity(self, client: str, cost: float) -> list[Waiting]:
         """Return the tickets to reject so that another `cost` of this client fits into the queue.
 
         Raises:
@@ -168,10 +168,10 @@ class Slots:
         try:
             yield
         finally:
-            self.give_back(request)
+            self.release(request)
 
     async def take(self, request: Request, cost: float) -> None:
-        """Wait for a slot; release it with `give_back`.
+        """Wait for a slot; release it with `release`.
 
         Raises:
             Busy: no slot became free in time, the queue is full, or this client already holds `most_each`.
@@ -187,12 +187,12 @@ class Slots:
                 await ticket.future
         except BaseException as error:
             if not ticket.future.cancelled() and ticket.future.exception() is None:
-                self.give_back(request)  # it was granted just as the wait ended
+                self.release(request)  # it was granted just as the wait ended
             if isinstance(error, TimeoutError):
                 raise Busy(f"{what}: no turn came within {self._seconds:g} s") from None
             raise
 
-    def give_back(self, request: Request, beyond: float = 0.0) -> None:
+    def release(self, request: Request, beyond: float = 0.0) -> None:
         """Release a slot that was held for `beyond` seconds more than its cost."""
         if beyond > SLOW_SECONDS:
             self._slow[request.client] = None
@@ -213,7 +213,7 @@ class Slots:
             ticket.future.set_result(None)
 
 
-class Turns:
+class SessionPool:
     """Sessions of the results database, limited by `slots` so that no thread ever waits for a connection."""
 
     def __init__(self, sessions: Sessions, slots: Slots, ask_seconds: float | None = None) -> None:

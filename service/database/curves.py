@@ -162,7 +162,7 @@ def _of_run(session: Session, start: str) -> ComparedLine:
     return ComparedLine(
         name=start,
         model=title,
-        title=f"{title}, run {run.run_key[: queries.FEWEST_DIGITS]} ({experiment.name})",
+        title=f"{title}, run {run.run_key[: queries.KEY_DIGITS]} ({experiment.name})",
         experiment=experiment.name,
         address=f"/runs/{run.run_key}",
         kind=queries.find_dataset(session, experiment.dataset).kind,

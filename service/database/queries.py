@@ -39,9 +39,9 @@ from stages.results import (
     tally,
 )
 
-FEW = 8  # names in a message
+MAX_NAMES = 8  # in an error message
 IDS_AT_ONCE = 10_000
-FEWEST_DIGITS = 7  # of a run key; pages show as many
+KEY_DIGITS = 7  # shown of a run key, and the fewest that identify a run
 
 
 def read_meta(session: Session, name: str) -> str | None:
@@ -183,7 +183,7 @@ def _in_parts(ids: Sequence[int]) -> list[Sequence[int]]:
 
 
 def metrics_of(session: Session, results: Sequence[Result]) -> dict[int, list[Any]]:
-    """Return the metrics of each result by its id, as plain rows because there are eight times as many as results."""
+    """Return the metrics of each result by its id.  Rows are plain, because a result has about eight."""
     ids = [result.id for result in results]
     columns = (Metric.result_id, Metric.metric, Metric.split, Metric.value, Metric.n)
     by_result: dict[int, list[Any]] = {number: [] for number in ids}
@@ -199,7 +199,7 @@ def full_run_key(session: Session, start: str) -> str:
     Raises:
         UnknownRun: no key, or more than one, begins with it.
     """
-    if len(start) < FEWEST_DIGITS or not set(start) <= set("0123456789abcdef"):
+    if len(start) < KEY_DIGITS or not set(start) <= set("0123456789abcdef"):
         raise UnknownRun(start[:80])
     query = select(Result.run_key).where(Result.run_key >= start, Result.run_key < start + "g").distinct().limit(2)
     keys = session.scalars(query).all()
@@ -348,7 +348,8 @@ def find_checkpoints(session: Session, ids: Sequence[str]) -> list[ServedCheckpo
     for name in ids:
         if name not in by_id:
             of_model = select(Checkpoint.id).where(Checkpoint.id.startswith(f"{name[:120]}.", autoescape=True))
-            raise UnknownCheckpoint(name[:120], session.scalars(of_model.order_by(Checkpoint.position).limit(FEW)))
+            query = of_model.order_by(Checkpoint.position).limit(MAX_NAMES)
+            raise UnknownCheckpoint(name[:120], session.scalars(query))
     return [by_id[name] for name in dict.fromkeys(ids)]
 
 
@@ -399,8 +400,8 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
 
 def _some(served_checkpoints: Sequence[ServedCheckpoint]) -> str:
     """List the checkpoints' ids for a message: all of them, or the first few and where to find the others."""
-    ids = ", ".join(row.id for row in served_checkpoints[:FEW])
-    return ids if len(served_checkpoints) <= FEW else f"{ids}, …; /api/v1/checkpoints lists all"
+    ids = ", ".join(row.id for row in served_checkpoints[:MAX_NAMES])
+    return ids if len(served_checkpoints) <= MAX_NAMES else f"{ids}, …; /api/v1/checkpoints lists all"
 
 
 class UnknownKind(UnknownName):

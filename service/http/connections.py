@@ -29,11 +29,11 @@ from service.http.caching import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS
 from service.http.errors import FOR_MACHINES, MEDIA_TYPE, Problem, problem_of
 from service.http.metrics import Metrics
 from service.settings import Settings
-from service.slots import Busy, Slots, holder
+from service.slots import Busy, Slots, current_client
 
 SEND_BUFFER_BYTES = 128 * 1024  # the kernel doubles it; its default buffer grows to 4 MiB
-FREE_CHUNKS, LEAST_CHUNK_BYTES = 4096, 256
-"""Chunks allowed in any body; one more is allowed for each `LEAST_CHUNK_BYTES` of it."""
+FREE_CHUNKS, BYTES_PER_CHUNK = 4096, 256
+"""Chunks allowed in any body; one more is allowed for each `BYTES_PER_CHUNK` of it."""
 CAN_ANSWER = (h11.IDLE, h11.SEND_RESPONSE)
 HAS_ANSWERED = (h11.DONE, h11.MUST_CLOSE)
 RESERVED = 32  # connections beyond the limit, for probes
@@ -76,13 +76,15 @@ class _Parser(h11.Connection):
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._bytes += len(event.data)
-            if self._chunks > FREE_CHUNKS + self._bytes // LEAST_CHUNK_BYTES:
-                most = f"{FREE_CHUNKS:,} chunks and one more for each {LEAST_CHUNK_BYTES} bytes"
-                raise Problem(400, f"the body has too many chunks; at most {most} are allowed")
+            if self._chunks > FREE_CHUNKS + self._bytes // BYTES_PER_CHUNK:
+                allowed = f"{FREE_CHUNKS:,} chunks and one more for each {BYTES_PER_CHUNK} bytes"
+                raise Problem(400, f"the body has too many chunks; at most {allowed} are allowed")
         return event
 
 
 class _Connection(H11Protocol):
+    """Connection with the limits above; `protocol` sets the attributes that all connections share."""
+
     limits: ClassVar[Settings]
     metrics: ClassVar[Metrics]
     by_client: ClassVar[Counter[str | None]]
@@ -95,9 +97,9 @@ class _Connection(H11Protocol):
         super().__init__(*args, **kwargs)
         self.conn = _Parser(h11.SERVER, max_incomplete_event_size=MAX_REQUEST_HEADER_BYTES)
         self._client: str | None = None
-        self._until_heard: asyncio.TimerHandle | None = None
-        self._until_read: asyncio.TimerHandle | None = None
-        self._until_probed: asyncio.TimerHandle | None = None
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
         self._unread = 0  # packets in the parsing queue
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -109,17 +111,18 @@ class _Connection(H11Protocol):
             address = ipaddress.ip_address(_address(self.client).partition("%")[0])
             is_proxy = any(address in network for network in self.limits.proxies)  # carries many clients' connections
             self._client = None if is_proxy else client_of(str(address))
-        most = self.limits.max_connections
-        if self._client is not None and self.by_client[self._client] >= -(-most // 2):
+        limit = self.limits.max_connections
+        if self._client is not None and self.by_client[self._client] >= -(-limit // 2):
             self.conn.refusal = f"{self.by_client[self._client]:,} connections of one client are open already"
-        elif self.by_client.total() >= most:
-            self.conn.refusal = f"{most:,} connections are open already"
+        elif self.by_client.total() >= limit:
+            self.conn.refusal = f"{limit:,} connections are open already"
         if not self.conn.refusal:
             self.by_client[self._client] += 1
         else:
             self.reserved[self] = None
             if len(self.reserved) > RESERVED:
-                oldest = next((one for one in self.reserved if one.conn.their_state is h11.IDLE), self)
+                idle = (connection for connection in self.reserved if connection.conn.their_state is h11.IDLE)
+                oldest = next(idle, self)
                 del self.reserved[oldest]
                 oldest.transport.abort()
         self._expect_client()
@@ -132,16 +135,16 @@ class _Connection(H11Protocol):
             self.by_client[self._client] -= 1
         else:
             del self.by_client[self._client]
-        for timer in (self._until_heard, self._until_read, self._until_probed):
+        for timer in (self._header_timer, self._read_timer, self._probe_timer):
             if timer is not None:
                 timer.cancel()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._until_read is not None and not self.transport.get_write_buffer_size():
-            self._until_read.cancel()
-            self._until_read = None
+        if self._read_timer is not None and not self.transport.get_write_buffer_size():
+            self._read_timer.cancel()
+            self._read_timer = None
         is_light = data.count(b"\n") <= LIGHT_LINES
         is_timely = self.parsed_seconds < PARSE_SECONDS or data.startswith(PROBE_LINES)
         if is_light and is_timely and not self._unread:
@@ -166,7 +169,7 @@ class _Connection(H11Protocol):
         self._expect_client()
 
     async def _parse_in_turn(self, data: bytes) -> None:
-        holder.set(self._client or "")
+        current_client.set(self._client or "")
         try:
             async with self.parsing.turn():
                 await asyncio.sleep(0)  # handle other events first: they may be probes
@@ -179,29 +182,29 @@ class _Connection(H11Protocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep answering a client that closed its sending side (`nc -N`)."""
-        is_awaited = bool(self._unread) or self.conn.their_state in HAS_ANSWERED
-        if is_awaited and self._until_probed is None:
+        awaits_answer = bool(self._unread) or self.conn.their_state in HAS_ANSWERED
+        if awaits_answer and self._probe_timer is None:
             self._probe_client()
-        return is_awaited
+        return awaits_answer
 
     def _probe_client(self, seconds: float = FIRST_PROBE_SECONDS) -> None:
         """Send interim responses until the answer starts, because a vanished client's kernel rejects them."""
         if (
-            self._until_probed is not None
+            self._probe_timer is not None
             and self.conn.our_state is h11.SEND_RESPONSE
             and self.scope["http_version"] == "1.1"
         ):
             self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
-        self._until_probed = self.loop.call_later(seconds, self._probe_client, min(2 * seconds, LAST_PROBE_SECONDS))
+        self._probe_timer = self.loop.call_later(seconds, self._probe_client, min(2 * seconds, LAST_PROBE_SECONDS))
 
     def _expect_client(self) -> None:
         """Start or cancel the timeout for headers, or for the rest of a body whose request is already answered."""
         is_expected = self.conn.their_state is h11.IDLE or self._is_rest_expected()
-        if not is_expected and self._until_heard is not None:
-            self._until_heard.cancel()
-            self._until_heard = None
-        if is_expected and self._until_heard is None and not self.transport.is_closing():
-            self._until_heard = self.loop.call_later(self.limits.head_seconds, self._client_is_late)
+        if not is_expected and self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+        if is_expected and self._header_timer is None and not self.transport.is_closing():
+            self._header_timer = self.loop.call_later(self.limits.head_seconds, self._on_header_timeout)
 
     def _is_rest_expected(self) -> bool:
         return self.conn.their_state is h11.SEND_BODY and self.conn.our_state in HAS_ANSWERED
@@ -223,7 +226,7 @@ class _Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._until_probed is not None and self.conn.our_state is h11.IDLE:
+        if self._probe_timer is not None and self.conn.our_state is h11.IDLE:
             self.transport.close()
         self._expect_client()
         self._expect_reading()
@@ -238,21 +241,22 @@ class _Connection(H11Protocol):
 
     def _expect_reading(self) -> None:
         """Give the client `send_seconds` to read the buffered data, and more while it reads."""
-        if self._until_read is None and self.transport.get_write_buffer_size():
+        if self._read_timer is None and self.transport.get_write_buffer_size():
             since = self.loop.time(), self._read()
-            self._until_read = self.loop.call_later(self.limits.send_seconds, self._check_reading, *since)
+            self._read_timer = self.loop.call_later(self.limits.send_seconds, self._check_read_deadline, *since)
 
-    def _check_reading(self, started: float, read_before: int) -> None:
+    def _check_read_deadline(self, started: float, read_before: int) -> None:
         """Abort the connection at the deadline; closing it would wait for the client."""
         more = (self._read() - read_before) / self.limits.slowest_bytes_per_second
         left = started + self.limits.send_seconds + more - self.loop.time()
-        self._until_read = self.loop.call_later(left, self._check_reading, started, read_before) if left > 0 else None
-        if self._until_read is None and self.transport.get_write_buffer_size():
+        again = (self._check_read_deadline, started, read_before)
+        self._read_timer = self.loop.call_later(left, *again) if left > 0 else None
+        if self._read_timer is None and self.transport.get_write_buffer_size():
             logger.warning("an answer was not read in time", extra={"fields": {"client": _address(self.client)}})
             self.transport.abort()
 
-    def _client_is_late(self) -> None:
-        self._until_heard = None
+    def _on_header_timeout(self) -> None:
+        self._header_timer = None
         if self.transport.is_closing() or self._unread:
             return
         if self._is_rest_expected():
@@ -270,8 +274,8 @@ class _Connection(H11Protocol):
         if self.conn.our_state in CAN_ANSWER:
             identity, problem = uuid.uuid4().hex, problem_of(status, detail, "/")
             content = problem.model_dump_json()
-            own = {"content-type": MEDIA_TYPE, "content-length": len(content.encode()), "x-request-id": identity}
-            headers = {**SECURITY_HEADERS, **own, **(more or {}), "connection": "close"}
+            entity = {"content-type": MEDIA_TYPE, "content-length": len(content.encode()), "x-request-id": identity}
+            headers = {**SECURITY_HEADERS, **entity, **(more or {}), "connection": "close"}
             head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             self.transport.write(f"HTTP/1.1 {status} {problem.title}\r\n{head}\r\n{content}".encode())
             fields = {"method": "", "path": "", "route": "none", "status": status, "client": _address(self.client)}

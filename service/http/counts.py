@@ -1,6 +1,6 @@
-"""RequestCounter of admitted requests: a bucket for the rate of each holder, and a number for its day.
+"""Counts of admitted requests: a token bucket for each holder's rate, and a number for its daily quota.
 
-They are kept in SQLite: in memory, or in a file that several server processes on one machine share.
+SQLite stores them in memory, or in a file that several server processes on one machine share.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ DAY = 24 * 60 * 60  # seconds
 
 
 class CountsError(ValueError):
-    """The file isn't one of counts, or can't be written to; the message says what is wrong."""
+    """The file doesn't contain counts or can't be written to; the message says what is wrong."""
 
 
 class RequestCounter:
-    """RequestCounter by holder, a key's name or a client's address; without a `file` they end with this object.
+    """Counts requests by holder: a key's name or a client's address.  Without a `file`, counts end with this object.
 
     Raises:
-        CountsError: the file can't be opened as one of counts.
+        CountsError: the file can't be opened or doesn't contain counts.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -36,7 +36,7 @@ class RequestCounter:
             )
             weakref.finalize(self, self._database.close)
             self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = OFF")  # what a power cut takes is a minute's rates
+            self._database.execute("PRAGMA synchronous = OFF")  # a power cut may lose a minute's counts
             self._database.execute(
                 "CREATE TABLE IF NOT EXISTS buckets (holder TEXT UNIQUE, remaining REAL, at REAL) STRICT"
             )
@@ -47,7 +47,7 @@ class RequestCounter:
     def admit(
         self, holder: str, *, per_minute: int | None, per_day: int | None, now: float
     ) -> tuple[Literal["minute", "day"], float] | None:
-        """Count a request at `now`, seconds since 1970, unless it is one too many: then say of what, and for how long.
+        """Count a request at `now`, in seconds since 1970, or return the limit that it exceeds and the seconds to wait.
 
         A bucket holds a minute's worth of requests and fills evenly; a day ends at midnight UTC.
 
@@ -58,8 +58,8 @@ class RequestCounter:
         with self._alone():
             count = 0
             if per_day is not None:
-                found = self._database.execute("SELECT day, count FROM days WHERE holder = ?", (holder,)).fetchone()
-                count = found[1] if found is not None and found[0] == day else 0
+                row = self._database.execute("SELECT day, count FROM days WHERE holder = ?", (holder,)).fetchone()
+                count = row[1] if row is not None and row[0] == day else 0
                 if count >= per_day:
                     return "day", DAY - now % DAY
             if per_minute is not None and (seconds := self._take(holder, per_minute, now)):
@@ -69,13 +69,13 @@ class RequestCounter:
         return None
 
     def _take(self, holder: str, per_minute: int, now: float) -> float:
-        """Take a request out of the bucket; returns the seconds until there is one, 0 where there was."""
-        found = self._database.execute("SELECT remaining, at FROM buckets WHERE holder = ?", (holder,)).fetchone()
-        remaining, at = found or (float(per_minute), now)
+        """Take a request out of the bucket; return the seconds until there is one, or 0 if there was one."""
+        row = self._database.execute("SELECT remaining, at FROM buckets WHERE holder = ?", (holder,)).fetchone()
+        remaining, at = row or (float(per_minute), now)
         remaining = min(float(per_minute), remaining + max(0.0, now - at) * per_minute / 60)
         kept = remaining - 1 if remaining >= 1 else remaining
         self._database.execute("INSERT OR REPLACE INTO buckets VALUES (?, ?, ?)", (holder, kept, now))
-        # each insertion has a new number, so those with the lowest ones were asked for the longest ago
+        # Each insertion gets a new rowid, so the lowest rowids are the least recently used.
         self._database.execute(
             "DELETE FROM buckets WHERE rowid <= (SELECT max(rowid) FROM buckets) - ?", (MAX_BUCKETS,)
         )

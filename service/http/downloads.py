@@ -17,7 +17,7 @@ from starlette.responses import FileResponse
 from starlette.types import Receive, Scope, Send
 
 from service.database import queries
-from service.slots import Slots, Turns
+from service.slots import SessionPool, Slots
 
 CHUNK_BYTES = 256 * 1024
 Write = Callable[[Session, IO[bytes]], None]
@@ -38,12 +38,12 @@ class Export:
 class Exports:
     """Remembers the exports of one content; those of the next one replace them.  One is made at a time."""
 
-    def __init__(self, reading: Turns, asking: Turns, *, making: Slots, sending: Slots) -> None:
+    def __init__(self, reading: SessionPool, asking: SessionPool, *, making: Slots, sending: Slots) -> None:
         self._reading, self._asking, self._making, self.sending = reading, asking, making, sending
         self._made: dict[str, Export] = {}
 
     async def content(self) -> str:
-        """The content that an export would be made of now.  Raises `Busy` as `Turns.ask`."""
+        """Return the content of which an export would be made now.  Raises `Busy` as `SessionPool.ask` does."""
         return await self._asking.ask(queries.content_digest)
 
     async def get(self, name: str, content: str, write: Write) -> Export:

@@ -28,7 +28,7 @@ from starlette.types import Scope
 
 from service.database.queries import AmbiguousCheckpoint, NoRealCheckpoint
 from service.database.samples import NoSample
-from service.inference.batching import AnswerFailed, InferenceStopped, SetAside
+from service.inference.batching import AnswerFailed, InferenceStopped, ModelUnavailable
 from service.inference.choices import UnknownModel
 from service.inference.engine import TooManyAnswers
 from service.inference.tensors import TensorError
@@ -173,7 +173,7 @@ STATUS: dict[type[Exception], int] = {
     TensorError: 400,
     Busy: 503,
     InferenceStopped: 503,
-    SetAside: 503,
+    ModelUnavailable: 503,
     AnswerFailed: 500,
     TooManyAnswers: 413,
     ImageTooLarge: 413,

@@ -65,24 +65,26 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def forward_pass(self, *, images: int, waited_seconds: float, pass_seconds: float) -> None:
-        """The batcher's observer."""
+        """Observe a pass of the batcher."""
         self._pass_images.observe(images)
         self._waited_seconds.observe(waited_seconds)
         self._pass_seconds.observe(pass_seconds)
 
-    def watch(self, engine: Engine, turns: Mapping[str, Slots]) -> None:
-        """Register gauges that are read on request; requests wait for `turns` at the database."""
+    def watch(self, engine: Engine, queues: Mapping[str, Slots]) -> None:
+        """Register gauges that are read on request; `queues` are those of the database."""
         gauge = Gauge(
             "claimcheck_waiting_requests", "Requests that wait for the database", ("turn",), registry=self.registry
         )
-        for name, one in turns.items():
-            gauge.labels(name).set_function(partial(getattr, one, "waiting"))
+        for name, slots in queues.items():
+            gauge.labels(name).set_function(partial(getattr, slots, "waiting"))
         gauges: dict[tuple[str, str], Callable[[], float]] = {
             ("waiting_images", "Images waiting for an answer"): lambda: engine.batcher.waiting,
             ("weight_bytes", "Weights in memory"): lambda: sum(worker.weight_bytes for worker in engine.workers),
             ("inference_alive", "1 where a worker runs"): lambda: engine.batcher.is_alive,
             ("workers", "Workers that run"): lambda: engine.batcher.serving,
-            ("models_set_aside", "Models disabled because they crash workers"): lambda: len(engine.batcher.set_aside),
+            ("models_set_aside", "Models disabled because they crash workers"): lambda: len(
+                engine.batcher.disabled_models
+            ),
         }
         for (name, text), read in gauges.items():
             Gauge(f"claimcheck_{name}", text, registry=self.registry).set_function(read)

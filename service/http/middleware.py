@@ -36,11 +36,11 @@ from service.http.errors import (
     title_of,
 )
 from service.http.metrics import Metrics
-from service.slots import holder
+from service.slots import current_client
 
 logger = logging.getLogger("claimcheck.access")
 BODY_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"content-disposition")
-OWN_ERRORS = (MEDIA_TYPE, "text/html")
+FORMATTED_ERRORS = (MEDIA_TYPE, "text/html")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 COUNT_SECONDS = 2.0
 MAX_ACCEPT_BYTES = 1024  # browsers send about 150
@@ -83,7 +83,8 @@ class RequestContextMiddleware(HttpMiddleware):
         given = Headers(scope=scope).get("x-request-id", "")
         identity = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         client = scope.get("client")
-        id_token, client_token = logs.request_id.set(identity), holder.set(client_of(client[0]) if client else "")
+        id_token = logs.request_id.set(identity)
+        client_token = current_client.set(client_of(client[0]) if client else "")
         method = scope["method"]
         inner = {**scope, "method": "GET"} if method == "HEAD" else scope
         inner.setdefault("state", {})
@@ -127,7 +128,7 @@ class RequestContextMiddleware(HttpMiddleware):
                 fields["key"] = key
             logger.info("request", extra={"fields": fields})
             logs.request_id.reset(id_token)
-            holder.reset(client_token)
+            current_client.reset(client_token)
 
 
 class ProblemDetailsMiddleware(HttpMiddleware):
@@ -145,7 +146,7 @@ class ProblemDetailsMiddleware(HttpMiddleware):
         async def send_as_problem(message: Message) -> None:
             nonlocal held, has_begun, words
             is_error = message["type"] == "http.response.start" and message["status"] >= 400
-            if is_error and not Headers(raw=message["headers"]).get("content-type", "").startswith(OWN_ERRORS):
+            if is_error and not Headers(raw=message["headers"]).get("content-type", "").startswith(FORMATTED_ERRORS):
                 held = message
             elif held is None:
                 has_begun = True
@@ -183,7 +184,7 @@ class RequestCheckMiddleware(HttpMiddleware):
     400: the body has two lengths, or one that its HTTP version doesn't support (RFC 9112, section 6).  A proxy in front
     may have read another body, so the connection is closed.
     431: the headers are larger than `MAX_REQUEST_HEADER_BYTES`; the server itself limits only an unfinished line.
-    421: this service doesn't serve the host.  Otherwise, a page of another site could reach it under that site's name.
+    421: this service doesn't serve the host.  Otherwise another site's page could reach it by that site's name.
     Health and metrics are served for any host, because probes and Prometheus address a pod by its IP address.
     403: a page of another site sent the request.  Any page could make a browser send one to a service on this machine.
     """
@@ -289,7 +290,7 @@ class BodyLimit(HttpMiddleware):
         declared, too_large = headers.get("content-length", ""), f"the request body is larger than {self.limit:,} bytes"
         if declared.isdecimal() and int(declared[:20]) > self.limit:
             raise Problem(413, too_large)
-        received, is_complete, client = 0, False, holder.get()
+        received, is_complete, client = 0, False, current_client.get()
         deadline = time.monotonic() + self.seconds
 
         async def receive_counted() -> Message:

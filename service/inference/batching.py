@@ -29,13 +29,13 @@ from cachetools import TTLCache
 from service.inference.models import Model
 from service.inference.processes import ProcessGone
 from service.inference.workers import NeverBegan, PassFailed
-from service.slots import FairQueue, Request, Ticket, holder, refuse
+from service.slots import FairQueue, Request, Ticket, current_client, refuse
 from stages.checkpoint.contract import CheckpointError
 
 HEALTH_CHECK_SECONDS = 0.5  # interval for idle workers
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # before restarting a worker that keeps crashing
 PASS_SECONDS = 0.05  # estimated; other clients wait this long
-ASIDE_SECONDS = 600.0
+DISABLED_SECONDS = 600.0
 ACTIVE_SECONDS = 1.0  # a client counts as active this long after its last request
 logger = logging.getLogger("claimcheck")
 
@@ -48,14 +48,14 @@ class AnswerFailed(RuntimeError):
     """The forward pass on this image raised an error or returned values that aren't probabilities."""
 
 
-class SetAside(RuntimeError):
-    """The model crashes workers, so it is disabled for `ASIDE_SECONDS`."""
+class ModelUnavailable(RuntimeError):
+    """The model crashes workers, so it is disabled for `DISABLED_SECONDS`."""
 
     @classmethod
-    def at(cls, model: Model) -> SetAside:
+    def at(cls, model: Model) -> ModelUnavailable:
         return cls(
             f"inference processes ended at the model of run {model.contract.run_key[:12]}, 2 in a row; "
-            f"it is disabled for {ASIDE_SECONDS / 60:g} minutes"
+            f"it is disabled for {DISABLED_SECONDS / 60:g} minutes"
         )
 
 
@@ -112,10 +112,10 @@ class Batcher:
         self._announced = 0
         self._idle: set[Runner] = set()
         self._stopping = threading.Event()
-        self._given_up: set[Runner] = set()  # temporarily, because they keep crashing
+        self._given_up: set[Runner] = set()  # workers that keep crashing, until they restart
         self._running: dict[Runner, str] = {}  # the client of each pass
         self._active: TTLCache[str, None] = TTLCache(1000, ACTIVE_SECONDS)  # active clients
-        self._set_aside: dict[str, tuple[Model, float]] = {}  # disabled models, and until when
+        self._disabled: dict[str, tuple[Model, float]] = {}  # disabled models, and until when
         self._threads = [
             threading.Thread(target=self._run, args=(worker,), name="inference", daemon=True) for worker in workers
         ]
@@ -151,19 +151,19 @@ class Batcher:
             return sum(len(job.images) for job in self._queue.in_order())
 
     @property
-    def set_aside(self) -> list[Model]:
+    def disabled_models(self) -> list[Model]:
         """Models that are disabled at the moment."""
-        return [model for model, until in list(self._set_aside.values()) if time.monotonic() < until]
+        return [model for model, until in list(self._disabled.values()) if time.monotonic() < until]
 
-    def require_fit(self, model: Model) -> None:
+    def require_enabled(self, model: Model) -> None:
         """Check that the model isn't disabled.
 
         Raises:
-            SetAside: it is disabled.
+            ModelUnavailable: it is disabled.
         """
-        _, until = self._set_aside.get(model.sha256, (None, 0.0))
+        _, until = self._disabled.get(model.sha256, (None, 0.0))
         if time.monotonic() < until:
-            raise SetAside.at(model)
+            raise ModelUnavailable.at(model)
 
     @contextmanager
     def announce(self) -> Iterator[None]:
@@ -186,7 +186,7 @@ class Batcher:
         Raises:
             Busy: the queue is full; a job's future also raises it if other clients need the space.
             InferenceStopped: no worker is running.
-            SetAside: one of the models is disabled.
+            ModelUnavailable: one of the models is disabled.
         """
         request = Request()
         with self._changed:
@@ -202,13 +202,13 @@ class Batcher:
             for job in itertools.chain(*jobs):
                 job.future.cancel()
 
-    def require_room(self, images: int, models: Sequence[Model]) -> None:
+    def require_capacity(self, images: int, models: Sequence[Model]) -> None:
         """Raise `Busy` if `submitted` would, before images are decoded for nothing."""
         with self._changed:
-            self._queue.require_room(holder.get(), sum(images * model.seconds for model in models))
+            self._queue.require_capacity(current_client.get(), sum(images * model.seconds for model in models))
 
     def _jobs_of(self, request: Request, model: Model, images: np.ndarray, only: Runner | None) -> list[ImageJob]:
-        self.require_fit(model)
+        self.require_enabled(model)
         size = max(1, min(self.max_batch, int(PASS_SECONDS / model.seconds)))
         parts = [images[start : start + size] for start in range(0, len(images), size)]
         return [
@@ -220,7 +220,7 @@ class Batcher:
         """Return class probabilities float32 [N, K] of uint8 images [N, C, H, W]; a cancelled call leaves the queue.
 
         Raises:
-            Busy, InferenceStopped, SetAside: as for `submitted`.
+            Busy, InferenceStopped, ModelUnavailable: as for `submitted`.
             AnswerFailed: the model failed on one of the images.
             CheckpointError: the weights can't be loaded.
         """
@@ -288,9 +288,9 @@ class Batcher:
             model = batch[0].model
             if has_begun and any(job.is_retried and not job.future.done() for job in batch):
                 logger.error("%s (run %s) is disabled", model.path, model.contract.run_key)
-                self._set_aside[model.sha256] = model, time.monotonic() + ASIDE_SECONDS
+                self._disabled[model.sha256] = model, time.monotonic() + DISABLED_SECONDS
                 same = [job for job in self._queue.in_order() if job.model.sha256 == model.sha256]
-                refuse([*batch, *same], SetAside.at(model))
+                refuse([*batch, *same], ModelUnavailable.at(model))
             for job in batch:
                 job.is_retried |= has_begun
             self._queue.put_back(batch)
@@ -308,8 +308,8 @@ class Batcher:
                     waiting = self._queue.in_order()
                     if not waiting and self._stopping.is_set():
                         return None
-                    jobs = self._same_model(waiting, worker)
-                    if not jobs or (time_left := self._worth_waiting(jobs)) > 0:
+                    jobs = self._next_jobs(waiting, worker)
+                    if not jobs or (time_left := self._seconds_to_wait(jobs)) > 0:
                         if not self._wakers[worker].wait(time_left if jobs else HEALTH_CHECK_SECONDS) and not jobs:
                             return []
                         continue
@@ -331,17 +331,17 @@ class Batcher:
     def _wake(self) -> None:
         """Wake one idle worker that has something to run; it wakes the next one."""
         waiting = self._queue.in_order() if self._idle else []
-        if worker := next((idle for idle in self._idle if waiting and self._same_model(waiting, idle)), None):
+        if worker := next((idle for idle in self._idle if waiting and self._next_jobs(waiting, idle)), None):
             self._wakers[worker].notify()
 
-    def _same_model(self, waiting: Sequence[ImageJob], worker: Runner) -> list[ImageJob]:
-        """Return the next jobs of one model for this worker; leave models to idle workers that have loaded them.
+    def _next_jobs(self, waiting: Sequence[ImageJob], worker: Runner) -> list[ImageJob]:
+        """Return the next jobs of one model for this worker, skipping models that only other idle workers have loaded.
 
         While other clients are active, one client gets at most all workers but one.
         """
-        held, most = Counter(self._running.values()), max(1, len(self.workers) - 1)
-        full = {client for client, count in held.items() if count >= most and {*self._active} - {client}}
-        mine = [
+        running, limit = Counter(self._running.values()), max(1, len(self.workers) - 1)
+        full = {client for client, count in running.items() if count >= limit and {*self._active} - {client}}
+        eligible = [
             job
             for job in waiting
             if job.only is worker
@@ -351,11 +351,11 @@ class Batcher:
                 and (worker.has_loaded(job.model) or not any(idle.has_loaded(job.model) for idle in self._idle))
             )
         ]
-        if mine and mine[0].is_retried:
-            return mine[:1]
-        return [job for job in mine if job.model.sha256 == mine[0].model.sha256 and not job.is_retried]
+        if eligible and eligible[0].is_retried:
+            return eligible[:1]
+        return [job for job in eligible if job.model.sha256 == eligible[0].model.sha256 and not job.is_retried]
 
-    def _worth_waiting(self, jobs: Sequence[ImageJob]) -> float:
+    def _seconds_to_wait(self, jobs: Sequence[ImageJob]) -> float:
         """Return how many seconds to wait for announced requests; zero if the pass is full."""
         is_full = sum(len(job.images) for job in jobs) >= self.max_batch * len(self._idle)
         if is_full or not self._announced or self._stopping.is_set():

@@ -11,9 +11,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from service.database import queries
-from service.database.queries import FEW, ServedCheckpoint, list_checkpoints
+from service.database.queries import MAX_NAMES, ServedCheckpoint, list_checkpoints
 from service.inference.models import state_of
-from service.slots import Turns
+from service.slots import SessionPool
 from stages.results import UnknownName, database_url
 
 CacheKey = tuple[object, ...]
@@ -23,7 +23,7 @@ MAX_REMEMBERED = 1024
 class Choices:
     """Remembers answers until the database changes: another file in its place, or other content behind a URL."""
 
-    def __init__(self, database: str, asking: Turns) -> None:
+    def __init__(self, database: str, asking: SessionPool) -> None:
         url = make_url(database_url(database))
         self._file = Path(url.database or "") if url.get_backend_name() == "sqlite" else None
         self._asking = asking
@@ -44,7 +44,7 @@ class Choices:
     async def get(
         self, question: CacheKey, find: Callable[[Session], list[ServedCheckpoint]]
     ) -> list[ServedCheckpoint]:
-        """The answer of `find` to `question`; errors are not remembered.  Raises `Busy` as `Turns.ask`."""
+        """Return the answer of `find` to `question`; errors aren't cached.  Raises `Busy` as `SessionPool.ask` does."""
         key = await self._current(), question
         if (found := self._found.get(key)) is None:
             found = self._found[key] = await self._asking.ask(find)
@@ -89,7 +89,7 @@ def find_version(versions: Sequence[ServedCheckpoint], version: str) -> ServedCh
     for served_checkpoint in versions:
         if served_checkpoint.model_version == version:
             return served_checkpoint
-    raise UnknownVersion(version[:40], [served_checkpoint.model_version for served_checkpoint in versions[:FEW]])
+    raise UnknownVersion(version[:40], [served_checkpoint.model_version for served_checkpoint in versions[:MAX_NAMES]])
 
 
 def _nearest(name: str, served_checkpoints: Sequence[ServedCheckpoint]) -> list[str]:
@@ -97,4 +97,4 @@ def _nearest(name: str, served_checkpoints: Sequence[ServedCheckpoint]) -> list[
         if row.id == name:
             return [f"{row.model_name} (of which this is version {row.model_version})"]
     models = list(dict.fromkeys(row.model_name for row in served_checkpoints))
-    return models if len(models) <= FEW else difflib.get_close_matches(name[:120], models, n=3, cutoff=0.0)
+    return models if len(models) <= MAX_NAMES else difflib.get_close_matches(name[:120], models, n=3, cutoff=0.0)

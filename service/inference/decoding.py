@@ -180,7 +180,7 @@ class Decoder:
         def release() -> None:
             self._idle.append(process)
             took, share.charged = share.computed - share.charged, share.computed
-            self._in_processes.give_back(share, took - cost)
+            self._in_processes.release(share, took - cost)
 
         def release_in_loop(_job: Future[Decoded]) -> None:
             with suppress(RuntimeError):  # the loop has ended

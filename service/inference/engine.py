@@ -14,7 +14,7 @@ import numpy as np
 
 from service.database.queries import ServedCheckpoint
 from service.database.schemas import AnswerOut, ClassOut, ImageAnswersOut, ModelOut, PredictionOut
-from service.inference.batching import AnswerFailed, Batcher, ImageJob, InferenceStopped, SetAside, answers
+from service.inference.batching import AnswerFailed, Batcher, ImageJob, InferenceStopped, ModelUnavailable, answers
 from service.inference.decoding import Decoder, Upload, all_or_none
 from service.inference.models import Model, Models, cost_of
 from service.inference.workers import Worker
@@ -67,19 +67,19 @@ class Engine:
 
         Raises:
             CheckpointError: weights are gone, or aren't those that were recorded.
-            SetAside: inference processes end at it.
+            ModelUnavailable: it crashes workers, so it is disabled.
         """
         path, sha256, flops = served_checkpoint.path, served_checkpoint.sha256, served_checkpoint.flops_per_image
         found = self.models.known(path, sha256)
         if found is None:
             found = await self.in_thread(lambda: self.models.get(path, sha256, flops))
         try:
-            self.batcher.require_fit(found)
-        except SetAside as error:
-            raise SetAside(f"{served_checkpoint.id}: {error}") from None
+            self.batcher.require_enabled(found)
+        except ModelUnavailable as error:
+            raise ModelUnavailable(f"{served_checkpoint.id}: {error}") from None
         return found
 
-    def require_room(self, images: int, served_checkpoints: Sequence[ServedCheckpoint]) -> None:
+    def require_capacity(self, images: int, served_checkpoints: Sequence[ServedCheckpoint]) -> None:
         """Raises:
         TooManyAnswers: these would take more seconds than may ever wait, however idle the service is.
         """
@@ -102,7 +102,7 @@ class Engine:
             for size in sizes:
                 images = np.zeros((size, *model.contract.shape), dtype=np.uint8)
                 await asyncio.gather(*(self.batcher.probabilities(model, images, only=worker) for worker in workers))
-        except (CheckpointError, Busy, InferenceStopped, AnswerFailed, SetAside) as error:
+        except (CheckpointError, Busy, InferenceStopped, AnswerFailed, ModelUnavailable) as error:
             logger.error("warming up with %s: %s", served_checkpoint.id, error)
 
 
@@ -115,7 +115,7 @@ async def predict(
         ImageError: no file is an image that we read; the message names the first one.
         CheckpointError: weights are gone, or aren't those that were recorded.
         TooManyAnswers: the answer would have more than `MOST_CLASSES`.
-        Busy, InferenceStopped, AnswerFailed, SetAside: see `Batcher`.
+        Busy, InferenceStopped, AnswerFailed, ModelUnavailable: see `Batcher`.
     """
     started = time.perf_counter()
     with engine.batcher.announce():
@@ -123,7 +123,7 @@ async def predict(
         classes = len(uploads) * sum(min(top_k, len(model.contract.classes)) for model in models)
         if classes > MOST_CLASSES:
             raise TooManyAnswers(f"the answer would have {classes:,} classes; at most {MOST_CLASSES:,}: lower top_k")
-        engine.batcher.require_room(len(uploads), models)
+        engine.batcher.require_capacity(len(uploads), models)
         shapes = sorted({model.contract.shape for model in models})
         decoded, errors = await engine.decoder.decode(uploads, shapes)
         images = dict(zip(shapes, decoded, strict=True))

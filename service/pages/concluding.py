@@ -100,7 +100,7 @@ def describe_trend(trend: Trend, claim: Claim) -> str:
 
 
 def describe_other_reading(trend: Trend) -> str:
-    """Describe the pairs under the other reading of "uniform": "better at every level".  It gives no verdict."""
+    """Count the pairs that agree if "uniform" is read as "better at every level", which we don't judge."""
     ahead = sum(pair.low > 0 for _, pair in trend.pairs)
     better = sum(pair.gain > 0 for _, pair in trend.pairs)
     many = f"all {len(trend.pairs)}" if better == len(trend.pairs) else f"{better} of the {len(trend.pairs)}"
@@ -187,7 +187,7 @@ def in_terms_of_size(claim: Claim) -> str:
 
 
 def _printed_size(claim: Claim) -> str:
-    """Write the printed gain without its direction, which has its own verdict: "0.25 nats" for "0.25 nats higher"."""
+    """Write the size of the printed gain, as "0.25 nats" for "0.25 nats higher"."""
     return in_terms_of(claim.value, claim, exact).removeprefix("+")
 
 

@@ -115,12 +115,12 @@ def word_of(judged: JudgedClaim | ArmVerdict) -> Word:
 
 
 def has_word(judged: JudgedClaim, word: str | None) -> bool:
-    """Return True if the verdict has this word, or this status as older links name it; None matches all."""
+    """Return True if the verdict has this word or, in older links, this status; None matches all."""
     return word in (None, word_of(judged), key_of(judged), judged.verdict.status)
 
 
 def known_word(text: str) -> str:
-    """Return `text` if it is a verdict's word, or a status as older links name it.
+    """Return `text` if it is a verdict's word or, in older links, a status.
 
     Raises:
         ValueError: it is neither.
@@ -144,7 +144,7 @@ def data_query(word: str) -> str:
 
 
 def meaning_of(word: str, kind: str | None = None, reading: str | None = None) -> str:
-    """Explain a verdict's status, which can depend on the claim's kind and on whether it was judged by a reading."""
+    """Explain a verdict's status, which may differ by kind of claim and if we chose a reading of its words."""
     own = _MEANINGS_FOR_NOISE if kind and KINDS[kind].is_spread else _MEANINGS_BY_READING if reading else {}
     return own.get(word) or MEANINGS[word]
 
@@ -166,7 +166,7 @@ A_PART = (
 )
 _LEVELS = {"depth": "layers", "width": "units"}
 """Units of the levels of a grid's factor."""
-MOST_SIZES = 5
+MAX_LISTED_SIZES = 5
 """If there are more sizes, only their range is shown."""
 
 
@@ -201,7 +201,7 @@ def levels(factor: str, values: Iterable[Any]) -> str:
 def sizes(numbers: tuple[int, ...]) -> str:
     """Write rising numbers of parameters to three digits, as "144,000 and 164,000 parameters"."""
     texts = [f"{float(f'{number:.3g}'):,.0f}" for number in numbers]
-    many = len(texts) > MOST_SIZES
+    many = len(texts) > MAX_LISTED_SIZES
     return (f"{len(texts)} sizes from {texts[0]} to {texts[-1]}" if many else listed(texts)) + " parameters"
 
 

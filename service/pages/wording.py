@@ -259,8 +259,8 @@ def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tup
     else:
         phrase = metric
     many = len(judged.datasets) > 3
-    places = f"{len(judged.datasets)} data sets" if many else ", ".join(titles[name] for name in judged.datasets)
-    details = "; ".join(filter(None, (places, *judged.choices)))
+    datasets = f"{len(judged.datasets)} data sets" if many else ", ".join(titles[name] for name in judged.datasets)
+    details = "; ".join(filter(None, (datasets, *judged.choices)))
     return f"{phrase} ({details})" if details else phrase
 
 
@@ -286,7 +286,7 @@ def print_value(claim: Claim) -> str:
 
 
 def speaker(claim: Claim) -> str:
-    """Source of the claim: the paper, or its authors elsewhere."""
+    """Return who makes the claim: the paper, or its authors on their web pages."""
     return "the authors’ web pages" if claim.place == _WEB_PAGES else "the paper"
 
 
@@ -299,7 +299,7 @@ def print_ours(verdict: VerdictRow, claim: Claim) -> str:
 
 
 def ours_in_words(judged: JudgedClaim) -> str:
-    """Outcome for a table's column: our number, or the text in its place; "" if there is nothing."""
+    """Return our outcome as a table shows it: our number, a short text, or "" if there is none."""
     claim, verdict = judged.claim, judged.verdict
     if verdict.status == Status.HOLDS_UNDER_READING and (readings := formats.by_reading(claim)):
         return "; ".join(f"{text} ({name})" for name, text in readings)
@@ -342,7 +342,7 @@ def print_metric(row: Metric) -> str:
 
 
 def ours_is(verdict: VerdictRow, claim: Claim) -> str:
-    """Origin of our number: training, counting, computing, or the paper's other numbers."""
+    """Say how we got our number: by training, counting, computing, or from the paper's other numbers."""
     if verdict.basis == "finding":
         return "from its other numbers" if claim.kind == "inconsistent" else "we compute"
     if verdict.basis == "params":

@@ -86,8 +86,8 @@ from stages.results import (
 
 router = APIRouter(include_in_schema=False)
 Word = Annotated[str | None, AfterValidator(lambda word: word and known_word(word)), Query(max_length=64)]
-MOST_FOUND = 100  # on one page
-MOST_DRAWN = 10  # numbers at the top of a paper's page
+CLAIMS_PER_PAGE = 100
+MAX_PLOTTED = 10  # numbers at the top of a paper's page
 GROUNDS = ("results", "finding", "params", "none")  # order of the list of all claims
 COMPUTED = "Computed without training"
 
@@ -171,14 +171,14 @@ def show_paper(
             "families": list_families(session, paper=name),
             "parts_of": parts,
             "groups": {place: lay_out(rows, titles, arms) for place, rows in parts.results.items()},
-            "told": {place: describe_verdicts(rows, looks) for place, rows in groups.items()},
+            "summaries": {place: describe_verdicts(rows, looks) for place, rows in groups.items()},
             "counts": {"counted": count_verdicts(parts.counted), "settings": count_verdicts(parts.settings)},
             "computed": COMPUTED,
             "errors": {place: shared_errors(rows, counts) for place, rows in groups.items()} if counts else {},
             "names": names,
             "error_counts": count_errors(every),
             "looks": looks,
-            "guessing": {place: list_chances(rows, looks) for place, rows in groups.items()},
+            "chances": {place: list_chances(rows, looks) for place, rows in groups.items()},
             "shortened": describe_looks(looks, judged, titles),
             "deviations": deviations if verdict is None else [],
             "explained": first_places(session, deviations, groups),
@@ -187,7 +187,7 @@ def show_paper(
                 [row for row in every if any(fnmatchcase(row.claim.id, one) for one in paper.answered_by)],
                 {item.experiment: item for item in compare(Question(paper=name))},
             ),
-            "drawn": drawn[:MOST_DRAWN],
+            "drawn": drawn[:MAX_PLOTTED],
             "counts_drawn": len(drawn),
             "bibtex": bibtex_paper(paper, counts, address, queries.content_digest(session)),
             "linked_data": article_of(paper, f"{site_of(request)}/papers/{name}"),
@@ -218,7 +218,7 @@ def show_versus(
             "images": describe_images(found) if found else "",
             "sides": name_sides(found) if found else (),
             "plot": draw_gain(found) if found else None,
-            "told": facts_of(found) if found else [],
+            "facts": facts_of(found) if found else [],
             "claims": claims,
             "names": name_claims(session, claims),
             "pair": Pair(a=a, b=b, dataset=dataset),
@@ -251,7 +251,7 @@ def search_claims(
     ordered = sorted(judged, key=lambda row: GROUNDS.index(row.verdict.basis) if is_decided(row.verdict.status) else 9)
     found = known[content].find(q, judged) if q.strip() else Found(ordered, True, [], [])
     groups: dict[str, list[JudgedClaim]] = {}
-    for row in found.claims[MOST_FOUND * (page - 1) : MOST_FOUND * page]:
+    for row in found.claims[CLAIMS_PER_PAGE * (page - 1) : CLAIMS_PER_PAGE * page]:
         groups.setdefault(row.claim.paper, []).append(row)
     looks = {
         claim: look
@@ -272,7 +272,7 @@ def search_claims(
             "shortened": describe_looks(looks, found.claims, titles),
             "words": Counter(word_of(row) for row in everything),
             "page": page,
-            "pages": -(-len(found.claims) // MOST_FOUND),
+            "pages": -(-len(found.claims) // CLAIMS_PER_PAGE),
         },
     )
 

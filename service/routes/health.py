@@ -31,8 +31,8 @@ async def ready(request: Request) -> HealthOut:
         lambda session: (queries.content_digest(session), queries.read_meta(session, "record"))
     )
     detail = [f"results {content[:12]}", *([f"record {record}"] if record else [])]
-    if aside := parts.engine.batcher.set_aside:
-        detail.append(f"disabled models: runs {', '.join(model.contract.run_key[:12] for model in aside)}")
+    if disabled := parts.engine.batcher.disabled_models:
+        detail.append(f"disabled models: runs {', '.join(model.contract.run_key[:12] for model in disabled)}")
     return HealthOut(status="ok", detail="; ".join(detail))
 
 

@@ -70,7 +70,7 @@ class ExpressRoute(FormRoute):
 
 async def _predict(parts: AppState, query: PlainQuery, upload: Upload) -> bytes:
     served = await parts.choices.named(query.checkpoints, query.dataset, query.arms)
-    parts.engine.require_room(1, served)
+    parts.engine.require_capacity(1, served)
     return (await predict([upload], served, parts.engine, top_k=query.top_k)).model_dump_json().encode()
 
 
@@ -214,7 +214,7 @@ async def create_prediction(
     wanted = preferred(request.headers.get("accept", "*/*"), {"json": "application/json", "html": "text/html"})
     images = await read_images(file, sample, parts.settings)
     uploads = [upload for upload, _, fault in images if not fault]
-    parts.engine.require_room(len(uploads), served_checkpoints)
+    parts.engine.require_capacity(len(uploads), served_checkpoints)
     prediction = await unless_gone(request.receive, predict(uploads, served_checkpoints, parts.engine, top_k=top_k))
     answers = iter(prediction.images)
     prediction.images = [

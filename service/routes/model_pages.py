@@ -15,7 +15,7 @@ from service.database.curves import known_curves, list_curves
 from service.database.samples import Answered, NoSample, Samples, answers_of, list_runs_of
 from service.dependencies import AppState, Compare, ResultsSession, app_state_of
 from service.http.errors import declared
-from service.inference.batching import AnswerFailed, InferenceStopped, SetAside
+from service.inference.batching import AnswerFailed, InferenceStopped, ModelUnavailable
 from service.inference.decoding import Upload
 from service.inference.engine import predict
 from service.pages.dots import Interval, draw_interval
@@ -130,7 +130,7 @@ def _ask(parts: AppState, samples: Samples, positions: list[int], served: querie
         uploads = [Upload(f"{position}.png", samples.png(position)) for position in positions]
         try:
             found = from_thread.run(partial(predict, uploads, [served], parts.engine, top_k=1))
-        except (Busy, CheckpointError, InferenceStopped, AnswerFailed, SetAside):
+        except (Busy, CheckpointError, InferenceStopped, AnswerFailed, ModelUnavailable):
             return ()
         parts.answers[key] = tuple(image.answers[0].top[0].name for image in found.images)
     return parts.answers[key]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.__main__ import warn_where_open
+from service.__main__ import warn_if_open
 from service.http.access import (
     AccessDenied,
     AccessPolicy,
@@ -107,7 +107,7 @@ def test_each_key_has_its_own_rate_limit_that_refills() -> None:
     assert [is_admitted(policy, "a") for _ in range(61)] == [True] * 60 + [False]
     assert is_admitted(policy, "b")
     now = 1.0
-    assert [is_admitted(policy, "a"), is_admitted(policy, "a")] == [True, False], "one a second"
+    assert [is_admitted(policy, "a"), is_admitted(policy, "a")] == [True, False], "one request per second refills"
     now = 1e6
     assert [is_admitted(policy, "a") for _ in range(61)] == [True] * 60 + [False], "never more than a minute's worth"
 
@@ -137,17 +137,17 @@ def test_old_and_new_key_of_a_name_share_its_rate_limit() -> None:
 def test_changed_key_file_is_read_without_a_restart(
     settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place = keys_file(tmp_path, ann="first")
-    with serving(settings.model_copy(update={"keys": place})) as client:
+    file = keys_file(tmp_path, ann="first")
+    with serving(settings.model_copy(update={"keys": file})) as client:
         assert [ask(client, "first"), ask(client, "second")] == [200, 401]
         keys_file(tmp_path, ann=f'sha256 = ["{digest_of("first")}", "{digest_of("second")}"]')
         assert [ask(client, "first"), ask(client, "second")] == [200, 200]
         other = tmp_path / "other.toml"
         os.replace(keys_file(tmp_path, ann="second"), other)  # missing for a moment, as when it is replaced
         assert [ask(client, "first"), ask(client, "second")] == [200, 200], "the previous keys stay valid"
-        os.replace(other, place)
+        os.replace(other, file)
         assert [ask(client, "first"), ask(client, "second")] == [401, 200]
-        place.write_text("not a [table")
+        file.write_text("not a [table")
         assert [ask(client, "first"), ask(client, "second")] == [401, 200], "the previous keys stay valid"
         assert "keys.toml: " in caplog.text and "the previous keys stay valid" in caplog.text
         text = client.get("/metrics").text
@@ -174,10 +174,10 @@ def test_changed_key_file_is_read_without_a_restart(
     ids=range(9),
 )
 def test_invalid_key_file_is_rejected_in_one_line(tmp_path: Path, content: str, words: str) -> None:
-    place = tmp_path / "keys.toml"
-    place.write_text(content)
+    file = tmp_path / "keys.toml"
+    file.write_text(content)
     with pytest.raises(KeysError) as refused:
-        KeyFile(place)
+        KeyFile(file)
     assert words in str(refused.value) and "secret" not in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -189,18 +189,21 @@ def start(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.Com
 
 
 def test_missing_key_file_or_unknown_key_setting_prevents_start(tmp_path: Path) -> None:
-    done = start(tmp_path, CLAIMCHECK_KEYS="nothing.toml")
-    assert (done.returncode, done.stderr) == (1, "service: CLAIMCHECK_KEYS: nothing.toml: No such file or directory\n")
-    done = start(tmp_path, CLAIMCHECK_API_KEYS=digest_of("x"))
-    assert done.returncode == 1 and "CLAIMCHECK_KEYS names a file of keys" in done.stderr
+    process = start(tmp_path, CLAIMCHECK_KEYS="nothing.toml")
+    assert (process.returncode, process.stderr) == (
+        1,
+        "service: CLAIMCHECK_KEYS: nothing.toml: No such file or directory\n",
+    )
+    process = start(tmp_path, CLAIMCHECK_API_KEYS=digest_of("x"))
+    assert process.returncode == 1 and "CLAIMCHECK_KEYS names a file of keys" in process.stderr
 
 
 def test_new_key_is_printed_with_its_key_file_entry(tmp_path: Path) -> None:
     printed = start(tmp_path, "--new-key", "ann").stdout
-    place = tmp_path / "keys.toml"
-    place.write_text(printed.partition("\n\n")[2])
+    file = tmp_path / "keys.toml"
+    file.write_text(printed.partition("\n\n")[2])
     key = printed.partition("client): ")[2].partition("\n")[0]
-    assert read_keys(place) == {"ann": Key(sha256=(digest_of(key),))}
+    assert read_keys(file) == {"ann": Key(sha256=(digest_of(key),))}
 
 
 @pytest.mark.parametrize(
@@ -211,7 +214,7 @@ def test_public_service_without_keys_logs_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, host: str, keys: bool, is_open: bool
 ) -> None:
     settings = Settings(root=tmp_path, keys=keys_file(tmp_path, ann="key") if keys else None)
-    warn_where_open(host, settings)
+    warn_if_open(host, settings)
     assert (f"OPEN TO ALL: {host}" in caplog.text) == is_open
 
 
@@ -263,7 +266,7 @@ def test_locked_counts_file_does_not_block_the_event_loop(tmp_path: Path) -> Non
             await asyncio.sleep(0.01)
             gaps.append(time.monotonic() - before)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         ticking = asyncio.create_task(tick())
         middleware = KeysAndRates(None, policy)  # type: ignore[arg-type]
         scope = {"type": "http", "method": "POST", "path": "/v2/x", "state": {}}
@@ -277,7 +280,7 @@ def test_locked_counts_file_does_not_block_the_event_loop(tmp_path: Path) -> Non
 
     with closing(sqlite3.connect(tmp_path / "counts.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        asyncio.run(scene())
+        asyncio.run(scenario())
     assert max(gaps) < 0.5
 
 
@@ -299,7 +302,7 @@ def test_client_is_an_ipv4_address_or_an_ipv6_network(one: str, other: str, is_s
 FORGED = [f"192.0.2.{number}" for number in range(6)]
 
 
-def rates(settings: Settings, *forwarded: str) -> list[int]:
+def statuses(settings: Settings, *forwarded: str) -> list[int]:
     with serving(settings, peer="127.0.0.1") as client:
         sent = [{"x-forwarded-for": value} for value in forwarded]
         return [client.post(VIT, files={"file": png()}, headers=headers).status_code for headers in sent]
@@ -308,11 +311,11 @@ def rates(settings: Settings, *forwarded: str) -> list[int]:
 def test_forwarded_address_is_used_only_from_a_trusted_proxy(settings: Settings) -> None:
     """This machine isn't trusted by default, and addresses beyond the last trusted proxy are ignored."""
     limited = settings.model_copy(update={"requests_per_minute": 2})
-    assert rates(limited, *FORGED) == [200, 200, 429, 429, 429, 429]
+    assert statuses(limited, *FORGED) == [200, 200, 429, 429, 429, 429]
     other = Settings(**limited.model_dump() | {"proxies": "192.0.2.9"})
-    assert rates(other, *FORGED) == [200, 200, 429, 429, 429, 429]
+    assert statuses(other, *FORGED) == [200, 200, 429, 429, 429, 429]
     named = Settings(**limited.model_dump() | {"proxies": "127.0.0.0/8, 198.51.100.7"})
     forged = [f"{address}, 203.0.113.5, 198.51.100.7" for address in FORGED]
-    assert rates(named, *FORGED, *forged) == [*[200] * 6, 200, 200, 429, 429, 429, 429]
+    assert statuses(named, *FORGED, *forged) == [*[200] * 6, 200, 200, 429, 429, 429, 429]
     with pytest.raises(ValueError, match="proxies"):
         Settings(proxies="*")

@@ -15,11 +15,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from service.inference.batching import ASIDE_SECONDS, AnswerFailed, Batcher, InferenceStopped, Runner, SetAside
+from service.inference.batching import (
+    DISABLED_SECONDS,
+    AnswerFailed,
+    Batcher,
+    InferenceStopped,
+    ModelUnavailable,
+    Runner,
+)
 from service.inference.models import Model, Models
 from service.inference.processes import ProcessGone
 from service.inference.workers import PassFailed, Worker
-from service.slots import Busy, holder
+from service.slots import Busy, current_client
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.run import ModelSpec
@@ -174,7 +181,7 @@ def test_cancelled_request_leaves_the_queue() -> None:
     network = Touchy()
     model = InProcessWorker.model_of(network)
 
-    async def scene(batcher: Batcher) -> None:
+    async def scenario(batcher: Batcher) -> None:
         slow = asyncio.create_task(batcher.probabilities(model, image(SLOW)))
         await asyncio.sleep(0.05)
         given_up = [asyncio.create_task(batcher.probabilities(model, image(1))) for _ in range(5)]
@@ -188,7 +195,7 @@ def test_cancelled_request_leaves_the_queue() -> None:
         await asyncio.gather(slow, kept)
 
     with started() as batcher:
-        asyncio.run(scene(batcher))
+        asyncio.run(scenario(batcher))
     assert network.passes == [1, 1], "the slow request, then the one that was not cancelled"
 
 
@@ -196,12 +203,12 @@ def test_models_never_share_a_pass() -> None:
     one, other = Touchy(), Touchy()
     first, second = InProcessWorker.model_of(one), InProcessWorker.model_of(other)
 
-    async def scene(batcher: Batcher) -> None:
+    async def scenario(batcher: Batcher) -> None:
         calls = [batcher.probabilities(model, image(1)) for model in (first, second) * 6]
         await asyncio.gather(*calls)
 
     with started() as batcher, batcher.announce():
-        asyncio.run(scene(batcher))
+        asyncio.run(scenario(batcher))
     assert sum(one.passes) == sum(other.passes) == 6
 
 
@@ -213,7 +220,7 @@ def test_small_request_overtakes_large_one() -> None:
         await batcher.probabilities(asked, images)
         done.append(name)
 
-    async def scene(batcher: Batcher) -> None:
+    async def scenario(batcher: Batcher) -> None:
         slow = np.concatenate([image(SLOW)] * 6)
         calls = [call(batcher, f"six of model {place}", (model, other)[place], slow) for place in range(2)]
         large = asyncio.gather(*calls)
@@ -221,20 +228,20 @@ def test_small_request_overtakes_large_one() -> None:
         await asyncio.gather(call(batcher, "one", other, image(1)), call(batcher, "two", model, slow[:2]), large)
 
     with started(max_batch=1) as batcher:
-        asyncio.run(asyncio.wait_for(scene(batcher), 60))
+        asyncio.run(asyncio.wait_for(scenario(batcher), 60))
     assert done == ["one", "two", "six of model 0", "six of model 1"]
 
 
 def test_requests_fail_at_once_until_a_worker_can_start() -> None:
     model, worker = InProcessWorker.model_of(Touchy()), InProcessWorker(can_restart=False)
 
-    async def scene(batcher: Batcher) -> list[np.ndarray | BaseException]:
+    async def scenario(batcher: Batcher) -> list[np.ndarray | BaseException]:
         slow = asyncio.create_task(batcher.probabilities(model, image(SLOW)))
         await asyncio.sleep(0.05)
         return [*await ask(batcher, model, DEADLY, 1), await slow]
 
     with started(worker, max_batch=1) as batcher:
-        deadly, behind, _ = asyncio.run(asyncio.wait_for(scene(batcher), 10))
+        deadly, behind, _ = asyncio.run(asyncio.wait_for(scenario(batcher), 10))
         assert isinstance(deadly, InferenceStopped) and isinstance(behind, InferenceStopped)
         with pytest.raises(InferenceStopped, match="inference isn't running"):
             asyncio.run(batcher.probabilities(model, image(1)))
@@ -253,11 +260,11 @@ def test_model_that_crashes_two_workers_is_disabled(monkeypatch: pytest.MonkeyPa
 
     with started(worker := InProcessWorker()) as batcher:
         with batcher.announce():
-            assert answers_to(deadly, DEADLY, 1) == [SetAside, SetAside]
-        assert answers_to(deadly, 1) == [SetAside] and batcher.set_aside == [deadly]
+            assert answers_to(deadly, DEADLY, 1) == [ModelUnavailable, ModelUnavailable]
+        assert answers_to(deadly, 1) == [ModelUnavailable] and batcher.disabled_models == [deadly]
         assert answers_to(other, 1) == [np.ndarray] and worker.restarts == 2
-        monkeypatch.setattr(time, "monotonic", lambda real=time.monotonic: real() + ASIDE_SECONDS)
-        assert batcher.set_aside == [] and answers_to(deadly, 1) == [np.ndarray]
+        monkeypatch.setattr(time, "monotonic", lambda real=time.monotonic: real() + DISABLED_SECONDS)
+        assert batcher.disabled_models == [] and answers_to(deadly, 1) == [np.ndarray]
 
 
 def test_workers_split_the_queue_and_run_in_parallel() -> None:
@@ -299,7 +306,7 @@ async def start_slow_requests(batcher: Batcher, model: Model, names: Sequence[st
 
 async def as_client(client: str, batcher: Batcher, model: Model, images: np.ndarray) -> float:
     """Send a request as one client; return the time of its answer."""
-    holder.set(client)
+    current_client.set(client)
     await batcher.probabilities(model, images)
     return time.monotonic()
 
@@ -309,7 +316,7 @@ def test_busy_client_does_not_delay_another(size: int) -> None:
     model = InProcessWorker.model_of(Touchy())
     slow = np.concatenate([image(SLOW)] * size)
 
-    async def scene(batcher: Batcher) -> None:
+    async def scenario(batcher: Batcher) -> None:
         many = [asyncio.create_task(as_client("many", batcher, model, slow)) for _ in range(6)]
         await asyncio.sleep(0.05)  # one of them is running
         lone = await as_client("lone", batcher, model, image(1))
@@ -317,13 +324,13 @@ def test_busy_client_does_not_delay_another(size: int) -> None:
         assert lone < min((await asyncio.gather(*many))[1:])
 
     with started(max_batch=1) as batcher:
-        asyncio.run(asyncio.wait_for(scene(batcher), 60))
+        asyncio.run(asyncio.wait_for(scenario(batcher), 60))
 
 
 def test_full_queue_rejects_the_busiest_clients_newest_images() -> None:
     model = InProcessWorker.model_of(Touchy())
 
-    async def scene(batcher: Batcher) -> None:
+    async def scenario(batcher: Batcher) -> None:
         tasks = await start_slow_requests(batcher, model, ["many"] * 5)
         with pytest.raises(Busy, match="too much is waiting already"):
             await as_client("many", batcher, model, image(1))
@@ -336,13 +343,13 @@ def test_full_queue_rejects_the_busiest_clients_newest_images() -> None:
         await asyncio.gather(*even)
 
     with started(max_batch=1, max_waiting_seconds=0.004) as batcher:
-        asyncio.run(asyncio.wait_for(scene(batcher), 60))
+        asyncio.run(asyncio.wait_for(scenario(batcher), 60))
 
 
 def test_one_client_leaves_a_worker_to_others() -> None:
     model = InProcessWorker.model_of(Touchy())
 
-    async def scene(batcher: Batcher) -> None:
+    async def scenario(batcher: Batcher) -> None:
         await as_client("lone", batcher, model, image(1))
         many = [asyncio.create_task(as_client("many", batcher, model, image(SLOW))) for _ in range(4)]
         await asyncio.sleep(0.05)
@@ -351,7 +358,7 @@ def test_one_client_leaves_a_worker_to_others() -> None:
         await asyncio.gather(*many)
 
     with started(InProcessWorker(), InProcessWorker(), max_batch=1) as batcher:
-        asyncio.run(asyncio.wait_for(scene(batcher), 60))
+        asyncio.run(asyncio.wait_for(scenario(batcher), 60))
 
 
 @pytest.fixture(scope="module")
@@ -372,7 +379,7 @@ def test_released_model_predicts_the_same_alone_and_in_any_batch(path: Path, wor
     images = generator.integers(0, 256, (24, *predictor.contract.shape), dtype=np.uint8)
     alone = np.concatenate([predictor.probabilities(one[None]) for one in images])
 
-    async def scene(batcher: Batcher, size: int) -> np.ndarray:
+    async def scenario(batcher: Batcher, size: int) -> np.ndarray:
         order = generator.permutation(len(images))
         parts = [order[start : start + size] for start in range(0, len(order), size)]
         answers = await asyncio.gather(*(batcher.probabilities(model, images[part]) for part in parts))
@@ -382,6 +389,6 @@ def test_released_model_predicts_the_same_alone_and_in_any_batch(path: Path, wor
 
     with started(*workers, max_batch=16) as batcher, batcher.announce():
         for size in (1, 3, 8):
-            batched = asyncio.run(scene(batcher, size))
+            batched = asyncio.run(scenario(batcher, size))
             assert (batched.argmax(1) == alone.argmax(1)).all()
             np.testing.assert_allclose(batched, alone, rtol=0, atol=TOLERANCE)

@@ -20,7 +20,7 @@ from service.inference import decoding as decoding_module
 from service.inference.batching import InferenceStopped
 from service.inference.decoding import GOOD, PROCESSES, TINY_BYTES, Decoder, Upload, _decode_all, _is_tiny, _Share
 from service.inference.processes import Process
-from service.slots import Busy, holder
+from service.slots import Busy, current_client
 from stages.images import ImageError, ImageTooLarge, decode_image, outline
 from tests.preloaded import python
 from tests.project import REPOSITORY
@@ -282,7 +282,7 @@ def test_images_that_take_longer_than_their_size_says_delay_no_other_client(monk
 
     async def scene() -> None:
         async def ask(client: str) -> None:
-            holder.set(client)
+            current_client.set(client)
             await decoder._in_process(Upload("", client.encode()), [], 1, _Share(seconds_left=60))
 
         async with decoding() as decoder:
@@ -303,7 +303,7 @@ def test_images_that_take_longer_than_their_size_says_delay_no_other_client(monk
 def test_the_newest_request_of_the_heaviest_client_makes_room_and_cancelled_ones_give_their_turns_back() -> None:
     async def scene() -> None:
         async def ask(client: str, images: int) -> None:
-            holder.set(client)
+            current_client.set(client)
             await decoder.decode([large()] * images, [SHAPE])
 
         async with decoding(max_waiting_seconds=1.0) as decoder:  # five such images, besides those being decoded

@@ -6,7 +6,7 @@ from starlette.types import Message, Receive, Scope, Send
 from service.http.disconnects import LOOK_SECONDS, unless_gone
 from service.http.errors import Problem
 from service.http.middleware import BodyLimit
-from service.slots import holder
+from service.slots import current_client
 
 
 class Client:
@@ -89,7 +89,7 @@ class Bodies:
         await self.go.wait()
 
     async def send(self, client: str, *parts: int) -> None:
-        holder.set(client)
+        current_client.set(client)
         left = list(parts)
 
         async def receive() -> Message:

@@ -178,7 +178,7 @@ def test_a_data_set_without_weights_says_why_nothing_answers(tmp_path: Path, mon
     """Real results are there, their weights are not; a table's models take no image."""
     root = make_root(tmp_path)
     shutil.rmtree(root / "data" / "runs" / "ninformer-cifar100")
-    monkeypatch.setattr("service.database.queries.FEW", 2)
+    monkeypatch.setattr("service.database.queries.MAX_NAMES", 2)
     index = yaml.safe_load((root / "params.yaml").read_text())
     whole = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
     for part, name in (("experiments", "dac-sgemm"), ("datasets", "sgemm")):

@@ -42,7 +42,7 @@ NAMES = {
     "surrogate": "%ED%A0%80",
     "invalid utf-8": "%FF%FE",
 }
-FEW = ("quote", "long", "surrogate", "invalid utf-8", "right to left")
+FEW_NAMES = ("quote", "long", "surrogate", "invalid utf-8", "right to left")
 """Kinds of names for every parameter that takes a name; model names are tested with all kinds."""
 NAME_FILTERS = {
     "/api/v1/experiments/ninformer-mnist/curves": ("arm",),
@@ -89,7 +89,7 @@ def test_hostile_model_name_is_404(client: TestClient, kind: str) -> None:
     assert_problem(client.get(f"/static/{name}"), 404)
 
 
-@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("kind", FEW_NAMES)
 def test_hostile_name_is_404_or_422_for_fixed_choices(client: TestClient, kind: str) -> None:
     name = encoded(NAMES[kind])
     for resource in RESOURCES:

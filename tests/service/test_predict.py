@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from service.database.queries import ServedCheckpoint
 from service.inference.choices import Choices
 from service.settings import Settings
-from service.slots import Slots, Turns
+from service.slots import SessionPool, Slots
 from stages.checkpoint.predictor import load_predictor
 from stages.images import decode_image
 from stages.recording import record
@@ -178,7 +178,7 @@ def test_a_question_without_an_answer_is_asked_again(root: Path) -> None:
 
     async def scene() -> None:
         place = str(root / "data" / "results.db")
-        choices = Choices(place, Turns(open_results(place), Slots("asking", 1, max_waiting=0, seconds=1)))
+        choices = Choices(place, SessionPool(open_results(place), Slots("asking", 1, max_waiting=0, seconds=1)))
         with pytest.raises(UnknownCheckpoint):
             await choices.get(("x",), find)
         assert await choices.get(("x",), find) == []

@@ -23,7 +23,7 @@ from service.http.metrics import Metrics
 from service.inference.choices import Choices
 from service.routes import export, health, inference, oip, reference
 from service.settings import Settings
-from service.slots import Turns
+from service.slots import SessionPool
 from tests.service.conftest import keys_file, png, serving
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND")
@@ -181,7 +181,7 @@ def broken(settings: Settings) -> Iterator[TestClient]:
 
     with serving(settings) as client:
         parts = client.app.state.claimcheck  # type: ignore[attr-defined]
-        turns = Turns(fail, parts.reading.slots)  # type: ignore[arg-type]
+        turns = SessionPool(fail, parts.reading.slots)  # type: ignore[arg-type]
         changed = {"reading": turns, "asking": turns, "choices": Choices(settings.database_address, turns)}
         exports = Exports(turns, turns, making=turns.slots, sending=turns.slots)
         client.app.state.claimcheck = replace(parts, exports=exports, **changed)  # type: ignore[attr-defined]

@@ -76,7 +76,7 @@ def test_request_of_a_killed_worker_is_answered_by_another(settings: Settings, w
             ]
             wait_until(lambda: restarts(client, "inference") == kills, 10)  # noqa: B023
         assert client.get("/health/ready").status_code == 200
-        assert engine_of(client).batcher.set_aside == []
+        assert engine_of(client).batcher.disabled_models == []
 
 
 def test_checkpoint_that_crashes_two_workers_is_disabled_and_named(settings: Settings) -> None:
@@ -179,7 +179,7 @@ def test_losing_all_processes_gives_retryable_errors(settings: Settings, fate: s
             answers.append(ask(client, content=large))
         assert {answer.status_code for answer in answers} <= {200, 503}, "no client is to blame"
         assert answers[-1].json()["images"] == expected and restarts(client, "decoding") >= 1
-        assert client.get("/health/ready").status_code == 200 and engine_of(client).batcher.set_aside == []
+        assert client.get("/health/ready").status_code == 200 and engine_of(client).batcher.disabled_models == []
 
 
 def test_model_is_ready_only_with_its_recorded_weights(root: Path, tmp_path: Path) -> None:

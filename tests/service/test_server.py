@@ -193,7 +193,7 @@ def test_body_in_thousands_of_tiny_chunks_is_400(service: Running) -> None:
     status, body = exchange(service, start + b"".join(tiny))
     assert status == 400 and "4,096 chunks and one more for each 256 bytes" in json.loads(body)["detail"]
     large = FORM.replace(png(), bytes(5000 * 256))
-    pieces = [large[place : place + 256] for place in range(0, len(large), 256)]
+    pieces = [large[start : start + 256] for start in range(0, len(large), 256)]
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
     assert exchange(service, start + chunks + b"0\r\n\r\n")[0] == 422, "larger chunks are not limited"
     assert request(service, "GET", "/health/ready")[0] == 200
@@ -232,8 +232,8 @@ def test_slow_body_is_408(service: Running) -> None:
     content_type = f"Content-Type: multipart/form-data; boundary={BOUNDARY}"
     with socket.create_connection((service.host, service.port), timeout=30) as connection:
         connection.sendall(head("POST", PATH, "Content-Length: 100000", content_type))
-        for place in range(15):
-            connection.sendall(FORM[place : place + 1])
+        for index in range(15):
+            connection.sendall(FORM[index : index + 1])
             time.sleep(0.05)
         status, body = answer_on(connection)
     assert (status, json.loads(body)["detail"]) == (408, "the request body didn't arrive within 1.5 s")
@@ -241,14 +241,14 @@ def test_slow_body_is_408(service: Running) -> None:
 
 def test_half_closed_client_gets_responses_and_vanished_client_is_dropped(service: Running, own_root: Path) -> None:
     """Both stop sending, but only the kernel of the vanished client rejects a response."""
-    asked = head("GET", "/api/v1/papers") + head("GET", "/health/live")
+    requests = head("GET", "/api/v1/papers") + head("GET", "/health/live")
     with closing(sqlite3.connect(own_root / "data" / "results.db", isolation_level=None)) as lock:
         lock.execute("BEGIN EXCLUSIVE")
         with ExitStack() as stack:
             gone, waiting = (stack.enter_context(socket.create_connection((service.host, service.port))) for _ in "ab")
             ports = {connection.getsockname()[1] for connection in (gone, waiting)}
             for connection in (gone, waiting):
-                connection.sendall(asked)
+                connection.sendall(requests)
             gone.close()
             waiting.shutdown(socket.SHUT_WR)
             left = {waiting.getsockname()[1]}
@@ -275,9 +275,9 @@ def test_each_request_is_logged_with_its_id(service: Running) -> None:
     mine = logged(service, "my-own.1")
     assert (mine["method"], mine["path"], mine["route"], mine["status"]) == ("GET", "/compare", "/compare", 200)
     assert mine["seconds"] > 0 and mine["bytes"] > 1000
-    made_up = request(service, "GET", "/nothing/at/all", headers={"X-Request-ID": "no spaces please"})[2]
-    assert len(made_up["x-request-id"]) == 32
-    other = logged(service, made_up["x-request-id"])
+    generated = request(service, "GET", "/nothing/at/all", headers={"X-Request-ID": "no spaces please"})[2]
+    assert len(generated["x-request-id"]) == 32
+    other = logged(service, generated["x-request-id"])
     assert (other["path"], other["route"], other["status"]) == ("/nothing/at/all", "other", 404)
 
 
@@ -347,7 +347,7 @@ def test_sigterm_to_process_group_under_load_fails_no_request(own_root: Path, tm
                     response.read()
                     outcomes.append(str(response.status))
                 except (ConnectionResetError, BrokenPipeError):  # which of them depends on how much was sent
-                    # The kernel accepted the connection, but the service closed its socket before it did.
+                    # The kernel accepted the connection, but the service closed its listening socket first.
                     outcomes.append("refused" if is_new and is_stopping.is_set() else "reset in mid-connection")
                     return
                 except (ConnectionError, http.client.HTTPException) as error:

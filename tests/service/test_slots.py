@@ -1,10 +1,9 @@
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
 
 import pytest
 
-from service.slots import Busy, Request, Slots, holder
+from service.slots import Busy, Request, Slots, current_client
 
 
 class SingleSlot:
@@ -16,7 +15,7 @@ class SingleSlot:
         self.go = asyncio.Event()
 
     async def ask(self, client: str) -> str:
-        holder.set(client)
+        current_client.set(client)
         try:
             async with self.slots.turn():
                 self.served.append(client)
@@ -31,58 +30,54 @@ class SingleSlot:
         return tasks
 
 
-def play(scene: Coroutine[None, None, None]) -> None:
-    asyncio.run(scene)
-
-
 def test_slots_alternate_between_clients_with_unequal_queues() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         slot = SingleSlot()
         tasks = await slot.queue("ann", "ann", "ann", "ben", "ann")
         slot.go.set()
         assert await asyncio.gather(*tasks) == ["served"] * 5
         assert slot.served == ["ann", "ben", "ann", "ann", "ann"]
 
-    play(scene())
+    asyncio.run(scenario())
 
 
 def test_slow_client_gets_one_slot_at_a_time() -> None:
     """A client may fill all slots until its first slow request has ended."""
 
-    async def scene() -> None:
+    async def scenario() -> None:
         slots = Slots("decoding", 2, max_waiting=9, seconds=60)
         requests = [Request(client=client) for client in ("ann", "ann", "ann", "ann", "ben")]
         taking = [asyncio.create_task(slots.take(request, 0.1)) for request in requests[:4]]
         await asyncio.sleep(0)
-        slots.give_back(requests[0], beyond=5)
+        slots.release(requests[0], beyond=5)
         await asyncio.sleep(0)
         assert [task.done() for task in taking] == [True, True, False, False], "the other slot is still held"
         await asyncio.wait_for(slots.take(requests[4], 0.1), 1)
-        slots.give_back(requests[1])
-        slots.give_back(requests[4])
+        slots.release(requests[1])
+        slots.release(requests[4])
         await asyncio.sleep(0)
         assert [task.done() for task in taking] == [True, True, True, False]
         taking[3].cancel()
 
-    play(scene())
+    asyncio.run(scenario())
 
 
 def test_full_queue_rejects_newest_requests_of_heaviest_client() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         slot = SingleSlot()
         crowd = await slot.queue(*["ann"] * 6)
         assert crowd[5].done() and "too much is waiting already" in crowd[5].result()
         others = await slot.queue("ben", "ben", "ben")
         assert slot.slots.waiting == 4
         slot.go.set()
-        answered = await asyncio.gather(*crowd, *others)
-        assert [answer == "served" for answer in answered] == [True, True, True, False, False, False, True, True, False]
+        outcomes = await asyncio.gather(*crowd, *others)
+        assert [outcome == "served" for outcome in outcomes] == [True] * 3 + [False] * 3 + [True, True, False]
 
-    play(scene())
+    asyncio.run(scenario())
 
 
 def test_slot_granted_to_cancelled_request_passes_to_next() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         slot = SingleSlot()
         first, second, third = await slot.queue("ann", "ben", "eve")
         slot.go.set()
@@ -94,11 +89,11 @@ def test_slot_granted_to_cancelled_request_passes_to_next() -> None:
         assert slot.slots.waiting == 0
         assert await slot.ask("ann") == "served"
 
-    play(scene())
+    asyncio.run(scenario())
 
 
 def test_timed_out_request_is_busy_and_leaves_queue() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         slot = SingleSlot(seconds=0.01)
         first, second = await slot.queue("ann", "ben")
         assert await second == "reading: no turn came within 0.01 s"
@@ -106,22 +101,22 @@ def test_timed_out_request_is_busy_and_leaves_queue() -> None:
         slot.go.set()
         assert await first == "served"
 
-    play(scene())
+    asyncio.run(scenario())
 
 
 def test_client_at_its_slot_limit_is_busy() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         slots = Slots("sending", 4, max_waiting=0, seconds=1, most_each=2)
-        holder.set("ann")
+        current_client.set("ann")
         async with slots.turn(), slots.turn():
             with pytest.raises(Busy, match="2 of one client at once are the most"):
                 async with slots.turn():
                     pass
-            holder.set("ben")
+            current_client.set("ben")
             async with slots.turn():
                 pass
-            holder.set("ann")
+            current_client.set("ann")
         async with slots.turn():
             pass
 
-    play(scene())
+    asyncio.run(scenario())
