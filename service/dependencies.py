@@ -79,7 +79,7 @@ async def _turn(request: Request) -> AsyncIterator[None]:
 
 
 TURN = Depends(_turn, scope="function")
-"""Of those who read results, for what takes as long without reading any."""
+"""Admits a request to the queue of database readers; for routes that take as long without reading the database."""
 
 
 def conditional(request: Request, session: ResultsSession) -> None:

@@ -249,9 +249,10 @@ class _Connection(H11Protocol):
         """Abort the connection at the deadline; closing it would wait for the client."""
         more = (self._read() - read_before) / self.limits.slowest_bytes_per_second
         left = started + self.limits.send_seconds + more - self.loop.time()
-        again = (self._check_read_deadline, started, read_before)
-        self._read_timer = self.loop.call_later(left, *again) if left > 0 else None
-        if self._read_timer is None and self.transport.get_write_buffer_size():
+        self._read_timer = None
+        if left > 0:
+            self._read_timer = self.loop.call_later(left, self._check_read_deadline, started, read_before)
+        elif self.transport.get_write_buffer_size():
             logger.warning("an answer was not read in time", extra={"fields": {"client": _address(self.client)}})
             self.transport.abort()
 
