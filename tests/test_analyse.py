@@ -19,9 +19,8 @@ from tests.project import REPOSITORY, computed_findings, environment
 @pytest.fixture
 def toy_paper(tmp_path: Path) -> Path:
     """A checkout whose only paper finds what it is told to find."""
-    for module in code_digests(("stages.analyse",), ()):
-        path = source_path(module)
-        assert path is not None
+    for name in code_digests(("stages.analyse",), ()):  # modules, and the data files next to them
+        path = source_path(name) or REPOSITORY / name
         target = tmp_path / path.relative_to(REPOSITORY)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(path.read_text())

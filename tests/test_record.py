@@ -239,7 +239,7 @@ def test_a_diverged_run_is_recorded_with_where_it_stopped(root: Path) -> None:
         ("results/ninformer-cifar10.jsonl", '"arm":', '"arn":', EvidenceError, "cifar10.jsonl, line 1: ar[mn]"),
         ("results/ninformer-cifar10.jsonl", '"arm":"vit"', '"arm":"vat"', RecordError, "known: vit, mlp-mixer"),
         ("claims.csv", "0.5378", "54 %", ClaimsError, "claims.csv, line 13: value"),
-        ("claims.csv", "cifar100.ninformer", "cifar100.vit", ClaimsError, "stands twice"),
+        ("claims.csv", "cifar100.ninformer", "cifar100.vit", ClaimsError, "occurs twice"),
     ],
 )
 def test_a_bad_line_is_named_and_the_old_database_stays(

@@ -121,7 +121,7 @@ def test_a_folder_that_takes_nothing_holds_nothing_and_takes_it_later(
 
 READ = """
 from pathlib import Path
-from stages.runs.store import ObjectStore
+from stages.runs.object_store import ObjectStore
 from tests.test_store_faults import KEY
 store = ObjectStore(URL, Path("here"))
 try:

@@ -65,7 +65,7 @@ def test_a_training_that_was_stopped_goes_on_on_another_machine(
     shutil.copytree(project, tmp_path / "clone")
     code = (
         "import signal, sys\n"
-        "from stages.runs.store import ObjectScratch\n"
+        "from stages.runs.object_store import ObjectScratch\n"
         "save = ObjectScratch.save\n"
         "def stop(self, name, content):\n"
         "    save(self, name, content)\n"

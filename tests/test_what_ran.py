@@ -176,7 +176,7 @@ def test_paths_in_variables_are_published_as_digests_and_our_modules_by_another_
     assert found["variables"]["LD_PRELOAD"] == process.digest(b"/a/lib.so")
     assert found["variables"].keys() >= {"LD_AUDIT", "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES"}
     assert found["variables"]["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"] == "1"
-    assert found["modules"]["stages.training.loop"] == "loaded by _Loader"
+    assert found["modules"]["stages.training.loop"] == "loaded by _RecordingLoader"
     assert found["modules"].keys() >= {"tests", "random", "torch", "shadow"} and "numpy" not in found["modules"]
 
 

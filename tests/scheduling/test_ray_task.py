@@ -176,7 +176,7 @@ def test_node_gets_our_code_and_the_modules_of_the_run_key(
     copy_code([spec], tmp_path / "code")
     assert (tmp_path / "code" / "stages" / "worker.py").is_file()
     assert not list((tmp_path / "code").rglob("__pycache__"))
-    monkeypatch.setattr("stages.scheduling.engine.ray_engine.MOST_BYTES", 1000)
+    monkeypatch.setattr("stages.scheduling.engine.ray_bridge.MOST_BYTES", 1000)
     with pytest.raises(TooMuchCode, match="MiB, Ray takes 0; the largest file is stages/"):
         copy_code([spec], tmp_path / "again")
 

@@ -59,8 +59,8 @@ def claim_pages(client: TestClient, claims: list[dict[str, Any]]) -> dict[str, s
 
 
 def text_of(html: str) -> str:
-    """What a reader sees: no scripts, no tags."""
-    return unescape(re.sub(r"<[^>]+>", " ", re.sub(r"(?s)<script.*?</script>", "", html)))
+    """Return what a reader sees: no scripts, style sheet or tags."""
+    return unescape(re.sub(r"<[^>]+>", " ", re.sub(r"(?s)<(script|style).*?</\1>", "", html)))
 
 
 def test_no_run_page_prints_what_is_no_number(run_pages: dict[str, str]) -> None:

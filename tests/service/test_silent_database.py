@@ -47,7 +47,7 @@ def test_a_server_that_accepts_and_says_nothing_is_503(root: Path) -> None:
 
 
 def test_a_server_that_stands_still_is_503(root: Path, postgresql: Create, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.results.tables.SILENT_SECONDS", 3)
+    monkeypatch.setattr("stages.results.database.SILENT_SECONDS", 3)
     record(root, url := postgresql())
     with serving(Settings(root=root, database=url)) as client, psycopg.connect(url, autocommit=True) as own:
         assert client.get("/health/ready").status_code == 200
