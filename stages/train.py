@@ -13,9 +13,9 @@ from stages.faults import in_one_line, stop_on_signals
 from stages.params.experiment import ParamsError, load_params
 from stages.params.stage_inputs import refuse_changed
 from stages.runs.evidence import EvidenceError
+from stages.scheduling.display import ProgressDisplay
 from stages.scheduling.engine.groups import EngineError, TrainingsKilled, default_engine
 from stages.scheduling.engine.local import OrphanedStage, dvc_and_shells, end_with
-from stages.scheduling.journal import ProgressDisplay
 from stages.scheduling.planning import longest_first
 from stages.scheduling.runner import slot_devices, train_experiment
 

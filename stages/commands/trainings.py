@@ -25,8 +25,8 @@ from stages.params.experiment import Params, ParamsError, PlannedRun, Rate, desc
 from stages.params.schema import nearest
 from stages.priorities import PROFILE, Proposal, propose
 from stages.runs.store import write_atomically
+from stages.scheduling.display import ProgressDisplay
 from stages.scheduling.engine.groups import Group, form_groups
-from stages.scheduling.journal import ProgressDisplay
 from stages.scheduling.planning import (
     Planned,
     PlannedCost,
