@@ -94,7 +94,7 @@ def _leader(item: ExperimentComparison) -> str:
 
 
 def first_shown(arms: Sequence[ArmRow], trained: Sequence[str]) -> list[str]:
-    """The arms if they can be told apart; of a grid the middle pair, a proposed one and its baseline."""
+    """Return the arms if a chart can show them all; of a grid the middle pair, a proposed arm and its baseline."""
     if len(trained) <= MOST_LINES:
         return list(trained)
     pairs = [(item.against, item.name) for item in arms if item.role == "proposed"]

@@ -72,7 +72,7 @@ def _place(share: float) -> float:
     return round(WIDTH * min(max(share, 0.0), MOST) / MOST, 1)
 
 
-def _tell(row: JudgedClaim, names: Mapping[str, str]) -> str:
+def _describe(row: JudgedClaim, names: Mapping[str, str]) -> str:
     claim = row.claim
     return f"{names[claim.id]}: printed {print_value(claim)}, ours {print_ours(row.verdict, claim)}, {word_of(row)}"
 
@@ -102,7 +102,7 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> ClaimSt
             high=_place(high),
             side=COLOURS[word_of(row)],
             count=1,
-            told=_tell(row, names),
+            told=_describe(row, names),
             claim=row.claim.id,
         )
         for number, (row, share, low, high) in enumerate(alone)
@@ -110,7 +110,7 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> ClaimSt
     stacked = Counter[int]()
     for (side, place), group in together.items():
         first, share = group[0]
-        told = _tell(first, names) if len(group) == 1 else f"{len(group)} numbers, as {_tell(first, names)}"
+        told = _describe(first, names) if len(group) == 1 else f"{len(group)} numbers, as {_describe(first, names)}"
         label = f"{print_value(first.claim)} → {print_ours(first.verdict, first.claim)}" if side == "against" else ""
         label = label or (f"{share:.2g} × ▸" if share > MOST else "")
         dots.append(
@@ -153,7 +153,7 @@ def _line(row: JudgedClaim, names: Mapping[str, str]) -> ClaimStrip:
         high=None if high is None else _place(high),
         side=COLOURS[word_of(row)],
         count=1,
-        told=_tell(row, names),
+        told=_describe(row, names),
         claim=row.claim.id,
         label=f"{share:.2g} × ▸" if share > MOST else "",
     )
@@ -212,7 +212,7 @@ def draw_claim(record: JudgedClaim, name: str) -> Interval | None:
         (start + verdict.low, start + verdict.high),
         lambda number: in_terms_of(number, claim, lambda value: f"{value:.4g}".replace("-", "−")),
         side=COLOURS[word_of(record)],
-        told=f"{_tell(record, {claim.id: name})}, with the interval {span_of(verdict.low, verdict.high, claim)}",
+        told=f"{_describe(record, {claim.id: name})}, with the interval {span_of(verdict.low, verdict.high, claim)}",
         printed=printed,
         margin=margin,
         has_zero=facts.is_gain or bool(facts.at_size or claim.factor),

@@ -69,7 +69,7 @@ def describe_twins(entries: Sequence[ComparedModel]) -> list[str]:
         cost = entry.arm.cost
         if cost.latency_seconds_per_sample is not None:
             networks[entry.comparison.experiment, cost.parameters, cost.flops_per_image].append(entry)
-    return [told for twins in networks.values() if (told := _tell(twins))]
+    return [told for twins in networks.values() if (told := _describe_twin_models(twins))]
 
 
 def threads(count: int | None) -> str:
@@ -93,7 +93,7 @@ def choose_stopwatch(entries: Iterable[ComparedModel], asked: str) -> tuple[str,
     return asked if asked in counts else next(iter(known), ""), known
 
 
-def _tell(twins: Sequence[ComparedModel]) -> str:
+def _describe_twin_models(twins: Sequence[ComparedModel]) -> str:
     costs = [entry.arm.cost for entry in twins]
     times = [cost.latency_seconds_per_sample or 0.0 for cost in costs]
     if max(times) < APART * min(times):

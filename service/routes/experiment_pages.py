@@ -204,7 +204,7 @@ def show_leaderboard(
             "recipes": {name: recipes(experiment) for name, experiment in experiments.items()},
             "lost": lost,
             "guessing": [
-                told for item in found for told in describe_chance(item, chosen, {e.arm.arm for e in entries})
+                sentence for item in found for sentence in describe_chance(item, chosen, {e.arm.arm for e in entries})
             ],
             "twins": describe_twins([entry for entry in entries if entry.is_timed]),
             "stopwatch": stopwatch,
@@ -251,7 +251,7 @@ def show_curves(
     found = {item.name: item.points(chosen) for item in drawn} if chosen else {}
     points = [point.model_copy(update={"arm": name}) for name, of_line in found.items() for point in of_line]
     if format == "csv":
-        return Table(rows_as_csv(CurvePointOut, [CurvePointOut.model_validate(point) for point in points]), "curves")
+        return Table(rows_as_csv(CurvePointOut, points), "curves")
     titles = {item.name: item.title for item in lines}
     known = inks_of(session)
     inks = dict(zip((item.title for item in drawn), apart(known[item.model] for item in drawn), strict=True))

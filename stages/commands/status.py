@@ -287,7 +287,7 @@ _MOST = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """A training that happened, and where it is told of: a line of evidence, or the outcome that a folder has."""
+    """A training that happened, and its source: a line of evidence, or an outcome in a folder."""
 
     run_key: str
     spec: Mapping[str, Any]

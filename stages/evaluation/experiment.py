@@ -307,7 +307,7 @@ class TrainedRun:
         )
 
     def _identity(self, experiment: str, *names: str) -> dict[str, Any]:
-        """What every line of the run begins with, and these fields of its outcome."""
+        """Return the fields that identify the run on every line, and these fields of its outcome."""
         run, own = self.run, {name: self.result[name] for name in ("environment_digest", *names)}
         return {"experiment": experiment, "arm": run.arm, "replicate": run.replicate, "run_key": run.run_key} | own
 

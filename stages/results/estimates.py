@@ -73,7 +73,7 @@ FIRST_METRICS: Mapping[str, tuple[str, ...]] = {
     "table": ("selected_log_mse", "log_mse"),
     "text": ("loss",),
 }
-"""Where a paper prints none of an experiment's metrics: the first of these that the compared results hold."""
+"""Metrics shown if a paper prints none of an experiment's: the first of these that the compared results hold."""
 
 COST_COLUMNS = {
     "train_seconds": "train_seconds",

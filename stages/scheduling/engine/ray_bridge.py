@@ -320,7 +320,7 @@ class Cluster:
 
 
 MOST_BYTES = 100 * 2**20
-"""What Ray takes in a working directory without trouble."""
+"""Largest working directory that Ray uploads without trouble, in bytes."""
 
 
 class TooMuchCode(EngineError):
@@ -356,7 +356,7 @@ _MARGIN = 1.25
 
 
 _CONTEXT_BYTES = 2**30
-"""What CUDA itself takes of a device for each process."""
+"""Device memory that CUDA itself takes for each process."""
 
 
 _PARTS = 8
