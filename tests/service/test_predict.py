@@ -81,10 +81,11 @@ def test_an_answer_says_who_gave_it(client: TestClient, root: Path) -> None:
     assert model["seconds"] > 0
 
 
-def test_models_are_loaded_before_they_are_asked(client: TestClient) -> None:
-    workers = client.app.state.claimcheck.engine.workers  # type: ignore[attr-defined]
-    digests = {row["sha256"] for row in client.get("/api/v1/checkpoints").json()}
-    wait_until(lambda: {digest for worker in workers for digest in worker._loaded} == digests)
+def test_models_are_loaded_before_they_are_asked(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"workers": 2})) as client:
+        workers = client.app.state.claimcheck.engine.workers  # type: ignore[attr-defined]
+        digests = {row["sha256"] for row in client.get("/api/v1/checkpoints").json()}
+        wait_until(lambda: {digest for worker in workers for digest in worker._loaded} == digests)
 
 
 def test_a_lone_request_wakes_one_worker(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
