@@ -158,12 +158,10 @@ def _checkpoints(session: Session, experiments: Sequence[str]) -> dict[int, list
 
 STAND_IN = "placeholder data: its number says nothing about the claim"
 
-
 _TAKES = {
     "min_error": "test errors of every epoch",
     "window_error": "validation and test errors of five epochs or more",
 }
-
 
 _ALPHA = 0.025  # on each side of a 95 % interval
 

@@ -33,25 +33,13 @@ from stages.rules import Margins, Rules
 from stages.verdicts.intervals import level, looks_from, looks_of_plan
 
 Sessions = sessionmaker[Session]
-
-
 _ROWS_AT_ONCE = 100_000
-
-
 CONNECT_SECONDS, LOCK_SECONDS, STATEMENT_SECONDS = 3, 2, 30
-
-
 SILENT_SECONDS = STATEMENT_SECONDS + 5
 """Without a word of a server that should have ended the statement by then."""
-
-
 _BUILT_IN = "claimcheck_new"
-
-
 _SWAP_SECONDS, _SWAPS = 0.2, 300
 """Longest that readers wait for the writer, which then makes way for those under way and tries again."""
-
-
 _UNSTORABLE = re.compile("[\\0\\ud800-\\udfff]")
 
 

@@ -38,8 +38,6 @@ from stages.verdicts import (
 from stages.verdicts.power import least_detected
 
 Model = tuple[ExperimentRow, ArmRow]
-
-
 Runs = Sequence[ComparedRun]
 
 

@@ -47,8 +47,6 @@ from stages.scheduling.journal import Journal
 
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 """Device files, one of which exists if `auto` may be a GPU; asking torch would load it."""
-
-
 Order = Callable[[Sequence[PlannedRun], int], float]
 """Sort key of a group, given the runs of an experiment that train together and how many of them are stacked."""
 

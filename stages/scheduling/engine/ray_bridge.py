@@ -30,17 +30,9 @@ from stages.scheduling.engine.ray_task import TaskRequest, Unheard, pack_files, 
 
 ADDRESS = "RAY_ADDRESS"
 """Ray's own name for the cluster's address; without it one is started on this machine."""
-
-
 _POLL_SECONDS = 0.1
-
-
 _TELL_SECONDS = 60.0
-
-
 _NEWEST = ("saved", "progress", "beat")
-
-
 SHORT_OF_MEMORY = "Ray ended its process for want of memory on the node"
 """Why a task ended that shared a node's memory with others."""
 
@@ -353,12 +345,8 @@ def copy_code(specs: Iterable[RunSpec], folder: Path) -> None:
 
 
 _MARGIN = 1.25
-
-
 _CONTEXT_BYTES = 2**30
 """Device memory that CUDA itself takes for each process."""
-
-
 _PARTS = 8
 """A GPU is shared in eighths: many processes of small networks wait for each other."""
 
