@@ -57,17 +57,15 @@ def list_curves(
 ) -> list[CurvePointOut]:
     """Points of these arms, in the order of arms and epochs."""
     value = getattr(Epoch, curve)
-    query = (
-        select(Result.arm, Epoch.epoch, func.count(value), func.avg(value), func.min(value), func.max(value))
-        .where(Result.arm.in_(arms), value.is_not(None))
-        .group_by(Result.arm, Epoch.epoch)
-    )
-    points = [
-        CurvePointOut(arm=arm, epoch=epoch, replicates=count, mean=mean, low=low, high=high)
-        for arm, epoch, count, mean, low, high in session.execute(_shown(query, comparison, Epoch))
-    ]
+    query = select(Result.arm, Epoch.epoch, func.count(value).label("replicates"), *_summary_of(value))
+    wanted = query.where(Result.arm.in_(arms), value.is_not(None)).group_by(Result.arm, Epoch.epoch)
+    points = [CurvePointOut(**row._mapping) for row in session.execute(_shown(wanted, comparison, Epoch))]
     position = {arm.arm: number for number, arm in enumerate(comparison.arms)}
     return sorted(points, key=lambda point: (position[point.arm], point.epoch))
+
+
+def _summary_of(value: Any) -> list[Any]:
+    return [func.avg(value).label("mean"), func.min(value).label("low"), func.max(value).label("high")]
 
 
 def _shown(
@@ -116,12 +114,25 @@ def find_line(session: Session, name: str, compare: Answer) -> ComparedLine:
         UnknownExperiment, UnknownArm: there is no such model.
         UnknownRun: no run's key begins so, or several do.
     """
-    return _of_model(session, name, compare) if "." in name else _of_run(session, name)
-
-
-def _of_model(session: Session, name: str, compare: Answer) -> ComparedLine:
-    experiment, _, arm = name.partition(".")
-    found = queries.find_experiment(session, experiment[:80])
+    if "." not in name:
+        run = queries.find_run(session, name)[0]
+        experiment = queries.find_experiment(session, run.experiment)
+        title = next(arm.title for arm in experiment.arms if arm.name == run.arm)
+        curves = curves_of_run(run) if run.provenance != "embedded" else {}
+        return ComparedLine(
+            name=name,
+            model=title,
+            title=f"{title}, run {run.run_key[: queries.KEY_DIGITS]} ({experiment.name})",
+            experiment=experiment.name,
+            address=f"/runs/{run.run_key}",
+            kind=queries.find_dataset(session, experiment.dataset).kind,
+            provenance=run.provenance,
+            cut=run.cut,
+            curves=tuple(curves),
+            points=curves.__getitem__,
+        )
+    of, _, arm = name.partition(".")
+    found = queries.find_experiment(session, of[:80])
     asked = next((item for item in found.arms if item.name == arm), None)
     if asked is None:
         raise UnknownArm(arm[:80], [item.name for item in found.arms])
@@ -152,25 +163,6 @@ def curves_of_run(run: Result) -> dict[Curve, list[CurvePointOut]]:
                 )
                 found.setdefault(curve, []).append(point)
     return {curve: found[curve] for curve in CURVES if curve in found}
-
-
-def _of_run(session: Session, start: str) -> ComparedLine:
-    run = queries.find_run(session, start)[0]
-    experiment = queries.find_experiment(session, run.experiment)
-    title = next(arm.title for arm in experiment.arms if arm.name == run.arm)
-    curves = curves_of_run(run) if run.provenance != "embedded" else {}
-    return ComparedLine(
-        name=start,
-        model=title,
-        title=f"{title}, run {run.run_key[: queries.KEY_DIGITS]} ({experiment.name})",
-        experiment=experiment.name,
-        address=f"/runs/{run.run_key}",
-        kind=queries.find_dataset(session, experiment.dataset).kind,
-        provenance=run.provenance,
-        cut=run.cut,
-        curves=tuple(curves),
-        points=curves.__getitem__,
-    )
 
 
 def curves_of(lines: Sequence[ComparedLine]) -> list[Curve]:
@@ -242,25 +234,12 @@ def list_observed(
 ) -> list[ObservedPointOut]:
     """Points of these quantities and arms, in their order, initial before trained, block by block."""
     key = (Result.arm, ObservationRow.quantity, ObservationRow.moment, ObservationRow.block)
-    value = ObservationRow.value
-    numbers = (func.count(Result.id.distinct()), func.avg(value), func.min(value), func.max(value))
-    query: Select[*tuple[Any, ...]] = select(*key, *numbers).group_by(*key)
+    value, many = ObservationRow.value, func.count(Result.id.distinct()).label("replicates")
+    query: Select[*tuple[Any, ...]] = select(*key, many, *_summary_of(value)).group_by(*key)
     wanted = query.where(ObservationRow.quantity.in_(quantities), Result.arm.in_(arms), value.is_not(None))
     points = [
-        ObservedPointOut(
-            experiment=comparison.experiment,
-            arm=arm,
-            quantity=quantity,
-            moment=moment,
-            block=block,
-            replicates=count,
-            mean=mean,
-            low=low,
-            high=high,
-        )
-        for arm, quantity, moment, block, count, mean, low, high in session.execute(
-            _shown(wanted, comparison, ObservationRow)
-        )
+        ObservedPointOut(experiment=comparison.experiment, **row._mapping)
+        for row in session.execute(_shown(wanted, comparison, ObservationRow))
     ]
     return sorted(
         points,

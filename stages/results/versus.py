@@ -15,12 +15,7 @@ from sqlalchemy.orm import Session
 from stages.results.claims import CLAIMS
 from stages.results.comparison_rows import ComparedRun, ComparisonRows, load_facts, printed_metrics, values_of
 from stages.results.database import UnknownArm, read_rules
-from stages.results.estimates import (
-    FIRST_METRICS,
-    METRICS,
-    MetricInfo,
-    cut_of_each,
-)
+from stages.results.estimates import FIRST_METRICS, METRICS, Measured, MetricInfo, cut_of_each
 from stages.results.tables import ArmRow, Array, Claim, Dataset, ExperimentRow, VerdictRow
 from stages.rules import Rules
 from stages.runs.evidence import unpack_correct
@@ -72,6 +67,10 @@ class Side:
     n: int
     trained: int
     planned: int
+
+    @property
+    def ours(self) -> Measured | None:
+        return None if self.value is None else Measured(value=self.value, low=None, high=None, n=self.n)
 
 
 @dataclass(frozen=True, kw_only=True)
