@@ -44,7 +44,15 @@ def render(path: str, text: str, shown: frozenset[str], repository: str | None) 
     title = path
     if len(tokens) > 1 and tokens[0].tag == "h1":
         title, tokens = tokens[1].content.replace("`", ""), tokens[3:]
-    contents = tuple(_anchor_headings(tokens))
+    contents, known = list[tuple[str, str]](), Counter[str]()
+    for token, following in itertools.pairwise(tokens):
+        if token.type == "heading_open":  # gets the anchor that GitHub gives it
+            heading = following.content.replace("`", "")
+            anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+            token.attrSet("id", f"{anchor}-{known[anchor]}" if known[anchor] else anchor)
+            known[anchor] += 1
+            if token.tag == "h2":
+                contents.append((str(token.attrs["id"]), heading))
     for token in tokens:
         if "style" in token.attrs:  # the alignment of a cell; pages have no inline style
             token.attrs = {"class": "number"} if "right" in str(token.attrs["style"]) else {}
@@ -55,20 +63,7 @@ def render(path: str, text: str, shown: frozenset[str], repository: str | None) 
     numbers, name = itertools.count(1), escape(title)  # regions of one page have names of their own
     region = '<div class="scroll" tabindex="0" role="region" aria-label="{}, table {}"><table class="wrapped">'
     html = re.sub("<table>", lambda _: region.format(name, next(numbers)), html)
-    return Document(title, Markup(html), contents)
-
-
-def _anchor_headings(tokens: list[Token]) -> Iterable[tuple[str, str]]:
-    """Give each heading the anchor that GitHub gives it, and yield the sections'."""
-    known = Counter[str]()
-    for token, following in itertools.pairwise(tokens):
-        if token.type == "heading_open":
-            heading = following.content.replace("`", "")
-            anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-            token.attrSet("id", f"{anchor}-{known[anchor]}" if known[anchor] else anchor)
-            known[anchor] += 1
-            if token.tag == "h2":
-                yield str(token.attrs["id"]), heading
+    return Document(title, Markup(html), tuple(contents))
 
 
 def _place_links(tokens: Iterable[Token], folder: str, shown: frozenset[str], repository: str | None) -> None:

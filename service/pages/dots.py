@@ -141,23 +141,22 @@ def draw_lines(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> list[tu
         (row for row in rows if share_of(row)),
         key=lambda row: (word_of(row) is not Word.FAILS, row.verdict.basis != "results", order.index(word_of(row))),
     )
-    return [(row, _line(row, names)) for row in found]
-
-
-def _line(row: JudgedClaim, names: Mapping[str, str]) -> ClaimStrip:
-    share, low, high = share_of(row) or (0.0, None, None)
-    dot = ClaimDot(
-        x=_place(share),
-        y=ROW / 2,
-        low=None if low is None else _place(low),
-        high=None if high is None else _place(high),
-        side=COLOURS[word_of(row)],
-        count=1,
-        told=_describe(row, names),
-        claim=row.claim.id,
-        label=f"{share:.2g} × ▸" if share > MOST else "",
-    )
-    return ClaimStrip(height=ROW, dots=(dot,), told=dot.told)
+    lines = []
+    for row in found:
+        share, low, high = share_of(row) or (0.0, None, None)
+        dot = ClaimDot(
+            x=_place(share),
+            y=ROW / 2,
+            low=None if low is None else _place(low),
+            high=None if high is None else _place(high),
+            side=COLOURS[word_of(row)],
+            count=1,
+            told=_describe(row, names),
+            claim=row.claim.id,
+            label=f"{share:.2g} × ▸" if share > MOST else "",
+        )
+        lines.append((row, ClaimStrip(height=ROW, dots=(dot,), told=dot.told)))
+    return lines
 
 
 Write = Callable[[float], str]

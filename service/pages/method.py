@@ -36,12 +36,12 @@ def fill_tables(text: str, rules: Rules) -> str:
         for word, keys in BY_WORD.items()
         for key in keys
     )
-    margins = ((row.kind, row.margin, row.why) for row in describe_margins(rules))
-    levels = ((row.question, *(row.plans[planned] for planned in _PLANS)) for row in describe_levels(rules, _PLANS))
     tables = {
         "words": _table(("verdict", "reason", "in the API"), words),
-        "margins": _table(("kind of claim", "counts as the same within", "why"), margins),
-        "levels": _table(("question", *(f"{planned} replicates planned" for planned in _PLANS)), levels),
+        "margins": _table(("kind of claim", "counts as the same within", "why"), describe_margins(rules)),
+        "levels": _table(
+            ("question", *(f"{planned} replicates planned" for planned in _PLANS)), describe_levels(rules, _PLANS)
+        ),
     }
     for name, lines in tables.items():
         text = text.replace(f"<!-- {name} -->", "\n".join(lines))

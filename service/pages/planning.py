@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from service.pages.formats import as_confidence, in_terms_of, percent, unit_of
 from service.pages.legend import headline_of
 from service.pages.wording import side_of
-from stages.results import Claim, JudgedClaim, Levels, Rules, Status, VerdictRow, levels_of
+from stages.results import Claim, JudgedClaim, Rules, Status, VerdictRow, levels_of
 
 WANTED = 0.8
 """As in `stages.verdicts.power`, whose `needed` are replicates for this chance."""
@@ -122,83 +122,69 @@ def distance(value: float, claim: Claim) -> str:
     return in_terms_of(float(f"{value:.3g}"), claim)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MarginRow:
-    """A kind of claim, how far ours may be from the paper's number and still count as the same, and why."""
-
-    kind: str
-    margin: str
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LevelRow:
-    """A question, and for each plan, by its number of replicates, the confidence at each of its looks."""
-
-    question: str
-    plans: dict[int, str]
-
-
-def describe_margins(rules: Rules) -> list[MarginRow]:
+def describe_margins(rules: Rules) -> list[tuple[str, str, str]]:
+    """List kinds of claims, how far ours may be from the paper's number and still count as the same, and why."""
     margins = rules.margins
     return [
-        MarginRow(
-            kind="accuracy or error rate of one model",
-            margin=f"{_points(margins.error_points)}, but no more than {name_share(margins.error_share)} "
-            "of the paper’s error",
-            why="One point is a lot if few errors are left, so a small error has a smaller margin. "
+        (
+            "accuracy or error rate of one model",
+            f"{_points(margins.error_points)}, but no more than {name_share(margins.error_share)} of the paper’s error",
+            "One point is a lot if few errors are left, so a small error has a smaller margin. "
             "It is never less than the last digit that the paper prints.",
         ),
-        MarginRow(
-            kind="difference between two models, in accuracy or error or as a ratio",
-            margin=f"{name_share(margins.difference_share)} of the printed difference, "
+        (
+            "difference between two models, in accuracy or error or as a ratio",
+            f"{name_share(margins.difference_share)} of the printed difference, "
             f"but at least {_points(margins.difference_points)}",
-            why=f"Confirming it then means: {_least(margins.difference_share)}. A difference no larger than its margin "
+            f"Confirming it then means: {_least(margins.difference_share)}. A difference no larger than its margin "
             "can’t be confirmed in size: no difference at all would count as equal to it.",
         ),
-        MarginRow(
-            kind="two models that are called comparable",
-            margin=_points(margins.comparable_points),
-            why="No paper says what it calls comparable. If it calls larger losses comparable, those count, too.",
+        (
+            "two models that are called comparable",
+            _points(margins.comparable_points),
+            "No paper says what it calls comparable. If it calls larger losses comparable, those count, too.",
         ),
-        MarginRow(
-            kind="change of the logarithm of an error, in nats; the same gain at every level",
-            margin=f"{name_share(margins.log_mse_share)} of the printed change",
-            why=f"Logarithms scatter little, so the margin can be narrower: {_least(margins.log_mse_share)}.",
+        (
+            "change of the logarithm of an error, in nats; the same gain at every level",
+            f"{name_share(margins.log_mse_share)} of the printed change",
+            f"Logarithms scatter little, so the margin can be narrower: {_least(margins.log_mse_share)}.",
         ),
-        MarginRow(
-            kind="loss of one model",
-            margin=f"{name_share(margins.loss_share)} of the paper’s loss",
-            why="No paper prints the scatter of its losses, so this is our choice.",
+        (
+            "loss of one model",
+            f"{name_share(margins.loss_share)} of the paper’s loss",
+            "No paper prints the scatter of its losses, so this is our choice.",
         ),
-        MarginRow(
-            kind="operations (FLOPs); memory",
-            margin=" and ".join(dict.fromkeys(map(name_share, (margins.flops_share, margins.memory_share))))
+        (
+            "operations (FLOPs); memory",
+            " and ".join(dict.fromkeys(map(name_share, (margins.flops_share, margins.memory_share))))
             + " of the paper’s number",
-            why="Counting conventions differ by a few percent.",
+            "Counting conventions differ by a few percent.",
         ),
     ]
 
 
-def describe_levels(rules: Rules, plans: Iterable[int]) -> list[LevelRow]:
-    """`plans`: the numbers of replicates that experiments plan; those with the same looks are told once each."""
-    found = {planned: levels_of(rules, planned) for planned in plans}
+def describe_levels(rules: Rules, plans: Sequence[int]) -> list[tuple[str, ...]]:
+    """List questions, each with the confidence at every look of the `plans`, given by their numbers of replicates.
+
+    A cell is as "98.3 % after 3, 96.7 % after 5".
+    """
+    found = [levels_of(rules, planned) for planned in plans]
     questions = {
-        "Which of two models is better? (supported, reversed)": "order",
-        "Is a number, or the size of a difference, the paper’s? (reproduced)": "same",
-        "… where the paper prints its own error": "with_error",
-        "Does it differ from the paper’s? (not reproduced)": "other",
+        "Which of two models is better? (supported, reversed)": [levels.order for levels in found],
+        "Is a number, or the size of a difference, the paper’s? (reproduced)": [levels.same for levels in found],
+        "… where the paper prints its own error": [levels.with_error for levels in found],
+        "Does it differ from the paper’s? (not reproduced)": [levels.other for levels in found],
     }
     return [
-        LevelRow(question=question, plans={planned: _looks(levels, name) for planned, levels in found.items()})
-        for question, name in questions.items()
+        (
+            question,
+            *(
+                ", ".join(f"{as_confidence(level)} after {n}" for n, level in looks.items()) or "not judged"
+                for looks in of_plans
+            ),
+        )
+        for question, of_plans in questions.items()
     ]
-
-
-def _looks(levels: Levels, name: str) -> str:
-    """List confidence levels by number of runs, as "98.3 % after 3, 96.7 % after 5"."""
-    looks: dict[int, float] = getattr(levels, name)
-    return ", ".join(f"{as_confidence(value)} after {n}" for n, value in looks.items()) or "not judged"
 
 
 def name_share(share: float) -> str:

@@ -125,7 +125,9 @@ class ClaimIndex:
     ) -> list[str]:
         """The words of a claim's models, of its name, and of all else that is known of it, spelled both ways."""
         claim = row.claim
-        titles = [arms.get((row.experiments[0], arm or ""), "") for arm in _arms(row)] if row.experiments else []
+        titles = [
+            arms.get((first, arm or ""), "") for first in row.experiments[:1] for arm in (claim.arm, claim.baseline_arm)
+        ]
         said = name if claim.statement else " ".join(word for word in self._words(name) if word in self._models)
         own = claim.id.partition(".")[2].replace(".", " ")
         parts = [name_metric(claim.metric), claim.metric.replace("_", " "), claim.place, claim.note, own]
@@ -192,7 +194,3 @@ class ClaimIndex:
                 most = min(weight, WEIGHTS["name"]) if word in COMPARING else weight
                 found |= dict.fromkeys((claim for (claim,) in ids), most)
         return found
-
-
-def _arms(row: JudgedClaim) -> tuple[str | None, str | None]:
-    return row.claim.arm, row.claim.baseline_arm

@@ -52,6 +52,7 @@ from stages.results.estimates import (
     SHOWN_METRICS,
     ArmComparison,
     ArmVerdict,
+    Estimate,
     ExperimentComparison,
     MetricInfo,
     as_csv,
