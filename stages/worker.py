@@ -343,23 +343,13 @@ class _Spent:
     peak_memory_bytes: int
 
 
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """The row without values that JSON can't hold, as measured on a network with broken weights."""
-    return {name: value for name, value in row.items() if math.isfinite(value)}
-
-
-def _divergence(model: nn.Module, outcome: Outcome) -> dict[str, Any] | None:
-    """Step at which the run diverged; includes a last step with finite loss that made the weights non-finite."""
-    if outcome.divergence is None and not all(value.isfinite().all() for value in model.state_dict().values()):
-        last = outcome.history[-1]
-        return {"step": last["steps"], "last_finite_step": last["steps"], "last_finite_loss": last["train_loss"]}
-    return outcome.divergence
-
-
 def _sealed_files(
     job: Job, info: PackedInfo, model: nn.Module, outcome: Outcome, environment: dict[str, Any], spent: _Spent
 ) -> dict[str, bytes]:
-    divergence = _divergence(model, outcome)
+    divergence = outcome.divergence
+    if divergence is None and not all(value.isfinite().all() for value in model.state_dict().values()):
+        last = outcome.history[-1]  # its loss was finite, and its step made the weights non-finite
+        divergence = {"step": last["steps"], "last_finite_step": last["steps"], "last_finite_loss": last["train_loss"]}
     train_seconds = sum(outcome.epoch_seconds) or spent.seconds
     result: dict[str, Any] = {
         "run_key": job.spec.run_key,
@@ -375,27 +365,26 @@ def _sealed_files(
         "weights_sha256": None,
     }
     _refuse_other_code(job)
+    # without numbers that JSON can't hold, as measured on a network with broken weights
+    rows = [{name: value for name, value in row.items() if math.isfinite(value)} for row in outcome.history]
     files = {
         "spec.json": canonical_json(job.spec.to_dict()).encode(),
-        "history.jsonl": "".join(canonical_json(_finite(row)) + "\n" for row in outcome.history).encode(),
+        "history.jsonl": "".join(f"{canonical_json(row)}\n" for row in rows).encode(),
     }
     known = {}
     if divergence is None:
-        weights = files["weights.safetensors"] = dump_checkpoint(model, _contract(job.spec, info))
+        contract = InputContract(
+            kind=info.kind,
+            model=job.spec.model,
+            shape=info.shape,
+            mean=job.spec.protocol.mean,
+            std=job.spec.protocol.std,
+            classes=info.classes,
+            run_key=job.spec.run_key,
+            dataset=info.dataset,
+            data_digest=info.digest,
+        )
+        weights = files["weights.safetensors"] = dump_checkpoint(model, contract)
         known["weights.safetensors"] = result["weights_sha256"] = hashlib.sha256(weights).hexdigest()
     files["result.json"] = canonical_json(result).encode()
     return seal(files, known)
-
-
-def _contract(spec: RunSpec, info: PackedInfo) -> InputContract:
-    return InputContract(
-        kind=info.kind,
-        model=spec.model,
-        shape=info.shape,
-        mean=spec.protocol.mean,
-        std=spec.protocol.std,
-        classes=info.classes,
-        run_key=spec.run_key,
-        dataset=info.dataset,
-        data_digest=info.digest,
-    )

@@ -300,7 +300,18 @@ class Known:
 def why(options: argparse.Namespace) -> Answer:
     """The reasons of one run, by its label or the beginning of its key."""
     params, root = load_params(), Path()
-    published = _published(root)
+    published = [
+        Known(
+            run_key=line.result.run_key,
+            spec=line.result.spec,
+            where=f"{path.relative_to(root)}, line {number}",
+            name=RunName(line.result.experiment, line.result.arm, line.result.replicate),
+            environment=line.result.environment,
+            made=f"{line.origin.published} by revision {line.origin.revision[:12]}",
+        )
+        for path in evidence_files(root / "data" / "evidence")
+        for number, line in enumerate(read_lines(path, EvidenceLine), start=1)
+    ]
     if re.fullmatch(rf"[0-9a-f]{{{_SHORTEST},64}}", options.run):
         asked, known = _by_key(options.run, params, root, published)
     else:
@@ -337,22 +348,6 @@ def _grid(name: str, params: Params, root: Path) -> list[PlannedRun]:
     whole = dataclasses.replace(params.profile, replicates=None)
     params = dataclasses.replace(params, profiles={params.profile_name: whole})
     return keyed_runs(experiment, params, digest, every_role=True)
-
-
-def _published(root: Path) -> list[Known]:
-    """The trainings that evidence tells of, in its order."""
-    return [
-        Known(
-            run_key=line.result.run_key,
-            spec=line.result.spec,
-            where=f"{path.relative_to(root)}, line {number}",
-            name=RunName(line.result.experiment, line.result.arm, line.result.replicate),
-            environment=line.result.environment,
-            made=f"{line.origin.published} by revision {line.origin.revision[:12]}",
-        )
-        for path in evidence_files(root / "data" / "evidence")
-        for number, line in enumerate(read_lines(path, EvidenceLine), start=1)
-    ]
 
 
 def _by_key(

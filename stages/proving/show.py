@@ -176,23 +176,19 @@ class DataHere:
         """
         if dataset not in self.params.datasets:
             raise PackedDataError(f"no data set has the digest {digest[:12]}")
-        if (dataset, digest) not in self._packed:
-            self._packed[dataset, digest] = self._find(dataset, digest)
-        return self._packed[dataset, digest]
-
-    def _find(self, dataset: str, digest: str) -> Path:
-        here = self.root / "data" / "processed" / dataset
-        if (here / "dataset.json").is_file():
-            info = read_info(here)
-            if info.digest == digest or info.provenance != "embedded":
-                return here
-        target = self.scratch / "processed" / dataset
-        if not target.exists():
-            source, mirror = self.params.datasets[dataset], mirror_folder()
-            raw = self.root / home() if mirror is None else self.scratch
-            manifest = fetch_dataset(dataset, source, raw, mirror)
-            prepare(source, manifest, raw, target)
-        return target
+        if (dataset, digest) in self._packed:
+            return self._packed[dataset, digest]
+        found = self.root / "data" / "processed" / dataset
+        info = read_info(found) if (found / "dataset.json").is_file() else None
+        if info is None or (info.digest != digest and info.provenance == "embedded"):
+            found = self.scratch / "processed" / dataset
+            if not found.exists():
+                source, mirror = self.params.datasets[dataset], mirror_folder()
+                raw = self.root / home() if mirror is None else self.scratch
+                manifest = fetch_dataset(dataset, source, raw, mirror)
+                prepare(source, manifest, raw, found)
+        self._packed[dataset, digest] = found
+        return found
 
     def cut(self, folder: Path, protocol: Protocol, replicate: Replicate, batches: float) -> Path:
         """Cut a packed set to its first rows, as many as this number of batches of an epoch of `protocol` needs."""

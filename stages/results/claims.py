@@ -78,21 +78,13 @@ def pair_gains(claim: Claim, verdict: VerdictRow, arms: Iterable[ArmRow]) -> tup
         measured = gain_between(ours or {}, theirs or {}, better, is_folded=is_folded)
         if measured is None or measured.low is None or measured.high is None:
             continue
-        pair = PairGain(
-            experiment=arm.experiment,
-            arm=arm.name,
-            against=str(arm.against),
-            gain=measured.gain,
-            low=measured.low,
-            high=measured.high,
-            n=measured.n,
-        )
-        found.append(pair)
+        gain = measured._asdict()
+        found.append(PairGain(experiment=arm.experiment, arm=arm.name, against=str(arm.against), **gain))
     return tuple(found)
 
 
 Values = Mapping[int, float]
-"""Find the versions of a model, by replicate."""
+"""Values by replicate or fold."""
 
 
 class GainBetween(NamedTuple):
@@ -362,15 +354,8 @@ def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str
     found: dict[tuple[str, str], list[ArmVerdict]] = {}
     for row in session.execute(query):
         claim = row.Claim
-        verdict = ArmVerdict(
-            claim=claim.id,
-            kind=claim.kind,
-            metric=claim.metric,
-            status=row.VerdictRow.status,
-            mark=row.VerdictRow.mark,
-            is_decidable=row.VerdictRow.is_decidable,
-            explanation=row.VerdictRow.explanation,
-        )
+        told = {name: getattr(row.VerdictRow, name) for name in ("status", "mark", "is_decidable", "explanation")}
+        verdict = ArmVerdict(claim=claim.id, kind=claim.kind, metric=claim.metric, **told)
         found.setdefault((row.experiment, claim.arm), []).append(verdict)
     return {place: tuple(verdicts) for place, verdicts in found.items()}
 

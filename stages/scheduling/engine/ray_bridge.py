@@ -171,7 +171,13 @@ class _Bridge:
                     self.ray.shutdown()
                     return
                 getattr(self, command)(*arguments)
-            self._pass_on()
+            over = []
+            if self.tasks:
+                over, _ = self.ray.wait([*self.tasks], num_returns=len(self.tasks), timeout=_POLL_SECONDS)
+            for told in self.ray.get(self.inbox.take.remote(), timeout=_TELL_SECONDS):  # before the ends of who told it
+                self.commands.send(told)
+            for reference in over:
+                self.commands.send((self.tasks.pop(reference), "ended", self._reason(reference)))
 
     def submit(self, number: int, ask: TaskRequest, share: Share) -> None:
         """Submit a task that Ray runs at most once: attempts are counted by the engine."""
@@ -201,15 +207,6 @@ class _Bridge:
         if not self.is_alone and digest not in self.packed:
             self.packed[digest] = self.ray.put(pack_files(ask.data))
         return [] if self.is_alone else [self.packed[digest]]
-
-    def _pass_on(self) -> None:
-        over, _ = (
-            self.ray.wait([*self.tasks], num_returns=len(self.tasks), timeout=_POLL_SECONDS) if self.tasks else ([], [])
-        )
-        for told in self.ray.get(self.inbox.take.remote(), timeout=_TELL_SECONDS):  # before the ends of who told it
-            self.commands.send(told)
-        for reference in over:
-            self.commands.send((self.tasks.pop(reference), "ended", self._reason(reference)))
 
     def _reason(self, reference: Any) -> str:
         errors = self.ray.exceptions
