@@ -37,8 +37,8 @@ from stages.results import (
     find_judged,
     open_results,
 )
-from stages.results.comparison_rows import t_interval, wilson_interval
 from stages.results.claims import pair_gains
+from stages.results.comparison_rows import t_interval, wilson_interval
 from stages.results.estimates import cut_of_all, cut_of_each
 from stages.run import RunSpec
 from stages.runs.evidence import EvidenceLine, ResultLine, read_lines, write_lines
