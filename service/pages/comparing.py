@@ -55,7 +55,13 @@ def answer_best(comparisons: Sequence[ExperimentComparison]) -> str:
     if not real:
         return f"Not known yet: none of {planned} models has been trained." if planned else "No model is planned."
     if not full:
-        ahead = [_leader(item) for item in real if len(item.order.of_ours) > 1]
+        ahead = [
+            f"{arm.title} ({value_in(item.metric.unit)(arm.ours.value)})"  # NiNformer (21.19 %)
+            for item in real
+            if len(item.order.of_ours) > 1
+            for arm in item.arms
+            if arm.ours and arm.arm == item.order.of_ours[0]
+        ]
         each = ", each in its own experiment" if len(ahead) > 1 else ""
         leads = f" In shortened runs {listed(ahead)} {'are' if each else 'is'} ahead{each}." if ahead else ""
         return f"Not known yet: none of {planned} planned models has been trained in full.{leads}"
@@ -77,12 +83,6 @@ def _name_best(full: Sequence[ExperimentComparison]) -> Iterator[str]:
         interval = "" if ours.low is None or ours.high is None else f"{span(ours.low, ours.high, item.metric.unit)}, "
         of = f"is the best of {len(models)} models" if len(models) > 1 else "is the only model"
         yield f"{arm.title} {of} trained in full: {write(ours.value)} ({interval}n = {ours.n})."
-
-
-def _leader(item: ExperimentComparison) -> str:
-    """Format a model with its number, as "NiNformer (21.19 %)"."""
-    arm = next(arm for arm in item.arms if arm.arm == item.order.of_ours[0])
-    return f"{arm.title} ({value_in(item.metric.unit)(arm.ours.value)})" if arm.ours else arm.title
 
 
 def first_shown(arms: Sequence[ArmRow], trained: Sequence[str]) -> list[str]:

@@ -70,7 +70,12 @@ def _of_number(claim: Claim, power: Mapping[str, Any], runs: str) -> tuple[str, 
     elif chance < WANTED and needed:
         more += _needed(chance, needed)
     if margin and not is_lost:
-        more.append(f"The margin is ± {margin}{_share_of(claim, power['margin'])}.")
+        allows = ""
+        if (claim.facts.is_gain or claim.kind == "ratio") and claim.value:
+            share = power["margin"] / abs(claim.value)
+            least, most = (percent(end, 0) for end in (1 - share, 1 + share))
+            allows = f", {name_share(share)} of the paper’s number: ours may be {least} to {most} of it"
+        more.append(f"The margin is ± {margin}{allows}.")
     if margin and power["not_reproduced"] is not None:
         off = _chance(power["not_reproduced"], is_assumed=is_assumed)
         more.append(
@@ -102,16 +107,6 @@ def _chance(chance: float, *, is_assumed: bool) -> str:
     if chance > most:
         return "more than 95 %" if is_assumed else "more than 99 %"
     return percent(chance, 0)
-
-
-def _share_of(claim: Claim, margin: float) -> str:
-    """Compare a printed difference with its margin, and say what that requires of ours; "" for other numbers."""
-    is_difference = (claim.facts.is_gain or claim.kind == "ratio") and claim.value
-    if not is_difference:
-        return ""
-    share = margin / abs(claim.value or 1.0)
-    least, most = (percent(end, 0) for end in (1 - share, 1 + share))
-    return f", {name_share(share)} of the paper’s number: ours may be {least} to {most} of it"
 
 
 def distance(value: float, claim: Claim) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
@@ -44,17 +44,21 @@ ProvenanceFilter = Annotated[
     Provenance | None, Query(description="embedded (placeholder data), subset or full", examples=["full"])
 ]
 ExperimentFilter = Annotated[str | None, Query(description="name of an experiment", examples=["ninformer-cifar100"])]
-
+ProfileFilter = Annotated[
+    str | None, Query(description="profile; default: the strongest with results", examples=["quick"])
+]
 VerdictFilter = Annotated[Status | None, Query(description="a verdict", examples=["reproduced"])]
+Route = TypeVar("Route", bound=Callable[..., Any])
 
 
-@router.get(
-    "/papers",
-    tags=["catalogue"],
-    operation_id="listPapers",
-    response_model=list[PaperOut],
-    responses=list_responses(),
-)
+def listing(
+    router: APIRouter, tag: str, path: str, operation: str, items: Any, *errors: int
+) -> Callable[[Route], Route]:
+    """Register a list that is answered page by page, as JSON or CSV."""
+    return router.get(path, tags=[tag], operation_id=operation, response_model=items, responses=list_responses(*errors))
+
+
+@listing(router, "catalogue", "/papers", "listPapers", list[PaperOut])
 def list_papers(session: ResultsSession, page: Paging) -> Sequence[PaperOut] | Response:
     """The papers whose claims are tested."""
     return page.answer_with(PaperOut, queries.list_papers(session))
@@ -66,13 +70,7 @@ def read_paper(name: str, session: ResultsSession) -> PaperOut:
     return PaperOut.model_validate(queries.find_paper(session, name))
 
 
-@router.get(
-    "/datasets",
-    tags=["catalogue"],
-    operation_id="listDatasets",
-    response_model=list[DatasetOut],
-    responses=list_responses(),
-)
+@listing(router, "catalogue", "/datasets", "listDatasets", list[DatasetOut])
 def list_datasets(session: ResultsSession, page: Paging) -> Sequence[DatasetOut] | Response:
     """The data sets that models are trained and tested on."""
     return page.answer_with(DatasetOut, queries.list_datasets(session))
@@ -84,13 +82,7 @@ def read_dataset(name: str, session: ResultsSession) -> DatasetOut:
     return DatasetOut.model_validate(queries.find_dataset(session, name))
 
 
-@router.get(
-    "/datasets/{name}/samples",
-    tags=["catalogue"],
-    operation_id="listSamples",
-    response_model=list[SampleOut],
-    responses=list_responses(404),
-)
+@listing(router, "catalogue", "/datasets/{name}/samples", "listSamples", list[SampleOut], 404)
 def list_samples(name: str, request: Request, session: ResultsSession, page: Paging) -> Sequence[SampleOut] | Response:
     """Test images to try a model on: a few classes, one image each."""
     settings = app_state_of(request).settings
@@ -117,13 +109,7 @@ def read_sample(
     return Response(samples.png(position), media_type="image/png")
 
 
-@router.get(
-    "/experiments",
-    tags=["catalogue"],
-    operation_id="listExperiments",
-    response_model=list[ExperimentOut],
-    responses=list_responses(404),
-)
+@listing(router, "catalogue", "/experiments", "listExperiments", list[ExperimentOut], 404)
 def list_experiments(
     session: ResultsSession, page: Paging, paper: PaperFilter = None, dataset: DatasetFilter = None
 ) -> Sequence[ExperimentOut] | Response:
@@ -137,22 +123,14 @@ def read_experiment(name: str, session: ResultsSession) -> ExperimentOut:
     return ExperimentOut.model_validate(queries.find_experiment(session, name))
 
 
-@router.get(
-    "/experiments/{name}/curves",
-    tags=["catalogue"],
-    operation_id="listCurves",
-    response_model=list[CurvePointOut],
-    responses=list_responses(404),
-)
+@listing(router, "catalogue", "/experiments/{name}/curves", "listCurves", list[CurvePointOut], 404)
 def list_experiment_curves(
     name: str,
     session: ResultsSession,
     compare: Compare,
     page: Paging,
     curve: Annotated[Curve, Query(description="quantity to plot over epochs")] = "test_accuracy",
-    profile: Annotated[
-        str | None, Query(description="profile; default: the strongest with results", examples=["quick"])
-    ] = None,
+    profile: ProfileFilter = None,
     arm: Annotated[list[str], Query(max_length=64, description="only these arms", examples=[["vit"]])] = [],  # noqa: B006
 ) -> Sequence[CurvePointOut] | Response:
     """Learning curves: mean, minimum and maximum over the compared replicates, by arm and epoch."""
@@ -167,21 +145,13 @@ def list_experiment_curves(
     return page.answer_with(CurvePointOut, list_curves(session, comparison, curve, arms))
 
 
-@router.get(
-    "/experiments/{name}/observations",
-    tags=["catalogue"],
-    operation_id="listObservations",
-    response_model=list[ObservedPointOut],
-    responses=list_responses(404),
-)
+@listing(router, "catalogue", "/experiments/{name}/observations", "listObservations", list[ObservedPointOut], 404)
 def list_experiment_observations(
     name: str,
     session: ResultsSession,
     compare: Compare,
     page: Paging,
-    profile: Annotated[
-        str | None, Query(description="profile; default: the strongest with results", examples=["quick"])
-    ] = None,
+    profile: ProfileFilter = None,
     quantity: Annotated[str | None, Query(description="only this quantity", examples=["attention_sigma"])] = None,
 ) -> Sequence[ObservedPointOut] | Response:
     """Quantities measured inside the compared networks, before and after training, by block."""
@@ -196,13 +166,7 @@ def list_experiment_observations(
     return page.answer_with(ObservedPointOut, list_observed(session, comparison, quantities=wanted, arms=arms))
 
 
-@router.get(
-    "/claims",
-    tags=["claims"],
-    operation_id="listClaims",
-    response_model=list[ClaimOut],
-    responses=list_responses(404),
-)
+@listing(router, "claims", "/claims", "listClaims", list[ClaimOut], 404)
 def list_claims(
     session: ResultsSession,
     page: Paging,

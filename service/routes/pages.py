@@ -40,14 +40,7 @@ from service.pages.models import describe_chance
 from service.pages.plots import Drawing, Ink, inks_of
 from service.pages.wording import name_claims
 from service.routes.claim_pages import show_papers
-from stages.results import (
-    ClaimFilter,
-    ExperimentComparison,
-    JudgedClaim,
-    Status,
-    fidelity_of,
-    list_judged,
-)
+from stages.results import ClaimFilter, ExperimentComparison, Status, fidelity_of, list_judged
 
 router = APIRouter(include_in_schema=False)
 for_browsers = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -86,6 +79,15 @@ def show_comparison(
     inks = inks_of(session)
     panels = lay_panels(comparisons, inks, chosen.kind, metric)
     judged, day = list_judged(session, ClaimFilter(dataset=chosen.name)), queries.read_meta(session, "newest_result")
+    # The claims that trainings of one experiment alone speak for, other than its models' own numbers.
+    decided = [
+        row
+        for row in judged
+        if len(row.experiments) == 1
+        and row.verdict.basis == "results"
+        and row.claim.facts.number != "model"
+        and row.verdict.status not in (Status.SHOWN, Status.NOT_TESTED)
+    ]
     served = queries.strongest(queries.list_checkpoints(session, dataset=chosen.name))
     page = parts.templates.TemplateResponse(
         request,
@@ -105,7 +107,10 @@ def show_comparison(
             "curves": {item.experiment: _draw_curves(session, item, curve, inks, chosen.kind) for item in real},
             "costs": {cost: TITLES[cost] for cost in COSTS},
             "names": name_claims(session, judged),
-            "decided": {item.experiment: _decided(judged, item.experiment) for item in comparisons},
+            "decided": {
+                item.experiment: [row for row in decided if row.experiments[0] == item.experiment]
+                for item in comparisons
+            },
             "guessing": {item.experiment: describe_chance(item, chosen) for item in comparisons},
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
             "to_try": _to_try(served, comparisons, checkpoint),
@@ -135,18 +140,6 @@ def _draw_curves(
     points = list_curves(session, comparison, chosen, shown)
     drawn = draw_overlay(points, {arm.name: arm.title for arm in arms}, inks, unit_of_curve(chosen, kind))
     return (chosen, drawn, {name: name_curve(name, kind) for name in known}) if drawn else None
-
-
-def _decided(judged: Sequence[JudgedClaim], experiment: str) -> list[JudgedClaim]:
-    """The claims that trainings of this experiment alone speak for, other than its models' own numbers."""
-    return [
-        row
-        for row in judged
-        if list(row.experiments) == [experiment]
-        and row.verdict.basis == "results"
-        and row.claim.facts.number != "model"
-        and row.verdict.status not in (Status.SHOWN, Status.NOT_TESTED)
-    ]
 
 
 def _samples(root: Path, dataset: str, asked: Sequence[int]) -> list[SampleOut]:

@@ -13,8 +13,8 @@ from service.database.schemas import ArmResultOut, CheckpointOut, RunDetailOut, 
 from service.dependencies import ResultsSession, app_state_of
 from service.http.errors import declared
 from service.http.strict import StrictRoute
-from service.http.tabular import Paging, list_responses
-from service.routes.catalogue import DatasetFilter, ExperimentFilter, ProvenanceFilter
+from service.http.tabular import Paging
+from service.routes.catalogue import DatasetFilter, ExperimentFilter, ProvenanceFilter, listing
 from stages.results import fidelity_of
 
 RunKey = Annotated[str, Path(description="64 hexadecimal digits, or a unique prefix of at least 7")]
@@ -24,13 +24,7 @@ WEIGHTS: dict[int | str, dict[str, Any]] = {
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 
 
-@router.get(
-    "/runs",
-    tags=["runs"],
-    operation_id="listRuns",
-    response_model=list[RunOut],
-    responses=list_responses(404),
-)
+@listing(router, "runs", "/runs", "listRuns", list[RunOut], 404)
 def list_runs(
     session: ResultsSession,
     page: Paging,
@@ -82,13 +76,7 @@ def read_trail(run_key: RunKey, session: ResultsSession) -> TrailsOut:
     return describe_trails(queries.find_run(session, run_key), session)
 
 
-@router.get(
-    "/checkpoints",
-    tags=["runs"],
-    operation_id="listCheckpoints",
-    response_model=list[CheckpointOut],
-    responses=list_responses(404),
-)
+@listing(router, "runs", "/checkpoints", "listCheckpoints", list[CheckpointOut], 404)
 def list_checkpoints(
     session: ResultsSession, page: Paging, dataset: DatasetFilter = None, experiment: ExperimentFilter = None
 ) -> Sequence[CheckpointOut] | Response:

@@ -75,29 +75,23 @@ class View:
     """Looks at the store and the database; `papers` (all if empty) limits both."""
 
     def __init__(self, params: Params, papers: Sequence[str], metrics: Path | None) -> None:
-        self.params, self.papers, self.metrics = params, papers, metrics
+        from stages.results import UnknownPaper, tally  # brings the database
+
+        self.params, self.metrics = params, metrics
         self.experiments = [name for name, one in params.experiments.items() if one.paper in papers]
         self.watched = Watched(sessions=(), rows=(), finished=(), left_seconds=None)
         self.brought: list[Brought] = []
-        self.tallies, self.missing = self._tally()
         self._served: tuple[str, ...] = ()
-
-    def _tally(self) -> tuple[list[Any], ResultsUnavailable | None]:
-        """The papers' counts of verdicts, or why there are none."""
-        from stages.results import UnknownPaper, tally  # brings the database
-
-        counts: dict[str, Any] = {}
-        missing: ResultsUnavailable | None = None
+        self.missing: ResultsUnavailable | None = None
         try:
             with open_database()() as session:
-                counts = {row.paper: row for row in tally(session)}
+                counts: dict[str, Any] = {row.paper: row for row in tally(session)}
         except ResultsUnavailable as error:
-            counts = dict.fromkeys(one.paper for one in self.params.experiments.values())
-            missing = error
-        for name in self.papers:
-            if name not in counts:
-                raise UnknownPaper(name, counts)
-        return [counts[name] for name in self.papers or counts if counts[name] is not None], missing
+            counts = dict.fromkeys(one.paper for one in params.experiments.values())
+            self.missing = error
+        if unknown := [name for name in papers if name not in counts]:
+            raise UnknownPaper(unknown[0], counts)
+        self.tallies = [counts[name] for name in papers or counts if counts[name] is not None]
 
     def look(self) -> None:
         """Look at the trainings again."""

@@ -40,7 +40,7 @@ from stages.datasets.sources import fetch_dataset, mirror_folder
 from stages.datasets.verified import DatasetError
 from stages.faults import Mistake
 from stages.params.experiment import Params
-from stages.proving.driver import _parted, first_difference
+from stages.proving.driver import differences, parted
 from stages.run import Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.equivalence import (
     PATH,
@@ -386,7 +386,7 @@ def show_equivalent(
         affected, left_out = find_affected(made, equivalences, older.fingerprints, newer.fingerprints, again=again)
         for item in affected:
             if (code := code_today(item.made.spec)) != item.after:
-                changed = ", ".join(sorted(_parted(item.after, code or {})))
+                changed = ", ".join(sorted(parted(item.after, code or {})))
                 raise EquivalenceError(f"HEAD doesn't hold the code of this tree ({changed}); commit it first")
         here = DataHere(root, params, scratch)
         paths: list[_Path] = []
@@ -481,7 +481,7 @@ def _compare(
                 )
     for threads, *pair in zip(THREADS, *both, strict=True):
         for (path, cut), before, after in zip(trainings, *pair, strict=True):
-            if difference := first_difference(before, after):
+            if difference := next(differences(before, after), None):
                 raise EquivalenceError(
                     f"{path.item.made.label} ({_describe(path.item)}, {_in_words([threads])}, batches of "
                     f"{cut.specs[0].protocol.batch_size}) is another run with the code of {newer.revision[:12]}: "
