@@ -16,18 +16,16 @@ from service.database.curves import list_behind
 from service.database.queries import lacking_test_images, list_deviations, list_mentioned, tally_of
 from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.errors import declared
-from service.pages import concluding, opening, wording
+from service.pages import concluding, opening, planning, wording
 from service.pages.charts import draw_arms, draw_blocks, draw_trend, mark_pairs
 from service.pages.citing import bibtex, bibtex_paper, claim_badge, json_ld, paper_badge, times_reproduced
-from service.pages.documents import render
 from service.pages.dots import draw_claim, draw_lines, draw_strip, share_of
 from service.pages.legend import has_word, known_word, word_of
 from service.pages.linked_data import article_of
-from service.pages.method import DOCS, add_badges, describe_method
 from service.pages.models import describe_looks, first_looks, list_chances, timed_here
-from service.pages.planning import describe_chance_of_truth, plan_in_words, strip_of
 from service.pages.plots import inks_of
 from service.pages.printed import count_errors, lay_out, list_shown, take_apart
+from service.pages.repository import render
 from service.pages.searching import ClaimIndex, Found
 from service.pages.versus import (
     Pair,
@@ -256,7 +254,7 @@ def show_method(request: Request, session: ResultsSession) -> Response:
     later = concluding.judged_later(judged)
     every = [experiment.name for experiment in queries.list_experiments(session, paper=None, dataset=None)]
     names, parts = wording.name_claims(session, later), app_state_of(request)
-    text = describe_method(
+    text = planning.describe_method(
         read_rules(session),
         concluding.describe_whole(lacking_test_images(session, every), wording.titles_of(session)[0]),
         (
@@ -265,14 +263,14 @@ def show_method(request: Request, session: ResultsSession) -> Response:
             if (after := rule_after(row.claim, row.verdict))
         ),
     )
-    shown, terms = frozenset(parts.files), (DOCS / "glossary.md").read_text(encoding="utf-8")
+    shown, terms = frozenset(parts.files), (planning.DOCS / "glossary.md").read_text(encoding="utf-8")
     method = render("docs/verdicts.md", text, shown, parts.settings.repository)
     return parts.templates.TemplateResponse(
         request,
         "method.html",
         {
             "method": method,
-            "text": add_badges(method.body),
+            "text": planning.add_badges(method.body),
             "terms": render("docs/glossary.md", terms, shown, parts.settings.repository),
             "papers": queries.list_papers(session),
         },
@@ -316,7 +314,7 @@ def show_claim(
             "trend_chart": draw_trend(trend, titles, record.claim) if trend else None,
             "qualifications": concluding.qualify(record),
             "changes": concluding.sort_changes(record.changes),
-            "planned": plan_in_words(record.claim, record.verdict),
+            "planned": planning.plan_in_words(record.claim, record.verdict),
             "departing": sum(deviation.departs for deviation in record.deviations),
             "look": first_looks(paper.name, [record], compare, queries.list_datasets(session)).get(claim_id),
             "timed": timed_here(record, titles, compare),
@@ -329,8 +327,8 @@ def show_claim(
             "bibtex": bibtex(record, names[claim_id], paper, app_state_of(request).settings.address),
             "linked_data": json_ld(record, names[claim_id], paper, address, wording.side_of(record.verdict.status)),
             "plot": draw_claim(record, names[claim_id]),
-            "strip": strip_of(record),
-            "posterior": describe_chance_of_truth(record),
+            "strip": planning.strip_of(record),
+            "posterior": planning.describe_chance_of_truth(record),
             "pairs": mark_pairs(record.pairs, titles, record.claim),
             "observed_chart": draw_blocks(observed, titles, inks),
             "arms_charts": draw_arms(record, titles, inks),

@@ -18,8 +18,8 @@ from service.http.errors import declared
 from service.inference.batching import AnswerFailed, InferenceStopped, ModelUnavailable
 from service.inference.decoding import Upload
 from service.inference.engine import predict
+from service.pages.charts import MOST_CELLS, draw_curves, picture_of, shade
 from service.pages.dots import Interval, draw_interval
-from service.pages.drawing import MOST_CELLS, draw_curves, picture_of, shade
 from service.pages.formats import value_with
 from service.pages.models import describe_chance, recipes
 from service.pages.plots import interval_of, printed_of
