@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -167,11 +166,6 @@ def sizes(entries: Sequence[ComparedModel]) -> list[int]:
     found = [size for entry in entries if (size := entry.arm.cost.parameters)]
     powers = [10**power for power in range(3, 12)]
     return [most for most in powers if found and min(found) <= most < max(found)]
-
-
-def no_larger(entries: Sequence[ComparedModel], most: int | None) -> list[ComparedModel]:
-    """Return the models with at most this many parameters; models of unknown size are left out."""
-    return [entry for entry in entries if most is None or (entry.arm.cost.parameters or math.inf) <= most]
 
 
 def rank(entries: Sequence[ComparedModel], *, by: Column, is_reversed: bool = False) -> list[ComparedModel]:

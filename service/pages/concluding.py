@@ -283,11 +283,6 @@ def _ends(variant: Mapping[str, Any], claim: Claim) -> str:
     return "" if low is None or high is None else f" ({span_of(low, high, claim)})"
 
 
-def judged_later(judged: Iterable[JudgedClaim]) -> list[JudgedClaim]:
-    """Select the claims whose rule was written after some of their results had been seen."""
-    return [row for row in judged if row.verdict.seen_before_rule is not None]
-
-
 REMARKS = ("note", "place")
 """Columns that comment on a claim and don't affect its verdict."""
 

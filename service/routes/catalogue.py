@@ -7,26 +7,8 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from service.database import queries
-from service.database.claim_schemas import (
-    ClaimDetailOut,
-    ClaimOut,
-    FamilyOut,
-    TallyOut,
-    VerdictsOut,
-    describe_claim,
-    describe_record,
-)
+from service.database import claim_schemas, curves, queries
 from service.database.comparing import Provenance, Question
-from service.database.curves import (
-    Curve,
-    ObservedPointOut,
-    UnknownQuantity,
-    known_quantities,
-    list_behind,
-    list_curves,
-    list_observed,
-)
 from service.database.samples import PNG, Samples
 from service.database.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
 from service.dependencies import Compare, ResultsSession, app_state_of
@@ -129,7 +111,7 @@ def list_experiment_curves(
     session: ResultsSession,
     compare: Compare,
     page: Paging,
-    curve: Annotated[Curve, Query(description="quantity to plot over epochs")] = "test_accuracy",
+    curve: Annotated[curves.Curve, Query(description="quantity to plot over epochs")] = "test_accuracy",
     profile: ProfileFilter = None,
     arm: Annotated[list[str], Query(max_length=64, description="only these arms", examples=[["vit"]])] = [],  # noqa: B006
 ) -> Sequence[CurvePointOut] | Response:
@@ -142,10 +124,12 @@ def list_experiment_curves(
     found = compare(Question(dataset=experiment.dataset, profile=profile))
     comparison = next(item for item in found if item.experiment == name)
     arms = [item.arm for item in comparison.arms if not arm or item.arm in arm]
-    return page.answer_with(CurvePointOut, list_curves(session, comparison, curve, arms))
+    return page.answer_with(CurvePointOut, curves.list_curves(session, comparison, curve, arms))
 
 
-@listing(router, "catalogue", "/experiments/{name}/observations", "listObservations", list[ObservedPointOut], 404)
+@listing(
+    router, "catalogue", "/experiments/{name}/observations", "listObservations", list[curves.ObservedPointOut], 404
+)
 def list_experiment_observations(
     name: str,
     session: ResultsSession,
@@ -153,20 +137,22 @@ def list_experiment_observations(
     page: Paging,
     profile: ProfileFilter = None,
     quantity: Annotated[str | None, Query(description="only this quantity", examples=["attention_sigma"])] = None,
-) -> Sequence[ObservedPointOut] | Response:
+) -> Sequence[curves.ObservedPointOut] | Response:
     """Quantities measured inside the compared networks, before and after training, by block."""
     experiment = queries.find_experiment(session, name)
     found = compare(Question(dataset=experiment.dataset, profile=profile))
     comparison = next(item for item in found if item.experiment == name)
-    known = known_quantities(session, comparison)
+    known = curves.known_quantities(session, comparison)
     if quantity is not None and known and quantity not in known:
-        raise UnknownQuantity(quantity[:80], known)
+        raise curves.UnknownQuantity(quantity[:80], known)
     wanted = [item for item in known if quantity in (None, item)]
     arms = [item.arm for item in comparison.arms]
-    return page.answer_with(ObservedPointOut, list_observed(session, comparison, quantities=wanted, arms=arms))
+    return page.answer_with(
+        curves.ObservedPointOut, curves.list_observed(session, comparison, quantities=wanted, arms=arms)
+    )
 
 
-@listing(router, "claims", "/claims", "listClaims", list[ClaimOut], 404)
+@listing(router, "claims", "/claims", "listClaims", list[claim_schemas.ClaimOut], 404)
 def list_claims(
     session: ResultsSession,
     page: Paging,
@@ -182,7 +168,7 @@ def list_claims(
     family: Annotated[
         str | None, Query(description="name of a table's family of claims", examples=["ninformer.table2"])
     ] = None,
-) -> Sequence[ClaimOut] | Response:
+) -> Sequence[claim_schemas.ClaimOut] | Response:
     """The papers' claims, each with its verdict."""
     wanted = ClaimFilter(
         paper=paper,
@@ -196,15 +182,20 @@ def list_claims(
     )
     found = page.cut(queries.list_claims(session, wanted, limit=page.limit + 1, offset=page.offset))
     names = name_claims(session, found)
-    return page.answer(ClaimOut, [describe_claim(row, names[row.claim.id], unit_of(row.claim)) for row in found])
+    return page.answer(
+        claim_schemas.ClaimOut,
+        [claim_schemas.describe_claim(row, names[row.claim.id], unit_of(row.claim)) for row in found],
+    )
 
 
 @router.get("/claims/{claim_id}", tags=["claims"], operation_id="getClaim", responses=declared(404))
-def read_claim(claim_id: str, session: ResultsSession, compare: Compare) -> ClaimDetailOut:
+def read_claim(claim_id: str, session: ResultsSession, compare: Compare) -> claim_schemas.ClaimDetailOut:
     """One claim: its verdict, the runs behind it, its deviations and its cost."""
     record = find_judged(session, claim_id)
-    observed = list_behind(session, record, queries.arms_of(session, record.experiments), compare)
-    return describe_record(record, observed, name_claims(session, [record])[claim_id], unit_of(record.claim))
+    observed = curves.list_behind(session, record, queries.arms_of(session, record.experiments), compare)
+    return claim_schemas.describe_record(
+        record, observed, name_claims(session, [record])[claim_id], unit_of(record.claim)
+    )
 
 
 @router.get("/verdicts", tags=["claims"], operation_id="listVerdicts", responses=declared(404, 422))
@@ -213,10 +204,10 @@ def count_verdicts(
     paper: PaperFilter = None,
     dataset: DatasetFilter = None,
     kind: Annotated[str | None, Query(examples=["value"])] = None,
-) -> VerdictsOut:
+) -> claim_schemas.VerdictsOut:
     """Number of claims by verdict for each paper, and a summary of each table."""
     counts = queries.tally_claims(session, ClaimFilter(paper=paper, dataset=dataset, kind=kind))
-    return VerdictsOut(
-        papers=[TallyOut.model_validate(row) for row in counts],
-        tables=[FamilyOut.model_validate(row) for row in list_families(session, paper=paper)],
+    return claim_schemas.VerdictsOut(
+        papers=[claim_schemas.TallyOut.model_validate(row) for row in counts],
+        tables=[claim_schemas.FamilyOut.model_validate(row) for row in list_families(session, paper=paper)],
     )

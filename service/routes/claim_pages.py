@@ -40,6 +40,7 @@ from service.pages.versus import (
 from stages.results import (
     ClaimFilter,
     JudgedClaim,
+    Outlook,
     find_judged,
     list_families,
     list_judged,
@@ -90,7 +91,7 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
             "open": opening.still_open(tallies),
             "answers": {name: opening.answer(rows, by_experiment) for name, rows in asked.items()},
             "exploratory": sum(number for mark, number in marks.items() if mark != "confirmatory"),
-            "planned": opening.prospects(opening.sum_outlooks([tally.outlook for tally in tallies])),
+            "planned": opening.prospects(opening.add(Outlook, [tally.outlook for tally in tallies])),
             "pair": first_pair(asked.values(), comparisons),
             "titles": list_titles(comparisons),
             "datasets": datasets,
@@ -250,8 +251,8 @@ def search_claims(
 @router.get("/method")
 def show_method(request: Request, session: ResultsSession) -> Response:
     """Show how a verdict is reached and what its words mean."""
-    judged = list_judged(session, ClaimFilter())
-    later = concluding.judged_later(judged)
+    # Claims whose rule was written after some of their results had been seen.
+    later = [row for row in list_judged(session, ClaimFilter()) if row.verdict.seen_before_rule is not None]
     every = [experiment.name for experiment in queries.list_experiments(session, paper=None, dataset=None)]
     names, parts = wording.name_claims(session, later), app_state_of(request)
     text = planning.describe_method(

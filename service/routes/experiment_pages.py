@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -162,7 +163,7 @@ def show_leaderboard(
         comparing.Question(dataset=chosen.name, profile=profile or None, metric=shown, provenance=provenance)
     )
     every = comparing.list_entries(found)
-    kept = comparing.no_larger(every, parameters)
+    kept = [entry for entry in every if parameters is None or (entry.arm.cost.parameters or math.inf) <= parameters]
     stopwatch, stopwatches = models.choose_stopwatch(kept, timed)
     kept = [replace(entry, is_timed=models.stopwatch_of(entry) == stopwatch) for entry in kept]
     entries = comparing.rank(kept, by=sort, is_reversed=reverse)

@@ -14,16 +14,7 @@ from fastapi.responses import RedirectResponse
 from pydantic import Field
 from sqlalchemy.orm import Session
 
-from service.database import queries
-from service.database.comparing import (
-    COSTS,
-    TITLES,
-    Provenance,
-    Question,
-    first_of_each_dataset,
-    first_with_results,
-    flatten,
-)
+from service.database import comparing, queries
 from service.database.curves import Curve, curves_of_run, known_curves, list_curves, name_curve, unit_of_curve
 from service.database.samples import NoSample, Samples
 from service.database.schemas import SampleOut
@@ -56,7 +47,7 @@ def show_comparison(
     paper: str | None = None,
     profile: str | None = None,
     metric: str | None = None,
-    provenance: Provenance | None = None,
+    provenance: comparing.Provenance | None = None,
     curve: Curve | None = None,
     sample: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 40)]], Query(max_length=64)] = [],  # noqa: B006
     checkpoint: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
@@ -68,11 +59,11 @@ def show_comparison(
     if dataset is None and own_path(request.scope) == "/":
         return show_papers(request, session, compare)
     parts, datasets = app_state_of(request), queries.list_datasets(session)
-    overview = first_of_each_dataset(compare(Question(paper=paper)))
-    if (wanted := dataset or first_with_results(overview, datasets)) is None:
+    overview = comparing.first_of_each_dataset(compare(comparing.Question(paper=paper)))
+    if (wanted := dataset or comparing.first_with_results(overview, datasets)) is None:
         raise Problem(404, "no model is listed: the results database is empty")
     chosen = queries.find_dataset(session, wanted)
-    asked = Question(dataset=chosen.name, paper=paper, profile=profile, metric=metric, provenance=provenance)
+    asked = comparing.Question(dataset=chosen.name, paper=paper, profile=profile, metric=metric, provenance=provenance)
     comparisons = sorted(compare(asked), key=lambda item: (not item.is_real, bool(item.cut)))
     real = [item for item in comparisons if item.is_real]
     inks = inks_of(session)
@@ -104,7 +95,7 @@ def show_comparison(
                 pair for panel in panels if panel.comparison.is_real or not real for pair in panel.choices.items()
             ),
             "curves": {item.experiment: _draw_curves(session, item, curve, inks, chosen.kind) for item in real},
-            "costs": {cost: TITLES[cost] for cost in COSTS},
+            "costs": {cost: comparing.TITLES[cost] for cost in comparing.COSTS},
             "names": name_claims(session, judged),
             "decided": {
                 item.experiment: [row for row in decided if row.experiments[0] == item.experiment]
@@ -225,9 +216,9 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
             "run_key": run_key,
             "results": shown,
             "samples": SAMPLES[kind],
-            "spec": dict(flatten(results[0].spec)),
-            "code": {name for name, _ in flatten(results[0].spec) if name.startswith("code.")},
-            "flatten": flatten,
+            "spec": dict(comparing.flatten(results[0].spec)),
+            "code": {name for name, _ in comparing.flatten(results[0].spec) if name.startswith("code.")},
+            "flatten": comparing.flatten,
         },
     )
 

@@ -124,7 +124,7 @@ class DatabaseBuilder:
 
     def fill(self, session: Session) -> None:
         """Fill the tables in the order of their foreign keys."""
-        for rows in (self._named(), self._experiments(), self._arms()):
+        for rows in (self._named(), self._experiments()):
             session.add_all(rows)
             session.flush()
         # Tables with many rows are filled from plain values, which is faster than from objects.
@@ -248,12 +248,9 @@ class DatabaseBuilder:
             )
 
     def _experiments(self) -> Iterator[tables.Base]:
-        for position, experiment in enumerate(self.params.experiments.values()):
+        for place, experiment in enumerate(self.params.experiments.values()):
             protocol, seeds = dataclasses.asdict(experiment.printed), list(experiment.seeds)
-            yield row_of(tables.ExperimentRow, experiment, position=position, protocol=protocol, seeds=seeds)
-
-    def _arms(self) -> Iterator[tables.Base]:
-        for experiment in self.params.experiments.values():
+            yield row_of(tables.ExperimentRow, experiment, position=place, protocol=protocol, seeds=seeds)
             for position, arm in enumerate(experiment.arms.values()):
                 yield row_of(
                     tables.ArmRow,

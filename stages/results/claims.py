@@ -306,6 +306,8 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
     claim, verdict = found[0].claim, found[0].verdict
     arms = select(ArmRow).where(ArmRow.experiment.in_(found[0].experiments))
     changes = select(ClaimChange).where(ClaimChange.claim == claim_id).order_by(ClaimChange.position)
+    touching = select(ClaimDeviation.deviation).where(ClaimDeviation.claim == claim_id)
+    deviations = select(DeviationRow).where(DeviationRow.id.in_(touching)).order_by(DeviationRow.position)
     same_error: tuple[str, ...] = ()
     if error := error_of(claim, verdict):
         of_paper = session.execute(CLAIMS.where(Claim.paper == claim.paper, Claim.id != claim.id)).all()
@@ -316,7 +318,7 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
         runs=tuple(verdict.runs),
         arms=tuple(verdict.arms),
         pairs=pair_gains(claim, verdict, in_order) if claim.baseline_arm else (),
-        deviations=tuple(deviations_of(session, claim_id)),
+        deviations=tuple(session.scalars(deviations)),
         changes=tuple(session.scalars(changes)),
         family=session.get(Family, claim.family) if claim.family else None,
         same_error=same_error,
@@ -358,16 +360,6 @@ def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str
         verdict = ArmVerdict(claim=claim.id, kind=claim.kind, metric=claim.metric, **told)
         found.setdefault((row.experiment, claim.arm), []).append(verdict)
     return {place: tuple(verdicts) for place, verdicts in found.items()}
-
-
-def deviations_of(session: Session, claim_id: str) -> Sequence[DeviationRow]:
-    query = (
-        select(DeviationRow)
-        .join(ClaimDeviation, ClaimDeviation.deviation == DeviationRow.id)
-        .where(ClaimDeviation.claim == claim_id)
-        .order_by(DeviationRow.position)
-    )
-    return session.scalars(query).all()
 
 
 def list_families(session: Session, *, paper: str | None = None) -> Sequence[Family]:
