@@ -273,10 +273,10 @@ def _choices(session: Session, claims: Sequence[str]) -> dict[str, tuple[str, ..
         .where(ClaimDeviation.claim.in_(claims), DeviationRow.in_titles.is_not(None))
         .order_by(DeviationRow.position)
     )
-    found: dict[str, list[str]] = {}
+    found: dict[str, tuple[str, ...]] = {}
     for row in session.execute(query):
-        found.setdefault(row.claim, []).append(row.in_titles)
-    return {claim: tuple(choices) for claim, choices in found.items()}
+        found[row.claim] = (*found.get(row.claim, ()), row.in_titles)
+    return found
 
 
 def _places(session: Session, claims: Sequence[str]) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -353,13 +353,13 @@ def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str
         .where(ClaimExperiment.experiment.in_(experiments), Claim.arm.is_not(None))
         .order_by(Claim.position)
     )
-    found: dict[tuple[str, str], list[ArmVerdict]] = {}
+    found: dict[tuple[str, str], tuple[ArmVerdict, ...]] = {}
     for row in session.execute(query):
         claim = row.Claim
         told = {name: getattr(row.VerdictRow, name) for name in ("status", "mark", "is_decidable", "explanation")}
         verdict = ArmVerdict(claim=claim.id, kind=claim.kind, metric=claim.metric, **told)
-        found.setdefault((row.experiment, claim.arm), []).append(verdict)
-    return {place: tuple(verdicts) for place, verdicts in found.items()}
+        found[row.experiment, claim.arm] = (*found.get((row.experiment, claim.arm), ()), verdict)
+    return found
 
 
 def list_families(session: Session, *, paper: str | None = None) -> Sequence[Family]:
