@@ -42,7 +42,7 @@ from stages.training.process import (
     reset_peak_memory,
 )
 from stages.training.resuming import EnergyMeter, ResumeState, energy_joules, first_line, sum_known
-from stages.training.session import Session, flushing_denormals, open_session, plain_network, task_of
+from stages.training.session import flushing_denormals, open_session, plain_network, task_of
 from stages.training.stacked import StackState, code_of_stack, fit_stack, mode_of, stack_class
 from stages.training.tables import Regression
 from stages.training.tf32 import describe_products
@@ -87,7 +87,7 @@ def train_run(
             partial(_train_share, job, scratch), devices, tell=progress, should_stop=should_stop
         )
         return trained
-    ready = _open(job, scratch, devices, should_stop)
+    ready = _Training(job, scratch, devices, should_stop)
     outcome = ready.session.train(
         state=ready.resume.load(), save=ready.resume.save, progress=progress, should_stop=should_stop
     )
@@ -100,7 +100,7 @@ def _train_share(
     """Train `job.spec` as one of several ranks; the outcome is rank 0's, which alone saves states and reports."""
     job = dataclasses.replace(job, device=rank.device)
     with joined(rank.number, rank.size, pick_device(rank.device), rank.port):
-        ready = _open(job, scratch, rank.devices, should_stop)
+        ready = _Training(job, scratch, rank.devices, should_stop)
         is_first = rank.number == 0
         outcome = share(ready.session).train(
             state=from_first(ready.resume.load() if is_first else None),
@@ -114,61 +114,38 @@ def _train_share(
         return ready.close(outcome, peak) if is_first else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Ready:
-    """A training that is ready to begin or resume, and what its outcome will tell of it."""
+class _Training:
+    """A training that is ready to begin or resume, on its device, which is one of `devices` that share it."""
 
-    job: Job
-    info: PackedInfo
-    device: torch.device
-    stamp: dict[str, tuple[int, int]]
-    session: Session
-    environment: dict[str, Any]
-    energy: EnergyMeter
-    resume: ResumeState[TrainingState]
-    started: float
+    def __init__(self, job: Job, scratch: Scratch, devices: Sequence[str], should_stop: Callable[[], bool]) -> None:
+        self.job = job
+        self.info, self.device, self.environment = _prepare(job)
+        self._stamp = stamp_of(job.data)
+        self.session = open_session(job.spec, job.data, self.info, self.device)
+        _refuse_other_code(job)
+        _refuse_unkeyed_layers(job, self.session.model)
+        self.environment |= describe_graphs(self.device)
+        if len(devices) > 1:
+            self.environment |= describe_ranks(len(devices), self.device, job.spec.protocol)
+        self._energy = EnergyMeter(lambda: sum_known(energy_joules(torch.device(name)) for name in devices))
+        self.resume = ResumeState(
+            scratch=scratch,
+            work=job.spec.run_key,
+            kind=TrainingState,
+            environment=environment_digest(self.environment),
+            epochs=job.spec.protocol.epochs,
+            energy=self._energy,
+            should_stop=should_stop,
+        )
+        self._started = time.monotonic()
 
     def close(self, outcome: Outcome, peak_memory: int) -> Trained:
-        """The sealed outcome."""
-        spent = _Spent(time.monotonic() - self.started, self.energy.used(), peak_memory)
-        _refuse_changed_data(self.job, self.stamp)
+        """Return the sealed outcome."""
+        spent = _Spent(time.monotonic() - self._started, self._energy.used(), peak_memory)
+        _refuse_changed_data(self.job, self._stamp)
         environment = _with_fast_paths(self.environment, TAKEN)
         files = _sealed_files(self.job, self.info, self.session.model, outcome, environment, spent)
         return Trained(outcomes={self.job.spec.run_key: files}, work=self.job.spec.run_key)
-
-
-def _open(job: Job, scratch: Scratch, devices: Sequence[str], should_stop: Callable[[], bool]) -> _Ready:
-    """The training of `job.spec` on its device, which is one of `devices` that share it."""
-    run_key = job.spec.run_key
-    info, device, environment = _prepare(job)
-    stamp = stamp_of(job.data)
-    session = open_session(job.spec, job.data, info, device)
-    _refuse_other_code(job)
-    _refuse_unkeyed_layers(job, session.model)
-    environment |= describe_graphs(device)
-    if len(devices) > 1:
-        environment |= describe_ranks(len(devices), device, job.spec.protocol)
-    energy = EnergyMeter(lambda: sum_known(energy_joules(torch.device(name)) for name in devices))
-    resume = ResumeState(
-        scratch=scratch,
-        work=run_key,
-        kind=TrainingState,
-        environment=environment_digest(environment),
-        epochs=job.spec.protocol.epochs,
-        energy=energy,
-        should_stop=should_stop,
-    )
-    return _Ready(
-        job=job,
-        info=info,
-        device=device,
-        stamp=stamp,
-        session=session,
-        environment=environment,
-        energy=energy,
-        resume=resume,
-        started=time.monotonic(),
-    )
 
 
 def _refuse_other_code(job: Job) -> None:

@@ -249,7 +249,7 @@ def watch(store: Store, usd_per_hour: Mapping[str, float], now: float, experimen
             if key not in latest or rank >= latest[key][0]:
                 latest[key] = rank, session, group
     told = [(session, group) for _, session, group in latest.values()]
-    means = _group_seconds(told, now)
+    means = _group_seconds([group for _, group in told], now)
     rows: dict[tuple[str, str], ProgressRow] = {}
     for session, group in told:
         node = group.node or (session.node if session.engine == "local" else "")
@@ -286,7 +286,7 @@ def left_to_train(store: Store, experiment: str, since: float) -> tuple[int, flo
         return None
     session, now = max(begun, key=lambda one: one.began), time.time()
     left = sum(len(group.runs) for group in session.groups if group.state != "done")
-    return left, _left([session], _group_seconds([(session, group) for group in session.groups], now), now)
+    return left, _left([session], _group_seconds(session.groups, now), now)
 
 
 def _confirm(session: TrainerStatus, leases: Leases, now: float) -> TrainerStatus:
@@ -308,10 +308,10 @@ def _spent(group: GroupState, now: float) -> float:
     return 0.0 if group.began is None else max(0.0, (group.ended or now) - group.began)
 
 
-def _group_seconds(groups: Sequence[tuple[TrainerStatus, GroupState]], now: float) -> dict[str, float]:
+def _group_seconds(groups: Sequence[GroupState], now: float) -> dict[str, float]:
     """Mean seconds of a whole group of each experiment, by those that are done or under way."""
     found = defaultdict(list)
-    for _, group in groups:
+    for group in groups:
         if group.state == "done" and group.began is not None:
             found[group.experiment].append(_spent(group, now))
         elif group.state == "running" and group.share > 0:
