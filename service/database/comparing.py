@@ -59,14 +59,10 @@ class Comparisons:
         return answer
 
 
-def real_first(comparisons: Sequence[ExperimentComparison]) -> list[ExperimentComparison]:
-    """Sort experiments: those with results on real data first, then placeholder data, then those not run."""
-    return sorted(comparisons, key=lambda comparison: not comparison.is_real)
-
-
 def first_of_each_dataset(comparisons: Sequence[ExperimentComparison]) -> dict[str, ExperimentComparison]:
-    """Return for each data set the experiment that `real_first` puts first."""
-    return {comparison.dataset: comparison for comparison in reversed(real_first(comparisons))}
+    """Return for each data set its first experiment with results on real data, else its first one."""
+    real_first = sorted(comparisons, key=lambda comparison: not comparison.is_real)
+    return {comparison.dataset: comparison for comparison in reversed(real_first)}
 
 
 def first_with_results(overview: Mapping[str, ExperimentComparison], datasets: Iterable[Dataset]) -> str | None:

@@ -199,8 +199,7 @@ BEHIND: Mapping[str, tuple[str, ...]] = {
 """Quantities behind a claim's metric; any other metric is the quantity of the same name."""
 
 
-class UnknownQuantity(UnknownName):
-    kind = "quantity"
+class UnknownQuantity(UnknownName): ...
 
 
 class ObservedPointOut(Out):

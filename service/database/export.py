@@ -22,8 +22,7 @@ ROWS_AT_ONCE = 10_000
 TABLES: tuple[Table, ...] = tuple(Base.metadata.sorted_tables)
 
 
-class UnknownTable(UnknownName):
-    kind = "table"
+class UnknownTable(UnknownName): ...
 
 
 def find_table(name: str) -> Table:

@@ -395,12 +395,10 @@ def _some(served_checkpoints: Sequence[ServedCheckpoint]) -> str:
     return ids if len(served_checkpoints) <= MAX_NAMES else f"{ids}, …; /api/v1/checkpoints lists all"
 
 
-class UnknownKind(UnknownName):
-    kind = "kind"
+class UnknownKind(UnknownName): ...
 
 
-class UnknownFamily(UnknownName):
-    kind = "family"
+class UnknownFamily(UnknownName): ...
 
 
 def list_claims(session: Session, wanted: ClaimFilter, *, limit: int, offset: int) -> list[JudgedClaim]:
