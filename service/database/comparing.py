@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from cachetools import LRUCache
 from sqlalchemy.orm import Session
@@ -35,6 +35,16 @@ class Question:
     profile: str | None = None
     metric: str | None = None
     provenance: Provenance | None = None
+
+
+Answer = Callable[[Question], list[ExperimentComparison]]
+"""`compare` on one session, with its cache."""
+
+
+def compare_one(compare: Answer, experiment: ExperimentRow, **asked: Any) -> ExperimentComparison:
+    """Return the comparison of one experiment; `asked`: further fields of its `Question`."""
+    found = compare(Question(dataset=experiment.dataset, **asked))
+    return next(item for item in found if item.experiment == experiment.name)
 
 
 class Comparisons:

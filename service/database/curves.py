@@ -14,7 +14,7 @@ from sqlalchemy import ColumnExpressionArgument, Select, func, select
 from sqlalchemy.orm import Session
 
 from service.database import queries
-from service.database.comparing import Question
+from service.database.comparing import Answer, Question, compare_one
 from service.database.schemas import CurvePointOut, Out
 from stages.results import (
     ArmRow,
@@ -23,7 +23,6 @@ from stages.results import (
     JudgedClaim,
     ObservationRow,
     Result,
-    UnknownArm,
     UnknownName,
 )
 
@@ -85,9 +84,6 @@ def are_of(comparison: ExperimentComparison) -> tuple[ColumnExpressionArgument[b
     )
 
 
-Answer = Callable[[Question], list[ExperimentComparison]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class ComparedLine:
     """A model, by `<experiment>.<arm>`, or a run, by the beginning of its key; `name` is that.
@@ -133,10 +129,7 @@ def find_line(session: Session, name: str, compare: Answer) -> ComparedLine:
         )
     of, _, arm = name.partition(".")
     found = queries.find_experiment(session, of[:80])
-    asked = next((item for item in found.arms if item.name == arm), None)
-    if asked is None:
-        raise UnknownArm(arm[:80], [item.name for item in found.arms])
-    comparison = next(item for item in compare(Question(dataset=found.dataset)) if item.experiment == found.name)
+    asked, comparison = queries.find_arm(found, arm), compare_one(compare, found)
     is_drawn = comparison.is_real and any(item.arm == arm and item.run_keys for item in comparison.arms)
     return ComparedLine(
         name=name,

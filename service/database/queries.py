@@ -99,6 +99,13 @@ def find_experiment(session: Session, name: str) -> ExperimentRow:
     return experiment
 
 
+def find_arm(experiment: ExperimentRow, name: str) -> ArmRow:
+    arms = {arm.name: arm for arm in experiment.arms}
+    if name not in arms:
+        raise UnknownArm(name[:80], arms)
+    return arms[name]
+
+
 def arms_of(session: Session, experiments: Sequence[str]) -> Sequence[ArmRow]:
     """Return all arms of these experiments, in the order of each experiment."""
     query = select(ArmRow).where(ArmRow.experiment.in_(experiments)).order_by(ArmRow.experiment, ArmRow.position)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from service.database.comparing import ComparedModel, Question
+from service.database.comparing import Answer, ComparedModel, Question
 from service.pages.formats import duration, exact, listed, percent, value_in
 from stages.results import (
     METRICS,
@@ -148,7 +148,7 @@ class FirstLook:
 def first_looks(
     paper: str,
     judged: Iterable[JudgedClaim],
-    compare: Callable[[Question], list[ExperimentComparison]],
+    compare: Answer,
     datasets: Iterable[Dataset],
 ) -> dict[str, FirstLook]:
     """Return `{claim: first look}` for the paper's claims without a verdict or a number of ours."""
@@ -198,9 +198,7 @@ def list_chances(judged: Iterable[JudgedClaim], looks: Mapping[str, FirstLook]) 
     return list(dict.fromkeys(filter(None, told)))
 
 
-def timed_here(
-    record: JudgedClaim, titles: Mapping[str, str], compare: Callable[[Question], list[ExperimentComparison]]
-) -> str | None:
+def timed_here(record: JudgedClaim, titles: Mapping[str, str], compare: Answer) -> str | None:
     """Compare the time of the claim's model with its baseline's, by our times and by the paper's.
 
     None if the claim isn't about times or the two were timed under different conditions.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.database.comparing import Question
+from service.database.comparing import Answer, Question
 from service.pages.formats import listed, value_in
 from service.pages.legend import word_of
 from stages.results import (
@@ -190,7 +190,7 @@ def first_places(
 def describe_tests(
     deviations: Iterable[DeviationRow],
     arms: Mapping[tuple[str, str], str],
-    compare: Callable[[Question], list[ExperimentComparison]],
+    compare: Answer,
 ) -> dict[str, str]:
     """`{deviation: sentence}`: what the model that tests it reached, or that it was not trained yet.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
-from service.database.comparing import Question
+from service.database.comparing import Answer, Question
 from service.database.curves import Curve, known_curves, list_curves, name_curve
 from service.pages.charts import draw_costs, draw_curve
 from service.pages.formats import exact, names_baseline_first, value_in
@@ -188,7 +188,6 @@ def _title(anchor: Anchor, rows: Sequence[JudgedClaim]) -> str:
     return place[0].upper() + place[1:] if is_whole else anchor.title
 
 
-Answer = Callable[[Question], list[ExperimentComparison]]
 CURVES_OF: dict[str, tuple[Curve, ...]] = {
     "accuracy": ("train_accuracy", "test_accuracy"),
     "loss": ("train_loss", "test_loss"),

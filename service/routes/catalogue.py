@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from service.database import claim_schemas, curves, queries
-from service.database.comparing import Provenance, Question
+from service.database.comparing import Provenance, compare_one
 from service.database.samples import PNG, Samples
 from service.database.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
 from service.dependencies import Compare, ResultsSession, app_state_of
@@ -17,7 +17,7 @@ from service.http.strict import StrictRoute
 from service.http.tabular import Paging, list_responses
 from service.pages.formats import unit_of
 from service.pages.wording import name_claims
-from stages.results import ClaimFilter, Standing, Status, UnknownArm, Word, find_judged, list_families
+from stages.results import ClaimFilter, Standing, Status, Word, find_judged, list_families
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 PaperFilter = Annotated[str | None, Query(description="name of a paper", examples=["ninformer"])]
@@ -117,12 +117,9 @@ def list_experiment_curves(
 ) -> Sequence[CurvePointOut] | Response:
     """Learning curves: mean, minimum and maximum over the compared replicates, by arm and epoch."""
     experiment = queries.find_experiment(session, name)
-    known = [item.name for item in experiment.arms]
     for wanted in arm:
-        if wanted not in known:
-            raise UnknownArm(wanted[:80], known)
-    found = compare(Question(dataset=experiment.dataset, profile=profile))
-    comparison = next(item for item in found if item.experiment == name)
+        queries.find_arm(experiment, wanted)
+    comparison = compare_one(compare, experiment, profile=profile)
     arms = [item.arm for item in comparison.arms if not arm or item.arm in arm]
     return page.answer_with(CurvePointOut, curves.list_curves(session, comparison, curve, arms))
 
@@ -139,9 +136,7 @@ def list_experiment_observations(
     quantity: Annotated[str | None, Query(description="only this quantity", examples=["attention_sigma"])] = None,
 ) -> Sequence[curves.ObservedPointOut] | Response:
     """Quantities measured inside the compared networks, before and after training, by block."""
-    experiment = queries.find_experiment(session, name)
-    found = compare(Question(dataset=experiment.dataset, profile=profile))
-    comparison = next(item for item in found if item.experiment == name)
+    comparison = compare_one(compare, queries.find_experiment(session, name), profile=profile)
     known = curves.known_quantities(session, comparison)
     if quantity is not None and known and quantity not in known:
         raise curves.UnknownQuantity(quantity[:80], known)

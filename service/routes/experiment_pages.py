@@ -33,7 +33,7 @@ from service.pages.comparing import MOST_LINES, first_shown
 from service.pages.linked_data import results_of
 from service.pages.plots import apart, axis_of, inks_of, mark_of
 from service.pages.wording import name_claims
-from stages.results import METRICS, SHOWN_METRICS, ClaimFilter, UnknownArm, list_judged
+from stages.results import METRICS, SHOWN_METRICS, ClaimFilter, list_judged
 
 router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
@@ -60,12 +60,10 @@ def show_experiment(
 ) -> Response:
     """The address holds every choice."""
     experiment = queries.find_experiment(session, name)
-    known = [item.name for item in experiment.arms]
     for wanted in (*arm, left, right):
-        if wanted is not None and wanted not in known:
-            raise UnknownArm(wanted[:80], known)
-    found = compare(comparing.Question(dataset=experiment.dataset, profile=profile, metric=metric))
-    comparison = next(item for item in found if item.experiment == name)
+        if wanted is not None:
+            queries.find_arm(experiment, wanted)
+    comparison = comparing.compare_one(compare, experiment, profile=profile, metric=metric)
     trained = [item.arm for item in comparison.arms if item.run_keys] if comparison.is_real else []
     shown = [item for item in trained if item in arm] or first_shown(experiment.arms, trained)
     curves = known_curves(session, comparison) if trained else []
