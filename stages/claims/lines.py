@@ -122,7 +122,7 @@ def parse_claims(text: str, path: Path) -> list[ClaimLine]:
 
 
 def place_claims(path: Path, claims: Sequence[ClaimLine], params: Params) -> list[ClaimLine]:
-    """Assign each claim to its experiment in the params files; if it isn't there, the claim gets that as its reason.
+    """Place each claim at an experiment of the params files; one whose experiment isn't there gets that as its reason.
 
     Raises:
         ClaimsError: the experiment is there, but belongs to another paper or lacks the claim's arm.
@@ -148,7 +148,7 @@ def place_claims(path: Path, claims: Sequence[ClaimLine], params: Params) -> lis
     return placed
 
 
-# results: trained models.  finding: computed without training.  params: from the params files.  none: nothing yet.
+# results: trained models.  finding: computed without training.  params: read off the params files.  none: nothing yet.
 Basis = Literal["results", "finding", "params", "none"]
 Side = Literal["proposed", "baseline"]
 

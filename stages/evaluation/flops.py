@@ -39,7 +39,7 @@ class FlopCounts:
         return known if isinstance(known, dict) else {}
 
     def count(self, model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
-        """Return the forward FLOPs of one row of `shape`."""
+        """Forward FLOPs of one row of `shape`."""
         parts = [model.path, dict(model.arguments), list(shape), vocabulary, _code(model.path.split(":")[0])]
         key = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
         if key not in self.known:

@@ -1,4 +1,4 @@
-"""Save and load the state from which an interrupted training resumes, within a share of its time."""
+"""The state from which an interrupted training goes on, saved in the time that is left for it."""
 
 from __future__ import annotations
 
