@@ -132,7 +132,7 @@ MAX_PIXELS = 64_000_000
 
 
 def decode_square(content: bytes, side: int, where: str) -> np.ndarray:
-    """Decode a JPEG file to RGB uint8 [3, side, side]: the shorter side resized to `side` (bilinear), the middle kept.
+    """RGB uint8 [3, side, side] of a JPEG file: its shorter side resized to `side` (bilinear), the middle kept.
 
     A picture that is `side` x `side` already keeps its pixels.  Grey ones get three equal channels.
     """

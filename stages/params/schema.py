@@ -199,7 +199,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def known_papers() -> list[str]:
-    """List the folders of `stages/papers`, which register the papers."""
+    """Folders of `stages/papers`: the listing is the registry."""
     folder = Path(__file__).parent.parent / "papers"
     return sorted(path.parent.name for path in folder.glob("*/__init__.py"))
 
