@@ -88,7 +88,7 @@ def digest_row(claim: ClaimLine) -> str:
 
 
 def digest_code() -> str:
-    """Digest of the code that turns results into verdicts (rules, statistics, claims), without comments and docs."""
+    """Digest of the code that turns results into verdicts (rules, statistics, claims), without its documentation."""
     package = source_path("stages")
     assert package is not None, "stages is a package"
     paths = [

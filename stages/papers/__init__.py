@@ -68,7 +68,7 @@ def build_model(spec: ModelSpec) -> nn.Module:
 
 
 def find_observations(spec: ModelSpec) -> Observations | None:
-    """Return the module with what the model's paper observes inside trained networks; None if there is none.
+    """Return the paper's module of observations inside trained networks; None if it doesn't cover the model.
 
     Raises:
         ValueError: `spec.path` is not the path of a model.

@@ -16,7 +16,7 @@ from stages.run import AugmentationSpec
 
 @dataclass(frozen=True)
 class Draws:
-    """Draws for a batch: windows' top and left edges in padded images, int64 [2, B], and flips, bool [B], or None."""
+    """Draws for a batch: windows' top and left edges in padded images, int64 [2, B], and flips, bool [B], if any."""
 
     offsets: Tensor | None
     flipped: Tensor | None

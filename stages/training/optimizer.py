@@ -1,4 +1,4 @@
-"""Build optimisers by name: PyTorch's here, each other one in the module of `stages.optim` with its name."""
+"""Build optimisers by name: PyTorch's own here, any other by the module of that name in `stages.optim`."""
 
 from __future__ import annotations
 

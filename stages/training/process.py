@@ -48,7 +48,7 @@ _keyed: set[str] = set()
 
 def describe_process(code: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return variables and code that neither the run key nor pinned packages cover; `code` is the key's."""
-    _keyed.update(code)  # an earlier run of this process had what it loaded in its key
+    _keyed.update(code)  # modules that an earlier run of this process loaded were in its key
     return {"modules": _other_modules() | _start_hooks(), "variables": describe_variables()}
 
 

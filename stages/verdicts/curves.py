@@ -85,7 +85,7 @@ def _errors(name: str, runs: Sequence[Sequence[ObservedEpoch]], which: str) -> C
 def min_over_epochs(test_error: Curves) -> ArmMeasurement:
     """Return the lowest mean over folds of any epoch, and its standard error there (DAC, Tables 1 and 2).
 
-    It chooses the epoch on the test set and so is lower than any epoch's expectation: compare it only with itself.
+    It chooses the epoch on the test set, so it is lower than any epoch's expectation: compare it with no other metric.
     """
     _check(test_error)
     epoch = int(np.argmin(test_error.mean(axis=0)))

@@ -199,7 +199,7 @@ def _leave_open(size: Verdict) -> Verdict:
 def _of_part(part: GridPart, gain: GainEstimate, sign: Verdict, alpha: float) -> Verdict:
     """Add the verdict's scope: the pairs that it covers, and an interval for the whole grid, which decides nothing.
 
-    That interval errs with probability `alpha` on each side: parts don't share it, because it spends nothing.
+    That interval errs with probability `alpha` on each side; parts don't share it, because it spends no α.
     """
     half = part.half_width_of_whole(gain.at(gain.n), sign.n, alpha)
     scope, of_whole = part.scope(), "They may differ by any amount, so nothing is said of the whole grid."

@@ -95,7 +95,7 @@ class GridPart:
         return len(whole_slices(self.cells, self.planned)) == len(self.cells)
 
     def half_width_of_whole(self, seeds: tuple[float, float], n: int, alpha: float) -> float:
-        """Return the half-width of the interval of the whole grid's gain, which errs with alpha on each side.
+        """Return the half-width of an interval of the whole grid's gain that errs with probability alpha on each side.
 
         Infinite if only one level of a factor ran.  `seeds`: (variance, df) of the mean over the pairs that ran.  Each
         part has its own t (Banerjee 1960): one df for their sum (Welch–Satterthwaite) errs too often if a part has few.

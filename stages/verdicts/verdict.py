@@ -126,8 +126,8 @@ class Scope:
 
     If they are whole slices, `factor` names what was varied, with the levels that `ran` and those `missing`.
     `whole_low` to `whole_high` is the interval of the whole grid's gain at `whole_confidence`, as if these levels were
-    drawn from it; it decides nothing.  `models` of the grid's `planned_models` ran, if only results show which of them
-    are pairs.
+    drawn from it; it decides nothing.  `models` of the grid's `planned_models` ran; both are None unless results show
+    which models form pairs.
     """
 
     pairs: int

@@ -311,7 +311,7 @@ class SettingKind(CountedKind, kinds="setup"):
         counted = [
             row.value
             for group in facts.groups_of(claim)
-            if group.arms.keys() == group.experiment.arms.keys()  # a part's smallest isn't the grid's
+            if group.arms.keys() == group.experiment.arms.keys()  # the smallest of a part may not be the grid's
             for trials in group.arms.values()
             for row in trials[0].result.metrics
             if row.metric == "parameters"

@@ -139,7 +139,7 @@ def _forward(
     is_yat: bool,
     keeps_weights: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the result and, for the backward pass, weights [B H, T, S or more] or the queries' peaks [B H, T, 2]."""
+    """Return the result and, for the backward pass, weights [B H, T, S or more] or maxima and sums [B H, T, 2]."""
     query, key, value = map(in_rows, (query, key, value))
     key_terms = None if key_terms is None else key_terms.contiguous()
     out, kept = _empty(query, key, value, keeps_weights)

@@ -249,7 +249,7 @@ _trying = threading.Lock()
 
 
 def agrees_here(claim: str, fast: Callable[[], Iterable[Tensor]], plain: Callable[[], Iterable[Tensor]]) -> bool:
-    """True if both functions produce the same tensors; `claim` describes the comparison in a warning to the user.
+    """True if both functions produce the same tensors; if not, a warning says so with `claim`, a text for users.
 
     The answer is cached per oneDNN setting, because PyTorch's routines depend on it.
     """

@@ -177,7 +177,7 @@ def _depth_row(depth: int, tokens: Tensor) -> dict[str, Any]:
 
 @torch.no_grad()
 def motion_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
-    """Return by block attention's squared displacement of tokens since the first block, over the sum of squared steps.
+    """Return, by block, the squared displacement of tokens by attention so far, over the sum of its squared steps.
 
     A Brownian motion's steps are independent with mean 0 (section 2.4), so the ratio stays 1; a drift raises it up to
     the number of blocks, and steps that cancel each other lower it.  The MLPs' updates don't count.

@@ -31,7 +31,7 @@ from stages.rules import Margins
 
 @dataclass(frozen=True, kw_only=True)
 class Operations:
-    """Operations of one sample's forward pass; `bias_at_input` and `bias_at_output` are two counts of the biases'."""
+    """Operations of one sample's forward pass; `bias_at_input` and `bias_at_output` count the biases in two ways."""
 
     linear: int = 0
     norm: int = 0

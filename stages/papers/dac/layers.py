@@ -30,7 +30,7 @@ def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
 
 
 def relu3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Module:
-    """The baseline's connection, from its input on: ReLU, whose bias is the shift of the BN before it, and conv."""
+    """The baseline's connection, from its input on: ReLU, biased by the shift of the BN before it, then convolution."""
     return nn.Sequential(nn.ReLU(), conv3x3(in_channels, out_channels, stride))
 
 

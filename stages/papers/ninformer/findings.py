@@ -95,7 +95,7 @@ def image_flops(arm: str, images: Images) -> int:
 
 @cache
 def least_excess() -> float:
-    """Return how many times the half-precision peak every cell of Table 3 needs at least."""
+    """Return the least multiple of the half-precision peak that any cell of Table 3 needs."""
     seconds = {(dataset, arm): time for dataset, times in NANOSECONDS.items() for arm, time in times.items()}
     needed = (image_flops(arm, IMAGES[dataset]) / (time * 1e-9) for (dataset, arm), time in seconds.items())
     return min(needed) / HALF_PRECISION_PEAK

@@ -262,7 +262,7 @@ def opposite_response() -> Finding:
 
 
 def _fit(hidden: int, generator: torch.Generator) -> float:
-    """Return the largest error at 2,000 points of [-1, 1]² of a Linear after `hidden` units, for cos(3x + y) y − 1."""
+    """Fit cos(3x + y) y − 1 by a Linear after `hidden` units; return the largest error at 2,000 points of [-1, 1]²."""
     x = torch.rand(2000, 2, generator=generator, dtype=torch.float64) * 2 - 1
     w = 2 * F.normalize(torch.randn(hidden, 2, generator=generator, dtype=torch.float64))
     b = torch.randn(hidden, generator=generator, dtype=torch.float64)
@@ -273,7 +273,7 @@ def _fit(hidden: int, generator: torch.Generator) -> float:
 
 
 def universal_approximation() -> Finding:
-    """Check that the layer is never negative, and that a Linear makes its units every radial 1 / (‖w − x‖² + ε)."""
+    """Check that the layer is never negative, and that a Linear of its units gives any radial 1 / (‖w − x‖² + ε)."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(10_000, 4, generator=generator, dtype=torch.float64) * 2 - 1
     w, b = torch.randn(64, 4, generator=generator, dtype=torch.float64), torch.randn(64, generator=generator).double()
