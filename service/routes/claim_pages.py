@@ -7,14 +7,13 @@ from fnmatch import fnmatchcase
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import HTMLResponse
 from pydantic import AfterValidator
 
 from service.database import queries
 from service.database.comparing import Question, first_of_each_dataset
 from service.database.curves import list_behind
 from service.database.queries import lacking_test_images, list_deviations, list_mentioned, tally_of
-from service.dependencies import Compare, ResultsSession, app_state_of, site_of
+from service.dependencies import Compare, ResultsSession, app_state_of, rendered_once, site_of
 from service.http.errors import declared
 from service.pages.charts import draw_arms, draw_blocks, draw_trend, mark_pairs
 from service.pages.citing import bibtex, bibtex_paper, claim_badge, json_ld, paper_badge, times_reproduced
@@ -50,7 +49,7 @@ from service.pages.opening import (
 from service.pages.planning import describe_chance_of_truth, plan_in_words, strip_of
 from service.pages.plots import inks_of
 from service.pages.printed import count_errors, lay_out, list_shown, take_apart
-from service.pages.searching import ClaimIndex, Found
+from service.pages.searching import ClaimColumn, ClaimIndex, Found, sort_claims
 from service.pages.versus import (
     Pair,
     answer_versus,
@@ -93,13 +92,7 @@ COMPUTED = "Computed without training"
 
 
 def show_papers(request: Request, session: ResultsSession, compare: Compare) -> Response:
-    """Show the front page: results at a glance, an answer to each paper's question, and the data sets.
-
-    It depends only on the content of the database, so it is rendered once per content.
-    """
-    parts, content = app_state_of(request), request.scope["state"]["content"]
-    if (known := parts.front.get(content)) is not None:
-        return HTMLResponse(known)
+    """Show the front page: results at a glance, an answer to each paper's question, and the data sets."""
     papers, datasets = queries.list_papers(session), queries.list_datasets(session)
     judged, comparisons = list_judged(session, ClaimFilter()), compare(Question())
     tallies = tally_rows(session, [(row.claim, row.verdict) for row in judged])
@@ -114,7 +107,7 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
     names = name_claims(session, [row for rows in drawn.values() for row in rows])
     by_experiment = {item.experiment: item for item in comparisons}
     marks = Counter(row.verdict.mark for row in judged if row.verdict.registration)
-    page = parts.templates.TemplateResponse(
+    return app_state_of(request).templates.TemplateResponse(
         request,
         "front.html",
         {
@@ -132,12 +125,10 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
             "overview": first_of_each_dataset([item for item in comparisons if item.provenance]),
         },
     )
-    parts.front.clear()  # drop the page of a replaced database
-    parts.front[content] = bytes(page.body)
-    return page
 
 
 @router.get("/papers/{name}", responses=declared(404, 422))
+@rendered_once
 def show_paper(
     name: str,
     request: Request,
@@ -197,6 +188,7 @@ def show_paper(
 
 
 @router.get("/versus", responses=declared(404, 422))
+@rendered_once
 def show_versus(
     request: Request,
     session: ResultsSession,
@@ -229,6 +221,7 @@ def show_versus(
 
 
 @router.get("/claims", responses=declared(422))
+@rendered_once
 def search_claims(
     request: Request,
     session: ResultsSession,
@@ -236,8 +229,13 @@ def search_claims(
     q: Annotated[str, Query(max_length=100)] = "",
     verdict: Word = None,
     page: Annotated[int, Query(ge=1, le=1000)] = 1,
+    sort: ClaimColumn | None = None,
+    reverse: bool = False,
 ) -> Response:
-    """Show the claims that match `q`, grouped by paper, best first; without `q`, all claims, decided ones first."""
+    """Show the claims that match `q`, grouped by paper, best first; without `q`, all claims, decided ones first.
+
+    If sorted by a column, they are in one table.
+    """
     everything = list_judged(session, ClaimFilter())
     judged = [row for row in everything if has_word(row, verdict)]
     titles, arms = titles_of(session)
@@ -251,11 +249,12 @@ def search_claims(
     ordered = sorted(judged, key=lambda row: GROUNDS.index(row.verdict.basis) if is_decided(row.verdict.status) else 9)
     found = known[content].find(q, judged) if q.strip() else Found(ordered, True, [], [])
     groups: dict[str, list[JudgedClaim]] = {}
-    for row in found.claims[CLAIMS_PER_PAGE * (page - 1) : CLAIMS_PER_PAGE * page]:
-        groups.setdefault(row.claim.paper, []).append(row)
+    listed = sort_claims(found.claims, sort, names, is_reversed=reverse) if sort else found.claims
+    for row in listed[CLAIMS_PER_PAGE * (page - 1) : CLAIMS_PER_PAGE * page]:
+        groups.setdefault("" if sort else row.claim.paper, []).append(row)
     looks = {
         claim: look
-        for paper, rows in (groups if q.strip() else {}).items()
+        for paper, rows in (groups if q.strip() and not sort else {}).items()
         for claim, look in first_looks(paper, rows, compare, queries.list_datasets(session)).items()
     }
     return app_state_of(request).templates.TemplateResponse(
@@ -271,6 +270,8 @@ def search_claims(
             "looks": looks,
             "shortened": describe_looks(looks, found.claims, titles),
             "words": Counter(word_of(row) for row in everything),
+            "sort": sort,
+            "reverse": reverse,
             "page": page,
             "pages": -(-len(found.claims) // CLAIMS_PER_PAGE),
         },
@@ -278,6 +279,7 @@ def search_claims(
 
 
 @router.get("/method")
+@rendered_once
 def show_method(request: Request, session: ResultsSession) -> Response:
     """Show how a verdict is reached and what its words mean."""
     judged = list_judged(session, ClaimFilter())
@@ -308,6 +310,7 @@ def show_method(request: Request, session: ResultsSession) -> Response:
 
 
 @router.get("/claims/{claim_id}", responses=declared(404))
+@rendered_once
 def show_claim(
     claim_id: str,
     request: Request,
