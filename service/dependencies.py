@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Depends, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi import Depends, Request
 from fastapi.templating import Jinja2Templates
 from sqlalchemy.orm import Session
 
@@ -34,9 +31,8 @@ class AppState:
     """The parts of one application, each made once.
 
     `reading` is for answers made of the database; `asking` for short questions, which wait for none of those.  `files`
-    of the repository may be shown.  `front`: pages by what they depend on (`rendered_once`).  `indexes`: the words of
-    claims by the content of the database.  `answers` of models to the test images of their pages, by the digests of
-    both.
+    of the repository may be shown.  `indexes`: the words of claims by the content of the database.  `answers` of models
+    to the test images of their pages, by the digests of both.
     """
 
     settings: Settings
@@ -44,7 +40,6 @@ class AppState:
     asking: SessionPool
     choices: Choices
     comparisons: Comparisons
-    front: MutableMapping[str, bytes]
     indexes: MutableMapping[str, ClaimIndex]
     answers: MutableMapping[tuple[str, str], tuple[str, ...]]
     exports: Exports
@@ -90,7 +85,7 @@ def conditional(request: Request, session: ResultsSession) -> None:
     """Tag the answer of this route, which depends only on the database, the address and Accept.
 
     Raises:
-        NotModified: as `tag_answer`.
+        NotModified, Kept: as `tag_answer`.
     """
     tag_answer(request, queries.content_digest(session))
 
@@ -106,28 +101,6 @@ def _answering(request: Request, session: ResultsSession) -> Callable[[Question]
     comparisons = app_state_of(request).comparisons
     content: str = request.scope["state"]["content"]
     return lambda question: comparisons.get(session, content, question)
-
-
-MAX_PAGES = 64
-
-
-def rendered_once(show: Callable[..., Response]) -> Callable[..., Response]:
-    """Keep the pages shown last: each depends only on what its ETag is computed from and on the host asked for."""
-
-    @functools.wraps(show)
-    def show_kept(request: Request, **asked: Any) -> Response:
-        pages = app_state_of(request).front
-        key = f"{request.scope['state']['etag']} {request.base_url}"
-        if (body := pages.get(key)) is None:
-            page = show(request=request, **asked)
-            if page.status_code != HTTPStatus.OK:
-                return page
-            body = pages[key] = bytes(page.body)
-            for oldest in list(pages)[:-MAX_PAGES]:
-                pages.pop(oldest, None)
-        return HTMLResponse(body, headers={"vary": "Accept"})
-
-    return show_kept
 
 
 Compare = Annotated[Callable[[Question], list[ExperimentComparison]], Depends(_answering)]

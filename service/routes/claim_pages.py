@@ -13,7 +13,7 @@ from service.database import queries
 from service.database.comparing import Question, first_of_each_dataset
 from service.database.curves import list_behind
 from service.database.queries import lacking_test_images, list_deviations, list_mentioned, tally_of
-from service.dependencies import Compare, ResultsSession, app_state_of, rendered_once, site_of
+from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.errors import declared
 from service.pages.charts import draw_arms, draw_blocks, draw_trend, mark_pairs
 from service.pages.citing import bibtex, bibtex_paper, claim_badge, json_ld, paper_badge, times_reproduced
@@ -128,7 +128,6 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
 
 
 @router.get("/papers/{name}", responses=declared(404, 422))
-@rendered_once
 def show_paper(
     name: str,
     request: Request,
@@ -188,7 +187,6 @@ def show_paper(
 
 
 @router.get("/versus", responses=declared(404, 422))
-@rendered_once
 def show_versus(
     request: Request,
     session: ResultsSession,
@@ -221,7 +219,6 @@ def show_versus(
 
 
 @router.get("/claims", responses=declared(422))
-@rendered_once
 def search_claims(
     request: Request,
     session: ResultsSession,
@@ -279,7 +276,6 @@ def search_claims(
 
 
 @router.get("/method")
-@rendered_once
 def show_method(request: Request, session: ResultsSession) -> Response:
     """Show how a verdict is reached and what its words mean."""
     judged = list_judged(session, ClaimFilter())
@@ -310,7 +306,6 @@ def show_method(request: Request, session: ResultsSession) -> Response:
 
 
 @router.get("/claims/{claim_id}", responses=declared(404))
-@rendered_once
 def show_claim(
     claim_id: str,
     request: Request,

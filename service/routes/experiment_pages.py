@@ -38,7 +38,7 @@ from service.database.curves import (
     unit_of_curve,
 )
 from service.database.schemas import CurvePointOut
-from service.dependencies import Compare, ResultsSession, app_state_of, rendered_once, site_of
+from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.errors import Problem, declared
 from service.http.tabular import Table, rows_as_csv
 from service.pages.charts import Smooth, draw_blocks, draw_costs, draw_curve
@@ -65,7 +65,6 @@ ON_BOARD = ("result", "parameters", "flops_per_image", "peak_memory_bytes", "lat
 
 
 @router.get("/experiments/{name}", responses=declared(404, 422))
-@rendered_once
 def show_experiment(
     name: str,
     request: Request,
@@ -154,7 +153,6 @@ def show_experiment(
 
 
 @router.get("/leaderboard", responses=declared(404, 422))
-@rendered_once
 def show_leaderboard(
     request: Request,
     session: ResultsSession,

@@ -27,7 +27,7 @@ from service.database.comparing import (
 from service.database.curves import Curve, curves_of_run, known_curves, list_curves, name_curve, unit_of_curve
 from service.database.samples import NoSample, Samples
 from service.database.schemas import SampleOut
-from service.dependencies import Compare, ResultsSession, app_state_of, rendered_once, site_of
+from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.caching import tag_answer
 from service.http.errors import Problem, declared, own_path
 from service.http.tabular import PageRoute
@@ -56,7 +56,6 @@ SAMPLES = {"images": "images", "table": "rows", "text": "tokens"}  # what a data
 
 @for_browsers.get("/compare", responses=declared(404, 422))
 @router.get("/", responses=declared(404, 422))
-@rendered_once
 def show_comparison(
     request: Request,
     session: ResultsSession,
@@ -88,7 +87,7 @@ def show_comparison(
     panels = lay_panels(comparisons, inks, chosen.kind, metric)
     judged, day = list_judged(session, ClaimFilter(dataset=chosen.name)), queries.read_meta(session, "newest_result")
     served = queries.strongest(queries.list_checkpoints(session, dataset=chosen.name))
-    return parts.templates.TemplateResponse(
+    page = parts.templates.TemplateResponse(
         request,
         "index.html",
         {
@@ -119,6 +118,8 @@ def show_comparison(
             "linked_data": results_on(chosen, site_of(request), day),
         },
     )
+    page.headers["vary"] = "Accept"
+    return page
 
 
 def _draw_curves(

@@ -69,23 +69,6 @@ PAGES = (
 )
 
 
-def test_page_is_rendered_once_for_each_address_and_host(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.dependencies.MAX_PAGES", 2)
-    app = create_app(settings)
-    client, path = TestClient(app, "http://127.0.0.1"), "/experiments/ninformer-mnist"
-    pages = app.state.claimcheck.front
-    first, other = client.get(path), client.get(path, headers={"host": "localhost"})
-    assert (
-        "http://localhost" not in first.text
-        and "http://127.0.0.1" not in other.text
-        and "http://localhost" in other.text
-    )
-    pages[next(iter(pages))] = b"kept"
-    assert client.get(path).text == "kept"
-    assert client.get(path, params={"smooth": 5}).text != "kept" and len(pages) == 2, "the oldest page was dropped"
-    assert client.get(path).text == first.text
-
-
 @pytest.mark.parametrize("path", PAGES)
 def test_page_loads_nothing_external_and_runs_nothing_inline(client: TestClient, path: str) -> None:
     page = Page(client.get(path).text)
