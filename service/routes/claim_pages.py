@@ -25,7 +25,7 @@ from service.pages.models import describe_looks, first_looks, list_chances, time
 from service.pages.plots import inks_of
 from service.pages.printed import count_errors, lay_out, list_shown, take_apart
 from service.pages.repository import render
-from service.pages.searching import ClaimIndex, Found
+from service.pages.searching import ClaimColumn, ClaimIndex, Found, sort_claims
 from service.pages.versus import (
     Pair,
     answer_versus,
@@ -195,8 +195,13 @@ def search_claims(
     q: Annotated[str, Query(max_length=100)] = "",
     verdict: Word = None,
     page: Annotated[int, Query(ge=1, le=1000)] = 1,
+    sort: ClaimColumn | None = None,
+    reverse: bool = False,
 ) -> Response:
-    """Show the claims that match `q`, grouped by paper, best first; without `q`, all claims, decided ones first."""
+    """Show the claims that match `q`, grouped by paper, best first; without `q`, all claims, decided ones first.
+
+    If sorted by a column, they are in one table.
+    """
     everything = list_judged(session, ClaimFilter())
     judged = [row for row in everything if has_word(row, verdict)]
     titles, arms = wording.titles_of(session)
@@ -212,11 +217,12 @@ def search_claims(
     )
     found = known[content].find(q, judged) if q.strip() else Found(ordered, True, [], [])
     groups: dict[str, list[JudgedClaim]] = {}
-    for row in found.claims[CLAIMS_PER_PAGE * (page - 1) : CLAIMS_PER_PAGE * page]:
-        groups.setdefault(row.claim.paper, []).append(row)
+    listed = sort_claims(found.claims, sort, names, is_reversed=reverse) if sort else found.claims
+    for row in listed[CLAIMS_PER_PAGE * (page - 1) : CLAIMS_PER_PAGE * page]:
+        groups.setdefault("" if sort else row.claim.paper, []).append(row)
     looks = {
         claim: look
-        for paper, rows in (groups if q.strip() else {}).items()
+        for paper, rows in (groups if q.strip() and not sort else {}).items()
         for claim, look in first_looks(paper, rows, compare, queries.list_datasets(session)).items()
     }
     return app_state_of(request).templates.TemplateResponse(
@@ -232,6 +238,8 @@ def search_claims(
             "looks": looks,
             "shortened": describe_looks(looks, found.claims, titles),
             "words": Counter(word_of(row) for row in everything),
+            "sort": sort,
+            "reverse": reverse,
             "page": page,
             "pages": -(-len(found.claims) // CLAIMS_PER_PAGE),
         },
