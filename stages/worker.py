@@ -87,7 +87,7 @@ def train_run(
             partial(_train_share, job, scratch), devices, tell=progress, should_stop=should_stop
         )
         return trained
-    ready = _Training(job, scratch, devices, should_stop)
+    ready = _PreparedTraining(job, scratch, devices, should_stop)
     outcome = ready.session.train(
         state=ready.resume.load(), save=ready.resume.save, progress=progress, should_stop=should_stop
     )
@@ -100,7 +100,7 @@ def _train_share(
     """Train `job.spec` as one of several ranks; the outcome is rank 0's, which alone saves states and reports."""
     job = dataclasses.replace(job, device=rank.device)
     with joined(rank.number, rank.size, pick_device(rank.device), rank.port):
-        ready = _Training(job, scratch, rank.devices, should_stop)
+        ready = _PreparedTraining(job, scratch, rank.devices, should_stop)
         is_first = rank.number == 0
         outcome = share(ready.session).train(
             state=from_first(ready.resume.load() if is_first else None),
@@ -114,7 +114,7 @@ def _train_share(
         return ready.close(outcome, peak) if is_first else None
 
 
-class _Training:
+class _PreparedTraining:
     """A training that is ready to begin or resume, on its device, which is one of `devices` that share it."""
 
     def __init__(self, job: Job, scratch: Scratch, devices: Sequence[str], should_stop: Callable[[], bool]) -> None:
