@@ -1,4 +1,4 @@
-"""The runner trains runs that the store lacks, says why, adopts pulled outcomes, and removes stale ones."""
+"""The runner trains missing runs, prints why, adopts pulled outcomes, and removes stale ones."""
 
 import dataclasses
 import json
