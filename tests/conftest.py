@@ -35,7 +35,7 @@ hypothesis.settings.register_profile("claimcheck", deadline=None, max_examples=4
 hypothesis.settings.load_profile("claimcheck")
 
 OTHER_STORE = "CLAIMCHECK_TEST_STORE"
-"""`s3://bucket`, `gs://bucket` or `az://container`: tests take it for the object store, by the environment's keys."""
+"""`s3://bucket`, `gs://bucket` or `az://container`: replaces the local object store, with keys from the environment."""
 
 
 # The slowest files start first, so that workers, which take a file at a time, finish together.
@@ -71,8 +71,7 @@ def official_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[OfficialHost]:
 
 @pytest.fixture(scope="session")
 def real_mirror() -> Path:
-    """Real benchmark data: `CLAIMCHECK_MIRROR`, or unpacked once into a cache from `shared/data` next to the
-    repository.
+    """Real benchmark data, from `CLAIMCHECK_MIRROR` or unpacked once from `shared/data` next to the repository.
 
     Unpacking takes up to a minute, so tests that use this fixture are marked slow.
     """

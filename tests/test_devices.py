@@ -282,9 +282,7 @@ def called_in_a_step(one: Planned, monkeypatch: pytest.MonkeyPatch) -> set[Call]
 
 
 def in_half_types() -> list[Planned]:
-    """Every network with its optimiser in bfloat16, and one float32 run per paper (CUDA has float32 wherever it has
-    bfloat16).
-    """
+    """Every network with its optimiser in bfloat16, and one float32 run per paper (CUDA supports both)."""
     found = [one for one in planned.read() if one.spec.protocol.precision == "bfloat16"]
     full = {
         one.spec.model.path.split(".")[2]: one for one in planned.read() if one.spec.protocol.precision == "float32"

@@ -36,7 +36,7 @@ if what == "die":
 sys.exit(int(what))
 """
 LITTLE = ("json", "numpy")
-"""Libraries enough for a server that has loaded something; the whole list takes seconds."""
+"""A short list of libraries; importing the whole list takes seconds."""
 
 
 @contextmanager

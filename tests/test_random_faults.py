@@ -1,10 +1,9 @@
 """Random faults in a finished project are reported, repaired by `dvc repro`, or harmless: no number changes silently.
 
 A fault flips a bit, truncates a file, swaps two files or changes a digit in code, parameters, data, the run store,
-DVC's
-cache, results, evidence or the database. `claimcheck verify` and `dvc repro` follow. Then a number may differ from the
-undisturbed one only if it belongs to a run with another key, or if a message reports it. Changed code and parameters
-are legitimate changes: once they are restored, the old numbers must be back.
+DVC's cache, results, evidence or the database. `claimcheck verify` and `dvc repro` follow. Then a number may differ
+from the undisturbed one only if it belongs to a run with another key, or if a message reports it. Changed code and
+parameters are legitimate changes: once they are restored, the old numbers must be back.
 
 Edits of published files (environments, evidence, claims, released models, equivalences, registrations), resealed and
 often committed as a forger would, must be reported by `record` or `verify`.
@@ -61,7 +60,7 @@ PLACES = {
     "database": ("data/results.db",),
 }
 ASKED = ("code", "params", "graph", "claims")
-"""What git holds and people change: a change of them is taken at its word."""
+"""Files in git that people edit on purpose: changes to them are legitimate."""
 AUTHOR = ("-c", "user.name=t", "-c", "user.email=t@example.com")
 PUBLISHED = "data/evidence/ninformer-mnist.jsonl"
 Numbers = dict[str, dict[str, Any]]

@@ -18,7 +18,7 @@ from tests.test_pipeline import trainings_in
 
 REPRO = [sys.executable, "-m", "stages.cli", "repro"]
 STAGES = 10
-"""Those of the checkout: `inputs`, a data set's two, two experiments' two each, `analyse`, `record`, `report`."""
+"""`inputs`, two for the data set, two for each of two experiments, `analyse`, `record` and `report`."""
 
 pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(900)]
 

@@ -20,7 +20,7 @@ from stages.scheduling.engine.leases import LeaseLost, Leases
 EXPIRY_SECONDS, HEARTBEAT_SECONDS = 0.4, 0.1
 MOST_MINUTES = 10
 AT_ONCE = 8
-"""Runs that all want at a time, so that each is wanted by several."""
+"""Number of runs wanted at a time, so that several processes want each."""
 
 
 def keys_of(runs: int) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from html import unescape
 
 SIZES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "%": 0.01, "ms": 1e-3, "µs": 1e-6}
 Places = Sequence[tuple[float, float]]
-"""Numbers with their places in percent."""
+"""Numbers and their positions in percent."""
 
 
 def number_of(text: str) -> float:

@@ -53,7 +53,7 @@ MISPLACED = """() => [...document.querySelectorAll(".plane")].flatMap(plane => {
         ...names.filter((one, at) => names.slice(at + 1).some(other => crosses(one, other))),
     ];
 })"""
-"""Ticks that are not below the field of a drawing, and texts that are cut off or cover each other."""
+"""Ticks outside a chart's area, and texts that are cut off or overlap."""
 
 
 @pytest.mark.parametrize("path", ["/experiments/ninformer-cifar100?cost=parameters", "/experiments/ninformer-mnist"])

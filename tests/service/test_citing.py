@@ -153,7 +153,7 @@ def test_what_a_browser_would_run_is_no_web_address(before: str, scheme: str, da
 
 
 OURS = {"address", "paper.repository", "repository", "contact_link"}
-"""What comes from elsewhere: the first two are links if they are web addresses, the others are validated settings."""
+"""Values from elsewhere: the first two are linked if they are web addresses, the others are validated settings."""
 MADE_HERE = {"here(column)", "without(line.name)", "line.address", "problem.type", "picture"} | {
     *("image.address", "image.sample.address", "item.address"),
     *('with("profile", name)', 'with("metric", name)', 'with("metric", "")', 'with("curve", name)'),

@@ -20,7 +20,7 @@ COVERED = """() => [...document.querySelectorAll("dt, .stamp")]
             && child.getBoundingClientRect().bottom > term.nextElementSibling.getBoundingClientRect().top
             && child.getBoundingClientRect().top < term.nextElementSibling.getBoundingClientRect().bottom))
     .map(term => term.textContent)"""
-"""Names of a list that reach over what stands beside them."""
+"""Terms of a list that overlap their descriptions."""
 
 
 @pytest.fixture(scope="module")

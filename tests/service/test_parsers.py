@@ -24,9 +24,9 @@ from service.routes.inference import MAX_BYTES, read_query
 from stages.images import ImageError, decode_image, outline
 
 LONGEST_MESSAGE = 320 * 1024
-"""Bytes of a body that the server hands on at once: a read of the event loop behind what waits already."""
+"""Bytes of a body that the server passes on at once: one read of the event loop plus the data that already wait."""
 QUICK_BYTES, QUICK_SECONDS = 20_000, 0.1
-"""A first, short run: quadratic time shows within seconds, and not after days."""
+"""A first, short run: quadratic time shows within seconds instead of days."""
 SECONDS = 0.5
 SHAPE = (3, 32, 32)
 PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
@@ -35,9 +35,7 @@ TENSOR = b'{"inputs":[{"name":"image","datatype":"UINT8","shape":[1,3,32,32],"da
 
 @dataclass(frozen=True)
 class Parser:
-    """`read` gets each of `starts`, continued up to `limit` bytes by one byte, or by two bytes of `grammar` in turn,
-    or by one of `words`.
-    """
+    """Continue each of `starts` up to `limit` bytes with one byte, two alternating bytes of `grammar`, or a word."""
 
     name: str
     read: Callable[[bytes], object]

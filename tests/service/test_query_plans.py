@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, event
 
 GROWING = {"results", "metrics", "epochs", "costs", "arrays", "checkpoints", "verdict_runs"}
-"""Tables that grow with every run; papers, arms and claims are as many as papers print."""
+"""Tables that grow with every run; papers, arms and claims don't."""
 
 FILTERS = (
     *("experiment=ninformer-mnist", "arm=vit", "profile=paper", "provenance=full", "source=local", "selected=true"),

@@ -214,7 +214,7 @@ STACKS: dict[str, tuple[Layer, Callable[..., list[Tensor]], int]] = {
     "DAC": (dac_stack, lambda: dac_operands(5, 33, 7, 6), 0),
     "dense": (dense_losses, lambda: operands(5, 33, 7, [6, 5]), 2),
 }
-"""The operator, its operands, and how many of them have no gradient."""
+"""The operator, its operands, and the number of operands without gradient."""
 both = pytest.mark.parametrize("name", STACKS)
 
 
