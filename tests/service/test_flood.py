@@ -251,9 +251,7 @@ def test_silent_connections_leave_room_for_probes_and_other_clients(service: Run
 
 
 def test_many_slow_parses_do_not_delay_probes(service: Running) -> None:
-    """4,000 one-byte chunks per packet; this many packets keep the event loop, which accepts connections, busy for
-    seconds.
-    """
+    """4,000 one-byte chunks per packet; so many packets keep the event loop, which accepts connections, busy."""
     head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=b\r\n"
     content = head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 4000 + b"0\r\n\r\n"
     alone: list[float] = []
