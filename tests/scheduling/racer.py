@@ -1,8 +1,7 @@
-"""One of many processes that train the same tiny runs until all are published: `python racer.py STORE LOG SEED
-RUNS`.
+"""One of many processes that train the same tiny runs: `python racer.py STORE LOG SEED RUNS`.
 
-It acts as a machine of its own, so that only a timeout shows others that it is gone. Its clock is off by minutes, and
-leases expire within a second. Every claim, publication and loss is logged.
+It runs until all are published, and acts as a machine of its own, so that only a timeout shows that it is gone. Its
+clock is off by minutes, and leases expire within a second. Every claim, publication and loss is logged.
 """
 
 import hashlib

@@ -54,9 +54,7 @@ def test_weights_start_he_normal_and_all_biases_zero() -> None:
 
 @pytest.mark.parametrize("kind", [*(kind for kind, _ in OWN.values()), MLP, DACMLP])
 def test_only_kernels_are_called_weight_and_have_more_than_one_axis(kind: type[nn.Module]) -> None:
-    """Weight decay relies on this: kernels of convolutions and the classifier decay, biases and BN don't (section
-    5).
-    """
+    """Weight decay relies on this: kernels of convolutions and the classifier decay, biases and BN don't."""
     model = kind(**TABLE) if kind in (MLP, DACMLP) else kind(**IMAGES | OWN[kind.__name__][1])
     decayed = {name for name, p in model.named_parameters() if name.endswith("weight") and p.ndim >= 2}
     kernels = {

@@ -52,9 +52,7 @@ def make_feedforward(beta: float) -> RBFFeedForward:
 
 
 def test_feed_forward_is_dead_with_beta_a_tenth() -> None:
-    """|LN(x)|² = 768 and |t|² is similar: exp(-0.1 · 1536) is zero in float32, and so are gradients except the
-    bias's.
-    """
+    """|LN(x)|² = 768 and |t|² is similar: exp(-0.1 · 1536) is zero in float32, like all gradients but the bias's."""
     layer = make_feedforward(beta=0.1)
     x = F.layer_norm(draw(260, 768), (768,)).requires_grad_()
     out = layer(x)
