@@ -292,7 +292,7 @@ def test_compiled_attention_keeps_its_kernels(name: str, dtype: torch.dtype, cal
     assert all(torch.equal(*pair) for pair in zip(compiled, eager, strict=True))
 
 
-def test_operators_pass_opcheck() -> None:
+def test_operators_are_described_correctly_to_compilers() -> None:
     query, key, value = (x.detach().transpose(1, 2) for x in leaves(*[(2, 9, 3, 16)] * 3))
     scale, epsilon = torch.tensor(0.4), torch.tensor(0.1)
     norms = key.square().sum(-1)

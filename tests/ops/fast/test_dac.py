@@ -120,7 +120,7 @@ def test_exported_layer_contains_none_of_our_operators() -> None:
         torch.testing.assert_close(program.module()(x), layer(x))
 
 
-def test_operators_pass_opcheck() -> None:
+def test_operators_are_described_correctly_to_compilers() -> None:
     x, w, b = leaves((3, 4, 9, 7), (5, 4, 3, 3), (5, 4))
     torch.library.opcheck(dac._forward_operator, (x.detach(), w.detach(), b.detach(), [1, 1], [9, 7]))
     rows = x.detach().reshape(1, 1, -1, 4).permute(0, 3, 1, 2)

@@ -278,7 +278,7 @@ def test_second_derivatives_are_refused(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_operators_pass_opcheck() -> None:
+def test_operators_are_described_correctly_to_compilers() -> None:
     operators = torch.ops.claimcheck
     tensors = dac_operands(2, 20, 5, 4)
     torch.library.opcheck(operators.dac_stack, tensors)
