@@ -45,8 +45,7 @@ class Models:
         return found if found is not None and state == state_of(found.path) else None
 
     def get(self, path: str, sha256: str, flops: float | None = None) -> Model:
-        """Return the checkpoint at `path` below the root, which must have the digest `sha256`; `flops` are per
-        image.
+        """Return the checkpoint at `path` below the root if its digest is `sha256`; `flops` are per image.
 
         Raises:
             CheckpointError: the file is missing, isn't the recorded one, or has no contract of ours.
