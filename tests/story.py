@@ -26,9 +26,7 @@ def read_story(page: Path) -> list[Block]:
         Block(match["file"], match["language"], match["text"])
         for match in BLOCK.finditer(page.read_text(encoding="utf-8"))
     ]
-    assert len(found) == page.read_text(encoding="utf-8").count("\n```") / 2, (
-        f"{page}: found a block that this parser misses"
-    )
+    assert len(found) == page.read_text(encoding="utf-8").count("\n```") / 2, f"{page}: this parser misses a block"
     return found
 
 

@@ -112,9 +112,7 @@ def test_renamed_module_keeps_its_outcomes_once_shown_equivalent(renamed: tuple[
     (line,) = read_equivalences(project).lines
     (vit, ninformer) = sorted((one for proof in line.proofs for one in proof.compared), key=lambda one: one.model)[::-1]
     assert (vit.model, vit.kind, vit.precision) == ("stages.papers.ninformer.vit:ViT", "images", "float32")
-    assert vit.steps == ninformer.steps == {"4": 4, "16": 2} and sorted(vit.state) == ["1", "2"], (
-        "the profile has two steps per epoch"
-    )
+    assert vit.steps == ninformer.steps == {"4": 4, "16": 2} and sorted(vit.state) == ["1", "2"], "two steps per epoch"
     modules = line.proofs[0].modules
     assert modules["stages.training.stopping"][1] is None and modules["stages.training.halting"][0] is None
     before, after = modules["stages.training.loop"]
@@ -132,9 +130,7 @@ def test_renamed_module_keeps_its_outcomes_once_shown_equivalent(renamed: tuple[
     done = ask(project, "stages.evaluate", EXPERIMENT)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(text) for text in (project / f"data/results/{EXPERIMENT}.jsonl").read_text().splitlines()]
-    assert all("stages.training.stopping" in line["spec"]["code"] for line in lines), (
-        "the environment is that of the training"
-    )
+    assert all("stages.training.stopping" in line["spec"]["code"] for line in lines), "the training's environment"
     assert in_store(project) == 2
     (project / PATH).unlink()
     assert in_store(project) == 0, "no line, no equivalence"

@@ -301,9 +301,7 @@ def test_failed_training_does_not_block_other_runs(
     assert main([EXPERIMENT]) == INCOMPLETE
     stderr = capsys.readouterr().err
     assert f"vit.0: has no outcome; `dvc repro train@{EXPERIMENT}` trains it" in stderr
-    assert list(keys()) == ["ninformer.0"] and loads == [keys()["ninformer.0"]], (
-        "ninformer is timed without the other arm"
-    )
+    assert list(keys()) == ["ninformer.0"] and loads == [keys()["ninformer.0"]], "ninformer is timed without vit"
     edit(arm, lambda experiment: experiment["arms"]["vit"]["model"].update(num_heads=4))
     assert train()
     loads.clear()

@@ -122,9 +122,7 @@ def test_sigterm_is_forwarded_to_the_stage(tmp_path: Path, environment: dict[str
 
 def test_setting_read_at_startup_needs_a_new_process(tmp_path: Path, environment: dict[str, str]) -> None:
     with server(tmp_path, environment), call(tmp_path, environment | {"OMP_NUM_THREADS": "7"}, "0") as caller:
-        assert (caller.communicate(timeout=30)[0], caller.returncode) == ("", 0), (
-            "the call is declined by returning None"
-        )
+        assert (caller.communicate(timeout=30)[0], caller.returncode) == ("", 0), "None declines the call"
 
 
 def test_stage_runs_in_this_process_if_no_server_is_ready(tmp_path: Path) -> None:

@@ -197,9 +197,7 @@ def test_nothing_is_published_outside_git(tmp_path: Path) -> None:
     ],
     ids=["nothing", "readme", "lock", "profile line", "other params", "code", "new file"],
 )
-def test_only_changes_that_affect_numbers_make_a_clone_dirty(
-    checkout: Path, change: Callable[[Path], object], dirty: bool
-) -> None:
+def test_clone_is_dirty_if_numbers_may_change(checkout: Path, change: Callable[[Path], object], dirty: bool) -> None:
     change(checkout)
     assert is_dirty(checkout) is dirty
 

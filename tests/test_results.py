@@ -305,9 +305,7 @@ def test_each_proposed_arm_is_compared_with_its_own_baseline() -> None:
         *runs("baseline", "z", [0.3, None, None]),
     ]
     first, second = pair_gains(ERROR, unjudged(behind), ARMS)
-    assert (first.arm, first.against, second.arm, second.against) == ("a", "x", "b", "y"), (
-        "a single value has no spread"
-    )
+    assert (first.arm, first.against, second.arm, second.against) == ("a", "x", "b", "y"), "one value has no spread"
     interval = stats.ttest_ind(worse, better, equal_var=False).confidence_interval(0.95)
     assert (first.gain, first.low, first.high, first.n) == pytest.approx((0.3, interval.low, interval.high, 3))
     assert second.gain == pytest.approx(-0.3)

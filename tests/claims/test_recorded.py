@@ -132,9 +132,7 @@ def test_error_in_several_places_counts_once(root: Path, tmp_path: Path, error: 
     against = [row for row in decidable if Status(row.verdict.status) in AGAINST_THE_PAPER]
     assert ours.by_basis["finding"] == {"contradicted": counted}
     assert ours.against == len(against) - 4 + counted
-    assert ours.by_verdict["contradicted"] == ours.by_kind["value"]["contradicted"] == 4, (
-        "one per claim in which it occurs"
-    )
+    assert ours.by_verdict["contradicted"] == ours.by_kind["value"]["contradicted"] == 4, "one per claim"
     assert ours.decidable == ours.in_favour + ours.against + ours.open + ours.waiting == len(decidable) - 4 + counted
     assert ours.errors == ({error: 4} if error else {})
     assert same_error == ((TIMES[0], *TIMES[2:]) if error else ())
@@ -177,9 +175,7 @@ def test_changed_rule_changes_the_digest_and_the_verdict(root: Path, tmp_path: P
     with open_results(str(other / "data" / "results.db"))() as session:
         claim = session.get_one(VerdictRow, VIT)
     assert claim.rules != params().verdicts.digest()
-    assert claim.status == "undecidable at this margin", (
-        "the margin is now the printed rounding, and the paper ran once"
-    )
+    assert claim.status == "undecidable at this margin", "margin: the printed rounding; the paper ran once"
 
 
 def test_result_of_a_changed_protocol_decides_nothing(root: Path, tmp_path: Path) -> None:

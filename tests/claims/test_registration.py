@@ -170,9 +170,7 @@ def test_changed_judging_code_is_exploratory_if_it_alters_the_claim(
     revision = commit(copy, "later")
     found = story.mark(*[revision] * N, root=copy, history=[last, later])
     assert found.mark == wanted and ("code: Another test." in found.why) == (wanted == "exploratory")
-    assert story.mark(*[revision] * N, root=copy, history=[last]).mark == "exploratory", (
-        "no history line records the change"
-    )
+    assert story.mark(*[revision] * N, root=copy, history=[last]).mark == "exploratory", "no line records it"
 
 
 def rewrite(root: Path, registration: Registration) -> None:
@@ -190,9 +188,7 @@ def test_registration_edited_after_its_commit_is_detected(copy: Path, story: Sto
         done.returncode == 1 and "not as it was written" in done.stdout and "not committed as it is now" in done.stdout
     )
     rewrite(copy, dataclasses.replace(read_registration(story.root / FILE), why="After everything"))
-    assert story.mark(*[story.after] * N, root=copy).mark == "unknown", (
-        "the digest matches, but the file isn't the committed one"
-    )
+    assert story.mark(*[story.after] * N, root=copy).mark == "unknown", "not the committed file"
     again = commit(copy, "edit the registration")
     assert story.mark(*[story.after] * N, root=copy).mark == "exploratory", "its latest commit counts"
     assert story.mark(*[again] * N, root=copy).mark == "confirmatory"

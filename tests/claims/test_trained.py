@@ -166,9 +166,7 @@ def test_lowest_fold_mean_over_epochs_is_compared_by_fold() -> None:
     assert (order.verdict.status, order.verdict.n) == (Status.SUPPORTED, 5)
     assert "shared folds" in order.verdict.explanation
     assert "for these training images, which the folds share; allowing for others: +" in order.verdict.explanation
-    assert order.verdict.high is not None and order.verdict.high - (order.ours or 0) < 0.001, (
-        "the folds' offsets cancel"
-    )
+    assert order.verdict.high is not None and order.verdict.high - (order.ours or 0) < 0.001, "offsets cancel"
 
 
 def test_fold_after_the_last_complete_analysis_does_not_affect_the_epoch() -> None:

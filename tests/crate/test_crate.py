@@ -93,9 +93,7 @@ def test_training_has_its_inputs_and_outputs(crate: Path) -> None:
     assert training["instrument"] == {"@id": f"swh:1:rev:{origin['revision']}"}
     objects = [entities[one["@id"]] for one in training["object"]]
     assert objects[0]["identifier"] == result["data"]["digest"]
-    assert hashlib.sha256(objects[1]["text"].encode()).hexdigest() == result["run_key"], (
-        "the key is derived from its content"
-    )
+    assert hashlib.sha256(objects[1]["text"].encode()).hexdigest() == result["run_key"], "derived from its content"
     assert objects[2]["@id"] == "params/dac-sgemm.yaml" and (crate / "params" / "dac-sgemm.yaml").is_file()
     environment = entities[training["environment"]["@id"]]
     assert json.loads(environment["value"]) == result["environment"]
@@ -151,9 +149,7 @@ def test_crate_passes_the_validator(reader: Path, crate: Path, tmp_path: Path) -
     path = broken / "ro-crate-metadata.json"
     path.write_text(path.read_text().replace('"instrument"', '"tool"'))
     found = ask(reader, broken)
-    assert any(one.startswith("REQUIRED: The Action MUST have an instrument") for one in found), (
-        "the validator can fail"
-    )
+    assert any(one.startswith("REQUIRED: The Action MUST have an instrument") for one in found), "it can fail"
 
 
 @pytest.mark.needs(network=True)

@@ -59,9 +59,7 @@ def put_in_mirror(dataset: TinyDataset, mirror: Path) -> Path:
 
 
 @pytest.mark.parametrize("dataset", [tiny_cifar10(), tiny_mnist()], ids=["archive", "files"])
-def test_official_files_are_fetched_completely(
-    tmp_path: Path, official_host: OfficialHost, dataset: TinyDataset
-) -> None:
+def test_official_files_are_fetched(tmp_path: Path, official_host: OfficialHost, dataset: TinyDataset) -> None:
     manifest = fetch(serve(official_host, dataset), tmp_path)
     folder = tmp_path / "downloads/tiny"
     assert {name: (folder / name).read_bytes() for name in dataset.files} == dataset.files
@@ -134,9 +132,7 @@ def test_host_fault_is_reported_and_leaves_nothing(tmp_path: Path, official_host
     assert files_below(tmp_path) == set()
 
 
-def test_unreachable_host_or_proxy_is_reported_with_all_remedies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_host_or_proxy_has_all_remedies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/"

@@ -19,10 +19,7 @@ WIDE = torch.float64
 
 
 def fill(parameters: Iterable[Tensor], seed: int) -> None:
-    """Fill with normal weights of deviation 1
-
-    √fan_in in the order given; vectors are between 0.5 and 1.5.
-    """
+    """Fill with normal weights of deviation 1 / √fan_in in the order given; vectors are between 0.5 and 1.5."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in parameters:

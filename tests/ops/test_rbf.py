@@ -56,10 +56,7 @@ def test_references_equal_scipy_and_scikit_learn(golden: dict[str, Tensor]) -> N
 
 
 def test_close_vectors_far_from_the_origin_keep_their_distances_in_bfloat16() -> None:
-    """‖k‖²
-
-    2 is close to 2,048, where a bfloat16 column errs by up to 8; scores differ by less.
-    """
+    """‖k‖² / 2 is close to 2,048, where a bfloat16 column errs by up to 8; scores differ by less."""
     grid = torch.Generator().manual_seed(0)
     q, k = (8 + torch.randint(-6, 7, (1, n, 64), generator=grid).double() / 16 for n in (8, 40))
     v = draw(1, 40, 64, seed=3).bfloat16()

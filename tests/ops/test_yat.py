@@ -28,10 +28,7 @@ WIDE = torch.float64
 
 @pytest.mark.parametrize("b", [0.0, 5.0, -1000.0])
 def test_integer_unit_equal_to_its_input_is_exact(b: float) -> None:
-    """At distance 0 without rounding the response is (‖w‖² + b)²
-
-    ε, and the distance has no gradient.
-    """
+    """At distance 0 without rounding the response is (‖w‖² + b)² / ε, and the distance has no gradient."""
     w = torch.tensor([[3.0, -4, 12]])
     x, bias = w.clone().requires_grad_(), torch.tensor([b], requires_grad=True)
     response = yat_linear(x, w, bias, epsilon=1e-5)
@@ -173,10 +170,7 @@ def test_spherical_attention_ignores_the_norms_of_queries_and_keys() -> None:
 @pytest.mark.parametrize("is_spherical", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_equal_queries_and_keys_give_finite_values_and_gradients(dtype: torch.dtype, is_spherical: bool) -> None:
-    """With q = k the diagonal's distance is 0 or rounding; ε = 0.1, because the score there is ‖q‖⁴
-
-    ε.
-    """
+    """With q = k the diagonal's distance is 0 or rounding; ε = 0.1, because the score there is ‖q‖⁴ / ε."""
     q = draw(2, 2, 32, 64).to(dtype).requires_grad_()
     mixed = yat_attention(q, q, q, is_causal=True, epsilon=0.1, is_spherical=is_spherical)
     mixed.float().square().sum().backward()

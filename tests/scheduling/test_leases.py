@@ -159,7 +159,7 @@ def test_process_of_another_container_is_judged_by_its_heartbeat(store: Shared) 
     dead = store.leases(f"{host}:{boot}:{namespace}:4194304:1")
     assert dead.claim("h") is not None
     assert store.leases(process_identity(os.getpid())).claim("h") is not None, (
-        "within our own namespace, the process table is used"
+        "the process table of our namespace is used"
     )
 
 

@@ -57,9 +57,7 @@ def test_images_have_exact_tags() -> None:
 def test_image_runs_as_nobody_with_a_health_check(target: str) -> None:
     lines = stages()[target]
     assert [line for line in lines if line.startswith("USER ")] == ["USER 10001"]
-    assert lines[-1] == "USER 10001" and "chown" not in " ".join(lines), (
-        "the last line: the service owns nothing below /app"
-    )
+    assert lines[-1] == "USER 10001" and "chown" not in " ".join(lines), "last: nothing below /app is the service's"
     assert sum(line.startswith("HEALTHCHECK") and "/health/ready" in line for line in lines) == 1
     assert f"{target}-packages" in " ".join(lines) and "pip install" not in " ".join(lines)
 

@@ -84,9 +84,7 @@ def test_pod_has_minimal_rights() -> None:
     assert set(CONTAINER["resources"]["limits"]) == {"cpu", "memory", "ephemeral-storage"}
     assert OBJECTS["ConfigMap"]["data"]["CLAIMCHECK_WORKERS"] == CONTAINER["resources"]["limits"]["cpu"]
     ends = POD["terminationGracePeriodSeconds"]
-    assert ends > 30 + float(OBJECTS["ConfigMap"]["data"]["CLAIMCHECK_DRAIN_SECONDS"]), (
-        "requests are finished within 30 s"
-    )
+    assert ends > 30 + float(OBJECTS["ConfigMap"]["data"]["CLAIMCHECK_DRAIN_SECONDS"]), "requests end within 30 s"
 
 
 def test_memory_limits_cover_all_that_the_service_may_use() -> None:

@@ -298,9 +298,7 @@ def test_every_file_linked_from_a_page_can_be_opened(client: TestClient, claim_p
         assert client.get(address).status_code == 200, address
 
 
-def test_page_and_api_agree_on_margins_that_change_the_verdict(
-    claims: list[dict[str, Any]], claim_pages: dict[str, str]
-) -> None:
+def test_page_and_api_agree_on_deciding_margins(claims: list[dict[str, Any]], claim_pages: dict[str, str]) -> None:
     """Including the verdict on a gain's size."""
     flips = {
         claim["id"]: stretches

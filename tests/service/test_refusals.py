@@ -56,7 +56,7 @@ def test_internal_error_is_logged_and_counted_as_500_with_its_id(
         assert_problem(response, 500, "the service failed; its log says why")
         assert response.headers["x-request-id"] == "mine.1"
         assert response.headers["access-control-allow-origin"] == "https://friend.example", (
-            "pages of allowed origins can read it"
+            "allowed origins can read it"
         )
         text = client.get("/metrics").text
     assert 'claimcheck_requests_total{method="GET",route="/",status="500"} 1.0' in text
@@ -66,9 +66,7 @@ def test_internal_error_is_logged_and_counted_as_500_with_its_id(
     assert (line["message"], line["status"], line["route"]) == ("request", 500, "/")
 
 
-def test_log_lines_beyond_a_full_pipe_are_dropped_and_counted(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_lines_for_a_full_pipe_are_dropped_and_counted(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_LINES", 20)
     reader, writer = os.pipe()
     with open(reader, encoding="ascii") as read, open(writer, "w", encoding="ascii") as stderr:

@@ -42,9 +42,7 @@ def judge(name: str, status: str, basis: str = "finding", ours: float | None = N
         (["7", "7"], ["full", "embedded"], "–"),
     ],
 )
-def test_agreement_counts_only_models_trained_on_real_images(
-    answers: list[str], provenances: list[str], told: str
-) -> None:
+def test_agreement_is_of_models_of_real_images(answers: list[str], provenances: list[str], told: str) -> None:
     assert agreement(answers, provenances) == told
 
 

@@ -367,9 +367,7 @@ def test_every_run_of_a_stack_is_published_like_a_single_run(data: Path, whole: 
         stacked, single = (dict(found["environment"]) for found in (result, alone))
         process = stacked.pop("process")
         assert process != single.pop("process"), "another canary, and other fast paths"
-        assert not [name for name in process["modules"] if len(name) > 50], (
-            "Inductor's generated code isn't foreign code"
-        )
+        assert not [name for name in process["modules"] if len(name) > 50], "generated code isn't foreign"
         assert stacked == single | {"stacked": code}, "the environment states how it was trained"
         assert len(result["epoch_seconds"]) == 3
     assert list((whole / "work").iterdir()) == []

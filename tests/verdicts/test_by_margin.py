@@ -53,7 +53,7 @@ def assert_says_what_it_would_say(judge: Callable[[float], Verdict], margin: flo
 @SOMETIMES
 @example([0.0, 0.0, 1.0, 0.0, 1.0], 1.0, 0.5, 0.0, 0.05)
 @given(DRAWS, st.floats(-2, 2), MARGINS, st.sampled_from([None, 0.0, 0.1]), st.sampled_from([0.0, 0.05]))
-def test_value_changes_at_the_predicted_margins(
+def test_value_flips_as_predicted(
     ours: list[float], printed: float, margin: float, stderr: float | None, widening: float
 ) -> None:
     def judge(by: float) -> Verdict:
@@ -66,9 +66,7 @@ def test_value_changes_at_the_predicted_margins(
 @SOMETIMES
 @given(DRAWS, DRAWS, st.floats(0.1, 3), MARGINS)
 @example([2.0, 1.98, 2.01, 2.02, 1.99], [0.0, 0.01, -0.01, 0.02, 0.0], 1.9, 0.5)
-def test_size_of_a_gain_changes_at_the_predicted_margins(
-    ours: list[float], theirs: list[float], gain: float, margin: float
-) -> None:
+def test_gain_size_flips_as_predicted(ours: list[float], theirs: list[float], gain: float, margin: float) -> None:
     """A margin as large as the gain reproduces nothing, so the last stretch begins there."""
 
     def judge(by: float) -> Verdict:
@@ -85,7 +83,7 @@ def test_size_of_a_gain_changes_at_the_predicted_margins(
 
 @SOMETIMES
 @given(DRAWS, DRAWS, st.sampled_from([None, 0.5, 2.0]), MARGINS, st.booleans())
-def test_comparable_arms_change_at_the_predicted_margins(
+def test_comparable_arms_flip_as_predicted(
     ours: list[float], theirs: list[float], accepted: float | None, margin: float, diverges: bool
 ) -> None:
     def judge(by: float) -> Verdict:
@@ -98,7 +96,7 @@ def test_comparable_arms_change_at_the_predicted_margins(
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.lists(st.floats(-1, 1), min_size=3, max_size=3), MARGINS)
-def test_uniform_gain_changes_at_the_predicted_margins(seed: int, gains: list[float], margin: float) -> None:
+def test_uniform_gain_flips_as_predicted(seed: int, gains: list[float], margin: float) -> None:
     random = np.random.default_rng(seed)
     arms = {
         at: [tuple(Sample.of(random.normal(mean, 0.1, 5).tolist()) for mean in (-gain, 0)) for _ in range(3)]
@@ -114,7 +112,7 @@ def test_uniform_gain_changes_at_the_predicted_margins(seed: int, gains: list[fl
 
 @SOMETIMES
 @given(st.lists(st.integers(0, 5), min_size=8, max_size=8), st.integers(0, 40), st.floats(0.001, 0.5))
-def test_failure_rate_changes_at_the_predicted_margins(ours: list[int], printed: int, margin: float) -> None:
+def test_failure_rate_flips_as_predicted(ours: list[int], printed: int, margin: float) -> None:
     failed = Failures(counts=tuple(ours), each=5)
     assert_says_what_it_would_say(lambda by: judge_proportion((printed, 40), failed, by, rules=RULES), margin)
 

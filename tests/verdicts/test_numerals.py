@@ -35,9 +35,7 @@ def test_estimate_has_the_precision_of_its_interval(numbers: tuple[float, float,
         (0.01, 0.03, 0.0, "+0.020, 95 % interval +0.010 to +0.030, margin ±0"),
     ],
 )
-def test_interval_ends_are_distinguishable_from_the_margin(
-    low: float, high: float, margin: float, sentence: str
-) -> None:
+def test_interval_ends_differ_from_the_margin(low: float, high: float, margin: float, sentence: str) -> None:
     assert with_interval((low + high) / 2, low, high, 0.95, margin) == sentence
 
 

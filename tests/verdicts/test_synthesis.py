@@ -75,9 +75,7 @@ def test_sentences_state_direction_and_count() -> None:
             f"the paper's +0.004: {status}. {4 if sign > 0 else 0} of 4 ahead. They differ by no more than"
             in found.text
         )
-    assert table(-0.010, -0.008, -0.012, -0.009, printed=-0.01).status is Status.SUPPORTED, (
-        "the paper says that its arm is worse"
-    )
+    assert table(-0.010, -0.008, -0.012, -0.009, printed=-0.01).status is Status.SUPPORTED, "the paper's arm is worse"
     open_still = table(0.010, -0.010, 0.012, -0.011)
     assert open_still.status is Status.UNRESOLVED and "They differ by τ = 0.012 beyond chance (p = " in open_still.text
     assert (open_still.ahead, open_still.tested) == (2, 4)

@@ -154,10 +154,7 @@ def test_position_table_of_the_right_size_is_not_resized() -> None:
 
 @pytest.mark.parametrize(("own", "grid"), [(56, 8), (7, 3), (3, 5)])
 def test_resized_positions_equal_a_cubic_convolution(own: int, grid: int) -> None:
-    """Loops over the grid with repeated borders; points are own
-
-    (grid + 0.1) apart, as in the authors' code.
-    """
+    """Loops over the grid with repeated borders; points are own / (grid + 0.1) apart, as in the authors' code."""
     table = noise(1, 1 + own**2, 1)
     resized = resize_positions(table, grid)
     assert torch.equal(resized[:, 0], table[:, 0])

@@ -86,10 +86,7 @@ def test_float32_distance_of_equal_vectors_errs_by_more_than_epsilon(found: dict
 
 
 def test_responses_level_off_although_a_gaussian_vanishes(found: dict[str, Finding]) -> None:
-    """Along the kernel itself it is (t
-
-    (t − 1))² of (w·u)² at t norms.
-    """
+    """Along the kernel itself it is (t / (t − 1))² of (w·u)² at t norms."""
     computed = found["nmn.theory.decay"].computed
     assert computed["own_direction_10_times"] == pytest.approx((10 / 9) ** 2, rel=1e-4)
     assert computed["own_direction_1e6_times"] == pytest.approx(1, abs=1e-5)
@@ -99,10 +96,7 @@ def test_responses_level_off_although_a_gaussian_vanishes(found: dict[str, Findi
 
 
 def test_three_units_of_one_weight_make_a_radial_unit(found: dict[str, Finding]) -> None:
-    """((d + 1)² + (d − 1)²)
-
-    2 − d² is 1, so the three add up to 1 over the distance.
-    """
+    """((d + 1)² + (d − 1)²) / 2 − d² is 1, so the three add up to 1 over the distance."""
     computed = found["nmn.theory.uat"].computed
     assert computed["largest_relative_error_of_three_units_to_the_radial_one"] < 1e-12
     assert (

@@ -217,10 +217,7 @@ CLASSES = torch.tensor([0, 1, 0, 1])
 
 
 def yat(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, alpha: float) -> np.ndarray:
-    """The released package's layer, unit by unit: alpha (x·w + b)²
-
-    (‖x − w‖² + 1e-5).
-    """
+    """The released package's layer, unit by unit: alpha (x·w + b)² / (‖x − w‖² + 1e-5)."""
     units = [(x @ w + b) ** 2 / (((x - w) ** 2).sum(axis=1) + 1e-5) for w, b in zip(weight, bias, strict=True)]
     return alpha * np.stack(units, axis=1)
 
