@@ -23,10 +23,7 @@ from stages.ops.yat_attention import yat_attention
 from stages.training.process import peak_memory_bytes, reset_peak_memory
 
 Operator = Callable[..., Tensor]
-ERRORS = {
-    torch.float32: 1e-4,
-    torch.bfloat16: 2e-2,
-}  # relative to the largest value: eight bits of mantissa, sums of hundreds
+ERRORS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the largest value: eight bits of mantissa, sums of hundreds
 
 
 def leaves(shapes: Sequence[tuple[int, ...]], device: torch.device, dtype: torch.dtype) -> list[Tensor]:

@@ -15,9 +15,7 @@ def test_every_value_equals_the_equation_within_rounding() -> None:
     mean, std = (torch.tensor(numbers, dtype=torch.float64).view(3, 1, 1) for numbers in (MEAN, STD))
     wanted = (images.double() / 255 - mean) / std
     scaled = images.double() / 255 / std
-    rounded = (
-        2 * scaled + mean / std + wanted.abs()
-    )  # one rounding each of scale, product (not in an FMA), shift and result
+    rounded = 2 * scaled + mean / std + wanted.abs()  # scale, product (not in an FMA), shift and result, once each
     assert torch.all((found.double() - wanted).abs() <= 2**-24 * rounded)
 
 

@@ -46,9 +46,7 @@ def test_product_equals_the_matrix_of_a_released_library(product: Product, store
         {ours: torch.from_numpy(vectors[f"weights/{theirs}"]) for ours, theirs in names.items()}
     )
     problem.tokens, problem.labels = torch.from_numpy(vectors["tokens"]), torch.from_numpy(vectors["labels"])
-    order = torch.tensor(
-        [0, 1, 2, 4, 5, 6, 3, 7]
-    )  # the library has the bias after the whole weight, we have it in each row
+    order = torch.tensor([0, 1, 2, 4, 5, 6, 3, 7])  # theirs has the bias after the whole weight, ours in each row
     matrix = as_matrix(product, problem.captured())[order][:, order]
     np.testing.assert_allclose(matrix.numpy(), vectors[stored], rtol=0, atol=1e-12)
 

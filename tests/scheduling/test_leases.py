@@ -158,9 +158,7 @@ def test_process_of_another_container_is_judged_by_its_heartbeat(store: Shared) 
     assert store.leases(process_identity(os.getpid())).claim("g") is None
     dead = store.leases(f"{host}:{boot}:{namespace}:4194304:1")
     assert dead.claim("h") is not None
-    assert store.leases(process_identity(os.getpid())).claim("h") is not None, (
-        "the process table of our namespace is used"
-    )
+    assert store.leases(process_identity(os.getpid())).claim("h") is not None, "our process table decides"
 
 
 def test_owner_of_a_run_is_described_with_its_start(store: Shared) -> None:

@@ -83,9 +83,7 @@ def _disturb(
         if done.total() >= disturbances or not awake:
             continue
         process = rng.choice(awake)
-        if (
-            done["stopped for a while"] > done["killed"] or len(asleep) >= processes // 2
-        ):  # another process has to take over
+        if done["stopped for a while"] > done["killed"] or len(asleep) >= processes // 2:  # needs a takeover
             process.kill()
             done["killed"] += 1
         else:

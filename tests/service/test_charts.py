@@ -173,9 +173,7 @@ def test_pairs_are_drawn_in_rows_with_the_papers_gain() -> None:
 
 def test_empty_chart_is_omitted(client: TestClient) -> None:
     assert 'class="plot-cell' in client.get("/?dataset=cifar10").text, "the paper's values"
-    assert 'class="plot-cell' not in client.get("/?dataset=cifar10&metric=calibration_error").text, (
-        "placeholder results"
-    )
+    assert 'class="plot-cell' not in client.get("/?dataset=cifar10&metric=calibration_error").text, "placeholders"
     assert drawings(client.get("/experiments/ninformer-cifar10").text) == []
     assert draw_overlay([], {}, {}, "nats") is None
 

@@ -65,9 +65,7 @@ def test_page_lists_every_claim_about_the_model_and_what_is_missing(published_cl
     page = published_client.get("/models/ninformer-cifar100.vit").text
     about = {one["id"] for one in claims if "vit" in (one["arm"], one["baseline_arm"])}
     assert about and set(re.findall(r'href="/claims/([^"#?]+)"', page)) == about
-    mistakes = set(
-        re.findall(r"<b>([^<]+)</b> taken for <b>([^<]+)</b>", page)
-    )  # neither data nor weights are available
+    mistakes = set(re.findall(r"<b>([^<]+)</b> taken for <b>([^<]+)</b>", page))  # no data or weights here
     assert mistakes and {name.replace(" ", "_") for pair in mistakes for name in pair} <= set(CIFAR100.classes)
     assert "data:image/png;base64," in page and "not released" in page and "not on this machine" in page
     untrained = published_client.get("/models/nmn-gpt.gpt2").text

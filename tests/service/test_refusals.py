@@ -55,9 +55,7 @@ def test_internal_error_is_logged_and_counted_as_500_with_its_id(
         response = client.get("/", headers={"x-request-id": "mine.1", "origin": "https://friend.example"})
         assert_problem(response, 500, "the service failed; its log says why")
         assert response.headers["x-request-id"] == "mine.1"
-        assert response.headers["access-control-allow-origin"] == "https://friend.example", (
-            "allowed origins can read it"
-        )
+        assert response.headers["access-control-allow-origin"] == "https://friend.example", "its page can read it"
         text = client.get("/metrics").text
     assert 'claimcheck_requests_total{method="GET",route="/",status="500"} 1.0' in text
     assert 'status="0"' not in text

@@ -99,9 +99,7 @@ def test_table_equals_the_evidence(errors: Errors) -> None:
 def test_pairs_of_the_claim_equal_the_tables(errors: Errors, client: TestClient) -> None:
     pairs = client.get("/api/v1/claims/dac.sgemm.gain").json()["pairs"]
     page = client.get("/claims/dac.sgemm.gain").text
-    known = [
-        arm for arm in errors if arm.startswith("dac-mlp-") and depth_of(arm) in DEPTHS
-    ]  # depths that ran completely
+    known = [arm for arm in errors if arm.startswith("dac-mlp-") and depth_of(arm) in DEPTHS]  # complete ones
     assert sorted(pair["arm"] for pair in pairs) == sorted(known)
     shown = re.findall(r'data-label="Gain">(.*?) nats</td>', page)
     assert [float(text.replace("−", "-")) for text in shown] == pytest.approx(
