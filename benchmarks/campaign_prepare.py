@@ -252,7 +252,7 @@ def main(arguments: list[str]) -> int:
     print(f"{len(groups)} groups are wanted, {planned:,.0f} s are planned for them, {left:,.0f} s are left")
     for one in fitting_in[:10]:
         print(f"  {one.label}: {one.seconds:,.0f} s, {3600 * one.verdicts / one.seconds:.2f} verdicts an hour")
-    print(f"{FOLDER / 'carry'}: {size / MIB:.1f} MiB.  There, with the code beside it:")
+    print(f"{FOLDER / 'carry'}: {size / MIB:.1f} MiB.  There, with the code next to it:")
     print(f"  {COMMAND.format(carry=FOLDER / 'carry', seconds=min(options.slice, left))}")
     return 0
 

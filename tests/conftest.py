@@ -82,7 +82,7 @@ def real_mirror() -> Path:
     if not (packed / "unpack.py").is_file():
         pytest.skip("no real data: set CLAIMCHECK_MIRROR to a folder of mirrored data sets (docs/data.md)")
     if find_spec("pillow_jxl") is None:
-        pytest.skip("real data are beside the repository, but unpacking them needs pillow-jxl-plugin")
+        pytest.skip("real data are next to the repository, but unpacking them needs pillow-jxl-plugin")
     version = hashlib.sha256((packed / "MANIFEST.json").read_bytes()).hexdigest()[:12]
     cache = Path(tempfile.gettempdir()) / f"claimcheck-mirror-{version}"
     if not cache.is_dir():

@@ -230,6 +230,6 @@ def test_importing_light_modules_is_fast_and_silent() -> None:
     assert slow_to_import(", ".join(f"stages.{part}" for part in (*WITHOUT_TORCH, "cli"))) == "[]\n"
 
 
-def test_the_server_loads_no_torch() -> None:
+def test_server_does_not_import_torch() -> None:
     """Only its worker processes do."""
     assert slow_to_import("service.app, service.__main__") == "[]\n"

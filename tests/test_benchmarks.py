@@ -27,7 +27,7 @@ def line(value: float, *, at_most: bool = False) -> Line:
 
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
-def test_every_benchmark_measures_and_says_how_to_run_it(path: Path) -> None:
+def test_every_benchmark_has_measure_and_a_run_line(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert "measure" in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert f"Run: python -m benchmarks {path.stem.removeprefix('bench_')}" in (ast.get_docstring(tree) or "")

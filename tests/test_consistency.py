@@ -149,7 +149,7 @@ TABLES: dict[str, tuple[Edit, str]] = {
 @pytest.mark.parametrize(
     ("experiment", "name"), [*(("ninformer-mnist", name) for name in IMAGES), *(("dac-sgemm", name) for name in TABLES)]
 )
-def test_an_edit_in_a_result_line_is_found(root: Path, experiment: str, name: str) -> None:
+def test_edited_result_line_is_found(root: Path, experiment: str, name: str) -> None:
     change, message = (IMAGES | TABLES)[name]
     path = root / "data" / "results" / f"{experiment}.jsonl"
     edit(path, 1, change)
@@ -164,7 +164,7 @@ def test_record_refuses_an_edited_line_by_file_and_line(root: Path) -> None:
         record(root, "data/results.db")
 
 
-def test_a_cost_that_contradicts_its_result_is_refused(root: Path) -> None:
+def test_contradictory_cost_is_refused(root: Path) -> None:
     path = root / "data" / "results" / "ninformer-mnist.cost.jsonl"
     edit(path, 1, put(1.0, "train_seconds"))
     with pytest.raises(RecordError, match="train_seconds is 1, its epochs took"):

@@ -322,7 +322,7 @@ def test_operators_and_dtypes_missing_on_cuda_are_found() -> None:
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this PyTorch is built without CUDA")
-def test_an_operator_without_a_kernel_is_found() -> None:
+def test_operator_without_a_kernel_is_found() -> None:
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     other = torch.ops.aten.mkldnn_max_pool2d.default
     assert lacking({Call(operator, ("float32",))}) == []

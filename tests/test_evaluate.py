@@ -348,7 +348,7 @@ def test_contradictory_result_is_not_written(trained: Path, capsys: pytest.Captu
     assert list(keys()) == ["ninformer.0"]
 
 
-def test_result_of_a_partial_test_set_says_so(trained: Path) -> None:
+def test_result_of_a_partial_test_set_is_labelled(trained: Path) -> None:
     edit_profile(lambda profile: profile["overrides"].update(observe_test=False))
     assert train() and main([EXPERIMENT]) == 0
     whole = {line.arm: line for line in read_lines(RESULTS, ResultLine)}

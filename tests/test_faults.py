@@ -15,9 +15,9 @@ import pytest
 from stages.claims import ClaimsError
 from stages.claims.lines import parse_claims
 from stages.faults import describe_fault, in_one_line, named
-from tests.hardship import obey_modes, write_little
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
+from tests.resource_limits import drop_root_privileges, limit_file_size
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def test_unwritable_folder_is_one_line(project: Path, verb: str) -> None:
     for folder in folders:
         folder.chmod(0o555)
     try:
-        done = call(project, verb, obey_modes)
+        done = call(project, verb, drop_root_privileges)
     finally:
         for folder in folders:
             folder.chmod(0o755)
@@ -79,10 +79,10 @@ def test_unwritable_folder_is_one_line(project: Path, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_full_disk_is_one_line(project: Path, verb: str) -> None:
-    check_one_line(call(project, verb, write_little), verb, "; ")
+    check_one_line(call(project, verb, limit_file_size), verb, "; ")
 
 
-@pytest.mark.parametrize("prepare", [obey_modes, write_little])
+@pytest.mark.parametrize("prepare", [drop_root_privileges, limit_file_size])
 def test_unwritable_store_is_one_line(project: Path, prepare: Callable[[], None]) -> None:
     shutil.rmtree(project / "data" / "store")
     shutil.rmtree(project / "data" / "runs")

@@ -15,7 +15,7 @@ from benchmarks.campaign_parcels import DamagedParcel, cut, join, pack_back, tak
 from benchmarks.campaign_prepare import wanted_groups
 from stages.params.experiment import load_params
 from stages.runs.store import RunStore
-from tests.borrowed import know_torch_alone, know_torch_alone_and_be_ended
+from tests.minimal_machine import hide_other_packages, hide_other_packages_and_interrupt
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes, train
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 LIMIT_MIB, EPOCHS = 0.12, 3
 
 
-class Borrowed:
+class Machine:
     """A machine with the code and the files of earlier commands."""
 
     def __init__(self, folder: Path) -> None:
@@ -33,7 +33,7 @@ class Borrowed:
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
 
     def python(
-        self, *arguments: str, before: Callable[[], None] = know_torch_alone
+        self, *arguments: str, before: Callable[[], None] = hide_other_packages
     ) -> subprocess.CompletedProcess[str]:
         """Run `python -m …` on this machine; the repository comes second on the path, for `before`."""
         env = environment() | {"PYTHONPATH": f"{self.folder}:{REPOSITORY}"}
@@ -45,7 +45,7 @@ class Borrowed:
         shutil.copytree(carry, self.folder / "carry")
         assert sum(path.stat().st_size for path in carry.rglob("*") if path.is_file()) <= LIMIT_MIB * 2**20
         options = ["--work", "work", "--out", str(back), "--seconds", "60", "--device", "cpu"]
-        before = know_torch_alone_and_be_ended if is_ended else know_torch_alone
+        before = hide_other_packages_and_interrupt if is_ended else hide_other_packages
         done = self.python("benchmarks.gpu_campaign", "run", "carry", *options, before=before)
         files = [path for path in back.rglob("*") if path.is_file()]
         assert len(files) <= 8 and all(path.stat().st_size <= 16 * 2**20 for path in files)
@@ -70,7 +70,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.mark.timeout(300)
 def test_campaign_on_two_machines_equals_an_uninterrupted_training(project: Path, tmp_path: Path) -> None:
     """Data arrive in parts, a training gets SIGTERM, and another machine replaces its machine."""
-    machine, said, lacking, is_begun = Borrowed(tmp_path / "there"), prepare(project, "--budget", "600"), 0, False
+    machine, said, lacking, is_begun = Machine(tmp_path / "there"), prepare(project, "--budget", "600"), 0, False
     seconds: list[float] = []
     for number in range(10):
         if "nothing is left" in said:
@@ -85,7 +85,7 @@ def test_campaign_on_two_machines_equals_an_uninterrupted_training(project: Path
         if not is_begun and "stopped after" in done.stdout:  # this machine is lost, including its files
             is_begun = True
             shutil.rmtree(machine.folder)
-            machine = Borrowed(tmp_path / "there-too")
+            machine = Machine(tmp_path / "there-too")
             options.append("--fresh")
         said = prepare(project, "--budget", "600", *options)
         if options[-1] == "--fresh":
@@ -103,7 +103,7 @@ def test_campaign_on_two_machines_equals_an_uninterrupted_training(project: Path
 
 def test_failing_training_is_reported_and_does_not_block_others(project: Path, tmp_path: Path) -> None:
     prepare(project, "--budget", "600")
-    carry, machine = project / "data/campaign/carry", Borrowed(tmp_path / "there")
+    carry, machine = project / "data/campaign/carry", Machine(tmp_path / "there")
     queue = json.loads((carry / "queue.json").read_text())
     queue["groups"][0]["specs"][0]["model"]["arguments"]["patch_size"] = 5
     for group in queue["groups"]:

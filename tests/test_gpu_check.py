@@ -15,7 +15,7 @@ from benchmarks.attempt import Lines, attempt, guarded
 from benchmarks.planned import Planned
 from stages.run import ModelSpec
 from stages.training.tf32 import RoundedOperands, products_of
-from tests.borrowed import know_torch_alone
+from tests.minimal_machine import hide_other_packages
 from tests.preloaded import python
 from tests.project import REPOSITORY, environment
 
@@ -79,7 +79,7 @@ def test_rehearsal_continues_after_a_failure_and_reports_it_last(tmp_path: Path)
         "planned",
         "operators",
     ]
-    done = python("-m", "benchmarks.gpu_check", *options, cwd=REPOSITORY, env=environment(), before=know_torch_alone)
+    done = python("-m", "benchmarks.gpu_check", *options, cwd=REPOSITORY, env=environment(), before=hide_other_packages)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     taken = [line for line in lines if line.get("check") == "takes a step"]
     assert [line["ok"] for line in taken] == [True, False, True, True]

@@ -22,8 +22,8 @@ from stages.commands.status import write_metrics
 from stages.params.experiment import load_params
 from stages.recording.reporting import results_page
 from stages.results import WORD_OF, Word, open_results, tally
+from tests.doc_examples import differences, read_examples
 from tests.project import REPOSITORY, computed_findings
-from tests.story import differences, read_story
 
 DOCS = REPOSITORY / "docs"
 README = (REPOSITORY / "README.md").read_text()
@@ -109,7 +109,7 @@ def test_readme_is_short() -> None:
 
 def test_experiment_in_the_readme_is_valid_and_changes_only_the_rate(tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "params", tmp_path / "params")
-    (block,) = (block for block in read_story(REPOSITORY / "README.md") if block.file)
+    (block,) = (block for block in read_examples(REPOSITORY / "README.md") if block.file)
     (line,) = re.findall(r"`(half-rate: [^`]+)`", README)
     (tmp_path / block.file).write_text(block.text)
     index = (REPOSITORY / "params.yaml").read_text()
@@ -123,7 +123,7 @@ def test_experiment_in_the_readme_is_valid_and_changes_only_the_rate(tmp_path: P
 
 def test_documented_answers_equal_the_services(published: str) -> None:
     """The comparison, and the claim's status."""
-    shown = [json.loads(block.text) for block in read_story(DOCS / "quickstart.md") if block.language == "json"]
+    shown = [json.loads(block.text) for block in read_examples(DOCS / "quickstart.md") if block.language == "json"]
     (comparison,) = (answer for answer in shown if "comparisons" in answer)
     app = create_app(Settings(root=REPOSITORY, database=published))
     client = TestClient(app, base_url="http://127.0.0.1")

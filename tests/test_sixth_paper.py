@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server import free_port
+from tests.doc_examples import Block, differences, is_printed, read_examples
 from tests.polling import wait_until
 from tests.project import REPOSITORY, environment
-from tests.story import Block, differences, is_printed, read_story
 
 pytestmark = pytest.mark.slow
 
-STORY = read_story(REPOSITORY / "docs" / "add-a-paper.md")
+EXAMPLES = read_examples(REPOSITORY / "docs" / "add-a-paper.md")
 BIN = Path(sys.executable).parent
 # Use this environment instead of one that make creates.
 MAKE = ["make", "--no-print-directory", f"BIN={BIN}", "READY="]
@@ -78,7 +78,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(folder, "git", "init", "-q")
     run(folder, "git", "add", "-A")
     run(folder, "git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "x")
-    for block in STORY:
+    for block in EXAMPLES:
         if block.file:
             add_to(folder, block)
     return folder
@@ -133,7 +133,7 @@ def answers(place: str) -> bool:
 def test_commands_print_what_the_page_shows(project: Path, request: pytest.FixtureRequest) -> None:
     """Run every command in order with real make, DVC and service."""
     output, ran = "", []
-    for block in STORY:
+    for block in EXAMPLES:
         if block.language == "sh":
             ran.append(block.text.strip())
             words = shlex.split(block.text)

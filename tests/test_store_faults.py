@@ -17,9 +17,9 @@ from stages.faults import describe_fault
 from stages.runs.object_store import Bucket, ObjectStore, StoreFault
 from stages.runs.store import RunStore, Store
 from stages.scheduling.engine.leases import Leases, process_identity
-from tests.hardship import obey_modes, write_little
 from tests.preloaded import python
 from tests.project import environment
+from tests.resource_limits import drop_root_privileges, limit_file_size
 from tests.scheduling.racer import keys_of, outcome
 
 KEY, SPEC = next(iter(keys_of(1).items()))
@@ -105,14 +105,17 @@ def contents(folder: Path | None) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("before", "words"),
-    [(obey_modes, "PermissionError Permission denied store/"), (write_little, "OSError File too large store/staged/")],
+    [
+        (drop_root_privileges, "PermissionError Permission denied store/"),
+        (limit_file_size, "OSError File too large store/staged/"),
+    ],
     ids=["read-only", "full"],
 )
 def test_publishing_to_an_unwritable_store_fails_and_succeeds_later(
     tmp_path: Path, before: Callable[[], None], words: str
 ) -> None:
     (tmp_path / "store" / "runs").mkdir(parents=True)
-    (tmp_path / "store").chmod(0o555 if before is obey_modes else 0o755)
+    (tmp_path / "store").chmod(0o555 if before is drop_root_privileges else 0o755)
     failed = python("-c", PUBLISH, cwd=tmp_path, env=environment(), before=before)
     (tmp_path / "store").chmod(0o755)
     assert failed.stdout.startswith(words) and failed.stdout.splitlines()[-1] == "False", failed.stderr
@@ -132,17 +135,19 @@ except OSError as error:
 """
 
 
-@pytest.mark.parametrize("before", [obey_modes, write_little], ids=["read-only", "full"])
+@pytest.mark.parametrize("before", [drop_root_privileges, limit_file_size], ids=["read-only", "full"])
 def test_unwritable_cache_of_an_object_store_is_reported(
     tmp_path: Path, object_url: str, before: Callable[[], None]
 ) -> None:
     ObjectStore(object_url, tmp_path / "elsewhere").publish(KEY, FILES)
-    (tmp_path / "here").mkdir(mode=0o555 if before is obey_modes else 0o755)
+    (tmp_path / "here").mkdir(mode=0o555 if before is drop_root_privileges else 0o755)
     code = READ.replace("URL", repr(object_url))
     failed = python("-c", code, cwd=tmp_path, env=environment(), before=before)
     (tmp_path / "here").chmod(0o755)
     said = (
-        "PermissionError Permission denied  False" if before is obey_modes else "OSError File too large /staged/ False"
+        "PermissionError Permission denied  False"
+        if before is drop_root_privileges
+        else "OSError File too large /staged/ False"
     )
     assert failed.stdout.strip() == said, failed.stderr
     assert python("-c", code, cwd=tmp_path, env=environment()).stdout == "True\n"

@@ -59,7 +59,7 @@ def test_no_verdict_before_the_first_planned_analysis() -> None:
     assert (value.verdict.n, value.verdict.low) == (1, None)
 
 
-def test_a_missing_arm_leaves_its_claims_untested() -> None:
+def test_missing_arm_leaves_its_claims_untested() -> None:
     lines = [line for line in results("ninformer-mnist", MNIST) if line.arm != "local-vit"]
     value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(lines))
     assert value.verdict.status is Status.REPRODUCED

@@ -127,7 +127,7 @@ def test_several_slots_train_each_run_once(tmp_path: Path, slots: int, devices: 
     assert len(outcomes(project)) == 2
 
 
-def test_damaged_resume_state_starts_over_and_says_so(
+def test_damaged_resume_state_restarts_training_with_a_message(
     tmp_path: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
     project = make_project(tmp_path, epochs=40)

@@ -118,7 +118,7 @@ def test_large_image_is_linked_in_fewer_pixels_with_a_note(page: Page, tmp_path:
         "image=" + "iVBO" + "A" * 40_000,  # starts like a PNG but is longer than any of our links
     ],
 )
-def test_invalid_image_link_sends_nothing_and_says_so(page: Page, fragment: str) -> None:
+def test_invalid_image_link_sends_nothing_and_shows_a_message(page: Page, fragment: str) -> None:
     page.on("request", lambda request: pytest.fail(request.url) if "/predict" in request.url else None)
     page.goto(f"/?dataset=cifar100#{fragment}")
     page.get_by_text("The link holds no image that can be read here.").wait_for()

@@ -54,7 +54,7 @@ def test_images_have_exact_tags() -> None:
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
-def test_image_runs_as_nobody_with_a_health_check(target: str) -> None:
+def test_image_runs_unprivileged_with_a_health_check(target: str) -> None:
     lines = stages()[target]
     assert [line for line in lines if line.startswith("USER ")] == ["USER 10001"]
     assert lines[-1] == "USER 10001" and "chown" not in " ".join(lines), "last: nothing below /app is the service's"

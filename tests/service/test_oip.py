@@ -108,7 +108,7 @@ def test_client_gets_an_explanation_of_errors(
         remote.infer(model, [infer_input(images(1), is_binary=True)], model_version=version)
 
 
-def test_client_is_told_about_unsupported_features(remote: triton.InferenceServerClient) -> None:
+def test_unsupported_features_are_explained_to_the_client(remote: triton.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException, match="/api/v1/checkpoints lists the models"):
         remote.get_model_repository_index()
     with pytest.raises(InferenceServerException, match=r"expected 'image', UINT8 \[N, 3, 32, 32\]; got shape"):

@@ -214,7 +214,7 @@ def test_training_stops_when_the_validation_loss_no_longer_falls(images: Labelle
     assert len(outcome.history) == 6, "two epochs, one for comparison, and three of patience"
 
 
-def test_only_kernels_decay_if_the_spec_says_so() -> None:
+def test_only_kernels_decay_if_the_spec_sets_it() -> None:
     spec = OptimizerSpec(name="sgd", lr=1.0, weight_decay=0.5, decay="kernels")
     model = seeded_model(build_local_vit, REPLICATE)
     before = copy.deepcopy(dict(model.named_parameters()))

@@ -182,7 +182,7 @@ def test_peak_memory_excludes_the_parent_process() -> None:
     assert int(finished.stdout) < len(ballast) < peak_memory_bytes(CPU)
 
 
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux can start the peak anew")
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux can reset the peak")
 def test_peak_memory_can_be_reset() -> None:
     ballast = np.ones(2**26, dtype=np.uint8)
     before = peak_memory_bytes(CPU)

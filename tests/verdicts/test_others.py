@@ -59,7 +59,7 @@ def test_newcombe_interval_equals_the_published_example() -> None:
         (Failures.spread(3, 18, 5), 0.0026, Status.UNDECIDABLE),
     ],
 )
-def test_a_printed_proportion(ours: Failures, margin: float, status: Status) -> None:
+def test_proportion_is_compared_with_the_printed_one(ours: Failures, margin: float, status: Status) -> None:
     assert judge_proportion((15, 576), ours, margin, rules=RULES).status is status
 
 

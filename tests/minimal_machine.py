@@ -35,7 +35,7 @@ def _with_requirements(distributions: Sequence[str]) -> set[str]:
 
 
 @cache
-def unknown() -> frozenset[str]:
+def hidden_modules() -> frozenset[str]:
     """Names of installed modules that the simulated machine lacks."""
     there = _with_requirements(KNOWN) | {OURS}
     return frozenset(
@@ -45,23 +45,23 @@ def unknown() -> frozenset[str]:
     )
 
 
-class _Nothing(MetaPathFinder):
+class _HiddenModules(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name.partition(".")[0] in unknown():
+        if name.partition(".")[0] in hidden_modules():
             raise ModuleNotFoundError(f"this machine has no {name}")
         return None
 
 
-def know_torch_alone() -> None:
+def hide_other_packages() -> None:
     """Make importing any other module fail, even if it is loaded already."""
-    for name in [name for name in sys.modules if name.partition(".")[0] in unknown()]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in hidden_modules()]:
         del sys.modules[name]
-    sys.meta_path.insert(0, _Nothing())
+    sys.meta_path.insert(0, _HiddenModules())
 
 
-def know_torch_alone_and_be_ended() -> None:
+def hide_other_packages_and_interrupt() -> None:
     """Also send SIGTERM to this process at the second step of its first training."""
-    know_torch_alone()
+    hide_other_packages()
     from benchmarks.campaign_run import Slice
 
     is_over, asked = Slice.is_over, 0

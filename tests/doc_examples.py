@@ -20,7 +20,7 @@ class Block:
     text: str
 
 
-def read_story(page: Path) -> list[Block]:
+def read_examples(page: Path) -> list[Block]:
     """Return the blocks of a page in order."""
     found = [
         Block(match["file"], match["language"], match["text"])

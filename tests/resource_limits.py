@@ -8,7 +8,7 @@ _PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
 _CAP_VERSION = 0x20080522
 
 
-def obey_modes() -> None:
+def drop_root_privileges() -> None:
     """Drop the capabilities that let root ignore file permissions."""
     if os.geteuid() == 0:
         libc, header, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(_CAP_VERSION, 0), (ctypes.c_uint32 * 6)()
@@ -20,6 +20,6 @@ def obey_modes() -> None:
             assert libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
 
 
-def write_little() -> None:
+def limit_file_size() -> None:
     """Limit files to a few bytes, which looks like a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
