@@ -135,7 +135,7 @@ class Campaign:
             if kind == "work":
                 for name, content in files.items():
                     write_atomically(self.folder / "resume" / key / name, content)
-            elif _needs_weights(files):
+            elif "weights.safetensors" not in files and json.loads(files["result.json"])["weights_sha256"]:
                 for name, content in files.items():
                     write_atomically(self.folder / "without_weights" / key / name, content)
                 if key not in self.state["without_weights"]:
@@ -201,10 +201,6 @@ class Campaign:
             )
         found: list[dict[str, Any]] = json.loads(index.read_text(encoding="utf-8"))
         return found
-
-
-def _needs_weights(files: dict[str, bytes]) -> bool:
-    return bool(json.loads(files["result.json"])["weights_sha256"]) and "weights.safetensors" not in files
 
 
 def main(arguments: list[str]) -> int:

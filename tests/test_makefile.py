@@ -48,13 +48,9 @@ def test_unknown_experiment_gets_the_nearest_or_the_known_ones() -> None:
     assert set(load_params(ROOT).experiments) <= set(re.findall(r"[\w-]+", refused.value.stderr))
 
 
-def modules_called(name: str) -> set[str]:
-    return set(re.findall(r"-m\W+(stages\.\w+(?:\.\w+)*|service)", (ROOT / name).read_text()))
-
-
 @pytest.mark.parametrize("name", FRAME)
 def test_every_called_module_is_runnable(name: str) -> None:
-    called = modules_called(name)
+    called = set(re.findall(r"-m\W+(stages\.\w+(?:\.\w+)*|service)", (ROOT / name).read_text()))
     assert called
     bases = {module: ROOT.joinpath(*module.split(".")) for module in called}
     runnable = {m for m, base in bases.items() if base.with_suffix(".py").is_file() or (base / "__main__.py").is_file()}

@@ -24,10 +24,6 @@ Product = Callable[[LayerBatch, Tensor], Tensor]
 GOLDEN = Path(__file__).parents[1] / "golden" / "fisher_curvlinops.npz"
 
 
-def as_matrix(product: Product, batch: LayerBatch) -> Tensor:
-    return dense(lambda v: product(batch, v), (batch.gradients.shape[-1], batch.inputs.shape[-1]))
-
-
 def test_kronecker_reference_equals_a_hand_calculation() -> None:
     # Two samples of one token: a = 1, 2 and g = 3, 1, so A = (1 + 4) / 2, G = (9 + 1) / 2 and F = 12.5.
     batch = LayerBatch(torch.tensor([[[1.0]], [[2.0]]]), torch.tensor([[[3.0]], [[1.0]]]))
@@ -47,7 +43,8 @@ def test_product_equals_the_matrix_of_a_released_library(product: Product, store
     )
     problem.tokens, problem.labels = torch.from_numpy(vectors["tokens"]), torch.from_numpy(vectors["labels"])
     order = torch.tensor([0, 1, 2, 4, 5, 6, 3, 7])  # theirs has the bias after the whole weight, ours in each row
-    matrix = as_matrix(product, problem.captured())[order][:, order]
+    batch = problem.captured()
+    matrix = dense(lambda v: product(batch, v), (batch.gradients.shape[-1], batch.inputs.shape[-1]))[order][:, order]
     np.testing.assert_allclose(matrix.numpy(), vectors[stored], rtol=0, atol=1e-12)
 
 

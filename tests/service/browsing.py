@@ -69,7 +69,7 @@ def watched(page: Page, address: str) -> Iterator[Page]:
         messages.append(str(error))
 
     def note_stranger(request: Request) -> None:
-        if not _is_ours(request.url, address):
+        if not request.url.startswith((address, "data:", f"blob:{address}", "about:")):
             strangers.append(request.url)
 
     page.on("console", note)
@@ -88,7 +88,3 @@ def watched(page: Page, address: str) -> Iterator[Page]:
     page.remove_listener("request", note_stranger)
     assert not messages, messages
     assert not strangers, strangers
-
-
-def _is_ours(url: str, address: str) -> bool:
-    return url.startswith((address, "data:", f"blob:{address}", "about:"))

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from sqlalchemy.orm import Session
 
 from service.database.queries import ServedCheckpoint, list_checkpoints
 from service.inference.models import Models
@@ -25,12 +24,7 @@ ARMS = ("vit", "mlp-mixer", "local-vit")
 @pytest.fixture(scope="module")
 def served_checkpoints(root: Path) -> dict[str, ServedCheckpoint]:
     with open_results(str(root / "data" / "results.db"))() as session:
-        return by_arm(session)
-
-
-def by_arm(session: Session) -> dict[str, ServedCheckpoint]:
-    found = list_checkpoints(session, experiment="ninformer-cifar100")
-    return {served_checkpoint.arm: served_checkpoint for served_checkpoint in found}
+        return {one.arm: one for one in list_checkpoints(session, experiment="ninformer-cifar100")}
 
 
 def cache_of(budget_bytes: int = 1 << 30) -> PredictorCache:

@@ -2,8 +2,6 @@
 
 import json
 import multiprocessing
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -165,10 +163,6 @@ def files_of(trained: Trained) -> dict[str, bytes]:
     return dict(files)
 
 
-def rank_one() -> list[Any]:
-    return [process for process in multiprocessing.active_children() if process.name == "rank-1"]
-
-
 def test_shared_run_has_the_same_key_and_records_the_sharing(data: Path, tmp_path: Path) -> None:
     scratch = RunStore(tmp_path).scratch
     together = files_of(train_run(Job(spec=SPEC, data=data, device=TOGETHER), scratch))
@@ -205,8 +199,9 @@ def test_killed_process_ends_the_others_with_a_reason(data: Path, tmp_path: Path
     def report(event: Event) -> None:
         events.append(event)
         if event.kind == "progress":
-            for process in rank_one():
-                os.kill(process.pid, signal.SIGKILL)
+            for process in multiprocessing.active_children():
+                if process.name == "rank-1":
+                    process.kill()
 
     group = Group(label="gpt", specs=(longer(400),), data=data)
     assert not run_groups([group], store, [TOGETHER], report, threading.Event())
