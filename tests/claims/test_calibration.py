@@ -53,7 +53,7 @@ def test_rates_are_equal_in_networks_left_out(left_out: str) -> None:
     assert own[0] / own[1] == pytest.approx(learnt[0] / learnt[1], abs=0.03)
 
 
-def test_recorded_rates_elsewhere_are_those_of_a_vanishing_order() -> None:
+def test_recorded_rates_elsewhere_are_those_of_a_temporary_order() -> None:
     """NMN's prototypes on MNIST are the only other pair with full runs; they differ only early in training."""
     errors: dict[str, list[list[float]]] = defaultdict(list)
     for line in (row.result for row in read_lines(Path("data/evidence/nmn-mnist-inversion.jsonl"), EvidenceLine)):

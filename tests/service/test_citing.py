@@ -158,7 +158,7 @@ MADE_HERE = {"here(column)", "without(line.name)", "line.address", "problem.type
 }
 
 
-def test_all_links_from_data_are_listed_as_checked() -> None:
+def test_links_to_stored_addresses_are_checked() -> None:
     templates = REPOSITORY / "service" / "templates"
     begun = re.compile(r"""\b(?:href|src|\w*action|poster|srcset|data)=["']?\{[{%] *([^}%|]+?) *[}%|]""")
     found = {name: begun.findall(name.read_text()) for name in templates.rglob("*.html")}

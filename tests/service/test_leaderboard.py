@@ -30,7 +30,7 @@ def test_models_of_all_experiments_share_one_ranking(published_client: TestClien
     assert models(published_client, "/leaderboard?dataset=cifar10&reverse=true") == expected[::-1]
 
 
-def test_lowest_error_comes_first(published_client: TestClient) -> None:
+def test_lowest_error_is_ranked_first(published_client: TestClient) -> None:
     assert models(published_client, "/leaderboard?dataset=sgemm")[0] == "DAC, 5 layers of 141 units"
 
 

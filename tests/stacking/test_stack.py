@@ -131,7 +131,7 @@ def test_other_networks_or_a_missing_compiler_use_no_cpp_steps(monkeypatch: pyte
     assert not Stack(networks(MLP)).is_dense
 
 
-def test_stack_code_is_listed_although_run_keys_omit_it() -> None:
+def test_files_of_stack_lists_code_that_run_keys_omit() -> None:
     names = {path.name for path in files_of_stack(ModelSpec(path="stages.papers.dac.mlp:DACMLP", arguments={}))}
     assert {"stacked.py", "mlp_stack.py", "dac_stack.py", "dac.py", "dac.cpp"} <= names
     assert {"dense_stack.py", "dense_stack.cpp"} <= names

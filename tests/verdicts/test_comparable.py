@@ -46,8 +46,8 @@ CASES = {
     "no replicate": ([], VIT, CLAIM, Status.NOT_TESTED),
     "before the first analysis": (ours(0.0)[:2], VIT, CLAIM, Status.UNRESOLVED),
     "identical replicates": ([0.76] * 5, [0.75] * 5, CLAIM, Status.UNRESOLVED),
-    "what the paper calls comparable": (ours(-0.0089), VIT, CLAIM, Status.HOLDS_UNDER_READING),
-    "which it doesn't say": (ours(-0.0089), VIT, STRICT, Status.REVERSED),
+    "within the paper's range": (ours(-0.0089), VIT, CLAIM, Status.HOLDS_UNDER_READING),
+    "beyond a paper without a range": (ours(-0.0089), VIT, STRICT, Status.REVERSED),
     "at the margin": (ours(-0.005), VIT, STRICT, Status.UNRESOLVED),
     "equal": (ours(0.0), VIT, STRICT, Status.SUPPORTED),
     "a lower error": ([1 - value for value in ours(0.02)], [1 - value for value in VIT], LOWER, Status.SUPPORTED),
@@ -60,7 +60,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_margin_is_the_larger_of_ours_and_the_papers(case: str) -> None:
+def test_verdict_on_comparable_arms(case: str) -> None:
     proposed, baseline, claim, status = CASES[case]
     verdict = judge(proposed, baseline, claim)
     assert verdict.status is status, verdict.explanation

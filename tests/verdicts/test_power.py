@@ -92,7 +92,7 @@ def test_sufficient_number_of_replicates_is_stated() -> None:
 
 
 def test_undecidable_claim_states_what_it_would_need() -> None:
-    """A single run within one spread needs 16 runs of the paper's; then our plan suffices."""
+    """The paper's single run is too uncertain; 11 of its runs would suffice."""
     power = power_of_value(VALUE, 1.0, RULES)
     assert (power.needed, power.can_reproduce) == (None, False) and power.reproduced < 0.01
     assert "No plan can reproduce it: the paper's own error, 1, would have to be below 0.31, which takes 11 runs" in (
