@@ -23,7 +23,7 @@ UNALIGNED = """table => {
         }).map(cell => cell.parentElement.textContent),
     ];
 }"""
-"""Ticks that are cut off, and rows whose lines are not above the ticks, or broken."""
+"""Ticks that are cut off, and rows whose line is broken or not above the ticks."""
 OVERFLOWING = "items => items.filter(item => item.scrollWidth > item.clientWidth).map(item => item.textContent)"
 
 
