@@ -96,8 +96,8 @@ def test_equal_time_follows_from_the_evidence() -> None:
     times = {arm: taken / seconds["adam"] for arm, taken in seconds.items()}
     experiment = load_params(ROOT).experiments["brownian-cifar10-equal-time"]
     assert experiment.arms["cg-fac"].protocol["epochs"] == int(experiment.printed.epochs / times["cg-fac"])
-    assert f"{times['cg-fac']:.2f} times as long, so {20 / times['cg-fac']:.1f} of its epochs" in PAGE
-    assert f"SGD took {times['sgd']:.2f} times Adam's seconds and K-FAC {times['kfac']:.2f} times" in PAGE
+    assert f"{times['cg-fac']:.2f} times Adam's time, so {20 / times['cg-fac']:.1f} of its epochs" in PAGE
+    assert f"SGD took {times['sgd']:.2f} times Adam's time and K-FAC {times['kfac']:.2f} times" in PAGE
 
 
 def test_table_of_staying_equals_the_walks() -> None:
@@ -120,7 +120,7 @@ def test_numbers_in_the_text_equal_the_findings() -> None:
     growth = motion["mean_squared_displacement_of_long_walk_over_linear_growth"]
     assert f"squared displacement is {growth * 100:.0f} % of linear growth" in PAGE
     assert f"differs by {fisher['relative_difference_away_from_the_optimum'] * 100:.0f} %" in PAGE
-    assert f"after ten is still {solver['kronecker_relative_error_after_10'] * 100:.0f} % off" in PAGE
+    assert f"after ten it is still {solver['kronecker_relative_error_after_10'] * 100:.0f} % off" in PAGE
     assert f"with {solver['kronecker_unknowns']:.0f} unknowns" in PAGE
     few, many = (price[f"multiplications_over_factors_with_{columns}_columns"] for columns in (64, 8192))
     assert f"{few:.2f} times the multiplications with one image of 64 tokens, {many:.0f} times with 128 images" in PAGE

@@ -229,13 +229,13 @@ def test_sizes_in_the_text_equal_the_code() -> None:
         count_parameters(DACResNetV1(**image, depth=20, width=16, has_last_shift=False)),
         count_parameters(DACVGG(**image, depth=14, width=32, has_last_shift=False)),
     ]
-    assert "ResNet20 {:,}, VGG 14/32 {:,}".format(*sensitivity) in PAGE
+    assert "ResNet20 with DAC has {:,} and VGG 14/32 {:,}".format(*sensitivity) in " ".join(PAGE.split())
     arguments = image | {"num_classes": 100, "depth": 20, "width": 16}
     mba = [count_parameters(MBAResNetV1(**arguments, copies=copies)) for copies in (2, 4, 8)]
-    assert "{:,}, {:,} and {:,} for K = 2, 4, 8".format(*mba) in PAGE
+    assert "{:,}, {:,} and {:,} for K = 2, 4, 8".format(*mba) in " ".join(PAGE.split())
     base = count_parameters(MLP(in_features=14, depth=5, width=100, last_width=100))
     dac = count_parameters(DACMLP(in_features=14, depth=5, width=71, last_width=71))
-    assert f"{base:,}; the DAC network of equivalent width, 5 of 71, {dac:,}" in " ".join(PAGE.split())
+    assert f"{base:,}; the DAC network of equivalent width, 5 of 71, has {dac:,}" in " ".join(PAGE.split())
 
 
 def test_epochs_and_steps_of_larger_images_equal_the_params() -> None:
