@@ -160,7 +160,7 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None
         if unit_of(claim) == "fraction":
             size = points(abs(verdict.estimate)).removeprefix("+")
             interval = f"{confidence(verdict)} interval {from_to(points(verdict.low), points(verdict.high))}"
-        return f"We find {ours}, {size} {side} the paper’s {printed} (of the difference: {interval})."
+        return f"We find {ours}, {size} {side} the paper’s {printed} (difference: {interval})."
     return None
 
 
@@ -238,7 +238,7 @@ def _size(record: ClaimRecord) -> list[str]:
         what = f"Whether it is as large as the paper’s {printed} is open"
         is_within = None not in (low, high, margin) and -margin <= low and high <= margin
     elif claim.factor and verdict.status == Status.INCONCLUSIVE and verdict.margin:
-        what, is_within = "Whether it is alike at all is open", (verdict.high or 0.0) <= verdict.margin
+        what, is_within = "Whether the gains are alike is open", (verdict.high or 0.0) <= verdict.margin
     else:
         return []
     scope = verdict.scope
@@ -246,7 +246,7 @@ def _size(record: ClaimRecord) -> list[str]:
     if missing > 0:
         start = "within the margin so far, but " if is_within else ""
         return [
-            f"{what}: {start}{missing} of {scope['planned_pairs']} pairs are not in it yet." if scope else f"{what}."
+            f"{what}: {start}{missing} of {scope['planned_pairs']} pairs are not included yet." if scope else f"{what}."
         ]
     return [f"{what}: the interval lies neither within the margin nor wholly outside."]
 
@@ -260,7 +260,7 @@ def _metrics(record: ClaimRecord) -> list[str]:
     changed = next((change for change in metrics if change.changed["metric"][0]), None)
     if changed is not None:
         first = changed.changed["metric"][0]
-        sentence = f"It was first listed by another metric, “{lower_first(name_metric(first))}”"
+        sentence = f"The claim was first listed under another metric, “{lower_first(name_metric(first))}”"
         if variant := variants.pop(first, None):
             sentence += f": by that it is {headline_of(variant['status'])}{_ends(variant, claim)}"
         rules = (row for row in record.changes if row.seen is not None and row.date == changed.date)
@@ -321,7 +321,7 @@ def describe_counted(judged: JudgedClaim, lacking: Lacking) -> str:
     claim = judged.claim
     if judged.verdict.basis != "params" or claim.facts.by != "data" or not claim.metric.startswith("dataset."):
         return ""
-    text = "The number is that of the publisher’s files, and data sets with another number are rejected."
+    text = "The number comes from the publisher’s files, and we reject data sets with another number."
     if claim.metric != "dataset.test" or len(judged.datasets) != 1 or judged.datasets[0] not in lacking:
         return text
     images, lost = lacking[judged.datasets[0]]
@@ -338,5 +338,5 @@ def describe_whole(lacking: Lacking, titles: Mapping[str, str]) -> str:
     some = [f"{titles[name]} without {lost} of {images:,} test images" for name, (images, lost) in lacking.items()]
     if not some:
         return text
-    wider = "their intervals are wider by as much as these images could change"
+    wider = "their intervals are widened by the most that these images could change"
     return f"{text} So results on {listed(some)} count, although our source lacks their exact pixels; {wider}."

@@ -112,14 +112,14 @@ def holds_in_its_order_only(verdict: VerdictRow) -> bool:
 def prospects(outlook: Outlook) -> str:
     """Count the waiting claims that the planned runs can't confirm, or only in part; empty if they can confirm all."""
     parts = [
-        f"will hardly confirm {outlook.hopeless} (a chance below 5 %)" if outlook.hopeless else "",
-        f"have less than an even chance with {outlook.unlikely}" if outlook.unlikely else "",
+        f"will almost never confirm {outlook.hopeless} (a chance below 5 %)" if outlook.hopeless else "",
+        f"have less than an even chance of confirming {outlook.unlikely}" if outlook.unlikely else "",
         f"can confirm only the order, not the size, of {outlook.order_only}" if outlook.order_only else "",
     ]
     told = listed([part for part in parts if part])
     if not told:
         return ""
-    said = f"Of the untested claims, the planned runs {told}, even if the paper is right and our set-up is the paper’s."
+    said = f"Of the untested claims, the planned runs {told}, even if the paper is right and our set-up matches."
     if outlook.assumed:
         said += f" For {outlook.assumed}, this rests on an assumed spread between runs."
     return said

@@ -33,7 +33,7 @@ def plan_in_words(claim: Claim, verdict: VerdictRow) -> tuple[str, list[str]] | 
         what = "confirm that they are comparable"
         said = _sentence("the models are alike", runs, what, power["supported"], is_assumed=is_assumed)
         return said, _needed(power["supported"], power["needed"])
-    chance = "the gain is as printed" if not claim.facts.is_of_failures else "the shares that fail are as printed"
+    chance = "the gain is as printed" if not claim.facts.is_of_failures else "the failure rates are as printed"
     what = "confirm which model " + ("fails less often" if claim.facts.is_of_failures else "is better")
     conclusion = _sentence(chance, runs, what, power["supported"], is_assumed=is_assumed)
     more = _needed(power["supported"], power["needed"]) if not claim.facts.is_of_failures else []
@@ -64,7 +64,9 @@ def _of_number(claim: Claim, power: Mapping[str, Any], runs: str) -> tuple[str, 
     error = None if power["paper_error"] is None else distance(power["paper_error"], claim)
     of_runs = f"of {claim.n} runs" if (claim.n or 1) > 1 else "assumed to be of one run"  # few papers say how many
     if is_lost and power["reproduced"] is None:
-        more.append(f"It is no larger than the margin of {margin}, so a gain of zero would also count as this gain.")
+        more.append(
+            f"The gain is no larger than the margin of {margin}, so no gain at all would also count as this gain."
+        )
     elif is_lost and error:
         more.append(f"The paper’s own number, {of_runs}, is itself uncertain by {error}, and the margin is {margin}.")
     elif needed is None and power["most"] is not None and chance < WANTED and error:
@@ -90,7 +92,7 @@ def _of_number(claim: Claim, power: Mapping[str, Any], runs: str) -> tuple[str, 
 
 def _sentence(where: str, runs: str, what: str, chance: float, *, is_assumed: bool) -> str:
     """Start the sentence "If the paper is right and our set-up is the paper’s, the 5 planned runs will …"."""
-    said = f"If {where} and our set-up is the paper’s, {runs} will {what} with a chance of"
+    said = f"If {where} and our set-up matches the paper’s, {runs} will {what} with a chance of"
     by = ", if runs scatter as we assume" if is_assumed else ""
     return f"{said} {_chance(chance, is_assumed=is_assumed)}{by}."
 
@@ -99,7 +101,9 @@ def _needed(chance: float, needed: int | None) -> list[str]:
     if chance >= WANTED:
         return []
     return (
-        [f"A chance of {percent(WANTED, 0)} takes {needed} runs."] if needed else ["No number of runs makes it 80 %."]
+        [f"A chance of {percent(WANTED, 0)} takes {needed} runs."]
+        if needed
+        else ["No number of runs raises it to 80 %."]
     )
 
 
@@ -171,7 +175,7 @@ def describe_levels(rules: Rules, plans: Sequence[int]) -> list[tuple[str, ...]]
     questions = {
         "Which of two models is better? (supported, reversed)": [levels.order for levels in found],
         "Is a number, or the size of a difference, the paper’s? (reproduced)": [levels.same for levels in found],
-        "… where the paper prints its own error": [levels.with_error for levels in found],
+        "… if the paper prints its own error": [levels.with_error for levels in found],
         "Does it differ from the paper’s? (not reproduced)": [levels.other for levels in found],
     }
     return [
@@ -276,7 +280,9 @@ def describe_chance_of_truth(judged: JudgedClaim) -> str:
         told.append(f"that {event} is {_chance_of_margin(verdict.posterior)}")
     if size is not None:
         told.append(f"that the gain is as large as printed, within the margin, is {_chance_of_margin(size)}")
-    return f"By our replicates and a flat prior, the chance {' and '.join(told)}. This decides nothing." if told else ""
+    return (
+        f"Given our replicates and a flat prior, the chance {' and '.join(told)}. This decides nothing." if told else ""
+    )
 
 
 def _chance_of_margin(chance: float) -> str:

@@ -92,7 +92,7 @@ _CAPTION_WORDS = {
     "d": "the inputs",
     "n": "the units",
     "kronecker": "read as a Kronecker product",
-    "per_sample": "read as one number a sample",
+    "per_sample": "read as one number per sample",
     "estimate": "the estimate",
     "variance": "the variance",
     "sigma": "σ",
@@ -154,7 +154,7 @@ _WORDS = {
     "dataset.response_max": "Largest response",
     "dataset.response_min": "Smallest response",
     "dataset.rows": "Rows",
-    "dataset.size": "Side of the images as trained on",
+    "dataset.size": "Side length of the training images",
     "dataset.test": "Test images",
     "dataset.train": "Training images",
     "error": "Test error, last epoch",
@@ -167,7 +167,7 @@ _WORDS = {
     "min(parameters)": "Fewest parameters",
     "min_log_mse": "Log of the test mean squared error, lowest of any epoch",
     "model.channel_dim": "Hidden width of channel mixing",
-    "model.channels": "Hidden channels of the feed-forward",
+    "model.channels": "Hidden channels of the feed-forward layer",
     "model.depth": "Blocks",
     "model.dim": "Width of a token",
     "model.mlp_dim": "Hidden width of the MLP",
@@ -374,7 +374,7 @@ def describe_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ())
     decided = {word: counts[word] for word in (Word.HOLDS, Word.FAILS) if counts[word]}
     others = {word: counts[word] for word in (Word.OPEN, Word.NOT_TESTED) if counts[word]}
     seen = sum(row.claim.id in looks for row in judged)
-    of_looks = f" For {seen} we have a first indication, which decides nothing." if seen else ""
+    of_looks = f" For {seen} there is an early indication, which decides nothing." if seen else ""
     if not decided:
         return f"None of these {len(judged)} claims is decided yet ({_list_counts(others)}).{of_looks}"
     if not others:

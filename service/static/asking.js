@@ -112,7 +112,7 @@ function adviseOn(status, detail) {
   const advice = {
     401: "Enter the key that the service’s operator gave you.",
     413: "Choose fewer or smaller images.",
-    422: "Save the picture as PNG, JPEG or WebP and try again.",
+    422: "Save the image as PNG, JPEG or WebP and try again.",
     429: "Wait a minute, then press Ask again.",
     503: "Wait a few seconds, then press Ask again.",
   }[status];

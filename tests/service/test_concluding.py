@@ -46,7 +46,7 @@ def test_conclusion_states_direction_and_size() -> None:
     )
     value = Claim(id="x", kind="value", metric="accuracy", unit="fraction", value=0.9712, arm="a")
     assert conclude(record(value, estimate=-0.001, low=-0.006, high=0.004, ours=0.9702), titles) == (
-        "We find 97.02 %, 0.10 pp below the paper’s 97.12 % (of the difference: 96.7 % interval −0.60 to +0.40 pp)."
+        "We find 97.02 %, 0.10 pp below the paper’s 97.12 % (difference: 96.7 % interval −0.60 to +0.40 pp)."
     )
     assert conclude(record(value), titles) is None, "nothing was measured"
     by_width = Claim(id="x", kind="uniform", metric="selected_log_mse", value=0.25, unit="nats", factor="width")

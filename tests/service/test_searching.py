@@ -42,7 +42,7 @@ def test_wanted_claim_is_among_the_first_three(published_client: TestClient, ask
 
 def test_papers_title_in_a_question_is_only_a_hint(published_client: TestClient) -> None:
     html = published_client.get("/claims?q=gating").text
-    assert 'A paper’s title has it: <a href="/papers/ninformer">' in html
+    assert 'Papers with it in their title: <a href="/papers/ninformer">' in html
     assert find(published_client, "gating") == []
 
 
