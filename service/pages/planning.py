@@ -93,7 +93,7 @@ def _of_number(claim: Claim, power: Mapping[str, Any], runs: str) -> tuple[str, 
 def _sentence(where: str, runs: str, what: str, chance: float, *, is_assumed: bool) -> str:
     """Start the sentence "If the paper is right and our set-up is the paper’s, the 5 planned runs will …"."""
     said = f"If {where} and our set-up matches the paper’s, {runs} will {what} with a chance of"
-    by = ", if runs scatter as we assume" if is_assumed else ""
+    by = ", if runs vary as we assume" if is_assumed else ""
     return f"{said} {_chance(chance, is_assumed=is_assumed)}{by}."
 
 
@@ -150,12 +150,12 @@ def describe_margins(rules: Rules) -> list[tuple[str, str, str]]:
         (
             "change of the logarithm of an error, in nats; the same gain at every level",
             f"{name_share(margins.log_mse_share)} of the printed change",
-            f"Logarithms scatter little, so the margin can be narrower: {_least(margins.log_mse_share)}.",
+            f"Logarithms vary little, so the margin can be narrower: {_least(margins.log_mse_share)}.",
         ),
         (
             "loss of one model",
             f"{name_share(margins.loss_share)} of the paper’s loss",
-            "No paper prints the scatter of its losses, so this is our choice.",
+            "No paper prints the spread of its losses, so this is our choice.",
         ),
         (
             "operations (FLOPs); memory",

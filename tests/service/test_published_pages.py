@@ -321,6 +321,6 @@ def test_chances_by_an_assumed_spread_are_marked(claims: list[dict[str, Any]], c
         if bold and "with a chance of" in bold[0]:
             is_assumed = power["spread_source"] == "assumed"
             told.add(is_assumed)
-            assert ("if runs scatter as we assume" in bold[0]) == is_assumed, name
+            assert ("if runs vary as we assume" in bold[0]) == is_assumed, name
             assert not is_assumed or "99 %" not in section.partition("<details>")[0], name
     assert told == {True, False}

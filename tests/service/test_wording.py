@@ -182,10 +182,10 @@ def test_chance_by_an_assumed_spread_is_marked_and_never_near_certainty(claim: d
         sure |= {"supported": 0.9999}
     guessed, known = tell(claim, source="assumed", **sure), tell(claim, source="measured", **sure)
     assert guessed is not None and known is not None
-    assert "more than 95 %, if runs scatter as we assume." in guessed and "99 %" not in guessed
+    assert "more than 95 %, if runs vary as we assume." in guessed and "99 %" not in guessed
     assert "more than 99 %." in known and "assume" not in known
     close = tell(claim, source="assumed", **{name: value and 0.97 for name, value in sure.items() if name != "margin"})
-    assert close is not None and "more than 95 %, if runs scatter" in close and "97 %" not in close
+    assert close is not None and "more than 95 %, if runs vary" in close and "97 %" not in close
 
 
 def test_chance_is_omitted_if_no_spread_is_known() -> None:
