@@ -36,7 +36,7 @@ from stages.runs.consistency import (
     find_release_contradictions,
 )
 from stages.runs.equivalence import Equivalences, read_equivalences
-from stages.runs.evidence import CostLine, EvidenceLine, ResultLine, Trial, evidence_files, read_lines
+from stages.runs.evidence import LABS, CostLine, EvidenceLine, ResultLine, Trial, evidence_files, read_lines
 from stages.runs.fingerprint import changed_modules
 
 PLAN_CHANGED = "PLAN CHANGED: "
@@ -83,16 +83,19 @@ def read_hours(path: Path) -> dict[str, dict[str, float]]:
         raise RecordError(f"{path}: {error.errors()[0]['msg']}; run `python -m stages.analyse`") from None
 
 
-def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> tuple[list[Trial], list[str]]:
+def find_results(
+    root: Path, params: Params, *, evidence_only: bool = False, offered: Path | None = None
+) -> tuple[list[Trial], list[str]]:
     """Every result below `data/evidence` and `data/results`, in the order of the params files, evidence first.
 
+    `offered`: a lab's file, read instead of the one with the same name that was accepted earlier.
     A local result that was published appears once, as evidence.  Results of a profile that params.yaml doesn't have
     are left out, since their strength is unknown.  The notes, also returned, say how many.
     """
     left_out: Counter[tuple[Path, str]] = Counter()
     found: dict[tuple[str, str, str, str, int], Trial] = {}
     local = [] if evidence_only else _local(root / "data" / "results")
-    for item in [*_evidence(root / "data" / "evidence"), *local]:
+    for item in [*_evidence(root / "data" / "evidence", offered), *local]:
         _check_names(item, params)
         if item.result.profile not in params.profiles:
             left_out[item.file, item.result.profile] += 1
@@ -100,8 +103,10 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
         _refuse_contradictions(item)
         if item.identity in found:
             if found[item.identity].source == item.source:
-                key, _, experiment, arm, replicate = item.identity
-                raise RecordError(f"{item.file}: {experiment}.{arm}.{replicate} of run {key[:12]} occurs twice")
+                raise RecordError(
+                    f"{item.file}: {item.name}, run {item.result.run_key[:12]}, occurs twice: it is also in "
+                    f"{found[item.identity].file}, line {found[item.identity].line}"
+                )
             continue
         found[item.identity] = item
     equivalences = read_equivalences(root)
@@ -120,7 +125,7 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
         "params/ from git again, or retract them with the reason (claimcheck audit --retract)"
         for file, count in departed.items()
     ] + [
-        f"{PLAN_CHANGED if file.parent.name == 'evidence' else ''}{file}: {count} results of the profile {profile!r} "
+        f"{'' if file.parent.name == 'results' else PLAN_CHANGED}{file}: {count} results of the profile {profile!r} "
         f"left out: params.yaml has no such profile; known: {', '.join(params.profiles)}"
         for (file, profile), count in left_out.items()
     ]
@@ -158,7 +163,7 @@ def _mark(found: Iterable[Trial], params: Params, equivalences: Equivalences) ->
                 is_planned=is_planned,
                 follows_plan=is_planned
                 and _DEFAULTS | spec["protocol"] == _DEFAULTS | today["protocol"]
-                and spec.get("replicate") == today["replicates"].get(item.result.replicate),
+                and _is_planned_seed(item, today["replicates"].get(item.result.replicate)),
                 varied=experiment.varied,
                 changed_code=() if lines else changed,
                 equivalences=lines or (),
@@ -177,8 +182,21 @@ _DEFAULTS: dict[str, Any] = RunSpec(
 """The default values of a protocol: an older spec lacks fields that were added since."""
 
 
-def _evidence(folder: Path) -> Iterable[Trial]:
-    for path in evidence_files(folder):
+def lab_seeds(lab: str, seeds: Iterable[int]) -> list[int]:
+    """Seeds with which a lab repeats the planned `seeds`: its name fixes them, so that it can't choose among many."""
+    return [seed + int(hashlib.sha256(lab.encode()).hexdigest()[:7], 16) for seed in seeds]
+
+
+def _is_planned_seed(item: Trial, planned: Mapping[str, Any] | None) -> bool:
+    found = item.result.spec.get("replicate")
+    if planned is None or found == planned:
+        return found == planned
+    return bool(item.lab) and found == {**planned, "seed": lab_seeds(item.lab, [planned["seed"]])[0]}
+
+
+def _evidence(folder: Path, offered: Path | None) -> Iterable[Trial]:
+    paths = [path for path in evidence_files(folder) if offered is None or path != folder / LABS / offered.name]
+    for path in [*paths, offered] if offered else paths:
         for number, line in enumerate(read_lines(path, EvidenceLine), start=1):
             yield Trial(
                 result=line.result,
@@ -188,6 +206,7 @@ def _evidence(folder: Path) -> Iterable[Trial]:
                 file=path,
                 line=number,
                 digest=line.digest or "",
+                states=line.states or {},
             )
 
 

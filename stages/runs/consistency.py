@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from stages.run import canonical_json, environment_digest
-from stages.runs.evidence import COLUMNS, CostLine, Release, ResultLine, as_curves, unpack_correct
+from stages.runs.evidence import COLUMNS, CostLine, Release, ResultLine, Trial, as_curves, unpack_correct
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -41,6 +41,10 @@ _OF_ALL_IMAGES = ("accuracy", "loss", "calibration_error", "best_epoch_accuracy"
 
 
 _OF_ALL_ROWS = ("mse", "log_mse", "selected_mse", "selected_log_mse")
+
+
+_FASTEST = {"cpu": {"float32": 4e11, "bfloat16": 5e12}, "cuda": {"float32": 1e14, "tf32": 1.5e15, "bfloat16": 3e15}}
+"""FLOP/s that no thread of a processor and no GPU reaches: above the data sheets of AVX-512, AMX and a B200."""
 
 
 _SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion")
@@ -77,6 +81,49 @@ def find_release_contradictions(line: ResultLine, release: Release) -> list[str]
             f"and {release.same_class:.10g} of the images kept their class"
         )
     return found
+
+
+def find_impossible_times(line: ResultLine, cost: CostLine) -> list[str]:
+    """The contradictions between a training's time and what its device can compute at most."""
+    device, protocol = str(line.environment.get("device", "")).partition(":")[0], line.spec["protocol"]
+    peaks = _FASTEST.get(device, {})
+    forward = next((row.value for row in line.metrics if row.metric.startswith("flops_per_")), None)
+    if not peaks or forward is None or not line.curves:
+        return []
+    images = line.curves[-1].steps * min(protocol["batch_size"], line.data.train_images)
+    units = line.environment.get("data_parallel", {}).get("world_size", 1)
+    units *= line.environment.get("threads", 1) if device == "cpu" else 1
+    peak = units * peaks.get(protocol.get("precision", "float32"), peaks["float32"])
+    if forward * images <= peak * cost.train_seconds:
+        return []
+    return [
+        f"its training took {cost.train_seconds:.3g} s, its forward passes alone are {forward * images:.2g} FLOP, and "
+        f"{line.environment.get('device_name', device)} computes at most {peak:.1g} a second"
+    ]
+
+
+def find_repeats(trials: Iterable[Trial]) -> Iterator[tuple[Trial, str]]:
+    """Yield each trial that repeats an earlier one's outcome as another training, or has other data, and which."""
+    first: dict[tuple[str, str, str], Trial] = {}
+    for trial in trials:
+        line = trial.result
+        curve = canonical_json(list(as_curves(line.curves).column("train_loss")))
+        outcome = {"weights": line.weights_sha256, "learning curve": curve if line.curves else None}
+        for what in [name for name, value in outcome.items() if value]:
+            earlier = first.setdefault((what, outcome[what] or "", ""), trial)
+            if earlier.lab != trial.lab:
+                yield trial, f"it has the {what} of {earlier.name}: a repeat with the same bits is no second result"
+            elif _training(earlier.result) != _training(line):
+                yield trial, f"it has the {what} of {earlier.name}: one training can't be two replicates"
+        data = line.data
+        earlier = first.setdefault(("data", data.dataset, data.provenance), trial)
+        if earlier.result.data.digest != data.digest:
+            yield trial, f"its data are {data.digest[:12]}, those of {earlier.name} {earlier.result.data.digest[:12]}"
+
+
+def _training(line: ResultLine) -> str:
+    """What a line says was trained, without the code: other code may be shown to give the same numbers."""
+    return canonical_json({name: part for name, part in line.spec.items() if name != "code"})
 
 
 def compare_canaries(results: Iterable[Any]) -> list[str]:
