@@ -103,6 +103,7 @@ class DatabaseBuilder:
         self.papers = list(dict.fromkeys(experiment.paper for experiment in self.params.experiments.values()))
         judged = sources.judge(self.claims, self.params, self.found, findings=self.findings, deviations=self.deviations)
         self.speaking, self.judgements, self.sentences = judged.speaking, judged.judgements, judged.sentences
+        self.by_lab = judged.by_lab
         self.marks = {
             judgement.claim.id: self.registered.mark(
                 judgement.claim,
@@ -262,7 +263,9 @@ class DatabaseBuilder:
                 "spec": dict(line.spec),
                 "environment": dict(line.environment),
                 "divergence": dataclasses.asdict(line.divergence) if line.divergence else None,
-                "origin": dataclasses.asdict(item.origin) if item.origin else None,
+                "origin": {name: value for name, value in vars(item.origin).items() if value is not None}
+                if item.origin
+                else None,
             }
             for item in self.found
             for line, data in [(item.result, item.result.data)]
@@ -387,6 +390,7 @@ class DatabaseBuilder:
                     tables.VerdictArm(position=place, **dataclasses.asdict(arm))
                     for place, arm in enumerate(judgement.arms)
                 ],
+                labs=self.by_lab.get(claim.id, []),
                 rules=numbers,
                 digest=digest_verdict(claim, rules, judging),
                 seen_before_rule=seen_before_rule(claim.id, self.history) if judgement.basis == "results" else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -296,12 +296,16 @@ def _trained_digest(outcome: Path) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedResults:
-    """The results that speak, the same in groups by experiment with the strongest first, and what follows from them."""
+    """The results that speak, the same in groups by experiment with the strongest first, and what follows from them.
+
+    `by_lab`: by claim, what each lab's results say alone; only of claims for which another lab has results.
+    """
 
     speaking: Sequence[Trial]
     groups: Mapping[str, Sequence[ResultGroup]]
     judgements: Sequence[Judgement]
     sentences: Sequence[JudgedTable]
+    by_lab: Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def judge(
@@ -316,15 +320,26 @@ def judge(
     """Judge all claims by those of the results found that speak (`select`)."""
     speaking = select(found)
     groups = gather(params, speaking)
+    devices = {paper.paper: paper.device for paper in deviations if paper.device}
     judgements, sentences = judge_claims(
-        claims,
-        params,
-        findings=findings,
-        groups=groups,
-        devices={paper.paper: paper.device for paper in deviations if paper.device},
-        with_power=with_power,
+        claims, params, findings=findings, groups=groups, devices=devices, with_power=with_power
     )
-    return JudgedResults(speaking=speaking, groups=groups, judgements=judgements, sentences=sentences)
+    by_lab = defaultdict[str, list[Mapping[str, Any]]](list)
+    labs = sorted({group.lab for of_it in groups.values() for group in of_it})
+    for lab in labs if any(labs) else ():
+        alone = {name: [group for group in of_it if group.lab == lab] for name, of_it in groups.items()}
+        for one in judge_claims(claims, params, findings={}, groups=alone, devices=devices, with_power=False)[0]:
+            verdict = one.verdict
+            if one.is_by_training and one.entries:
+                row = {"lab": lab, "status": str(verdict.status), "ours": one.ours, "n": verdict.n}
+                by_lab[one.claim.id].append(row | {"low": verdict.low, "high": verdict.high})
+    return JudgedResults(
+        speaking=speaking,
+        groups=groups,
+        judgements=judgements,
+        sentences=sentences,
+        by_lab={claim: rows for claim, rows in by_lab.items() if any(row["lab"] for row in rows)},
+    )
 
 
 def judge_today(root: Path, params: Params) -> JudgedResults:

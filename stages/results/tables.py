@@ -55,7 +55,7 @@ class JSONOf(TypeDecorator):
         return value
 
 
-SCHEMA_VERSION = 21
+SCHEMA_VERSION = 22
 
 
 class Base(DeclarativeBase):
@@ -413,7 +413,8 @@ class VerdictRow(Base):
     (`stages.verdicts.Power`).  `scope`: the part of a grid that it is of (`stages.verdicts.Scope`).
     `seen_before_rule`: how many of the claim's own results (pairs, where it is of pairs) had been seen when the rule
     was written; None: none had.  `registration`: of a verdict by training, its mark and why
-    (`stages.claims.history.RegistrationMark`).  The cost is that of all runs behind it, each counted once.
+    (`stages.claims.history.RegistrationMark`).  `labs`: what each lab's results say alone, if another lab has any.
+    The cost is that of all runs behind it, each counted once.
     """
 
     __tablename__ = "verdicts"
@@ -452,6 +453,7 @@ class VerdictRow(Base):
     peak_memory_bytes: Mapped[int | None]
     energy_joules: Mapped[float | None]
     usd: Mapped[float | None]
+    labs: Mapped[list[Any]]
     runs: Mapped[list[VerdictRun]] = relationship(order_by="VerdictRun.position")
     arms: Mapped[list[VerdictArm]] = relationship(order_by="VerdictArm.position")
 
