@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import zipfile
@@ -36,20 +37,27 @@ from tests.project import (
     git,
     make_project,
 )
+from tests.story import is_printed, read_story
 
 pytestmark = pytest.mark.slow
 
 LAB = "uni-oslo"
+STORY = read_story(REPOSITORY / "docs" / "contribute.md")
 SEEDS = f"params/{EXPERIMENT}.yaml"
 Lines = list[dict[str, Any]]
 Forge = Callable[[Lines], object]
 
 
-def ask(project: Path, *arguments: str) -> str:
-    """`python -m …` with the project's own code; returns what it prints."""
+def run(project: Path, command: str) -> str:
+    """A command of the page, in a clone with its own code; `repro` without DVC."""
+    words = shlex.split(command.replace("ninformer-mnist", EXPERIMENT).replace("~/.ssh/id_ed25519", "../key"))
+    stages = [["stages.cli", *words[1:]]]
+    if words[1] == "repro":
+        stages = [["stages.train", EXPERIMENT], ["stages.evaluate", EXPERIMENT]]
     variables = environment() | {"PYTHONPATH": str(project), "CLAIMCHECK_KEEP_STATES": "data/states"}
-    done = python("-m", *arguments, cwd=project, env=variables, forks_too=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    for arguments in stages:
+        done = python("-m", *arguments, cwd=project, env=variables, forks_too=True)
+        assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
@@ -75,14 +83,14 @@ def clones(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     git(ours, "commit", "-qm", "one")
     git(folder, "clone", "-q", str(ours), str(theirs))
     shutil.copytree(ours / "data", theirs / "data")
-    key = make_key(folder, "key")
-    seeds = json.loads(ask(theirs, "stages.cli", "contribute", EXPERIMENT, "--lab", LAB, "--seeds", "--json"))
+    make_key(folder, "key")
+    _, _, commands, printed, _, _ = [block.text for block in STORY]
+    seeds = json.loads(run(theirs, f"{STORY[0].text} --json".replace("\n", "")))
     edit(theirs / SEEDS, lambda experiment: experiment["protocol"].update(seeds=seeds[EXPERIMENT]))
-    ask(theirs, "stages.train", EXPERIMENT)
-    ask(theirs, "stages.evaluate", EXPERIMENT)
-    options = ("--sign", str(key), "--weights", "--states", "data/states", "-o", "oslo.zip")
-    said = ask(theirs, "stages.cli", "contribute", "--lab", LAB, *options)
-    assert said.startswith("oslo.zip: 4 lines of uni-oslo, signed, ")
+    export, *steps = commands.splitlines()
+    assert export == "export CLAIMCHECK_KEEP_STATES=data/states"
+    said = [run(theirs, step) for step in steps]
+    assert is_printed(printed, said[-1]) == []
     return ours, theirs
 
 
@@ -122,12 +130,14 @@ def forged(file: Path, target: Path, change: Forge, *, key: Path | None, deposit
 def test_contribution_is_checked_retrained_and_shown_with_its_lab(
     clones: tuple[Path, Path], ours: Path, tmp_path: Path
 ) -> None:
-    oslo, key = clones[1] / "oslo.zip", clones[0].parent / "key"
+    oslo, key = clones[1] / "uni-oslo.zip", clones[0].parent / "key"
     assert lab_seeds(LAB, [0, 1])[0] == load_params(clones[1]).experiments[EXPERIMENT].seeds[0] > 1_000
-    said = ask(ours, "stages.cli", "accept", str(oslo), "--from", LAB, "--key", f"{key}.pub", "--retrain", "12")
+    shutil.copy(oslo, ours)
+    shutil.copy(f"{key}.pub", ours / "uni-oslo.pub")
+    said = run(ours, STORY[4].text)
+    assert is_printed(STORY[5].text, said) == [], said
     assert re.search(r"retrained +12 +0 +0\n", said) and re.search(r"weights +4 +0 +0\n", said), said
-    assert "12 of 12 epochs trained again (0 more have no deposited state)" in said
-    assert f"data/evidence/labs/{LAB}.jsonl: 4 lines of {LAB}, 4 new" in said
+    assert is_printed(STORY[1].text.replace("ninformer-mnist", EXPERIMENT), run(ours, STORY[0].text)) == []
     found, notes = find_results(ours, load_params(ours), evidence_only=True)
     assert [(trial.lab, trial.follows_plan) for trial in found] == [(LAB, True)] * 4 and notes == []
     assert len({trial.conditions for trial in found}) == 1
@@ -218,7 +228,7 @@ def test_forgery_is_refused_for_its_own_reason(
 ) -> None:
     change, reason = FORGERIES[name]
     key = clones[0].parent / "key"
-    file = forged(clones[1] / "oslo.zip", tmp_path / "forged.zip", change, key=key, deposits=False)
+    file = forged(clones[1] / "uni-oslo.zip", tmp_path / "forged.zip", change, key=key, deposits=False)
     with pytest.raises(ContributionError, match=reason):
         give(ours, file, key=Path(f"{key}.pub"))
     assert not (ours / "data" / "evidence").exists()
@@ -227,7 +237,7 @@ def test_forgery_is_refused_for_its_own_reason(
 def test_invention_passes_until_an_epoch_is_trained_again(
     clones: tuple[Path, Path], ours: Path, tmp_path: Path
 ) -> None:
-    oslo, key = clones[1] / "oslo.zip", clones[0].parent / "key"
+    oslo, key = clones[1] / "uni-oslo.zip", clones[0].parent / "key"
     public = Path(f"{key}.pub")
     with pytest.raises(ContributionError, match="weights: accuracy is recorded as 1, the weights give"):
         give(ours, forged(oslo, tmp_path / "weights.zip", invent_everything, key=key), key=public)
@@ -259,7 +269,7 @@ def test_invention_passes_until_an_epoch_is_trained_again(
 
 
 def test_deposit_of_another_run_is_refused(clones: tuple[Path, Path], ours: Path, tmp_path: Path) -> None:
-    oslo, key = clones[1] / "oslo.zip", clones[0].parent / "key"
+    oslo, key = clones[1] / "uni-oslo.zip", clones[0].parent / "key"
 
     def swap_states(lines: Lines) -> None:
         one, other = (line_of(lines, replicate=number) for number in (0, 1))
@@ -276,7 +286,7 @@ def test_deposit_of_another_run_is_refused(clones: tuple[Path, Path], ours: Path
 
 
 def test_signature_is_the_lab_s_own_and_of_these_lines(clones: tuple[Path, Path], ours: Path, tmp_path: Path) -> None:
-    oslo, key, stranger = clones[1] / "oslo.zip", clones[0].parent / "key", make_key(tmp_path, "stranger")
+    oslo, key, stranger = clones[1] / "uni-oslo.zip", clones[0].parent / "key", make_key(tmp_path, "stranger")
     public = Path(f"{key}.pub")
     with pytest.raises(ContributionError, match="no key of uni-oslo is known"):
         give(ours, oslo)
@@ -297,7 +307,7 @@ def test_signature_is_the_lab_s_own_and_of_these_lines(clones: tuple[Path, Path]
 
 
 def test_lab_can_not_contribute_another_lab_s_results(clones: tuple[Path, Path], ours: Path, tmp_path: Path) -> None:
-    oslo = clones[1] / "oslo.zip"
+    oslo = clones[1] / "uni-oslo.zip"
     give(ours, oslo, key=Path(f"{clones[0].parent / 'key'}.pub"))
 
     def rename(lines: Lines) -> None:
