@@ -105,7 +105,7 @@ def gather(params: Params, trials: Sequence[Trial]) -> dict[str, list[ResultGrou
     return {name: sorted(found, key=lambda group: _strength(group, ranks)) for name, found in groups.items()}
 
 
-def _strength(group: ResultGroup, ranks: Mapping[str, int]) -> tuple[int, ...]:
+def _strength(group: ResultGroup, ranks: Mapping[str, int]) -> tuple[int | str, ...]:
     """Sort key that puts an experiment's strongest group first."""
     trials = [trial for arm in group.arms.values() for trial in arm]
     provenance = trials[0].result.data.provenance
@@ -118,6 +118,7 @@ def _strength(group: ResultGroup, ranks: Mapping[str, int]) -> tuple[int, ...]:
         -len(group.arms),
         -len(trials),
         -sum(trial.origin is not None for trial in trials),
+        group.lab,
     )
 
 

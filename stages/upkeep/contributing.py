@@ -42,7 +42,10 @@ _LARGEST = 100_000_000
 _SAME_KIND = ("torch", "device", "device_name", "cpu_capability", "cuda")
 """Fields of an environment in which two machines agree that give the same bits."""
 ELSEWHERE = 0.05
-"""Relative difference of a loss, and absolute one of an accuracy, after an epoch on another kind of device."""
+"""Relative difference of a loss, and absolute one of an accuracy, after an epoch on another kind of device.
+
+The first epochs of 27 trainings of DAC's differ by at most 0.006 between two kinds of processor.
+"""
 
 
 class ContributionError(Mistake, ValueError):
