@@ -304,7 +304,7 @@ COMMANDS = {
         ],
         run=evidence.accept,
         codes={1: "refused; nothing was added"},
-        document="`path`, `lines`, `new`, `checked` (as `evidence` of verify), `notes`",
+        document="`path`, `lines`, `new`, `checked` (as `evidence` of verify), `note`",
     ),
     "release": Command(
         does="Copy published models to data/models/, rounded to float16.",

@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts"},
     "recording": {"run", "faults", "runs", "params", "papers", "datasets", "claims", "results", "verdicts"},
     "upkeep": {
-        *("run", "faults", "device", "runs", "params", "datasets", "training", "checkpoint", "evaluation"),
+        *("run", "faults", "device", "ops", "runs", "params", "datasets", "training", "checkpoint", "evaluation"),
         *("recording", "results"),
     },
     "priorities": {

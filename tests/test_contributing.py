@@ -23,7 +23,7 @@ from stages.run import canonical_json, environment_digest
 from stages.runs.evidence import seal
 from stages.upkeep import contributing
 from stages.upkeep.contributing import ContributionError, accept, chance_of_passing
-from stages.upkeep.verifying import Link, check_evidence
+from stages.upkeep.verifying import LAB_FILES, Trail, check_evidence
 from tests.packed_table import pack_images
 from tests.preloaded import python
 from tests.project import (
@@ -102,7 +102,9 @@ def ours(clones: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return tmp_path / "ours"
 
 
-def give(ours: Path, file: Path, *, lab: str = LAB, key: Path | None = None, epochs: int = 0) -> contributing.Accepted:
+def give(
+    ours: Path, file: Path, *, lab: str = LAB, key: Path | None = None, epochs: int = 0
+) -> tuple[int, int, list[Trail], str]:
     return accept(ours, load_params(ours), file, lab, key=key, epochs=epochs, device="cpu")
 
 
@@ -142,12 +144,11 @@ def test_contribution_is_checked_retrained_and_shown_with_its_lab(
     assert [(trial.lab, trial.follows_plan) for trial in found] == [(LAB, True)] * 4 and notes == []
     assert len({trial.conditions for trial in found}) == 1
     assert not any(trail.broken for trail in check_evidence(ours))
-    again = give(ours, oslo, key=Path(f"{key}.pub"))
-    assert (again.lines, again.new) == (4, 0)
+    assert give(ours, oslo, key=Path(f"{key}.pub"))[:2] == (4, 0)
     part = forged(oslo, tmp_path / "part.zip", lambda lines: lines.pop(), key=key)
-    with pytest.raises(ContributionError, match="lacks 1 lines of uni-oslo that were accepted earlier"):
+    with pytest.raises(ContributionError, match="lacks or changes 1 lines of uni-oslo that were accepted earlier"):
         give(ours, part)
-    path = ours / again.path
+    path = ours / LAB_FILES / f"{LAB}.jsonl"
     path.write_bytes(b"\n".join(path.read_bytes().splitlines()[:-1]) + b"\n")
     (broken,) = [trail for trail in check_evidence(ours) if trail.broken]
     assert broken.checkpoint == f"the file of {LAB}" and "changed after it was signed" in broken.links[0].detail
@@ -177,6 +178,18 @@ def use_other_data(lines: Lines) -> None:
 
 def use_other_code(lines: Lines) -> None:
     line_of(lines)["result"]["spec"]["code"]["stages.training.loop"] = "0" * 16
+
+
+def hide_code(lines: Lines) -> None:
+    del line_of(lines)["result"]["spec"]["code"]["stages.training.loop"]
+
+
+def train_twice(lines: Lines) -> None:
+    other = copy.deepcopy(line_of(lines))
+    other["result"]["spec"]["replicate"]["seed"] = 0  # which is planned, too
+    other["result"]["weights_sha256"] = "0" * 64
+    other["result"]["curves"]["train_loss"][0] += 0.01
+    lines.append(other)
 
 
 def invent_a_revision(lines: Lines) -> None:
@@ -214,10 +227,15 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
     "the same without its weights": (sell_it_with_other_weights, "the learning curve of .* can't be two replicates"),
     "other data": (use_other_data, r"its data are 000000000000, those of tiny-mnist\.\w+\.\d of uni-oslo"),
     "other code": (use_other_code, "code: stages.training.loop is another one at revision"),
+    "code that leaves out a module": (
+        hide_code,
+        "code: stages.training.loop changed since, or is missing from its code",
+    ),
+    "two results of a replicate": (train_twice, "repeat: its lab has another result of this replicate"),
     "a revision that doesn't exist": (invent_a_revision, "code: there is no revision 111111111111 in this repository"),
     "accuracy without its images": (raise_the_accuracy, r"accuracy is 1, its bitmap has \d+ correct of 16 images"),
     "a time that no device reaches": (be_too_fast, "cost: its training took 1e-06 s, its forward passes alone are"),
-    "a chosen seed": (choose_a_seed, "plans another model, protocol or seed; own seeds: "),
+    "a chosen seed": (choose_a_seed, "plans another model, protocol, data set or seed; own seeds: "),
     "results of this project": (lambda lines: line_of(lines)["origin"].pop("lab"), "it has results of this project"),
 }
 
@@ -264,7 +282,7 @@ def test_invention_passes_until_an_epoch_is_trained_again(
             key=public,
         )
     far = forged(oslo, tmp_path / "far.zip", elsewhere, key=key)
-    details = [link.detail for trail in give(ours, far, key=public, epochs=12).trails for link in trail.links]
+    details = [link.detail for trail in give(ours, far, key=public, epochs=12)[2] for link in trail.links]
     assert sum("within 5%, on another kind of device" in detail for detail in details) == 12
 
 
@@ -279,7 +297,7 @@ def test_deposit_of_another_run_is_refused(clones: tuple[Path, Path], ours: Path
         one, other = (line_of(lines, replicate=number)["result"] for number in (0, 1))
         one["weights_sha256"], other["weights_sha256"] = other["weights_sha256"], one["weights_sha256"]
 
-    with pytest.raises(ContributionError, match=r"state after epoch \d can't be read: it belongs to another run"):
+    with pytest.raises(ContributionError, match=r"state after epoch \d is another one"):
         give(ours, forged(oslo, tmp_path / "s.zip", swap_states, key=key), key=Path(f"{key}.pub"), epochs=12)
     with pytest.raises(ContributionError, match="the deposited weights are those of another run"):
         give(ours, forged(oslo, tmp_path / "w.zip", swap_weights, key=key), key=Path(f"{key}.pub"))
@@ -326,6 +344,10 @@ def test_lab_can_not_contribute_another_lab_s_results(clones: tuple[Path, Path],
         give(ours, forged(oslo, tmp_path / "c.zip", disguise, key=None), lab="uni-bergen")
 
 
+def refuse() -> None:
+    raise contributing._Differs("invented")
+
+
 def test_chance_that_false_epochs_are_not_drawn_is_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     curves = [SimpleNamespace()] * 10
     trial = SimpleNamespace(result=SimpleNamespace(curves=curves), states={str(n): f"{n}" for n in range(10)}, name="a")
@@ -334,8 +356,8 @@ def test_chance_that_false_epochs_are_not_drawn_is_as_printed(monkeypatch: pytes
         chosen = set(random.Random(false).sample(range(10), false))
         monkeypatch.setattr(
             contributing,
-            "_train_epoch",
-            lambda root, trial, epoch, *rest, chosen=chosen: Link("", "broken" if epoch in chosen else "holds", ""),
+            "_compare_epoch",
+            lambda root, trial, epoch, *rest, chosen=chosen: refuse() if epoch in chosen else "",
         )
         tries = [contributing._train_again(Path(), [trial], packed, drawn, "cpu") for _ in range(4000)]  # type: ignore[arg-type,list-item]
         passed = sum(not any(trail.broken for trail in trails) for trails, _ in tries) / len(tries)

@@ -10,19 +10,7 @@ from typing import Any
 from service.pages.legend import address_of, is_part, key_of, meaning_of
 from service.pages.opening import holds_in_its_order_only
 from service.pages.wording import name_with_value, verdict_in_words
-from stages.results import (
-    AGAINST_THE_PAPER,
-    FOR_THE_PAPER,
-    WORD_OF,
-    ClaimRecord,
-    ExperimentComparison,
-    Paper,
-    Result,
-    Status,
-    Tally,
-    VerdictRow,
-    Word,
-)
+from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER, ClaimRecord, ExperimentComparison, Paper, Result, Tally
 
 DIGITS = 12  # of a digest, as pages show it
 RATINGS = {"for": 5, "open": 3, "against": 1}
@@ -93,13 +81,6 @@ def times_reproduced(record: ClaimRecord) -> str | None:
         return None
     runs, places = (len({getattr(result, name) for result in results}) for name in ("run_key", "machine_digest"))
     return f"{runs} training{'s' if runs != 1 else ''} in {places} environment{'s' if places != 1 else ''}"
-
-
-def times_by_labs(verdict: VerdictRow) -> str:
-    """Count the labs whose own results support the claim, as "Reproduced 10 times by 2 of 3 labs"."""
-    held = [row for row in verdict.labs if WORD_OF[Status(row["status"])] is Word.HOLDS]
-    n = sum(row["n"] for row in held)
-    return f"Reproduced {n} time{'s' if n != 1 else ''} by {len(held)} of {len(verdict.labs)} labs"
 
 
 def _results(record: ClaimRecord) -> list[Result]:

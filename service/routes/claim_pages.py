@@ -16,15 +16,7 @@ from service.database.queries import lacking_test_images, list_deviations, list_
 from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.errors import declared
 from service.pages.charts import draw_arms, draw_blocks, draw_trend, mark_pairs
-from service.pages.citing import (
-    bibtex,
-    bibtex_paper,
-    claim_badge,
-    json_ld,
-    paper_badge,
-    times_by_labs,
-    times_reproduced,
-)
+from service.pages.citing import bibtex, bibtex_paper, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.concluding import (
     conclude,
     describe_counted,
@@ -350,7 +342,6 @@ def show_claim(
             "related": related,
             "names": name_claims(session, [*related, *alike]),
             "tried": times_reproduced(record),
-            "by_labs": times_by_labs(record.verdict),
             "tests": describe_tests(record.deviations, titles_of(session)[1], compare),
             "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, app_state_of(request).settings.address),

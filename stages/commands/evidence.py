@@ -123,7 +123,7 @@ def remove_objects(root: Path) -> list[str]:
 
 
 _STATUSES = ("holds", "not here", "broken")
-_SHOWN = 8
+_SHOWN = 5
 """Broken trails that `verify` names: with a line for each kind of link, twenty lines are not exceeded."""
 
 
@@ -163,23 +163,19 @@ def contribute(options: argparse.Namespace) -> Answer:
 
 def accept(options: argparse.Namespace) -> Answer:
     """Check a contribution, list how many checks of each kind held, and add it to the evidence."""
-    from stages.upkeep import contributing  # brings the database
+    from stages.upkeep import contributing, verifying  # brings the database
 
-    done = contributing.accept(
+    lines, new, trails, note = contributing.accept(
         Path(), load_params(), options.file, options.lab, key=options.key, epochs=options.retrain, device=options.device
     )
+    path = verifying.LAB_FILES / f"{options.lab}.jsonl"
+    checked = list(map(_trail_document, trails))
     return Answer(
-        document={
-            "path": str(done.path),
-            "lines": done.lines,
-            "new": done.new,
-            "checked": list(map(_trail_document, done.trails)),
-            "notes": list(done.notes),
-        },
+        document={"path": str(path), "lines": lines, "new": new, "checked": checked, "note": note},
         shown=[
-            _table(_count_links(*(link for trail in done.trails for link in trail.links))),
-            *done.notes,
-            f"{done.path}: {done.lines} lines of {options.lab}, {done.new} new; commit {done.path.parent}",
+            _table(_count_links(*(link for trail in trails for link in trail.links))),
+            *filter(None, [note]),
+            f"{path}: {lines} lines of {options.lab}, {new} new; commit {path.parent}",
         ],
     )
 

@@ -34,7 +34,7 @@ from stages.recording.append_only import describe_lost, digest_history, find_los
 from stages.recording.sources import FindingLine, RecordError, Weights
 from stages.results import create_results, database_url, insert_rows, tables
 from stages.run import canonical_json
-from stages.runs.evidence import COLUMNS, ResultLine, Trial, as_curves, list_observed, write_lines
+from stages.runs.evidence import COLUMNS, ResultLine, Trial, as_curves, write_lines
 from stages.runs.fingerprint import source_path
 from stages.runs.revisions import is_full_clone
 from stages.runs.store import put_in_place
@@ -299,8 +299,15 @@ class DatabaseBuilder:
     def _observations(self) -> Values:
         """Yield every number measured inside networks, in the order of the result lines."""
         for item in self.found:
-            for position, row in enumerate(list_observed(item.result.observed or {})):
-                yield item.row, position, row.quantity, row.moment, row.block, row.head, row.value
+            numbers = (
+                (quantity, moment, block, head, value)
+                for moment, layers in (item.result.observed or {}).items()
+                for quantity, blocks in layers.items()
+                for block, heads in enumerate(blocks, start=1)
+                for head, value in enumerate(heads, start=1)
+            )
+            for position, number in enumerate(numbers):
+                yield item.row, position, *number
 
     def _verdict_runs(self) -> Values:
         for judgement in self.judgements:

@@ -28,6 +28,7 @@ from stages.claims.trials import ResultGroup
 from stages.faults import Mistake
 from stages.papers.finding import Finding
 from stages.params.experiment import Params, plan_runs
+from stages.results import WORD_OF, Word
 from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.consistency import (
     compare_canaries,
@@ -154,6 +155,9 @@ def _mark(found: Iterable[Trial], params: Params, equivalences: Equivalences) ->
                 held = planned[asked].setdefault(run.name.arm, {**plan, "replicates": {}})
                 held["replicates"][run.name.replicate] = plan["replicate"]
         today = planned[asked][item.result.arm]
+        seeded = [today["replicates"].get(item.result.replicate, {})]
+        if item.lab and seeded[0]:
+            seeded.append({**seeded[0], "seed": lab_seeds(item.lab, [seeded[0]["seed"]])[0]})
         is_planned = spec["model"] == today["model"] and all(
             spec["protocol"].get(field) == today["protocol"].get(field) for field in experiment.varied
         )
@@ -163,7 +167,7 @@ def _mark(found: Iterable[Trial], params: Params, equivalences: Equivalences) ->
                 is_planned=is_planned,
                 follows_plan=is_planned
                 and _DEFAULTS | spec["protocol"] == _DEFAULTS | today["protocol"]
-                and _is_planned_seed(item, today["replicates"].get(item.result.replicate)),
+                and spec.get("replicate") in seeded,
                 varied=experiment.varied,
                 changed_code=() if lines else changed,
                 equivalences=lines or (),
@@ -185,13 +189,6 @@ _DEFAULTS: dict[str, Any] = RunSpec(
 def lab_seeds(lab: str, seeds: Iterable[int]) -> list[int]:
     """Seeds with which a lab repeats the planned `seeds`: its name fixes them, so that it can't choose among many."""
     return [seed + int(hashlib.sha256(lab.encode()).hexdigest()[:7], 16) for seed in seeds]
-
-
-def _is_planned_seed(item: Trial, planned: Mapping[str, Any] | None) -> bool:
-    found = item.result.spec.get("replicate")
-    if planned is None or found == planned:
-        return found == planned
-    return bool(item.lab) and found == {**planned, "seed": lab_seeds(item.lab, [planned["seed"]])[0]}
 
 
 def _evidence(folder: Path, offered: Path | None) -> Iterable[Trial]:
@@ -331,8 +328,9 @@ def judge(
         for one in judge_claims(claims, params, findings={}, groups=alone, devices=devices, with_power=False)[0]:
             verdict = one.verdict
             if one.is_by_training and one.entries:
-                row = {"lab": lab, "status": str(verdict.status), "ours": one.ours, "n": verdict.n}
-                by_lab[one.claim.id].append(row | {"low": verdict.low, "high": verdict.high})
+                row = {"lab": lab, "status": str(verdict.status), "holds": WORD_OF[verdict.status] is Word.HOLDS}
+                row |= {"ours": one.ours, "low": verdict.low, "high": verdict.high, "n": verdict.n}
+                by_lab[one.claim.id].append(row)
     return JudgedResults(
         speaking=speaking,
         groups=groups,

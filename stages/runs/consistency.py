@@ -23,30 +23,16 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 _EIGHT_DIGITS = 1e-7
-
-
 _OTHER_PASS = 1e-3
 """Relative difference of a loss between the observer's pass over the test set and that of `evaluate`."""
-
-
 _OTHER_CLASS = 0.005
 """Share of test images whose class may be another one in those two passes, at least one image."""
-
-
 _SECONDS = 6e-5
 """An epoch's seconds are stored with four decimals."""
-
-
 _OF_ALL_IMAGES = ("accuracy", "loss", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion")
-
-
 _OF_ALL_ROWS = ("mse", "log_mse", "selected_mse", "selected_log_mse")
-
-
 _FASTEST = {"cpu": {"float32": 4e11, "bfloat16": 5e12}, "cuda": {"float32": 1e14, "tf32": 1.5e15, "bfloat16": 3e15}}
 """FLOP/s that no thread of a processor and no GPU reaches: above the data sheets of AVX-512, AMX and a B200."""
-
-
 _SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion")
 
 
@@ -113,17 +99,15 @@ def find_repeats(trials: Iterable[Trial]) -> Iterator[tuple[Trial, str]]:
             earlier = first.setdefault((what, outcome[what] or "", ""), trial)
             if earlier.lab != trial.lab:
                 yield trial, f"it has the {what} of {earlier.name}: a repeat with the same bits is no second result"
-            elif _training(earlier.result) != _training(line):
+            elif {**earlier.result.spec, "code": None} != {**line.spec, "code": None}:  # other code may be equivalent
                 yield trial, f"it has the {what} of {earlier.name}: one training can't be two replicates"
+        cell = first.setdefault((f"{line.experiment}.{line.arm}.{line.replicate}", line.profile, trial.lab), trial)
+        if trial.lab and cell is not trial:
+            yield trial, "its lab has another result of this replicate, and could choose the better one"
         data = line.data
         earlier = first.setdefault(("data", data.dataset, data.provenance), trial)
         if earlier.result.data.digest != data.digest:
             yield trial, f"its data are {data.digest[:12]}, those of {earlier.name} {earlier.result.data.digest[:12]}"
-
-
-def _training(line: ResultLine) -> str:
-    """What a line says was trained, without the code: other code may be shown to give the same numbers."""
-    return canonical_json({name: part for name, part in line.spec.items() if name != "code"})
 
 
 def compare_canaries(results: Iterable[Any]) -> list[str]:

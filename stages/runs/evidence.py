@@ -383,28 +383,6 @@ def _check_digest(where: str, line: EvidenceLine, text: bytes) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ObservedNumber:
-    """One number of `ResultLine.observed`; blocks and heads are counted from 1."""
-
-    quantity: str
-    moment: Moment
-    block: int
-    head: int
-    value: float | None
-
-
-def list_observed(observed: Mapping[Moment, Layers]) -> list[ObservedNumber]:
-    """Flatten `observed` to one entry per number, in its order."""
-    return [
-        ObservedNumber(quantity=quantity, moment=moment, block=block, head=head, value=value)
-        for moment, layers in observed.items()
-        for quantity, blocks in layers.items()
-        for block, heads in enumerate(blocks, start=1)
-        for head, value in enumerate(heads, start=1)
-    ]
-
-
 def pack_correct(correct: np.ndarray) -> str:
     """Encode whether each test image was classified correctly, bool [N], as packed bits in base64."""
     return base64.b64encode(np.packbits(correct.astype(bool)).tobytes()).decode()

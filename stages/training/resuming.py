@@ -1,7 +1,6 @@
 """The state from which an interrupted training goes on, saved in the time that is left for it.
 
-`CLAIMCHECK_KEEP_STATES` names a folder in which the state after each epoch stays, as `<run key>/<epochs>.pt`: with them
-others can train any epoch again (`claimcheck accept --retrain`).
+The state after each epoch also stays in the folder that `CLAIMCHECK_KEEP_STATES` names, for others to train it again.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -51,8 +50,8 @@ class ResumeState(Generic[State]):
         """Save `state`, unless the run is over and published next, or saving would take over 5 % of the time."""
         began, kept = time.monotonic(), os.environ.get("CLAIMCHECK_KEEP_STATES")
         is_kept = bool(kept) and not getattr(state, "step_in_epoch", 1)  # a stack's state has no such field
-        is_due = began - self.saved >= 20 * self.took or self.should_stop()
-        if state.epoch == self.epochs or not (is_due or is_kept):
+        is_late = began - self.saved < 20 * self.took and not self.should_stop()
+        if state.epoch == self.epochs or (is_late and not is_kept):
             return
         buffer = io.BytesIO()
         fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
@@ -62,7 +61,7 @@ class ResumeState(Generic[State]):
         content = hashlib.sha256(content).digest() + content
         self.scratch.save(f"{self.work}/{STATE}", content)
         if kept and is_kept:
-            write_atomically(Path(kept) / self.work / f"{state.epoch}.pt", content)
+            write_atomically(Path(kept, self.work, f"{state.epoch}.pt"), content)
         self.saved = time.monotonic()
         self.took = self.saved - began
 
@@ -72,7 +71,12 @@ class ResumeState(Generic[State]):
         if content is None:
             return None
         try:
-            saved = read_state(content, self.work)
+            digest, content = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+            if hashlib.sha256(content).digest() != digest:
+                raise ValueError("it is damaged, or of an older version")
+            saved = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+            if saved["run_key"] != self.work:
+                raise ValueError("it belongs to another run")
             if saved["environment"] != self.environment:
                 raise ValueError(
                     "it was made with another device, number of threads or version, other fast paths, or another canary"
@@ -83,21 +87,6 @@ class ResumeState(Generic[State]):
             reason = first_line(error)
             print(f"run {self.work[:12]}: resume state can't be used ({reason}); starting over", file=sys.stderr)
             return None
-
-
-def read_state(content: bytes, work: str) -> dict[str, Any]:
-    """Read what `ResumeState.save` wrote for the run or stack `work`.
-
-    Raises:
-        ValueError: it is damaged, or belongs to another run; `torch.load` raises other exceptions, too.
-    """
-    digest, content = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-    if hashlib.sha256(content).digest() != digest:
-        raise ValueError("it is damaged, or of an older version")
-    saved: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    if saved["run_key"] != work:
-        raise ValueError("it belongs to another run")
-    return saved
 
 
 def first_line(error: Exception) -> str:

@@ -7,6 +7,7 @@ import datetime
 import hashlib
 import importlib.metadata
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -148,24 +149,24 @@ def compare_with_run(root: Path, line: ResultLine, cost: Mapping[str, Any] | Non
         f"{field.name} of epoch {row.epoch}"
         for row, trained in zip(line.curves, rows, strict=False)
         for field in fields(EpochRow)
-        if not is_near(getattr(row, field.name), trained.get(field.name))
+        if not _is_near(getattr(row, field.name), trained.get(field.name))
     ]
     if len(rows) != len(line.curves):
         differing.append(f"the number of epochs, {len(line.curves)} and {len(rows)}")
     history = (folder / "history.jsonl").relative_to(root)
     found = [f"its curves are not those of {history}: {', '.join(differing[:3])}"] if differing else []
-    other = [name for name, value in (cost or {}).items() if not is_near(value, result.get(name))]
+    other = [name for name, value in (cost or {}).items() if not _is_near(value, result.get(name))]
     return found + ([f"its {', '.join(other)} not those of {history.with_name('result.json')}"] if other else [])
 
 
-def is_near(stored: float | None, trained: float | None) -> bool:
+def _is_near(stored: float | None, trained: float | None) -> bool:
     return stored == trained if stored is None or trained is None else isclose(stored, trained, rel_tol=1e-7)
 
 
 @cache
 def digest_at(root: Path, revision: str | None, module: str) -> str | None:
     """Digest of a module's source at a revision (None: the working tree), or None if there is no such source."""
-    paths = paths_of(module)
+    paths = paths_of(module) if re.fullmatch(r"[\w.]+", module) else ()
     if revision is None:
         found = next((path.read_bytes() for path in map(root.joinpath, paths) if path.is_file()), None)
     else:

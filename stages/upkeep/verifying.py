@@ -84,6 +84,15 @@ class Link:
     status: LinkStatus
     detail: str
 
+    @classmethod
+    def of(cls, name: str, faults: Sequence[str], otherwise: str) -> Link:
+        """A link that is broken by any of the `faults`; `otherwise` says what holds."""
+        return cls(name, "broken" if faults else "holds", "; ".join(faults) or otherwise)
+
+    @property
+    def is_broken(self) -> bool:
+        return self.status == "broken"
+
 
 def check_checkpoint(root: Path, checkpoint: Checkpoint) -> Link:
     """Check that the file has the recorded digest, and that its header names the run and the data."""
@@ -363,7 +372,7 @@ class Trail:
 
     @property
     def broken(self) -> Link | None:
-        return next((link for link in self.links if link.status == "broken"), None)
+        return next((link for link in self.links if link.is_broken), None)
 
 
 def verify(
@@ -452,20 +461,23 @@ def check_lines(root: Path, params: Params, offered: Path | None = None) -> list
         if (data.dataset, data.digest) not in packed:
             folder = root / "data" / "processed" / data.dataset
             packed[data.dataset, data.digest] = check_data(folder, data.digest, line.spec["data_digest"])
-        repeated = repeats[trial.identity]
         slow = find_impossible_times(line, trial.cost) if trial.cost else []
-        own = lab_seeds(trial.lab, params.experiments[line.experiment].seeds) if trial.lab else ""
-        other = (
-            f"params/{line.experiment}.yaml plans another model, protocol or seed{f'; own seeds: {own}' if own else ''}"
-        )
+        experiment = params.experiments[line.experiment]
+        seeds = f"; own seeds: {lab_seeds(trial.lab, experiment.seeds)}" if trial.lab else ""
+        other = [f"params/{line.experiment}.yaml plans another model, protocol, data set or seed{seeds}"]
+        is_planned = trial.follows_plan and data.dataset == experiment.dataset
+        code = check_code(root, line.spec["code"], asdict(trial.origin) if trial.origin else None, trial.equivalences)
+        if offered and trial.changed_code and not code.is_broken:
+            changed = f"{', '.join(trial.changed_code)} changed since, or is missing from its code; train it again"
+            code = Link("code", "broken", changed)
         links = (
-            Link("params", "holds" if trial.follows_plan else "broken", "as planned" if trial.follows_plan else other),
+            Link.of("params", [] if is_planned else other, "as planned"),
             check_run(line),
-            check_code(root, line.spec["code"], asdict(trial.origin) if trial.origin else None, trial.equivalences),
-            Link("repeat", "broken" if repeated else "holds", "; ".join(repeated) or "no other line has its outcome"),
+            code,
+            Link.of("repeat", repeats[trial.identity], "no other line has its outcome"),
             packed[data.dataset, data.digest],
             check_environment(line),
-            Link("cost", "broken" if slow else "holds", "; ".join(slow) or "possible on its device"),
+            Link.of("cost", slow, "possible on its device"),
         )
         checked.append((trial, links))
     return checked
@@ -473,47 +485,37 @@ def check_lines(root: Path, params: Params, offered: Path | None = None) -> list
 
 def check_signature(lab: str, content: bytes, signature: bytes | None, key: Path) -> Link:
     """Check the signature of a lab's file by its public `key`, a file that need not be there."""
+    if signature is None and key.is_file():
+        return Link("signature", "broken", f"{lab} signs, and this is not signed")
     if signature is None:
-        signs = key.is_file()
-        return Link(
-            "signature",
-            "broken" if signs else "not here",
-            f"{lab} {'signs, and this is' if signs else 'is'} not signed",
-        )
+        return Link("signature", "not here", f"{lab} doesn't sign")
+    if not key.is_file():
+        return Link("signature", "broken", f"no key of {lab} is known: give its public key once (--key)")
     with tempfile.TemporaryDirectory() as folder:
         allowed, signed = Path(folder, "allowed"), Path(folder, "signature")
         signed.write_bytes(signature)
-        try:
-            ssh_keygen("check-novalidate", "-s", str(signed), given=content)
-        except SignatureError:
-            return Link("signature", "broken", "the file was changed after it was signed, or the signature is damaged")
-        if not key.is_file():
-            return Link("signature", "broken", f"no key of {lab} is known: give its public key once (--key)")
         allowed.write_text(f"{lab} {key.read_text(encoding='utf-8')}", encoding="utf-8")
-        try:
-            ssh_keygen("verify", "-f", str(allowed), "-I", lab, "-s", str(signed), given=content)
-        except SignatureError:
-            return Link("signature", "broken", f"it was signed with another key than that of {lab}")
+        for fault, *asked in (
+            ("the file was changed after it was signed, or the signature is damaged", "check-novalidate"),
+            (f"it was signed with another key than that of {lab}", "verify", "-f", str(allowed), "-I", lab),
+        ):
+            try:
+                ssh_keygen(*asked, "-s", str(signed), given=content)
+            except Mistake:
+                return Link("signature", "broken", fault)
     return Link("signature", "holds", f"signed by {lab}")
-
-
-class SignatureError(Mistake):
-    """What ssh-keygen says about a signature or key."""
 
 
 def ssh_keygen(verb: str, *options: str, given: bytes) -> bytes:
     """Let `ssh-keygen -Y` sign or check `given`; returns what it prints.
 
     Raises:
-        SignatureError: it refuses, or isn't installed.
+        Mistake: it refuses.
     """
-    try:
-        command = ["ssh-keygen", "-Y", verb, "-n", "claimcheck", *options]
-        done = subprocess.run(command, input=given, capture_output=True, check=False)
-    except OSError as error:
-        raise SignatureError(f"ssh-keygen can't be run: {error.strerror}") from None
+    command = ["ssh-keygen", "-Y", verb, "-n", "claimcheck", *options]
+    done = subprocess.run(command, input=given, capture_output=True, check=False)
     if done.returncode:
-        raise SignatureError(f"ssh-keygen: {' '.join(done.stderr.decode(errors='replace').split())}")
+        raise Mistake(f"ssh-keygen: {' '.join(done.stderr.decode(errors='replace').split())}")
     return done.stdout
 
 
