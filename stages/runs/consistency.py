@@ -72,20 +72,16 @@ def find_release_contradictions(line: ResultLine, release: Release) -> list[str]
 def find_impossible_times(line: ResultLine, cost: CostLine) -> list[str]:
     """The contradictions between a training's time and what its device can compute at most."""
     device, protocol = str(line.environment.get("device", "")).partition(":")[0], line.spec["protocol"]
-    peaks = _FASTEST.get(device, {})
-    forward = next((row.value for row in line.metrics if row.metric.startswith("flops_per_")), None)
-    if not peaks or forward is None or not line.curves:
+    forward = next((row.value for row in line.metrics if row.metric.startswith("flops_per_")), 0.0)
+    if device not in _FASTEST or not line.curves:
         return []
-    images = line.curves[-1].steps * min(protocol["batch_size"], line.data.train_images)
-    units = line.environment.get("data_parallel", {}).get("world_size", 1)
-    units *= line.environment.get("threads", 1) if device == "cpu" else 1
-    peak = units * peaks.get(protocol.get("precision", "float32"), peaks["float32"])
-    if forward * images <= peak * cost.train_seconds:
-        return []
-    return [
-        f"its training took {cost.train_seconds:.3g} s, its forward passes alone are {forward * images:.2g} FLOP, and "
-        f"{line.environment.get('device_name', device)} computes at most {peak:.1g} a second"
-    ]
+    flops = forward * line.curves[-1].steps * min(protocol["batch_size"], line.data.train_images)
+    peak = _FASTEST[device].get(protocol.get("precision", "float32"), _FASTEST[device]["float32"])
+    peak *= line.environment.get("data_parallel", {}).get("world_size", 1)
+    peak *= line.environment.get("threads", 1) if device == "cpu" else 1
+    said = f"its training took {cost.train_seconds:.3g} s, its forward passes alone are {flops:.2g} FLOP, and "
+    said += f"{line.environment.get('device_name', device)} computes at most {peak:.1g} a second"
+    return [said] if flops > peak * cost.train_seconds else []
 
 
 def find_repeats(trials: Iterable[Trial]) -> Iterator[tuple[Trial, str]]:

@@ -50,8 +50,6 @@ from stages.upkeep.verifying import LAB_FILES, Link, Trail, check_lines, check_s
 
 EVIDENCE, SIGNATURE = "evidence.jsonl", "evidence.jsonl.sig"
 _LAB = re.compile(r"[a-z][a-z0-9-]{1,39}")
-_LARGEST = 100_000_000
-"""Bytes of evidence that git should take from one lab."""
 _SAME_KIND = ("torch", "device", "device_name", "cpu_capability", "cuda")
 """Fields of an environment in which two machines agree that give the same bits."""
 ELSEWHERE = 0.05
@@ -72,8 +70,7 @@ def contribute(
 
     `deposited`: `weights`, True to deposit them, and `states`, the folder that has those, or None.
     """
-    _refuse_name(lab)
-    earlier = read_lines(root / LAB_FILES / f"{lab}.jsonl", EvidenceLine)
+    earlier = read_lines(_path_of(root, lab), EvidenceLine)
     lines, deposits = {(line.result.experiment, *cell_of(line.result)): line for line in earlier}, dict[str, bytes]()
 
     def deposit(kind: str, path: Path) -> str:
@@ -101,9 +98,10 @@ def contribute(
     return len(lines)
 
 
-def _refuse_name(lab: str) -> None:
+def _path_of(root: Path, lab: str) -> Path:
     if not _LAB.fullmatch(lab):
         raise ContributionError(f"{lab!r} is no name of a lab: use small letters, digits and hyphens, as in uni-oslo")
+    return root / LAB_FILES / f"{lab}.jsonl"
 
 
 def accept(
@@ -111,32 +109,28 @@ def accept(
 ) -> tuple[int, int, list[Trail], str]:
     """Check a contribution of `lab`, train `epochs` random epochs of it again, and add its lines to the evidence.
 
-    `key`: the lab's public key, which is kept; needed once.
-
-    Returns:
-        Its lines, how many are new, everything that was checked, and a note about the epochs.
+    `key`: the public key, which is kept; needed once.  Returns the number of its lines and of new ones, everything
+    that was checked, and a note about the epochs.
 
     Raises:
         ContributionError: a check failed; nothing was added.
     """
-    _refuse_name(lab)
-    path, known, note = root / LAB_FILES / f"{lab}.jsonl", root / LAB_FILES / f"{lab}.pub", ""
+    path, note = _path_of(root, lab), ""
+    known = path.with_suffix(".pub")
     if key and known.is_file() and known.read_bytes() != key.read_bytes():
         raise ContributionError(f"{lab} signs with another key: {known}; delete it if {lab} says that it has a new one")
     try:
         with zipfile.ZipFile(file) as packed, tempfile.TemporaryDirectory() as folder:
-            if packed.getinfo(EVIDENCE).file_size > _LARGEST:
-                raise ContributionError(f"{file}: {EVIDENCE} is larger than {_LARGEST:,} bytes")
             content = packed.read(EVIDENCE)
             signature = packed.read(SIGNATURE) if SIGNATURE in packed.namelist() else None
             signed, offered = check_signature(lab, content, signature, key or known), Path(folder, path.name)
             offered.write_bytes(content)
-            if signed.is_broken:
+            if signed.status == "broken":
                 raise ContributionError(f"refused: {signed.detail}")
             lines, before = read_lines(offered, EvidenceLine), read_lines(path, EvidenceLine)
             whole = _check_whole(lines, before, lab)
-            checked = [] if whole.is_broken else check_lines(root, params, offered)
-            if not whole.is_broken and len(checked) < len(lines):
+            checked = check_lines(root, params, offered) if whole.status == "holds" else []
+            if whole.status == "holds" and len(checked) < len(lines):
                 whole = Link("lab", "broken", "some of its lines have a profile that params.yaml doesn't have")
             trails = [Trail(f"the file of {lab}", (signed, whole))]
             trails += [Trail(trial.name, (*links, *_check_weights(root, trial, packed))) for trial, links in checked]
@@ -280,26 +274,22 @@ def _read_state(trial: Trial, after: int, packed: zipfile.ZipFile) -> TrainingSt
 
 def _train_epoch(line: ResultLine, data: Path, device: torch.device, state: TrainingState | None) -> TrainingState:
     """Train the epoch after `state`, or the first one; returns the last state, whose history lacks a diverged epoch."""
-    end, done, last, threads = 1 + (state.epoch if state else 0), False, TrainingState(), torch.get_num_threads()
-
-    def save(after: TrainingState) -> None:
-        nonlocal last
-        last = after
+    passed, states, threads = [0], list[TrainingState](), torch.get_num_threads()
+    end = 1 + (state.epoch if state else 0)  # training goes on in the state itself
 
     def progress(now: Progress) -> None:
-        nonlocal done
-        done = now.step >= end * (now.total_steps // now.epochs)
+        passed.append(now.step // (now.total_steps // now.epochs))
 
     torch.set_num_threads(int(line.environment.get("threads", 1)))
     TAKEN.clear()
     try:
         session = open_session(RunSpec.from_dict(dict(line.spec)), data, read_info(data), device)
-        session.train(state=state, save=save, progress=progress, should_stop=lambda: done)
+        session.train(state=state, save=states.append, progress=progress, should_stop=lambda: passed[-1] >= end)
     except TrainingStopped:
         pass
     finally:
         torch.set_num_threads(threads)
-    return last
+    return states[-1] if states else TrainingState()
 
 
 def _has_rows(rows: Sequence[EpochRow], trained: Sequence[dict[str, Any]], slack: float) -> bool:

@@ -64,9 +64,7 @@ REMEDIES = {
     "code": "`git fetch --all`; else publish from the revision that trained it",
     "data": "`dvc repro -f preprocess@<dataset>` packs them again",
     "environment": "`python -m stages.record`; if it stays, take data/evidence from git again",
-    **dict.fromkeys(
-        ("repeat", "cost", "signature"), "take data/evidence from git again, or retract it with the reason"
-    ),
+    **dict.fromkeys(("repeat", "cost", "signature"), "take data/evidence from git again, or retract it"),
     "metrics": "`dvc repro` evaluates it again if its run is here; otherwise restore data/evidence from git",
 }
 """Remedies by name of the broken link."""
@@ -88,10 +86,6 @@ class Link:
     def of(cls, name: str, faults: Sequence[str], otherwise: str) -> Link:
         """A link that is broken by any of the `faults`; `otherwise` says what holds."""
         return cls(name, "broken" if faults else "holds", "; ".join(faults) or otherwise)
-
-    @property
-    def is_broken(self) -> bool:
-        return self.status == "broken"
 
 
 def check_checkpoint(root: Path, checkpoint: Checkpoint) -> Link:
@@ -372,7 +366,7 @@ class Trail:
 
     @property
     def broken(self) -> Link | None:
-        return next((link for link in self.links if link.is_broken), None)
+        return next((link for link in self.links if link.status == "broken"), None)
 
 
 def verify(
@@ -467,7 +461,7 @@ def check_lines(root: Path, params: Params, offered: Path | None = None) -> list
         other = [f"params/{line.experiment}.yaml plans another model, protocol, data set or seed{seeds}"]
         is_planned = trial.follows_plan and data.dataset == experiment.dataset
         code = check_code(root, line.spec["code"], asdict(trial.origin) if trial.origin else None, trial.equivalences)
-        if offered and trial.changed_code and not code.is_broken:
+        if offered and trial.changed_code and code.status == "holds":
             changed = f"{', '.join(trial.changed_code)} changed since, or is missing from its code; train it again"
             code = Link("code", "broken", changed)
         links = (
@@ -485,10 +479,10 @@ def check_lines(root: Path, params: Params, offered: Path | None = None) -> list
 
 def check_signature(lab: str, content: bytes, signature: bytes | None, key: Path) -> Link:
     """Check the signature of a lab's file by its public `key`, a file that need not be there."""
-    if signature is None and key.is_file():
-        return Link("signature", "broken", f"{lab} signs, and this is not signed")
     if signature is None:
-        return Link("signature", "not here", f"{lab} doesn't sign")
+        return Link(
+            "signature", "broken" if key.is_file() else "not here", "not signed, as its lab signs if it has a key"
+        )
     if not key.is_file():
         return Link("signature", "broken", f"no key of {lab} is known: give its public key once (--key)")
     with tempfile.TemporaryDirectory() as folder:
