@@ -20,8 +20,6 @@ from stages.run import canonical_json, environment_digest
 from stages.runs.evidence import COLUMNS, CostLine, Release, ResultLine, Trial, as_curves, unpack_correct
 
 Columns = Mapping[str, Sequence[Any]]
-
-
 _EIGHT_DIGITS = 1e-7
 _OTHER_PASS = 1e-3
 """Relative difference of a loss between the observer's pass over the test set and that of `evaluate`."""

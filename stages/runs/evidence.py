@@ -383,6 +383,17 @@ def _check_digest(where: str, line: EvidenceLine, text: bytes) -> None:
         )
 
 
+def list_observed(observed: Mapping[Moment, Layers]) -> list[tuple[str, Moment, int, int, float | None]]:
+    """List each number with its quantity, moment, block and head, both counted from 1."""
+    return [
+        (quantity, moment, block, head, value)
+        for moment, layers in observed.items()
+        for quantity, blocks in layers.items()
+        for block, heads in enumerate(blocks, start=1)
+        for head, value in enumerate(heads, start=1)
+    ]
+
+
 def pack_correct(correct: np.ndarray) -> str:
     """Encode whether each test image was classified correctly, bool [N], as packed bits in base64."""
     return base64.b64encode(np.packbits(correct.astype(bool)).tobytes()).decode()
