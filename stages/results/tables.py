@@ -411,10 +411,9 @@ class VerdictRow(Base):
     defensible metrics would say.  `prediction_…`: the interval in which the paper's own rerun would lie, by our
     replicates, in the claim's unit; `is_predicted`: its number does.  `power`: that of the plan before anything runs
     (`stages.verdicts.Power`).  `scope`: the part of a grid that it is of (`stages.verdicts.Scope`).
-    `seen_before_rule`: how many of the claim's own results (pairs, where it is of pairs) had been seen when the rule
-    was written; None: none had.  `registration`: of a verdict by training, its mark and why
-    (`stages.claims.history.RegistrationMark`).  `labs`: what each lab's results say alone, if another lab has any.
-    The cost is that of all runs behind it, each counted once.
+    `seen_before_rule`: how many of its results or pairs had been seen when the rule was written, None if none.
+    `registration`: of a verdict by training, its mark and why (`stages.claims.history.RegistrationMark`).  The cost is
+    that of all runs behind it, each counted once.  `labs`: what each lab's results say alone, if another lab has any.
     """
 
     __tablename__ = "verdicts"
