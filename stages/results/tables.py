@@ -408,7 +408,7 @@ class VerdictRow(Base):
     `false_discovery_rate`: among the paper's claims that training judged, of a verdict on a sign.  `by_margin`: the
     status by every other margin, `posterior` the chance of the margin or of the sign.  `rules` digests the numbers of
     the rules; `digest` those, the claim's row with its metric, and the code that judged it.  `variants`: what other
-    defensible metrics would say.  `prediction_…`: the interval in which the paper's own rerun would lie; `is_predicted`:
+    defensible metrics would say.  `prediction_…`: the interval in which the paper's rerun would lie; `is_predicted`:
     its number does.  `power`: that of the plan (`stages.verdicts.Power`).  `scope`: its part of a grid.
     `seen_before_rule`: how many of its results or pairs had been seen when the rule was written, None if none.
     `registration`: of a verdict by training, its mark and why (`stages.claims.history.RegistrationMark`).  The cost is
