@@ -133,7 +133,9 @@ def accept(
             if whole.status == "holds" and len(checked) < len(lines):
                 whole = Link("lab", "broken", "some of its lines have a profile that params.yaml doesn't have")
             trails = [Trail(f"the file of {lab}", (signed, whole))]
-            trails += [Trail(trial.name, (*links, *_check_weights(root, trial, packed))) for trial, links in checked]
+            trails += [Trail(trial.name, links) for trial, links in checked]
+            if not any(trail.broken for trail in trails):  # loading weights builds the model that a line names
+                trails += [Trail(trial.name, tuple(_check_weights(root, trial, packed))) for trial, _ in checked]
             if epochs and not any(trail.broken for trail in trails):
                 again, note = _train_again(root, [trial for trial, _ in checked], packed, epochs, device)
                 trails += again
@@ -209,7 +211,7 @@ def _train_again(
         found.append(Trail(trial.name, (link,)))
     chances = ", ".join(
         f"{false} with {chance_of_passing(len(possible), false, len(drawn)):.0%}"
-        for false in sorted({1, -(-len(possible) // 10), len(possible)})
+        for false in sorted({min(1, len(possible)), -(-len(possible) // 10), len(possible)})
     )
     return found, (
         f"{len(drawn)} of {len(possible)} epochs trained again ({len(epochs) - len(possible)} more have no deposited "
