@@ -1,4 +1,4 @@
-"""Result lines as `evaluate` writes them, with numbers that a test chooses."""
+"""Result lines in the format of `evaluate`, with numbers chosen by tests."""
 
 import dataclasses
 import math
@@ -58,7 +58,7 @@ def copy_project(root: Path) -> None:
 
 
 def publish(root: Path, lines: Sequence[ResultLine], lab: str | None = None) -> None:
-    """Lines of one experiment as its evidence, or as that of a `lab`."""
+    """Publish lines of one experiment as evidence, of another `lab` if one is named."""
     file = root / "data" / "evidence" / (f"labs/{lab}.jsonl" if lab else f"{lines[0].experiment}.jsonl")
     file.parent.mkdir(exist_ok=True, parents=True)
     origin = dataclasses.replace(ORIGIN, lab=lab)
@@ -67,9 +67,9 @@ def publish(root: Path, lines: Sequence[ResultLine], lab: str | None = None) -> 
 
 
 def as_evaluated(line: ResultLine) -> ResultLine:
-    """The line with curves to its last epoch, and a whole number of right images with their bitmap and best epoch.
+    """Complete a line with curves to the last epoch, a whole number of correct images, their bitmap and the best epoch.
 
-    A table's errors are those of its selected epoch, in every epoch.
+    A table has the errors of its selected epoch in every epoch.
     """
     protocol = line.spec["protocol"]
     curves = list(line.curves[: protocol["epochs"]])
@@ -98,7 +98,7 @@ def as_evaluated(line: ResultLine) -> ResultLine:
 
 @cache
 def loaded(dataset: str) -> Provenance:
-    """The loaders' output for a data set that is present as its publisher delivers it: every file, every row."""
+    """Return the provenance of a data set that is complete as published: every file and row."""
     source = params().datasets[dataset]
     files = {}
     for file in source.files:
@@ -121,9 +121,9 @@ def results(
     excluded: int = 0,
     environment: str = "the first",
 ) -> list[ResultLine]:
-    """One line per arm and replicate; None diverged.  `curves` are test errors by replicate, validation alike.
+    """One line per arm and replicate; None means diverged. `curves` are test and validation errors by replicate.
 
-    Tables have squared errors instead.  On complete data unless `provenance` says otherwise.
+    Tables have squared errors instead. Data are complete unless `provenance` says otherwise.
     """
     known = params()
     plan = known.experiments[experiment]
@@ -225,7 +225,7 @@ def trials(lines: Sequence[ResultLine], *, is_evidence: bool = False, follows_pl
 
 
 def judge(*wanted: ClaimLine, entered: Sequence[Trial] = ()) -> list[Judgement]:
-    """Judgements of a few claims, without findings."""
+    """Judge a few claims without findings."""
     return judge_all(wanted, entered)[0]
 
 
