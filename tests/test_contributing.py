@@ -24,6 +24,7 @@ from stages.runs.evidence import seal
 from stages.upkeep import contributing
 from stages.upkeep.contributing import ContributionError, accept, chance_of_passing
 from stages.upkeep.verifying import LAB_FILES, Trail, check_evidence
+from tests.doc_examples import is_printed, read_examples
 from tests.packed_table import pack_images
 from tests.preloaded import python
 from tests.project import (
@@ -37,12 +38,11 @@ from tests.project import (
     git,
     make_project,
 )
-from tests.story import is_printed, read_story
 
 pytestmark = pytest.mark.slow
 
 LAB = "uni-oslo"
-STORY = read_story(REPOSITORY / "docs" / "contribute.md")
+EXAMPLES = read_examples(REPOSITORY / "docs" / "contribute.md")
 SEEDS = f"params/{EXPERIMENT}.yaml"
 Lines = list[dict[str, Any]]
 Forge = Callable[[Lines], object]
@@ -84,8 +84,8 @@ def clones(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     git(folder, "clone", "-q", str(ours), str(theirs))
     shutil.copytree(ours / "data", theirs / "data")
     make_key(folder, "key")
-    _, _, commands, printed, _, _ = [block.text for block in STORY]
-    seeds = json.loads(run(theirs, f"{STORY[0].text} --json".replace("\n", "")))
+    _, _, commands, printed, _, _ = [block.text for block in EXAMPLES]
+    seeds = json.loads(run(theirs, f"{EXAMPLES[0].text} --json".replace("\n", "")))
     edit(theirs / SEEDS, lambda experiment: experiment["protocol"].update(seeds=seeds[EXPERIMENT]))
     export, *steps = commands.splitlines()
     assert export == "export CLAIMCHECK_KEEP_STATES=data/states"
@@ -136,10 +136,10 @@ def test_contribution_is_checked_retrained_and_shown_with_its_lab(
     assert lab_seeds(LAB, [0, 1])[0] == load_params(clones[1]).experiments[EXPERIMENT].seeds[0] > 1_000
     shutil.copy(oslo, ours)
     shutil.copy(f"{key}.pub", ours / "uni-oslo.pub")
-    said = run(ours, STORY[4].text)
-    assert is_printed(STORY[5].text, said) == [], said
+    said = run(ours, EXAMPLES[4].text)
+    assert is_printed(EXAMPLES[5].text, said) == [], said
     assert re.search(r"retrained +12 +0 +0\n", said) and re.search(r"weights +4 +0 +0\n", said), said
-    assert is_printed(STORY[1].text.replace("ninformer-mnist", EXPERIMENT), run(ours, STORY[0].text)) == []
+    assert is_printed(EXAMPLES[1].text.replace("ninformer-mnist", EXPERIMENT), run(ours, EXAMPLES[0].text)) == []
     found, notes = find_results(ours, load_params(ours), evidence_only=True)
     assert [(trial.lab, trial.follows_plan) for trial in found] == [(LAB, True)] * 4 and notes == []
     assert len({trial.conditions for trial in found}) == 1
