@@ -234,6 +234,7 @@ COMMANDS = {
             arg("checkpoints", nargs="*", metavar="checkpoint", help="list every link of these checkpoints"),
             arg("--all", action="store_true", help="list every link of every checkpoint"),
             arg("--weights", action="store_true", help="predict whole test sets with all weights (takes minutes)"),
+            arg("--evidence", action="store_true", help="also check every line of published evidence"),
             arg(
                 "--equivalences",
                 action="store_true",
@@ -244,7 +245,8 @@ COMMANDS = {
         codes={1: "a link is broken or couldn't be checked"},
         document=(
             "`record`, a link; `equivalences`, links (none without `--equivalences`); `checkpoints`, each with "
-            "`broken` (the first link, or null) and `links` of `name`, `status`, `detail`; `totals` by status"
+            "`broken` (the first link, or null) and `links` of `name`, `status`, `detail`; `evidence`, the same of "
+            "every line with `--evidence`; `totals` by status"
         ),
     ),
     "audit": Command(
@@ -274,6 +276,35 @@ COMMANDS = {
         takes=lambda: [experiments("+")],
         run=evidence.publish,
         document="a list: `path`, `lines`, `new`",
+    ),
+    "contribute": Command(
+        does="Pack results for another clone of the project, which adds them under your lab's name.",
+        example="claimcheck contribute ninformer-mnist --lab uni-oslo --sign ~/.ssh/id_ed25519",
+        takes=lambda: [
+            experiments(),
+            arg("--lab", required=True, help="your lab's name in small letters, digits and hyphens"),
+            arg("-o", "--output", type=Path, metavar="FILE", help="file to write (default: <lab>.zip)"),
+            arg("--sign", type=Path, metavar="KEY", help="SSH key that signs it"),
+            arg("--weights", action="store_true", help="deposit the trained weights, too"),
+            arg("--states", type=Path, metavar="FOLDER", help="deposit states kept by CLAIMCHECK_KEEP_STATES=FOLDER"),
+            arg("--seeds", action="store_true", help="only list the seeds with which your lab adds replicates"),
+        ],
+        run=evidence.contribute,
+        document="`path`, `lines`, `bytes`; with `--seeds` seeds by experiment",
+    ),
+    "accept": Command(
+        does="Check another lab's contribution and add it to the evidence, or refuse it with the reason.",
+        example="claimcheck accept uni-oslo.zip --from uni-oslo --retrain 3",
+        takes=lambda: [
+            arg("file", type=Path, help="file of claimcheck contribute"),
+            arg("--from", dest="lab", required=True, metavar="LAB", help="lab that you got it from"),
+            arg("--key", type=Path, metavar="FILE", help="its public SSH key, needed once"),
+            arg("--retrain", type=int, default=0, metavar="N", help="train N random epochs of it again (default: 0)"),
+            device_option("device for --retrain"),
+        ],
+        run=evidence.accept,
+        codes={1: "refused; nothing was added"},
+        document="`path`, `lines`, `new`, `checked` (as `evidence` of verify), `note`",
     ),
     "release": Command(
         does="Copy published models to data/models/, rounded to float16.",

@@ -37,7 +37,8 @@ ALLOWED: dict[str, set[str]] = {
     "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts"},
     "recording": {"run", "faults", "runs", "params", "papers", "datasets", "claims", "results", "verdicts"},
     "upkeep": {
-        *("run", "faults", "runs", "params", "datasets", "training", "checkpoint", "evaluation", "recording", "results")
+        *("run", "faults", "device", "ops", "runs", "params", "datasets", "training", "checkpoint", "evaluation"),
+        *("recording", "results"),
     },
     "priorities": {
         *("run", "params", "datasets", "evaluation", "scheduling", "results", "claims", "recording", "verdicts")

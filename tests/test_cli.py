@@ -170,7 +170,7 @@ SHAPES = {
     "history dac.*": {
         *("date", "subject", "claims", "before", "after", "changed", "after_evidence", "alters", "seen", "why")
     },
-    "verify": {"record", "equivalences", "checkpoints", "totals"},
+    "verify": {"record", "equivalences", "checkpoints", "evidence", "totals"},
     "du": {"bytes"},
     "gc": {"removed"},
 }

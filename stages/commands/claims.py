@@ -44,6 +44,7 @@ from stages.priorities import (
     packed_runs,
     trained_runs,
 )
+from stages.recording.append_only import experiments_in
 from stages.recording.sources import find_results
 from stages.rules import Rules
 from stages.runs.evidence import evidence_files
@@ -138,7 +139,8 @@ def history(options: argparse.Namespace) -> Answer:
     path = Path(PATH)
     if options.why:
         params, rows = load_params(), read_claims(_CLAIMS)
-        published = {file.stem for file in evidence_files(Path("data/evidence"))}
+        files = evidence_files(Path("data/evidence"))
+        published = set[str]().union(*(experiments_in(str(file), file.read_bytes()) for file in files))
         known = committed_claims(Path())
         changes = pending(rows, params.verdicts, read_history(path), known=known, published=published)
         append(

@@ -57,11 +57,13 @@ def copy_project(root: Path) -> None:
         shutil.copy(ROOT / "data" / name, root / "data")
 
 
-def publish(root: Path, lines: Sequence[ResultLine]) -> None:
-    """Publish lines of one experiment as evidence."""
-    (root / "data" / "evidence").mkdir(exist_ok=True)
-    evidence = [EvidenceLine(result=line, cost=cost(line), origin=ORIGIN) for line in map(as_evaluated, lines)]
-    (root / "data" / "evidence" / f"{lines[0].experiment}.jsonl").write_bytes(write_lines(evidence))
+def publish(root: Path, lines: Sequence[ResultLine], lab: str | None = None) -> None:
+    """Publish lines of one experiment as evidence, of another `lab` if one is named."""
+    file = root / "data" / "evidence" / (f"labs/{lab}.jsonl" if lab else f"{lines[0].experiment}.jsonl")
+    file.parent.mkdir(exist_ok=True, parents=True)
+    origin = dataclasses.replace(ORIGIN, lab=lab)
+    evidence = [EvidenceLine(result=line, cost=cost(line), origin=origin) for line in map(as_evaluated, lines)]
+    file.write_bytes(write_lines(evidence))
 
 
 def as_evaluated(line: ResultLine) -> ResultLine:
