@@ -9,11 +9,14 @@ from pathlib import Path
 
 from stages.claims import ClaimsError
 from stages.commands import claims, command, evidence, repro, status, trainings
-from stages.commands.command import USAGE, Argument, Command, Parser, UsageError, arg, print_answer
+from stages.commands.command import USAGE, Answer, Argument, Command, Parser, UsageError, arg, print_answer
 from stages.datasets.packed import PackedDataError
 from stages.faults import FAULTS, INTERRUPTED, STOPPED, Mistake, describe_fault, mend_streams
 from stages.params.schema import nearest
 from stages.proving.show import STEPS
+from stages.reported import TableError
+from stages.reported.command import COMMANDS as LIBRARY
+from stages.reported.command import LibraryCommand
 from stages.results import UnknownName
 from stages.scheduling.engine.groups import default_engine
 
@@ -27,6 +30,17 @@ def experiments(nargs: str = "*") -> Argument:
 def device_option(words: str) -> Argument:
     default = os.environ.get("CLAIMCHECK_DEVICE", "auto")
     return arg("--device", default=default, help=f"{words} (default: CLAIMCHECK_DEVICE, else auto)")
+
+
+def of_library(one: LibraryCommand) -> Command:
+    return Command(
+        does=one.does,
+        example=one.example,
+        takes=lambda: [arg(*flags, **given) for flags, given in one.takes],
+        run=lambda options: Answer(**one.run(options)._asdict()),
+        codes=dict(one.codes),
+        document=one.document,
+    )
 
 
 COMMANDS = {
@@ -179,43 +193,7 @@ COMMANDS = {
             "`claims`, `faults`"
         ),
     ),
-    "judge": Command(
-        does="Judge printed numbers by results that you already have, without training.",
-        example="claimcheck judge claims.csv results.csv --html report.html",
-        takes=lambda: [
-            arg("claims", type=Path, help="CSV with the columns id, kind, metric, arm, baseline, printed, ..."),
-            arg("results", type=Path, help="CSV with the columns dataset, arm, seed, metric, value"),
-            arg("--rules", type=Path, help="YAML with other margins and levels (default: those of params.yaml)"),
-            arg("--html", type=Path, metavar="FILE", help="also write a self-contained page"),
-        ],
-        run=claims.judge,
-        codes={1: "a row couldn't be judged; the others were"},
-        document="`verdicts`, and `problems`: rows that can't be judged",
-    ),
-    "import": Command(
-        does="Make a table for `claimcheck judge` from W&B, MLflow or TensorBoard files.",
-        example="claimcheck import mlflow mlruns -o results.csv",
-        takes=lambda: [
-            arg("kind", choices=("csv", "mlflow", "tensorboard", "wandb"), help="what wrote the results"),
-            arg("source", type=Path, help="an exported table, or the tracker's folder"),
-            arg("-o", "--output", type=Path, default=Path("results.csv"), help="default: %(default)s"),
-            *(
-                arg(f"--{column}", metavar="PARAMETER", help=f"the parameter that holds the {column}")
-                for column in ("arm", "seed", "dataset")
-            ),
-            arg("--metric", nargs="+", default=[], help="metrics to keep (default: those with a known name)"),
-        ],
-        run=claims.import_results,
-        document="`file`, `runs`, a number, and `notes`",
-    ),
-    "lint": Command(
-        does="Check a table of claims: units, directions, models, and printed gains against their cells.",
-        example="claimcheck lint claims.csv",
-        takes=lambda: [arg("claims", type=Path, help="CSV as for claimcheck judge, or data/claims.csv")],
-        run=claims.lint,
-        codes={1: "a row has a fault"},
-        document="a list of problems: `line`, `id`, `why`",
-    ),
+    **{name: of_library(one) for name, one in LIBRARY.items()},
     "why": Command(
         does="Explain why a run was or would be trained: its key, what changed, which claims need it.",
         example="claimcheck why dac-sgemm.mlp-25x5.0",
@@ -390,7 +368,7 @@ def main(arguments: list[str] | None = None) -> int:
         mistake = describe_fault(error)
     except UnknownName as error:
         mistake = f"no {error.kind} {error.name!r}{nearest(error.name, error.known)}"
-    except (Mistake, ClaimsError, PackedDataError) as error:
+    except (Mistake, ClaimsError, PackedDataError, TableError) as error:
         mistake = str(error)
     print(f"claimcheck {options.command}: {mistake}", file=sys.stderr)
     return 1

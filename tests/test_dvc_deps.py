@@ -28,6 +28,7 @@ IMPORT_BY_NAME = {
     "runs/object_store.py",  # the package of object stores
     "scheduling/engine/ray_bridge.py",  # Ray
     "scheduling/engine/ray_task.py",  # the worker
+    "reported/command.py",  # the application's command
     "proving/driver.py",  # in no stage: what another revision's tree calls the same
     "papers/__init__.py",  # the paper's models
     "training/stacked.py",  # stacks a model's networks

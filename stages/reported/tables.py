@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, cast
 
 import pandas as pd
 
+from stages.reported import TableError as TableError
 from stages.reported import judging
 from stages.reported.judging import PERCENT, RULES, Better, PrintedNumber, ReportedVerdict, parse_count, unjudged
 from stages.rules import Rules
@@ -39,10 +40,6 @@ RELATIVE = ("ratio", "inconsistent")
 _FAR = 30.0
 """Factor between a printed share and the results' from which a mix of percent and fractions is likelier than both."""
 KEYS = ("dataset", "arm", "seed", "fold", "epoch", "unit", "lab", "url")
-
-
-class TableError(ValueError):
-    """A table that can't be read at all; the message says what it lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
