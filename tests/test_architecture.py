@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "proving": {"run", "faults", "runs", "params", "datasets"},
     "reported": {"rules", "verdicts"},
     "commands": {
-        *("faults", "preloaded", "run", "rules", "runs", "params", "datasets", "checkpoint", "evaluation"),
+        *("faults", "preloaded", "run", "runs", "params", "datasets", "checkpoint", "evaluation"),
         *("scheduling", "results", "claims", "verdicts", "recording", "upkeep", "proving", "priorities"),
     },
     "worker": {*("run", "device", "ops", "runs", "datasets", "training", "checkpoint", "evaluation")},
