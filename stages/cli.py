@@ -148,7 +148,7 @@ COMMANDS = {
         ],
         run=claims.show,
         document=(
-            "a list: `experiment`, `like`, `params`; or `claim`, `paper`, `place`, `arm`, `baseline_arm`, "
+            "a list: `experiment`, `like`, `params`; or `claim`, `paper`, `place`, `kind`, `arm`, `baseline_arm`, "
             "`metric`, `statement`, `value`, `unit`, `qualifier`, `experiments`, `verdict` (`status`, "
             "`explanation`, `ours`, `low`, `high`, …), `runs`, `deviations`"
         ),

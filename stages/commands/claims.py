@@ -44,11 +44,14 @@ from stages.recording.sources import find_results
 from stages.runs.evidence import evidence_files
 from stages.runs.revisions import commit_of
 from stages.runs.store import write_atomically
+from stages.verdicts.kinds import KINDS
 
 _CLAIMS = Path("data/claims.csv")
 _FEW = 4
 """Most runs in text output."""
-_ASKED = ("paper", "place", "arm", "baseline_arm", "metric", "statement", "value", "unit", "qualifier")
+_FROM_PAPER = [name for name, facts in KINDS.items() if facts.number in ("model", "ours") or facts.by == "orders"]
+"""Kinds of claims whose interval is that of our number minus the paper's."""
+_ASKED = ("paper", "place", "kind", "arm", "baseline_arm", "metric", "statement", "value", "unit", "qualifier")
 
 
 def show(options: argparse.Namespace) -> Answer:
@@ -111,7 +114,8 @@ def _show_claim(claim: Mapping[str, Any]) -> Iterator[str]:
         interval = ""
         if None not in (verdict["low"], verdict["high"], verdict["confidence"]):
             low, high = in_unit(verdict["low"], unit), in_unit(verdict["high"], unit)
-            interval = f", {100 * verdict['confidence']:.4g} % interval {low} to {high}"
+            of = " − the paper's" if claim["kind"] in _FROM_PAPER else ""
+            interval = f", {100 * verdict['confidence']:.4g} % interval of ours{of} {low} to {high}"
         yield f"ours      {in_unit(verdict['ours'], unit)}{interval}"
     word, status = WORD_OF[verdict["status"]], verdict["status"]
     yield f"verdict   {word}{f' ({status})' if status != word else ''}: {verdict['explanation']}"
