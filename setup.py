@@ -13,7 +13,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 LIBRARY = ("rules.py", "reported/*.py", "verdicts/*.py")
-READ = ("dvc.yaml", "params.yaml", ".dvcignore", ".dvc/plots/arms.json", "docs/*.md")
+READ = ("dvc.yaml", "params.yaml", ".gitignore", ".dvc/plots/arms.json", "docs/*.md")
 """Files that the application reads next to its code."""
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from stages.claims import ClaimsError
-from stages.commands import claims, command, evidence, repro, status, trainings
+from stages.commands import claims, command, evidence, repro, starting, status, trainings
 from stages.commands.command import USAGE, Answer, Argument, Command, Parser, UsageError, arg, print_answer
 from stages.datasets.packed import PackedDataError
 from stages.faults import FAULTS, INTERRUPTED, STOPPED, Mistake, describe_fault, mend_streams
@@ -44,6 +44,12 @@ def of_library(one: LibraryCommand) -> Command:
 
 
 COMMANDS = {
+    "init": Command(
+        does="Start a project of your own in this folder, with an example that trains, records and judges.",
+        example="claimcheck init",
+        run=starting.start,
+        document="`files`, names of what was written",
+    ),
     "repro": Command(
         does="Run the pipeline, or only what the named experiments need, and show progress.",
         example="claimcheck repro ninformer-mnist",
@@ -293,6 +299,15 @@ COMMANDS = {
         example="claimcheck gc",
         run=evidence.clean_up,
         document="`removed`, paths",
+    ),
+    "stage": Command(
+        does="Run a stage of a project's dvc.yaml.",
+        example="claimcheck stage preprocess mnist",
+        takes=lambda: [
+            arg("verb", help="fetch, train, ..."),
+            arg("arguments", nargs="*", help="its data set or experiment"),
+        ],
+        run=starting.stage,
     ),
     "completion": Command(
         does="Print a shell script that completes commands, options and names.",
