@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from stages import stage
 from stages.claims import ClaimsError
 from stages.commands import claims, command, evidence, repro, starting, status, trainings
 from stages.commands.command import USAGE, Answer, Argument, Command, Parser, UsageError, arg, print_answer
@@ -307,7 +308,7 @@ COMMANDS = {
             arg("verb", help="fetch, train, ..."),
             arg("arguments", nargs="*", help="its data set or experiment"),
         ],
-        run=starting.stage,
+        run=lambda options: Answer(document=None, code=stage.run([options.verb, *options.arguments])),
     ),
     "completion": Command(
         does="Print a shell script that completes commands, options and names.",

@@ -1,4 +1,4 @@
-"""`claimcheck init`: a project of one's own, with an example; `claimcheck stage`, by which its dvc.yaml names stages.
+"""`claimcheck init`: a project of one's own, with an example.
 
 The example is that of `docs/add-a-paper.md`.  The rest is taken from this project's own files.
 """
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import stages.stage
 from stages.commands.command import Answer
 from stages.faults import Mistake
 from stages.runs.fingerprint import PACKAGE_ROOT
@@ -46,7 +45,7 @@ def start(_: argparse.Namespace) -> Answer:
     dvc = [sys.executable, "-m", "dvc"]
     if subprocess.run([*dvc, "root"], capture_output=True, check=False).returncode:
         subprocess.run([*dvc, "init", "--quiet", *(["--no-scm"] if refusal(Path()) else [])], check=True)
-    root = subprocess.run([*dvc, "root"], capture_output=True, text=True, check=True).stdout.strip()
+    root = subprocess.run([*dvc, "root"], capture_output=True, encoding="utf-8", check=True).stdout.strip()
     plots = Path(root, ".dvc", "plots", "arms.json")
     plots.parent.mkdir(exist_ok=True)
     plots.write_bytes((PACKAGE_ROOT / ".dvc" / "plots" / plots.name).read_bytes())
@@ -79,8 +78,3 @@ def _files() -> Iterator[tuple[str, str]]:
     yield ".dvcignore", "__pycache__\n*.pyc\n"
     yield "data/claims-history.jsonl", ""
     yield from ((f"data/{name}/.gitkeep", "") for name in _KEPT)
-
-
-def stage(options: argparse.Namespace) -> Answer:
-    """Do what a stage of dvc.yaml does."""
-    return Answer(document=None, code=stages.stage.run([options.verb, *options.arguments]))
