@@ -19,14 +19,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server import free_port
+from tests.doc_examples import differences, is_printed, read_examples
 from tests.polling import wait_until
 from tests.project import REPOSITORY
-from tests.story import differences, is_printed, read_story
 from tests.test_reported import HEADER, results
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 UV = Path(sys.executable).with_name("uv")
-STORY = read_story(REPOSITORY / "docs" / "add-a-paper.md")
+EXAMPLES = read_examples(REPOSITORY / "docs" / "add-a-paper.md")
 PRINTED_PLACE = "127.0.0.1:8000"
 
 
@@ -114,7 +114,7 @@ def test_page_leads_from_an_empty_folder_to_verdicts(whole: dict[str, str], tmp_
     """Each command of docs/add-a-paper.md in its order, with real DVC and service, by the installed package alone."""
     output, place, server = "", f"127.0.0.1:{free_port()}", None
     try:
-        for block in STORY:
+        for block in EXAMPLES:
             if block.file:
                 assert (tmp_path / block.file).read_text() == block.text
             elif block.language == "sh":
