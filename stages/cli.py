@@ -7,13 +7,17 @@ import os
 import sys
 from pathlib import Path
 
+from stages import stage
 from stages.claims import ClaimsError
-from stages.commands import claims, command, evidence, repro, status, trainings
-from stages.commands.command import USAGE, Argument, Command, Parser, UsageError, arg, print_answer
+from stages.commands import claims, command, evidence, repro, starting, status, trainings
+from stages.commands.command import USAGE, Answer, Argument, Command, Parser, UsageError, arg, print_answer
 from stages.datasets.packed import PackedDataError
 from stages.faults import FAULTS, INTERRUPTED, STOPPED, Mistake, describe_fault, mend_streams
 from stages.params.schema import nearest
 from stages.proving.show import STEPS
+from stages.reported import TableError
+from stages.reported.command import COMMANDS as LIBRARY
+from stages.reported.command import LibraryCommand
 from stages.results import UnknownName
 from stages.scheduling.engine.groups import default_engine
 
@@ -29,7 +33,24 @@ def device_option(words: str) -> Argument:
     return arg("--device", default=default, help=f"{words} (default: CLAIMCHECK_DEVICE, else auto)")
 
 
+def of_library(one: LibraryCommand) -> Command:
+    return Command(
+        does=one.does,
+        example=one.example,
+        takes=lambda: [arg(*flags, **given) for flags, given in one.takes],
+        run=lambda options: Answer(**one.run(options)._asdict()),
+        codes=dict(one.codes),
+        document=one.document,
+    )
+
+
 COMMANDS = {
+    "init": Command(
+        does="Start a project of your own in this folder, with an example that trains, records and judges.",
+        example="claimcheck init",
+        run=starting.start,
+        document="`files`, names of what was written",
+    ),
     "repro": Command(
         does="Run the pipeline, or only what the named experiments need, and show progress.",
         example="claimcheck repro ninformer-mnist",
@@ -134,7 +155,7 @@ COMMANDS = {
         ],
         run=claims.show,
         document=(
-            "a list: `experiment`, `like`, `params`; or `claim`, `paper`, `place`, `arm`, `baseline_arm`, "
+            "a list: `experiment`, `like`, `params`; or `claim`, `paper`, `place`, `kind`, `arm`, `baseline_arm`, "
             "`metric`, `statement`, `value`, `unit`, `qualifier`, `experiments`, `verdict` (`status`, "
             "`explanation`, `ours`, `low`, `high`, …), `runs`, `deviations`"
         ),
@@ -179,43 +200,7 @@ COMMANDS = {
             "`claims`, `faults`"
         ),
     ),
-    "judge": Command(
-        does="Judge printed numbers by results that you already have, without training.",
-        example="claimcheck judge claims.csv results.csv --html report.html",
-        takes=lambda: [
-            arg("claims", type=Path, help="CSV with the columns id, kind, metric, arm, baseline, printed, ..."),
-            arg("results", type=Path, help="CSV with the columns dataset, arm, seed, metric, value"),
-            arg("--rules", type=Path, help="YAML with other margins and levels (default: those of params.yaml)"),
-            arg("--html", type=Path, metavar="FILE", help="also write a self-contained page"),
-        ],
-        run=claims.judge,
-        codes={1: "a row couldn't be judged; the others were"},
-        document="`verdicts`, and `problems`: rows that can't be judged",
-    ),
-    "import": Command(
-        does="Make a table for `claimcheck judge` from W&B, MLflow or TensorBoard files.",
-        example="claimcheck import mlflow mlruns -o results.csv",
-        takes=lambda: [
-            arg("kind", choices=("csv", "mlflow", "tensorboard", "wandb"), help="what wrote the results"),
-            arg("source", type=Path, help="an exported table, or the tracker's folder"),
-            arg("-o", "--output", type=Path, default=Path("results.csv"), help="default: %(default)s"),
-            *(
-                arg(f"--{column}", metavar="PARAMETER", help=f"the parameter that holds the {column}")
-                for column in ("arm", "seed", "dataset")
-            ),
-            arg("--metric", nargs="+", default=[], help="metrics to keep (default: those with a known name)"),
-        ],
-        run=claims.import_results,
-        document="`file`, `runs`, a number, and `notes`",
-    ),
-    "lint": Command(
-        does="Check a table of claims: units, directions, models, and printed gains against their cells.",
-        example="claimcheck lint claims.csv",
-        takes=lambda: [arg("claims", type=Path, help="CSV as for claimcheck judge, or data/claims.csv")],
-        run=claims.lint,
-        codes={1: "a row has a fault"},
-        document="a list of problems: `line`, `id`, `why`",
-    ),
+    **{name: of_library(one) for name, one in LIBRARY.items()},
     "why": Command(
         does="Explain why a run was or would be trained: its key, what changed, which claims need it.",
         example="claimcheck why dac-sgemm.mlp-25x5.0",
@@ -347,6 +332,15 @@ COMMANDS = {
         run=evidence.clean_up,
         document="`removed`, paths",
     ),
+    "stage": Command(
+        does="Run a stage of a project's dvc.yaml.",
+        example="claimcheck stage preprocess mnist",
+        takes=lambda: [
+            arg("verb", help="fetch, train, ..."),
+            arg("arguments", nargs="*", help="its data set or experiment"),
+        ],
+        run=lambda options: Answer(document=None, code=stage.run([options.verb, *options.arguments])),
+    ),
     "completion": Command(
         does="Print a shell script that completes commands, options and names.",
         example='eval "$(claimcheck completion bash)"',
@@ -421,7 +415,7 @@ def main(arguments: list[str] | None = None) -> int:
         mistake = describe_fault(error)
     except UnknownName as error:
         mistake = f"no {error.kind} {error.name!r}{nearest(error.name, error.known)}"
-    except (Mistake, ClaimsError, PackedDataError) as error:
+    except (Mistake, ClaimsError, PackedDataError, TableError) as error:
         mistake = str(error)
     print(f"claimcheck {options.command}: {mistake}", file=sys.stderr)
     return 1

@@ -96,7 +96,7 @@ def test_experiments_of_claims_exist_or_are_planned(claims: dict[str, ClaimLine]
 
 
 def test_every_claim_matches_an_arm_of_its_paper(claims: dict[str, ClaimLine], params: Params) -> None:
-    placed = place_claims(CLAIMS, list(claims.values()), params)
+    placed = place_claims(list(claims.values()), params)
     waiting = [claim for claim in placed if claim.reason and claim.reason.endswith("is not in the params files yet")]
     assert {claims[claim.id].experiment for claim in waiting} <= TO_BE_BUILT
     assert all(claim.experiment is None for claim in waiting)
@@ -289,23 +289,12 @@ def toy(**change: object) -> ClaimLine:
 
 
 def test_claim_reports_its_missing_experiment(params: Params) -> None:
-    (placed,) = place_claims(CLAIMS, [toy(experiment="dac-not-yet", arm="mlp")], params)
+    (placed,) = place_claims(
+        [toy(experiment="dac-not-yet", arm="mlp", better="lower", value=0.1, unit="fraction")], params
+    )
     assert (placed.experiment, placed.reason) == (None, "its experiment dac-not-yet is not in the params files yet")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"experiment": "dac-resnet-cifar10", "arm": "resnet21-v1"}, "x: dac-resnet-cifar10 has no arm 'resnet21-v1'"),
-        ({"experiment": "dac-resnet-*", "baseline_arm": "mba2-*"}, "x: dac-resnet-cifar10 has no arm 'mba2-"),
-        ({"experiment": "ninformer-mnist", "arm": "vit"}, "x is of dac; ninformer-mnist is of ninformer"),
-    ],
-)
-def test_claim_with_an_invalid_reference_is_refused(params: Params, change: dict[str, str], message: str) -> None:
-    with pytest.raises(ClaimsError, match=re.escape(message)):
-        place_claims(CLAIMS, [toy(**change)], params)
-
-
 def test_star_matches_several_experiments_and_arms(params: Params) -> None:
-    claim = toy(experiment="dac-resnet-*", arm="dac-resnet*-v1")
-    assert place_claims(CLAIMS, [claim], params) == [claim]
+    claim = toy(experiment="dac-resnet-*", arm="dac-resnet*-v1", value=0.1, unit="fraction", better="lower")
+    assert place_claims([claim], params) == [claim]

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from stages import papers_folder
 from stages.faults import Mistake
 from stages.papers import model_paths
 from stages.runs.fingerprint import source_path
@@ -199,9 +200,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def known_papers() -> list[str]:
-    """Folders of `stages/papers`: the listing is the registry."""
-    folder = Path(__file__).parent.parent / "papers"
-    return sorted(path.parent.name for path in folder.glob("*/__init__.py"))
+    """Packages in the folder of papers: the listing is the registry."""
+    return sorted(path.parent.name for path in papers_folder().glob("*/__init__.py"))
 
 
 FROM_DATASET = ("image_size", "in_channels", "num_classes", "in_features", "context")

@@ -459,8 +459,10 @@ def record(root: Path, database: str, *, evidence_only: bool = False) -> Summary
     `evidence_only` leaves out the results of this working tree.
     """
     params = load_params(root)
-    claims = sources.read_placed_claims(root, params)
-    findings = sources.read_findings(root / "data" / "findings.jsonl", claims) if not evidence_only else {}
+    faults: list[str] = []
+    claims = sources.read_placed_claims(root, params, faults)
+    computed = root / "data" / "findings.jsonl"
+    findings = sources.read_findings(computed, claims, are_all=not faults) if not evidence_only else {}
     hours = sources.read_hours(root / "data" / "hours.json") if not evidence_only else {}
     found, left_out = sources.find_results(root, params, evidence_only=evidence_only)
     versions = read_versions(root)
@@ -490,5 +492,5 @@ def record(root: Path, database: str, *, evidence_only: bool = False) -> Summary
         checkpoints=len(rows.checkpoints),
         claims=len(claims),
         findings=len(findings),
-        notes=(*left_out, *notes),
+        notes=(*faults, *left_out, *notes),
     )

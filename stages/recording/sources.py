@@ -24,6 +24,7 @@ from stages.claims import (
     read_claims,
     read_deviations,
 )
+from stages.claims.schema import FAULT
 from stages.claims.trials import ResultGroup
 from stages.faults import Mistake
 from stages.papers.finding import Finding
@@ -56,8 +57,8 @@ class FindingLine(Finding):
     paper: str
 
 
-def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingLine]:
-    """Findings by claim; none if `analyse` has not run."""
+def read_findings(path: Path, claims: Sequence[ClaimLine], *, are_all: bool = True) -> dict[str, FindingLine]:
+    """Findings by claim; none if `analyse` has not run.  `are_all`: no row of a claim was left out."""
     adapter, known = TypeAdapter(FindingLine), {claim.id for claim in claims}
     findings: dict[str, FindingLine] = {}
     lines = path.read_bytes().splitlines() if path.is_file() else []
@@ -68,7 +69,7 @@ def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingL
             raise RecordError(
                 f"{path}, line {number}: {error.errors()[0]['msg']}; run `python -m stages.analyse`"
             ) from None
-        if finding.claim not in known:
+        if finding.claim not in known and are_all:
             raise RecordError(f"{path}, line {number}: no claim {finding.claim} in data/claims.csv")
         findings[finding.claim] = finding
     return findings
@@ -348,10 +349,13 @@ def judge_today(root: Path, params: Params) -> JudgedResults:
     return judge(claims, params, found, findings=findings, deviations=deviations, with_power=False)
 
 
-def read_placed_claims(root: Path, params: Params) -> list[ClaimLine]:
-    """The rows of `data/claims.csv`, each with its place in the params."""
+def read_placed_claims(root: Path, params: Params, faults: list[str] | None = None) -> list[ClaimLine]:
+    """The rows of `data/claims.csv`, each with its place in the params; add what is wrong with some to `faults`."""
+    faults = [] if faults is None else faults
     listed = root / "data" / "claims.csv"
-    return place_claims(listed, read_claims(listed), params)
+    placed = place_claims(read_claims(listed, faults), params)
+    faults += [f"{listed}: {claim.id}: {claim.reason}" for claim in placed if (claim.reason or "").startswith(FAULT)]
+    return placed
 
 
 def read_paper_deviations(params: Params) -> list[PaperDeviations]:

@@ -22,7 +22,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-from stages import LOADED, is_installed
+from stages import LOADED, is_installed, papers_folder
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -47,11 +47,11 @@ def source_path(module: str) -> Path | None:
     if top != "stages":
         spec = None if is_pinned(top) else _spec_of(module)
         return None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
-    base = PACKAGE_ROOT.joinpath(top, *names)
-    for candidate in (base.with_suffix(".py"), base / "__init__.py"):
-        if candidate.is_file():
-            return candidate
-    return None
+    bases = [PACKAGE_ROOT.joinpath(top, *names)]
+    if names[:1] == ["papers"] and names[1:]:
+        bases.insert(0, papers_folder().joinpath(*names[1:]))
+    candidates = [path for base in bases for path in (base.with_suffix(".py"), base / "__init__.py")]
+    return next((path for path in candidates if path.is_file()), None)
 
 
 @cache
