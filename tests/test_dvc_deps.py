@@ -32,6 +32,9 @@ IMPORT_BY_NAME = {
     "papers/__init__.py",  # the paper's models
     "training/stacked.py",  # stacks a model's networks
     "training/optimizer.py",  # the optimisers
+    "optim/imported.py",  # what params name
+    "papers/imported/model.py",  # what params name
+    "training/recipe.py",  # torchvision
 }
 
 

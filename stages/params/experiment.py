@@ -17,11 +17,12 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from stages.params.callables import signature_of
 from stages.params.schema import ParamsError as ParamsError
 from stages.params.schema import (
     check_choice,
+    check_keywords,
     hint,
-    keyword_types,
     known_papers,
     model_path,
     out_of_range,
@@ -29,7 +30,18 @@ from stages.params.schema import (
     validate,
 )
 from stages.rules import Rules
-from stages.run import STRICT, AugmentationSpec, ModelSpec, OptimizerSpec, Precision, Protocol, Replicate, RunSpec
+from stages.run import (
+    STRICT,
+    AugmentationSpec,
+    ModelSpec,
+    OptimizerSpec,
+    Precision,
+    Protocol,
+    RecipeSpec,
+    Replicate,
+    RunSpec,
+)
+from stages.runs.fingerprint import IMPORTED_MODEL
 
 Role = Literal["baseline", "proposed", "ablation", "sensitivity"]
 
@@ -380,8 +392,15 @@ def _read_experiment(
                 f"{path}: protocol.{field} has {len(getattr(printed, field))} values; "
                 f"{source.kind} of {entry.dataset} have {channels} channels"
             )
-    if source.kind != "images" and printed.augmentation != AugmentationSpec():
-        raise ParamsError(f"{path}: protocol.augmentation is set; {entry.dataset} is a {source.kind}, not images")
+    for field, unset in (("augmentation", AugmentationSpec()), ("recipe", None)):
+        if source.kind != "images" and getattr(printed, field) != unset:
+            raise ParamsError(f"{path}: protocol.{field} is set; {entry.dataset} is a {source.kind}, not images")
+    weights = printed.recipe.class_weights if printed.recipe else None
+    if isinstance(weights, tuple) and len(weights) != source.classes:
+        raise ParamsError(
+            f"{path}: protocol.recipe.class_weights has {len(weights)} values; "
+            f"{entry.dataset} has {source.classes} classes"
+        )
     try:
         arms = expand_arms(file.arms)
     except ValueError as error:
@@ -403,8 +422,32 @@ def _read_experiment(
 
 # Fields of the optimisers of `stages.optim`: those that are not set unless a file sets them.
 _FIRST_ORDER_HAS_NO = tuple(
-    field.name for field in dataclasses.fields(OptimizerSpec) if field.default is None and field.name != "decay"
+    field.name
+    for field in dataclasses.fields(OptimizerSpec)
+    if field.default is None and field.name not in ("decay", "clip_norm", "address", "arguments")
 )
+_OURS = ("lr", "weight_decay", "decay", "clip_norm")
+_OF_TORCH = {"adam": ("Adam", "betas"), "adamw": ("AdamW", "betas"), "sgd": ("SGD", "momentum")}
+
+
+def _imported_optimizer(fields: Mapping[str, Any], path: Path, key_path: str) -> Mapping[str, Any]:
+    """The fields of an optimiser that a file names by `package.module:name`, or of one of ours with clipped gradients.
+
+    Others stay as they are.
+    """
+    name, address = str(fields.get("name")), str(fields.get("name"))
+    arguments = {key: value for key, value in fields.items() if key not in ("name", *_OURS)}
+    if name in _OF_TORCH and fields.get("clip_norm") is not None:
+        address, own = f"torch.optim:{_OF_TORCH[name][0]}", _OF_TORCH[name][1]
+        if all(value is None for key, value in arguments.items() if key not in ("betas", "momentum")):
+            arguments = {own: list(arguments[own]) if own == "betas" else arguments[own]} if own in arguments else {}
+    elif ":" not in name:
+        return fields
+    if address == "torch.optim:LBFGS":
+        raise ParamsError(f"{path}: {key_path}.name is {name!r}, which needs several passes a step; the loop makes one")
+    check_keywords(address, arguments, path, key_path)
+    ours = {key: fields[key] for key in _OURS if key in fields}
+    return {"name": "imported", "address": address, "arguments": arguments, **ours}
 
 
 @cache
@@ -414,6 +457,8 @@ def _protocol_schema() -> TypeAdapter[Protocol]:
 
 def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Protocol:
     """Read a protocol whose numbers allow training; the split's numbers are also checked together."""
+    if isinstance(fields.get("optimizer"), Mapping):
+        fields = {**fields, "optimizer": _imported_optimizer(fields["optimizer"], path, f"{key_path}.optimizer")}
     protocol = validate(_protocol_schema(), fields, path, key_path)
     if wrong := out_of_range(protocol):
         name, value, expected = wrong
@@ -429,6 +474,16 @@ def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Prot
     idle = [name for name in _FIRST_ORDER_HAS_NO if getattr(optimizer, name) is not None]
     if optimizer.name in ("adam", "adamw", "sgd") and idle:
         raise ParamsError(f"{path}: {key_path}.optimizer.{idle[0]} is set, but {optimizer.name} doesn't use it")
+    if optimizer.name != "imported" and optimizer.clip_norm is not None:
+        raise ParamsError(f"{path}: {key_path}.optimizer.clip_norm is set, but {optimizer.name} doesn't use it")
+    if (optimizer.name == "imported") != (optimizer.address is not None):
+        raise ParamsError(f"{path}: {key_path}.optimizer.name is {optimizer.name!r}; write its package.module:name")
+    recipe = protocol.recipe or RecipeSpec()
+    for part in ("transforms", "mix"):
+        for index, one in enumerate(getattr(recipe, part) or ()):
+            given = {key: value for key, value in one.items() if key != "name"}
+            address = f"torchvision.transforms.v2:{one.get('name')}"
+            check_keywords(address, given, path, f"{key_path}.recipe.{part}.{index}")
     schedule = protocol.schedule
     if schedule.name == "steps" and (not schedule.milestones or schedule.factor is None):
         raise ParamsError(
@@ -504,8 +559,10 @@ def plan_runs(
             continue
         file = Path("params") / f"{experiment.name}.yaml"
         path = model_path(experiment.paper, arm.model, file, f"arms.{arm.name}.model")
-        wanted = keyword_types(*path.split(":"))
+        wanted = signature_of(path).keywords
         arguments = {key: value for key, value in arm.model.items() if key != "name"}
+        if path == IMPORTED_MODEL:
+            arguments = {"address": arm.model["name"], "arguments": arguments}
         arguments |= {key: value for key, value in given.items() if key in wanted}
         model = ModelSpec(path=path, arguments=arguments)
         protocol = resolve_protocol(experiment, profile, arm)

@@ -133,14 +133,15 @@ def check_code(root: Path, result: Result) -> Link:
             return Link("code", "not here", f"revision {revision[:12]} is not in this clone; a full clone has it")
         return Link("code", "broken", f"there is no revision {revision[:12]} in this repository")
     where = "in this tree" if revision is None else f"at revision {revision[:12]}"
-    wrong = [name for name, digest in result.spec["code"].items() if digest_at(root, revision, name) != digest]
+    own = {name: digest for name, digest in result.spec["code"].items() if "==" not in digest}  # not of packages
+    wrong = [name for name, digest in own.items() if digest_at(root, revision, name) != digest]
     if wrong and revision is None and (lines := result.equivalences):
         which = ", ".join(str(number) for number in lines)
         return Link("code", "holds", f"{', '.join(wrong)} changed without changing a number: {PATH}, line {which}")
     if wrong:
         return Link("code", "broken", f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} another one {where}")
     dirty = ", which had uncommitted changes" if origin is not None and origin["dirty"] else ""
-    return Link("code", "holds", f"{len(result.spec['code'])} modules {where}{dirty}")
+    return Link("code", "holds", f"{len(own)} modules {where}{dirty}")
 
 
 def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
