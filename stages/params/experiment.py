@@ -125,7 +125,8 @@ def _fill(text: str | None, values: Mapping[str, Any], pattern: str) -> str | No
 class SourceFile:
     """A file under its official name, relative to the data set's folder, and its published digests, if there are any.
 
-    `optional`: a mirror's part of the data set may lack it; the official host may not.
+    `optional`: a mirror's part of the data set may lack it; the official host may not.  A name that ends with a slash
+    is a folder: its sha256 is that of a line `sha256  name` for each of its files, sorted by name (`fetch` prints it).
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -147,6 +148,10 @@ class DatasetSource:
 
     A table has `shape` [columns] and no classes; its `response_range` is the smallest and the largest response in its
     file, over all measured runs.  A text has shape [], its token ids as classes, and counts tokens.
+
+    From `broken` on, for a user's own data.  `broken`: what becomes of pictures that can't be read.  `target`,
+    `separator` and `ignore` are a table's columns and the character between them; `missing`: what becomes of rows with
+    missing values, `mean` of the training rows in their place or not.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -159,7 +164,7 @@ class DatasetSource:
     licence: str
     homepage: str
     urls: tuple[str, ...]
-    files: tuple[SourceFile, ...]
+    files: Annotated[tuple[SourceFile, ...], Field(min_length=1)]
     kind: Literal["images", "table", "text"] = "images"
     archive: SourceFile | None = None
     train_per_class: int | tuple[int, ...] | None = None
@@ -169,6 +174,11 @@ class DatasetSource:
     folder: str | None = None
     complete_by_content: bool = False
     test_is_ours: bool = False
+    broken: Literal["refuse", "skip"] = "refuse"
+    target: str | None = None
+    separator: str | None = None
+    ignore: tuple[str, ...] = ()
+    missing: Literal["refuse", "drop", "mean"] = "refuse"
 
 
 @dataclass(frozen=True, kw_only=True)
