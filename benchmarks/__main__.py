@@ -7,6 +7,7 @@ of processor; rows of benchmarks that weren't named stay there if the versions a
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import multiprocessing
 import os
@@ -33,11 +34,17 @@ processor's newer instructions were disabled. The [log](log.md) lists what we tr
 """
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     known = sorted(path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py"))
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks", description=f"Measure and write {PAGE}.", epilog="Each benchmark takes some minutes."
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all if none is named", default=[]
+    )
+    names: list[str] = parser.parse_args(arguments).names
     if unknown := [name for name in names if name not in known]:
-        print(f"benchmarks: no benchmark {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
-        return 2
+        parser.error(f"no benchmark {unknown[0]!r}; known: {', '.join(known)}")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in a training: waiting threads use no processor time
     if PLAYED == "avx2":  # the libraries that PyTorch calls have settings of their own
         os.environ.update(ONEDNN_MAX_CPU_ISA="AVX2", MKL_ENABLE_INSTRUCTIONS="AVX2")

@@ -30,12 +30,13 @@ from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional, dated
 from service.examples import load_examples
 from service.http.access import AccessPolicy, KeyFile
-from service.http.caching import SHEET, NotModified, edition_of
+from service.http.caching import SHEET, Kept, NotModified, edition_of
 from service.http.counts import RequestCounter
 from service.http.downloads import Exports
 from service.http.errors import ProblemOut, declared, install_error_handlers
 from service.http.metrics import Metrics
 from service.http.middleware import (
+    AnswerCache,
     BodyLimit,
     KeysAndRates,
     ProblemDetailsMiddleware,
@@ -113,6 +114,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.edition = edition_of((HERE, HERE.parent / "stages"), settings.model_dump_json(include=SHOWN))
     install_error_handlers(app)
     app.add_exception_handler(NotModified, http_exception_handler)  # type: ignore[arg-type]
+    app.add_exception_handler(Kept, lambda _request, error: error.response)
     _add_middleware(app, parts)
     app.include_router(inference.router)  # first: routes are matched in order, and most requests are predictions
     app.include_router(pages.for_browsers, dependencies=[Depends(conditional), Depends(dated)])
@@ -149,7 +151,6 @@ def _app_state(settings: Settings) -> AppState:
         asking=asking,
         choices=Choices(settings.database_address, asking),
         comparisons=Comparisons(),
-        front={},
         indexes={},
         answers=LRUCache(MAX_CACHED_MODELS),
         exports=Exports(
@@ -237,6 +238,7 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
     app.add_middleware(ProblemDetailsMiddleware)  # inside compression and CORS, which thus apply to errors
     compressed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
     app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=GZIP_LEVEL, exclude_content_types=compressed)
+    app.add_middleware(AnswerCache)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

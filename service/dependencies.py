@@ -31,8 +31,8 @@ class AppState:
     """The parts of one application, each made once.
 
     `reading` is for answers made of the database; `asking` for short questions, which wait for none of those.  `files`
-    of the repository may be shown.  `front` and `indexes`: the first page and the words of claims by the content of the
-    database.  `answers` of models to the test images of their pages, by the digests of both.
+    of the repository may be shown.  `indexes`: the words of claims by the content of the database.  `answers` of models
+    to the test images of their pages, by the digests of both.
     """
 
     settings: Settings
@@ -40,7 +40,6 @@ class AppState:
     asking: SessionPool
     choices: Choices
     comparisons: Comparisons
-    front: MutableMapping[str, bytes]
     indexes: MutableMapping[str, ClaimIndex]
     answers: MutableMapping[tuple[str, str], tuple[str, ...]]
     exports: Exports
@@ -86,7 +85,7 @@ def conditional(request: Request, session: ResultsSession) -> None:
     """Tag the answer of this route, which depends only on the database, the address and Accept.
 
     Raises:
-        NotModified: as `tag_answer`.
+        NotModified, Kept: as `tag_answer`.
     """
     tag_answer(request, queries.content_digest(session))
 

@@ -3,10 +3,13 @@
 import ast
 import re
 import subprocess
+from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from stages.runs.revisions import ask_git
 
@@ -112,6 +115,29 @@ def test_no_setting_of_git_converts_line_ends() -> None:
     listed = (ask_git(ROOT, "ls-files", "--eol") or "").splitlines()
     kept = re.compile(r"i/(lf|none|-text) .*attr/(text=auto eol=lf|-text)\s")
     assert [line for line in listed if not kept.match(line)] == []
+
+
+def test_no_yaml_file_names_a_key_twice() -> None:
+    """A loader would keep the last one silently."""
+    found = []
+    for path in tracked_files():
+        if path.suffix in (".yaml", ".yml") and path.name != "mkdocs.yml":  # which has tags of its own
+            for document in yaml.compose_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader):
+                found += [f"{path.relative_to(ROOT)}: {key}" for key in keys_that_occur_twice(document)]
+    assert found == []
+    assert [*keys_that_occur_twice(yaml.compose("a: {b: 1, c: [{d: 1, d: 2}]}"))] == ["d"]
+
+
+def keys_that_occur_twice(node: yaml.Node | None) -> Iterator[str]:
+    match node:
+        case yaml.MappingNode(value=pairs):
+            counts = Counter(str(key.value) for key, _ in pairs)
+            yield from (key for key, count in counts.items() if count > 1)
+            for _, value in pairs:
+                yield from keys_that_occur_twice(value)
+        case yaml.SequenceNode(value=items):
+            for item in items:
+                yield from keys_that_occur_twice(item)
 
 
 @pytest.mark.parametrize("group", ["serve", "pipeline", "dev", "docs", "cluster"])

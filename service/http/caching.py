@@ -1,5 +1,5 @@
 """Conditional requests: an ETag computed from the database's content and from what makes answers of it, and 304 if the
-client already has it.
+client already has it.  Answers that another client already got are kept for a minute (`AnswerCache`).
 
 The tag is weak: answers of equal meaning may differ in their bytes when they are compressed.  The headers of every
 answer are here as well: a page runs no inline script, uses no inline style but its sheet and loads nothing from
@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from fastapi import Request
+from fastapi import Request, Response
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
@@ -36,11 +36,21 @@ class NotModified(HTTPException):
         super().__init__(304, headers={"etag": etag, "cache-control": "no-cache", "vary": "Accept"})
 
 
+class Kept(Exception):
+    """The answer is known: the same request was answered a moment ago."""
+
+    def __init__(self, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        super().__init__()
+        self.response = Response(body)
+        self.response.raw_headers = [*headers]  # a copy, because middleware adds to it
+
+
 def tag_answer(request: Request, content: str) -> None:
     """Tag an answer made of this content by this edition of the service.
 
     Raises:
         NotModified: If-None-Match names the tag.  `*` is read once there is an answer, by the middleware.
+        Kept: the answer of this tag is known.
     """
     state = request.scope["state"]
     state["content"] = content
@@ -49,6 +59,8 @@ def tag_answer(request: Request, content: str) -> None:
     if etag.removeprefix("W/") in known_tags(request.headers):
         raise NotModified(etag)
     state["etag"] = etag
+    if found := state["kept"](etag):
+        raise Kept(*found)
 
 
 MAX_REQUEST_HEADER_BYTES = 32 * 1024

@@ -1,7 +1,7 @@
 """ASGI middleware for every request.
 
 From the outside in: request id, log line, metrics and response headers; message framing and hosts; the format of
-errors; API keys and rate limits; and the limit on bodies, whose bytes are counted as they arrive.
+errors; kept answers; API keys and rate limits; and the limit on bodies, whose bytes are counted as they arrive.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from anyio import CapacityLimiter, to_thread
+from cachetools import TTLCache
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
@@ -43,6 +44,7 @@ BODY_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"conte
 FORMATTED_ERRORS = (MEDIA_TYPE, "text/html")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 COUNT_SECONDS = 2.0
+KEPT_SECONDS, KEPT_BYTES, KEPT_OVERHEAD_BYTES = 60.0, 32 << 20, 4096
 MAX_ACCEPT_BYTES = 1024  # browsers send about 150
 NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
 ADDRESS = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
@@ -240,6 +242,42 @@ def _is_ignored(name: bytes, value: bytes) -> bool:
     if name == b"accept":
         return len(value) > MAX_ACCEPT_BYTES
     return name == b"cookie" or (name == b"accept-encoding" and NO_GZIP.search(value) is not None)
+
+
+class AnswerCache(HttpMiddleware):
+    """Keeps complete answers that have an ETag, compressed as they were sent, for `KEPT_SECONDS`.
+
+    What the tag stands for is equal, but a page may also show files that come later, such as images of a data set.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.kept: TTLCache[tuple[str, bool, str], tuple[list[tuple[bytes, bytes]], bytes]] = TTLCache(
+            KEPT_BYTES, KEPT_SECONDS, getsizeof=lambda answer: KEPT_OVERHEAD_BYTES + len(answer[1])
+        )
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, state, site = Headers(scope=scope), scope["state"], str(Request(scope).base_url)
+        is_zipped, is_kept = "gzip" in headers.get("accept-encoding", ""), "range" not in headers and len(site) < 300
+        state["kept"] = lambda etag: self.kept.get((site, is_zipped, etag)) if is_kept else None
+        start: list[tuple[bytes, bytes]] | None = None
+
+        async def send_and_keep(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start":
+                start = [*message["headers"]] if is_kept and message["status"] == 200 and "etag" in state else None
+            elif start is not None and not message.get("more_body") and len(message["body"]) <= KEPT_BYTES // 32:
+                if (kept := MutableHeaders(raw=start)).get("content-encoding") is None and "vary" in kept:
+                    others = kept["vary"].removesuffix("Accept-Encoding").rstrip(", ")
+                    del kept["vary"]  # `GZipMiddleware` adds its own again
+                    if others:
+                        kept["vary"] = others
+                self.kept[site, is_zipped, state["etag"]] = start, message["body"]
+            else:
+                start = None
+            await send(message)
+
+        await self.app(scope, receive, send_and_keep)
 
 
 class KeysAndRates(HttpMiddleware):

@@ -7,7 +7,6 @@ from fnmatch import fnmatchcase
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import HTMLResponse
 from pydantic import AfterValidator
 
 from service.database import queries
@@ -93,13 +92,7 @@ COMPUTED = "Computed without training"
 
 
 def show_papers(request: Request, session: ResultsSession, compare: Compare) -> Response:
-    """Show the front page: results at a glance, an answer to each paper's question, and the data sets.
-
-    It depends only on the content of the database, so it is rendered once per content.
-    """
-    parts, content = app_state_of(request), request.scope["state"]["content"]
-    if (known := parts.front.get(content)) is not None:
-        return HTMLResponse(known)
+    """Show the front page: results at a glance, an answer to each paper's question, and the data sets."""
     papers, datasets = queries.list_papers(session), queries.list_datasets(session)
     judged, comparisons = list_judged(session, ClaimFilter()), compare(Question())
     tallies = tally_rows(session, [(row.claim, row.verdict) for row in judged])
@@ -114,7 +107,7 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
     names = name_claims(session, [row for rows in drawn.values() for row in rows])
     by_experiment = {item.experiment: item for item in comparisons}
     marks = Counter(row.verdict.mark for row in judged if row.verdict.registration)
-    page = parts.templates.TemplateResponse(
+    return app_state_of(request).templates.TemplateResponse(
         request,
         "front.html",
         {
@@ -132,9 +125,6 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
             "overview": first_of_each_dataset([item for item in comparisons if item.provenance]),
         },
     )
-    parts.front.clear()  # drop the page of a replaced database
-    parts.front[content] = bytes(page.body)
-    return page
 
 
 @router.get("/papers/{name}", responses=declared(404, 422))

@@ -1,3 +1,4 @@
+import asyncio
 import hashlib
 import json
 import re
@@ -8,9 +9,13 @@ from typing import Any
 
 import pytest
 from blockbuster import blockbuster_ctx
+from cachetools import TTLCache
 from fastapi.testclient import TestClient
+from starlette.types import Message, Receive, Scope, Send
 
-from service.http.caching import edition_of
+from service.http import caching
+from service.http.caching import Kept, edition_of
+from service.http.middleware import KEPT_BYTES, AnswerCache
 from service.settings import Settings
 from stages.recording import record
 from stages.run import canonical_json
@@ -104,6 +109,76 @@ def test_what_a_client_has_is_not_sent_again(client: TestClient, path: str) -> N
     assert client.get(path, headers={"if-none-match": 'W/"x"'}).text == first.text
     other = client.get(path, headers={"accept": "text/csv, */*;q=0.1"}).headers["etag"]
     assert other != etag, "another form of the same has another tag"
+
+
+@pytest.mark.parametrize("path", [*CONDITIONAL, "/papers/ninformer", "/leaderboard"])
+def test_a_kept_answer_is_the_same_answer(client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Each kind of client gets its own: plain, compressed, at another host, or a part of it."""
+    kinds = [
+        {"accept-encoding": "identity", "accept": "text/html"},
+        {"accept-encoding": "gzip", "accept": "text/html"},
+        {"accept-encoding": "identity", "accept": "text/csv"},
+        {"accept-encoding": "identity", "accept": "text/csv", "range": "bytes=2-9"},
+        {"accept-encoding": "identity", "accept": "text/html", "host": "localhost:1"},
+    ]
+
+    def ask() -> list[tuple[int, bytes, dict[str, str]]]:
+        answers = [client.get(path, headers=kind) for kind in kinds]
+        ids = [answer.headers["x-request-id"] for answer in answers]
+        assert len({*ids}) == len(ids)
+        return [
+            (answer.status_code, answer.content, {**answer.headers, "x-request-id": "", "last-modified": ""})
+            for answer in answers
+        ]
+
+    hits = 0
+
+    class Counted(Kept):
+        def __init__(self, *arguments: Any) -> None:
+            nonlocal hits
+            hits += 1
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(caching, "Kept", Counted)
+    first = ask()
+    hits = 0
+    assert ask() == first
+    whole = [answer for kind, answer in zip(kinds, first, strict=True) if "range" not in kind]
+    assert hits == sum(status == 200 for status, _, _ in whole), "all but parts and errors are kept"
+    monkeypatch.setattr(TTLCache, "get", lambda *_: None)
+    assert ask() == first, "what is kept is what would be made anew"
+
+
+def test_kept_answers_are_bounded() -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        size = int(scope["path"])
+        scope["state"]["etag"] = scope["path"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(size)})
+
+    cache = AnswerCache(answer)
+
+    async def ask() -> None:
+        async def send(_message: Message) -> None: ...
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        for size in [KEPT_BYTES // 32 + 1, *range(20_000), *range(1_000_000, 1_000_100)]:
+            scope = {
+                "type": "http",
+                "method": "GET",
+                "path": str(size),
+                "headers": [],
+                "state": {},
+                "query_string": b"",
+            }
+            await cache({**scope, "server": ("127.0.0.1", 80), "scheme": "http"}, receive, send)
+
+    asyncio.run(ask())
+    assert sum(len(body) for _, body in cache.kept.values()) + len(cache.kept) * 4096 <= KEPT_BYTES
+    assert ("http://127.0.0.1/", False, str(KEPT_BYTES // 32 + 1)) not in cache.kept
+    assert ("http://127.0.0.1/", False, str(1_000_099)) in cache.kept
 
 
 def test_tags_and_cursors_change_with_the_content_and_not_without(own_root: Path) -> None:
