@@ -60,6 +60,7 @@ def test_the_assumed_spread_of_an_accuracy_is_that_of_the_errors_that_dac_prints
         claim.stderr * math.sqrt(claim.n or 1) / math.sqrt(claim.value * (1 - claim.value) / source.test)
         for claim in claims().values()
         if claim.kind == "value" and claim.unit == "fraction" and claim.stderr and claim.value and claim.experiment
+        if claim.paper == "dac"
         for source in [params().datasets[params().experiments[claim.experiment].dataset]]
     ]
     assert len(ratios) == 48
