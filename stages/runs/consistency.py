@@ -37,13 +37,11 @@ _SECONDS = 6e-5
 """An epoch's seconds are stored with four decimals."""
 
 
-_OF_ALL_IMAGES = ("accuracy", "loss", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion")
+_SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion", "macro_f1", "auroc")
+_OF_ALL_IMAGES = (*_SHARES, "loss")
 
 
 _OF_ALL_ROWS = ("mse", "log_mse", "selected_mse", "selected_log_mse")
-
-
-_SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion")
 
 
 def find_contradictions(line: ResultLine) -> list[str]:

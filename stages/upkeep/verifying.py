@@ -290,7 +290,7 @@ def compare(line: ResultLine, scores: Scores) -> Iterator[str]:
     for row in scores.metrics:
         if (value := recorded.get((row.metric, row.split))) is None:
             continue
-        share = row.metric in ("accuracy", "calibration_error")
+        share = row.metric in ("accuracy", "calibration_error", "macro_f1", "auroc")
         slack = max(_OTHER_MACHINE, 1.5 / n) if share else 1e-12
         if not math.isclose(value, row.value, rel_tol=0 if row.split == "none" else _OTHER_MACHINE, abs_tol=slack):
             yield f"{row.metric} is recorded as {value:.10g}, the weights give {row.value:.10g}"
