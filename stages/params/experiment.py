@@ -18,10 +18,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from stages.params.callables import signature_of
+from stages.params.foreign import check_recipe, imported_optimizer
 from stages.params.schema import ParamsError as ParamsError
 from stages.params.schema import (
     check_choice,
-    check_keywords,
     hint,
     known_papers,
     model_path,
@@ -407,10 +407,7 @@ def _read_experiment(
             raise ParamsError(f"{path}: protocol.{field} is set; {entry.dataset} is a {source.kind}, not images")
     weights = printed.recipe.class_weights if printed.recipe else None
     if isinstance(weights, tuple) and len(weights) != source.classes:
-        raise ParamsError(
-            f"{path}: protocol.recipe.class_weights has {len(weights)} values; "
-            f"{entry.dataset} has {source.classes} classes"
-        )
+        raise ParamsError(f"{path}: protocol.recipe.class_weights has {len(weights)} values, not {source.classes}")
     try:
         arms = expand_arms(file.arms)
     except ValueError as error:
@@ -436,28 +433,6 @@ _FIRST_ORDER_HAS_NO = tuple(
     for field in dataclasses.fields(OptimizerSpec)
     if field.default is None and field.name not in ("decay", "clip_norm", "address", "arguments")
 )
-_OURS = ("lr", "weight_decay", "decay", "clip_norm")
-_OF_TORCH = {"adam": ("Adam", "betas"), "adamw": ("AdamW", "betas"), "sgd": ("SGD", "momentum")}
-
-
-def _imported_optimizer(fields: Mapping[str, Any], path: Path, key_path: str) -> Mapping[str, Any]:
-    """The fields of an optimiser that a file names by `package.module:name`, or of one of ours with clipped gradients.
-
-    Others stay as they are.
-    """
-    name, address = str(fields.get("name")), str(fields.get("name"))
-    arguments = {key: value for key, value in fields.items() if key not in ("name", *_OURS)}
-    if name in _OF_TORCH and fields.get("clip_norm") is not None:
-        address, own = f"torch.optim:{_OF_TORCH[name][0]}", _OF_TORCH[name][1]
-        if all(value is None for key, value in arguments.items() if key not in ("betas", "momentum")):
-            arguments = {own: list(arguments[own]) if own == "betas" else arguments[own]} if own in arguments else {}
-    elif ":" not in name:
-        return fields
-    if address == "torch.optim:LBFGS":
-        raise ParamsError(f"{path}: {key_path}.name is {name!r}, which needs several passes a step; the loop makes one")
-    check_keywords(address, arguments, path, key_path)
-    ours = {key: fields[key] for key in _OURS if key in fields}
-    return {"name": "imported", "address": address, "arguments": arguments, **ours}
 
 
 @cache
@@ -468,7 +443,7 @@ def _protocol_schema() -> TypeAdapter[Protocol]:
 def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Protocol:
     """Read a protocol whose numbers allow training; the split's numbers are also checked together."""
     if isinstance(fields.get("optimizer"), Mapping):
-        fields = {**fields, "optimizer": _imported_optimizer(fields["optimizer"], path, f"{key_path}.optimizer")}
+        fields = {**fields, "optimizer": imported_optimizer(fields["optimizer"], path, f"{key_path}.optimizer")}
     protocol = validate(_protocol_schema(), fields, path, key_path)
     if wrong := out_of_range(protocol):
         name, value, expected = wrong
@@ -488,12 +463,7 @@ def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Prot
         raise ParamsError(f"{path}: {key_path}.optimizer.clip_norm is set, but {optimizer.name} doesn't use it")
     if (optimizer.name == "imported") != (optimizer.address is not None):
         raise ParamsError(f"{path}: {key_path}.optimizer.name is {optimizer.name!r}; write its package.module:name")
-    recipe = protocol.recipe or RecipeSpec()
-    for part in ("transforms", "mix"):
-        for index, one in enumerate(getattr(recipe, part) or ()):
-            given = {key: value for key, value in one.items() if key != "name"}
-            address = f"torchvision.transforms.v2:{one.get('name')}"
-            check_keywords(address, given, path, f"{key_path}.recipe.{part}.{index}")
+    check_recipe(protocol.recipe or RecipeSpec(), path, f"{key_path}.recipe")
     schedule = protocol.schedule
     if schedule.name == "steps" and (not schedule.milestones or schedule.factor is None):
         raise ParamsError(
