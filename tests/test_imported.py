@@ -186,6 +186,8 @@ def test_only_modules_are_called() -> None:
 
 
 def test_clipped_optimizer_steps_as_by_hand() -> None:
+    with pytest.raises(ValueError, match=r"os:system is no torch\.optim\.Optimizer"):
+        build_optimizer(torch.nn.Linear(1, 1), OptimizerSpec(name="imported", address="os:system", lr=1))
     models = [torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)]
     models[1].load_state_dict(models[0].state_dict())
     arguments = {"momentum": 0.9}

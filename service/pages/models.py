@@ -123,7 +123,7 @@ def recipes(experiment: ExperimentRow) -> dict[str, str]:
 
 def _optimiser(settings: Mapping[str, Any]) -> str:
     """Adam at a rate of 0.001; CG-FAC at a rate of 0.01, elsewhere Adam at 0.001"""
-    name = settings["name"]
+    name = settings.get("address") or settings["name"]
     told = f"{OPTIMISERS.get(name, name)} at a rate of {exact(settings['lr'])}"
     if rest := settings.get("rest"):
         told += f", elsewhere {OPTIMISERS.get(rest, rest)} at {exact(settings['rest_lr'])}"

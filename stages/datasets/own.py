@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from stages.datasets.archive import decode_square, walk
-from stages.datasets.manifest import ImageReader, Manifest, all_files, check_response, judge_provenance
-from stages.datasets.packed import ImageSet, PackedInfo, Split, TableSet, digest_tables, write_packed
-from stages.datasets.prepare_table import STAND_IN_ROWS, split_rows
+from stages.datasets.manifest import ImageReader, Manifest, check_response
+from stages.datasets.packed import ImageSet, PackedInfo, Split, TableSet
+from stages.datasets.prepare_table import STAND_IN_ROWS, pack_table, split_rows
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
 from stages.params.schema import nearest
@@ -40,27 +40,29 @@ def image_reader(source: DatasetSource, manifest: Manifest, folder: Path) -> Ima
     found = {name: read for file in names for name, read in _pictures(folder, file)}
     if not found:
         raise DatasetError(f"{folder}: none of {len(names)} files is a picture ({', '.join(PICTURES)}) or an archive")
-    classes = tuple(sorted({PurePosixPath(name).parent.name for name in found}))
-    parts = _divide(sorted(found), source)
+    class_of = {name: PurePosixPath(name).parent.name for name in found}
+    classes = tuple(sorted({*class_of.values()}))
+    parts, note = _divide(class_of, source)
+    mode = "L" if source.shape[0] == 1 else "RGB"
     broken: list[str] = []
 
     def read_split(_: Path, split: Split) -> ImageSet:
         images, labels = [], []
         for name in parts[split]:
             try:
-                mode = "L" if source.shape[0] == 1 else "RGB"
                 images.append(decode_square(found[name](), source.shape[1], name, formats=FORMATS, mode=mode))
-                labels.append(classes.index(PurePosixPath(name).parent.name))
+                labels.append(classes.index(class_of[name]))
             except DatasetError as error:
                 broken.append(str(error))
         if broken and source.broken == "refuse":
-            raise DatasetError(f"{'; '.join(broken[:5])}: repair or remove it, or declare `broken: skip`")
+            raise DatasetError(
+                f"{'; '.join(broken[:5])}; repair or remove it, or declare `broken: skip` in params.yaml"
+            )
         return ImageSet(np.stack(images), np.array(labels, dtype=np.int64))
 
     def describe(_: Path) -> str:
-        drawn = "" if parts["is_published"] else "test pictures drawn once, of each class in proportion"
-        left_out = f"{len(broken)} broken pictures left out: {'; '.join(broken[:5])}" if broken else ""
-        return "; ".join(filter(None, (drawn, left_out)))
+        left_out = f"{len(broken)} broken pictures left out: {'; '.join(broken[:5])}"
+        return "; ".join(filter(None, (note, left_out if broken else "")))
 
     return ImageReader(classes=classes, files={"train": names, "test": names}, read_split=read_split, describe=describe)
 
@@ -77,28 +79,27 @@ def _pictures(folder: Path, file: str) -> Iterator[tuple[str, Any]]:
         yield file, (folder / file).read_bytes
 
 
-def _divide(names: list[str], source: DatasetSource) -> dict[str, Any]:
-    """Names of each split: by the folders `train` and `test` (or `val`), else drawn, in the classes' proportions."""
+def _divide(class_of: dict[str, str], source: DatasetSource) -> tuple[dict[Split, list[str]], str]:
+    """Names of each split, and a note: by the folders `train` and `test` (or `val`), else drawn, class by class."""
+    names = sorted(class_of)
     folders = {name: set(PurePosixPath(name).parts[:-2]) for name in names}
     test = next((one for one in _TESTS if any(one in parts for parts in folders.values())), None)
     if test is not None and any(_TRAIN in parts for parts in folders.values()):
-        train = [name for name in names if _TRAIN in folders[name]]
-        return {"train": train, "test": [name for name in names if test in folders[name]], "is_published": True}
-    by_class: dict[str, list[str]] = {}
-    for name in names:
-        by_class.setdefault(PurePosixPath(name).parent.name, []).append(name)
+        published = {_TRAIN: "train", test: "test"}
+        return {split: [name for name in names if one in folders[name]] for one, split in published.items()}, ""  # type: ignore[misc]
     random = np.random.RandomState(0)  # frozen, so that the division stays the same with every numpy
-    ranked = [
-        ((rank + 0.5) / len(members), members[place])
-        for members in by_class.values()
-        for rank, place in enumerate(random.permutation(len(members)))
-    ]
+    ranked = []
+    for one in sorted({*class_of.values()}):
+        members = [name for name in names if class_of[name] == one]
+        ranked += [
+            ((rank + 0.5) / len(members), members[place]) for rank, place in enumerate(random.permutation(len(members)))
+        ]
     held_out = {name for _, name in sorted(ranked)[: source.test]}
-    return {
+    parts: dict[Split, list[str]] = {
         "train": [name for name in names if name not in held_out],
-        "test": [name for name in names if name in held_out],
-        "is_published": False,
+        "test": sorted(held_out),
     }
+    return parts, "test pictures drawn once, of each class in proportion"
 
 
 def _arrays(folder: Path, names: tuple[str, ...], split: Split, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
@@ -163,38 +164,18 @@ def prepare_own_table(source: DatasetSource, manifest: Manifest, folder: Path, t
         raise DatasetError(
             f"{manifest.dataset}: {len(columns)} columns ({', '.join(columns)}); params.yaml declares {source.shape}"
         )
-    train = features[rows["train"]]
-    known = [[value for value in column.tolist() if not math.isnan(value)] for column in train.T]
+    known = [column[~np.isnan(column)].tolist() for column in features[rows["train"]].T]
     # fsum rounds once, so the numbers are the same on every machine.
     mean = np.array([math.fsum(column) / max(len(column), 1) for column in known])
-    spread = [
-        math.sqrt(math.fsum((value - m) ** 2 for value in column) / max(len(column), 1))
-        for column, m in zip(known, mean.tolist(), strict=True)
-    ]
-    std = np.array([value or 1.0 for value in spread])
+    squares = [math.fsum((value - m) ** 2 for value in column) for column, m in zip(known, mean.tolist(), strict=True)]
+    std = np.array(
+        [math.sqrt(total / max(len(column), 1)) or 1.0 for total, column in zip(squares, known, strict=True)]
+    )
     scaled = np.nan_to_num((features - mean) / std).astype(np.float32)  # a missing value becomes the mean
     splits = {split: TableSet(scaled[part], targets[part].astype(np.float32)) for split, part in rows.items()}
-    info = PackedInfo(
-        dataset=manifest.dataset,
-        kind="table",
-        provenance=judge_provenance(
-            source, manifest, counts["train"], counts["test"], files=all_files(source), content_is_whole=False
-        ),
-        digest=digest_tables(splits["train"], splits["test"], columns),
-        classes=columns,
-        shape=source.shape,
-        train_images=counts["train"],
-        test_images=counts["test"],
-        test_rows=None,
-        excluded_test_images=0,
-        source=manifest.source,
-        shared_test_images=0,
-        mean=tuple(mean.tolist()),
-        std=tuple(std.tolist()),
-        split_note=note or None,
+    return pack_table(
+        source, manifest, splits, columns, tuple(mean.tolist()), tuple(std.tolist()), note or None, target
     )
-    write_packed(target, splits, info)
-    return info
 
 
 def _in_order(sizes: list[int]) -> dict[Split, np.ndarray]:

@@ -108,24 +108,38 @@ def prepare_table(source: DatasetSource, manifest: Manifest, folder: Path, targe
     if len(settings) != sum(counts.values()):
         raise DatasetError(f"{manifest.dataset}: {len(settings):,} rows; params.yaml declares {sum(counts.values()):,}")
     splits, mean, std = standardise(settings, times, split_rows(counts))
+    note = "test rows drawn once for all" if manifest.source != "embedded" else None
+    return pack_table(source, manifest, splits, COLUMNS, mean, std, note, target)
+
+
+def pack_table(
+    source: DatasetSource,
+    manifest: Manifest,
+    splits: Mapping[Split, TableSet],
+    columns: tuple[str, ...],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    note: str | None,
+    target: Path,
+) -> PackedInfo:
+    """Write the splits of a table, standardised by `mean` and `std`, and their description into `target`."""
+    train, test = len(splits["train"].targets), len(splits["test"].targets)
     info = PackedInfo(
         dataset=manifest.dataset,
         kind="table",
-        provenance=judge_provenance(
-            source, manifest, counts["train"], counts["test"], files=all_files(source), content_is_whole=False
-        ),
-        digest=digest_tables(splits["train"], splits["test"], COLUMNS),
-        classes=COLUMNS,
+        provenance=judge_provenance(source, manifest, train, test, files=all_files(source), content_is_whole=False),
+        digest=digest_tables(splits["train"], splits["test"], columns),
+        classes=columns,
         shape=source.shape,
-        train_images=counts["train"],
-        test_images=counts["test"],
+        train_images=train,
+        test_images=test,
         test_rows=None,
         excluded_test_images=0,
         source=manifest.source,
         shared_test_images=0,
         mean=mean,
         std=std,
-        split_note="test rows drawn once for all" if manifest.source != "embedded" else None,
+        split_note=note,
     )
     write_packed(target, splits, info)
     return info

@@ -124,8 +124,10 @@ def check_folders(source: DatasetSource, info: MirrorInfo, say: Say) -> MirrorIn
     Raises:
         ChecksumMismatch: they have another one.
     """
-    files = dict(info.files)
-    for folder in [file for file in source.files if file.name.endswith("/")]:
+    files, folders = dict(info.files), [file for file in source.files if file.name.endswith("/")]
+    if not folders:
+        return info
+    for folder in folders:
         own = {name: file for name, file in files.items() if name.startswith(folder.name)}
         listing = "".join(f"{file.sha256}  {name}\n" for name, file in sorted(own.items()))
         digest, size = hashlib.sha256(listing.encode()).hexdigest(), sum(file.bytes for file in own.values())
@@ -137,7 +139,7 @@ def check_folders(source: DatasetSource, info: MirrorInfo, say: Say) -> MirrorIn
             say(f"fetch: {folder.name} has {len(own):,} files; declare `sha256: {digest}`, or it decides no claim")
         else:
             files |= {name: dataclasses.replace(file, matches_official=True) for name, file in own.items()}
-    is_complete = info.complete or all(file.matches_official for file in files.values())
+    is_complete = all(file.matches_official for file in files.values())
     return dataclasses.replace(info, files=files, complete=is_complete)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from inspect import signature
+from inspect import isclass, signature
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ def build(model: nn.Module, spec: Any) -> torch.optim.Optimizer:
     """
     module, _, name = spec.address.partition(":")
     make, limit = getattr(import_module(module), name), spec.clip_norm
+    is_optimizer = isclass(make) and issubclass(make, torch.optim.Optimizer)
+    if not is_optimizer:
+        raise ValueError(f"{spec.address} is no torch.optim.Optimizer")
     takes_decay = "weight_decay" in signature(make).parameters
     decay = {"weight_decay": spec.weight_decay} if takes_decay else {}
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from stages.datasets.manifest import Manifest
+from stages.datasets.mirror import copy_to_mirror
 from stages.datasets.packed import PackedInfo, read_images, read_info, read_table
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
@@ -87,8 +88,10 @@ def test_folder_of_pictures_by_class(tmp_path: Path, splits: tuple[str, ...], is
         assert rows.images.shape == (3 * count, 3, 8, 8) and np.bincount(rows.labels).tolist() == [count] * 3
         strongest = rows.images.mean((2, 3)).argmax(1)
         assert (strongest == rows.labels).all(), "each picture has its own class"
-    again = pack(tmp_path, dataclasses.replace(source_of("x"), files=(file,)))
-    assert again.digest == info.digest
+    source = dataclasses.replace(source_of("x"), files=(file,))
+    copy_to_mirror(source, root, tmp_path / "mirror/pets")
+    (tmp_path / "other").mkdir()
+    assert pack(tmp_path / "other", source, mirror=tmp_path / "mirror") == info, "by the copy that `make mirror` writes"
 
 
 def test_replaced_added_or_removed_picture_is_noticed(tmp_path: Path) -> None:
