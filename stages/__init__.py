@@ -19,8 +19,6 @@ from typing import Any
 LOADED: dict[str, bytes] = {}
 """Source of each module outside of installed packages that this process has loaded since."""
 _HEADER = MAGIC_NUMBER + (0b11).to_bytes(4, "little")  # bytecode that is checked by the hash of its source (PEP 552)
-
-
 _LIBRARY = os.path.dirname(os.path.realpath(os.__file__)) + os.sep
 _PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 

@@ -171,7 +171,8 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
     mode = "L" if channels == 1 else "RGB"
     if not content:
         raise ImageError("the file is empty; expected a PNG, JPEG or WebP image")
-    promised, kind = outline(content), _kind(content)
+    promised = outline(content)
+    kind = next((name for name, beginning in _BEGINNINGS.items() if beginning.match(content)), "")
     if kind not in ("PNG", "JPEG", "WebP"):
         advice = f"; it is {kind}: save it as one of these" if kind else ""
         raise ImageError(f"the file is not a PNG, JPEG or WebP image{advice}")
@@ -205,11 +206,6 @@ def _is_cut(content: bytes, error: Exception) -> bool:
     """True if the file is cut off: Pillow says so for PNG and JPEG; a WebP file begins with its own length."""
     is_short = content.startswith(b"RIFF") and len(content) < 8 + int.from_bytes(content[4:8], "little")
     return is_short or "truncated" in str(error).lower()
-
-
-def _kind(content: bytes) -> str:
-    """The format whose signature the file has; empty if it has that of no image format."""
-    return next((kind for kind, beginning in _BEGINNINGS.items() if beginning.match(content)), "")
 
 
 def _upright(image: Image.Image) -> Image.Image:

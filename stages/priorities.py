@@ -89,42 +89,22 @@ def next_looks(standing: Standing, params: Params, trained: Collection[RunName])
     return list(first.values())
 
 
-def looks_left(standing: Standing, params: Params, trained: Collection[RunName]) -> list[NextLook]:
-    """Return all future analyses of the undecided claims."""
+def looks_left(standing: Standing, params: Params, trained: Collection[RunName]) -> Iterator[NextLook]:
+    """Yield all future analyses of the undecided claims; a claim is decided if its size is, too, should it have one."""
     there = standing.decided_by | frozenset(trained)
-    return [
-        look for judgement in standing.judgements for look in _looks_left(judgement, params, standing.decided_by, there)
-    ]
-
-
-def _looks_left(
-    judgement: Judgement, params: Params, judged: Collection[RunName], there: Collection[RunName]
-) -> Iterator[NextLook]:
-    claim = judgement.claim
-    kind = kind_of(claim, params.verdicts)
-    if not judgement.is_decidable or not isinstance(kind, TrainedKind) or is_settled(judgement.verdict):
-        return
-    names = fnmatch.filter(params.experiments, claim.experiment or "")
-    if len(names) != 1:
-        return
-    experiment = params.experiments[names[0]]
-    arms, looks = arms_behind(claim, experiment), kind.looks(experiment)
-    for at in looks:
-        runs = frozenset(RunName(experiment.name, arm, replicate) for arm in arms for replicate in range(at))
-        if not runs <= set(judged):
-            yield NextLook(
-                claim=claim,
-                at=at,
-                planned=max(looks),
-                runs=runs,
-                lacking=runs - set(there),
-            )
-
-
-def is_settled(verdict: Verdict) -> bool:
-    """Return True if the verdict, and the size's verdict if any, is for or against the paper."""
-    parts = [verdict.status, *([verdict.size.status] if verdict.size else [])]
-    return all(is_decided(status) for status in parts)
+    for judgement in standing.judgements:
+        claim, verdict = judgement.claim, judgement.verdict
+        kind = kind_of(claim, params.verdicts)
+        is_settled = is_decided(verdict.status) and (verdict.size is None or is_decided(verdict.size.status))
+        names = fnmatch.filter(params.experiments, claim.experiment or "")
+        if not judgement.is_decidable or not isinstance(kind, TrainedKind) or is_settled or len(names) != 1:
+            continue
+        experiment = params.experiments[names[0]]
+        arms, looks = arms_behind(claim, experiment), kind.looks(experiment)
+        for at in looks:
+            runs = frozenset(RunName(experiment.name, arm, replicate) for arm in arms for replicate in range(at))
+            if not runs <= standing.decided_by:
+                yield NextLook(claim=claim, at=at, planned=max(looks), runs=runs, lacking=runs - there)
 
 
 def is_decided(status: Status) -> bool:
@@ -244,22 +224,11 @@ class Brought:
         return self.look is not None and self.there == self.needed
 
 
-def runs_named(labels: Collection[str], params: Params) -> list[RunName]:
-    """Return the planned runs with these labels, ignoring unknown labels."""
-    found = []
-    for label in labels:
-        name, _, cell = label.partition(".")
-        arm, _, replicate = cell.rpartition(".")
-        if name in params.experiments and arm in params.experiments[name].arms and replicate.isdecimal():
-            found.append(RunName(name, arm, int(replicate)))
-    return found
-
-
 def brought_by(labels: Collection[str], root: Path, params: Params) -> list[Brought]:
     """Return the claims that use these runs, if trained as printed: complete analyses first, then the nearest."""
     printed = as_printed(params)
     trainings, standing = all_trainings(printed), standing_today(root, printed)
-    finished = trainings.with_same(run for run in runs_named(labels, printed) if run in trainings.first)
+    finished = trainings.with_same(run for run in trainings.first if run.label in labels)
     trained = trainings.with_same(standing.decided_by | trained_runs(printed, root) | finished)
     looks = {look.claim.id: look for look in next_looks(standing, printed, trained)}
     served: dict[str, list[RunName]] = {}

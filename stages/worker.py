@@ -43,7 +43,7 @@ from stages.training.process import (
 )
 from stages.training.recipe import with_recipe
 from stages.training.resuming import EnergyMeter, ResumeState, energy_joules, first_line, sum_known
-from stages.training.session import Session, flushing_denormals, open_session, plain_network, task_of
+from stages.training.session import flushing_denormals, open_session, plain_network, task_of
 from stages.training.stacked import StackState, code_of_stack, fit_stack, mode_of, stack_class
 from stages.training.tables import Regression
 from stages.training.tf32 import describe_products
@@ -88,7 +88,7 @@ def train_run(
             partial(_train_share, job, scratch), devices, tell=progress, should_stop=should_stop
         )
         return trained
-    ready = _open(job, scratch, devices, should_stop)
+    ready = _Training(job, scratch, devices, should_stop)
     outcome = ready.session.train(
         state=ready.resume.load(), save=ready.resume.save, progress=progress, should_stop=should_stop
     )
@@ -101,7 +101,7 @@ def _train_share(
     """Train `job.spec` as one of several ranks; the outcome is rank 0's, which alone saves states and reports."""
     job = dataclasses.replace(job, device=rank.device)
     with joined(rank.number, rank.size, pick_device(rank.device), rank.port):
-        ready = _open(job, scratch, rank.devices, should_stop)
+        ready = _Training(job, scratch, rank.devices, should_stop)
         is_first = rank.number == 0
         outcome = share(ready.session).train(
             state=from_first(ready.resume.load() if is_first else None),
@@ -115,63 +115,40 @@ def _train_share(
         return ready.close(outcome, peak) if is_first else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Ready:
-    """A training that is ready to begin or resume, and what its outcome will tell of it."""
+class _Training:
+    """A training that is ready to begin or resume, on its device, which is one of `devices` that share it."""
 
-    job: Job
-    info: PackedInfo
-    device: torch.device
-    stamp: dict[str, tuple[int, int]]
-    session: Session
-    environment: dict[str, Any]
-    energy: EnergyMeter
-    resume: ResumeState[TrainingState]
-    started: float
+    def __init__(self, job: Job, scratch: Scratch, devices: Sequence[str], should_stop: Callable[[], bool]) -> None:
+        self.job = job
+        self.info, self.device, self.environment = _prepare(job)
+        self._stamp = stamp_of(job.data)
+        self.session = open_session(job.spec, job.data, self.info, self.device)
+        if job.spec.protocol.recipe is not None:
+            self.session = with_recipe(self.session, len(devices))
+        _refuse_other_code(job)
+        _refuse_unkeyed_layers(job, self.session.model)
+        self.environment |= describe_graphs(self.device)
+        if len(devices) > 1:
+            self.environment |= describe_ranks(len(devices), self.device, job.spec.protocol)
+        self._energy = EnergyMeter(lambda: sum_known(energy_joules(torch.device(name)) for name in devices))
+        self.resume = ResumeState(
+            scratch=scratch,
+            work=job.spec.run_key,
+            kind=TrainingState,
+            environment=environment_digest(self.environment),
+            epochs=job.spec.protocol.epochs,
+            energy=self._energy,
+            should_stop=should_stop,
+        )
+        self._started = time.monotonic()
 
     def close(self, outcome: Outcome, peak_memory: int) -> Trained:
-        """The sealed outcome."""
-        spent = _Spent(time.monotonic() - self.started, self.energy.used(), peak_memory)
-        _refuse_changed_data(self.job, self.stamp)
+        """Return the sealed outcome."""
+        spent = _Spent(time.monotonic() - self._started, self._energy.used(), peak_memory)
+        _refuse_changed_data(self.job, self._stamp)
         environment = _with_fast_paths(self.environment, TAKEN)
         files = _sealed_files(self.job, self.info, self.session.model, outcome, environment, spent)
         return Trained(outcomes={self.job.spec.run_key: files}, work=self.job.spec.run_key)
-
-
-def _open(job: Job, scratch: Scratch, devices: Sequence[str], should_stop: Callable[[], bool]) -> _Ready:
-    """The training of `job.spec` on its device, which is one of `devices` that share it."""
-    run_key = job.spec.run_key
-    info, device, environment = _prepare(job)
-    stamp = stamp_of(job.data)
-    session = open_session(job.spec, job.data, info, device)
-    if job.spec.protocol.recipe is not None:
-        session = with_recipe(session, len(devices))
-    _refuse_other_code(job)
-    _refuse_unkeyed_layers(job, session.model)
-    environment |= describe_graphs(device)
-    if len(devices) > 1:
-        environment |= describe_ranks(len(devices), device, job.spec.protocol)
-    energy = EnergyMeter(lambda: sum_known(energy_joules(torch.device(name)) for name in devices))
-    resume = ResumeState(
-        scratch=scratch,
-        work=run_key,
-        kind=TrainingState,
-        environment=environment_digest(environment),
-        epochs=job.spec.protocol.epochs,
-        energy=energy,
-        should_stop=should_stop,
-    )
-    return _Ready(
-        job=job,
-        info=info,
-        device=device,
-        stamp=stamp,
-        session=session,
-        environment=environment,
-        energy=energy,
-        resume=resume,
-        started=time.monotonic(),
-    )
 
 
 def _refuse_other_code(job: Job) -> None:
@@ -348,23 +325,13 @@ class _Spent:
     peak_memory_bytes: int
 
 
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """The row without values that JSON can't hold, as measured on a network with broken weights."""
-    return {name: value for name, value in row.items() if math.isfinite(value)}
-
-
-def _divergence(model: nn.Module, outcome: Outcome) -> dict[str, Any] | None:
-    """Step at which the run diverged; includes a last step with finite loss that made the weights non-finite."""
-    if outcome.divergence is None and not all(value.isfinite().all() for value in model.state_dict().values()):
-        last = outcome.history[-1]
-        return {"step": last["steps"], "last_finite_step": last["steps"], "last_finite_loss": last["train_loss"]}
-    return outcome.divergence
-
-
 def _sealed_files(
     job: Job, info: PackedInfo, model: nn.Module, outcome: Outcome, environment: dict[str, Any], spent: _Spent
 ) -> dict[str, bytes]:
-    divergence = _divergence(model, outcome)
+    divergence = outcome.divergence
+    if divergence is None and not all(value.isfinite().all() for value in model.state_dict().values()):
+        last = outcome.history[-1]  # its loss was finite, and its step made the weights non-finite
+        divergence = {"step": last["steps"], "last_finite_step": last["steps"], "last_finite_loss": last["train_loss"]}
     train_seconds = sum(outcome.epoch_seconds) or spent.seconds
     result: dict[str, Any] = {
         "run_key": job.spec.run_key,
@@ -380,27 +347,26 @@ def _sealed_files(
         "weights_sha256": None,
     }
     _refuse_other_code(job)
+    # without numbers that JSON can't hold, as measured on a network with broken weights
+    rows = [{name: value for name, value in row.items() if math.isfinite(value)} for row in outcome.history]
     files = {
         "spec.json": canonical_json(job.spec.to_dict()).encode(),
-        "history.jsonl": "".join(canonical_json(_finite(row)) + "\n" for row in outcome.history).encode(),
+        "history.jsonl": "".join(f"{canonical_json(row)}\n" for row in rows).encode(),
     }
     known = {}
     if divergence is None:
-        weights = files["weights.safetensors"] = dump_checkpoint(model, _contract(job.spec, info))
+        contract = InputContract(
+            kind=info.kind,
+            model=job.spec.model,
+            shape=info.shape,
+            mean=job.spec.protocol.mean,
+            std=job.spec.protocol.std,
+            classes=info.classes,
+            run_key=job.spec.run_key,
+            dataset=info.dataset,
+            data_digest=info.digest,
+        )
+        weights = files["weights.safetensors"] = dump_checkpoint(model, contract)
         known["weights.safetensors"] = result["weights_sha256"] = hashlib.sha256(weights).hexdigest()
     files["result.json"] = canonical_json(result).encode()
     return seal(files, known)
-
-
-def _contract(spec: RunSpec, info: PackedInfo) -> InputContract:
-    return InputContract(
-        kind=info.kind,
-        model=spec.model,
-        shape=info.shape,
-        mean=spec.protocol.mean,
-        std=spec.protocol.std,
-        classes=info.classes,
-        run_key=spec.run_key,
-        dataset=info.dataset,
-        data_digest=info.digest,
-    )

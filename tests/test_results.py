@@ -36,10 +36,9 @@ from stages.results import (
     describe_fidelity,
     find_judged,
     open_results,
-    t_interval,
-    wilson_interval,
 )
 from stages.results.claims import pair_gains
+from stages.results.comparison_rows import t_interval, wilson_interval
 from stages.results.estimates import cut_of_all, cut_of_each
 from stages.run import RunSpec
 from stages.runs.evidence import EvidenceLine, ResultLine, read_lines, write_lines

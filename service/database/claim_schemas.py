@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AliasPath, Field, model_validator
 
 from service.database.curves import ObservedPointOut
 from service.database.schemas import Out, RegistrationOut
-from stages.results import (
-    WORD_OF,
-    ClaimRecord,
-    Family,
-    JudgedClaim,
-    PairGain,
-    Standing,
-    Status,
-    Versus,
-    Word,
-)
+from stages.results import WORD_OF, ClaimRecord, Family, JudgedClaim, PairGain, Standing, Status, Versus, Word
 
 
 class MeasuredOut(Out):
@@ -32,20 +22,23 @@ class MeasuredOut(Out):
     high: float | None
     n: int | None = Field(description="replicates; null without training")
 
-
-def _measured(value: Any) -> Any:
-    """A number without an interval or replicates, from a finding or a reading."""
-    return (
-        value
-        if value is None or isinstance(value, MeasuredOut)
-        else MeasuredOut(value=value, low=None, high=None, n=None)
-    )
+    @model_validator(mode="before")
+    @classmethod
+    def _without_interval(cls, value: Any) -> Any:
+        """Read a number alone, as a finding or a reading has it."""
+        return {"value": value, "low": None, "high": None, "n": None} if isinstance(value, float | int) else value
 
 
-def _as_ours(row: PairGain | Family, value: float | None, n: int | None) -> dict[str, Any]:
-    """A row that returns its gain and interval as `ours`."""
-    ours = None if value is None else MeasuredOut(value=value, low=row.low, high=row.high, n=n)
-    return {**vars(row), "ours": ours}
+class GainOut(Out):
+    """Answer that returns the gain of a row, with its interval, as `ours`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_ours(cls, row: Any) -> Any:
+        if not isinstance(row, PairGain | Family):
+            return row
+        ours = {"value": row.gain, "low": row.low, "high": row.high, "n": getattr(row, "n", None)}
+        return {**vars(row), "ours": None if row.gain is None else ours}
 
 
 class ReadingOut(Out):
@@ -54,9 +47,7 @@ class ReadingOut(Out):
     name: str
     text: str = Field(description="assumed meaning, and why the words allow it")
     holds: bool
-    ours: Annotated[MeasuredOut | None, BeforeValidator(_measured)] = Field(
-        description="our number under this reading, in the claim's unit"
-    )
+    ours: MeasuredOut | None = Field(description="our number under this reading, in the claim's unit")
     brief: str | None = Field(description="result under this reading in a few words, if it is not the claim's number")
 
 
@@ -307,18 +298,13 @@ class VerdictArmOut(Out):
     parameters: float | None
 
 
-class PairOut(Out):
+class PairOut(GainOut):
     """One pair of a grid: the gain of the proposed arm (positive is better), with its 95 % interval."""
 
     experiment: str
     arm: str
     against: str = Field(description="baseline arm")
     ours: MeasuredOut = Field(description="in the claim's unit; `n` is that of the arm with fewer replicates")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _in_one_shape(cls, pair: Any) -> Any:
-        return _as_ours(pair, pair.gain, pair.n) if isinstance(pair, PairGain) else pair
 
 
 class DeviationOut(Out):
@@ -334,7 +320,7 @@ class DeviationOut(Out):
     departs: bool = Field(description="true if we differ from the paper or, if it is silent, from its authors' code")
 
 
-class FamilyOut(Out):
+class FamilyOut(GainOut):
     """Summary of a table: the mean gain of its orders."""
 
     name: str = Field(examples=["ninformer.table2"])
@@ -351,11 +337,6 @@ class FamilyOut(Out):
     ahead: int = Field(description="tested orders with a gain above 0")
     tested: int
     orders: int
-
-    @model_validator(mode="before")
-    @classmethod
-    def _in_one_shape(cls, family: Any) -> Any:
-        return _as_ours(family, family.gain, None) if isinstance(family, Family) else family
 
 
 class ClaimDetailOut(ClaimOut):
@@ -472,9 +453,9 @@ class VerdictsOut(Out):
 class VersusSideOut(Out):
     """One of the two models; `ours` may be of shortened runs."""
 
-    experiment: str
-    arm: str
-    title: str
+    experiment: str = Field(validation_alias=AliasPath("experiment", "name"))
+    arm: str = Field(validation_alias=AliasPath("arm", "name"))
+    title: str = Field(validation_alias=AliasPath("arm", "title"))
     ours: MeasuredOut | None = Field(description="mean in the metric; null without a result on real data")
     trained: int = Field(description="replicates trained as printed on all official data")
     planned: int
@@ -515,35 +496,12 @@ class VersusOut(Out):
 
 def describe_versus(found: Versus, sentence: str) -> VersusOut:
     verdict = found.verdict
-    a, b = (
-        VersusSideOut(
-            experiment=side.experiment.name,
-            arm=side.arm.name,
-            title=side.arm.title,
-            ours=None if side.value is None else MeasuredOut(value=side.value, low=None, high=None, n=side.n),
-            trained=side.trained,
-            planned=side.planned,
-        )
-        for side in (found.a, found.b)
-    )
-    gain = verdict.estimate
-    return VersusOut(
-        dataset=found.dataset.name,
-        metric=found.metric.name,
-        sentence=sentence,
-        word=WORD_OF[verdict.status],
-        status=verdict.status,
-        explanation=verdict.explanation,
-        a=a,
-        b=b,
-        gain=None if gain is None else MeasuredOut(value=gain, low=verdict.low, high=verdict.high, n=verdict.n),
-        confidence=verdict.confidence,
-        p_value=verdict.p_value,
-        cut=found.cut,
-        detectable=found.least,
-        spread_source=found.spread_source,
-        missing=found.missing,
-        hours=found.hours,
-        images=[ImagePairOut.model_validate(pair) for pair in found.images],
-        claims=list(found.claims),
+    gain = {"value": verdict.estimate, "low": verdict.low, "high": verdict.high, "n": verdict.n}
+    of_plan = ("a", "b", "cut", "spread_source", "missing", "hours", "images", "claims")
+    return VersusOut.model_validate(
+        {name: getattr(found, name) for name in of_plan}
+        | {name: getattr(verdict, name) for name in ("status", "explanation", "confidence", "p_value")}
+        | {"dataset": found.dataset.name, "metric": found.metric.name, "sentence": sentence}
+        | {"word": WORD_OF[verdict.status], "gain": None if verdict.estimate is None else gain}
+        | {"detectable": found.least}
     )

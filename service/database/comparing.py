@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from cachetools import LRUCache
 from sqlalchemy.orm import Session
@@ -38,6 +37,16 @@ class Question:
     provenance: Provenance | None = None
 
 
+Answer = Callable[[Question], list[ExperimentComparison]]
+"""`compare` on one session, with its cache."""
+
+
+def compare_one(compare: Answer, experiment: ExperimentRow, **asked: Any) -> ExperimentComparison:
+    """Return the comparison of one experiment; `asked`: further fields of its `Question`."""
+    found = compare(Question(dataset=experiment.dataset, **asked))
+    return next(item for item in found if item.experiment == experiment.name)
+
+
 class Comparisons:
     """Cache of the latest answers, each for one content of the database."""
 
@@ -60,14 +69,10 @@ class Comparisons:
         return answer
 
 
-def real_first(comparisons: Sequence[ExperimentComparison]) -> list[ExperimentComparison]:
-    """Sort experiments: those with results on real data first, then placeholder data, then those not run."""
-    return sorted(comparisons, key=lambda comparison: not comparison.is_real)
-
-
 def first_of_each_dataset(comparisons: Sequence[ExperimentComparison]) -> dict[str, ExperimentComparison]:
-    """Return for each data set the experiment that `real_first` puts first."""
-    return {comparison.dataset: comparison for comparison in reversed(real_first(comparisons))}
+    """Return for each data set its first experiment with results on real data, else its first one."""
+    real_first = sorted(comparisons, key=lambda comparison: not comparison.is_real)
+    return {comparison.dataset: comparison for comparison in reversed(real_first)}
 
 
 def first_with_results(overview: Mapping[str, ExperimentComparison], datasets: Iterable[Dataset]) -> str | None:
@@ -167,11 +172,6 @@ def sizes(entries: Sequence[ComparedModel]) -> list[int]:
     found = [size for entry in entries if (size := entry.arm.cost.parameters)]
     powers = [10**power for power in range(3, 12)]
     return [most for most in powers if found and min(found) <= most < max(found)]
-
-
-def no_larger(entries: Sequence[ComparedModel], most: int | None) -> list[ComparedModel]:
-    """Return the models with at most this many parameters; models of unknown size are left out."""
-    return [entry for entry in entries if most is None or (entry.arm.cost.parameters or math.inf) <= most]
 
 
 def rank(entries: Sequence[ComparedModel], *, by: Column, is_reversed: bool = False) -> list[ComparedModel]:

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnExpressionArgument, Select, func, select
 from sqlalchemy.orm import Session
 
 from service.database import queries
-from service.database.comparing import Question
+from service.database.comparing import Answer, Question, compare_one
 from service.database.schemas import CurvePointOut, Out
 from stages.results import (
     ArmRow,
@@ -23,7 +23,6 @@ from stages.results import (
     JudgedClaim,
     ObservationRow,
     Result,
-    UnknownArm,
     UnknownName,
 )
 
@@ -57,17 +56,15 @@ def list_curves(
 ) -> list[CurvePointOut]:
     """Points of these arms, in the order of arms and epochs."""
     value = getattr(Epoch, curve)
-    query = (
-        select(Result.arm, Epoch.epoch, func.count(value), func.avg(value), func.min(value), func.max(value))
-        .where(Result.arm.in_(arms), value.is_not(None))
-        .group_by(Result.arm, Epoch.epoch)
-    )
-    points = [
-        CurvePointOut(arm=arm, epoch=epoch, replicates=count, mean=mean, low=low, high=high)
-        for arm, epoch, count, mean, low, high in session.execute(_shown(query, comparison, Epoch))
-    ]
+    query = select(Result.arm, Epoch.epoch, func.count(value).label("replicates"), *_summary_of(value))
+    wanted = query.where(Result.arm.in_(arms), value.is_not(None)).group_by(Result.arm, Epoch.epoch)
+    points = [CurvePointOut(**row._mapping) for row in session.execute(_shown(wanted, comparison, Epoch))]
     position = {arm.arm: number for number, arm in enumerate(comparison.arms)}
     return sorted(points, key=lambda point: (position[point.arm], point.epoch))
+
+
+def _summary_of(value: Any) -> list[Any]:
+    return [func.avg(value).label("mean"), func.min(value).label("low"), func.max(value).label("high")]
 
 
 def _shown(
@@ -85,9 +82,6 @@ def are_of(comparison: ExperimentComparison) -> tuple[ColumnExpressionArgument[b
         Result.profile == comparison.profile,
         Result.conditions == comparison.conditions,
     )
-
-
-Answer = Callable[[Question], list[ExperimentComparison]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,16 +110,26 @@ def find_line(session: Session, name: str, compare: Answer) -> ComparedLine:
         UnknownExperiment, UnknownArm: there is no such model.
         UnknownRun: no run's key begins so, or several do.
     """
-    return _of_model(session, name, compare) if "." in name else _of_run(session, name)
-
-
-def _of_model(session: Session, name: str, compare: Answer) -> ComparedLine:
-    experiment, _, arm = name.partition(".")
-    found = queries.find_experiment(session, experiment[:80])
-    asked = next((item for item in found.arms if item.name == arm), None)
-    if asked is None:
-        raise UnknownArm(arm[:80], [item.name for item in found.arms])
-    comparison = next(item for item in compare(Question(dataset=found.dataset)) if item.experiment == found.name)
+    if "." not in name:
+        run = queries.find_run(session, name)[0]
+        experiment = queries.find_experiment(session, run.experiment)
+        title = next(arm.title for arm in experiment.arms if arm.name == run.arm)
+        curves = curves_of_run(run) if run.provenance != "embedded" else {}
+        return ComparedLine(
+            name=name,
+            model=title,
+            title=f"{title}, run {run.run_key[: queries.KEY_DIGITS]} ({experiment.name})",
+            experiment=experiment.name,
+            address=f"/runs/{run.run_key}",
+            kind=queries.find_dataset(session, experiment.dataset).kind,
+            provenance=run.provenance,
+            cut=run.cut,
+            curves=tuple(curves),
+            points=curves.__getitem__,
+        )
+    of, _, arm = name.partition(".")
+    found = queries.find_experiment(session, of[:80])
+    asked, comparison = queries.find_arm(found, arm), compare_one(compare, found)
     is_drawn = comparison.is_real and any(item.arm == arm and item.run_keys for item in comparison.arms)
     return ComparedLine(
         name=name,
@@ -152,25 +156,6 @@ def curves_of_run(run: Result) -> dict[Curve, list[CurvePointOut]]:
                 )
                 found.setdefault(curve, []).append(point)
     return {curve: found[curve] for curve in CURVES if curve in found}
-
-
-def _of_run(session: Session, start: str) -> ComparedLine:
-    run = queries.find_run(session, start)[0]
-    experiment = queries.find_experiment(session, run.experiment)
-    title = next(arm.title for arm in experiment.arms if arm.name == run.arm)
-    curves = curves_of_run(run) if run.provenance != "embedded" else {}
-    return ComparedLine(
-        name=start,
-        model=title,
-        title=f"{title}, run {run.run_key[: queries.KEY_DIGITS]} ({experiment.name})",
-        experiment=experiment.name,
-        address=f"/runs/{run.run_key}",
-        kind=queries.find_dataset(session, experiment.dataset).kind,
-        provenance=run.provenance,
-        cut=run.cut,
-        curves=tuple(curves),
-        points=curves.__getitem__,
-    )
 
 
 def curves_of(lines: Sequence[ComparedLine]) -> list[Curve]:
@@ -207,8 +192,7 @@ BEHIND: Mapping[str, tuple[str, ...]] = {
 """Quantities behind a claim's metric; any other metric is the quantity of the same name."""
 
 
-class UnknownQuantity(UnknownName):
-    kind = "quantity"
+class UnknownQuantity(UnknownName): ...
 
 
 class ObservedPointOut(Out):
@@ -242,25 +226,12 @@ def list_observed(
 ) -> list[ObservedPointOut]:
     """Points of these quantities and arms, in their order, initial before trained, block by block."""
     key = (Result.arm, ObservationRow.quantity, ObservationRow.moment, ObservationRow.block)
-    value = ObservationRow.value
-    numbers = (func.count(Result.id.distinct()), func.avg(value), func.min(value), func.max(value))
-    query: Select[*tuple[Any, ...]] = select(*key, *numbers).group_by(*key)
+    value, many = ObservationRow.value, func.count(Result.id.distinct()).label("replicates")
+    query: Select[*tuple[Any, ...]] = select(*key, many, *_summary_of(value)).group_by(*key)
     wanted = query.where(ObservationRow.quantity.in_(quantities), Result.arm.in_(arms), value.is_not(None))
     points = [
-        ObservedPointOut(
-            experiment=comparison.experiment,
-            arm=arm,
-            quantity=quantity,
-            moment=moment,
-            block=block,
-            replicates=count,
-            mean=mean,
-            low=low,
-            high=high,
-        )
-        for arm, quantity, moment, block, count, mean, low, high in session.execute(
-            _shown(wanted, comparison, ObservationRow)
-        )
+        ObservedPointOut(experiment=comparison.experiment, **row._mapping)
+        for row in session.execute(_shown(wanted, comparison, ObservationRow))
     ]
     return sorted(
         points,

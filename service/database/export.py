@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable
 from typing import IO, Any
 
 import pyarrow as pa
@@ -23,8 +22,7 @@ ROWS_AT_ONCE = 10_000
 TABLES: tuple[Table, ...] = tuple(Base.metadata.sorted_tables)
 
 
-class UnknownTable(UnknownName):
-    kind = "table"
+class UnknownTable(UnknownName): ...
 
 
 def find_table(name: str) -> Table:
@@ -45,7 +43,7 @@ def write_table(session: Session, file: IO[bytes], table: Table) -> None:
     about = {"claimcheck.content": queries.content_digest(session), "claimcheck.schema_version": str(SCHEMA_VERSION)}
     about["claimcheck.record"] = queries.read_meta(session, "record") or ""
     schema = pa.schema(fields, metadata=about)
-    plain = [_plain(column.type) for column in table.columns]
+    has_json = [isinstance(column.type, JSONOf) for column in table.columns]
     query = (
         select(table)
         .order_by(
@@ -56,8 +54,8 @@ def write_table(session: Session, file: IO[bytes], table: Table) -> None:
     with parquet.ParquetWriter(pa.PythonFile(file, mode="w"), schema, compression="zstd") as writer:
         for rows in session.execute(query).partitions():
             columns = [
-                pa.array([make(value) for value in values], field.type)
-                for make, values, field in zip(plain, zip(*rows, strict=True), schema, strict=True)
+                pa.array([dump(value) for value in values] if is_json else values, field.type)
+                for is_json, values, field in zip(has_json, zip(*rows, strict=True), schema, strict=True)
             ]
             writer.write_batch(pa.record_batch(columns, schema=schema))
 
@@ -78,8 +76,6 @@ def _type(kind: Any) -> pa.DataType:
     return pa.int64() if isinstance(kind, BigInteger | Integer) else pa.string()
 
 
-def _plain(kind: Any) -> Callable[[Any], Any]:
-    """A value of a column as Parquet has it."""
-    if not isinstance(kind, JSONOf):
-        return lambda value: value
-    return lambda value: None if value is None else json.dumps(value, sort_keys=True, ensure_ascii=False)
+def dump(value: Any) -> str | None:
+    """Return a value of a JSON column as text."""
+    return None if value is None else json.dumps(value, sort_keys=True, ensure_ascii=False)

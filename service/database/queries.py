@@ -99,6 +99,13 @@ def find_experiment(session: Session, name: str) -> ExperimentRow:
     return experiment
 
 
+def find_arm(experiment: ExperimentRow, name: str) -> ArmRow:
+    arms = {arm.name: arm for arm in experiment.arms}
+    if name not in arms:
+        raise UnknownArm(name[:80], arms)
+    return arms[name]
+
+
 def arms_of(session: Session, experiments: Sequence[str]) -> Sequence[ArmRow]:
     """Return all arms of these experiments, in the order of each experiment."""
     query = select(ArmRow).where(ArmRow.experiment.in_(experiments)).order_by(ArmRow.experiment, ArmRow.position)
@@ -121,13 +128,6 @@ def require_experiment(session: Session, name: str) -> None:
     """
     if session.scalar(select(ExperimentRow.name).where(ExperimentRow.name == name)) is None:
         raise _unknown_experiment(session, name)
-
-
-def _require_arm(session: Session, name: str, experiment: str | None) -> None:
-    """Raise `UnknownArm` if no arm has this name; the error lists known arms only for one experiment."""
-    query = select(ArmRow.name) if experiment is None else select(ArmRow.name).where(ArmRow.experiment == experiment)
-    if session.scalar(query.where(ArmRow.name == name).limit(1)) is None:
-        raise UnknownArm(name[:80], session.scalars(query.order_by(ArmRow.position)) if experiment is not None else ())
 
 
 def _unknown_experiment(session: Session, name: str) -> UnknownExperiment:
@@ -167,7 +167,12 @@ def list_results(
     if wanted.experiment is not None:
         require_experiment(session, wanted.experiment)
     if wanted.arm is not None:
-        _require_arm(session, wanted.arm, wanted.experiment)
+        arms = select(ArmRow.name).order_by(ArmRow.position)
+        if wanted.experiment is not None:
+            arms = arms.where(ArmRow.experiment == wanted.experiment)
+        if session.scalar(arms.where(ArmRow.name == wanted.arm).limit(1)) is None:
+            known = () if wanted.experiment is None else session.scalars(arms)  # those of one experiment are few
+            raise UnknownArm(wanted.arm[:80], known)
     for name, value in vars(wanted).items():
         if value is not None:
             query = query.where(getattr(Result, name) == value)
@@ -309,33 +314,26 @@ def list_checkpoints(
     claims = {
         (claim.experiment, claim.arm): claim for claim in session.scalars(printed.order_by(Claim.position.desc()))
     }
-    return [
-        _served_checkpoint(
-            row.Checkpoint, row.ArmRow, row.dataset, claims.get((row.ArmRow.experiment, row.ArmRow.name)), row.flops
+    found = []
+    for row in rows:
+        checkpoint, arm, result = row.Checkpoint, row.ArmRow, row.Checkpoint.result
+        claim = claims.get((arm.experiment, arm.name))
+        of_result = ("experiment", "arm", "replicate", "run_key", "profile", "group_position", "provenance")
+        served = ServedCheckpoint(
+            **{name: getattr(checkpoint, name) for name in ("id", "path", "sha256", "size_bytes", "dtype")},
+            **{name: getattr(result, name) for name in of_result},
+            title=arm.title,
+            role=arm.role,
+            dataset=row.dataset,
+            cut=cut_of_each(result.cut),
+            label=fidelity_of(result),
+            accuracy=result.accuracy if checkpoint.accuracy is None else checkpoint.accuracy,
+            paper_accuracy=claim.value if claim else None,
+            paper_claim=claim.id if claim else None,
+            flops_per_image=row.flops,
         )
-        for row in rows
-    ]
-
-
-def _served_checkpoint(
-    checkpoint: Checkpoint, arm: ArmRow, dataset: str, claim: Claim | None, flops: float | None
-) -> ServedCheckpoint:
-    result = checkpoint.result
-    assert result.group_position is not None, "only planned results have checkpoints"
-    of_result = ("experiment", "arm", "replicate", "run_key", "profile", "group_position", "provenance")
-    return ServedCheckpoint(
-        **{name: getattr(checkpoint, name) for name in ("id", "path", "sha256", "size_bytes", "dtype")},
-        **{name: getattr(result, name) for name in of_result},
-        title=arm.title,
-        role=arm.role,
-        dataset=dataset,
-        cut=cut_of_each(result.cut),
-        label=fidelity_of(result),
-        accuracy=result.accuracy if checkpoint.accuracy is None else checkpoint.accuracy,
-        paper_accuracy=claim.value if claim else None,
-        paper_claim=claim.id if claim else None,
-        flops_per_image=flops,
-    )
+        found.append(served)
+    return found
 
 
 def find_checkpoints(session: Session, ids: Sequence[str]) -> list[ServedCheckpoint]:
@@ -404,12 +402,10 @@ def _some(served_checkpoints: Sequence[ServedCheckpoint]) -> str:
     return ids if len(served_checkpoints) <= MAX_NAMES else f"{ids}, …; /api/v1/checkpoints lists all"
 
 
-class UnknownKind(UnknownName):
-    kind = "kind"
+class UnknownKind(UnknownName): ...
 
 
-class UnknownFamily(UnknownName):
-    kind = "family"
+class UnknownFamily(UnknownName): ...
 
 
 def list_claims(session: Session, wanted: ClaimFilter, *, limit: int, offset: int) -> list[JudgedClaim]:

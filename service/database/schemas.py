@@ -347,35 +347,31 @@ class TrailsOut(Out):
 def describe_trails(results: Sequence[Result], session: Session) -> TrailsOut:
     """The trail of each result of one run."""
     ids = queries.checkpoint_ids(session, results)
-    found = {
-        served_checkpoint.id: served_checkpoint
-        for served_checkpoint in queries.list_checkpoints(session, ids=list(ids.values()))
-    }
+    found = {served.id: served for served in queries.list_checkpoints(session, ids=list(ids.values()))}
     names = {result.experiment for result in results}
     datasets = {name: queries.find_experiment(session, name).dataset for name in names}
-    return TrailsOut(
-        run_key=results[0].run_key,
-        trails=[_trail(result, datasets[result.experiment], found.get(ids.get(result.id, ""))) for result in results],
-    )
-
-
-def _trail(result: Result, dataset: str, checkpoint: queries.ServedCheckpoint | None) -> TrailOut:
-    origin = result.origin or {}
-    return TrailOut(
-        experiment=result.experiment,
-        arm=result.arm,
-        replicate=result.replicate,
-        source=result.source,
-        checkpoint=CheckpointLinkOut.model_validate(checkpoint) if checkpoint else None,
-        trained_weights_sha256=result.weights_sha256,
-        params={name: value for name, value in result.spec.items() if name in ("model", "protocol", "replicate")},
-        code=CodeLinkOut(
-            revision=origin.get("revision"),
-            dirty=origin.get("dirty"),
-            modules=result.spec["code"],
-            changed_code=result.changed_code,
-            equivalences=result.equivalences,
-        ),
-        data=DataLinkOut(dataset=dataset, digest=result.data_digest, provenance=result.provenance),
-        environment=EnvironmentLinkOut(digest=result.environment_digest, facts=result.environment),
-    )
+    trails = []
+    for result in results:
+        checkpoint, origin = found.get(ids.get(result.id, "")), result.origin or {}
+        trail = TrailOut(
+            experiment=result.experiment,
+            arm=result.arm,
+            replicate=result.replicate,
+            source=result.source,
+            checkpoint=CheckpointLinkOut.model_validate(checkpoint) if checkpoint else None,
+            trained_weights_sha256=result.weights_sha256,
+            params={name: result.spec[name] for name in result.spec if name in ("model", "protocol", "replicate")},
+            code=CodeLinkOut(
+                revision=origin.get("revision"),
+                dirty=origin.get("dirty"),
+                modules=result.spec["code"],
+                changed_code=result.changed_code,
+                equivalences=result.equivalences,
+            ),
+            data=DataLinkOut(
+                dataset=datasets[result.experiment], digest=result.data_digest, provenance=result.provenance
+            ),
+            environment=EnvironmentLinkOut(digest=result.environment_digest, facts=result.environment),
+        )
+        trails.append(trail)
+    return TrailsOut(run_key=results[0].run_key, trails=trails)

@@ -10,7 +10,16 @@ from typing import Any
 from service.pages.legend import address_of, is_part, key_of, meaning_of
 from service.pages.opening import holds_in_its_order_only
 from service.pages.wording import name_with_value, verdict_in_words
-from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER, ClaimRecord, ExperimentComparison, Paper, Result, Tally
+from stages.results import (
+    AGAINST_THE_PAPER,
+    FOR_THE_PAPER,
+    ClaimRecord,
+    ExperimentComparison,
+    Paper,
+    Result,
+    Tally,
+    Word,
+)
 
 DIGITS = 12  # of a digest, as pages show it
 RATINGS = {"for": 5, "open": 3, "against": 1}
@@ -137,18 +146,16 @@ def claim_badge(record: ClaimRecord, side: str) -> str:
 
 
 def paper_badge(tally: Tally | None) -> str:
-    """Split "36 hold, 2 fail, 15 open, 121 not tested" into parts with a colour each; facts of data don't count."""
-    grounds = [tally.trained, tally.computed] if tally else []
-    numbers = [sum(getattr(counts, name) for counts in grounds) for name in ("plainly", "against", "waiting")]
-    left = sum(counts.open + counts.under_reading for counts in grounds)
+    """Split "36 hold, 2 fail, 15 open, 121 not tested" into parts with a colour each, counted as on the front page."""
+    words = {
+        Word.HOLDS: ("hold", "holds", "for"),
+        Word.FAILS: ("fail", "fails", "against"),
+        Word.OPEN: ("open", "open", "open"),
+        Word.NOT_TESTED: ("not tested", "not tested", "waiting"),
+    }
     parts = [
-        (f"{number} {told}", COLOURS[side])
-        for number, told, side in (
-            (numbers[0], "hold" if numbers[0] != 1 else "holds", "for"),
-            (numbers[1], "fail" if numbers[1] != 1 else "fails", "against"),
-            (left, "open", "open"),
-            (numbers[2], "not tested", "waiting"),
-        )
+        (f"{number} {words[word][number == 1]}", COLOURS[words[word][2]])
+        for word, number in (tally.by_word if tally else {}).items()
         if number
     ]
     return _badge("claims", parts or [("none can be decided here", COLOURS["waiting"])])

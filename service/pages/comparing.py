@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from service.database.comparing import metrics_of
 from service.database.curves import Curve
 from service.pages.formats import listed, span, value_in, value_with
 from service.pages.plots import Axis, Ink, Mark, axis_of, mark_of
-from stages.results import ArmComparison, ArmRow, ExperimentComparison, MetricInfo
+from stages.results import ArmComparison, ArmRow, Estimate, ExperimentComparison, MetricInfo
 
 MOST_LINES = 8  # that colours tell apart
 
@@ -55,42 +55,34 @@ def answer_best(comparisons: Sequence[ExperimentComparison]) -> str:
     if not real:
         return f"Not known yet: none of {planned} models has been trained." if planned else "No model is planned."
     if not full:
-        ahead = [_leader(item) for item in real if len(item.order.of_ours) > 1]
+        ahead = [
+            f"{arm.title} ({value_in(item.metric.unit)(arm.ours.value)})"  # NiNformer (21.19 %)
+            for item in real
+            if len(item.order.of_ours) > 1
+            for arm in item.arms
+            if arm.ours and arm.arm == item.order.of_ours[0]
+        ]
         each = ", each in its own experiment" if len(ahead) > 1 else ""
         leads = f" In shortened runs {listed(ahead)} {'are' if each else 'is'} ahead{each}." if ahead else ""
         return f"Not known yet: none of {planned} planned models has been trained in full.{leads}"
-    told = [_best(item) for item in _by_metric(full)]
+    told = list(_name_best(full))
     missing = planned - sum(item.trained_models for item in full)
     left = f" {missing} of {planned} planned models have not been trained in full yet." if missing else ""
     return f"{' '.join(told)}{left}"
 
 
-def _by_metric(full: Sequence[ExperimentComparison]) -> list[list[tuple[ExperimentComparison, ArmComparison]]]:
-    """The models with a number of ours, the best first, for each metric."""
-    found: dict[str, list[tuple[ExperimentComparison, ArmComparison]]] = {}
+def _name_best(full: Sequence[ExperimentComparison]) -> Iterator[str]:
+    """Name the best model by each metric, as "Yat perceptron is the best of 6 models trained in full: 97.31 % (…)."."""
+    by_metric: dict[str, list[tuple[ExperimentComparison, ArmComparison, Estimate]]] = {}
     for item in full:
-        found.setdefault(item.metric.name, []).extend((item, arm) for arm in item.arms if arm.ours)
-    for pairs in found.values():
-        sign = -1 if pairs and pairs[0][0].metric.better == "higher" else 1
-        pairs.sort(key=lambda pair: sign * (pair[1].ours.value if pair[1].ours else 0.0))
-    return [pairs for pairs in found.values() if pairs]
-
-
-def _best(pairs: Sequence[tuple[ExperimentComparison, ArmComparison]]) -> str:
-    """Name the best model, as "Yat perceptron is the best of 6 models trained in full: 97.31 % (…, n = 10)."."""
-    (item, arm), many = pairs[0], len(pairs)
-    ours = arm.ours
-    assert ours is not None, "only models with a number are compared"
-    write = value_with(ours.low, ours.high, item.metric.unit)
-    interval = "" if ours.low is None or ours.high is None else f"{span(ours.low, ours.high, item.metric.unit)}, "
-    of = f"is the best of {many} models" if many > 1 else "is the only model"
-    return f"{arm.title} {of} trained in full: {write(ours.value)} ({interval}n = {ours.n})."
-
-
-def _leader(item: ExperimentComparison) -> str:
-    """Format a model with its number, as "NiNformer (21.19 %)"."""
-    arm = next(arm for arm in item.arms if arm.arm == item.order.of_ours[0])
-    return f"{arm.title} ({value_in(item.metric.unit)(arm.ours.value)})" if arm.ours else arm.title
+        by_metric.setdefault(item.metric.name, []).extend((item, arm, arm.ours) for arm in item.arms if arm.ours)
+    for models in filter(None, by_metric.values()):
+        best = max if models[0][0].metric.better == "higher" else min
+        item, arm, ours = best(models, key=lambda model: model[2].value)
+        write = value_with(ours.low, ours.high, item.metric.unit)
+        interval = "" if ours.low is None or ours.high is None else f"{span(ours.low, ours.high, item.metric.unit)}, "
+        of = f"is the best of {len(models)} models" if len(models) > 1 else "is the only model"
+        yield f"{arm.title} {of} trained in full: {write(ours.value)} ({interval}n = {ours.n})."
 
 
 def first_shown(arms: Sequence[ArmRow], trained: Sequence[str]) -> list[str]:

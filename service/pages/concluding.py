@@ -56,7 +56,9 @@ class Trend:
     @property
     def p_value(self) -> float:
         falls = sum(one > other for one, other in combinations(self.gains.values(), 2))
-        counts = _permutations_by_inversions(len(self.gains))
+        counts = [1]  # permutations of the gains that have 0, 1, 2, … inversions
+        for size in range(2, len(self.gains) + 1):
+            counts = [sum(counts[max(0, k - size + 1) : k + 1]) for k in range(len(counts) + size - 1)]
         return min(1.0, 2 * sum(counts[: 1 + min(falls, len(counts) - 1 - falls)]) / sum(counts))
 
     @property
@@ -115,14 +117,6 @@ def range_of(trend: Trend, claim: Claim) -> str:
     return from_to(*(in_terms_of(end, claim, as_precise_as(*ends)).removeprefix("+") for end in ends))
 
 
-def _permutations_by_inversions(n: int) -> list[int]:
-    """Count the permutations of n items that have 0, 1, 2, … inversions."""
-    counts = [1]
-    for size in range(2, n + 1):
-        counts = [sum(counts[max(0, k - size + 1) : k + 1]) for k in range(len(counts) + size - 1)]
-    return counts
-
-
 def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None = None) -> str | None:
     """State the outcome and its interval for the part of the grid that ran; None without an interval.
 
@@ -138,7 +132,8 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None
     is_better = "better" if verdict.estimate >= 0 else "worse"
     name = _common_title(titles, claim.arm) or "The proposed model"
     against = titles.get(claim.baseline_arm or "", "its baseline")
-    prefix, pairs = _where(verdict.scope), _pairs(record)
+    scope, pairs = verdict.scope, _pairs(record)
+    prefix = f"At {levels(scope['factor'], scope['ran'])}" if scope and scope["factor"] else ""
     if claim.facts.at_size:
         bound = in_terms_of_size(claim)
         agreement = ", as the paper says" if verdict.status == Status.SUPPORTED else ""
@@ -171,7 +166,10 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None
 
 def qualify(record: ClaimRecord) -> list[str]:
     """List the outcome's caveats: missing parts of the grid, open size, other metrics, and a rule written late."""
-    parts = [*_rest_of_grid(record), *_size(record), describe_part(record), *_metrics(record), *_rule(record)]
+    parts = [*_rest_of_grid(record), *_size(record), describe_part(record), *_metrics(record)]
+    if late := rule_after(record.claim, record.verdict):
+        whys = [change.why for change in record.changes if change.seen == record.verdict.seen_before_rule]
+        parts.append(f"{late} ({lower_first(whys[-1]).rstrip('.')})." if whys else f"{late}.")
     return [part for part in parts if part]
 
 
@@ -186,11 +184,6 @@ def in_terms_of_size(claim: Claim) -> str:
     return side[0].upper() + side[1:]
 
 
-def _printed_size(claim: Claim) -> str:
-    """Write the size of the printed gain, as "0.25 nats" for "0.25 nats higher"."""
-    return in_terms_of(claim.value, claim, exact).removeprefix("+")
-
-
 def _common_title(titles: Mapping[str, str], pattern: str | None) -> str | None:
     """Return the arm's title, or the common beginning of a grid's titles: "DAC" of "DAC, 5 layers of 18 units"."""
     if pattern is not None and pattern in titles:
@@ -198,11 +191,6 @@ def _common_title(titles: Mapping[str, str], pattern: str | None) -> str | None:
     own = [title for name, title in titles.items() if fnmatchcase(name, pattern or "")]
     beginnings = {title.partition(", ")[0] for title in own}
     return beginnings.pop() if len(beginnings) == 1 and len(own) > 1 else None
-
-
-def _where(scope: Mapping[str, Any] | None) -> str:
-    """Name the levels of the grid that ran, as "At 5 and 8 layers"."""
-    return f"At {levels(scope['factor'], scope['ran'])}" if scope and scope["factor"] else ""
 
 
 def _pairs(record: ClaimRecord) -> str:
@@ -246,7 +234,8 @@ def _size(record: ClaimRecord) -> list[str]:
         if side == "against":
             return ["It is not as large as the paper prints."]
         low, high, margin = (verdict.size[name] for name in ("low", "high", "margin"))
-        what = f"Whether it is as large as the paper’s {_printed_size(claim)} is open"
+        printed = in_terms_of(claim.value, claim, exact).removeprefix("+")
+        what = f"Whether it is as large as the paper’s {printed} is open"
         is_within = None not in (low, high, margin) and -margin <= low and high <= margin
     elif claim.factor and verdict.status == Status.INCONCLUSIVE and verdict.margin:
         what, is_within = "Whether it is alike at all is open", (verdict.high or 0.0) <= verdict.margin
@@ -294,20 +283,6 @@ def _ends(variant: Mapping[str, Any], claim: Claim) -> str:
     return "" if low is None or high is None else f" ({span_of(low, high, claim)})"
 
 
-def _rule(record: ClaimRecord) -> list[str]:
-    """Say when and why the rule was written if results of the claim had been seen before."""
-    sentence = rule_after(record.claim, record.verdict)
-    if sentence is None:
-        return []
-    whys = [change.why for change in record.changes if change.seen == record.verdict.seen_before_rule]
-    return [f"{sentence} ({lower_first(whys[-1]).rstrip('.')})." if whys else f"{sentence}."]
-
-
-def judged_later(judged: Iterable[JudgedClaim]) -> list[JudgedClaim]:
-    """Select the claims whose rule was written after some of their results had been seen."""
-    return [row for row in judged if row.verdict.seen_before_rule is not None]
-
-
 REMARKS = ("note", "place")
 """Columns that comment on a claim and don't affect its verdict."""
 
@@ -318,13 +293,10 @@ def sort_changes(changes: Iterable[ClaimChange]) -> tuple[list[ClaimChange], lis
     The others include changes of shared numbers and code, most of which concern other claims.  Adding a claim's row
     doesn't count as a change.
     """
-    real = sorted((change for change in changes if _is_change(change)), key=lambda change: change.date)
+    real = [change for change in changes if change.subject != "claim" or change.changed]
+    real.sort(key=lambda change: change.date)
     own = [change for change in real if _affects_verdict(change)]
     return own, [change for change in real if not _affects_verdict(change)]
-
-
-def _is_change(change: ClaimChange) -> bool:
-    return change.subject != "claim" or bool(change.changed)
 
 
 def _affects_verdict(change: ClaimChange) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from service.pages.formats import in_terms_of
 from service.pages.legend import COLOURS, word_of
@@ -77,6 +77,26 @@ def _describe(row: JudgedClaim, names: Mapping[str, str]) -> str:
     return f"{names[claim.id]}: printed {print_value(claim)}, ours {print_ours(row.verdict, claim)}, {word_of(row)}"
 
 
+def _dot(
+    row: JudgedClaim,
+    names: Mapping[str, str],
+    y: float,
+    share: float,
+    low: float | None = None,
+    high: float | None = None,
+) -> ClaimDot:
+    return ClaimDot(
+        x=_place(share),
+        y=y,
+        low=None if low is None else _place(low),
+        high=None if high is None else _place(high),
+        side=COLOURS[word_of(row)],
+        count=1,
+        told=_describe(row, names),
+        claim=row.claim.id,
+    )
+
+
 def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> ClaimStrip:
     """All numbers of one paper in one line: those with an interval that is seen apart, the others together."""
     alone: list[tuple[JudgedClaim, float, float, float]] = []
@@ -95,37 +115,17 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> ClaimSt
     lanes = min(MOST_LANES, len(alone) + bool(together))
     height = 2 * DOT + LANE * max(1, lanes - 1) + 12
     dots = [
-        ClaimDot(
-            x=_place(share),
-            y=DOT + 6 + LANE * ((number + bool(together)) % max(1, lanes)),
-            low=_place(low),
-            high=_place(high),
-            side=COLOURS[word_of(row)],
-            count=1,
-            told=_describe(row, names),
-            claim=row.claim.id,
-        )
+        _dot(row, names, DOT + 6 + LANE * ((number + bool(together)) % max(1, lanes)), share, low, high)
         for number, (row, share, low, high) in enumerate(alone)
     ]
     stacked = Counter[int]()
     for (side, place), group in together.items():
         first, share = group[0]
-        told = _describe(first, names) if len(group) == 1 else f"{len(group)} numbers, as {_describe(first, names)}"
+        dot = _dot(first, names, DOT + 8 + STACK * stacked[place], share)
+        told = dot.told if len(group) == 1 else f"{len(group)} numbers, as {dot.told}"
         label = f"{print_value(first.claim)} → {print_ours(first.verdict, first.claim)}" if side == "against" else ""
         label = label or (f"{share:.2g} × ▸" if share > MOST else "")
-        dots.append(
-            ClaimDot(
-                x=_place(share),
-                y=DOT + 8 + STACK * stacked[place],
-                low=None,
-                high=None,
-                side=side,
-                count=len(group),
-                told=told,
-                claim=first.claim.id,
-                label=label,
-            )
-        )
+        dots.append(replace(dot, count=len(group), told=told, label=label))
         stacked[place] += 1
     height = max(height, 2 * (DOT + 8) + STACK * (max(stacked.values(), default=1) - 1))
     told = (
@@ -141,23 +141,13 @@ def draw_lines(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> list[tu
         (row for row in rows if share_of(row)),
         key=lambda row: (word_of(row) is not Word.FAILS, row.verdict.basis != "results", order.index(word_of(row))),
     )
-    return [(row, _line(row, names)) for row in found]
-
-
-def _line(row: JudgedClaim, names: Mapping[str, str]) -> ClaimStrip:
-    share, low, high = share_of(row) or (0.0, None, None)
-    dot = ClaimDot(
-        x=_place(share),
-        y=ROW / 2,
-        low=None if low is None else _place(low),
-        high=None if high is None else _place(high),
-        side=COLOURS[word_of(row)],
-        count=1,
-        told=_describe(row, names),
-        claim=row.claim.id,
-        label=f"{share:.2g} × ▸" if share > MOST else "",
-    )
-    return ClaimStrip(height=ROW, dots=(dot,), told=dot.told)
+    lines = []
+    for row in found:
+        share, low, high = share_of(row) or (0.0, None, None)
+        dot = _dot(row, names, ROW / 2, share, low, high)
+        dot = replace(dot, label=f"{share:.2g} × ▸") if share > MOST else dot
+        lines.append((row, ClaimStrip(height=ROW, dots=(dot,), told=dot.told)))
+    return lines
 
 
 Write = Callable[[float], str]

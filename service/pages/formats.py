@@ -105,7 +105,10 @@ def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[floa
     if kind == "relative":  # relative gain, relative increase
         return lambda number: NONE if number is None else _relative(number, of, write)
     if kind == "of":  # of the baseline
-        return lambda number: _times(number, _OF.get(of, of), write)
+        whose = _OF.get(of, of)
+        return lambda number: (
+            NONE if number is None else f"equal to {whose}" if number == 1 else f"{write(number)} times {whose}"
+        )
     suffix = f" {unit}" if unit else ""
     known: dict[str, Callable[[float | None], str]] = {
         "fraction": percent,
@@ -118,11 +121,6 @@ def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[floa
 
 
 _OF = {"the baseline": "the baseline’s", "linear with ReLU": "a linear layer’s with ReLU"}
-
-
-def _times(number: float | None, of: str, write: Callable[[float], str]) -> str:
-    """2 times the baseline’s; where the factor is 1, equal to it."""
-    return NONE if number is None else f"equal to {of}" if number == 1 else f"{write(number)} times {of}"
 
 
 def _relative(share: float, of: str, write: Callable[[float], str]) -> str:
@@ -198,21 +196,8 @@ def install(environment: Environment, root_path: str = "") -> None:
     if root_path:
         environment.template_class = RootedTemplate
     for function in (
-        percent,
-        as_confidence,
-        points,
-        count,
-        flops,
-        memory,
-        energy,
-        duration,
-        ratio,
-        as_cost,
-        plain,
-        prose,
-        lower_first,
-        upper_first,
-        is_web_address,
+        *(percent, as_confidence, points, count, flops, memory, energy, duration),
+        *(ratio, as_cost, plain, prose, lower_first, upper_first, is_web_address),
     ):
         environment.filters[function.__name__] = function
     environment.filters["zip"] = zip
@@ -256,13 +241,12 @@ def format_signed_change(value: float | None, claim: Claim, write: Callable[[flo
     if value is None or not (claim.facts.is_gain or is_relative):
         return in_terms_of(value, claim, write)
     size = value_in("relative", write)(abs(value)).strip() if is_relative else in_terms_of(abs(value), claim, write)
-    return f"{size.removeprefix('+')} {_way(value, claim)}" if value else f"{size.removeprefix('+')}: no difference"
-
-
-def _way(value: float, claim: Claim) -> str:
+    if not value:
+        return f"{size.removeprefix('+')}: no difference"
     is_up = (value > 0) == (claim.better != "lower" or names_baseline_first(claim))
     is_time = claim.metric in METRICS and METRICS[claim.metric].unit == "seconds"
-    return {(True, False): "higher", (False, False): "lower", (True, True): "longer"}.get((is_up, is_time), "shorter")
+    ways = {(True, False): "higher", (False, False): "lower", (True, True): "longer", (False, True): "shorter"}
+    return f"{size.removeprefix('+')} {ways[is_up, is_time]}"
 
 
 def print_value(claim: Claim, write: Callable[[float], str]) -> str:
@@ -296,16 +280,12 @@ def by_reading(claim: Claim) -> list[tuple[str, str]]:
     finding = claim.finding or {}
     if finding.get("status") not in ("holds", "holds under a reading"):
         return []
-    found = [(row["name"], _under(row, claim)) for row in finding["readings"]]
+    found = [
+        (row["name"], row["brief"] or "" if row["ours"] is None else format_signed_change(row["ours"], claim))
+        for row in finding["readings"]
+    ]
     told = [(name, text) for name, text in found if text]
     return told if len({text for _, text in told}) > 1 else []
-
-
-def _under(reading: dict[str, Any], claim: Claim) -> str:
-    """The number of a reading in the claim's terms, or its brief; "" without either."""
-    if reading["ours"] is not None:
-        return format_signed_change(reading["ours"], claim)
-    return reading["brief"] or ""
 
 
 def expected_observation(claim: Claim) -> str | None:

@@ -80,8 +80,6 @@ REASONS: Mapping[str, str] = {
     Status.DEVIATES: "a setting, and ours differs",
 }
 """Second line of a verdict, by key (see `key_of`), in the order of the legend."""
-
-
 HEADLINES: Mapping[str, Word] = dict.fromkeys(REASONS, Word.NOT_TESTED) | {str(key): WORD_OF[key] for key in Status}
 
 

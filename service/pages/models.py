@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from service.database.comparing import ComparedModel, Question
+from service.database.comparing import Answer, ComparedModel, Question
 from service.pages.formats import duration, exact, listed, percent, value_in
 from stages.results import (
     METRICS,
@@ -69,7 +68,15 @@ def describe_twins(entries: Sequence[ComparedModel]) -> list[str]:
         cost = entry.arm.cost
         if cost.latency_seconds_per_sample is not None:
             networks[entry.comparison.experiment, cost.parameters, cost.flops_per_image].append(entry)
-    return [told for twins in networks.values() if (told := _describe_twin_models(twins))]
+    told = []
+    for twins in networks.values():
+        times = [entry.arm.cost.latency_seconds_per_sample or 0.0 for entry in twins]
+        if max(times) >= APART * min(times):
+            names = listed([entry.arm.title for entry in twins])
+            far = f"{duration(min(times), 2)} to {duration(max(times), 2)}"
+            said = f"{names} are the same network, timed alike at different hours: {far}."
+            told.append(f"{said} Smaller differences mean nothing.")
+    return told
 
 
 def threads(count: int | None) -> str:
@@ -93,16 +100,6 @@ def choose_stopwatch(entries: Iterable[ComparedModel], asked: str) -> tuple[str,
     return asked if asked in counts else next(iter(known), ""), known
 
 
-def _describe_twin_models(twins: Sequence[ComparedModel]) -> str:
-    costs = [entry.arm.cost for entry in twins]
-    times = [cost.latency_seconds_per_sample or 0.0 for cost in costs]
-    if max(times) < APART * min(times):
-        return ""
-    names = listed([entry.arm.title for entry in twins])
-    far = f"{duration(min(times), 2)} to {duration(max(times), 2)}"
-    return f"{names} are the same network, timed alike at different hours: {far}. Smaller differences mean nothing."
-
-
 OPTIMISERS = {"adam": "Adam", "adamw": "AdamW", "cg_fac": "CG-FAC", "kfac": "K-FAC", "sgd": "SGD"}
 
 
@@ -116,18 +113,13 @@ def recipes(experiment: ExperimentRow) -> dict[str, str]:
     for arm in experiment.arms:
         network = str(arm.model["name"])
         is_unnamed = models.count(arm.model) > 1 and _plain(network) not in _plain(arm.title)
-        optimiser = _optimiser({**experiment.protocol, **arm.protocol}["optimizer"])
+        settings = {**experiment.protocol, **arm.protocol}["optimizer"]
+        name = settings.get("address") or settings["name"]
+        optimiser = f"{OPTIMISERS.get(name, name)} at a rate of {exact(settings['lr'])}"
+        if rest := settings.get("rest"):
+            optimiser += f", elsewhere {OPTIMISERS.get(rest, rest)} at {exact(settings['rest_lr'])}"
         found[arm.name] = f"{network + ', ' if is_unnamed else ''}trained by {optimiser}"
     return found
-
-
-def _optimiser(settings: Mapping[str, Any]) -> str:
-    """Adam at a rate of 0.001; CG-FAC at a rate of 0.01, elsewhere Adam at 0.001"""
-    name = settings.get("address") or settings["name"]
-    told = f"{OPTIMISERS.get(name, name)} at a rate of {exact(settings['lr'])}"
-    if rest := settings.get("rest"):
-        told += f", elsewhere {OPTIMISERS.get(rest, rest)} at {exact(settings['rest_lr'])}"
-    return told
 
 
 def _plain(title: str) -> str:
@@ -157,7 +149,7 @@ class FirstLook:
 def first_looks(
     paper: str,
     judged: Iterable[JudgedClaim],
-    compare: Callable[[Question], list[ExperimentComparison]],
+    compare: Answer,
     datasets: Iterable[Dataset],
 ) -> dict[str, FirstLook]:
     """Return `{claim: first look}` for the paper's claims without a verdict or a number of ours."""
@@ -178,18 +170,15 @@ def first_looks(
         comparison = compared.get((row.claim.metric, row.experiments[0]))
         find = _look_at_all if row.claim.kind == "qualitative" else _look
         look = find(row.claim, comparison) if comparison is not None else None
-        if comparison is not None and look is not None:
-            found[row.claim.id] = _beside_chance(look, row.claim, comparison, known[comparison.dataset])
+        if comparison is None or look is None:
+            continue
+        dataset = known[comparison.dataset]
+        if row.claim.arm in at_chance(comparison, dataset):
+            told = " ".join(describe_chance(comparison, dataset, (row.claim.arm,)))
+            guessed = percent(look.value) if look.text is None else look.text
+            look = replace(look, text=f"{guessed}, no better than guessing,", chance=told)
+        found[row.claim.id] = look
     return found
-
-
-def _beside_chance(look: FirstLook, claim: Claim, comparison: ExperimentComparison, dataset: Dataset) -> FirstLook:
-    """Return the first look, with a sentence if the model is at chance."""
-    if claim.arm not in at_chance(comparison, dataset):
-        return look
-    told = " ".join(describe_chance(comparison, dataset, (claim.arm,)))
-    guessed = percent(look.value) if look.text is None else look.text
-    return replace(look, text=f"{guessed}, no better than guessing,", chance=told)
 
 
 def describe_looks(
@@ -210,9 +199,7 @@ def list_chances(judged: Iterable[JudgedClaim], looks: Mapping[str, FirstLook]) 
     return list(dict.fromkeys(filter(None, told)))
 
 
-def timed_here(
-    record: JudgedClaim, titles: Mapping[str, str], compare: Callable[[Question], list[ExperimentComparison]]
-) -> str | None:
+def timed_here(record: JudgedClaim, titles: Mapping[str, str], compare: Answer) -> str | None:
     """Compare the time of the claim's model with its baseline's, by our times and by the paper's.
 
     None if the claim isn't about times or the two were timed under different conditions.

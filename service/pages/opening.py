@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.database.comparing import Question
+from service.database.comparing import Answer, Question
 from service.pages.formats import listed, value_in
 from service.pages.legend import word_of
 from stages.results import (
@@ -25,6 +26,8 @@ from stages.results import (
     VerdictRow,
     Word,
 )
+
+Numbers = TypeVar("Numbers", Counts, Outlook)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +125,6 @@ def prospects(outlook: Outlook) -> str:
     return said
 
 
-def sum_outlooks(outlooks: Sequence[Outlook]) -> Outlook:
-    return Outlook(**{field.name: sum(getattr(item, field.name) for item in outlooks) for field in fields(Outlook)})
-
-
 def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
@@ -133,14 +132,15 @@ def _count(number: int, one: str, many: str) -> str:
 def by_ground(tallies: Sequence[Tally]) -> list[tuple[str, Counts]]:
     """Claims that need training, that are computed, and that are counted in the data, with their counts."""
     return [
-        ("By training", add([tally.trained for tally in tallies])),
-        ("By computing", add([tally.computed for tally in tallies])),
-        ("By counting in the data", add([tally.data for tally in tallies])),
+        ("By training", add(Counts, [tally.trained for tally in tallies])),
+        ("By computing", add(Counts, [tally.computed for tally in tallies])),
+        ("By counting in the data", add(Counts, [tally.data for tally in tallies])),
     ]
 
 
-def add(counts: Sequence[Counts]) -> Counts:
-    return Counts(**{field.name: sum(getattr(item, field.name) for item in counts) for field in fields(Counts)})
+def add(kind: type[Numbers], items: Sequence[Numbers]) -> Numbers:
+    """Add up counts or outlooks, field by field."""
+    return kind(**{field.name: sum(getattr(item, field.name) for item in items) for field in fields(kind)})
 
 
 def describe_discoveries(tally: Tally) -> str:
@@ -190,7 +190,7 @@ def first_places(
 def describe_tests(
     deviations: Iterable[DeviationRow],
     arms: Mapping[tuple[str, str], str],
-    compare: Callable[[Question], list[ExperimentComparison]],
+    compare: Answer,
 ) -> dict[str, str]:
     """`{deviation: sentence}`: what the model that tests it reached, or that it was not trained yet.
 

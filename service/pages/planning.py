@@ -1,16 +1,20 @@
-"""Explains what the rules require, and what planned and finished runs can show about a claim, in its own units."""
+"""Explains the method: what the rules require, and what planned and finished runs can show about a claim."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from service.pages.formats import as_confidence, in_terms_of, percent, unit_of
-from service.pages.legend import headline_of
+from service.pages.legend import BY_WORD, COLOURS, MEANINGS, REASONS, headline_of
 from service.pages.wording import side_of
-from stages.results import Claim, JudgedClaim, Levels, Rules, Status, VerdictRow, levels_of
+from stages.results import ICONS, Claim, JudgedClaim, Rules, Status, VerdictRow, levels_of
 
 WANTED = 0.8
 """As in `stages.verdicts.power`, whose `needed` are replicates for this chance."""
@@ -70,7 +74,12 @@ def _of_number(claim: Claim, power: Mapping[str, Any], runs: str) -> tuple[str, 
     elif chance < WANTED and needed:
         more += _needed(chance, needed)
     if margin and not is_lost:
-        more.append(f"The margin is ± {margin}{_share_of(claim, power['margin'])}.")
+        allows = ""
+        if (claim.facts.is_gain or claim.kind == "ratio") and claim.value:
+            share = power["margin"] / abs(claim.value)
+            least, most = (percent(end, 0) for end in (1 - share, 1 + share))
+            allows = f", {name_share(share)} of the paper’s number: ours may be {least} to {most} of it"
+        more.append(f"The margin is ± {margin}{allows}.")
     if margin and power["not_reproduced"] is not None:
         off = _chance(power["not_reproduced"], is_assumed=is_assumed)
         more.append(
@@ -104,16 +113,6 @@ def _chance(chance: float, *, is_assumed: bool) -> str:
     return percent(chance, 0)
 
 
-def _share_of(claim: Claim, margin: float) -> str:
-    """Compare a printed difference with its margin, and say what that requires of ours; "" for other numbers."""
-    is_difference = (claim.facts.is_gain or claim.kind == "ratio") and claim.value
-    if not is_difference:
-        return ""
-    share = margin / abs(claim.value or 1.0)
-    least, most = (percent(end, 0) for end in (1 - share, 1 + share))
-    return f", {name_share(share)} of the paper’s number: ours may be {least} to {most} of it"
-
-
 def distance(value: float, claim: Claim) -> str:
     """A difference in the claim's unit: of fractions in percentage points."""
     if unit_of(claim) == "fraction":
@@ -122,83 +121,69 @@ def distance(value: float, claim: Claim) -> str:
     return in_terms_of(float(f"{value:.3g}"), claim)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MarginRow:
-    """A kind of claim, how far ours may be from the paper's number and still count as the same, and why."""
-
-    kind: str
-    margin: str
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LevelRow:
-    """A question, and for each plan, by its number of replicates, the confidence at each of its looks."""
-
-    question: str
-    plans: dict[int, str]
-
-
-def describe_margins(rules: Rules) -> list[MarginRow]:
+def describe_margins(rules: Rules) -> list[tuple[str, str, str]]:
+    """List kinds of claims, how far ours may be from the paper's number and still count as the same, and why."""
     margins = rules.margins
     return [
-        MarginRow(
-            kind="accuracy or error rate of one model",
-            margin=f"{_points(margins.error_points)}, but no more than {name_share(margins.error_share)} "
-            "of the paper’s error",
-            why="One point is a lot if few errors are left, so a small error has a smaller margin. "
+        (
+            "accuracy or error rate of one model",
+            f"{_points(margins.error_points)}, but no more than {name_share(margins.error_share)} of the paper’s error",
+            "One point is a lot if few errors are left, so a small error has a smaller margin. "
             "It is never less than the last digit that the paper prints.",
         ),
-        MarginRow(
-            kind="difference between two models, in accuracy or error or as a ratio",
-            margin=f"{name_share(margins.difference_share)} of the printed difference, "
+        (
+            "difference between two models, in accuracy or error or as a ratio",
+            f"{name_share(margins.difference_share)} of the printed difference, "
             f"but at least {_points(margins.difference_points)}",
-            why=f"Confirming it then means: {_least(margins.difference_share)}. A difference no larger than its margin "
+            f"Confirming it then means: {_least(margins.difference_share)}. A difference no larger than its margin "
             "can’t be confirmed in size: no difference at all would count as equal to it.",
         ),
-        MarginRow(
-            kind="two models that are called comparable",
-            margin=_points(margins.comparable_points),
-            why="No paper says what it calls comparable. If it calls larger losses comparable, those count, too.",
+        (
+            "two models that are called comparable",
+            _points(margins.comparable_points),
+            "No paper says what it calls comparable. If it calls larger losses comparable, those count, too.",
         ),
-        MarginRow(
-            kind="change of the logarithm of an error, in nats; the same gain at every level",
-            margin=f"{name_share(margins.log_mse_share)} of the printed change",
-            why=f"Logarithms scatter little, so the margin can be narrower: {_least(margins.log_mse_share)}.",
+        (
+            "change of the logarithm of an error, in nats; the same gain at every level",
+            f"{name_share(margins.log_mse_share)} of the printed change",
+            f"Logarithms scatter little, so the margin can be narrower: {_least(margins.log_mse_share)}.",
         ),
-        MarginRow(
-            kind="loss of one model",
-            margin=f"{name_share(margins.loss_share)} of the paper’s loss",
-            why="No paper prints the scatter of its losses, so this is our choice.",
+        (
+            "loss of one model",
+            f"{name_share(margins.loss_share)} of the paper’s loss",
+            "No paper prints the scatter of its losses, so this is our choice.",
         ),
-        MarginRow(
-            kind="operations (FLOPs); memory",
-            margin=" and ".join(dict.fromkeys(map(name_share, (margins.flops_share, margins.memory_share))))
+        (
+            "operations (FLOPs); memory",
+            " and ".join(dict.fromkeys(map(name_share, (margins.flops_share, margins.memory_share))))
             + " of the paper’s number",
-            why="Counting conventions differ by a few percent.",
+            "Counting conventions differ by a few percent.",
         ),
     ]
 
 
-def describe_levels(rules: Rules, plans: Iterable[int]) -> list[LevelRow]:
-    """`plans`: the numbers of replicates that experiments plan; those with the same looks are told once each."""
-    found = {planned: levels_of(rules, planned) for planned in plans}
+def describe_levels(rules: Rules, plans: Sequence[int]) -> list[tuple[str, ...]]:
+    """List questions, each with the confidence at every look of the `plans`, given by their numbers of replicates.
+
+    A cell is as "98.3 % after 3, 96.7 % after 5".
+    """
+    found = [levels_of(rules, planned) for planned in plans]
     questions = {
-        "Which of two models is better? (supported, reversed)": "order",
-        "Is a number, or the size of a difference, the paper’s? (reproduced)": "same",
-        "… where the paper prints its own error": "with_error",
-        "Does it differ from the paper’s? (not reproduced)": "other",
+        "Which of two models is better? (supported, reversed)": [levels.order for levels in found],
+        "Is a number, or the size of a difference, the paper’s? (reproduced)": [levels.same for levels in found],
+        "… where the paper prints its own error": [levels.with_error for levels in found],
+        "Does it differ from the paper’s? (not reproduced)": [levels.other for levels in found],
     }
     return [
-        LevelRow(question=question, plans={planned: _looks(levels, name) for planned, levels in found.items()})
-        for question, name in questions.items()
+        (
+            question,
+            *(
+                ", ".join(f"{as_confidence(level)} after {n}" for n, level in looks.items()) or "not judged"
+                for looks in of_plans
+            ),
+        )
+        for question, of_plans in questions.items()
     ]
-
-
-def _looks(levels: Levels, name: str) -> str:
-    """List confidence levels by number of runs, as "98.3 % after 3, 96.7 % after 5"."""
-    looks: dict[int, float] = getattr(levels, name)
-    return ", ".join(f"{as_confidence(value)} after {n}" for n, value in looks.items()) or "not judged"
 
 
 def name_share(share: float) -> str:
@@ -298,3 +283,56 @@ def _chance_of_margin(chance: float) -> str:
     if chance > 0.999:
         return "more than 99.9 %"
     return "less than 0.1 %" if chance < 0.001 else percent(chance, 0 if 0.01 <= chance <= 0.99 else 1)
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+_PLANS = (3, 5, 10)
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
+
+
+def describe_method(rules: Rules, whole: str, later: Iterable[tuple[str, str, str]]) -> str:
+    """Return the method as Markdown: `whole` tells which data lack what, `later` what, address and name of a claim."""
+    text = fill_tables((DOCS / "verdicts.md").read_text(encoding="utf-8"), rules)
+    told = "\n".join(f"- {quote(what)}: [{quote(name)}]({address})" for what, address, name in later)
+    return text.replace("<!-- whole -->", quote(whole)).replace("<!-- later -->", told)
+
+
+def quote(text: str) -> str:
+    """Return text that Markdown shows as it is."""
+    return _SPECIAL.sub(r"\\\1", text)
+
+
+def fill_tables(text: str, rules: Rules) -> str:
+    """Return the method's Markdown with the tables of words, margins and levels in place of their marks."""
+    words = (
+        (f"{ICONS[word]} {word}", f"{REASONS[key][0].upper()}{REASONS[key][1:]}. {MEANINGS[key]}", f"`{key}`")
+        for word, keys in BY_WORD.items()
+        for key in keys
+    )
+    tables = {
+        "words": _table(("verdict", "reason", "in the API"), words),
+        "margins": _table(("kind of claim", "counts as the same within", "why"), describe_margins(rules)),
+        "levels": _table(
+            ("question", *(f"{planned} replicates planned" for planned in _PLANS)), describe_levels(rules, _PLANS)
+        ),
+    }
+    for name, lines in tables.items():
+        text = text.replace(f"<!-- {name} -->", "\n".join(lines))
+    return text
+
+
+def add_badges(page: Markup) -> Markup:
+    """Return the page with the words of its verdicts as badges."""
+    html = str(page)
+    for word in BY_WORD:
+        html = html.replace(
+            f"<td>{ICONS[word]} {word}</td>", f'<td><span class="badge verdict {COLOURS[word]}">{word}</span></td>'
+        )
+    return Markup(html)
+
+
+def _table(heading: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    head = list(heading)
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)

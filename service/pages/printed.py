@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
-from service.database.comparing import Question
+from service.database.comparing import Answer, Question
 from service.database.curves import Curve, known_curves, list_curves, name_curve
 from service.pages.charts import draw_costs, draw_curve
 from service.pages.formats import exact, names_baseline_first, value_in
@@ -70,8 +70,9 @@ def lay_out(
     values = {metric: cells for metric, cells in values.items() if len(cells) > 1}
     pairs: dict[str, dict[tuple[str, str], Cell]] = {}
     for row in judged:
-        place, other = _place(row, titles, arms), _other(row, arms)
-        if not place or not other:
+        place = _place(row, titles, arms)
+        other = arms.get((row.experiments[0], row.claim.baseline_arm or "")) if row.experiments else None
+        if not place or not other or names_baseline_first(row.claim):  # the number is told of the other model
             continue
         if (own := values.get(row.claim.metric, {}).get(place)) is not None:
             own.gains.append((other, row))
@@ -91,12 +92,6 @@ def _place(row: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tuple[str,
         return None
     model = arms.get((row.experiments[0], row.claim.arm or ""))
     return (model, titles[row.datasets[0]]) if model else None
-
-
-def _other(row: JudgedClaim, arms: Mapping[tuple[str, str], str]) -> str | None:
-    """The model that a claim's is compared with; None where the number is told of the other one."""
-    other = arms.get((row.experiments[0], row.claim.baseline_arm or "")) if row.experiments else None
-    return None if names_baseline_first(row.claim) else other
 
 
 def _table(metric: str, filled: Mapping[tuple[str, str], Cell], is_of_pairs: bool) -> PrintedTable:
@@ -145,19 +140,16 @@ class Parts:
 
 def take_apart(judged: Sequence[JudgedClaim]) -> Parts:
     """Sort a paper's claims into the parts of its page; a model's printed number is a result, whatever decides it."""
-    parts: dict[str, list[JudgedClaim]] = {"results": [], "computed": [], "counted": [], "settings": []}
+    results, computed, counted, settings = (list[JudgedClaim]() for _ in range(4))
     for row in judged:
-        parts[_part_of(row)].append(row)
-    return Parts(group_by_place(parts["results"]), parts["computed"], parts["counted"], parts["settings"])
-
-
-def _part_of(row: JudgedClaim) -> str:
-    if row.claim.facts.by == "params":
-        return "settings"
-    if ground_of(row.claim, row.verdict) == "data":
-        return "counted"
-    is_of_a_model = row.claim.facts.number == "model" and row.claim.arm is not None
-    return "computed" if row.verdict.basis == "finding" and not is_of_a_model else "results"
+        is_of_a_model = row.claim.facts.number == "model" and row.claim.arm is not None
+        if row.claim.facts.by == "params":
+            settings.append(row)
+        elif ground_of(row.claim, row.verdict) == "data":
+            counted.append(row)
+        else:
+            (computed if row.verdict.basis == "finding" and not is_of_a_model else results).append(row)
+    return Parts(group_by_place(results), computed, counted, settings)
 
 
 def anchor_of(place: str) -> Anchor:
@@ -196,7 +188,6 @@ def _title(anchor: Anchor, rows: Sequence[JudgedClaim]) -> str:
     return place[0].upper() + place[1:] if is_whole else anchor.title
 
 
-Answer = Callable[[Question], list[ExperimentComparison]]
 CURVES_OF: dict[str, tuple[Curve, ...]] = {
     "accuracy": ("train_accuracy", "test_accuracy"),
     "loss": ("train_loss", "test_loss"),
@@ -219,19 +210,19 @@ def list_shown(session: Session, record: ClaimRecord, compare: Answer) -> list[S
     if record.verdict.status != Status.SHOWN and not is_of_a_size:
         return []
     metric = record.claim.metric if record.claim.metric in METRICS else None
+    patterns = [pattern for pattern in (record.claim.arm, record.claim.baseline_arm) if pattern]
     found = []
     for name in record.datasets:
         kind = session.get_one(Dataset, name).kind
         for comparison in compare(Question(dataset=name, metric=metric)):
             if comparison.experiment in record.experiments and comparison.is_real:
-                about = [arm for arm in comparison.arms if arm.ours and _is_about(record.claim, arm.arm)]
-                found.append(_show(session, record.claim, replace(comparison, arms=tuple(about)), kind))
+                about = tuple(
+                    arm
+                    for arm in comparison.arms
+                    if arm.ours and (not patterns or any(fnmatchcase(arm.arm, pattern) for pattern in patterns))
+                )
+                found.append(_show(session, record.claim, replace(comparison, arms=about), kind))
     return [item for item in found if item.comparison.arms]
-
-
-def _is_about(claim: Claim, arm: str) -> bool:
-    patterns = [pattern for pattern in (claim.arm, claim.baseline_arm) if pattern]
-    return not patterns or any(fnmatchcase(arm, pattern) for pattern in patterns)
 
 
 def _show(session: Session, claim: Claim, comparison: ExperimentComparison, kind: str) -> Shown:

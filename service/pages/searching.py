@@ -18,11 +18,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from service.pages.formats import RELATIVE
-from service.pages.wording import name_metric, print_value
-from stages.results import JudgedClaim
+from service.pages.legend import word_of
+from service.pages.wording import name_metric, ours_in_words, print_value
+from stages.results import JudgedClaim, Word
 
+ClaimColumn = Literal["claim", "paper", "ours", "verdict"]
 STOP_WORDS = """
 a about all an and any are as at base baseline be best by can claim data do does for from good has have how i in is it
 its many model models more much my network networks of on or paper really than that the their then there these this to
@@ -125,7 +128,9 @@ class ClaimIndex:
     ) -> list[str]:
         """The words of a claim's models, of its name, and of all else that is known of it, spelled both ways."""
         claim = row.claim
-        titles = [arms.get((row.experiments[0], arm or ""), "") for arm in _arms(row)] if row.experiments else []
+        titles = [
+            arms.get((first, arm or ""), "") for first in row.experiments[:1] for arm in (claim.arm, claim.baseline_arm)
+        ]
         said = name if claim.statement else " ".join(word for word in self._words(name) if word in self._models)
         own = claim.id.partition(".")[2].replace(".", " ")
         parts = [name_metric(claim.metric), claim.metric.replace("_", " "), claim.place, claim.note, own]
@@ -194,5 +199,20 @@ class ClaimIndex:
         return found
 
 
-def _arms(row: JudgedClaim) -> tuple[str | None, str | None]:
-    return row.claim.arm, row.claim.baseline_arm
+def sort_claims(
+    rows: Sequence[JudgedClaim], column: ClaimColumn, names: Mapping[str, str], *, is_reversed: bool
+) -> list[JudgedClaim]:
+    """Sort by a column of the table, numbers unit by unit; claims without a number come last."""
+
+    def key(row: JudgedClaim) -> tuple[str, str | float | None]:
+        if column == "claim":
+            return "", names[row.claim.id].casefold()
+        if column == "verdict":
+            return "", list(Word).index(word_of(row))
+        if column == "paper":
+            return row.claim.unit or "", None if print_value(row.claim) == "–" else row.claim.value
+        own = row.verdict.ours if row.verdict.estimate is None else row.verdict.estimate
+        return row.claim.unit or "", own if ours_in_words(row) else None
+
+    ordered = sorted((row for row in rows if key(row)[1] is not None), key=key, reverse=is_reversed)
+    return ordered + [row for row in rows if key(row)[1] is None]

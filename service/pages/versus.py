@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from service.pages.dots import Interval, draw_interval
 from service.pages.formats import as_confidence, as_precise_as, from_to, plain, points, value_in
 from service.pages.legend import COLOURS, headline_of
-from stages.results import ExperimentComparison, ImagePair, JudgedClaim, Versus, Word
+from stages.results import ExperimentComparison, JudgedClaim, Versus, Word
 
 DEVICES = {"cuda": "one GPU", "cpu": "two CPU cores"}
 LARGE_GRID = 24
@@ -45,7 +45,13 @@ def answer_versus(found: Versus) -> str:
     verdict, on = found.verdict, f"on {found.dataset.title}"
     ours, theirs = name_sides(found)
     if verdict.estimate is None or verdict.low is None or verdict.high is None:
-        return f"Not known yet: {_untrained(found, f'{ours} and {theirs} {on}')}{_to_decide(found)}."
+        models = f"{ours} and {theirs} {on}"
+        why = f"{models} were not both trained in full"
+        if not found.is_paired:
+            why = f"no experiment trains both {models}"
+        elif found.cut:
+            why = f"there are only shortened runs of {models}, which decide nothing"
+        return f"Not known yet: {why}{_to_decide(found)}."
     word, sign = headline_of(verdict.status), -1 if verdict.estimate < 0 else 1
     low, high = sorted((sign * verdict.low, sign * verdict.high))
     size, *ends = (gain_in_words(found, gain).removeprefix("+") for gain in (abs(verdict.estimate), low, high))
@@ -72,14 +78,6 @@ def gain_in_words(found: Versus, gain: float) -> str:
         return points(gain)
     verdict = found.verdict
     return value_in(found.metric.unit, as_precise_as(verdict.low, verdict.high))(gain)
-
-
-def _untrained(found: Versus, models: str) -> str:
-    if not found.is_paired:
-        return f"no experiment trains both {models}"
-    if found.cut:
-        return f"there are only shortened runs of {models}, which decide nothing"
-    return f"{models} were not both trained in full"
 
 
 def _to_decide(found: Versus) -> str:
@@ -109,24 +107,17 @@ def describe_images(found: Versus) -> str:
         return ""
     first, short = pairs[0], "of shortened runs, " if found.cut else ""
     if len(pairs) == 1:
+        p = "p < 0.0001" if first.p_value < 1e-4 else f"p = {first.p_value:.2g}"
         return (
             f"Of {first.images:,} test images, {ours} alone is right on {first.a_alone:,} and {theirs} alone on "
-            f"{first.b_alone:,} ({short}{_p(first)}, McNemar’s exact test of these two networks)."
+            f"{first.b_alone:,} ({short}{p}, McNemar’s exact test of these two networks)."
         )
-    ahead, behind = (sum(side) for side in zip(*(_ahead(pair) for pair in pairs), strict=True))
+    sure = [pair.a_alone - pair.b_alone for pair in pairs if pair.p_value < SURE]
+    ahead, behind = sum(lead > 0 for lead in sure), sum(lead < 0 for lead in sure)
     return (
         f"Of {len(pairs)} pairs of networks, {ours} is right on more images in {ahead} and {theirs} in {behind} "
         f"({short}McNemar’s exact test, p < {SURE:g} each); the others can’t be told apart."
     )
-
-
-def _ahead(pair: ImagePair) -> tuple[bool, bool]:
-    sure = pair.p_value < SURE
-    return sure and pair.a_alone > pair.b_alone, sure and pair.a_alone < pair.b_alone
-
-
-def _p(pair: ImagePair) -> str:
-    return "p < 0.0001" if pair.p_value < 1e-4 else f"p = {pair.p_value:.2g}"
 
 
 def draw_gain(found: Versus) -> Interval | None:

@@ -250,7 +250,10 @@ def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tup
         begins_with_a_word = re.match(r"(a|[a-z]{2,}([/-][a-z]+)?) ", claim.statement)  # not with a formula
         return claim.statement[0].upper() + claim.statement[1:] if begins_with_a_word else claim.statement
     metric = name_metric(claim.metric)
-    arm, baseline = (_title(name, judged.experiments, arms) for name in (claim.arm, claim.baseline_arm))
+    arm, baseline = (
+        next((arms[where, name] for where in judged.experiments if name and (where, name) in arms), name)
+        for name in (claim.arm, claim.baseline_arm)
+    )
     if names_baseline_first(claim):
         arm, baseline = baseline, arm
     if arm:
@@ -269,10 +272,6 @@ def name_metric(metric: str) -> str:
     if metric in METRICS:
         return METRICS[metric].title
     return _WORDS.get(metric) or metric.replace("_", " ").capitalize()
-
-
-def _title(arm: str | None, experiments: Sequence[str], arms: Mapping[tuple[str, str], str]) -> str | None:
-    return next((arms[name, arm] for name in experiments if arm and (name, arm) in arms), arm)
 
 
 def as_run(value: float, claim: Claim) -> str:

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from service.database import queries
-from service.database.claim_schemas import (
-    ClaimDetailOut,
-    ClaimOut,
-    FamilyOut,
-    TallyOut,
-    VerdictsOut,
-    describe_claim,
-    describe_record,
-)
-from service.database.comparing import Provenance, Question
-from service.database.curves import (
-    Curve,
-    ObservedPointOut,
-    UnknownQuantity,
-    known_quantities,
-    list_behind,
-    list_curves,
-    list_observed,
-)
+from service.database import claim_schemas, curves, queries
+from service.database.comparing import Provenance, compare_one
 from service.database.samples import PNG, Samples
 from service.database.schemas import CurvePointOut, DatasetOut, ExperimentOut, PaperOut, SampleOut
 from service.dependencies import Compare, ResultsSession, app_state_of
@@ -35,7 +17,7 @@ from service.http.strict import StrictRoute
 from service.http.tabular import Paging, list_responses
 from service.pages.formats import unit_of
 from service.pages.wording import name_claims
-from stages.results import ClaimFilter, Standing, Status, UnknownArm, Word, find_judged, list_families
+from stages.results import ClaimFilter, Standing, Status, Word, find_judged, list_families
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 PaperFilter = Annotated[str | None, Query(description="name of a paper", examples=["ninformer"])]
@@ -44,17 +26,21 @@ ProvenanceFilter = Annotated[
     Provenance | None, Query(description="embedded (placeholder data), subset or full", examples=["full"])
 ]
 ExperimentFilter = Annotated[str | None, Query(description="name of an experiment", examples=["ninformer-cifar100"])]
-
+ProfileFilter = Annotated[
+    str | None, Query(description="profile; default: the strongest with results", examples=["quick"])
+]
 VerdictFilter = Annotated[Status | None, Query(description="a verdict", examples=["reproduced"])]
+Route = TypeVar("Route", bound=Callable[..., Any])
 
 
-@router.get(
-    "/papers",
-    tags=["catalogue"],
-    operation_id="listPapers",
-    response_model=list[PaperOut],
-    responses=list_responses(),
-)
+def listing(
+    router: APIRouter, tag: str, path: str, operation: str, items: Any, *errors: int
+) -> Callable[[Route], Route]:
+    """Register a list that is answered page by page, as JSON or CSV."""
+    return router.get(path, tags=[tag], operation_id=operation, response_model=items, responses=list_responses(*errors))
+
+
+@listing(router, "catalogue", "/papers", "listPapers", list[PaperOut])
 def list_papers(session: ResultsSession, page: Paging) -> Sequence[PaperOut] | Response:
     """The papers whose claims are tested."""
     return page.answer_with(PaperOut, queries.list_papers(session))
@@ -66,13 +52,7 @@ def read_paper(name: str, session: ResultsSession) -> PaperOut:
     return PaperOut.model_validate(queries.find_paper(session, name))
 
 
-@router.get(
-    "/datasets",
-    tags=["catalogue"],
-    operation_id="listDatasets",
-    response_model=list[DatasetOut],
-    responses=list_responses(),
-)
+@listing(router, "catalogue", "/datasets", "listDatasets", list[DatasetOut])
 def list_datasets(session: ResultsSession, page: Paging) -> Sequence[DatasetOut] | Response:
     """The data sets that models are trained and tested on."""
     return page.answer_with(DatasetOut, queries.list_datasets(session))
@@ -84,13 +64,7 @@ def read_dataset(name: str, session: ResultsSession) -> DatasetOut:
     return DatasetOut.model_validate(queries.find_dataset(session, name))
 
 
-@router.get(
-    "/datasets/{name}/samples",
-    tags=["catalogue"],
-    operation_id="listSamples",
-    response_model=list[SampleOut],
-    responses=list_responses(404),
-)
+@listing(router, "catalogue", "/datasets/{name}/samples", "listSamples", list[SampleOut], 404)
 def list_samples(name: str, request: Request, session: ResultsSession, page: Paging) -> Sequence[SampleOut] | Response:
     """Test images to try a model on: a few classes, one image each."""
     settings = app_state_of(request).settings
@@ -117,13 +91,7 @@ def read_sample(
     return Response(samples.png(position), media_type="image/png")
 
 
-@router.get(
-    "/experiments",
-    tags=["catalogue"],
-    operation_id="listExperiments",
-    response_model=list[ExperimentOut],
-    responses=list_responses(404),
-)
+@listing(router, "catalogue", "/experiments", "listExperiments", list[ExperimentOut], 404)
 def list_experiments(
     session: ResultsSession, page: Paging, paper: PaperFilter = None, dataset: DatasetFilter = None
 ) -> Sequence[ExperimentOut] | Response:
@@ -137,72 +105,49 @@ def read_experiment(name: str, session: ResultsSession) -> ExperimentOut:
     return ExperimentOut.model_validate(queries.find_experiment(session, name))
 
 
-@router.get(
-    "/experiments/{name}/curves",
-    tags=["catalogue"],
-    operation_id="listCurves",
-    response_model=list[CurvePointOut],
-    responses=list_responses(404),
-)
+@listing(router, "catalogue", "/experiments/{name}/curves", "listCurves", list[CurvePointOut], 404)
 def list_experiment_curves(
     name: str,
     session: ResultsSession,
     compare: Compare,
     page: Paging,
-    curve: Annotated[Curve, Query(description="quantity to plot over epochs")] = "test_accuracy",
-    profile: Annotated[
-        str | None, Query(description="profile; default: the strongest with results", examples=["quick"])
-    ] = None,
+    curve: Annotated[curves.Curve, Query(description="quantity to plot over epochs")] = "test_accuracy",
+    profile: ProfileFilter = None,
     arm: Annotated[list[str], Query(max_length=64, description="only these arms", examples=[["vit"]])] = [],  # noqa: B006
 ) -> Sequence[CurvePointOut] | Response:
     """Learning curves: mean, minimum and maximum over the compared replicates, by arm and epoch."""
     experiment = queries.find_experiment(session, name)
-    known = [item.name for item in experiment.arms]
     for wanted in arm:
-        if wanted not in known:
-            raise UnknownArm(wanted[:80], known)
-    found = compare(Question(dataset=experiment.dataset, profile=profile))
-    comparison = next(item for item in found if item.experiment == name)
+        queries.find_arm(experiment, wanted)
+    comparison = compare_one(compare, experiment, profile=profile)
     arms = [item.arm for item in comparison.arms if not arm or item.arm in arm]
-    return page.answer_with(CurvePointOut, list_curves(session, comparison, curve, arms))
+    return page.answer_with(CurvePointOut, curves.list_curves(session, comparison, curve, arms))
 
 
-@router.get(
-    "/experiments/{name}/observations",
-    tags=["catalogue"],
-    operation_id="listObservations",
-    response_model=list[ObservedPointOut],
-    responses=list_responses(404),
+@listing(
+    router, "catalogue", "/experiments/{name}/observations", "listObservations", list[curves.ObservedPointOut], 404
 )
 def list_experiment_observations(
     name: str,
     session: ResultsSession,
     compare: Compare,
     page: Paging,
-    profile: Annotated[
-        str | None, Query(description="profile; default: the strongest with results", examples=["quick"])
-    ] = None,
+    profile: ProfileFilter = None,
     quantity: Annotated[str | None, Query(description="only this quantity", examples=["attention_sigma"])] = None,
-) -> Sequence[ObservedPointOut] | Response:
+) -> Sequence[curves.ObservedPointOut] | Response:
     """Quantities measured inside the compared networks, before and after training, by block."""
-    experiment = queries.find_experiment(session, name)
-    found = compare(Question(dataset=experiment.dataset, profile=profile))
-    comparison = next(item for item in found if item.experiment == name)
-    known = known_quantities(session, comparison)
+    comparison = compare_one(compare, queries.find_experiment(session, name), profile=profile)
+    known = curves.known_quantities(session, comparison)
     if quantity is not None and known and quantity not in known:
-        raise UnknownQuantity(quantity[:80], known)
+        raise curves.UnknownQuantity(quantity[:80], known)
     wanted = [item for item in known if quantity in (None, item)]
     arms = [item.arm for item in comparison.arms]
-    return page.answer_with(ObservedPointOut, list_observed(session, comparison, quantities=wanted, arms=arms))
+    return page.answer_with(
+        curves.ObservedPointOut, curves.list_observed(session, comparison, quantities=wanted, arms=arms)
+    )
 
 
-@router.get(
-    "/claims",
-    tags=["claims"],
-    operation_id="listClaims",
-    response_model=list[ClaimOut],
-    responses=list_responses(404),
-)
+@listing(router, "claims", "/claims", "listClaims", list[claim_schemas.ClaimOut], 404)
 def list_claims(
     session: ResultsSession,
     page: Paging,
@@ -218,7 +163,7 @@ def list_claims(
     family: Annotated[
         str | None, Query(description="name of a table's family of claims", examples=["ninformer.table2"])
     ] = None,
-) -> Sequence[ClaimOut] | Response:
+) -> Sequence[claim_schemas.ClaimOut] | Response:
     """The papers' claims, each with its verdict."""
     wanted = ClaimFilter(
         paper=paper,
@@ -232,15 +177,20 @@ def list_claims(
     )
     found = page.cut(queries.list_claims(session, wanted, limit=page.limit + 1, offset=page.offset))
     names = name_claims(session, found)
-    return page.answer(ClaimOut, [describe_claim(row, names[row.claim.id], unit_of(row.claim)) for row in found])
+    return page.answer(
+        claim_schemas.ClaimOut,
+        [claim_schemas.describe_claim(row, names[row.claim.id], unit_of(row.claim)) for row in found],
+    )
 
 
 @router.get("/claims/{claim_id}", tags=["claims"], operation_id="getClaim", responses=declared(404))
-def read_claim(claim_id: str, session: ResultsSession, compare: Compare) -> ClaimDetailOut:
+def read_claim(claim_id: str, session: ResultsSession, compare: Compare) -> claim_schemas.ClaimDetailOut:
     """One claim: its verdict, the runs behind it, its deviations and its cost."""
     record = find_judged(session, claim_id)
-    observed = list_behind(session, record, queries.arms_of(session, record.experiments), compare)
-    return describe_record(record, observed, name_claims(session, [record])[claim_id], unit_of(record.claim))
+    observed = curves.list_behind(session, record, queries.arms_of(session, record.experiments), compare)
+    return claim_schemas.describe_record(
+        record, observed, name_claims(session, [record])[claim_id], unit_of(record.claim)
+    )
 
 
 @router.get("/verdicts", tags=["claims"], operation_id="listVerdicts", responses=declared(404, 422))
@@ -249,10 +199,10 @@ def count_verdicts(
     paper: PaperFilter = None,
     dataset: DatasetFilter = None,
     kind: Annotated[str | None, Query(examples=["value"])] = None,
-) -> VerdictsOut:
+) -> claim_schemas.VerdictsOut:
     """Number of claims by verdict for each paper, and a summary of each table."""
     counts = queries.tally_claims(session, ClaimFilter(paper=paper, dataset=dataset, kind=kind))
-    return VerdictsOut(
-        papers=[TallyOut.model_validate(row) for row in counts],
-        tables=[FamilyOut.model_validate(row) for row in list_families(session, paper=paper)],
+    return claim_schemas.VerdictsOut(
+        papers=[claim_schemas.TallyOut.model_validate(row) for row in counts],
+        tables=[claim_schemas.FamilyOut.model_validate(row) for row in list_families(session, paper=paper)],
     )

@@ -15,41 +15,17 @@ from service.database.curves import list_behind
 from service.database.queries import lacking_test_images, list_deviations, list_mentioned, tally_of
 from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.errors import declared
+from service.pages import concluding, opening, planning, wording
 from service.pages.charts import draw_arms, draw_blocks, draw_trend, mark_pairs
 from service.pages.citing import bibtex, bibtex_paper, claim_badge, json_ld, paper_badge, times_reproduced
-from service.pages.concluding import (
-    conclude,
-    describe_counted,
-    describe_other_reading,
-    describe_whole,
-    find_trend,
-    judged_later,
-    qualify,
-    range_of,
-    sort_changes,
-)
-from service.pages.documents import render
 from service.pages.dots import draw_claim, draw_lines, draw_strip, share_of
 from service.pages.legend import has_word, known_word, word_of
 from service.pages.linked_data import article_of
-from service.pages.method import DOCS, add_badges, describe_method
 from service.pages.models import describe_looks, first_looks, list_chances, timed_here
-from service.pages.opening import (
-    answer,
-    by_ground,
-    cards_of,
-    describe_discoveries,
-    describe_open,
-    describe_tests,
-    first_places,
-    prospects,
-    still_open,
-    sum_outlooks,
-)
-from service.pages.planning import describe_chance_of_truth, plan_in_words, strip_of
 from service.pages.plots import inks_of
 from service.pages.printed import count_errors, lay_out, list_shown, take_apart
-from service.pages.searching import ClaimIndex, Found
+from service.pages.repository import render
+from service.pages.searching import ClaimColumn, ClaimIndex, Found, sort_claims
 from service.pages.versus import (
     Pair,
     answer_versus,
@@ -60,20 +36,10 @@ from service.pages.versus import (
     list_titles,
     name_sides,
 )
-from service.pages.wording import (
-    count_verdicts,
-    describe_verdicts,
-    is_decided,
-    name_claim,
-    name_claims,
-    ours_in_words,
-    shared_errors,
-    side_of,
-    titles_of,
-)
 from stages.results import (
     ClaimFilter,
     JudgedClaim,
+    Outlook,
     find_judged,
     list_families,
     list_judged,
@@ -104,7 +70,7 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
         for paper in papers
     }
     drawn = {name: [row for row in rows if share_of(row)] for name, rows in by_paper.items()}
-    names = name_claims(session, [row for rows in drawn.values() for row in rows])
+    names = wording.name_claims(session, [row for rows in drawn.values() for row in rows])
     by_experiment = {item.experiment: item for item in comparisons}
     marks = Counter(row.verdict.mark for row in judged if row.verdict.registration)
     return app_state_of(request).templates.TemplateResponse(
@@ -114,11 +80,11 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
             "papers": papers,
             "strips": {name: draw_strip(rows, names) for name, rows in drawn.items()},
             "counts": {tally.paper: tally for tally in tallies},
-            "cards": cards_of(tallies),
-            "open": still_open(tallies),
-            "answers": {name: answer(rows, by_experiment) for name, rows in asked.items()},
+            "cards": opening.cards_of(tallies),
+            "open": opening.still_open(tallies),
+            "answers": {name: opening.answer(rows, by_experiment) for name, rows in asked.items()},
             "exploratory": sum(number for mark, number in marks.items() if mark != "confirmatory"),
-            "planned": prospects(sum_outlooks([tally.outlook for tally in tallies])),
+            "planned": opening.prospects(opening.add(Outlook, [tally.outlook for tally in tallies])),
             "pair": first_pair(asked.values(), comparisons),
             "titles": list_titles(comparisons),
             "datasets": datasets,
@@ -143,9 +109,9 @@ def show_paper(
     parts = take_apart(judged)
     groups = {**parts.results, COMPUTED: parts.computed, "counted": parts.counted, "settings": parts.settings}
     looks = first_looks(name, judged, compare, queries.list_datasets(session))
-    titles, arms = titles_of(session)
+    titles, arms = wording.titles_of(session)
     deviations = list_deviations(session, name)
-    names = {row.claim.id: name_claim(row, titles, arms) for row in judged}
+    names = {row.claim.id: wording.name_claim(row, titles, arms) for row in judged}
     drawn, address = draw_lines(judged, names), app_state_of(request).settings.address
     return app_state_of(request).templates.TemplateResponse(
         request,
@@ -153,27 +119,30 @@ def show_paper(
         {
             "paper": paper,
             "tally": counts,
-            "before_use": [*paper.before_use, *(filter(None, [describe_open(counts)]) if counts else [])],
+            "before_use": [*paper.before_use, *(filter(None, [opening.describe_open(counts)]) if counts else [])],
             "words": Counter(word_of(row) for row in every),
-            "prospects": prospects(counts.outlook) if counts else "",
-            "discoveries": describe_discoveries(counts) if counts else "",
-            "grounds": by_ground([counts]) if counts else [],
+            "prospects": opening.prospects(counts.outlook) if counts else "",
+            "discoveries": opening.describe_discoveries(counts) if counts else "",
+            "grounds": opening.by_ground([counts]) if counts else [],
             "families": list_families(session, paper=name),
             "parts_of": parts,
             "groups": {place: lay_out(rows, titles, arms) for place, rows in parts.results.items()},
-            "summaries": {place: describe_verdicts(rows, looks) for place, rows in groups.items()},
-            "counts": {"counted": count_verdicts(parts.counted), "settings": count_verdicts(parts.settings)},
+            "summaries": {place: wording.describe_verdicts(rows, looks) for place, rows in groups.items()},
+            "counts": {
+                "counted": wording.count_verdicts(parts.counted),
+                "settings": wording.count_verdicts(parts.settings),
+            },
             "computed": COMPUTED,
-            "errors": {place: shared_errors(rows, counts) for place, rows in groups.items()} if counts else {},
+            "errors": {place: wording.shared_errors(rows, counts) for place, rows in groups.items()} if counts else {},
             "names": names,
             "error_counts": count_errors(every),
             "looks": looks,
             "chances": {place: list_chances(rows, looks) for place, rows in groups.items()},
             "shortened": describe_looks(looks, judged, titles),
             "deviations": deviations if verdict is None else [],
-            "explained": first_places(session, deviations, groups),
-            "tests": describe_tests(deviations, arms, compare),
-            "answer": answer(
+            "explained": opening.first_places(session, deviations, groups),
+            "tests": opening.describe_tests(deviations, arms, compare),
+            "answer": opening.answer(
                 [row for row in every if any(fnmatchcase(row.claim.id, one) for one in paper.answered_by)],
                 {item.experiment: item for item in compare(Question(paper=name))},
             ),
@@ -210,7 +179,7 @@ def show_versus(
             "plot": draw_gain(found) if found else None,
             "facts": facts_of(found) if found else [],
             "claims": claims,
-            "names": name_claims(session, claims),
+            "names": wording.name_claims(session, claims),
             "pair": Pair(a=a, b=b, dataset=dataset),
             "titles": list_titles(compare(Question(dataset=dataset))),
             "datasets": queries.list_datasets(session),
@@ -226,26 +195,34 @@ def search_claims(
     q: Annotated[str, Query(max_length=100)] = "",
     verdict: Word = None,
     page: Annotated[int, Query(ge=1, le=1000)] = 1,
+    sort: ClaimColumn | None = None,
+    reverse: bool = False,
 ) -> Response:
-    """Show the claims that match `q`, grouped by paper, best first; without `q`, all claims, decided ones first."""
+    """Show the claims that match `q`, grouped by paper, best first; without `q`, all claims, decided ones first.
+
+    If sorted by a column, they are in one table.
+    """
     everything = list_judged(session, ClaimFilter())
     judged = [row for row in everything if has_word(row, verdict)]
-    titles, arms = titles_of(session)
-    names = {row.claim.id: name_claim(row, titles, arms) for row in everything}
+    titles, arms = wording.titles_of(session)
+    names = {row.claim.id: wording.name_claim(row, titles, arms) for row in everything}
     papers = {paper.name: paper for paper in queries.list_papers(session)}
     known, content = app_state_of(request).indexes, request.scope["state"]["content"]
     if content not in known:
         index = ClaimIndex(everything, names, arms, {name: paper.title for name, paper in papers.items()}, titles)
         known.clear()  # drop the index of a replaced database
         known[content] = index
-    ordered = sorted(judged, key=lambda row: GROUNDS.index(row.verdict.basis) if is_decided(row.verdict.status) else 9)
+    ordered = sorted(
+        judged, key=lambda row: GROUNDS.index(row.verdict.basis) if wording.is_decided(row.verdict.status) else 9
+    )
     found = known[content].find(q, judged) if q.strip() else Found(ordered, True, [], [])
     groups: dict[str, list[JudgedClaim]] = {}
-    for row in found.claims[CLAIMS_PER_PAGE * (page - 1) : CLAIMS_PER_PAGE * page]:
-        groups.setdefault(row.claim.paper, []).append(row)
+    listed = sort_claims(found.claims, sort, names, is_reversed=reverse) if sort else found.claims
+    for row in listed[CLAIMS_PER_PAGE * (page - 1) : CLAIMS_PER_PAGE * page]:
+        groups.setdefault("" if sort else row.claim.paper, []).append(row)
     looks = {
         claim: look
-        for paper, rows in (groups if q.strip() else {}).items()
+        for paper, rows in (groups if q.strip() and not sort else {}).items()
         for claim, look in first_looks(paper, rows, compare, queries.list_datasets(session)).items()
     }
     return app_state_of(request).templates.TemplateResponse(
@@ -261,6 +238,8 @@ def search_claims(
             "looks": looks,
             "shortened": describe_looks(looks, found.claims, titles),
             "words": Counter(word_of(row) for row in everything),
+            "sort": sort,
+            "reverse": reverse,
             "page": page,
             "pages": -(-len(found.claims) // CLAIMS_PER_PAGE),
         },
@@ -270,27 +249,27 @@ def search_claims(
 @router.get("/method")
 def show_method(request: Request, session: ResultsSession) -> Response:
     """Show how a verdict is reached and what its words mean."""
-    judged = list_judged(session, ClaimFilter())
-    later = judged_later(judged)
+    # Claims whose rule was written after some of their results had been seen.
+    later = [row for row in list_judged(session, ClaimFilter()) if row.verdict.seen_before_rule is not None]
     every = [experiment.name for experiment in queries.list_experiments(session, paper=None, dataset=None)]
-    names, parts = name_claims(session, later), app_state_of(request)
-    text = describe_method(
+    names, parts = wording.name_claims(session, later), app_state_of(request)
+    text = planning.describe_method(
         read_rules(session),
-        describe_whole(lacking_test_images(session, every), titles_of(session)[0]),
+        concluding.describe_whole(lacking_test_images(session, every), wording.titles_of(session)[0]),
         (
             (after, f"/claims/{row.claim.id}", names[row.claim.id])
             for row in later
             if (after := rule_after(row.claim, row.verdict))
         ),
     )
-    shown, terms = frozenset(parts.files), (DOCS / "glossary.md").read_text(encoding="utf-8")
+    shown, terms = frozenset(parts.files), (planning.DOCS / "glossary.md").read_text(encoding="utf-8")
     method = render("docs/verdicts.md", text, shown, parts.settings.repository)
     return parts.templates.TemplateResponse(
         request,
         "method.html",
         {
             "method": method,
-            "text": add_badges(method.body),
+            "text": planning.add_badges(method.body),
             "terms": render("docs/glossary.md", terms, shown, parts.settings.repository),
             "papers": queries.list_papers(session),
         },
@@ -311,7 +290,7 @@ def show_claim(
     """
     record = find_judged(session, claim_id)
     experiments = [queries.find_experiment(session, name) for name in record.experiments]
-    names = name_claims(session, [record])
+    names = wording.name_claims(session, [record])
     arms = [arm for item in experiments for arm in item.arms]
     titles = {arm.name: arm.title for arm in arms}
     paper, address = queries.find_paper(session, record.claim.paper), str(request.url.replace(query=""))
@@ -320,7 +299,7 @@ def show_claim(
     of_paper = list_judged(session, ClaimFilter(paper=paper.name)) if record.same_error else []
     alike = [row for row in of_paper if row.claim.id in record.same_error]
     lacking = lacking_test_images(session, record.experiments if record.verdict.basis == "params" else ())
-    trend, inks = find_trend(record, arms), inks_of(session)
+    trend, inks = concluding.find_trend(record, arms), inks_of(session)
     return app_state_of(request).templates.TemplateResponse(
         request,
         "claim.html",
@@ -328,27 +307,27 @@ def show_claim(
             "record": record,
             "name": names[claim_id],
             "paper": paper,
-            "conclusion": conclude(record, titles, trend),
-            "reading": describe_other_reading(trend) if trend else "",
-            "found": range_of(trend, record.claim) if trend else ours_in_words(record),
+            "conclusion": concluding.conclude(record, titles, trend),
+            "reading": concluding.describe_other_reading(trend) if trend else "",
+            "found": concluding.range_of(trend, record.claim) if trend else wording.ours_in_words(record),
             "trend_chart": draw_trend(trend, titles, record.claim) if trend else None,
-            "qualifications": qualify(record),
-            "changes": sort_changes(record.changes),
-            "planned": plan_in_words(record.claim, record.verdict),
+            "qualifications": concluding.qualify(record),
+            "changes": concluding.sort_changes(record.changes),
+            "planned": planning.plan_in_words(record.claim, record.verdict),
             "departing": sum(deviation.departs for deviation in record.deviations),
             "look": first_looks(paper.name, [record], compare, queries.list_datasets(session)).get(claim_id),
             "timed": timed_here(record, titles, compare),
-            "counted": describe_counted(record, lacking),
+            "counted": concluding.describe_counted(record, lacking),
             "related": related,
-            "names": name_claims(session, [*related, *alike]),
+            "names": wording.name_claims(session, [*related, *alike]),
             "tried": times_reproduced(record),
-            "tests": describe_tests(record.deviations, titles_of(session)[1], compare),
+            "tests": opening.describe_tests(record.deviations, wording.titles_of(session)[1], compare),
             "cited": cited,
             "bibtex": bibtex(record, names[claim_id], paper, app_state_of(request).settings.address),
-            "linked_data": json_ld(record, names[claim_id], paper, address, side_of(record.verdict.status)),
+            "linked_data": json_ld(record, names[claim_id], paper, address, wording.side_of(record.verdict.status)),
             "plot": draw_claim(record, names[claim_id]),
-            "strip": strip_of(record),
-            "posterior": describe_chance_of_truth(record),
+            "strip": planning.strip_of(record),
+            "posterior": planning.describe_chance_of_truth(record),
             "pairs": mark_pairs(record.pairs, titles, record.claim),
             "observed_chart": draw_blocks(observed, titles, inks),
             "arms_charts": draw_arms(record, titles, inks),
@@ -363,7 +342,7 @@ def show_claim(
 def show_claim_badge(claim_id: str, session: ResultsSession) -> Response:
     """Return the verdict as a badge for a README."""
     record = find_judged(session, claim_id)
-    return Response(claim_badge(record, side_of(record.verdict.status)), media_type="image/svg+xml")
+    return Response(claim_badge(record, wording.side_of(record.verdict.status)), media_type="image/svg+xml")
 
 
 @router.get("/papers/{name}/badge.svg", responses=declared(404))

@@ -15,7 +15,7 @@ from service.http.errors import declared
 from service.http.strict import StrictRoute
 from service.http.tabular import CSV_TOO, ListFormat, Table
 from service.pages.versus import answer_versus
-from service.routes.catalogue import DatasetFilter, PaperFilter, ProvenanceFilter
+from service.routes.catalogue import DatasetFilter, PaperFilter, ProfileFilter, ProvenanceFilter
 from stages.results import ExperimentComparison, as_csv, versus
 
 router = APIRouter(route_class=StrictRoute)
@@ -42,9 +42,7 @@ def read_comparison(
     form: ListFormat,
     dataset: DatasetFilter = None,
     paper: PaperFilter = None,
-    profile: Annotated[
-        str | None, Query(description="profile; default: the strongest with results", examples=["quick"])
-    ] = None,
+    profile: ProfileFilter = None,
     metric: Annotated[
         str | None, Query(description="metric; default: the one that each paper prints", examples=["loss"])
     ] = None,

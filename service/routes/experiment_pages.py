@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator
 
-from service.database import queries
-from service.database.comparing import (
-    COSTS,
-    TITLES,
-    Column,
-    Provenance,
-    Question,
-    first_of_each_dataset,
-    first_with_results,
-    has,
-    lay_side_by_side,
-    list_entries,
-    metrics_of,
-    no_larger,
-    rank,
-    sizes,
-)
+from service.database import comparing, queries
 from service.database.curves import (
     Curve,
     curves_of,
@@ -41,22 +26,14 @@ from service.database.schemas import CurvePointOut
 from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.errors import Problem, declared
 from service.http.tabular import Table, rows_as_csv
+from service.pages import models
 from service.pages.charts import Smooth, draw_blocks, draw_costs, draw_curve
 from service.pages.citing import bibtex_table
 from service.pages.comparing import MOST_LINES, first_shown
 from service.pages.linked_data import results_of
-from service.pages.models import (
-    at_chance,
-    choose_stopwatch,
-    describe_chance,
-    describe_twins,
-    first_looks,
-    recipes,
-    stopwatch_of,
-)
 from service.pages.plots import apart, axis_of, inks_of, mark_of
 from service.pages.wording import name_claims
-from stages.results import METRICS, SHOWN_METRICS, ArmRow, ClaimFilter, ExperimentRow, UnknownArm, list_judged
+from stages.results import METRICS, SHOWN_METRICS, ClaimFilter, list_judged
 
 router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
@@ -83,12 +60,10 @@ def show_experiment(
 ) -> Response:
     """The address holds every choice."""
     experiment = queries.find_experiment(session, name)
-    known = [item.name for item in experiment.arms]
     for wanted in (*arm, left, right):
-        if wanted is not None and wanted not in known:
-            raise UnknownArm(wanted[:80], known)
-    found = compare(Question(dataset=experiment.dataset, profile=profile, metric=metric))
-    comparison = next(item for item in found if item.experiment == name)
+        if wanted is not None:
+            queries.find_arm(experiment, wanted)
+    comparison = comparing.compare_one(compare, experiment, profile=profile, metric=metric)
     trained = [item.arm for item in comparison.arms if item.run_keys] if comparison.is_real else []
     shown = [item for item in trained if item in arm] or first_shown(experiment.arms, trained)
     curves = known_curves(session, comparison) if trained else []
@@ -100,13 +75,18 @@ def show_experiment(
     epochs = len({point.epoch for point in points})
     titles = {item.name: item.title for item in experiment.arms}
     inks = inks_of(session)
-    spent = {key: {getattr(item.cost, key) for item in comparison.arms} - {None} for key in COSTS}
-    costs = sorted((key for key in COSTS if spent[key]), key=lambda key: len(spent[key]) < 2)  # equal costs last
+    spent = {key: {getattr(item.cost, key) for item in comparison.arms} - {None} for key in comparing.COSTS}
+    costs = sorted(
+        (key for key in comparing.COSTS if spent[key]), key=lambda key: len(spent[key]) < 2
+    )  # equal costs last
     against = cost if cost in costs else next(iter(costs), None)
     dataset = queries.find_dataset(session, experiment.dataset)
     kind = dataset.kind
     drawn = draw_curve(points, titles, inks, chosen, kind, smooth) if chosen else None
-    pair = _pair(experiment, left, right)
+    by_name = {item.name: item for item in experiment.arms}
+    proposed = next((item for item in experiment.arms if item.role == "proposed"), experiment.arms[-1])
+    other = by_name.get(proposed.against or "", experiment.arms[0])
+    pair = [by_name[left or other.name], by_name[right or proposed.name]] if len(by_name) > 1 else []
     judged = list_judged(session, ClaimFilter(experiment=name))
     claims = [
         row for row in judged if row.claim.facts.number != "model" and row.claim.facts.by not in ("params", "data")
@@ -125,8 +105,8 @@ def show_experiment(
             "linked_data": results_of(experiment, paper, site_of(request), day),
             "claims": claims,
             "names": name_claims(session, claims),
-            "looks": first_looks(experiment.paper, claims, compare, queries.list_datasets(session)),
-            "guessing": describe_chance(comparison, dataset),
+            "looks": models.first_looks(experiment.paper, claims, compare, queries.list_datasets(session)),
+            "guessing": models.describe_chance(comparison, dataset),
             "trained": trained,
             "shown": shown,
             "titles": titles,
@@ -141,12 +121,12 @@ def show_experiment(
             "quantities": quantities,
             "quantity": looked_at,
             "observed_chart": draw_blocks(observed, titles, inks),
-            "metrics": metrics_of(comparison, kind),
-            "costs": {key: COSTS[key] for key in costs},
+            "metrics": comparing.metrics_of(comparison, kind),
+            "costs": {key: comparing.COSTS[key] for key in costs},
             "cost": against,
             "cost_chart": draw_costs(comparison, against, inks) if against else None,
             "pair": pair,
-            "rows": lay_side_by_side(experiment, *pair) if len(pair) == 2 else [],
+            "rows": comparing.lay_side_by_side(experiment, *pair) if len(pair) == 2 else [],
             "everything": everything,
         },
     )
@@ -160,32 +140,34 @@ def show_leaderboard(
     dataset: str | None = None,
     metric: str | None = None,
     profile: str | None = None,
-    provenance: Annotated[Provenance | None, BeforeValidator(lambda value: value or None)] = None,
+    provenance: Annotated[comparing.Provenance | None, BeforeValidator(lambda value: value or None)] = None,
     parameters: Annotated[int | None, Query(ge=1, lt=1 << 53), BeforeValidator(lambda value: value or None)] = None,
     timed: Annotated[str, Query(max_length=200)] = "",
-    sort: Column = "result",
+    sort: comparing.Column = "result",
     reverse: bool = False,
 ) -> Response:
     """All models trained on one data set, of all papers, in one metric; else on the first data set with results.
 
     With `parameters` only models that have no more of them.  Times are those taken under the conditions `timed`.
     """
-    overview = first_of_each_dataset(compare(Question()))
+    overview = comparing.first_of_each_dataset(compare(comparing.Question()))
     datasets = [item for item in queries.list_datasets(session) if item.name in overview]
-    if (wanted := dataset or first_with_results(overview, datasets)) is None:
+    if (wanted := dataset or comparing.first_with_results(overview, datasets)) is None:
         raise Problem(404, "no model is listed: the results database is empty")
     chosen = queries.find_dataset(session, wanted)
     metrics = {name: METRICS[name].title for name in SHOWN_METRICS[chosen.kind] if METRICS[name].split}
     shown = metric or next(iter(metrics))
-    found = compare(Question(dataset=chosen.name, profile=profile or None, metric=shown, provenance=provenance))
-    every = list_entries(found)
-    kept = no_larger(every, parameters)
-    stopwatch, stopwatches = choose_stopwatch(kept, timed)
-    kept = [replace(entry, is_timed=stopwatch_of(entry) == stopwatch) for entry in kept]
-    entries = rank(kept, by=sort, is_reversed=reverse)
+    found = compare(
+        comparing.Question(dataset=chosen.name, profile=profile or None, metric=shown, provenance=provenance)
+    )
+    every = comparing.list_entries(found)
+    kept = [entry for entry in every if parameters is None or (entry.arm.cost.parameters or math.inf) <= parameters]
+    stopwatch, stopwatches = models.choose_stopwatch(kept, timed)
+    kept = [replace(entry, is_timed=models.stopwatch_of(entry) == stopwatch) for entry in kept]
+    entries = comparing.rank(kept, by=sort, is_reversed=reverse)
     axis = axis_of([entry.arm for entry in entries], METRICS[shown])
     experiments = {name: queries.find_experiment(session, name) for name in {e.comparison.experiment for e in entries}}
-    lost = {item.experiment: at_chance(item, chosen) for item in found}
+    lost = {item.experiment: models.at_chance(item, chosen) for item in found}
     return app_state_of(request).templates.TemplateResponse(
         request,
         "leaderboard.html",
@@ -199,35 +181,32 @@ def show_leaderboard(
             "provenances": PROVENANCES,
             "provenance": provenance,
             "entries": entries,
-            "sizes": sizes(every),
+            "sizes": comparing.sizes(every),
             "parameters": parameters,
-            "recipes": {name: recipes(experiment) for name, experiment in experiments.items()},
+            "recipes": {name: models.recipes(experiment) for name, experiment in experiments.items()},
             "lost": lost,
             "guessing": [
-                sentence for item in found for sentence in describe_chance(item, chosen, {e.arm.arm for e in entries})
+                sentence
+                for item in found
+                for sentence in models.describe_chance(item, chosen, {e.arm.arm for e in entries})
             ],
-            "twins": describe_twins([entry for entry in entries if entry.is_timed]),
+            "twins": models.describe_twins([entry for entry in entries if entry.is_timed]),
             "stopwatch": stopwatch,
             "stopwatches": stopwatches,
             "inks": inks_of(session),
             "axis": axis,
             "marks": [mark_of(entry.arm, METRICS[shown], axis) for entry in entries if axis],
             "most_lines": MOST_LINES,
-            "columns": {name: title for name, title in TITLES.items() if name in ON_BOARD and has(entries, name)},
+            "columns": {
+                name: title
+                for name, title in comparing.TITLES.items()
+                if name in ON_BOARD and comparing.has(entries, name)
+            },
             "sort": sort,
             "reverse": reverse,
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
         },
     )
-
-
-def _pair(experiment: ExperimentRow, left: str | None, right: str | None) -> list[ArmRow]:
-    """The two arms to lay side by side: as asked, else the proposed one and what it stands against."""
-    by_name = {item.name: item for item in experiment.arms}
-    proposed = next((item for item in experiment.arms if item.role == "proposed"), experiment.arms[-1])
-    other = by_name.get(proposed.against or "", experiment.arms[0])
-    names = (left or other.name, right or proposed.name)
-    return [by_name[name] for name in names] if len(experiment.arms) > 1 else []
 
 
 @router.get("/curves", responses=declared(404, 422))
@@ -269,7 +248,7 @@ def show_curves(
             "chart": chart,
             "epochs": len({point.epoch for point in points}),
             "is_fraction": chosen is not None and unit_of_curve(chosen, kind) == "fraction",
-            "offered": [item for item in compare(Question()) if item.is_real],
+            "offered": [item for item in compare(comparing.Question()) if item.is_real],
             "most": MOST_LINES,
         },
     )

@@ -51,13 +51,19 @@ class ExpressRoute(FormRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        is_plain = scope["method"] == "POST" and len(headers) == len(scope["headers"]) and _is_plain(headers)
+        length = headers.get(b"content-length", b"")
+        is_short = length.isdigit() and int(length[:9]) <= MAX_BYTES  # and of known length
+        is_plain = scope["method"] == "POST" and len(headers) == len(scope["headers"]) and is_short
+        is_plain = is_plain and headers.get(b"accept", b"") in JSON
         query = read_query(scope["query_string"]) if is_plain else None
         if query is None:
             await super().handle(scope, receive, send)
             return
-        messages, body = await _received(receive)
+        messages = [await receive()]
+        while messages[-1].get("more_body", False):
+            messages.append(await receive())
         parts: AppState = scope["app"].state.claimcheck
+        body = b"".join(message.get("body", b"") for message in messages)
         form = only_file(headers.get(b"content-type", b""), body)
         if form is None or form[0] != "file" or len(form[2]) > parts.settings.max_image_bytes:
             await super().handle(scope, _again(messages, receive), send)
@@ -72,12 +78,6 @@ async def _predict(parts: AppState, query: PlainQuery, upload: Upload) -> bytes:
     served = await parts.choices.named(query.checkpoints, query.dataset, query.arms)
     parts.engine.require_capacity(1, served)
     return (await predict([upload], served, parts.engine, top_k=query.top_k)).model_dump_json().encode()
-
-
-def _is_plain(headers: dict[bytes, bytes]) -> bool:
-    """True for a short body of known length, to be answered as JSON."""
-    length = headers.get(b"content-length", b"")
-    return length.isdigit() and int(length[:9]) <= MAX_BYTES and headers.get(b"accept", b"") in JSON
 
 
 @lru_cache(1024)
@@ -95,14 +95,6 @@ def read_query(text: bytes) -> PlainQuery | None:
     if not is_fit or len(tops) > 1 or tops not in ([], [str(top_k)]) or top_k > MAX_TOP:
         return None
     return PlainQuery(tuple(checkpoints), datasets[0] if datasets else None, tuple(arms), top_k)
-
-
-async def _received(receive: Receive) -> tuple[list[Message], bytes]:
-    """The whole body, and the messages in which it came."""
-    messages = [await receive()]
-    while messages[-1].get("more_body", False):
-        messages.append(await receive())
-    return messages, b"".join(message.get("body", b"") for message in messages)
 
 
 def _again(messages: list[Message], receive: Receive) -> Receive:

@@ -10,7 +10,7 @@ from anyio import from_thread
 from fastapi import APIRouter, Request, Response
 
 from service.database import queries
-from service.database.comparing import Question
+from service.database.comparing import compare_one
 from service.database.curves import known_curves, list_curves
 from service.database.samples import Answered, NoSample, Samples, answers_of, list_runs_of
 from service.dependencies import AppState, Compare, ResultsSession, app_state_of
@@ -18,8 +18,8 @@ from service.http.errors import declared
 from service.inference.batching import AnswerFailed, InferenceStopped, ModelUnavailable
 from service.inference.decoding import Upload
 from service.inference.engine import predict
+from service.pages.charts import MOST_CELLS, draw_curves, picture_of, shade
 from service.pages.dots import Interval, draw_interval
-from service.pages.drawing import MOST_CELLS, draw_curves, picture_of, shade
 from service.pages.formats import value_with
 from service.pages.models import describe_chance, recipes
 from service.pages.plots import interval_of, printed_of
@@ -27,7 +27,7 @@ from service.pages.versus import hours_in_words
 from service.pages.wording import name_claims
 from service.slots import Busy
 from stages.checkpoint.contract import CheckpointError
-from stages.results import ArmComparison, ClaimFilter, MetricInfo, UnknownArm, list_judged
+from stages.results import ArmComparison, ClaimFilter, MetricInfo, list_judged
 
 router = APIRouter(include_in_schema=False)
 MOST_TILES = 12  # images that it got right, and as many wrong ones
@@ -40,12 +40,9 @@ def show_model(name: str, request: Request, session: ResultsSession, compare: Co
     parts = app_state_of(request)
     experiment = queries.find_experiment(session, name.partition(".")[0][:80])
     arms = {arm.name: arm for arm in experiment.arms}
-    arm = arms.get(name.partition(".")[2])
-    if arm is None:
-        raise UnknownArm(name.partition(".")[2][:80], list(arms))
+    arm = queries.find_arm(experiment, name.partition(".")[2])
     dataset = queries.find_dataset(session, experiment.dataset)
-    found = compare(Question(dataset=dataset.name))
-    comparison = next(item for item in found if item.experiment == experiment.name)
+    comparison = compare_one(compare, experiment)
     ours = next((item for item in comparison.arms if item.arm == arm.name), None)  # of a variant: only once trained
     results = list_runs_of(session, comparison, arm.name)
     weights = queries.list_checkpoints(session, arm_of=(experiment.name, arm.name))

@@ -6,16 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
-from service.database import queries
-from service.database.schemas import (
-    InferOut,
-    ModelMetadataOut,
-    ModelReadyOut,
-    ServerLiveOut,
-    ServerMetadataOut,
-    ServerReadyOut,
-    TensorMetadataOut,
-)
+from service.database import queries, schemas
 from service.dependencies import ResultsSession, app_state_of
 from service.http.disconnects import unless_gone
 from service.http.errors import declared
@@ -62,24 +53,24 @@ BODY: dict[str, Any] = {
 
 
 @router.get("", operation_id="serverMetadata", responses=declared())
-async def read_server(request: Request) -> ServerMetadataOut:
+async def read_server(request: Request) -> schemas.ServerMetadataOut:
     """Name, version and extensions of the service."""
-    return ServerMetadataOut(name="claimcheck", version=request.app.version, extensions=["binary_tensor_data"])
+    return schemas.ServerMetadataOut(name="claimcheck", version=request.app.version, extensions=["binary_tensor_data"])
 
 
 @router.get("/health/live", operation_id="serverLive", responses=declared())
-async def live() -> ServerLiveOut:
+async def live() -> schemas.ServerLiveOut:
     """Liveness: the process responds."""
-    return ServerLiveOut(live=True)
+    return schemas.ServerLiveOut(live=True)
 
 
 @router.get("/health/ready", operation_id="serverReady", responses=declared())
-async def ready(request: Request) -> ServerReadyOut:
+async def ready(request: Request) -> schemas.ServerReadyOut:
     """Readiness, as at `/health/ready`: 503 if requests should go elsewhere."""
     require_ready(parts := app_state_of(request))
     await parts.engine.decoder.check()
     await parts.asking.ask(queries.content_digest)
-    return ServerReadyOut(ready=True)
+    return schemas.ServerReadyOut(ready=True)
 
 
 async def all_versions(model: ModelName, request: Request) -> list[queries.ServedCheckpoint]:
@@ -105,20 +96,20 @@ Lowest = Annotated[queries.ServedCheckpoint, Depends(lowest_version)]
 Named = Annotated[queries.ServedCheckpoint, Depends(named_version)]
 
 
-def _metadata(model: str, versions: Versions, session: ResultsSession) -> ModelMetadataOut:
+def _metadata(model: str, versions: Versions, session: ResultsSession) -> schemas.ModelMetadataOut:
     dataset = queries.find_dataset(session, versions[0].dataset)
     inputs, outputs = describe_tensors(dataset.shape, dataset.classes)
-    return ModelMetadataOut(
+    return schemas.ModelMetadataOut(
         name=model,
         versions=[version.model_version for version in versions],
         platform="pytorch",
-        inputs=[TensorMetadataOut.model_validate(tensor) for tensor in inputs],
-        outputs=[TensorMetadataOut.model_validate(tensor) for tensor in outputs],
+        inputs=[schemas.TensorMetadataOut.model_validate(tensor) for tensor in inputs],
+        outputs=[schemas.TensorMetadataOut.model_validate(tensor) for tensor in outputs],
     )
 
 
 @router.get("/models/{model}", operation_id="modelMetadata", responses=declared(404, 422))
-def read_model(model: ModelName, versions: Versions, session: ResultsSession) -> ModelMetadataOut:
+def read_model(model: ModelName, versions: Versions, session: ResultsSession) -> schemas.ModelMetadataOut:
     """Versions and tensors of a model."""
     return _metadata(model, versions, session)
 
@@ -129,23 +120,23 @@ def read_model(model: ModelName, versions: Versions, session: ResultsSession) ->
     responses=declared(404, 422),
     dependencies=[Depends(named_version)],
 )
-def read_version(model: ModelName, versions: Versions, session: ResultsSession) -> ModelMetadataOut:
+def read_version(model: ModelName, versions: Versions, session: ResultsSession) -> schemas.ModelMetadataOut:
     """Tensors of one version of a model."""
     return _metadata(model, versions, session)
 
 
 @router.get("/models/{model}/ready", operation_id="modelReady", responses=declared(404, 422))
-async def model_ready(model: ModelName, served_checkpoint: Lowest, request: Request) -> ModelReadyOut:
+async def model_ready(model: ModelName, served_checkpoint: Lowest, request: Request) -> schemas.ModelReadyOut:
     """Readiness of a model: its weights match the record; 503 if they can't be read."""
     await app_state_of(request).engine.model(served_checkpoint)
-    return ModelReadyOut(name=model, ready=True)
+    return schemas.ModelReadyOut(name=model, ready=True)
 
 
 @router.get("/models/{model}/versions/{version}/ready", operation_id="modelVersionReady", responses=declared(404, 422))
-async def version_ready(model: ModelName, served_checkpoint: Named, request: Request) -> ModelReadyOut:
+async def version_ready(model: ModelName, served_checkpoint: Named, request: Request) -> schemas.ModelReadyOut:
     """Readiness of one version."""
     await app_state_of(request).engine.model(served_checkpoint)
-    return ModelReadyOut(name=model, ready=True)
+    return schemas.ModelReadyOut(name=model, ready=True)
 
 
 async def read_body(request: Request) -> bytes:
@@ -185,7 +176,7 @@ async def _infer(
 
 
 INFER: dict[str, Any] = {
-    "response_model": InferOut,
+    "response_model": schemas.InferOut,
     "openapi_extra": BODY,
     "responses": declared(400, 401, 404, 408, 413, 415, 422, 429),
 }

@@ -14,16 +14,7 @@ from fastapi.responses import RedirectResponse
 from pydantic import Field
 from sqlalchemy.orm import Session
 
-from service.database import queries
-from service.database.comparing import (
-    COSTS,
-    TITLES,
-    Provenance,
-    Question,
-    first_of_each_dataset,
-    first_with_results,
-    flatten,
-)
+from service.database import comparing, queries
 from service.database.curves import Curve, curves_of_run, known_curves, list_curves, name_curve, unit_of_curve
 from service.database.samples import NoSample, Samples
 from service.database.schemas import SampleOut
@@ -31,23 +22,15 @@ from service.dependencies import Compare, ResultsSession, app_state_of, site_of
 from service.http.caching import tag_answer
 from service.http.errors import Problem, declared, own_path
 from service.http.tabular import PageRoute
-from service.pages.charts import draw_inside, draw_overlay
+from service.pages.charts import draw_curves, draw_inside, draw_overlay
 from service.pages.comparing import answer_best, curve_for, first_shown, lay_panels
-from service.pages.documents import render
-from service.pages.drawing import draw_curves
 from service.pages.linked_data import results_on
 from service.pages.models import describe_chance
 from service.pages.plots import Drawing, Ink, inks_of
+from service.pages.repository import render
 from service.pages.wording import name_claims
 from service.routes.claim_pages import show_papers
-from stages.results import (
-    ClaimFilter,
-    ExperimentComparison,
-    JudgedClaim,
-    Status,
-    fidelity_of,
-    list_judged,
-)
+from stages.results import ClaimFilter, ExperimentComparison, Status, fidelity_of, list_judged
 
 router = APIRouter(include_in_schema=False)
 for_browsers = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -64,7 +47,7 @@ def show_comparison(
     paper: str | None = None,
     profile: str | None = None,
     metric: str | None = None,
-    provenance: Provenance | None = None,
+    provenance: comparing.Provenance | None = None,
     curve: Curve | None = None,
     sample: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 40)]], Query(max_length=64)] = [],  # noqa: B006
     checkpoint: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
@@ -76,16 +59,25 @@ def show_comparison(
     if dataset is None and own_path(request.scope) == "/":
         return show_papers(request, session, compare)
     parts, datasets = app_state_of(request), queries.list_datasets(session)
-    overview = first_of_each_dataset(compare(Question(paper=paper)))
-    if (wanted := dataset or first_with_results(overview, datasets)) is None:
+    overview = comparing.first_of_each_dataset(compare(comparing.Question(paper=paper)))
+    if (wanted := dataset or comparing.first_with_results(overview, datasets)) is None:
         raise Problem(404, "no model is listed: the results database is empty")
     chosen = queries.find_dataset(session, wanted)
-    asked = Question(dataset=chosen.name, paper=paper, profile=profile, metric=metric, provenance=provenance)
+    asked = comparing.Question(dataset=chosen.name, paper=paper, profile=profile, metric=metric, provenance=provenance)
     comparisons = sorted(compare(asked), key=lambda item: (not item.is_real, bool(item.cut)))
     real = [item for item in comparisons if item.is_real]
     inks = inks_of(session)
     panels = lay_panels(comparisons, inks, chosen.kind, metric)
     judged, day = list_judged(session, ClaimFilter(dataset=chosen.name)), queries.read_meta(session, "newest_result")
+    # The claims that trainings of one experiment alone speak for, other than its models' own numbers.
+    decided = [
+        row
+        for row in judged
+        if len(row.experiments) == 1
+        and row.verdict.basis == "results"
+        and row.claim.facts.number != "model"
+        and row.verdict.status not in (Status.SHOWN, Status.NOT_TESTED)
+    ]
     served = queries.strongest(queries.list_checkpoints(session, dataset=chosen.name))
     page = parts.templates.TemplateResponse(
         request,
@@ -103,9 +95,12 @@ def show_comparison(
                 pair for panel in panels if panel.comparison.is_real or not real for pair in panel.choices.items()
             ),
             "curves": {item.experiment: _draw_curves(session, item, curve, inks, chosen.kind) for item in real},
-            "costs": {cost: TITLES[cost] for cost in COSTS},
+            "costs": {cost: comparing.TITLES[cost] for cost in comparing.COSTS},
             "names": name_claims(session, judged),
-            "decided": {item.experiment: _decided(judged, item.experiment) for item in comparisons},
+            "decided": {
+                item.experiment: [row for row in decided if row.experiments[0] == item.experiment]
+                for item in comparisons
+            },
             "guessing": {item.experiment: describe_chance(item, chosen) for item in comparisons},
             "papers": {paper.name: paper for paper in queries.list_papers(session)},
             "to_try": _to_try(served, comparisons, checkpoint),
@@ -135,18 +130,6 @@ def _draw_curves(
     points = list_curves(session, comparison, chosen, shown)
     drawn = draw_overlay(points, {arm.name: arm.title for arm in arms}, inks, unit_of_curve(chosen, kind))
     return (chosen, drawn, {name: name_curve(name, kind) for name in known}) if drawn else None
-
-
-def _decided(judged: Sequence[JudgedClaim], experiment: str) -> list[JudgedClaim]:
-    """The claims that trainings of this experiment alone speak for, other than its models' own numbers."""
-    return [
-        row
-        for row in judged
-        if list(row.experiments) == [experiment]
-        and row.verdict.basis == "results"
-        and row.claim.facts.number != "model"
-        and row.verdict.status not in (Status.SHOWN, Status.NOT_TESTED)
-    ]
 
 
 def _samples(root: Path, dataset: str, asked: Sequence[int]) -> list[SampleOut]:
@@ -233,9 +216,9 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
             "run_key": run_key,
             "results": shown,
             "samples": SAMPLES[kind],
-            "spec": dict(flatten(results[0].spec)),
-            "code": {name for name, _ in flatten(results[0].spec) if name.startswith("code.")},
-            "flatten": flatten,
+            "spec": dict(comparing.flatten(results[0].spec)),
+            "code": {name for name, _ in comparing.flatten(results[0].spec) if name.startswith("code.")},
+            "flatten": comparing.flatten,
         },
     )
 

@@ -9,22 +9,13 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from service.database import queries
-from service.database.schemas import (
-    ArmResultOut,
-    CheckpointOut,
-    EpochOut,
-    RunCostOut,
-    RunDetailOut,
-    RunOut,
-    TrailsOut,
-    describe_trails,
-)
+from service.database.schemas import ArmResultOut, CheckpointOut, RunDetailOut, RunOut, TrailsOut, describe_trails
 from service.dependencies import ResultsSession, app_state_of
 from service.http.errors import declared
 from service.http.strict import StrictRoute
-from service.http.tabular import Paging, list_responses
-from service.routes.catalogue import DatasetFilter, ExperimentFilter, ProvenanceFilter
-from stages.results import Result, fidelity_of
+from service.http.tabular import Paging
+from service.routes.catalogue import DatasetFilter, ExperimentFilter, ProvenanceFilter, listing
+from stages.results import fidelity_of
 
 RunKey = Annotated[str, Path(description="64 hexadecimal digits, or a unique prefix of at least 7")]
 WEIGHTS: dict[int | str, dict[str, Any]] = {
@@ -33,13 +24,7 @@ WEIGHTS: dict[int | str, dict[str, Any]] = {
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 
 
-@router.get(
-    "/runs",
-    tags=["runs"],
-    operation_id="listRuns",
-    response_model=list[RunOut],
-    responses=list_responses(404),
-)
+@listing(router, "runs", "/runs", "listRuns", list[RunOut], 404)
 def list_runs(
     session: ResultsSession,
     page: Paging,
@@ -60,7 +45,12 @@ def list_runs(
     found = queries.list_results(session, wanted, order=sort, limit=page.limit + 1, offset=page.offset)
     shown = page.cut(found)
     metrics = queries.metrics_of(session, shown)
-    return page.answer(RunOut, [_summary(row, metrics[row.id]) for row in shown])
+    names = RunOut.model_fields.keys() - {"label", "metrics"}
+    described = [
+        {name: getattr(row, name) for name in names} | {"label": fidelity_of(row), "metrics": metrics[row.id]}
+        for row in shown
+    ]
+    return page.answer(RunOut, described)
 
 
 @router.get("/runs/{run_key}", tags=["runs"], operation_id="getRun", responses=declared(404))
@@ -68,11 +58,13 @@ def read_run(run_key: RunKey, session: ResultsSession) -> RunDetailOut:
     """One run: its spec, and curves, cost and environment of each result."""
     results = queries.find_run(session, run_key)
     ids = queries.checkpoint_ids(session, results)
-    return RunDetailOut(
-        run_key=results[0].run_key,
-        spec=results[0].spec,
-        results=[_arm_result(result, ids.get(result.id)) for result in results],
-    )
+    names = ArmResultOut.model_fields.keys() - {"label", "curves", "checkpoint"}
+    described = [
+        {name: getattr(result, name) for name in names}
+        | {"label": fidelity_of(result), "curves": result.epochs, "checkpoint": ids.get(result.id)}
+        for result in results
+    ]
+    return RunDetailOut.model_validate({"run_key": results[0].run_key, "spec": results[0].spec, "results": described})
 
 
 @router.get("/runs/{run_key}/trail", tags=["runs"], operation_id="getTrail", responses=declared(404, 422))
@@ -84,13 +76,7 @@ def read_trail(run_key: RunKey, session: ResultsSession) -> TrailsOut:
     return describe_trails(queries.find_run(session, run_key), session)
 
 
-@router.get(
-    "/checkpoints",
-    tags=["runs"],
-    operation_id="listCheckpoints",
-    response_model=list[CheckpointOut],
-    responses=list_responses(404),
-)
+@listing(router, "runs", "/checkpoints", "listCheckpoints", list[CheckpointOut], 404)
 def list_checkpoints(
     session: ResultsSession, page: Paging, dataset: DatasetFilter = None, experiment: ExperimentFilter = None
 ) -> Sequence[CheckpointOut] | Response:
@@ -119,26 +105,3 @@ def read_weights(checkpoint_id: str, request: Request, session: ResultsSession) 
     (found,) = queries.find_checkpoints(session, [checkpoint_id])
     model = app_state_of(request).engine.models.get(found.path, found.sha256)
     return FileResponse(model.path, media_type="application/octet-stream", filename=f"{found.id}.safetensors")
-
-
-def _summary(result: Result, metrics: Sequence[object]) -> dict[str, object]:
-    names = RunOut.model_fields.keys() - {"label", "metrics"}
-    return {name: getattr(result, name) for name in names} | {
-        "label": fidelity_of(result),
-        "metrics": metrics,
-    }
-
-
-def _arm_result(result: Result, checkpoint: str | None) -> ArmResultOut:
-    own = ("environment_digest", "environment", "data_digest", "train_images", "test_images", "excluded_test_images")
-    rest = ("weights_sha256", "divergence", "origin")
-    return ArmResultOut.model_validate(
-        _summary(result, result.metrics)
-        | {name: getattr(result, name) for name in (*own, *rest)}
-        | {
-            "curves": [EpochOut.model_validate(row) for row in result.epochs],
-            "observations": result.observations,
-            "cost": RunCostOut.model_validate(result.cost) if result.cost else None,
-            "checkpoint": checkpoint,
-        }
-    )

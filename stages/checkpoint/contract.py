@@ -1,4 +1,4 @@
-"""A checkpoint file and the input contract in its header; without torch, since reading it needs no network."""
+"""Read a checkpoint file and the input contract in its header, without torch or a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_HEADER_BYTES = 1 << 20
 
 
 class CheckpointError(Mistake, ValueError):
-    """The file is no checkpoint of ours, or not the one requested."""
+    """The file isn't one of our checkpoints, or not the requested one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def read_checkpoint(weights: Path, *, expected_sha256: str | None = None) -> tup
     """Read a checkpoint file: its bytes, contract and sha256.
 
     Raises:
-        CheckpointError: no such file, a digest other than `expected_sha256`, not safetensors, or without our contract.
+        CheckpointError: no such file, a digest other than `expected_sha256`, not safetensors, or no contract of ours.
     """
     try:
         content = weights.read_bytes()

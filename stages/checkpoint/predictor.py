@@ -31,10 +31,10 @@ class Predictor:
     weights_sha256: str
 
     def probabilities(self, images: np.ndarray | Tensor, *, batch_size: int = 256) -> np.ndarray:
-        """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W].
+        """Return class probabilities, float32 [N, K], of uint8 images [N, C, H, W].
 
         Raises:
-            CheckpointError: this is no classifier of images, or their type or shape differs from the contract's.
+            CheckpointError: this isn't an image classifier, or type or shape differ from the contract's.
         """
         if self.contract.kind != "images":
             raise CheckpointError(f"this checkpoint answers to a {self.contract.kind}, not to images")
@@ -51,7 +51,7 @@ class Predictor:
         return np.concatenate(parts)
 
     def inputs(self, images: Tensor) -> Tensor:
-        """uint8 images [N, C, H, W] in the form that the network takes, on its device."""
+        """Convert uint8 images [N, C, H, W] to the network's input, on its device."""
         contract = self.contract
         return Normalization(contract.mean, contract.std, contract.shape, self.device)(images.to(self.device))
 
@@ -103,7 +103,7 @@ def load_predictor(weights: Path, *, device: str = "cpu", expected_sha256: str |
         with _Undrawn():
             network = build_model(contract.model)
         tensors = safetensors.torch.load(content)
-        del content  # the file, its tensors and the network together would take three times the memory of the weights
+        del content  # file, tensors and network together would take three times the weights' memory
         network.load_state_dict(tensors)
     except (RuntimeError, TypeError, ValueError, safetensors.SafetensorError) as error:
         reason = str(error).splitlines()[0]

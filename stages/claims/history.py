@@ -1,20 +1,20 @@
-"""`data/claims-history.jsonl`: every change of a claim's row, of the rules, or of the code that judges.
+"""`data/claims-history.jsonl`: every change of a claim's row, of the rules, or of the judging code.
 
-Rules are fixed before the data.  Whoever changes a row, a rule or the judging code afterwards gives the reason in a
-line that the claim's page shows.  Replaying the lines gives the current state of the repository, so no change can go
-unmentioned: `pending` lists the changes that no line records, and a test requires that there are none.
+Rules are fixed before the data.  Every later change of a row, a rule or the judging code has a line with its reason,
+which the claim's page shows.  Replaying the lines gives the repository's current state: `pending` lists the changes
+that no line records, and a test requires that there are none.
 
-A line of the subject `rule` records what no digest tells: the rule that judges these claims was written when `seen` of
-their own results had been seen.  Verdicts by such a rule say so wherever they stand.
+A line of the subject `rule` records what no digest shows: the rule for these claims was written after `seen` of their
+own results had been seen.  Every verdict by such a rule says so.
 
-`data/registrations/<name>.json`: claims, rules and planned runs, written down before the runs are trained.
+`data/registrations/<name>.json`: claims, rules and planned runs, recorded before the runs are trained.
 
 A verdict by training is *confirmatory* if every run behind it was trained after the commit of a registration that
-covers the claim, and row, margin, rules and judging code are still those of the registration.  Otherwise it is
-*exploratory*.  It is *unknown* if only git could say and can't.
+covers the claim, and row, margin, rules and judging code haven't changed since then.  Otherwise it is *exploratory*,
+or *unknown* if git can't say.
 
-No clock is read: git says whether the revision of a result line contains the registration's commit.  Because that is
-the revision which published the line, a registration also lists the planned runs that were trained already.
+No clock is used: git says whether the revision of a result line contains the registration's commit.  That revision
+published the line, so a registration also lists the planned runs that had already been trained.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ Reason = Annotated[str, StringConstraints(pattern=r"\S")]
 class Change:
     """One change.  `claims` is the id of a changed row, or a pattern of the ids that a changed rule or code judges.
 
-    `before` and `after` are digests of what changed, None where it didn't exist (or, for old code, is unknown);
+    `before` and `after` are digests of what changed, None if it didn't exist (or, for old code, is unknown);
     `changed` has old and new values by column of the row or number of the rules.  `after_evidence`: results of the
     claim's experiments (for rules and code, of any experiment) were already published when the change was made.
-    `alters`: False of code that touched no rule, metric, statement or verdict.  `seen`, of a rule: how many of the
-    claim's own results (pairs, where it is of pairs) had been seen when it was written.
+    `alters`: False if code changed no rule, metric, statement or verdict.  `seen`, for a rule: how many of the claim's
+    own results (or pairs of results) had been seen when it was written.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -88,7 +88,7 @@ def digest_row(claim: ClaimLine) -> str:
 
 
 def digest_code() -> str:
-    """Digest, without comments and docstrings, of what turns results into verdicts: rules, statistics, claims."""
+    """Digest of the code that turns results into verdicts (rules, statistics, claims), without its documentation."""
     package = source_path("stages")
     assert package is not None, "stages is a package"
     paths = [
@@ -101,7 +101,7 @@ def digest_code() -> str:
 
 @cache
 def digest_findings(paper: str) -> str:
-    """Digest of the modules that compute a paper's findings, and of their words."""
+    """Digest of the modules that compute a paper's findings, and of the findings' texts."""
     package = source_path(f"stages.papers.{paper}")
     return _digest(
         {path.name: module_digest(path) for path in sorted(package.parent.glob("findings*") if package else ())}
@@ -154,7 +154,7 @@ def pending(
     known: Mapping[str, ClaimLine],
     published: Collection[str],
 ) -> list[Change]:
-    """The differences from the end of the history, as changes without date and reason.
+    """Return the differences from the history's last state, as changes without date and reason.
 
     `known` are rows of an earlier state, for old values; `published` are the experiments with evidence.
     """
@@ -188,7 +188,7 @@ def _changed_cells(before: ClaimLine | None, after: ClaimLine | None) -> dict[st
 
 
 def committed_claims(root: Path) -> dict[str, ClaimLine]:
-    """The rows of the last commit, for old values; none if this is no clone or the columns were different."""
+    """Return the rows of the last commit, for old values; none outside a clone or if the columns were different."""
     text = ask_git(root, "show", "HEAD:data/claims.csv") or ""
     try:
         return {claim.id: claim for claim in parse_claims(text, Path("HEAD:data/claims.csv"))}
@@ -205,7 +205,7 @@ def append(
     claims: str = EVERY_CLAIM,
     alters: bool = True,
 ) -> None:
-    """Append the changes with their reason; `claims`: the ids whose verdicts changed rules or code may affect.
+    """Append the changes with their reason; `claims` are ids whose verdicts a changed rule or code may affect.
 
     `alters`: whether changed code touched a rule, a metric, a statement or a verdict.
     """
@@ -256,7 +256,7 @@ class RegisteredRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """One file.  `rules`: all numbers of the rules; `code`: digest of the judging code; `digest`: of all but itself."""
+    """One file.  `rules`: all numbers of the rules; `code`: the judging code's digest; `digest`: that of the rest."""
 
     __pydantic_config__: ClassVar = STRICT
     name: str
@@ -300,7 +300,7 @@ def compose(
 
 
 def seal(registration: Registration) -> Registration:
-    """The registration with the digest of its content."""
+    """Return the registration with the digest of its content."""
     return dataclasses.replace(registration, digest=_seal_of(dataclasses.asdict(registration)))
 
 
@@ -309,7 +309,7 @@ def _seal_of(document: Mapping[str, Any]) -> str:
 
 
 def write_text(registration: Registration) -> str:
-    """The file's text: a field per line, a claim or run per line."""
+    """Return the file's text: a field per line, a claim or run per line."""
     fields = []
     for name, value in dataclasses.asdict(registration).items():
         text = json.dumps(value)
@@ -350,7 +350,7 @@ def read_registrations(root: Path) -> list[Registration]:
 def changes_since(
     registration: Registration, claim: ClaimLine | None, known: RegisteredClaim, rules: Rules, history: Sequence[Change]
 ) -> list[str]:
-    """Return the changes since the registration that judge the claim otherwise: row, margin, rules or judging code."""
+    """Return the changes since the registration that affect how the claim is judged."""
     if claim is None:
         return [f"{known.id} has no row any more"]
     now, found = register_claim(claim, rules), []
@@ -364,7 +364,7 @@ def changes_since(
 
 
 def _changed(subject: Subject, then: str, now: str, claim: str, history: Sequence[Change]) -> list[str]:
-    """The reasons of changes that alter something for the claim, by the history's lines after the digest `then`."""
+    """Return the reasons of the recorded changes after the digest `then` that alter something for the claim."""
     if then == now:
         return []
     lines = [change for change in history if change.subject == subject]
@@ -386,7 +386,7 @@ class RegistrationMark:
 
 
 class Registered:
-    """The registrations below `root`, and the marks that follow from them and from git."""
+    """The registrations below `root`, and the marks that they and git imply."""
 
     def __init__(self, root: Path, rules: Rules, history: Sequence[Change]) -> None:
         self.all = read_registrations(root)
@@ -398,7 +398,7 @@ class Registered:
         }
 
     def mark(self, claim: ClaimLine, trials: Sequence[Trial]) -> RegistrationMark:
-        """The mark of a verdict on `claim` that rests on these results."""
+        """Return the mark of a verdict on `claim` that is based on these results."""
         covering = [(one, known) for one in self.all if (known := one.covers(claim.id))]
         changed = {one.name: changes_since(one, claim, known, self._rules, self._history) for one, known in covering}
         valid = [name for name, found in changed.items() if not found]

@@ -1,4 +1,4 @@
-"""Matches every claim with what decides it: its kind, a finding, the params files, or trained models."""
+"""Judge every claim by what decides it: its kind, a finding, the params files, or trained models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BY_A_READING = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JudgedTable:
-    """One sentence for the orders of a table."""
+    """The sentence that sums up the orders of a table."""
 
     family: str
     sentence: TableSentence
@@ -48,7 +48,7 @@ def judge_claims(
     devices: Mapping[str, str],
     with_power: bool = True,
 ) -> tuple[list[Judgement], list[JudgedTable]]:
-    """One judgement per claim, in their order, and the sentences of the tables; `groups` are those of `gather`."""
+    """Return one judgement per claim, in order, and the sentences of the tables; `groups` are those of `gather`."""
     facts = Facts(
         claims=claims, params=params, findings=findings, groups=groups, devices=devices, with_power=with_power
     )
@@ -57,7 +57,7 @@ def judge_claims(
     judged = {claim.id: _judge_each_way(claim, facts) for claim in claims if claim.id not in counts}
     tables = []
     for family in params.verdicts.families:
-        # a pair that the paper prints as lost belongs to its table's gain as much as the others
+        # pairs that the paper prints as losses count towards its table's gain like the others
         rows = [claim for claim in claims if claim.family == family]
         gains = [claim for claim in rows if claim.facts.is_gain and not claim.facts.is_alike]
         if gains:
@@ -69,10 +69,10 @@ def judge_claims(
 
 
 def _judge_each_way(claim: ClaimLine, facts: Facts) -> Judgement:
-    """The judgement with the verdict in each other metric of the same question, if results decide the claim.
+    """Judge a claim and, if results decide it, add its verdicts in the other metrics of the same question.
 
-    A paper can be read to report the last epoch, the one that validation chooses, or the best on the test set.  One of
-    them decides (the claim's row); the verdicts under the others are shown next to it.
+    A paper's number may be that of the last epoch, of the one that validation chooses, or of the best on the test set.
+    The claim's row says which one decides; the verdicts under the others are shown next to it.
     """
     judgement = _under_reading(_judge(claim, facts))
     if judgement.basis != "results" or judgement.verdict.status in _NO_TEST:
@@ -96,14 +96,14 @@ def _judge_each_way(claim: ClaimLine, facts: Facts) -> Judgement:
 
 
 def _under_reading(judgement: Judgement) -> Judgement:
-    """The judgement with the weaker verdict that trainings allow if the experiment itself is our reading."""
+    """Weaken the verdict to what trainings can show if the experiment itself is our reading."""
     reading = judgement.claim.reading
     if reading is None:
         return judgement
 
     def weaken(verdict: Verdict) -> Verdict:
         status = BY_A_READING.get(verdict.status)
-        verdict = dataclasses.replace(verdict, by_margin=())  # another margin would refute it no more than this one
+        verdict = dataclasses.replace(verdict, by_margin=())  # no other margin would refute it either
         if status is None:
             return verdict
         said = f"{verdict.explanation.rstrip('.')}. This is a reading: {reading}."
@@ -125,10 +125,10 @@ def _judge(claim: ClaimLine, facts: Facts) -> Judgement:
 
 
 def _judge_finding(kind: Kind, finding: Finding, facts: Facts) -> Judgement:
-    """Judge by what was computed, except for a claim about trained models: there, results come first if they decide.
+    """Judge by the computed finding; for a claim about trained models, results take precedence if they decide.
 
     Numbers that exclude each other stay contradicted whatever is trained; numbers that agree, even if only under one
-    reading, are not true for that reason.
+    reading, don't make the claim true.
     """
     claim, verdict = kind.claim, Verdict(status=Status(finding.status), explanation=finding.explanation)
     computed = Judgement(claim=claim, verdict=verdict, basis="finding", is_decidable=True, ours=finding.ours)

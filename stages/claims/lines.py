@@ -1,8 +1,7 @@
 """`data/claims.csv`: every statement of the papers, and where it is tested or why it can't be.
 
-Recorded differences between what a paper says and what we ran: `stages/papers/<paper>/deviations.yaml`.
-
-They are data files next to the paper's models, so that reading them loads no model.
+Also `stages/papers/<paper>/deviations.yaml`: recorded differences between a paper and our runs.  They are data files
+next to the paper's models, so that reading them loads no model.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from stages.verdicts.kinds import KINDS, KindFacts
 if TYPE_CHECKING:
     Kind = str
 else:
-    Kind = Literal[tuple(KINDS)]  # a closed set: a row of any other kind is refused
+    Kind = Literal[tuple(KINDS)]  # a closed set: a row of any other kind is rejected
 
 
 class ClaimsError(ValueError):
@@ -38,16 +37,16 @@ class ClaimsError(ValueError):
 class ClaimLine:
     """One row of `data/claims.csv`.  Accuracies are fractions; an empty cell is None.
 
-    A row with an `experiment` is measured there; it and the arms are patterns of `fnmatch`: `*` matches any text,
-    `[0-9]` for a digit; each of several arms is compared with the one that its file sets against it.  A row with a
-    `family` alone counts that family's orders, in its own metric.  Any other is computed by the paper's `findings`, or
-    has the `reason` why it can't be tested.  `high` is the end of a range, `trials` the total of a count, `factor`
-    names the levels over which a gain is uniform, `statement` is the claim where it has no number.  A `noise` says that
-    `trials` numbers, whose largest − smallest is its `value`, differ by chance alone.
+    A row with an `experiment` is measured there.  It and the arms are patterns of `fnmatch`: `*` matches any text,
+    `[0-9]` a digit; each of several arms is compared with its `against` in the params file.  A row with only a `family`
+    counts that family's orders, in its own metric.  All others are computed by the paper's `findings`, or have the
+    `reason` why they can't be tested.  `high` is the end of a range, `trials` the total of a count, `factor` names the
+    levels over which a gain is uniform, `statement` is the claim if it has no number.  A `noise` claims that `trials`
+    numbers, whose range (largest − smallest) is its `value`, differ by chance alone.
 
-    Of two arms, an `order` or `difference` claims that one is better (the sign and the size of a gain; an `order`
-    without a `value` has no size), a `gap` is a printed difference that claims no order (its size alone), and an
-    `equivalence` says that they are comparable: its `value` is the largest loss that the paper calls so, its
+    An `order` or `difference` claims that one of two arms is better (the sign and the size of a gain; an `order`
+    without a `value` has no size), a `gap` is a printed difference without a claimed order (its size alone), and an
+    `equivalence` claims that two arms are comparable: its `value` is the largest loss that the paper calls so, its
     `precision` the least margin.
 
     `reading` says how we read an experiment that the text leaves so open that trainings can't refute the claim.
@@ -156,7 +155,7 @@ Side = Literal["proposed", "baseline"]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One run behind a verdict.  `result` numbers the result; `value` is None where the run diverged.
+    """One run behind a verdict.  `result` numbers the result; `value` is None if the run diverged.
 
     The arm of a claim about a single value is on the side `proposed`.
     """
@@ -172,8 +171,8 @@ class Entry:
 class ArmSummary:
     """An arm's number in a metric that chooses an epoch for all its folds, such as DAC's in Appendix B.
 
-    `stderr` is as the paper computes it; `low` to `high` is the 95 % interval of the mean, the choice of the epoch in
-    it.  `epoch` counts from 1, of `epochs`; `n` counts the folds.  FLOPs are those of one forward pass of one image.
+    `stderr` is as the paper computes it; `low` to `high` is the 95 % interval of the mean, including the choice of the
+    epoch.  `epoch` counts from 1 to `epochs`; `n` counts the folds.  FLOPs are those of one image's forward pass.
     """
 
     experiment: str
@@ -192,7 +191,7 @@ class ArmSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimCost:
-    """The joint cost of the runs behind a verdict.  A number is None where one of the runs doesn't report its own."""
+    """The joint cost of the runs behind a verdict.  A number is None if one of the runs doesn't report it."""
 
     device_seconds: float
     flops: float | None
@@ -217,8 +216,8 @@ class Variant:
 class Judgement:
     """`ours` is our number in the claim's unit; `is_decidable`: something here can decide the claim, now or later.
 
-    A figure or a setting is never decidable: nothing is at stake.  `variants`: the verdict in other metrics.  `power`:
-    what the plan can show about the claim.
+    A figure or a setting is never decidable.  `variants`: the verdict in other metrics.  `power`: what the plan can
+    show about the claim.
     """
 
     claim: ClaimLine
@@ -234,18 +233,18 @@ class Judgement:
 
     @property
     def is_by_training(self) -> bool:
-        """True if trained models were judged, decided or not; False of what is only shown."""
+        """True if trained models were judged, decided or not; False for claims that are only shown."""
         return self.basis == "results" and self.verdict.status not in (Status.NOT_TESTED, Status.SHOWN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedDeviation:
-    """One deviation.  `claims` are patterns of the claim ids it touches; the rest are sentences for a reviewer.
+    """One deviation.  `claims` are patterns of the claim ids that it affects; the rest are sentences for a reviewer.
 
     `paper` is what the paper says, `code` what its authors' public code does, `ours` what we do, `why` the reason.
-    `departs`: ours is not what the paper has or, where that is silent, its authors' code.  `explains` says what it may
-    explain of the paper's comparison, in a sentence; the arm `tested_by` shows whether it does.  `in_titles`: a choice
-    of ours that the titles of these claims name, in a few words that say so.
+    `departs`: ours differs from the paper or, if it is silent, from its authors' code.  `explains` says in a sentence
+    what it may explain about the paper's comparison; the arm `tested_by` shows whether it does.  `in_titles`: a few
+    words by which the titles of these claims name our choice.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -263,7 +262,7 @@ class RecordedDeviation:
 
 @dataclass(frozen=True, kw_only=True)
 class MainQuestion:
-    """The question that a reader comes with; the claims whose ids match a pattern of `claims` answer it."""
+    """A reader's main question, which the claims answer whose ids match a pattern of `claims`."""
 
     __pydantic_config__: ClassVar = STRICT
     asks: str
@@ -272,11 +271,11 @@ class MainQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperDeviations:
-    """`device`: what the paper timed on, as part of the name that torch gives it; None where the paper doesn't say.
+    """`device`: part of torch's name for the device that the paper timed on; None if the paper doesn't say.
 
     `repository`: the address of its authors' public code; None if there is none.  `before_use`: what users of
-    the paper's comparison must know first, in sentences.  `argument`: patterns of the ids of the claims that are about
-    what the paper proposes, the weightiest first.  `called`: a short name of the paper; `question`: its main question.
+    the paper's comparison must know first, in sentences.  `argument`: patterns of the ids of the claims about
+    the paper's proposal, the most important first.  `called`: a short name of the paper; `question`: its main question.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -291,7 +290,7 @@ class PaperDeviations:
 
 
 def read_deviations(papers: Collection[str]) -> list[PaperDeviations]:
-    """The deviations of each paper that has a file, ordered by paper name.
+    """Read the deviations of each paper that has a file, ordered by paper name.
 
     Raises:
         ParamsError: a file can't be read, or has an unknown key.
@@ -306,5 +305,5 @@ def read_deviations(papers: Collection[str]) -> list[PaperDeviations]:
 
 
 def touched(deviation: RecordedDeviation, claims: Sequence[ClaimLine]) -> list[str]:
-    """Ids of the claims that the deviation touches, in their order."""
+    """Return the ids of the claims that the deviation affects, in order."""
     return [claim.id for claim in claims if any(fnmatch.fnmatchcase(claim.id, pattern) for pattern in deviation.claims)]

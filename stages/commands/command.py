@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -199,16 +199,16 @@ class Column:
     rank: int = 0
     left: bool = False
 
-    def width(self, cells: Iterable[str]) -> int:
-        return max(map(cell_len, (*self.heading.split("\n"), *cells)))
-
 
 class TextTable:
     """A table without lines and with whole cells; a line below it names the columns that don't fit the width."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
         self.columns, self.rows = tuple(columns), rows
-        self.widths = [column.width(row[number] for row in rows) for number, column in enumerate(columns)]
+        self.widths = [
+            max(map(cell_len, (*column.heading.split("\n"), *(row[number] for row in rows))))
+            for number, column in enumerate(columns)
+        ]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         kept = list(range(len(self.columns)))

@@ -55,20 +55,18 @@ def disk_usage(root: Path) -> dict[str, int]:
         "DVC's cache": root / ".dvc" / "cache",
     }
     seen: set[tuple[int, int]] = set()
-    sizes = {name: sum(_new_bytes(folder, seen)) for name, folder in places.items()}
+    sizes = dict.fromkeys(places, 0)
+    for name, place in places.items():
+        for path, _, files in os.walk(place):
+            for file in files:
+                status = os.stat(os.path.join(path, file), follow_symlinks=False)
+                if (status.st_dev, status.st_ino) not in seen:
+                    seen.add((status.st_dev, status.st_ino))
+                    sizes[name] += status.st_size
     if isinstance(store, ObjectStore):
-        for name, place in (("outcomes", BLOBS), ("trainings under way", WORK)):
-            sizes[f"{store.address}, {name}"] = sum(item.size_bytes for item in store.bucket.list(place))
+        for name, prefix in (("outcomes", BLOBS), ("trainings under way", WORK)):
+            sizes[f"{store.address}, {name}"] = sum(item.size_bytes for item in store.bucket.list(prefix))
     return sizes
-
-
-def _new_bytes(folder: Path, seen: set[tuple[int, int]]) -> Iterator[int]:
-    for path, _, names in os.walk(folder):
-        for name in names:
-            status = os.stat(os.path.join(path, name), follow_symlinks=False)
-            if (status.st_dev, status.st_ino) not in seen:
-                seen.add((status.st_dev, status.st_ino))
-                yield status.st_size
 
 
 def _is_done(work: str, store: Store) -> bool:

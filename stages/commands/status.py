@@ -17,22 +17,12 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 from rich.console import Group, RenderableType
 from rich.live import Live
 
+from stages import priorities
 from stages.commands.command import Answer, Column, Terminal, TextTable, in_words, open_database
 from stages.datasets.packed import PackedDataError, read_info
 from stages.faults import Mistake, named
 from stages.params.experiment import Params, ParamsError, PlannedRun, RunName, load_params
 from stages.params.schema import nearest
-from stages.priorities import (
-    PROFILE,
-    Brought,
-    all_trainings,
-    as_printed,
-    brought_by,
-    judgements_about,
-    next_looks,
-    standing_today,
-    trained_runs,
-)
 from stages.results import ResultsUnavailable
 from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
@@ -75,38 +65,32 @@ class View:
     """Looks at the store and the database; `papers` (all if empty) limits both."""
 
     def __init__(self, params: Params, papers: Sequence[str], metrics: Path | None) -> None:
-        self.params, self.papers, self.metrics = params, papers, metrics
-        self.experiments = [name for name, one in params.experiments.items() if one.paper in papers]
-        self.watched = Watched(sessions=(), rows=(), finished=(), left_seconds=None)
-        self.brought: list[Brought] = []
-        self.tallies, self.missing = self._tally()
-        self._served: tuple[str, ...] = ()
-
-    def _tally(self) -> tuple[list[Any], ResultsUnavailable | None]:
-        """The papers' counts of verdicts, or why there are none."""
         from stages.results import UnknownPaper, tally  # brings the database
 
-        counts: dict[str, Any] = {}
-        missing: ResultsUnavailable | None = None
+        self.params, self.metrics = params, metrics
+        self.experiments = [name for name, one in params.experiments.items() if one.paper in papers]
+        self.watched = Watched(sessions=(), rows=(), finished=(), left_seconds=None)
+        self.brought: list[priorities.Brought] = []
+        self._served: tuple[str, ...] = ()
+        self.missing: ResultsUnavailable | None = None
         try:
             with open_database()() as session:
-                counts = {row.paper: row for row in tally(session)}
+                counts: dict[str, Any] = {row.paper: row for row in tally(session)}
         except ResultsUnavailable as error:
-            counts = dict.fromkeys(one.paper for one in self.params.experiments.values())
-            missing = error
-        for name in self.papers:
-            if name not in counts:
-                raise UnknownPaper(name, counts)
-        return [counts[name] for name in self.papers or counts if counts[name] is not None], missing
+            counts = dict.fromkeys(one.paper for one in params.experiments.values())
+            self.missing = error
+        if unknown := [name for name in papers if name not in counts]:
+            raise UnknownPaper(unknown[0], counts)
+        self.tallies = [counts[name] for name in papers or counts if counts[name] is not None]
 
     def look(self) -> None:
         """Look at the trainings again."""
         prices = {kind: rate.usd_per_hour for kind, rate in self.params.rates.items()}
         self.watched = watch(open_store(), prices, time.time(), self.experiments)
-        printed = {session.profile for session in self.watched.sessions} == {PROFILE}
+        printed = {session.profile for session in self.watched.sessions} == {priorities.PROFILE}
         finished = tuple(self.watched.finished) if printed else ()
         if finished != self._served:
-            self._served, self.brought = finished, brought_by(finished, Path(), self.params)
+            self._served, self.brought = finished, priorities.brought_by(finished, Path(), self.params)
         if self.metrics is not None:
             document = self.document()
             write_metrics(self.metrics, document["papers"], document["trainings"], time.time())
@@ -157,7 +141,7 @@ def _show_verdicts(tallies: Sequence[Any]) -> Iterator[RenderableType]:
     yield TextTable([Column("verdict", left=True), Column("because", left=True), Column("claims")], verdicts)
 
 
-def _show_trainings(watched: Watched, brought: Sequence[Brought]) -> Iterator[RenderableType]:
+def _show_trainings(watched: Watched, brought: Sequence[priorities.Brought]) -> Iterator[RenderableType]:
     if not watched.sessions:
         yield "no training has run in this store yet"
         return
@@ -205,14 +189,18 @@ def _more(number: int, what: str) -> Iterator[RenderableType]:
         yield f"and {number - _SHOWN} more {what}; --json has all"
 
 
-def _show_brought(watched: Watched, brought: Sequence[Brought]) -> Iterator[RenderableType]:
+def _show_brought(watched: Watched, brought: Sequence[priorities.Brought]) -> Iterator[RenderableType]:
     if not watched.finished:
         return
     yield ""
     number = f"{len(watched.finished)} finished {'run' if len(watched.finished) == 1 else 'runs'}"
     if not brought:
         profiles = {session.profile for session in watched.sessions}
-        why = "no claim is about them" if profiles == {PROFILE} else f"only runs of the profile {PROFILE} do"
+        why = (
+            "no claim is about them"
+            if profiles == {priorities.PROFILE}
+            else f"only runs of the profile {priorities.PROFILE} do"
+        )
         yield f"{number} decided nothing: {why}"
         return
     complete = [one for one in brought if one.is_complete]
@@ -298,22 +286,33 @@ class Known:
 
 
 def why(options: argparse.Namespace) -> Answer:
-    """The reasons of one run, by its label or the beginning of its key."""
-    params, root = load_params(), Path()
-    published = _published(root)
+    """The reasons of one run of the clone in the working directory, by its label or the beginning of its key."""
+    params = load_params()
+    published = [
+        Known(
+            run_key=line.result.run_key,
+            spec=line.result.spec,
+            where=f"{path}, line {number}",
+            name=RunName(line.result.experiment, line.result.arm, line.result.replicate),
+            environment=line.result.environment,
+            made=f"{line.origin.published} by revision {line.origin.revision[:12]}",
+        )
+        for path in evidence_files(Path("data/evidence"))
+        for number, line in enumerate(read_lines(path, EvidenceLine), start=1)
+    ]
     if re.fullmatch(rf"[0-9a-f]{{{_SHORTEST},64}}", options.run):
-        asked, known = _by_key(options.run, params, root, published)
+        asked, known = _by_key(options.run, params, published)
     else:
-        asked, known = _by_label(options.run, params, root), None
-    document = _explain(asked, known, params, root, published)
+        asked, known = _by_label(options.run, params), None
+    document = _explain(asked, known, params, published)
     return Answer(document=document, shown=list(_show(document)))
 
 
-def _by_label(label: str, params: Params, root: Path) -> PlannedRun:
+def _by_label(label: str, params: Params) -> PlannedRun:
     """Find the run that the params plan in the cell of this label."""
     name, _, cell = label.partition(".")
     if name in params.experiments:
-        cells = {asked.name.label: asked for asked in _grid(name, params, root)}
+        cells = {asked.name.label: asked for asked in _grid(name, params)}
         if label in cells:
             return cells[label]
         known = nearest(label, cells)
@@ -324,14 +323,14 @@ def _by_label(label: str, params: Params, root: Path) -> PlannedRun:
     )
 
 
-def _grid(name: str, params: Params, root: Path) -> list[PlannedRun]:
+def _grid(name: str, params: Params) -> list[PlannedRun]:
     """Every run of an experiment under the current profile, also of replicates and roles that it leaves out.
 
     A run lacks its data's digest if these aren't packed.
     """
     experiment = params.experiments[name]
     try:
-        digest = read_info(root / "data" / "processed" / experiment.dataset).digest
+        digest = read_info(Path("data/processed") / experiment.dataset).digest
     except PackedDataError:
         digest = ""
     whole = dataclasses.replace(params.profile, replicates=None)
@@ -339,32 +338,14 @@ def _grid(name: str, params: Params, root: Path) -> list[PlannedRun]:
     return keyed_runs(experiment, params, digest, every_role=True)
 
 
-def _published(root: Path) -> list[Known]:
-    """The trainings that evidence tells of, in its order."""
-    return [
-        Known(
-            run_key=line.result.run_key,
-            spec=line.result.spec,
-            where=f"{path.relative_to(root)}, line {number}",
-            name=RunName(line.result.experiment, line.result.arm, line.result.replicate),
-            environment=line.result.environment,
-            made=f"{line.origin.published} by revision {line.origin.revision[:12]}",
-        )
-        for path in evidence_files(root / "data" / "evidence")
-        for number, line in enumerate(read_lines(path, EvidenceLine), start=1)
-    ]
-
-
-def _by_key(
-    start: str, params: Params, root: Path, published: Sequence[Known]
-) -> tuple[PlannedRun | None, Known | None]:
+def _by_key(start: str, params: Params, published: Sequence[Known]) -> tuple[PlannedRun | None, Known | None]:
     """Find the planned run, or any known training, whose key starts with this prefix."""
-    store, known = open_store(root), dict[str, Known]()
+    store, known = open_store(), dict[str, Known]()
     for key in store.run_keys():
         if key.startswith(start) and (folder := store.published(key)) is not None:
             known[key] = Known(run_key=key, spec=json.loads((folder / "spec.json").read_bytes()), where=str(folder))
     known |= {one.run_key: one for one in published if one.run_key.startswith(start)}
-    asked_for = [asked for name in params.experiments for asked in _grid(name, params, root)]
+    asked_for = [asked for name in params.experiments for asked in _grid(name, params)]
     wanted = {
         asked.spec.run_key: asked
         for asked in reversed(asked_for)
@@ -385,14 +366,14 @@ def _by_key(
 
 
 def _explain(
-    asked: PlannedRun | None, known: Known | None, params: Params, root: Path, published: Sequence[Known]
+    asked: PlannedRun | None, known: Known | None, params: Params, published: Sequence[Known]
 ) -> dict[str, Any]:
-    equivalences, store = read_equivalences(root), open_store(root)
+    equivalences, store = read_equivalences(Path()), open_store()
     spec = asked.spec.to_dict() if asked and known is None else known.spec if known else {}
     key = known.run_key if known else asked.spec.run_key if asked and asked.spec.data_digest else None
     candidates = cached_keys(asked.spec, equivalences) if asked and asked.spec.data_digest else []
     cached = find_outcome(store, candidates, {*store.run_keys()})
-    before, changed = _what_changed(asked, root, published, equivalences) if asked else (None, [])
+    before, changed = _what_changed(asked, published, equivalences) if asked else (None, [])
     numbers = sorted({number for candidate in candidates for number in candidate.lines})
     lines = [(number, equivalences.lines[number - 1]) for number in numbers]
     stored, outcome = cached.run_key if cached else key, None
@@ -424,20 +405,20 @@ def _explain(
         "equivalences": [
             {"line": number, "before": line.before, "after": line.after, "made": line.made} for number, line in lines
         ],
-        "claims": _claims(asked.name, params, root) if asked else [],
+        "claims": _claims(asked.name, params) if asked else [],
         "attempts": attempts,
     }
 
 
 def _what_changed(
-    asked: PlannedRun, root: Path, published: Sequence[Known], equivalences: Equivalences
+    asked: PlannedRun, published: Sequence[Known], equivalences: Equivalences
 ) -> tuple[Known | None, list[str]]:
     """The training that this cell had before, and the parts of the key that differ.
 
     The former is in the experiment's folder, else the published one nearest to today's.  Code comes last, and only
     unless lines show that it gives the same numbers.
     """
-    folder = root / "data" / "runs" / asked.name.experiment
+    folder = Path("data/runs") / asked.name.experiment
     own = [one for one in published if one.name == asked.name]
     if (spec := previous_specs(folder).get(asked.name.cell)) is not None:
         key = RunSpec.from_dict(spec).run_key
@@ -477,12 +458,12 @@ def _reason(
     return f"to be trained: the key is the same, and its outcome is not in this store{unknown}"
 
 
-def _claims(name: RunName, params: Params, root: Path) -> list[dict[str, Any]]:
+def _claims(name: RunName, params: Params) -> list[dict[str, Any]]:
     """List every claim about the run's arm: verdict and, if its next analysis needs the run, the missing trainings."""
-    printed = as_printed(params)
-    trainings, standing = all_trainings(printed), standing_today(root, printed)
-    trained = trainings.with_same(standing.decided_by | trained_runs(printed, root))
-    looks = {look.claim.id: look for look in next_looks(standing, printed, trained)}
+    printed = priorities.as_printed(params)
+    trainings, standing = priorities.all_trainings(printed), priorities.standing_today(Path(), printed)
+    trained = trainings.with_same(standing.decided_by | priorities.trained_runs(printed))
+    looks = {look.claim.id: look for look in priorities.next_looks(standing, printed, trained)}
     needed = {
         claim: {"at": look.at, "planned": look.planned, "runs": len(look.runs), "lacking": len(look.lacking)}
         for claim, look in looks.items()
@@ -490,7 +471,7 @@ def _claims(name: RunName, params: Params, root: Path) -> list[dict[str, Any]]:
     }
     return [
         {"claim": one.claim.id, "verdict": str(one.verdict.status), "look": needed.get(one.claim.id)}
-        for one in judgements_about(name, standing.judgements, printed)
+        for one in priorities.judgements_about(name, standing.judgements, printed)
     ]
 
 

@@ -1,7 +1,7 @@
-"""Zip and tar archives, member by member: nothing is unpacked to where its name says, and traps in them are refused.
+"""Read zip and tar archives member by member, without unpacking them, and reject malicious ones.
 
-Every entry is checked before any is read: for names that lead elsewhere, links and devices, duplicate names, and more
-bytes than an honest archive of that size unpacks to.
+Every entry is checked before it is read: for names that lead out of the archive, links and devices, duplicate names,
+and more bytes than an honest archive of that size unpacks to.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from PIL import Image
 from stages.datasets.packed import ImageSet
 from stages.datasets.verified import DatasetError, chunks_of
 
-# Pictures hardly shrink and text shrinks tenfold; labels as bytes shrink more, but are few.
+# Pictures hardly compress and text does tenfold; labels as bytes compress more, but are few.
 MAX_RATIO = 64
 ALWAYS_ALLOWED_BYTES = 1 << 24
 DRIVE = re.compile(r"^[A-Za-z]:")
@@ -34,9 +34,9 @@ DRIVE = re.compile(r"^[A-Za-z]:")
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A file in an archive.  Its content can be read until the walk goes on.
+    """A file in an archive, whose content can be read until the walk continues.
 
-    `crc32` is that of the content in a zip's directory; None in a tar.
+    `crc32` is the content's checksum from a zip's directory; None in a tar.
     """
 
     archive: Path
@@ -50,11 +50,11 @@ class Member:
         return f"{self.archive}, {self.name}"
 
     def chunks(self) -> Iterator[bytes]:
-        """The content, in chunks."""
+        """Yield the content in chunks."""
         try:
             with closing(self.open_content()) as content:
                 yield from chunks_of(content)
-        # zipfile reports by a RuntimeError that it can't decrypt or decompress.
+        # zipfile raises RuntimeError if it can't decrypt or decompress.
         except (*UNREADABLE, RuntimeError) as error:
             raise DatasetError(f"{self.where}: can't be read ({error})") from None
 
@@ -66,7 +66,7 @@ UNREADABLE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSErro
 
 
 def walk(archive: Path) -> Iterator[Member]:
-    """The files of an archive in its own order."""
+    """Yield the files of an archive in its own order."""
     is_zip = archive.suffix == ".zip"
     limit = ALWAYS_ALLOWED_BYTES + MAX_RATIO * archive.stat().st_size
     names: set[str] = set()
@@ -127,7 +127,7 @@ def _safe_name(name: str, archive: Path, *, is_file: bool) -> str:
     return str(path)
 
 
-# More than any picture of these sets has, and decoded in a fraction of a second.
+# More than any picture of these sets has, but decoded in a fraction of a second.
 MAX_PIXELS = 64_000_000
 
 
@@ -151,7 +151,7 @@ def decode_square(
 
 
 def size_of(member: Member) -> tuple[int, int]:
-    """Width and height of a JPEG file in an archive, from its header only."""
+    """Return width and height of a JPEG file in an archive, from its header only."""
     try:
         with closing(member.open_content()) as content, Image.open(content, formats=("JPEG",)) as picture:
             return picture.size
@@ -170,8 +170,8 @@ def _middle(picture: Image.Image, side: int) -> Image.Image:
 
 
 def read_pictures(archive: Path, labels: Mapping[str, int], side: int) -> ImageSet:
-    """The pictures of an archive that have a label, in its order, at `side` x `side` pixels."""
-    # One growing buffer: a list of pictures would hold them twice in the end.
+    """Read the pictures of an archive that have a label, in its order, at `side` x `side` pixels."""
+    # One growing buffer, because joining a list of pictures would take twice the memory.
     pixels, kept = bytearray(), []
     for member in walk(archive):
         if member.name in labels:

@@ -6,9 +6,9 @@ binary version (Krizhevsky 2009; format: https://www.cs.toronto.edu/~kriz/cifar.
 
 Parts of ImageNet: Imagenette, Imagewoof (Howard 2019, fast.ai), Tiny ImageNet (Li, Karpathy, Johnson 2015, CS231n).
 
-Imagenette has ten easily told classes, Imagewoof ten breeds of dogs; both in the 160 px version.  A picture is packed
-as 80 x 80 pixels: its shorter side resized to 80, the middle kept, for training and test alike; a random crop then
-comes from padding, as for CIFAR.  The DAC paper says no more than "160 px version" and "80 x 80".
+Imagenette has ten dissimilar classes, Imagewoof ten breeds of dogs; both in the 160 px version.  A picture is packed as
+80 x 80 pixels: its shorter side resized to 80, the middle kept, for training and test alike; random crops come from
+padding, as for CIFAR.  The DAC paper says no more than "160 px version" and "80 x 80".
 
 Tiny ImageNet has 200 classes at 64 x 64 pixels, here also resized to 32 x 32 (bilinear), the HyperBF paper's stated
 input.  The test set is the 10,000 labelled validation pictures; the labels of the official test pictures are not
@@ -56,7 +56,7 @@ def _read_mnist(folder: Path, split: Split) -> ImageSet:
 
 
 def read_idx(path: Path, magic: int) -> np.ndarray:
-    """A gzipped idx file of unsigned bytes: big-endian magic number, one length per dimension, then the values."""
+    """Read a gzipped idx file of unsigned bytes: big-endian magic number, one length per dimension, then the values."""
     try:
         content = gzip.decompress(path.read_bytes())
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -76,7 +76,7 @@ def read_idx(path: Path, magic: int) -> np.ndarray:
 
 
 def _cifar(classes: tuple[str, ...], files: Files, *, label_bytes: int) -> ImageReader:
-    """A row is the class, in CIFAR-100 after one of 20 coarse classes that are not used, then the pixels."""
+    """Reader of CIFAR files: a row is the class (in CIFAR-100 after an unused coarse class), then the pixels."""
 
     def read_split(folder: Path, split: Split) -> ImageSet:
         """The official images of a split, in order: [N, 3, 32, 32]."""
@@ -90,7 +90,7 @@ def _cifar(classes: tuple[str, ...], files: Files, *, label_bytes: int) -> Image
 
 
 def read_rows(path: Path, *, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Label bytes [N, label_bytes] and images [N, 3, 32, 32] (red, green, blue planes) of a binary CIFAR file."""
+    """Read label bytes [N, label_bytes] and images [N, 3, 32, 32] (red, green, blue planes) of a binary CIFAR file."""
     content = np.fromfile(path, dtype=np.uint8)
     row_bytes = label_bytes + int(np.prod(_CIFAR_SHAPE))
     if content.size == 0 or content.size % row_bytes:
@@ -137,7 +137,7 @@ STL10 = ImageReader(
 
 
 FOLDERS: dict[Split, str] = {"train": "train", "test": "val"}
-# The number is the size of the version; a mirror's part may come from another one.
+# The number is the version's size; a mirror's files may come from another version.
 _PICTURE = re.compile(r"image(?:nette|woof)2(?:-\d+)?/(train|val)/(n\d{8})/[\w-]+\.JPEG")
 
 TINY_WNIDS = tuple(_CLASSES["tiny_imagenet"])
@@ -148,7 +148,7 @@ _UNLABELLED = re.compile(rf"{_ROOT}/test/images/test_\d+\.JPEG")
 
 
 def _of_ten_classes(archive: str, classes: Mapping[str, str]) -> ImageReader:
-    """`classes` by the WordNet ids that name their folders."""
+    """Reader of ten classes; `classes` has their names by the WordNet ids that name their folders."""
 
     def read_split(folder: Path, split: Split) -> ImageSet:
         """The official pictures of a split, in the order of the archive: [N, 3, 80, 80]."""
@@ -160,11 +160,11 @@ def _of_ten_classes(archive: str, classes: Mapping[str, str]) -> ImageReader:
 
 
 def labels_by_folder(archive: Path, wnids: Sequence[str], split: Split) -> dict[str, int]:
-    """Class of every picture of a split by its name in the archive; each folder is a class."""
+    """Return the class of every picture of a split by its name in the archive; each folder is a class."""
     labels = {}
     for member in walk(archive):
         path = PurePosixPath(member.name)
-        # Files whose names begin with a dot are left in archives by operating systems.
+        # Operating systems leave files whose names begin with a dot in archives.
         if path.suffix.lower() not in (".jpeg", ".jpg", ".png") or path.name.startswith("."):
             continue
         match = _PICTURE.fullmatch(member.name)
@@ -190,7 +190,7 @@ def _tiny(side: int) -> ImageReader:
 
 
 def _tiny_labels(archive: Path) -> dict[Split, dict[str, int]]:
-    """Class of every labelled picture by its name in the archive."""
+    """Return the class of every labelled picture by its name in the archive."""
     pictures, texts = set(), {}
     for member in walk(archive):
         if member.name.endswith(".JPEG"):
@@ -211,7 +211,7 @@ def _tiny_labels(archive: Path) -> dict[Split, dict[str, int]]:
 
 
 def _annotated(text: str, archive: Path) -> dict[str, int]:
-    """Class of every validation picture; a line is its name, its class, then a box that isn't used here."""
+    """Return the class of every validation picture; a line is its name, its class, then an unused box."""
     labels = {}
     for line in text.splitlines():
         picture, wnid, *_ = [*line.split("\t"), ""]

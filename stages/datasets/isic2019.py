@@ -46,8 +46,8 @@ def describe(folder: Path) -> str:
 def is_whole(folder: Path) -> bool:
     """True if the pictures have their official sizes: shrunken copies circulate under the same names.
 
-    Nobody publishes a digest.  `read_split` checks that the official table names every picture, with one class for it;
-    the number of each class must be the declared one.
+    There is no published digest.  `read_split` checks that the official table names every picture, with one class for
+    it; the number of each class must be the declared one.
     """
     labels = read_truth(folder / TRUTH)
     pictures = (member for member in walk(folder / ARCHIVE) if PurePosixPath(member.name).suffix == ".jpg")
@@ -56,7 +56,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def choose_test(labels: Mapping[str, int], groups: Mapping[str, str]) -> set[str]:
-    """A sixth of each class, rounded: whole groups, in an order drawn from their names, as long as they fit."""
+    """Choose a sixth of each class, rounded: whole groups, in an order hashed from their names, as long as they fit."""
     members: dict[str, list[str]] = defaultdict(list)
     for image, group in groups.items():
         members[group].append(image)
@@ -74,7 +74,7 @@ def choose_test(labels: Mapping[str, int], groups: Mapping[str, str]) -> set[str
 
 
 def read_truth(path: Path) -> dict[str, int]:
-    """Class of each picture."""
+    """Read the class of each picture."""
     labels: dict[str, int] = {}
     for row in _rows(path, ("image", *COLUMNS)):
         marks = [row[column].strip() for column in COLUMNS]
@@ -87,7 +87,7 @@ def read_truth(path: Path) -> dict[str, int]:
 
 
 def read_lesions(path: Path) -> dict[str, str]:
-    """Lesion of each picture that has one; none at all if a mirror's part has no metadata."""
+    """Read the lesion of each picture that has one; none at all if a mirror's part has no metadata."""
     if not path.is_file():
         return {}
     return {row["image"]: row["lesion_id"] for row in _rows(path, ("image", "lesion_id")) if row["lesion_id"]}
@@ -103,7 +103,7 @@ def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
 
 
 def _pictures(folder: Path) -> tuple[dict[str, Member], dict[str, int]]:
-    """Each picture's place in the archive and its class."""
+    """Return each picture's member of the archive, and its class."""
     labels = read_truth(folder / TRUTH)
     members: dict[str, Member] = {}
     for member in walk(folder / ARCHIVE):
@@ -121,7 +121,7 @@ def _pictures(folder: Path) -> tuple[dict[str, Member], dict[str, int]]:
 
 
 def _groups(members: Mapping[str, Member], lesions: Mapping[str, str]) -> dict[str, str]:
-    """The group of each picture: those of one lesion, and those whose files are the same."""
+    """Return the group of each picture: those of one lesion, and those whose files are the same."""
     first: dict[tuple[int | None, int], str] = {}
     leader = {image: lesions.get(image, image) for image in members}
     merged: dict[str, str] = {}

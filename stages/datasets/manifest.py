@@ -36,10 +36,10 @@ class ManifestFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The raw files of a data set, or the statement that it is a stand-in and has none.
+    """The raw files of a data set; none if it is placeholder data.
 
     It doesn't record when or from where they came, so the same bytes give the same manifest everywhere.  `source` says
-    whose digests they match: `mirror` where some file is known only by a mirror's word.  `inexact_test_rows` are the
+    whose digests they match: `mirror` if only a mirror gives the digest of some file.  `inexact_test_rows` are the
     positions of test images that are not the official ones.
     """
 
@@ -72,7 +72,7 @@ def judge_provenance(
     files: Mapping[Split, tuple[str, ...]],
     content_is_whole: bool,
 ) -> Literal["embedded", "subset", "full"]:
-    """`full`: every training row is official and at most `INEXACT_SHARE` of the test rows are missing or inexact.
+    """Return `full` if all training rows are official and at most `INEXACT_SHARE` of the test rows lacking or inexact.
 
     A file is official by its published digest.  If no publisher gives one and `source` says so, it counts as official
     if `content_is_whole` and both splits, of `train` and `test` rows, have exactly the declared numbers.  `files`: the
@@ -92,7 +92,7 @@ def judge_provenance(
 
 
 def all_files(source: DatasetSource) -> dict[Split, tuple[str, ...]]:
-    """All raw files, for a text or a table, whose splits are made from the same files."""
+    """Return all raw files for each split of a text or a table, whose splits are made from the same files."""
     names = tuple(file.name for file in source.files)
     return {"train": names, "test": names}
 
@@ -101,8 +101,8 @@ def all_files(source: DatasetSource) -> dict[Split, tuple[str, ...]]:
 class ImageReader:
     """Reads a data set of images: its classes, the names of each split's raw files, and the split's images in order.
 
-    `describe` says how a reader makes a split that its publisher doesn't.  `is_whole` tells whether the files are
-    complete, of a data set without published digests.
+    `describe` explains a split that the publisher doesn't make.  `is_whole` checks whether the files of a data set
+    without published digests are complete.
     """
 
     classes: tuple[str, ...]
@@ -116,14 +116,14 @@ Reader = TypeVar("Reader")
 
 
 def find_reader(dataset: str, reader: str, known: Mapping[str, Reader]) -> Reader:
-    """The reader that params.yaml names."""
+    """Return the reader that params.yaml names."""
     if reader not in known:
         raise DatasetError(f"params.yaml: datasets.{dataset}.reader is {reader!r}; known: {', '.join(sorted(known))}")
     return known[reader]
 
 
 def check_split(images: ImageSet, split: Split, source: DatasetSource, where: str, *, may_be_part: bool) -> None:
-    """Counts and shapes are as declared; only a part of a data set may have fewer images, of every class."""
+    """Check that counts and shapes are as declared; only part of a data set may have fewer images, of every class."""
     declared = source.train if split == "train" else source.test
     per_class = source.train_per_class if split == "train" else source.test_per_class
     if len(images.images) != len(images.labels):
@@ -135,7 +135,7 @@ def check_split(images: ImageSet, split: Split, source: DatasetSource, where: st
     if per_class is not None:
         known = images.labels[(images.labels >= 0) & (images.labels < source.classes)]
         counts = np.bincount(known, minlength=source.classes)
-        # With the whole count right, no class has fewer if none has more.
+        # If the total is right and no class has more, none has fewer.
         above = np.flatnonzero(counts > np.broadcast_to(per_class, counts.shape))
         if above.size:
             raise DatasetError(
@@ -144,7 +144,7 @@ def check_split(images: ImageSet, split: Split, source: DatasetSource, where: st
 
 
 def check_response(measured: np.ndarray, source: DatasetSource, where: str) -> None:
-    """The least and the greatest measured value are the declared ones, if any are declared."""
+    """Check that the least and the greatest measured value are the declared ones, if any are declared."""
     found = float(measured.min()), float(measured.max())
     if source.response_range is not None and found != source.response_range:
         low, high = source.response_range
@@ -152,7 +152,7 @@ def check_response(measured: np.ndarray, source: DatasetSource, where: str) -> N
 
 
 def check_classes(labels: np.ndarray, classes: tuple[str, ...], where: str) -> None:
-    """Every label is a class and every class has an image."""
+    """Check that every label is a class and every class has an image."""
     outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
     if outside.size:
         row = int(outside[0])
@@ -165,14 +165,14 @@ def check_classes(labels: np.ndarray, classes: tuple[str, ...], where: str) -> N
 
 
 def find_shared(train: ImageSet, test: ImageSet) -> list[tuple[int, int]]:
-    """(training row, test row) of every test image whose pixels are those of a training image."""
+    """Return (training row, test row) of every test image whose pixels are those of a training image."""
     rows = {blake2b(image.tobytes(), digest_size=16).digest(): row for row, image in enumerate(train.images)}
     keys = (blake2b(image.tobytes(), digest_size=16).digest() for image in test.images)
     return [(rows[key], row) for row, key in enumerate(keys) if key in rows]
 
 
 def check_shared(shared: list[tuple[int, int]], allowed: int, dataset: str) -> None:
-    """No more test images are also in the training set than in the official sets."""
+    """Check that no more test images are in the training set than in the official sets."""
     if len(shared) > allowed:
         train_row, test_row = shared[0]
         raise DatasetError(
@@ -182,7 +182,7 @@ def check_shared(shared: list[tuple[int, int]], allowed: int, dataset: str) -> N
 
 
 def pixel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of uint8 [N, C, H, W], pixels in [0, 1].
+    """Return mean and standard deviation of each channel of uint8 [N, C, H, W], pixels in [0, 1].
 
     Computed from exact counts of the 256 values, so they are the same on every machine.
     """

@@ -28,7 +28,7 @@ from stages.runs.store import home, write_atomically
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorFile:
-    """A file of a mirror.  `matches_official` is None where no official digest is published."""
+    """A file of a mirror.  `matches_official` is None if no official digest is published."""
 
     sha256: str
     bytes: int
@@ -40,7 +40,7 @@ class MirrorFile:
 class MirrorInfo:
     """A `mirror.json`.  `inexact_test_rows` are the positions of test images whose pixels are not the official ones.
 
-    `archive`: the one without a published digest from which the files of these downloads were taken.
+    `archive`: the archive without a published digest from which these downloads were taken.
     """
 
     complete: bool
@@ -50,7 +50,7 @@ class MirrorInfo:
 
 
 def read_mirror(folder: Path) -> MirrorInfo | None:
-    """The `mirror.json` of a data set's folder, or None if there is none."""
+    """Read the `mirror.json` of a data set's folder; None if there is none."""
     path = folder / "mirror.json"
     if not path.is_file():
         return None
@@ -67,7 +67,7 @@ def official_pin(file: SourceFile) -> Pin:
 
 
 def pin_in(info: MirrorInfo | None, file: SourceFile) -> Pin:
-    """The pin for `file` in a folder with this `mirror.json`: official, unless the file is declared not to be."""
+    """Return the pin for `file` in a folder with this `mirror.json`: official, unless the file is declared inexact."""
     entry = info.files.get(file.name) if info is not None else None
     inexact = entry.sha256 if entry is not None and entry.matches_official is not True else None
     return dataclasses.replace(official_pin(file), inexact_sha256=inexact)
@@ -85,7 +85,7 @@ def write_mirror(folder: Path, info: MirrorInfo) -> None:
 
 
 def describe_file(digests: Digests, file: SourceFile) -> MirrorFile:
-    """A file's entry in `mirror.json`."""
+    """Return a file's entry in `mirror.json`."""
     return MirrorFile(
         sha256=digests.sha256,
         bytes=digests.size_bytes,
@@ -108,7 +108,7 @@ def copy_to_mirror(source: DatasetSource, downloads: Path, target: Path) -> Mirr
 
     Raises:
         ChecksumMismatch: a file in the downloads has changed.
-        DatasetError: the downloads aren't whole.
+        DatasetError: the downloads are incomplete.
     """
     info = read_mirror(downloads)
     files, wanted = {}, known_files(source, info)
@@ -149,11 +149,11 @@ def main(arguments: list[str]) -> int:
 
 
 def pack_loose(folder: Path, files: Mapping[str, MirrorFile], target: Path) -> None:
-    """Write the files below `folder` into the archive `target`, each one checked, by name.
+    """Write the files below `folder` into the archive `target`, each one checked, ordered by name.
 
     Raises:
         DatasetError: a name leads out of the folder, or a file isn't there.
-        ChecksumMismatch: a file has other bytes than its entry says.
+        ChecksumMismatch: a file's bytes differ from its entry.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
@@ -181,7 +181,7 @@ def _contents(folder: Path, files: Mapping[str, MirrorFile]) -> Iterator[tuple[s
 def _write_zip(file: IO[bytes], contents: Iterator[tuple[str, bytes]]) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         for name, content in contents:
-            archive.writestr(zipfile.ZipInfo(name), content)  # without a date, so always the same bytes
+            archive.writestr(zipfile.ZipInfo(name), content)  # without a date, so that the bytes are always the same
 
 
 def _write_tar(file: IO[bytes], contents: Iterator[tuple[str, bytes]]) -> None:

@@ -73,10 +73,10 @@ class PackedInfo:
     """Description of a packed data set; the content of `dataset.json`.
 
     `digest` covers the values and the class names but not the file format.  `source` says whose digests the raw bytes
-    match: `official`, or `mirror` where a file is known only by a mirror's word.  `test_rows` are the official
+    match: `official`, or `mirror` if only a mirror gives the digest of some file.  `test_rows` are the official
     positions of the test images kept (None: all of them); `excluded_test_images` counts the rest.  `shared_test_images`
-    are also in the training set, pixel by pixel.  `mean` and `std` per channel, in [0, 1], are those of all training
-    pixels and nothing else.  `split_note` says how a split of our own was made.
+    are also in the training set, pixel by pixel.  `mean` and `std` per channel, in [0, 1], are those of the training
+    pixels alone.  `split_note` says how a split of our own was made.
 
     A table has `shape` [D], its columns' names as `classes`, and `mean` and `std` of each column
     before it was standardised; a text has shape [T], the tokens that a row reads, and counts tokens, with ids below
@@ -126,7 +126,7 @@ def _digest(names: tuple[str, ...], arrays: list[tuple[np.ndarray, str]]) -> str
 
 
 def write_packed(folder: Path, splits: Mapping[Split, ImageSet | TableSet | TokenSet], info: PackedInfo) -> None:
-    """Write the set next to `folder`, then move it into place: a reader never sees a part of it."""
+    """Write the set next to `folder`, then move it into place, so that readers never see part of it."""
     staged = folder.with_name(f".{folder.name}.partial")
     replaced = folder.with_name(f".{folder.name}.replaced")
     for leftover in (staged, replaced):
@@ -155,7 +155,7 @@ def _write_durably(path: Path, content: bytes) -> None:
 
 
 def read_info(folder: Path) -> PackedInfo:
-    """The `dataset.json` of a packed set.
+    """Read the `dataset.json` of a packed set.
 
     Raises:
         PackedDataError: it is missing or invalid.
@@ -172,7 +172,7 @@ def read_info(folder: Path) -> PackedInfo:
 
 
 def read_images(folder: Path, split: Split) -> ImageSet:
-    """One split of a packed set of images, in its stored order.
+    """Read one split of a packed set of images, in its stored order.
 
     Raises:
         PackedDataError: the file is missing or damaged.
@@ -181,7 +181,7 @@ def read_images(folder: Path, split: Split) -> ImageSet:
 
 
 def read_table(folder: Path, split: Split) -> TableSet:
-    """One split of a packed table, in its stored order.
+    """Read one split of a packed table, in its stored order.
 
     Raises:
         PackedDataError: the file is missing or damaged.
@@ -190,7 +190,7 @@ def read_table(folder: Path, split: Split) -> TableSet:
 
 
 def read_tokens(folder: Path, split: Split) -> TokenSet:
-    """One part of a packed text.
+    """Read one part of a packed text.
 
     Raises:
         PackedDataError: the file is missing or damaged.
@@ -210,7 +210,7 @@ def _read_arrays(folder: Path, split: str, names: tuple[str, ...]) -> list[np.nd
 
 
 def digest_packed(folder: Path, info: PackedInfo) -> str:
-    """The digest of the current content of the folder's files.
+    """Compute the digest of the current content of the folder's files.
 
     Raises:
         PackedDataError: they can't be read.

@@ -1,14 +1,13 @@
-"""Packs raw files: reads them, checks the declarations, leaves out inexact test rows and judges provenance.
+"""Pack raw files: read them, check the declarations, leave out inexact test rows and judge provenance.
 
-Also stand-ins that need no network: real handwritten digits composed into as many classes as a data set has.
+Also placeholder data that need no network: real handwritten digits composed into as many classes as a data set has.
 
 The digits are the 1,797 of 8 x 8 pixels that scikit-learn ships (Alpaydin, Kaynak 1998, the test part of the UCI set
-"Optical Recognition of Handwritten Digits").  A class is a number; its digits stand side by side, each as large as
-fits, upscaled without smoothing.  Images with three channels get a colour of their own for ink and paper.
+"Optical Recognition of Handwritten Digits").  A class is a number; its digits are side by side, each as large as fits,
+upscaled without smoothing.  Images with three channels get a colour of their own for ink and paper.
 
-A stand-in shares only the shape and the number of classes of its data set; its classes are named
-`digits-42`.  The sources are divided between training and test set before anything is composed, so no handwriting is in
-both.
+Placeholder data share only the shape and the number of classes of their data set; the classes are named `digits-42`.
+The sources are divided between training and test set before anything is composed, so no handwriting is in both.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
         check_classes(test.labels, classes, f"{manifest.dataset}, test")
     shared = find_shared(train, test)
     if manifest.source != "embedded":
-        # Without a count, official files are taken as they are; elsewhere the rule is that there are none.
+        # Without a count, official files are taken as they are; other files may share none.
         is_unknown = source.shared_images is None and manifest.source == "official"
         check_shared(shared, len(test) if is_unknown else source.shared_images or 0, manifest.dataset)
     mean, std = pixel_statistics(train.images)
@@ -131,7 +130,7 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
 
 
 def _verify_raw(manifest: Manifest, home: Path, folder: str) -> Path:
-    """Folder of the raw files, once they are found to match the manifest."""
+    """Check the raw files against the manifest, and return their folder."""
     remedy = f"run `python -m stages.fetch {manifest.dataset}` again"
     for file in manifest.files:
         path = home / file.path
@@ -157,7 +156,7 @@ def _read_checked(
         raise DatasetError(
             f"{manifest.dataset}: {len(reader.classes)} class names; params.yaml declares {source.classes}"
         )
-    # Only a split that no official digest vouches for may be a part: a mirror's subset declares so by its files.
+    # Only a split without official digests may be partial: a mirror's subset declares so by its files.
     is_official = all(file.matches_official for file in manifest.files if file.name in reader.files[split])
     check_split(images, split, source, f"{manifest.dataset}, {split}", may_be_part=not is_official)
     check_classes(images.labels, reader.classes, f"{manifest.dataset}, {split}")
@@ -165,7 +164,7 @@ def _read_checked(
 
 
 def _exact_rows(manifest: Manifest, rows: int) -> np.ndarray | None:
-    """Positions of the test rows kept, or None for all of them."""
+    """Return the positions of the test rows kept, or None for all of them."""
     if not manifest.inexact_test_rows:
         return None
     return np.setdiff1d(np.arange(rows), np.array(manifest.inexact_test_rows))
@@ -181,7 +180,7 @@ class RowCounts:
 
 
 def count_rows(name: str, source: DatasetSource, *, is_stand_in: bool) -> RowCounts:
-    """Rows of the declared data set, or of its stand-in."""
+    """Count the rows of the declared data set, or of its placeholder data."""
     if source.kind == "text":
         train, test, window = source.train, source.test, source.shape[0]
         if is_stand_in:
@@ -208,7 +207,7 @@ def class_names(classes: int) -> tuple[str, ...]:
 
 
 def compose_stand_in(name: str, shape: tuple[int, ...], classes: int) -> tuple[ImageSet, ImageSet]:
-    """Training and test set with images uint8 of `shape` [C, H, W]; `name` seeds the choice of digits and colours.
+    """Compose training and test set of images uint8, `shape` [C, H, W]; `name` seeds the choice of digits and colours.
 
     Every class is in the training set equally often, give or take one.  If the test set has fewer images than classes,
     its images are spread over all classes.

@@ -1,4 +1,4 @@
-"""Packs the settings and run times of SGEMM as a table: splits, takes logarithms, standardises."""
+"""Pack the settings and run times of SGEMM as a table: split, take logarithms, standardise."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HEADER = ",".join((*COLUMNS, "Run1 (ms)", "Run2 (ms)", "Run3 (ms)", "Run4 (ms)"
 
 
 def read_rows(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Settings int64 [N, 14] and the four run times in ms float64 [N, 4] of every row, in the order of the file."""
+    """Read settings int64 [N, 14] and the four run times in ms float64 [N, 4] of all rows, in the order of the file."""
     path = folder / FILE
     with path.open(encoding="utf-8", errors="replace") as file:
         if file.readline().strip() != _HEADER:
@@ -56,10 +56,10 @@ def read_rows(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def compose_stand_in(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Settings int64 [N, 14] and one run time in ms for each, float64 [N], from a model of a GPU instead of a real one.
+    """Compose settings int64 [N, 14] and a run time in ms for each, float64 [N], from a model of a GPU.
 
     Time is work divided by throughput.  Throughput grows with the work that each thread has (more reuse of registers),
-    with wider loads and with staging in local memory, and falls where a work group is too small or its tiles don't fit.
+    with wider loads and with staging in local memory, and falls if a work group is too small or its tiles don't fit.
     """
     random = np.random.RandomState(0)  # frozen, so that the digest stays the same with every numpy
     choices = [POWERS.get(column, (0, 1)) for column in COLUMNS]
@@ -93,7 +93,7 @@ SPLIT_SEED = 0
 
 
 def prepare_table(source: DatasetSource, manifest: Manifest, folder: Path, target: Path) -> PackedInfo:
-    """Write the packed table of the raw files in `folder`, or of the stand-in, into `target`."""
+    """Write the packed table of the raw files in `folder`, or of placeholder data, into `target`."""
     counts: dict[Split, int] = {"train": source.train, "test": source.test}
     read = find_reader(manifest.dataset, source.reader, {"sgemm": read_rows} | dict.fromkeys(OWN_TABLES, read_rows))
     if source.shape != (len(COLUMNS),):
@@ -146,7 +146,7 @@ def pack_table(
 
 
 def split_rows(counts: Mapping[Split, int]) -> dict[Split, np.ndarray]:
-    """Row numbers of each split, ascending; always the same for the same counts."""
+    """Return the row numbers of each split, ascending; always the same for the same counts."""
     # RandomState and not default_rng: its stream is frozen.
     order = np.random.RandomState(SPLIT_SEED).permutation(sum(counts.values()))
     ends = np.cumsum(list(counts.values()))[:-1]
@@ -156,7 +156,7 @@ def split_rows(counts: Mapping[Split, int]) -> dict[Split, np.ndarray]:
 def standardise(
     settings: np.ndarray, times: np.ndarray, rows: Mapping[Split, np.ndarray]
 ) -> tuple[dict[Split, TableSet], tuple[float, ...], tuple[float, ...]]:
-    """The splits, and mean and standard deviation of each column over the training rows, which both share.
+    """Return the splits, and the mean and deviation of each column over the training rows, which standardise both.
 
     The protocol decides which of the training rows validate, as with images.
     """

@@ -1,10 +1,10 @@
 """Sources of a data set's files: the downloads, a mirror, the official host, in this order.
 
-Whatever the source, a file counts only if its bytes are the published ones, or those that a mirror declares; only if
-no publisher gives a digest is the first copy trusted, and every later one must be the same until a person accepts
-another.  Files found are kept in the downloads, so that later runs need neither mirror nor network.  Wrong bytes in the
-downloads are reported and replaced; wrong bytes in a mirror or from an official host stop the fetch, because going on
-would hide them.
+A file from any source is accepted only if its bytes are the published ones, or those that a mirror declares.  If no
+digest is published, the first copy is trusted, and every later one must be the same until a user accepts another.
+Files found stay in the downloads, so that later runs need neither mirror nor network.  Wrong bytes in the downloads are
+reported and replaced; wrong bytes in a mirror or from an official host stop the fetch, because going on would hide
+them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Unavailable(DatasetError):
 
 
 def download(url: str, target: Path, pin: Pin) -> Digests:
-    """Put the file at `url` into `target`, with every byte checked on the way.
+    """Download the file at `url` to `target`, checking every byte on the way.
 
     Raises:
         Unavailable: the host doesn't deliver it, or not completely.
@@ -144,7 +144,7 @@ def check_folders(source: DatasetSource, info: MirrorInfo, say: Say) -> MirrorIn
 
 
 def _by_proxy(url: str) -> str:
-    """The proxy that the environment names for `url`, in words, without its password."""
+    """Describe the proxy that the environment names for `url`, without its password."""
     scheme, host = urllib.parse.urlsplit(url)[:2]
     proxy = urllib.request.getproxies().get(scheme)
     if not proxy or urllib.request.proxy_bypass(host):
@@ -153,7 +153,7 @@ def _by_proxy(url: str) -> str:
 
 
 def _body(response: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
-    """The chunks of a response that is a file and as long as its header says."""
+    """Yield the chunks of a response that must be a file, as long as its header says."""
     length = response.headers.get("Content-Length")
     expected = int(length) if length is not None and length.isdecimal() else None
     received = 0
@@ -178,11 +178,11 @@ def _of(received: int, expected: int | None) -> str:
 
 
 def extract(archive: Path, folder: Path, pins: Mapping[str, Pin]) -> dict[str, Digests]:
-    """Take the files named in `pins` out of an archive, each verified, into `folder`; nothing else is written.
+    """Extract the files named in `pins` from an archive into `folder`, each verified; nothing else is written.
 
     Raises:
-        DatasetError: it can't be read, is a trap, or lacks a file.
-        ChecksumMismatch: a file in it is another one.
+        DatasetError: it can't be read, is malicious, or lacks a file.
+        ChecksumMismatch: a file in it has other bytes.
     """
     missing, digests = dict(pins), {}
     for member in walk(archive):
@@ -198,14 +198,14 @@ Say = Callable[[str], None]
 
 
 def find_source(datasets: Mapping[str, DatasetSource], dataset: str) -> DatasetSource:
-    """The declaration of a data set."""
+    """Return the declaration of a data set."""
     if dataset not in datasets:
         raise DatasetError(f"params.yaml: no data set {dataset!r}{nearest(dataset, sorted(datasets))}")
     return datasets[dataset]
 
 
 def mirror_folder() -> Path | None:
-    """The folder that CLAIMCHECK_MIRROR names, or None if it is unset.
+    """Return the folder that CLAIMCHECK_MIRROR names, or None if it is unset.
 
     Raises:
         DatasetError: there is no such folder.
@@ -219,17 +219,17 @@ def mirror_folder() -> Path | None:
 def fetch_dataset(
     dataset: str, source: DatasetSource, home: Path, mirror: Path | None, say: Say = print, *, accept: bool = False
 ) -> Manifest:
-    """Bring every file of `source` into its folder below `home/downloads`, verified, and describe them.
+    """Put every file of `source`, verified, into its folder below `home/downloads`, and return the manifest.
 
-    `mirror` is the folder of all mirrored data sets.  `say` is told where files come from and which ones were not used.
-    `accept`: a file without a published digest may differ from the one fetched before.
+    `mirror` is the folder of all mirrored data sets.  `say` receives messages on where files come from and which ones
+    were not used.  `accept`: a file without a published digest may differ from the one fetched before.
 
     Raises:
         ChecksumMismatch: the mirror or the official host has other bytes.
         DatasetError: no source has the files.
         DatasetError: a file without a published digest differs from the one fetched before, and is not accepted.
         DatasetError: a `mirror.json` can't be read or contradicts the data set.
-        DatasetError: an archive can't be read, is a trap, or lacks a file.
+        DatasetError: an archive can't be read, is malicious, or lacks a file.
     """
     folder, declared = source.folder or dataset, source
     if any(file.name.endswith("/") for file in source.files):
@@ -302,7 +302,7 @@ class _Search:
                 if known is None or not _is_unpublished(file):
                     self._report_unusable(error)
                     continue
-                # Not overwritten from elsewhere, either: it may be the only copy of a file that a person put there.
+                # Not replaced from elsewhere, either: it may be a user's only copy.
                 change = _describe_change(path, known, digests)
                 if not self.accept:
                     raise DatasetError(f"{change}. {self._how_to_accept} Else put the old one back") from None
@@ -319,7 +319,7 @@ class _Search:
         self._note_missing(str(self.folder))
 
     def compare_with_mirror(self, folder: Path) -> None:
-        """Report if a mirror's copy of an unpublished file differs from the downloads' copy, or take it."""
+        """Report, or take if accepted, a mirror's copy of an unpublished file that differs from the downloads'."""
         info = read_mirror(folder)
         for file in self.source.files:
             known, path = self.found.get(file.name), folder / file.name
@@ -339,7 +339,7 @@ class _Search:
             self._take_from_archive(folder)
 
     def _compare_archive(self, folder: Path) -> bool:
-        """The same for an archive whose files have no published digest either; returns whether to take them from it."""
+        """Do the same for an archive without published digests; return whether to take its files."""
         archive, unpublished = self.source.archive, [file for file in self.source.files if _is_unpublished(file)]
         if archive is None or not _is_unpublished(archive) or not unpublished or not (folder / archive.name).is_file():
             return False
@@ -362,7 +362,7 @@ class _Search:
 
     @property
     def _how_to_accept(self) -> str:
-        # Forced, since DVC would restore the manifest that it has seen after this stage.
+        # Forced, because DVC would restore the manifest from before this stage.
         again = f"`dvc repro -f -s fetch@{self.dataset}` and `dvc repro`"
         return f"If the new file is meant: `python -m stages.fetch {self.dataset} --accept`, then {again}."
 
@@ -405,7 +405,7 @@ class _Search:
             self.tried.append(f"{type(error).__name__}: {error}")
 
     def describe(self) -> MirrorInfo:
-        """The `mirror.json` of the downloads; inexact rows count only while some file is not the official one."""
+        """Return the `mirror.json` of the downloads; inexact rows count only while some file isn't the official one."""
         files = {file.name: self.found[file.name] for file in self.source.files if file.name in self.found}
         is_official = all(file.matches_official for file in files.values())
         rows = () if is_official else tuple(sorted(self.inexact_test_rows))
@@ -414,7 +414,7 @@ class _Search:
         )
 
     def _take_from_archive(self, folder: Path) -> None:
-        """Use an official archive that lies in `folder`, and leave it there."""
+        """Use an official archive in `folder`, and leave it there."""
         archive = self.source.archive
         if archive is None or not self.missing or not (folder / archive.name).is_file():
             return
@@ -423,7 +423,7 @@ class _Search:
         self._extract(path)
 
     def _take_loose(self, info: MirrorInfo | None, folder: Path) -> None:
-        """Pack a mirror's part of an archive's content into that archive, which is then never the official one."""
+        """Pack a mirror's loose files of an archive into that archive, which is then never the official one."""
         archives = [file for file in self.missing if file.name.endswith((".zip", ".tgz"))]
         declared = {file.name for file in self.source.files}
         loose = {name: entry for name, entry in info.files.items() if name not in declared} if info else {}
@@ -466,7 +466,7 @@ class _Search:
 
 
 def _is_unpublished(file: SourceFile) -> bool:
-    """True if no digest is published, as for a person's own file."""
+    """True if no digest is published, as for a user's own file."""
     return file.md5 is None and file.sha256 is None
 
 
@@ -478,7 +478,7 @@ def _describe_change(path: Path, known: MirrorFile, digests: Digests) -> str:
 
 
 def compose_manifest(dataset: str, folder: str, info: MirrorInfo) -> Manifest:
-    """The manifest for `preprocess` of the files that lie in `folder` of the downloads."""
+    """Return the manifest for `preprocess` of the files in `folder` of the downloads."""
     files = tuple(
         ManifestFile(
             name=name,

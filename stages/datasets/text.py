@@ -1,7 +1,7 @@
 """A text as a sequence of tokens, one per byte: Tiny Shakespeare, a sample of OpenWebText, or any file of text.
 
 The last tenth is the test set, as in the examples that made Tiny Shakespeare known (Karpathy 2015).  A row is a window
-of the text, as long as the `shape` of the data set; a stand-in's windows are shorter, so that a step is fast.
+of the text, as long as the `shape` of the data set; windows of placeholder data are shorter, so that a step is fast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BETWEEN_PAGES = b"\n\n"
 
 
 def read_sample(archive: Path, size_bytes: int) -> bytes:
-    """The first `size_bytes` of the pages in their order, or all of them if there are fewer."""
+    """Return the first `size_bytes` of the pages in their order, or all of them if there are fewer."""
     text = bytearray()
     for member in walk(archive):
         if member.name.endswith("_data.xz"):
@@ -54,7 +54,7 @@ VOCABULARY = 256  # a byte each
 TEST_PART = 10
 STAND_IN_SENTENCES, STAND_IN_WINDOW = 120, 32  # a model of 124 million parameters reads the whole test part
 
-# Ours, and meaningless: what a model can learn of it is spelling, agreement and the order of words.
+# Meaningless sentences of ours: a model can learn spelling, agreement and the order of words from them.
 _SUBJECTS = {
     "the miller": "counts",
     "an old clerk": "mends",
@@ -70,7 +70,7 @@ _PLACES = ("by the river", "under the bridge", "before dawn", "in the market", "
 
 
 def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target: Path) -> PackedInfo:
-    """Write the packed text of the raw file in `folder`, or of the stand-in, into `target`."""
+    """Write the packed text of the raw file in `folder`, or of placeholder data, into `target`."""
     shape = source.shape
     if len(shape) != 1 or shape[0] < 1:
         raise DatasetError(f"{manifest.dataset}: a text's shape is [tokens of a window]; params.yaml: {list(shape)}")
@@ -91,7 +91,7 @@ def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target
     info = PackedInfo(
         dataset=manifest.dataset,
         kind="text",
-        # Only a text's length tells whether it is complete.
+        # Only a text's length shows whether it is complete.
         provenance=judge_provenance(
             source, manifest, len(train), len(test), files=all_files(source), content_is_whole=True
         ),
@@ -117,12 +117,12 @@ def split_lengths(tokens: int) -> tuple[int, int]:
 
 
 def stand_in_window(source: DatasetSource) -> int:
-    """Number of tokens in a row of the stand-in."""
+    """Number of tokens in a row of placeholder data."""
     return min(source.shape[0], STAND_IN_WINDOW)
 
 
 def read_text(path: Path, size_bytes: int) -> bytes:
-    """The whole file, whatever `size_bytes` are declared: a difference is counted later."""
+    """Read the whole file, whatever `size_bytes` are declared: the number is checked later."""
     content = path.read_bytes()
     try:
         content.decode()
@@ -138,7 +138,7 @@ READERS: dict[str, Callable[[Path, int], bytes]] = {"openwebtext": read_sample, 
 
 
 def compose_stand_in(name: str) -> bytes:
-    """Sentences of a small grammar, the same for the same `name` on every machine."""
+    """Compose sentences from a small grammar, the same for the same `name` on every machine."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
     random = np.random.RandomState(seed)  # its stream is frozen
     subjects = list(_SUBJECTS)

@@ -15,7 +15,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class DatasetError(Mistake):
-    """A data set can't be had or isn't what it should be; the message is one line and says how to fix it."""
+    """A data set is missing or not as declared; the message is one line and says how to fix it."""
 
 
 class ChecksumMismatch(DatasetError):
@@ -35,7 +35,7 @@ class Digests:
 
 
 def digest_file(path: Path) -> Digests:
-    """Both digests of a file, in one reading."""
+    """Compute both digests of a file, reading it once."""
     return _digest(read_chunks(path), into=None)
 
 
@@ -53,7 +53,7 @@ def chunks_of(file: IO[bytes]) -> Iterator[bytes]:
 class Pin:
     """The expected digests of a file: the published ones, or the sha256 by which a mirror declares its copy.
 
-    With neither, there is nothing to compare the bytes with, and any are accepted: the content is checked when it is
+    With neither, there is nothing to compare the bytes with, and all are accepted: the content is checked when it is
     read.
     """
 
@@ -68,7 +68,7 @@ class Pin:
         return self.official_md5 in (None, digests.md5) and self.official_sha256 in (None, digests.sha256)
 
     def check(self, digests: Digests, where: object) -> bool | None:
-        """True: the official bytes; False: the declared inexact ones; None: nothing to compare them with.
+        """Return True for the official bytes, False for declared inexact ones, None if there is nothing to compare.
 
         Raises:
             ChecksumMismatch: the bytes match neither.
@@ -87,15 +87,15 @@ class Pin:
 
 
 def store_verified(chunks: Iterable[bytes], target: Path, pin: Pin, where: object) -> Digests:
-    """Write `chunks` to `target` if they are what `pin` says: hashed on the way, renamed after fsync.
+    """Write `chunks` to `target` if they match `pin`: hashed on the way, renamed after fsync.
 
     A truncated or wrong file never gets the final name, and its remains are removed.
 
     Raises:
-        ChecksumMismatch: the bytes differ; `where` names where they came from.
+        ChecksumMismatch: the bytes differ; `where` names their source.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    # One name per target, so that what a killed process left is overwritten by the next.
+    # One name per target, so that the next process overwrites what a killed one left.
     partial = target.with_name(f".{target.name}.partial")
     try:
         digests = _digest(chunks, into=partial)

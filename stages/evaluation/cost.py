@@ -1,6 +1,6 @@
 """The cost of a model: parameters, operations, inference time.
 
-`shape` is that of one sample: (C, H, W) for an image, (D,) for a table row, (T,) for a window of tokens.
+`shape` is the shape of one sample: (C, H, W) for an image, (D,) for a table row, (T,) for a window of tokens.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ def count_parameters(model: nn.Module) -> int:
 def flops_per_sample(model: nn.Module, shape: Shape, vocabulary: int | None = None) -> int:
     """2 x multiply-accumulates of one sample's forward pass: matrix products, convolutions and attention.
 
-    Biases, normalisation, activations and softmax don't count.  `model` must not be compiled, since a compiled one
-    hides its operations from the counter.  `vocabulary`: the sample is one of tokens.
+    Biases, normalisation, activations and softmax don't count.  `model` must not be compiled, because that hides its
+    operations from the counter.  With a `vocabulary`, samples are tokens.
     """
-    # Shapes alone are computed with: nothing is multiplied, and no operator takes a way that hides its products.
+    # Only shapes are computed, so nothing is multiplied and no fast path hides its products.
     tensors = {name: tensor.to("meta") for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     dtype = next(model.parameters()).dtype if vocabulary is None else torch.int64
     samples = torch.zeros(1, *shape, device="meta", dtype=dtype)
-    # Attention as two matrix products: every torch version and device counts those alike.
+    # Attention as two matrix products, which all torch versions and devices count alike.
     with _inference(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         functional_call(model, tensors, (samples,))
     return counter.get_total_flops()
 
 
 class Stopwatch:
-    """Times models round by round, some of the passes in each, so that drifting machine speed affects all alike.
+    """Times models in alternating rounds of passes, so that drifting machine speed affects all alike.
 
-    Every pass gets the same batch of `batch_size` samples, which are tokens where there is a `vocabulary`.  `warmup`
-    passes come first in each round.
+    Every pass gets the same batch of `batch_size` samples, which are tokens if there is a `vocabulary`.  Each round
+    begins with `warmup` passes.
 
     Raises:
-        ValueError: there is nothing to measure.
+        ValueError: a size leaves nothing to measure.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Stopwatch:
         rounds.append(timings[self.warmup :])
 
     def latencies(self) -> dict[str, Latency]:
-        """The latency of every model that was timed in all rounds."""
+        """Return the latency of every model that was timed in all rounds."""
         return {
             name: Latency(
                 seconds_per_sample=statistics.median(second for timings in rounds for second in timings)
@@ -137,7 +137,7 @@ def _synchronise(device: torch.device) -> None:
 
 @contextmanager
 def _inference(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards each module's training mode is restored."""
+    """Switch to evaluation mode without gradients, then restore each module's training mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,7 +1,7 @@
 """Measures an experiment's trained runs on test data and writes its result and cost lines.
 
-Only one network is in memory at a time.  A run's measurements are kept and reused (`stages.evaluation.flops`); a run
-that can't be evaluated doesn't stop the others.
+Only one network is in memory at a time.  A run's measurements are cached (`stages.evaluation.flops`); a run that can't
+be evaluated doesn't stop the others.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ CodeOf = Callable[[ModelSpec], Mapping[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Lines in the order of the run list; `faults`: what is wrong, in words, by the label of the run it concerns.
+    """Lines in the order of the run list; `faults`: error messages by the label of the run.
 
-    `kept`: labels of runs that were evaluated before, with the same files, code and machine.
+    `kept`: labels of runs whose earlier measurements are reused, because files, code and machine are the same.
     """
 
     results: list[ResultLine] = field(default_factory=list)
@@ -52,14 +52,14 @@ class Evaluation:
 def evaluate_experiment(
     name: str, data: Path, profile: ProfileParams, device: str, code_of: CodeOf, *, anew: bool = False
 ) -> Evaluation:
-    """Result and cost lines of the runs in `data/runs/<name>/`, with the profile's timing and part of the test rows.
+    """Return result and cost lines of the runs in `data/runs/<name>/`, with the profile's timing and test rows.
 
-    `anew`: nothing measured before is reused.
+    `anew`: reuse no earlier measurement.
 
     Raises:
         EvaluationError: there is no run list.
         PackedDataError: the test data can't be read.
-        EvidenceError: a line of equivalent codes can't be read, or isn't as it was written.
+        EvidenceError: a line of equivalent codes can't be read, or was altered.
     """
     run_list = read_run_list(data / "runs" / name)
     if run_list is None:
@@ -80,7 +80,7 @@ def evaluate_experiment(
 
 
 class _Bench:
-    """One evaluation in progress: the test data, what decides whether to reuse a measurement, the current network."""
+    """Evaluation in progress: the test data, the caches and their keys, the current network."""
 
     def __init__(
         self, run_list: RunList, packed: Path, info: PackedInfo, device: str, code_of: CodeOf, *, anew: bool
@@ -103,14 +103,14 @@ class _Bench:
     def data(self) -> list[str]:
         path = self.packed / "test.safetensors"
         if not path.is_file():
-            read_rows(self.packed, self.info, "test")  # says what to do
+            read_rows(self.packed, self.info, "test")  # raises an error that says what to do
         with path.open("rb") as file:
             return [self.info.digest, str(self.info.test_images), hashlib.file_digest(file, "sha256").hexdigest()]
 
     def evaluate(self, runs: Sequence[TrainedRun], spec: LatencySpec, found: Evaluation) -> dict[str, Latency]:
-        """Fill in results and faults; returns inference times by the label of the run that represents its arm.
+        """Fill in results and faults; return inference times by the label of the run that represents its arm.
 
-        Times compare only if measured together: if one arm is new or changed, all are measured again.
+        Times are comparable only if measured together, so if one arm is new or changed, all are measured again.
         """
         timed: dict[str, TrainedRun] = {}
         for run in runs:
@@ -125,7 +125,7 @@ class _Bench:
                 self.info.shape,
                 vocabulary=self.info.vocabulary,
                 device=self.device,
-                # A window is a thousand samples already, and its logits are most of the memory.
+                # A window has a thousand tokens already, and its logits are most of the memory.
                 batch_size=1 if self.info.kind == "text" else spec.batch_size,
                 warmup=spec.warmup,
                 repeats=spec.repeats,
@@ -150,7 +150,7 @@ class _Bench:
         return latencies
 
     def _line(self, run: TrainedRun, watch: Stopwatch | None) -> tuple[ResultLine, bool]:
-        """The run's result line, and whether its numbers were measured earlier."""
+        """Return the run's result line, and whether its numbers were measured earlier."""
         if not self.equivalences.today(run.spec, run.result["environment"]):
             self._refuse_other_code(changed_modules(run.spec))
         stands_on = self._stands_on([run])
@@ -192,28 +192,28 @@ class _Bench:
             )
 
     def _stands_on(self, runs: Sequence[TrainedRun], settings: Mapping[str, Any] | None = None) -> str:
-        """Digest of everything that a measurement depends on: outcomes, test data, code, machine, settings."""
+        """Return a digest of everything that a measurement depends on: outcomes, data, code, machine, settings."""
         outcomes = [[run.label if settings else "", run.digest, dict(self.code_of(run.planned.model))] for run in runs]
         return digest_of([outcomes, self.data, self.environment, dict(settings or {})])
 
     def _ran_other_code(self, runs: Sequence[TrainedRun]) -> bool:
-        """True if a module was edited between its digest and its import: the measured code is then unknown."""
+        """True if a module was edited between its digest and its import, so the measured code is unknown."""
         return any(unlike_loaded(self.code_of(run.planned.model)) for run in runs)
 
 
 @contextmanager
 def _held_up_alone(run: TrainedRun, found: Evaluation) -> Iterator[None]:
-    """Attribute a fault in this block to the run alone: note it, drop the run's line, and go on with the others."""
+    """Attribute a fault in this block to this run only: record it, drop the run's line, continue with the others."""
     try:
         yield
-    except (ValueError, TypeError, RuntimeError, MemoryError) as error:  # torch lacks memory by a RuntimeError
+    except (ValueError, TypeError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
         found.faults[run.label] = next(iter(str(error).splitlines()), type(error).__name__)
         identity = run.run.arm, run.run.replicate
         found.results[:] = [line for line in found.results if (line.arm, line.replicate) != identity]
 
 
 def _read_measured(kept: Any) -> MeasuredRun | None:
-    """The measurement as it was made: a whole number stays one, so that the line is identical to the byte."""
+    """Restore the measurement exactly: whole numbers stay whole, so that the line is byte-identical."""
     try:
         return (
             None
@@ -237,7 +237,7 @@ class EvaluationError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """Results of a pass over the test set, and the paper's observations inside; empty for a run that diverged."""
+    """Results of a pass over the test set, and observations inside the network; empty for a run that diverged."""
 
     metrics: tuple[Measurement, ...] = ()
     correct: str | None = None
@@ -249,7 +249,7 @@ class TrainedRun:
     """A run whose outcome is complete, without its network.
 
     Raises:
-        EvaluationError: the outcome is damaged, or was trained on other data than `info`'s.
+        EvaluationError: the outcome is damaged, or was trained on data other than `info`'s.
     """
 
     def __init__(self, run: ListedRun, folder: Path, info: PackedInfo) -> None:
@@ -261,11 +261,11 @@ class TrainedRun:
             self.digest = outcome_digest(folder)
             self.spec: dict[str, Any] = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
             self.result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-            # Losses are means of single-precision numbers: eight digits are all that they hold.
+            # Losses are means of single-precision numbers, which hold only eight digits.
             lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
             self.history = [json.loads(line, parse_float=lambda text: float(f"{float(text):.8g}")) for line in lines]
             self.planned = RunSpec.from_dict(self.spec)
-        except (ValueError, TypeError, KeyError) as error:  # an outcome of an older version has no digest over all
+        except (ValueError, TypeError, KeyError) as error:  # outcomes of older versions have no digest over all
             raise EvaluationError(f"{folder}: can't be read ({error}); `{train}` trains it again") from None
         if self.planned.data_digest != info.digest:
             raise EvaluationError(
@@ -307,7 +307,7 @@ class TrainedRun:
         )
 
     def _identity(self, experiment: str, *names: str) -> dict[str, Any]:
-        """Return the fields that identify the run on every line, and these fields of its outcome."""
+        """Return the fields that identify the run on every line, and the named fields of its outcome."""
         run, own = self.run, {name: self.result[name] for name in ("environment_digest", *names)}
         return {"experiment": experiment, "arm": run.arm, "replicate": run.replicate, "run_key": run.run_key} | own
 

@@ -1,4 +1,4 @@
-"""Cache of measurements: forward FLOPs of models, and what `evaluate` measured of each run.
+"""Cache of measurements: forward FLOPs of models, and the results of evaluating runs.
 
 Counting FLOPs loads torch's compiler, which takes longer than torch itself.  DVC removes a stage's outputs before it
 runs: without the cache, a new replicate would cause all others to be re-evaluated.
@@ -19,12 +19,12 @@ from stages.run import ModelSpec, canonical_json
 from stages.runs.fingerprint import code_fingerprint, model_addresses
 from stages.runs.store import home, locked, write_atomically
 
-# Forward FLOPs of one row of a shape; the last argument is the vocabulary of tokens, None where a row is numbers.
+# Forward FLOPs of one row of a shape; the last argument is the vocabulary of tokens, None if rows are numbers.
 CountFlops = Callable[[ModelSpec, tuple[int, ...], int | None], int]
 
 
 class FlopCounts:
-    """Counts FLOPs where they aren't known, and keeps them in `path` for as long as a model's code stays the same."""
+    """Counts FLOPs and caches them in `path` for as long as a model's code stays the same."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or home() / "flops.json"
@@ -34,7 +34,7 @@ class FlopCounts:
     def _read(self) -> dict[str, int]:
         try:
             known = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # nothing kept yet, or not by us: count again
+        except (OSError, ValueError):  # nothing cached yet, or not by us: count again
             return {}
         return known if isinstance(known, dict) else {}
 
@@ -44,19 +44,19 @@ class FlopCounts:
         parts = [model.path, dict(model.arguments), list(shape), vocabulary, _code(*modules)]
         key = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
         if key not in self.known:
-            import torch  # only here: a plan whose models have all been counted needs no torch
+            import torch  # a plan whose models have all been counted needs no torch
 
             from stages.evaluation.cost import flops_per_sample
             from stages.papers import build_model
 
-            with torch.device("meta"):  # shapes without numbers: a model of any size is built at once
+            with torch.device("meta"):  # shapes without numbers, so a model of any size is built at once
                 network = build_model(model)
             self.known[key] = flops_per_sample(network, shape, vocabulary)
             self.added += 1
         return self.known[key]
 
     def save(self) -> None:
-        """Save the counts made since the file was read, next to those that other processes have saved since then."""
+        """Merge the new counts into those that other processes have saved since the file was read."""
         if not self.added:
             return
         with locked(self.path.with_suffix(".lock")):
@@ -71,19 +71,19 @@ def _code(*modules: str) -> Mapping[str, str]:
 
 
 def digest_of(parts: Any) -> str:
-    """sha256 over the JSON values that a measurement depends on."""
+    """Return the sha256 of the JSON values that a measurement depends on."""
     return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 
 
 class Kept:
-    """One file per name, with the newest measurement, the digest of what it depends on, and a digest over both."""
+    """Cache with one file per name: the newest measurement, its dependencies' digest, and a digest over both."""
 
     def __init__(self, kind: str, root: Path | None = None) -> None:
         self.folder = (root or home() / "store") / kind
 
     @contextmanager
     def held(self, name: str, *, is_patient: bool = True) -> Iterator[bool]:
-        """Hold the measurement of this name: others wait, or get False at once if they aren't patient."""
+        """Lock the measurement of this name: others wait, or get False at once if they aren't patient."""
         path = self.folder / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8") as lock:
@@ -95,7 +95,7 @@ class Kept:
             yield True
 
     def read(self, name: str, stands_on: str) -> Any:
-        """The measurement, or None if there is none, its dependencies have changed, or its file is damaged."""
+        """Return the measurement; None if it is missing or damaged, or its dependencies have changed."""
         try:
             content = json.loads((self.folder / f"{name}.json").read_bytes())
             is_whole = content.pop("digest") == digest_of(content)
@@ -104,7 +104,7 @@ class Kept:
             return None
 
     def write(self, name: str, stands_on: str, measured: Any) -> None:
-        """Keep JSON values, replacing what was kept under this name."""
+        """Store JSON values under this name, replacing earlier ones."""
         content = {"stands_on": stands_on, "measured": measured}
         text = json.dumps(content | {"digest": digest_of(content)}, sort_keys=True)
         write_atomically(self.folder / f"{name}.json", f"{text}\n".encode())

@@ -33,7 +33,7 @@ SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
 
 
 def correctness(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Per image: is the most probable class the true one?  Ties go to the lowest class.  bool [n]."""
+    """Return whether each image's most probable class is the true one, bool [n]; ties go to the lowest class."""
     _check(probabilities, labels)
     return probabilities.argmax(axis=1) == labels
 
@@ -107,7 +107,7 @@ def _check(probabilities: np.ndarray, labels: np.ndarray) -> None:
 
 
 def cut_info(info: PackedInfo, test_rows: int | None) -> PackedInfo:
-    """The packed set's info when `test_rows` of its test rows are scored; a text's rows are windows of tokens."""
+    """Return the packed set's info if only `test_rows` test rows are scored; a text's rows are windows of tokens."""
     kept = info.test_images
     if test_rows is not None:
         kept = min(kept, test_rows * info.shape[0] + 1 if info.kind == "text" else test_rows)
@@ -122,7 +122,7 @@ def cut_info(info: PackedInfo, test_rows: int | None) -> PackedInfo:
 
 
 def cut_rows(rows: RowSet, kept: int) -> RowSet:
-    """The first `kept` tokens of a text; otherwise rows evenly spread over the set, which may be ordered by class."""
+    """Return the first `kept` tokens of a text, or rows evenly spread over a set, which may be ordered by class."""
     if kept >= len(rows):
         return rows
     chosen = np.arange(kept) if isinstance(rows, TokenSet) else np.linspace(0, len(rows) - 1, kept).astype(int)
@@ -149,7 +149,7 @@ def score(
     history: Sequence[Mapping[str, Any]],
     flops: int,
 ) -> Scores:
-    """Score `predictor` on the packed set's test split; `history` are the run's epochs, `flops` those of one row."""
+    """Score `predictor` on the test split; `history` are the run's epochs, `flops` those of one row."""
     parameters = Measurement(metric="parameters", split="none", value=count_parameters(predictor.network))
     if isinstance(test_set, ImageSet):
         cost = Measurement(metric="flops_per_image", split="none", value=flops)
@@ -163,9 +163,9 @@ def score(
 
 
 def _of_table(loss: float, info: PackedInfo, history: Sequence[Mapping[str, Any]]) -> list[Measurement]:
-    """Mean squared error, in squares of the target's unit, and its natural logarithm, which the DAC paper compares.
+    """Mean squared error, in squared units of the target, and its natural logarithm, which the DAC paper compares.
 
-    Both for the last epoch's weights, and for the epoch with the lowest validation error if the curves have both.
+    Both are for the last epoch's weights, and for the epoch with the lowest validation error if the curves have both.
     """
     errors = {"": loss}
     watched = [row for row in history if "val_loss" in row and "test_loss" in row]
@@ -224,24 +224,24 @@ DIGITS = 7
 
 @dataclass(frozen=True, kw_only=True)
 class Inside:
-    """The part of a result line about a network's inside; empty if no paper says anything about it."""
+    """Observations inside a network, for its result line; empty if its paper names none."""
 
     metrics: tuple[Measurement, ...] = ()
     layers: Mapping[Moment, Layers] | None = None
 
 
 class Observer:
-    """Observes the networks of one test set; networks with the same initial weights share one look before training."""
+    """Observes networks on one test set; networks with the same initial weights share their untrained observation."""
 
     def __init__(self, test_set: RowSet) -> None:
         self.test_set = test_set if isinstance(test_set, ImageSet) else None
         self.untrained: dict[str, Observed] = {}
 
     def observe(self, predictor: Predictor, replicate: Replicate) -> Inside:
-        """Observe a network of images that its paper studies; `replicate` gave it its initial weights.
+        """Observe an image network that its paper studies; `replicate` determined its initial weights.
 
         Raises:
-            TypeError: the paper's module refuses a model that it claims to cover.
+            TypeError: the paper's module rejects a model that it claims to cover.
         """
         model = predictor.contract.model
         observations = None if self.test_set is None else find_observations(model)

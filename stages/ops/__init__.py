@@ -1,1 +1,1 @@
-"""Operators: equation, reference, public function, module."""
+"""Operators of the papers: each has its equation, a reference, a fast function and a module."""

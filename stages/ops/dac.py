@@ -5,8 +5,8 @@
     f_hki(z)   = Σ_ab Σ_j w_abij φ(b_abij + z_(h+a)(k+b)j)                fully unshared (section 4)
 
 φ is ReLU.  The connection activates its own input, so it replaces both activation and linear layer, and the layer
-before it passes on its sums unchanged.  It has no bias on its output.  The convolution activates first and then pads
-with zeros: a position outside the image adds 0, as it does in a network that activates after each layer.
+before it outputs its sums unchanged.  It has no bias on its output.  The convolution activates first and then pads
+with zeros, so positions outside the image add 0, just like in a network that activates after each layer.
 
 B batch, m inputs or input channels, n outputs or output channels, H height, W width, L kernel size.
 """
@@ -34,14 +34,14 @@ def dac_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """`dac_linear_reference` without its [..., n, m] intermediate.
 
     Raises:
-        ValueError: weight and bias differ in shape, or the last axis of x is not theirs.
+        ValueError: weight and bias differ in shape, or don't match the last axis of x.
     """
     if weight.ndim != 2 or weight.shape != bias.shape or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"x, weight, bias have shapes {[*x.shape]}, {[*weight.shape]}, {[*bias.shape]}; "
             "expected [..., m], [n, m], [n, m]"
         )
-    # A dense layer is a 1 x 1 convolution over one image whose pixels are the samples, in one row.
+    # A dense layer is a 1 x 1 convolution over one image, whose single row of pixels are the samples.
     pixels = x.reshape(1, 1, -1, x.shape[-1]).permute(0, 3, 1, 2)
     f = dac_taps(pixels, weight[..., None, None], bias, (0, 0), (1, pixels.shape[3]))
     return f.permute(0, 2, 3, 1).reshape(*x.shape[:-1], weight.shape[0])
@@ -68,11 +68,11 @@ def dac_conv2d_reference(x: Tensor, weight: Tensor, bias: Tensor, stride: Size =
 def dac_conv2d(x: Tensor, weight: Tensor, bias: Tensor, stride: Size = 1, padding: Size = 0) -> Tensor:
     """`dac_conv2d_reference` without its [B, n, m, H, W] intermediate.
 
-    A convolution with a stride is the sum of convolutions without one, over the s x s images that take every s-th pixel
-    of x from each start: pixel r meets only the kernel positions a with a - padding ≡ r (mod s).
+    A convolution with stride s is the sum of s x s convolutions without stride, one for each subsampled image: pixel r
+    meets only the kernel positions a with a - padding ≡ r (mod s).
 
     Raises:
-        ValueError: shapes don't fit each other, or the kernel doesn't fit the padded image.
+        ValueError: shapes don't match, or the kernel doesn't fit the padded image.
     """
     _check_conv(x, weight, bias)
     (down, right), (top, left) = _pair(stride), _pair(padding)

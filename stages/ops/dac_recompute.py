@@ -1,11 +1,11 @@
-"""The sums of equations 4 and 5, with activated maps computed once in each pass, forward and backward, and never kept.
+"""Equations 4 and 5, with activated maps recomputed in each pass instead of stored.
 
     u_t(p)  = Σ_j w_tij φ(b_ij + z_pj)        one small matrix product per output channel i, all kernel positions t
     f_i(h)  = Σ_t u_t(h + t - before)         shift and add; positions outside the image add 0
     ∂E/∂w   = Σ_p φ(b_ij + z_pj) G_ti(p)      G_ti: the output's gradient g_i, shifted back by t
     ∂E/∂b   = Σ_p a_ij(p),   ∂E/∂z_pj = Σ_i a_ij(p),   a_ij(p) = φ'(b_ij + z_pj) Σ_t w_tij G_ti(p)        (eq. 7)
 
-`stages.ops.fast.dac` does the same faster if it can.  At b_ij + z_pj = 0 the derivative φ' is 0, as in PyTorch.
+`stages.ops.fast.dac` is faster if it supports the operands.  At b_ij + z_pj = 0 the derivative φ' is 0, as in PyTorch.
 B batch, m input channels, n output channels, c of them at a time, T = L x L kernel positions, P = H x W input
 positions, h and k output positions.
 """
@@ -24,15 +24,15 @@ from torch.nn import functional as F
 from stages.ops.fast import dac
 from stages.ops.precision import has_autocast
 
-# Numbers in activated maps that exist at a time: about what a core's cache holds.
+# Elements of activated maps in memory at a time: about the size of a core's cache.
 _BLOCK = 2**20
 
 
 def dac_taps(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """f(h, k) = Σ_ab Σ_j w_abij φ(b + z(h + a - before[0], k + b - before[1])_j), on a grid of `size`.
 
-    x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m], or [n, m, La, Lb] for one at each kernel position.  Computes
-    in float32 at least, also under autocast, whose dtype the result then has.
+    x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m], or [n, m, La, Lb] for one per kernel position.  Computes at
+    least in float32; under autocast, the result is cast to its dtype.
     """
     if bias.ndim == 4:  # every kernel position is its own 1 x 1 connection
         positions = [(a, b) for a in range(weight.shape[2]) for b in range(weight.shape[3])]
@@ -87,7 +87,7 @@ def _work_dtype(x: Tensor) -> torch.dtype:
 
 
 def _blocks(x: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Output channels in blocks: their indices, their activated maps [B, c, m, P], their weights [c, m, T]."""
+    """Yield blocks of output channels: indices, activated maps [B, c, m, P], weights [c, m, T]."""
     dtype = _work_dtype(x)
     pixels = x.to(dtype).flatten(2).unsqueeze(1)
     step = max(1, _BLOCK // max(1, x.numel()))
@@ -97,13 +97,13 @@ def _blocks(x: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Te
 
 
 def _padding(kernel: tuple[int, ...], before: tuple[int, int], size: tuple[int, int], grid: torch.Size) -> list[int]:
-    """Padding from the grid of inputs to the positions that kernels meet, in the form of `F.pad`; below 0 it crops."""
+    """Return `F.pad` arguments that extend the input grid to all positions that kernels meet; negative ones crop."""
     after = [size[axis] + kernel[axis] - 1 - before[axis] - grid[axis] for axis in (0, 1)]
     return [before[1], after[1], before[0], after[0]]
 
 
 def _shift_and_add(u: Tensor, before: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """u: [B, c, La, Lb, H, W], returns [B, c, *size]."""
+    """Sum the maps of all kernel positions, shifted.  u: [B, c, La, Lb, H, W]; returns [B, c, *size]."""
     kernel = (u.shape[2], u.shape[3])
     u = F.pad(u, _padding(kernel, before, size, u.shape[4:]))
     f = u.new_zeros(*u.shape[:2], *size)
@@ -114,7 +114,7 @@ def _shift_and_add(u: Tensor, before: tuple[int, int], size: tuple[int, int]) ->
 
 
 def _shift_back(g: Tensor, kernel: torch.Size, before: tuple[int, int], grid: torch.Size) -> Tensor:
-    """The adjoint of `_shift_and_add`.  g: [B, c, *size], returns [B, c, T, P]."""
+    """Apply the adjoint of `_shift_and_add`.  g: [B, c, *size]; returns [B, c, T, P]."""
     size = (g.shape[2], g.shape[3])
     padding = _padding(tuple(kernel), before, size, grid)
     shifted = g.new_zeros(*g.shape[:2], *kernel, size[0] + kernel[0] - 1, size[1] + kernel[1] - 1)

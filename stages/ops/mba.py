@@ -2,8 +2,8 @@
 
     z_i = Σ_j Σ_k w_ijk φ(b_j^(k) + z_j)
 
-φ is ReLU.  The activation gives the K m maps φ(b_j^(k) + z_j), copy k of input j at place j K + k; the sum over them is
-the next linear layer, whose weights [n, m, K] are stored as [n, m K].  B batch, m inputs, n outputs, K copies.
+φ is ReLU.  The activation outputs the K m maps φ(b_j^(k) + z_j), with copy k of input j at index j K + k.  The next
+linear layer sums them; its weights [n, m, K] are stored as [n, m K].  B batch, m inputs, n outputs, K copies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def mba_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def mba(x: Tensor, bias: Tensor) -> Tensor:
-    """The activated copies of equation 3.  x: [B, m, ...]; bias: [m, K]; returns [B, m K, ...].
+    """Return the activated copies of equation 3.  x: [B, m, ...]; bias: [m, K]; returns [B, m K, ...].
 
     Raises:
         ValueError: the biases don't match x's channels.

@@ -1,4 +1,4 @@
-"""Pixels to network input:  y = (x / 255 - mean) / std,  per channel."""
+"""Normalise pixels:  y = (x / 255 - mean) / std,  per channel."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class Normalization:
-    """The equation for many batches: its constants are copied to `device` once, as a GPU waits for each copy.
+    """Normalisation with constants that are copied to `device` only once, because a GPU waits for each copy.
 
-    `mean` and `std` are in units of the full range [0, 1], and images have `shape`, [C, H, W].  The constants are maps
-    of that shape, because PyTorch goes number by number through an `addcmul` of single ones with a stride of 0.
+    `mean` and `std` refer to pixels in [0, 1]; images have `shape`, [C, H, W].  The constants are expanded to it,
+    because PyTorch doesn't vectorise `addcmul` if an operand has a stride of 0.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], shape: Sequence[int], device: torch.device) -> None:
@@ -22,6 +22,6 @@ class Normalization:
         )
 
     def __call__(self, images: Tensor) -> Tensor:
-        """uint8 [N, C, H, W] to float32 [N, C, H, W]."""
+        """Convert uint8 [N, C, H, W] to float32 [N, C, H, W]."""
         wide = images.float()
         return torch.addcmul(self.shift, wide, self.scale, out=wide)

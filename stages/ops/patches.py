@@ -1,4 +1,4 @@
-"""‖I_{i,j}‖² of the patches that a convolution's kernel meets; symbols are those of `stages.ops.yat_conv`."""
+"""Squared norms of the patches that a convolution's kernel meets; symbols as in `stages.ops.yat_conv`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def patch_norms(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """‖I_{i,j}‖² of each group's channels: [B, G, H', W'].
+    """Return ‖I_{i,j}‖² of each group's channels: [B, G, H', W'].
 
-    It is a sum of shifted maps: a convolution with ones might run in TF32, which is too coarse for a distance.
+    It sums shifted maps, because a convolution with ones might run in TF32, which is too coarse for a distance.
     """
     pads = _pads(padding, kernel_size, dilation)
     energy = F.pad(x.unflatten(1, (groups, -1)).square().sum(2), pads)
     if tuple(dilation) == (1, 1):
-        return F.avg_pool2d(energy, tuple(kernel_size), tuple(stride), divisor_override=1)  # the sum: over 1, not all
+        return F.avg_pool2d(energy, tuple(kernel_size), tuple(stride), divisor_override=1)  # a sum, not a mean
     height, width = (
         (length - d * (k - 1) - 1) // s + 1
         for length, k, s, d in zip(energy.shape[2:], kernel_size, stride, dilation, strict=True)
@@ -42,10 +42,10 @@ def patch_norms(
 
 
 def _pads(padding: Size | str, kernel_size: Sequence[int], dilation: Sequence[int]) -> list[int]:
-    """Padding on the left, right, top and bottom, as in `F.pad`.
+    """Return the padding on the left, right, top and bottom, as in `F.pad`.
 
     Raises:
-        ValueError: the word is neither `same` nor `valid`.
+        ValueError: `padding` is a word other than `same` and `valid`.
     """
     if padding == "valid":
         padding = 0

@@ -6,10 +6,10 @@
     ϕ(x) = Σ_α c_α K(‖x - t_α‖²_W)                              (4), (7), unnormalised unit
     attn(q, k, v) = Σ_i K(‖q - k_i‖²) / Σ_j K(‖q - k_j‖²) v_i   (6), Gaussian with β = 1 / 2σ²
 
-The functions named `…_reference` are these equations as printed.  The others compute the same from distances by matrix
-products (`rbf_distance`), the Gaussian of attention without a map of scores (`rbf_fused`); the modules are in
-`rbf_layers`.  Distances are float32 at least, with or without autocast; W x before them is a linear layer's product, in
-Gaussian attention in the dtype of its queries.  N queries or samples, T keys or centres, E their width, F width of
+Functions named `…_reference` implement these equations as printed.  The others compute distances by matrix products
+(`rbf_distance`) and Gaussian attention without a map of scores (`rbf_fused`); the modules are in `rbf_layers`.
+Distances are at least float32, with or without autocast.  W x before them is a linear layer's product, which Gaussian
+attention computes in the dtype of its queries.  N queries or samples, T keys or centres, E their width, F width of
 values.
 """
 
@@ -71,7 +71,7 @@ def _log_gaussian(d_squared: Tensor, beta: Tensor | float) -> Tensor:
 
 
 def _log_laplacian(d_squared: Tensor, beta: Tensor | float) -> Tensor:
-    # Below the rounding of the identity a distance has no digits, and its root has no finite gradient.
+    # Distances below the rounding error are noise, and the gradient of the root is infinite at 0.
     return -beta * d_squared.clamp_min(torch.finfo(d_squared.dtype).eps).sqrt()
 
 
@@ -79,7 +79,7 @@ _LOG_KERNELS: dict[str, Kernel] = {"gaussian": _log_gaussian, "laplacian": _log_
 
 
 def log_kernel(kernel: str) -> Kernel:
-    """Logarithm of K as a function of (squared distance, beta).
+    """Return the logarithm of K as a function of (squared distance, beta).
 
     Raises:
         ValueError: no kernel has this name.
@@ -101,7 +101,7 @@ def rbf_feedforward(
     kernel: str = "gaussian",
     normalised: bool = False,
 ) -> Tensor:
-    """HyperBF feed-forward (eq. 7; `normalised`: eq. 2), with `weight` and `bias` as `torch.nn.functional.linear` has.
+    """HyperBF feed-forward (eq. 7; `normalised`: eq. 2); `weight` and `bias` as in `torch.nn.functional.linear`.
 
     x: [..., E]; centers: [T, E]; weight: [F, T], column i is v_i; bias: [F]; beta: [T] or a number; returns [..., F].
     """
@@ -122,7 +122,7 @@ def rbf_attention(
     metric: Tensor | None = None,
     kernel: str = "gaussian",
 ) -> Tensor:
-    """HyperBF attention (eq. 6), beta = 1 / 2σ²; the dtype of q decides the precision of the products.
+    """HyperBF attention (eq. 6), beta = 1 / 2σ²; the dtype of q determines the precision of the products.
 
     q: [..., N, E]; k: [..., T, E]; v: [..., T, F]; metric_factor: W [R, E]; metric: M [E, E]; returns [..., N, F].
 

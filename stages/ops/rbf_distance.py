@@ -1,8 +1,8 @@
 """Distances of HyperBF units by matrix products:  ‖x - t‖²_M = xᵀMx + tᵀMt - 2 xᵀMt.
 
-M is WᵀW where W is given (`metric_factor`), or any matrix (`metric`), as in the authors' code: without symmetry it is
-not a quadratic form of x - t, and may be negative.  Computed in float32 at least; W x before it is a linear layer's
-product.  Symbols are those of `stages.ops.rbf`.
+M is WᵀW if W is given (`metric_factor`), or any matrix (`metric`), as in the authors' code: an asymmetric M gives no
+quadratic form of x - t, and possibly negative distances.  Computed at least in float32; W x is a linear layer's
+product.  Symbols as in `stages.ops.rbf`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from stages.ops.precision import at_least_float32, without_autocast
 def squared_distance(
     x: Tensor, t: Tensor, *, metric_factor: Tensor | None = None, metric: Tensor | None = None
 ) -> Tensor:
-    """`mahalanobis_reference` (or `free_metric_reference`) by matrix products.
+    """Compute `mahalanobis_reference` (or `free_metric_reference`) by matrix products.
 
-    x: [..., N, E]; t: [..., T, E]; metric_factor: W [R, E]; metric: M [E, E]; returns [..., N, T].  Close to zero the
-    three terms cancel: the error is the rounding of ‖x‖², and may be negative.
+    x: [..., N, E]; t: [..., T, E]; metric_factor: W [R, E]; metric: M [E, E]; returns [..., N, T].  Near zero the
+    three terms cancel: the error is a rounding error of ‖x‖², so the result may be negative.
 
     Raises:
         ValueError: both W and M are given.
@@ -39,12 +39,12 @@ def require_one_metric(metric_factor: Tensor | None, metric: Tensor | None) -> N
 
 
 def factored(x: Tensor, metric_factor: Tensor | None) -> Tensor:
-    """W x, in the dtype of x."""
+    """Return W x in the dtype of x."""
     return x if metric_factor is None else F.linear(x, metric_factor.to(x.dtype))
 
 
 def terms(x: Tensor, t: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """(xᵀM [..., N, E], xᵀMx [..., N], tᵀMt [..., T]), in float32 at least."""
+    """Return xᵀM [..., N, E], xᵀMx [..., N] and tᵀMt [..., T], at least in float32."""
     x, t = at_least_float32(x), at_least_float32(t)
     x_metric = x if metric is None else x @ metric.to(x.dtype)
     t_metric = t if metric is None else t @ metric.to(x.dtype)

@@ -1,7 +1,7 @@
 """Gaussian HyperBF attention without a map of scores: in C++, or by PyTorch's fused attention.
 
-What depends on the query alone cancels in the normalisation, so -β‖q - k‖² counts as s (2 q·k - ‖k‖²) with s = β, which
-is the inner product of (2βq, 1) and (k, -β‖k‖²).  Symbols are those of `stages.ops.rbf`.
+Terms of the query alone cancel in the normalisation, so -β‖q - k‖² becomes s (2 q·k - ‖k‖²) with s = β, the inner
+product of (2βq, 1) and (k, -β‖k‖²).  Symbols as in `stages.ops.rbf`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def gaussian_attention(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor | float, metric_factor: Tensor | None, metric: Tensor | None
 ) -> Tensor:
     """Equation 6 in the dtype of q.  q: [..., N, E]; k: [..., T, E]; v: [..., T, F]; returns [..., N, F]."""
-    # The norm is that of the rounded key, so that the score is the exact distance of rounded vectors.
+    # The norm is taken of the rounded key, so that the score is the exact distance of rounded vectors.
     q, k = factored(q, metric_factor), factored(k, metric_factor)
-    q_metric, k_norm = q, None  # the squared norm, which the fast path computes anyway
+    q_metric, k_norm = q, None  # None: the squared norm, which the fast path computes itself
     if metric is not None:
         q_metric, _, k_norm = terms(q, k, metric)
     fast = attention.attention(q_metric, k, v, beta, None, key_terms=k_norm)
@@ -29,7 +29,7 @@ def gaussian_attention(
     if k_norm is None:
         q_metric, _, k_norm = terms(q, k, None)
     columns = _split(-beta * k_norm, k.dtype)
-    # The fused kernels need one width in all three, a multiple of 8; the query's padding holds the ones.
+    # Fused kernels need the same width for query, key and value, a multiple of 8; the query's padding holds the ones.
     width = max(k.shape[-1] + columns.shape[-1], v.shape[-1])
     width += -width % 8
     query = F.pad((2 * beta * q_metric).to(q.dtype), (0, width - q.shape[-1]), value=1.0)
@@ -40,7 +40,7 @@ def gaussian_attention(
 
 
 def _split(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Columns in `dtype` whose sum is x: one if that holds all digits, else two.  [...] -> [..., C]."""
+    """Split x into columns of `dtype` with sum x: one if `dtype` holds all digits, else two.  [...] -> [..., C]."""
     leading = x.to(dtype)
     if dtype == x.dtype:
         return leading[..., None]

@@ -17,7 +17,7 @@ METRICS = ("euclidean", "factored", "free")
 
 
 def _register_metric(module: nn.Module, metric: str, dim: int, device: Device, dtype: torch.dtype | None) -> None:
-    """Give `module` the parameters of its metric at the identity: W of M = WᵀW ("factored"), M ("free"), or neither.
+    """Register the metric's parameters, starting at the identity: W of M = WᵀW ("factored"), M ("free"), or neither.
 
     Raises:
         ValueError: no metric has this name.
@@ -31,16 +31,16 @@ def _register_metric(module: nn.Module, metric: str, dim: int, device: Device, d
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """True if a Linear is only its parameters: nothing replaces them, and no hook (such as K-FAC's) watches it."""
+    """True if the layer is an unmodified Linear without hooks (such as K-FAC's)."""
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return type(layer) is nn.Linear and not any(hooks)
 
 
 class RBFAttention(nn.Module):
-    """Self-attention of HyperBF units in H heads side by side, then a Linear over the joined heads (eq. 6).
+    """Multi-head self-attention of HyperBF units, then a Linear over the joined heads (eq. 6).
 
-    One metric (over a head's width) and one learned beta, shared by the heads; beta = 1 / 2σ² starts at
-    head_dim^-0.5, the factor 1/√d of the paper's appendix 6.3, unless given.  [B, N, embed_dim] -> [B, N, embed_dim].
+    The heads share one metric (over a head's width) and one learned beta = 1 / 2σ², which starts at head_dim^-0.5
+    unless given, the factor 1/√d of the paper's appendix 6.3.  [B, N, embed_dim] -> [B, N, embed_dim].
 
     Raises:
         ValueError: the heads don't divide `embed_dim`, or kernel or metric is unknown.
@@ -85,7 +85,7 @@ class RBFAttention(nn.Module):
         return self.projection(mixed.transpose(1, 2).flatten(2))
 
     def _with_metric(self, parameter: Tensor) -> Tensor:
-        """Multiply by W the query and key parts of a parameter [3 D, ...] of `qkv`, in the parameter's precision."""
+        """Multiply the query and key parts of a parameter [3 D, ...] of `qkv` by W, in the parameter's precision."""
         assert self.metric_factor is not None
         with without_autocast(parameter.device):
             heads = parameter.reshape(3 * self.num_heads, len(self.metric_factor), -1)
@@ -98,8 +98,8 @@ class RBFAttention(nn.Module):
 class RBFFeedForward(nn.Module):
     """HyperBF feed-forward: kernels around learned centres, then a Linear of their values (eq. 7; normalised: eq. 2).
 
-    Centres start standard normal, every centre has a learned beta.  [..., in_features] -> [..., out_features].
-    A beta too large for the width leaves the unit dead: with |x|² = |t|² = E the kernel starts near exp(-2Eβ).
+    Centres start as standard normal; each has a learned beta.  [..., in_features] -> [..., out_features].
+    If beta is too large for the width, units are dead: with |x|² = |t|² = E the kernel starts near exp(-2Eβ).
     """
 
     metric_factor: nn.Parameter | None

@@ -8,10 +8,9 @@
 The guide prints a sum over i in front of (1); its own example has one output per unit, and so does the package.
 B samples, D input features, N units.
 
-Numbers below float32 (bfloat16, float16, autocast) are widened to float32 before anything is computed, and only the
-result is rounded.  (4) cancels where x nears w: its error is a few units in the last place of ‖w‖² + ‖x‖² + 2|b|, which
-may exceed ε.  Clamped at 0, as the true distance is, it can't turn a response negative or infinite, and the clamp's
-gradient 0 is the true one where x = w.
+Types narrower than float32 (bfloat16, float16, autocast) are widened to float32 first, and only the result is rounded.
+(4) cancels if x is near w: its error is a few units in the last place of ‖w‖² + ‖x‖² + 2|b|, which may exceed ε.  It
+is clamped at 0, so responses are never negative or infinite; the clamp's zero gradient is the true one at x = w.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ def guide_scale(alpha: Tensor, n: int) -> Tensor:
 
 
 def yat_ratio(aligned: Tensor, squared_norms: Tensor, scale: Factor, epsilon: Factor) -> Tensor:
-    """aligned² · scale / (distance + ε), the distance being `squared_norms` − 2 · `aligned`, as in equation 4.
+    """Return aligned² · scale / (distance + ε) with distance = `squared_norms` − 2 · `aligned` (equation 4).
 
-    With a bias b in `aligned`, w·x + b, `squared_norms` is ‖w‖² + ‖x‖² + 2b: so the map without the bias isn't needed.
+    If `aligned` includes a bias, w·x + b, pass ‖w‖² + ‖x‖² + 2b, so that the map without the bias isn't needed.
     """
     distance = torch.sub(squared_norms, aligned, alpha=2).clamp(min=0)
     return scale * aligned.square() / (distance + epsilon)
@@ -53,7 +52,7 @@ def yat_ratio(aligned: Tensor, squared_norms: Tensor, scale: Factor, epsilon: Fa
 def yat_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, scale: Factor = 1.0, epsilon: Factor = 1e-5
 ) -> Tensor:
-    """`yat_linear_reference` with equation 4: one matrix product.  x: [..., D]; weight: [N, D]; returns [..., N]."""
+    """Equations 1 and 4 with one matrix product.  x: [..., D]; weight: [N, D]; returns [..., N]."""
     with without_autocast(x.device):
         wide_x, weight, bias = widen(x, weight, bias)
         units = weight.square().sum(-1)
@@ -62,7 +61,7 @@ def yat_linear(
 
 
 class YatScale(nn.Module):
-    """s for `n` units: equation 2 or 3 with a learned α that starts at 1, or a constant.
+    """Scale s for `n` units: equation 2 or 3 with a learned α that starts at 1, or a constant.
 
     Raises:
         ValueError: the scale is neither a known name nor a number.

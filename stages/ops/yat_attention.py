@@ -4,8 +4,8 @@
     the released package:    s = α / √E,  α learned, from 1                                                (7)
     its spherical option:    q / √(‖q‖² + ε) for q, the same for k, and 2 − 2 q·k for the distance         (8)
 
-B samples, H heads, T queries, S keys, E features of a head, D = H·E.  Scores, softmax and distances are float32 at
-least; if PyTorch's operators mix the values, the weights are first rounded to the values' type.
+B samples, H heads, T queries, S keys, E features of a head, D = H·E.  Scores, softmax and distances are at least
+float32; PyTorch's operators round the weights to the values' dtype before they multiply.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stages.ops.fast import attention
 from stages.ops.precision import widen, without_autocast
 from stages.ops.yat import Factor, YatEpsilon, YatScale, yat_ratio
 
-# s itself is learned, from 1 (the guide), or equation 7.
+# s is learned, starting at 1 (the guide), or given by equation 7.
 AttentionScale = Literal["learned", "package"]
 
 
@@ -46,8 +46,8 @@ def yat_attention(
 ) -> Tensor:
     """Equation 6 with the reused dot product; shapes and masks of `F.scaled_dot_product_attention`.
 
-    `attn_mask` is boolean, True where a query may see a key; with `is_causal`, key j is seen from query i >= j too.
-    A query that sees no key results in zeros.
+    `attn_mask` is boolean, True if a query may see a key; with `is_causal`, query i sees no key after i either.
+    A query that sees no key returns zeros.
     """
     with without_autocast(query.device):
         if attn_mask is None and dropout_p == 0 and not is_spherical:
@@ -69,7 +69,7 @@ def _attention_weights(
     epsilon: Factor,
     is_spherical: bool,
 ) -> Tensor:
-    """[..., T, S], float32 at least; rows sum to 1, or to 0 if no key is seen."""
+    """Attention weights [..., T, S], at least float32; rows sum to 1, or to 0 if no key is seen."""
     query, key, _ = widen(query, key, None)
     if is_spherical:
         query, key = (x * (x.square().sum(-1, keepdim=True) + epsilon).rsqrt() for x in (query, key))
@@ -82,7 +82,7 @@ def _attention_weights(
         attn_mask = seen if attn_mask is None else attn_mask & seen
     if attn_mask is None:
         return scores.softmax(dim=-1)
-    # The lowest finite number, not -inf, which would make a row without a key NaN on the way to its zeros.
+    # The lowest finite number, because -inf would make rows without a key NaN before they are zeroed.
     scores = scores.masked_fill(~attn_mask, torch.finfo(scores.dtype).min)
     return scores.softmax(dim=-1).masked_fill(~attn_mask, 0)
 

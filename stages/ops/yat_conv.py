@@ -2,10 +2,10 @@
 
     (Yat-Conv(K, I))_{i,j} = ⟨K, I_{i,j}⟩² / (‖K − I_{i,j}‖² + ε)          (5)
 
-for every kernel K of an output channel and patch I_{i,j}.  The functions here also have the scale and bias of the dense
-layer, s (⟨K, I⟩ + b)², which are not printed: s = 1 and b = 0 give equation 5.  Padding with zeros adds nothing to ⟨K,
-I⟩ and ‖I‖², while ‖K‖² keeps the whole kernel: the patch is the padded one.  B samples, C input channels, N output
-channels, G groups, H x W pixels.
+for every kernel K of an output channel and patch I_{i,j}.  The functions also take the dense layer's scale and bias,
+s (⟨K, I⟩ + b)², which the guide doesn't print for convolutions: s = 1 and b = 0 give equation 5.  Patches at the border
+include the padding: its zeros add nothing to ⟨K, I⟩ and ‖I‖², while ‖K‖² counts the whole kernel.  B samples, C input
+channels, N output channels, G groups, H x W pixels.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ def yat_conv2d_reference(
     dilation: int,
     groups: int,
 ) -> Tensor:
-    """Equation 5, position by position, with s and b of equation 1.  image: [B, C, H, W]; k: [N, C / G, kH, kW]; b:
-    [N].
-    """
+    """Equation 5 with s and b of equation 1.  image: [B, C, H, W]; k: [N, C / G, kH, kW]; b: [N]."""
     padded = F.pad(image, (padding,) * 4)
     reach_y, reach_x = (dilation * (size - 1) + 1 for size in k.shape[2:])
     rows = []
@@ -46,7 +44,7 @@ def yat_conv2d_reference(
         row = []
         for j in range(0, padded.shape[3] - reach_x + 1, stride):
             patch = padded[:, :, i : i + reach_y : dilation, j : j + reach_x : dilation].unflatten(1, (groups, 1, -1))
-            kernels = k.unflatten(0, (groups, -1))  # [G, N / G, C / G, kH, kW] beside patches [B, G, 1, C / G, kH, kW]
+            kernels = k.unflatten(0, (groups, -1))  # [G, N / G, C / G, kH, kW], with patches [B, G, 1, C / G, kH, kW]
             dot = (kernels * patch).sum((-3, -2, -1)).flatten(1)
             distance = (kernels - patch).square().sum((-3, -2, -1)).flatten(1)
             row.append(s * (dot + b).square() / (distance + eps))
@@ -66,9 +64,7 @@ def yat_conv2d(
     scale: Factor = 1.0,
     epsilon: Factor = 1e-5,
 ) -> Tensor:
-    """`yat_conv2d_reference` with one convolution; arguments as `F.conv2d`.  x: [B, C, H, W]; weight: [N, C / G, kH,
-    kW].
-    """
+    """Equation 5 by one convolution; arguments as in `F.conv2d`.  x: [B, C, H, W]; weight: [N, C / G, kH, kW]."""
     with without_autocast(x.device):
         wide_x, weight, bias = widen(x, weight, bias)
         aligned = F.conv2d(wide_x, weight, bias, stride, padding, dilation, groups)

@@ -1,1 +1,1 @@
-"""Optimisers as their papers write them."""
+"""Optimisers, implemented as their papers print them."""

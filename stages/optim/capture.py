@@ -24,7 +24,7 @@ class LayerBatch:
 
 
 def select_layers(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Linear]:
-    """The Linear layers whose names match a pattern (`*` is any text), in the model's order.
+    """Return the Linear layers whose names match a pattern (`*` is any text), in the model's order.
 
     Raises:
         ValueError: a pattern matches no Linear layer.
@@ -37,12 +37,12 @@ def select_layers(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Lin
 
 
 def working_dtype(layer: nn.Linear) -> torch.dtype:
-    """Float32 at least: half precision can't represent products of small gradients and solves."""
+    """Return float32 or wider: half precision can't represent products of small gradients and solutions."""
     return torch.promote_types(layer.weight.dtype, torch.float32)
 
 
 def gradient_matrix(layer: nn.Linear) -> Tensor:
-    """The matrix b = ∇L [O, I] of Algorithm 1, the bias as its last column."""
+    """Return the matrix b = ∇L [O, I] of Algorithm 1, the bias as its last column."""
     assert layer.weight.grad is not None, "called after backward"
     parts = [layer.weight.grad]
     if layer.bias is not None:
@@ -52,7 +52,7 @@ def gradient_matrix(layer: nn.Linear) -> Tensor:
 
 
 def replace_gradient(layer: nn.Linear, direction: Tensor) -> None:
-    """Write `direction` [O, I] to the place of the layer's gradients."""
+    """Overwrite the layer's gradients with `direction` [O, I]."""
     assert layer.weight.grad is not None, "called after backward"
     layer.weight.grad.copy_(direction[:, : layer.in_features])
     if layer.bias is not None:
@@ -61,9 +61,9 @@ def replace_gradient(layer: nn.Linear, direction: Tensor) -> None:
 
 
 class LayerCapture:
-    """Hooks on the named Linear layers; a pass without gradients (evaluation) leaves nothing behind.
+    """Hooks on the named Linear layers; a pass without gradients (evaluation) isn't captured.
 
-    Expects one forward and one backward pass per `take`: a layer that a sample uses several times adds to T.
+    Expects one forward and one backward pass per `take`; if a sample uses a layer several times, T grows.
     """
 
     def __init__(self, model: nn.Module, patterns: Sequence[str]) -> None:
@@ -87,7 +87,7 @@ class LayerCapture:
             passes.clear()
 
     def take(self, name: str) -> LayerBatch:
-        """Return, once, the data that the last backward pass left for the layer.
+        """Return and remove the layer's data of the last backward pass.
 
         Raises:
             RuntimeError: nothing was captured, because no pass ran since the last step, or only another model's.

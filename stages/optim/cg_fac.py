@@ -2,9 +2,8 @@
 
     (F + γ I) x = ∇L,   W ← W − lr x                              (equations 17 and 18, the latter with its sign)
 
-No Fisher matrix is formed, and by default no Kronecker factor larger than the captured tensors.  Differences from
-the text, each with its reason, are in docs/papers/brownian.md.  The public code of the paper keeps running factors:
-`factor_decay` is that reading.
+No Fisher matrix is formed, and by default no Kronecker factor larger than the captured tensors.  Differences from the
+text are explained in docs/papers/brownian.md.  The paper's public code keeps running factors, as does `factor_decay`.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ OPERATORS: dict[Reading, Callable[[LayerBatch], Callable[[Tensor], Tensor]]] = {
 def conjugate_gradient(
     product: Callable[[Tensor], Tensor], b: Tensor, start: Tensor | None, *, iterations: int, tolerance: float
 ) -> Tensor:
-    """Algorithm 1, lines 5-16: x with product(x) ≈ b, for a symmetric positive definite `product`; None starts at zero.
+    """Solve product(x) ≈ b by Algorithm 1, lines 5-16, for a symmetric positive definite `product`; None starts at 0.
 
-    Ends after `iterations` steps, or as soon as ‖r‖² ≤ tolerance ‖b‖²; from there on a GPU, which would have to be
-    waited for to know, takes steps of length 0.  A `start` that is worse than zero, as the quadratic ½ x·Fx − b·x
-    tells, is dropped; so x is always a descent direction.
+    Ends after `iterations` steps, or as soon as ‖r‖² ≤ tolerance ‖b‖².  A GPU takes steps of length 0 from there on,
+    because a check would wait for it.  A `start` at which the quadratic ½ x·Fx − b·x is worse than at zero is dropped,
+    so x is always a descent direction.
     """
     scale = b.abs().amax()
     scale = scale.masked_fill(scale == 0, 1.0)
@@ -54,7 +53,7 @@ def conjugate_gradient(
         is_better = (start * (b + residual)).sum() > 0  # minus twice the quadratic at `start`
         x, r = torch.where(is_better, start, x), torch.where(is_better, residual, r)
     p, rho = r, r.square().sum()
-    enough = max(tolerance, torch.finfo(b.dtype).eps ** 2) * b.square().sum()  # anything smaller is rounding
+    enough = max(tolerance, torch.finfo(b.dtype).eps ** 2) * b.square().sum()  # anything smaller is rounding error
     for _ in range(iterations):
         done = rho <= enough
         if _is_at_hand(done) and done:
@@ -70,20 +69,20 @@ def conjugate_gradient(
 
 
 def _is_at_hand(number: Tensor) -> bool:
-    """True if reading it waits for no device."""
+    """True if reading the number doesn't wait for a device."""
     return number.device.type == "cpu"
 
 
 class CGFAC(PreconditionedOptimizer):
-    """Algorithm 1 on the named layers.  Arguments besides those of `PreconditionedOptimizer`:
+    """Algorithm 1 on the named layers.  Arguments in addition to those of `PreconditionedOptimizer`:
 
     Args:
-        cg_iterations: m, at most this many.
-        cg_tolerance: Of the squared residual, relative to that of x = 0.
+        cg_iterations: m, the largest number of iterations.
+        cg_tolerance: Largest squared residual, relative to that of x = 0.
         warm_start: Start from the previous step's x (the text's "may"); otherwise from zero (the public code).
-        reading: Of Algorithm 1's products; see `stages.optim.fisher`.
+        reading: Interpretation of Algorithm 1's products; see `stages.optim.fisher`.
         factor_decay: None uses the batch alone, without factors; a number keeps running means of both factors,
-            renewed every `update_interval` steps.
+            updated every `update_interval` steps.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class CGFAC(PreconditionedOptimizer):
         self.factor_decay, self._operator = factor_decay, OPERATORS[reading]
 
     def fisher_operator(self, state: dict[str, Tensor], batch: LayerBatch | None) -> Callable[[Tensor], Tensor]:
-        """FV of Algorithm 1: (F + γ I) v as a function of v."""
+        """Return FV of Algorithm 1: (F + γ I) v as a function of v."""
         if self.factor_decay is not None:
             return lambda v: state["gradient_factor"] @ v @ state["input_factor"] + self.damping * v
         assert batch is not None, "captured at every step"
@@ -156,5 +155,5 @@ class CGFAC(PreconditionedOptimizer):
 
 
 def build(model: nn.Module, spec: PreconditionedSpec) -> CGFAC:
-    """CG-FAC as a spec describes it."""
+    """Build CG-FAC from a spec."""
     return CGFAC(model, **keywords(spec, known=SHARED_FIELDS + CG_FIELDS))

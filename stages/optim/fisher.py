@@ -33,10 +33,10 @@ def kronecker_product(batch: LayerBatch, v: Tensor) -> Tensor:
 
 
 def kronecker_operator(batch: LayerBatch) -> Callable[[Tensor], Tensor]:
-    """`kronecker_product` as a function of v for repeated calls: if a side has more columns than rows, they are summed
-    once.
+    """Return `kronecker_product` as a function of v, for repeated calls.
 
-    The sum takes less memory than the columns, and its product takes I² O multiplications instead of 2 N I O.
+    A side with more columns than rows is replaced by its Gram matrix, which takes less memory and I² O multiplications
+    instead of 2 N I O.
     """
     a, g = batch.inputs.flatten(0, 1), batch.gradients.flatten(0, 1)  # [N, I], [N, O]
     input_side, gradient_side = _side(a / (len(a) * len(batch.inputs)) ** 0.5), _side(g)
@@ -44,7 +44,7 @@ def kronecker_operator(batch: LayerBatch) -> Callable[[Tensor], Tensor]:
 
 
 def _side(columns: Tensor) -> Callable[[Tensor], Tensor]:
-    """Multiplication by columnsᵀ columns [M, M].  columns: [N, M]; maps [M, K] to [M, K]."""
+    """Return multiplication by columnsᵀ columns [M, M].  columns: [N, M]; maps [M, K] to [M, K]."""
     if len(columns) < columns.shape[1]:
         return lambda v: columns.T @ (columns @ v)
     gram = columns.T @ columns
@@ -69,13 +69,13 @@ def per_sample_product(batch: LayerBatch, v: Tensor) -> Tensor:
 
 
 def kronecker_factors(batch: LayerBatch) -> tuple[Tensor, Tensor]:
-    """(A [I, I], G [O, O]), such that `kronecker_product` is G v A."""
+    """Return (A [I, I], G [O, O]), such that `kronecker_product` is G v A."""
     a, g = batch.inputs.flatten(0, 1), batch.gradients.flatten(0, 1)
     return a.T @ a / len(a), g.T @ g / len(batch.inputs)
 
 
 def update_factors(state: dict[str, Tensor], batch: LayerBatch, decay: float) -> None:
-    """Running means of both factors in a layer's state, starting at the identity as in the paper's public code."""
+    """Update running means of both factors in a layer's state, which start at the identity as in the public code."""
     for name, factor in zip(("input_factor", "gradient_factor"), kronecker_factors(batch), strict=True):
         if name not in state:
             state[name] = factor.new_ones(len(factor)).diag()

@@ -1,13 +1,13 @@
-"""K-FAC by eigendecomposition, the peer of CG-FAC (Martens and Grosse 2015).
+"""K-FAC by eigendecomposition, the comparison for CG-FAC (Martens and Grosse 2015).
 
     F ≈ G ⊗ A,   x = Q_G [ (Q_Gᵀ ∇L Q_A) / (λ_G λ_Aᵀ + γ) ] Q_Aᵀ
 
 solves (G ⊗ A + γ I) x = ∇L exactly, the system that CG-FAC solves by iteration.  The two differ only in the solver if
-CG-FAC also has running factors (`factor_decay`); without, its factors are those of one batch.
+CG-FAC also has running factors (`factor_decay`); without them, its factors are those of one batch.
 
-Why not a library: `kfac_pytorch` (KAISA) is not in the package registry; `curvlinops` has K-FAC as an operator that
-runs its own passes over a data set, which would double the work of a step, so it only supplies our golden vectors; and
-neither solves exactly CG-FAC's system with this damping and these running factors.
+No library does this: `kfac_pytorch` (KAISA) is not in the package registry, and `curvlinops` runs its own passes over a
+data set, which would double the work of a step; it supplies our golden vectors.  Neither solves exactly CG-FAC's system
+with this damping and these running factors.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from stages.optim.preconditioned import (
 
 
 class KFAC(PreconditionedOptimizer):
-    """Running factors of the named layers, renewed and decomposed every `update_interval` steps.
+    """Optimiser with running factors of the named layers, updated and decomposed every `update_interval` steps.
 
-    `factor_decay` is the share of the old factors at a renewal; the other arguments are `PreconditionedOptimizer`'s.
+    `factor_decay` is the weight of the old factors at an update; the others are `PreconditionedOptimizer`'s arguments.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class KFAC(PreconditionedOptimizer):
             update_factors(state, batch, self.factor_decay)
             for side in ("input", "gradient"):
                 if not state[f"{side}_factor"].isfinite().all():
-                    return torch.full_like(gradient, math.nan)  # diverged: for the training loop to see, not to crash
+                    return torch.full_like(gradient, math.nan)  # diverged: the training loop detects it
                 values, vectors = torch.linalg.eigh(state[f"{side}_factor"])
-                # Rounding leaves values just below zero, which might outweigh the damping.
+                # Rounding can make values slightly negative, which might outweigh the damping.
                 state[f"{side}_values"], state[f"{side}_vectors"] = values.clamp(min=0), vectors
         q_a, q_g = state["input_vectors"], state["gradient_vectors"]
         curvature = state["gradient_values"][:, None] * state["input_values"] + self.damping
@@ -83,5 +83,5 @@ class KFAC(PreconditionedOptimizer):
 
 
 def build(model: nn.Module, spec: PreconditionedSpec) -> KFAC:
-    """K-FAC as a spec describes it."""
+    """Build K-FAC from a spec."""
     return KFAC(model, **keywords(spec, known=SHARED_FIELDS))

@@ -1,4 +1,4 @@
-"""Base of CG-FAC and K-FAC: named Linear layers move along F⁻¹∇L by SGD, everything else by a first-order rule.
+"""Base of CG-FAC and K-FAC: SGD moves named Linear layers along F⁻¹∇L, a first-order rule moves everything else.
 
 A subclass defines how a layer's gradient becomes a direction.  Momentum and weight decay of the named layers act on
 that direction, as in the public code of the paper.  The text's equation 18 adds the direction; descent subtracts it.
@@ -21,7 +21,7 @@ ATTENTION_LAYERS = ("*attention.qkv", "*attention.projection")
 
 
 class PreconditionedSpec(Protocol):
-    """The fields of an optimiser's spec that `build` reads.  None leaves the value to the class that is built."""
+    """The fields of an optimiser's spec that `build` reads.  None means the default of the class that is built."""
 
     @property
     def lr(self) -> float: ...
@@ -60,7 +60,7 @@ CG_FIELDS = ("cg_iterations", "cg_tolerance", "warm_start", "reading")
 
 
 def keywords(spec: PreconditionedSpec, *, known: tuple[str, ...]) -> dict[str, Any]:
-    """The constructor's keyword arguments from a spec.
+    """Return the constructor's keyword arguments from a spec.
 
     Raises:
         ValueError: the spec sets a field that this optimiser would ignore.
@@ -73,21 +73,21 @@ def keywords(spec: PreconditionedSpec, *, known: tuple[str, ...]) -> dict[str, A
 
 
 class PreconditionedOptimizer(torch.optim.Optimizer, ABC):
-    """Base of both: hooks on the named layers, a direction for each, then SGD there and `rest` elsewhere.
+    """Hooks the named layers, computes a direction for each, and applies SGD to them and `rest` to all others.
 
     Args:
         model: The network, before any compilation; its named layers get a forward hook.
-        lr: Of the named layers; a schedule sets it on every parameter group.
-        momentum: Of SGD, wherever it is used.
+        lr: Learning rate of the named layers; a schedule sets it on every parameter group.
+        momentum: Momentum of SGD, wherever it is used.
         weight_decay: Added to the direction (SGD) or gradient (`rest`), as L2.
-        betas: Of Adam, where it is used.
+        betas: Coefficients of Adam, if it is used.
         damping: γ > 0 in (F + γ I) x = ∇L.
         update_interval: Steps from one use of a batch's curvature to the next.
         kl_clip: ε of equation 16: directions shrink together until ½ lr² Σ x·∇L, the step's Kullback-Leibler
-            divergence to second order, is at most this.  None takes them as they are, as Algorithm 1 does.
+            divergence to second order, is at most this.  None leaves them unchanged, as in Algorithm 1.
         layers: Names of the Linear layers, with `*` for any text.
         rest: Rule of all other parameters.
-        rest_lr: Their learning rate where it is not `lr`; it keeps its ratio to `lr` under a schedule.
+        rest_lr: Their learning rate if it differs from `lr`; a schedule keeps its ratio to `lr`.
 
     Raises:
         ValueError: a value is out of its range, or a pattern of `layers` matches nothing.
@@ -138,11 +138,11 @@ class PreconditionedOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def direction(self, state: dict[str, Tensor], gradient: Tensor, batch: LayerBatch | None) -> Tensor:
-        """One layer's x ≈ (F + γ I)⁻¹ ∇L [O, I]; `batch` is None between updates; `state` is kept and saved."""
+        """Return one layer's x ≈ (F + γ I)⁻¹ ∇L [O, I]; `batch` is None between updates; `state` is kept and saved."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step; needs a forward and a backward pass of the mean loss since the last.  Changes the gradients."""
+        """Take one step; needs a forward and backward pass of the mean loss since the last.  Changes the gradients."""
         assert closure is None, "the curvature belongs to one pass"
         found = {}
         for name, layer in self.capture.layers.items():
@@ -180,9 +180,7 @@ class PreconditionedOptimizer(torch.optim.Optimizer, ABC):
         self.capture.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """State of both rules, the step and the tensors of each layer: plain containers, safe to load with
-        `weights_only`.
-        """
+        """Return the state of both rules, the step and each layer's tensors, loadable with `weights_only`."""
         return {
             "layer_rule": self._layer_rule.state_dict(),
             "rest_rule": self._rest_rule.state_dict(),
@@ -191,7 +189,7 @@ class PreconditionedOptimizer(torch.optim.Optimizer, ABC):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Inverse of `state_dict`, onto the model's device; the tensors are copied."""
+        """Restore `state_dict`'s result on the model's device; the tensors are copied."""
         if state_dict["layers"].keys() != self.layer_state.keys():
             raise ValueError(f"saved for layers {', '.join(state_dict['layers'])}, not {', '.join(self.layer_state)}")
         self._layer_rule.load_state_dict(state_dict["layer_rule"])

@@ -1,4 +1,4 @@
-"""One folder per paper; the listing is the registry, and a paper's `__all__` names the models that it offers."""
+"""One folder per paper, which registers the paper; its `__all__` names the paper's models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Observations(Protocol):
 
 @cache
 def model_paths() -> tuple[str, ...]:
-    """`module:Class` of every model that a paper's package imports and lists in `__all__`; read, not imported."""
+    """List `module:Class` of every model that a paper's package imports and names in `__all__`, without importing."""
     paths: set[str] = set()
     for package in Path(__file__).parent.glob("*/__init__.py"):
         body = ast.parse(package.read_text()).body
@@ -44,12 +44,12 @@ def model_paths() -> tuple[str, ...]:
 
 
 def build_model(spec: ModelSpec) -> nn.Module:
-    """The model that `spec` names, freshly initialised from torch's global generator.
+    """Build the model that `spec` names, initialised from torch's global generator.
 
     Only names in `model_paths` are ever imported, so a spec from elsewhere can't run foreign code.
 
     Raises:
-        ValueError: `spec.path` is not the path of a model, or the constructor refuses a value.
+        ValueError: `spec.path` is not the path of a model, or the constructor rejects a value.
         TypeError: an argument is unknown or missing; the message names it.
     """
     if spec.path not in (known := model_paths()):
@@ -68,7 +68,7 @@ def build_model(spec: ModelSpec) -> nn.Module:
 
 
 def find_observations(spec: ModelSpec) -> Observations | None:
-    """The quantities that the model's paper observes inside trained networks, or None if it names none for this model.
+    """Return the paper's module of observations inside trained networks; None if it doesn't cover the model.
 
     Raises:
         ValueError: `spec.path` is not the path of a model.

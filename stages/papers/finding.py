@@ -1,10 +1,9 @@
 """The result of analysing a claim without training: an identity, a count, a ratio, a theorem, an inconsistency.
 
 Papers return a list of these (`stages.papers.<paper>.findings`); `stages.claims` compares them with what the paper
-prints.
-A text can often be read in more than one way.  So a finding holds its readings, at least the strict one and the most
-charitable one that the words allow, and counts against the paper only if the claim is false under every one of them.
-Its words are in `findings.yaml` next to the modules that compute it.
+prints.  A text can often be read in more than one way.  So a finding has several readings, at least the strictest and
+the most charitable one, and counts against the paper only if the claim is false under all of them.  The texts are in
+`findings.yaml` next to the modules that compute the findings.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ from typing import Any, Literal
 
 import yaml
 
-# holds: computed and as stated.  holds under a reading: under one at least, and not under every one.
-# fails: false under every reading.  contradicted: the same, and the paper's own numbers exclude it.
+# holds: computed and as stated.  holds under a reading: under at least one, but not under every one.
+# fails: false under every reading.  contradicted: fails, and the paper's own numbers exclude the claim.
 FindingStatus = Literal["holds", "holds under a reading", "fails", "contradicted"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One way to read the claim: a short `name`, and `text`: the assumed meaning, and why the words allow it.
+    """One way to read the claim: a short `name`, and `text`, the assumed meaning and why the words allow it.
 
-    `ours` is the number under this reading, in the claim's unit, where there is one; else `brief` may say in a few
-    words what comes out.
+    `ours` is the number under this reading, in the claim's unit, if there is one; else `brief` may sum up the result.
     """
 
     name: str
@@ -38,13 +36,13 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """`claim` is an id of the claims file; `computed` are named numbers in the units that the names tell.
+    """`claim` is an id of the claims file; `computed` are numbers by name, in the units of their names.
 
-    A claim that can be read in only one way `holds` or doesn't; every other is decided by its `readings` alone.
+    A claim with only one reading `holds` or doesn't; all others are decided by their `readings` alone.
     `contradicted`: if no reading holds, the paper's own numbers exclude the claim.  `explanation` says in one or two
     sentences how the numbers were computed and why they give the status.  `ours` is the number to compare with the
-    paper's, in the claim's unit, where there is one.  Findings with the same `error` are one mistake in several places
-    of the paper, which counts once.
+    paper's, in the claim's unit, if there is one.  Findings with the same `error` are one mistake in several places
+    of the paper and count once.
 
     Raises:
         ValueError: both `holds` and readings are given, or neither.
@@ -74,10 +72,10 @@ class Finding:
 
 
 class Statements:
-    """The words of a paper's findings: `findings.yaml` in the folder of `module`, a module's `__file__`.
+    """Texts of a paper's findings: `findings.yaml` in the folder of `module`, a module's `__file__`.
 
     `{<claim, or a pattern of claims>: {readings: [{name, text, brief}], explanation}}`; a claim without readings can be
-    read in only one way.  Texts are templates of `str.format`, filled with the numbers that are computed and given.
+    read in only one way.  Texts are templates of `str.format`, filled with computed and given numbers.
     """
 
     def __init__(self, module: str) -> None:
@@ -94,9 +92,9 @@ class Statements:
         error: str | None = None,
         **numbers: object,
     ) -> Finding:
-        """The finding on `claim`.  `held`: does each reading hold, with its number if it has one.
+        """Return the finding on `claim`.  `held` says whether each reading holds, with its number if it has one.
 
-        `numbers` fill the templates besides `computed`; the other arguments are those of `Finding`.
+        `numbers` fill the templates in addition to `computed`; the other arguments are those of `Finding`.
         """
         words = next(words for pattern, words in self._words.items() if fnmatch.fnmatchcase(claim, pattern))
         numbers |= computed

@@ -2,7 +2,7 @@
 
 Every mistake in a file is one `ParamsError` with the file, the path inside it, the value found and the known values.
 Imports no torch: model keywords are checked against the constructor's signature as written in the source.
-Also the runs that an experiment needs under a profile, and how they depart from what is printed.
+Also plans the runs that an experiment needs under a profile, and describes how they differ from the printed protocol.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ Role = Literal["baseline", "proposed", "ablation", "sensitivity"]
 
 
 class ArmTemplate(BaseModel):
-    """An arm as the file has it.
+    """An arm as written in the file.
 
-    `like` names an arm above, whose model and protocol hold where this one says nothing; `against` the arm that it is
-    compared with; `grid` has lists of values of the model's keywords, every combination of which is an arm.
+    `like` names an earlier arm, whose model and protocol are the defaults; `against` is the arm that it is compared
+    with; `grid` has lists of values of the model's keywords, every combination of which is an arm.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -67,8 +67,8 @@ class ArmTemplate(BaseModel):
 class ArmParams:
     """One model under the experiment's protocol.  `model` keeps the class name and the keywords of the file.
 
-    `protocol` holds the fields in which this arm departs from the experiment's: what it is there to compare.  `against`
-    names the arm that it is compared with: the file's first baseline unless it says otherwise.
+    `protocol` holds the fields that differ from the experiment's, which this arm is there to compare.  `against` names
+    the arm that it is compared with: the file's first baseline unless the file says otherwise.
     """
 
     name: str
@@ -80,10 +80,10 @@ class ArmParams:
 
 
 def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, ArmParams]:
-    """Arms by name, in the order of the file.
+    """Expand templates to arms by name, in the order of the file.
 
     Raises:
-        ValueError: a name twice, an unknown name after `like` or `against`, or a name in braces that no grid has.
+        ValueError: a name occurs twice, `like` or `against` is unknown, or a name in braces isn't in the grid.
     """
     arms: dict[str, ArmParams] = {}
     for pattern, template in templates.items():
@@ -138,7 +138,7 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSource:
-    """A data set as published.  `archive`, where given, holds `files`; `urls` are tried in order.
+    """A data set as published.  `archive`, if given, contains `files`; `urls` are tried in order.
 
     `shape` is [channels, height, width] of an image; `train` and `test` count the official images, `..._per_class`
     those of each class (one number: of every class; None: not published).  `shared_images` of the test set are in the
@@ -238,12 +238,12 @@ class ExperimentParams:
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """The hourly price of a device, its speed over whole steps, and its peak.  `goal_hours`: for all as printed.
+    """A device's hourly price, its speed over whole steps, and its peak.  `goal_hours`: for everything as printed.
 
-    `source`: where the speeds come from, for a reader: measured, or estimated from what.
-    `start_seconds`: what each training takes besides its steps, to build, save and publish its network.
-    `load_seconds`: what each command takes before its first training, to load PyTorch.
-    `stack_step_seconds`: a step of a stack, however many networks; not set where stacking doesn't make steps free.
+    `source` says for readers how the speeds were measured or estimated.
+    `start_seconds`: time of a training besides its steps, to build, save and publish its network.
+    `load_seconds`: time of a command before its first training, to load PyTorch.
+    `stack_step_seconds`: time of a step of a stack of any size; not set if stacking doesn't make steps free.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -321,7 +321,7 @@ def load_params(root: Path = Path()) -> Params:
             )
     experiments = {}
     files = read_files(root, index.experiments)
-    # Those that are like another come last: a mistake is reported for the file that has it.
+    # Those that are like another come last, so that a mistake is reported for the file that has it.
     for name in sorted(index.experiments, key=lambda name: _like(files[name]) is not None):
         entry = index.experiments[name]
         check_choice(entry.paper, known_papers(), index_path, f"experiments.{name}.paper")
@@ -343,7 +343,7 @@ def load_params(root: Path = Path()) -> Params:
 
 
 def read_files(root: Path, experiments: Iterable[str]) -> dict[str, Any]:
-    """Content of the files of `experiments`, by name, and of those that they are `like`.
+    """Read the files of `experiments`, by name, and of those that they are `like`.
 
     Raises:
         ParamsError: a file can't be read.
@@ -356,7 +356,7 @@ def read_files(root: Path, experiments: Iterable[str]) -> dict[str, Any]:
 
 
 def merge(files: Mapping[str, Any], name: str, path: Path) -> Any:
-    """The whole of an experiment's file: what it says, and for the rest what the file that it is `like` says.
+    """Merge an experiment's file with the file that it is `like`, if any.
 
     Each field of `protocol`, each arm and each other key in the file replaces the other file's.  `files`:
     content by experiment.  `path`: this one's file.
@@ -382,7 +382,7 @@ def merge(files: Mapping[str, Any], name: str, path: Path) -> Any:
 
 
 def _like(content: Any) -> str | None:
-    """The experiment that a file's content says it is like, if it says so."""
+    """Return the experiment that a file's content says it is like, if any."""
     return str(content["like"]) if isinstance(content, dict) and "like" in content else None
 
 
@@ -477,7 +477,7 @@ def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Prot
 
 
 def resolve_protocol(experiment: ExperimentParams, profile: ProfileParams, arm: ArmParams | None = None) -> Protocol:
-    """The printed protocol with the arm's own fields (if an arm is given), and the profile's overrides and precision.
+    """Return the printed protocol with an arm's fields, if given, and the profile's overrides and precision.
 
     Raises:
         ParamsError: an override has the wrong type or a value that doesn't allow training.
@@ -514,7 +514,7 @@ class PlannedRun:
 
 
 def _given_by_data(source: DatasetSource) -> dict[str, int]:
-    """Model keywords that describe the data, where a model has them and its file doesn't set them."""
+    """Return model keywords that describe the data, for models that have them and files that don't set them."""
     if source.kind == "table":
         return {"in_features": source.shape[0]}
     if source.kind == "text":
@@ -526,7 +526,7 @@ def _given_by_data(source: DatasetSource) -> dict[str, int]:
 def plan_runs(
     experiment: ExperimentParams, profile: ProfileParams, source: DatasetSource, *, every_role: bool = False
 ) -> list[PlannedRun]:
-    """The experiment's grid, arm by arm: seeds, and folds where the split has them, cut to the profile's replicates.
+    """Plan the experiment's grid, arm by arm: seeds, and folds if the split has them, cut to the profile's replicates.
 
     Arms are those of the profile's roles, or all with `every_role`: a run requested by name may have any role.
     """
@@ -553,7 +553,7 @@ def plan_runs(
 
 
 def _rows(source: DatasetSource, count: int) -> tuple[int, str]:
-    """The number of rows in a split of `count` images, rows or tokens, and their name for a reader."""
+    """Return the number of rows in a split of `count` images, rows or tokens, and a reader's name for them."""
     if source.kind == "text":
         return (count - 1) // source.shape[0], f"windows of {source.shape[0]:,} tokens"
     return count, {"images": "images", "table": "rows"}[source.kind]

@@ -55,7 +55,7 @@ PROTOCOL: Mapping[str, Bounds] = {
 
 
 def out_of_range(protocol: Any) -> tuple[str, Any, str] | None:
-    """(field, value, what was expected) of the first number that doesn't allow training; None if all do."""
+    """Return (field, value, expectation) of the first number that doesn't allow training; None if all do."""
     for name, (least, relation, below) in PROTOCOL.items():
         value = _follow(protocol, name)
         for number in value if isinstance(value, tuple) else (value,):
@@ -67,14 +67,14 @@ def out_of_range(protocol: Any) -> tuple[str, Any, str] | None:
 
 
 def _follow(value: Any, path: str) -> Any:
-    """The field at a dotted path; None if a step on the way is not set."""
+    """Return the field at a dotted path; None if a part of the path isn't set."""
     for name in path.split("."):
         value = getattr(value, name, None)
     return value
 
 
 def not_finite(value: Any, key_path: str = "") -> Iterator[tuple[str, float]]:
-    """(dotted path of keys, value) of every NaN and infinity in a file's content."""
+    """Yield (dotted path of keys, value) of every NaN and infinity in a file's content."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from not_finite(item, f"{key_path}.{name}".strip("."))
@@ -134,16 +134,16 @@ def read_yaml(path: Path) -> Any:
 
 
 def describe_yaml(error: yaml.YAMLError) -> str:
-    """The parser's words on one line, without its name for a text."""
+    """Return the parser's message on one line, without its name for a text."""
     return re.sub(r' in "<(?:unicode|byte) string>",', " at", " ".join(str(error).split()))
 
 
 def validate(schema: TypeAdapter[Schema], value: Any, path: Path, prefix: str = "") -> Schema:
-    """`value` in the schema's type, or a `ParamsError` about what doesn't fit: the first unknown key, if any."""
+    """Return `value` in the schema's type, or raise `ParamsError` for the first unknown key, else the first misfit."""
     try:
         return schema.validate_python(value, strict=None)
     except ValidationError as error:
-        # a misspelt key is also missing under its right name; report the key that is there, since it can be corrected
+        # A misspelt key is also missing under its right name; report the key that is there, which users can correct.
         first = min(error.errors(), key=lambda item: item["type"] not in _UNKNOWN_KEY)
         key_path = ".".join([prefix] * bool(prefix) + [str(part) for part in first["loc"]])
         if first["type"] in _UNKNOWN_KEY:
@@ -173,7 +173,7 @@ def _known_keys(schema: TypeAdapter[Any], location: tuple[int | str, ...]) -> li
 
 
 def hint(name: str, known: list[str]) -> str:
-    """The end of a message about `name`: the closest known word and all of them."""
+    """Return the end of a message about `name`: the closest known word and all of them."""
     if not known:
         return ""
     close = get_close_matches(name, known, n=1)
@@ -190,7 +190,7 @@ _MANY = 30
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a line about `name`: the closest known name or, where none is close, those that are known."""
+    """Return the end of a line about `name`: the closest known name or, if none is close, the known ones."""
     known = list(known)
     if close := get_close_matches(name, known, n=1):
         return f"; did you mean {close[0]}?"
@@ -211,7 +211,7 @@ GIVEN_NAMES = {*FROM_DATASET, "img_size", "in_chans", "num_channels", "num_label
 
 
 def model_path(paper: str, model: Mapping[str, Any], path: Path, key_path: str) -> str:
-    """`module:Class` of an arm's model, its keywords checked against the constructor in the source.
+    """Return `module:Class` of an arm's model, its keywords checked against the constructor in the source.
 
     A paper's models are the classes that its package imports by `from … import Name` and lists in `__all__`; a name
     with a colon is of another package or file.

@@ -32,7 +32,7 @@ _FOLDER = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class StageInputs:
-    """`roots`: where a stage's imports start, its verb and modules found by name.  `files`: patterns of files read."""
+    """`roots`: modules where a stage's imports start, its verb and those found by name.  `files`: patterns of files."""
 
     roots: tuple[str, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class StageInputs:
 
 
 def stage_inputs(params: Params) -> dict[str, StageInputs]:
-    """Every stage of dvc.yaml but `inputs` itself, by its name there."""
+    """Return every stage of dvc.yaml except `inputs` itself, by its name there."""
     packages = tuple(f"stages.papers.{paper}" for paper in known_papers())
     findings = tuple(f"{package}.findings" for package in packages if source_path(f"{package}.findings"))
     optimizers = tuple(f"stages.optim.{path.stem}" for path in _FOLDER.glob("optim/*.py") if path.stem != "__init__")
@@ -81,7 +81,7 @@ def _named_modules(experiment: Mapping[str, Any]) -> list[str]:
 
 
 def modules_run(roots: Iterable[str]) -> set[str]:
-    """`roots`, all our modules that they import, directly or indirectly, and the packages that contain these."""
+    """Return `roots`, all our modules that they import, directly or indirectly, and the packages that contain these."""
     return reachable(
         roots, lambda module: [*imported_modules(module), *([module.rpartition(".")[0]] * ("." in module))]
     )
@@ -89,7 +89,7 @@ def modules_run(roots: Iterable[str]) -> set[str]:
 
 @cache
 def code_digests(roots: tuple[str, ...], files: tuple[str, ...]) -> Mapping[str, str]:
-    """`{module or file: digest}` of what `roots` run, and of files that share a module's name (C++, for example)."""
+    """Return `{module or file: digest}` of the code that `roots` run, and of files that share a module's name (C++)."""
     found: dict[str, str] = {}
     for module in sorted(modules_run(roots)):
         path = source_path(module)
@@ -111,10 +111,10 @@ def _file_digests(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def changed_meanwhile() -> list[str]:
-    """Code that this process runs, or params it reads, that differ from what `inputs` wrote down for its stage.
+    """List code that this process runs, or params that it reads, that differ from those recorded for its stage.
 
-    Code or params were edited while `dvc repro` ran: the stage's outcome would be recorded under the old ones.  Empty
-    outside of DVC, which names the stage in the environment.  A file older than what was written down is unchanged.
+    Such edits during `dvc repro` would record the stage's outcome under the old code or params.  Empty outside of DVC,
+    which names the stage in the environment.  A file older than the record is unchanged.
     """
     stage = os.environ.get("DVC_STAGE")
     path = TARGET / f"{stage}.json"
@@ -136,7 +136,7 @@ def changed_meanwhile() -> list[str]:
 
 
 def refuse_changed(verb: str) -> bool:
-    """Print to stderr what changed in the meantime, if anything; returns True if something did."""
+    """Print to stderr what changed in the meantime, if anything; return True if something did."""
     changed = changed_meanwhile()
     if changed:
         what = ", ".join(changed)

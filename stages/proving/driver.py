@@ -184,19 +184,15 @@ if __name__ == "__main__":
     sys.exit(main(sys.argv[1]))
 
 
-def first_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
-    """Describe where two trainings first differ; None if they are identical bit by bit."""
-    return next(_differences(before, after), None)
-
-
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Describe where two trainings differ, the first step first; nothing if they are identical bit by bit."""
     scores, tensors = (list(zip(before[name], after[name], strict=False)) for name in ("scores", "tensors"))
     for number in range(max(len(scores), len(tensors))):
         found = []
         if number < len(tensors):
-            found += [f"tensor {name}" for name in _parted(*tensors[number])[:1]]
+            found += [f"tensor {name}" for name in parted(*tensors[number])[:1]]
         if number < len(scores):
-            for name in _parted(*scores[number])[:1]:
+            for name in parted(*scores[number])[:1]:
                 values = [float.fromhex(side[name]) if name in side else None for side in scores[number]]
                 found.append(f"its {name} so far {values[0]!r} -> {values[1]!r}")
         if found:
@@ -204,17 +200,17 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
     for name in ("scores", "tensors"):
         if len(before[name]) != len(after[name]):
             yield f"it took {len(before[name])} steps with the older code, {len(after[name])} with the newer"
-    for name in _parted(before["optimizer"], after["optimizer"]):
+    for name in parted(before["optimizer"], after["optimizer"]):
         yield f"after the last step: the optimiser's {name}"
     for number, (old, new) in enumerate(zip(before["outcomes"], after["outcomes"], strict=True), start=1):
         which = f" of network {number}" if len(before["outcomes"]) > 1 else ""
-        for name in _parted(old["weights"], new["weights"]):
+        for name in parted(old["weights"], new["weights"]):
             yield f"after the last step: tensor {name}{which}"
         for name in ("history", "status", "divergence"):
             if old[name] != new[name]:
                 yield f"after the last step: its {name}{which}, {old[name]} -> {new[name]}"
 
 
-def _parted(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def parted(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Names of the items that differ or are in only one of them, in the order of the first."""
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]

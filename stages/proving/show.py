@@ -40,7 +40,7 @@ from stages.datasets.sources import fetch_dataset, mirror_folder
 from stages.datasets.verified import DatasetError
 from stages.faults import Mistake
 from stages.params.experiment import Params
-from stages.proving.driver import _parted, first_difference
+from stages.proving.driver import differences, parted
 from stages.run import Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.equivalence import (
     PATH,
@@ -176,23 +176,19 @@ class DataHere:
         """
         if dataset not in self.params.datasets:
             raise PackedDataError(f"no data set has the digest {digest[:12]}")
-        if (dataset, digest) not in self._packed:
-            self._packed[dataset, digest] = self._find(dataset, digest)
-        return self._packed[dataset, digest]
-
-    def _find(self, dataset: str, digest: str) -> Path:
-        here = self.root / "data" / "processed" / dataset
-        if (here / "dataset.json").is_file():
-            info = read_info(here)
-            if info.digest == digest or info.provenance != "embedded":
-                return here
-        target = self.scratch / "processed" / dataset
-        if not target.exists():
-            source, mirror = self.params.datasets[dataset], mirror_folder()
-            raw = self.root / home() if mirror is None else self.scratch
-            manifest = fetch_dataset(dataset, source, raw, mirror)
-            prepare(source, manifest, raw, target)
-        return target
+        if (dataset, digest) in self._packed:
+            return self._packed[dataset, digest]
+        found = self.root / "data" / "processed" / dataset
+        info = read_info(found) if (found / "dataset.json").is_file() else None
+        if info is None or (info.digest != digest and info.provenance == "embedded"):
+            found = self.scratch / "processed" / dataset
+            if not found.exists():
+                source, mirror = self.params.datasets[dataset], mirror_folder()
+                raw = self.root / home() if mirror is None else self.scratch
+                manifest = fetch_dataset(dataset, source, raw, mirror)
+                prepare(source, manifest, raw, found)
+        self._packed[dataset, digest] = found
+        return found
 
     def cut(self, folder: Path, protocol: Protocol, replicate: Replicate, batches: float) -> Path:
         """Cut a packed set to its first rows, as many as this number of batches of an epoch of `protocol` needs."""
@@ -390,7 +386,7 @@ def show_equivalent(
         affected, left_out = find_affected(made, equivalences, older.fingerprints, newer.fingerprints, again=again)
         for item in affected:
             if (code := code_today(item.made.spec)) != item.after:
-                changed = ", ".join(sorted(_parted(item.after, code or {})))
+                changed = ", ".join(sorted(parted(item.after, code or {})))
                 raise EquivalenceError(f"HEAD doesn't hold the code of this tree ({changed}); commit it first")
         here = DataHere(root, params, scratch)
         paths: list[_Path] = []
@@ -485,7 +481,7 @@ def _compare(
                 )
     for threads, *pair in zip(THREADS, *both, strict=True):
         for (path, cut), before, after in zip(trainings, *pair, strict=True):
-            if difference := first_difference(before, after):
+            if difference := next(differences(before, after), None):
                 raise EquivalenceError(
                     f"{path.item.made.label} ({_describe(path.item)}, {_in_words([threads])}, batches of "
                     f"{cut.specs[0].protocol.batch_size}) is another run with the code of {newer.revision[:12]}: "

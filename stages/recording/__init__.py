@@ -15,7 +15,6 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,10 +49,15 @@ _NEEDED = "test_accuracy"
 _SIZE = ("explanation", "estimate", "low", "high", "confidence", "margin", "n", "replicates_expected", "posterior")
 
 
+def columns_of(table: type[tables.Base], *objects: object) -> dict[str, Any]:
+    """Return the columns of `table` that `objects` have as fields, each from the first that has it."""
+    fields = {name: value for source in reversed(objects) if source is not None for name, value in vars(source).items()}
+    return {name: value for name, value in fields.items() if name in table.__table__.columns}
+
+
 def row_of(table: type[Row], *objects: object, **own: Any) -> Row:
     """Return a row of `table`, each column taken from `own` or from the first of `objects` that has it as a field."""
-    fields = {name: value for source in reversed(objects) if source is not None for name, value in vars(source).items()}
-    return table(**{name: value for name, value in fields.items() if name in table.__table__.columns} | own)
+    return table(**columns_of(table, *objects) | own)
 
 
 def arm_metric_rows(selected: Iterable[Trial]) -> Iterator[tables.Base]:
@@ -120,13 +124,14 @@ class DatabaseBuilder:
 
     def fill(self, session: Session) -> None:
         """Fill the tables in the order of their foreign keys."""
-        for rows in (self._named(), self._experiments(), self._arms()):
+        for rows in (self._named(), self._experiments()):
             session.add_all(rows)
             session.flush()
         # Tables with many rows are filled from plain values, which is faster than from objects.
         if self.found:
             session.execute(insert(tables.Result), self._results())
-        if costs := self._costs():
+        costs = [columns_of(tables.Cost, item.cost) | {"result_id": item.row} for item in self.found if item.cost]
+        if costs:
             session.execute(insert(tables.Cost), costs)
         for rows in (
             arm_metric_rows(self.speaking),
@@ -140,13 +145,37 @@ class DatabaseBuilder:
         ):
             session.add_all(rows)
             session.flush()
-        for table, values in (
-            (tables.Metric, self._metrics()),
-            (tables.Array, self._arrays()),
-            (tables.Epoch, self._epochs()),
-            (tables.ObservationRow, self._observations()),
-            (tables.VerdictRun, self._verdict_runs()),
-        ):
+        found, judged = self.found, self.judgements
+        many: dict[type[tables.Base], Values] = {
+            tables.Metric: (
+                (item.row, row.metric, row.split, position, row.value, row.n)
+                for item in found
+                for position, row in enumerate(item.result.metrics)
+            ),
+            tables.Array: (
+                (item.row, kind, text)
+                for item in found
+                for kind, text in (("correct", item.result.correct), ("confusion", item.result.confusion))
+                if text is not None
+            ),
+            tables.Epoch: (
+                (item.row, *values)
+                for item in found
+                for curves in [as_curves(item.result.curves)]
+                for values in zip(*map(curves.column, COLUMNS), strict=True)
+            ),
+            tables.ObservationRow: (
+                (item.row, position, row.quantity, row.moment, row.block, row.head, row.value)
+                for item in found
+                for position, row in enumerate(list_observed(item.result.observed or {}))
+            ),
+            tables.VerdictRun: (
+                (judgement.claim.id, position, entry.side, entry.arm, entry.replicate, entry.value, entry.result)
+                for judgement in judged
+                for position, entry in enumerate(judgement.entries)
+            ),
+        }
+        for table, values in many.items():
             insert_rows(session, table, values)
         days = [item.origin.published[:10] for item in self.found if item.origin]
         about = {
@@ -219,12 +248,9 @@ class DatabaseBuilder:
             )
 
     def _experiments(self) -> Iterator[tables.Base]:
-        for position, experiment in enumerate(self.params.experiments.values()):
+        for place, experiment in enumerate(self.params.experiments.values()):
             protocol, seeds = dataclasses.asdict(experiment.printed), list(experiment.seeds)
-            yield row_of(tables.ExperimentRow, experiment, position=position, protocol=protocol, seeds=seeds)
-
-    def _arms(self) -> Iterator[tables.Base]:
-        for experiment in self.params.experiments.values():
+            yield row_of(tables.ExperimentRow, experiment, position=place, protocol=protocol, seeds=seeds)
             for position, arm in enumerate(experiment.arms.values()):
                 yield row_of(
                     tables.ArmRow,
@@ -240,69 +266,25 @@ class DatabaseBuilder:
         """Return the rows of results with their group's position, None for results that are no longer planned."""
         speaking = {item.identity for item in self.speaking}
         return [
-            {name: value for name, value in vars(line).items() if name in tables.Result.__table__.columns}
+            columns_of(tables.Result, line, line.data, item)
             | {
                 "id": item.row,
                 "machine_digest": line.machine_digest,
                 "source": item.source,
                 "is_selected": item.identity in speaking,
                 "group_position": self.group_positions[sources.group_of(item)] if item.is_planned else None,
-                "changed_code": list(item.changed_code),
-                "equivalences": list(item.equivalences),
-                "provenance": data.provenance,
                 "conditions": item.conditions,
-                "data_digest": data.digest,
-                "train_images": data.train_images,
-                "test_images": data.test_images,
-                "excluded_test_images": data.excluded_test_images,
+                "data_digest": line.data.digest,
                 "accuracy": next(
                     (row.value for row in line.metrics if (row.metric, row.split) == ("accuracy", "test")), None
                 ),
                 "train_seconds": item.cost.train_seconds if item.cost else None,
-                "spec": dict(line.spec),
-                "environment": dict(line.environment),
                 "divergence": dataclasses.asdict(line.divergence) if line.divergence else None,
                 "origin": dataclasses.asdict(item.origin) if item.origin else None,
             }
             for item in self.found
-            for line, data in [(item.result, item.result.data)]
+            for line in [item.result]
         ]
-
-    def _costs(self) -> list[dict[str, Any]]:
-        return [
-            {name: value for name, value in vars(item.cost).items() if name in tables.Cost.__table__.columns}
-            | {"result_id": item.row, "epoch_seconds": list(item.cost.epoch_seconds)}
-            for item in self.found
-            if item.cost
-        ]
-
-    def _metrics(self) -> Values:
-        for item in self.found:
-            for position, row in enumerate(item.result.metrics):
-                yield item.row, row.metric, row.split, position, row.value, row.n
-
-    def _arrays(self) -> Values:
-        for item in self.found:
-            for kind, text in (("correct", item.result.correct), ("confusion", item.result.confusion)):
-                if text is not None:
-                    yield item.row, kind, text
-
-    def _epochs(self) -> Values:
-        """Yield the rows of epochs, which make up most of the database."""
-        for item in self.found:
-            curves = as_curves(item.result.curves)
-            yield from zip(repeat(item.row), *(curves.column(name) for name in COLUMNS), strict=False)
-
-    def _observations(self) -> Values:
-        """Yield every number measured inside networks, in the order of the result lines."""
-        for item in self.found:
-            for position, row in enumerate(list_observed(item.result.observed or {})):
-                yield item.row, position, row.quantity, row.moment, row.block, row.head, row.value
-
-    def _verdict_runs(self) -> Values:
-        for judgement in self.judgements:
-            for position, entry in enumerate(judgement.entries):
-                yield judgement.claim.id, position, entry.side, entry.arm, entry.replicate, entry.value, entry.result
 
     def _checkpoints(self) -> list[dict[str, Any]]:
         """Return a row for each `<experiment>.<arm>.<replicate>` whose weights are available.

@@ -54,7 +54,7 @@ class PrintedNumber:
 
     @classmethod
     def parse(cls, text: object, unit: str = "") -> PrintedNumber:
-        """Parse a number, or a text; `unit` may say that it is in percent.  What is parsed already stays as it is.
+        """Parse a number, or a text; `unit` may say that it is in percent.  A parsed number stays as it is.
 
         Raises:
             ValueError: it isn't a number as papers print one.
@@ -200,7 +200,7 @@ def value(
     Args:
         printed: the number, or its text; the number after ± is the standard deviation of its `n` runs.
         ours: the replicates.
-        std: the same, where it is printed elsewhere.
+        std: the same, if it is printed elsewhere.
         n: the paper's runs; None: it doesn't say.
         better: which way the metric points; decides the margin of an accuracy or an error.
         is_share: an accuracy or an error in [0, 1]; otherwise a loss, a time or the like.
@@ -245,7 +245,7 @@ def order(
 ) -> ReportedVerdict:
     """Judge whether `a` is better than `b`; with `printed`, also whether its gain over b is the printed one.
 
-    `paired`: equal positions share a fold, or whatever else makes them alike.
+    `paired`: equal positions share a fold, or something else that makes them alike.
 
     Raises:
         ValueError: `printed` isn't a number, or is 0.
@@ -266,7 +266,7 @@ def gap(
     rules: Rules = RULES,
     claim: str = "gap",
 ) -> ReportedVerdict:
-    """Judge the size of a printed gain of `a` over `b` that claims no order, negative if a is worse; as `order`."""
+    """Judge the size of a printed gain of `a` over `b` without a claimed order, negative if a is worse; as `order`."""
     number = PrintedNumber.parse(printed)
     verdict = _compare(judge_gap, _gain(number, better, margin, rules), a, b, paired=paired, rules=rules)
     return _reported(claim, number.value, verdict.estimate, verdict)
@@ -329,7 +329,7 @@ def _gain(number: PrintedNumber | None, better: Better, margin: float | None, ru
 
 
 def _slope(margin_at: Callable[[float], float], printed: float) -> float:
-    """Slope of the margin by the printed number."""
+    """Slope of the margin with respect to the printed number."""
     step = 1e-6 * abs(printed)
     return (margin_at(printed + step) - margin_at(printed)) / step if step else 0.0
 
@@ -337,7 +337,7 @@ def _slope(margin_at: Callable[[float], float], printed: float) -> float:
 def _compare(
     judge: Callable[..., Verdict], claim: object, a: Values, b: Values, *, paired: bool, rules: Rules
 ) -> Verdict:
-    """The judge's verdict on two arms, whose plan ends with their runs."""
+    """Return the judge's verdict on two arms, whose plan ends with their runs."""
     one, other = _sample(a), _sample(b)
     pairing = "fold" if paired else "none"
     return judge(claim, one, other, rules=rules, pairing=pairing, planned=max(one.n, other.n))
@@ -352,5 +352,5 @@ def _reported(claim: str, printed: float | None, ours: float | None, verdict: Ve
 
 
 def unjudged(claim: str, why: str) -> ReportedVerdict:
-    """The verdict on a claim without results."""
+    """Return the verdict on a claim without results."""
     return _reported(claim, None, None, not_tested(why))

@@ -37,7 +37,7 @@ def count_verdicts(claims: pd.DataFrame, axes: Axes | None = None) -> Axes:
 
 
 def compare_models(models: pd.DataFrame, axes: Axes | None = None) -> Axes:
-    """Draw our result of each model with its interval, and the paper's number where it prints one.
+    """Draw our result of each model with its interval, and the paper's number if it prints one.
 
     `models`: rows of `/compare?format=csv`, of one experiment.
     """

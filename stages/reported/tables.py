@@ -1,6 +1,6 @@
 """Tables of claims and of reported results: read, checked row by row, and judged.
 
-A row that can't be judged says what came, what was expected and how to mend it; the others are judged all the same.
+A row that can't be judged is reported with what was found, what was expected and how to fix it; all others are judged.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def read_table(table: Table, needed: Sequence[str], aliases: Mapping[str, str]) 
 
 
 def read_rows(claims: Table) -> tuple[list[ClaimRow], list[RowProblem]]:
-    """Read claims; each row is a `Row` or a `Problem`.
+    """Read claims; each row is a `ClaimRow` or a `RowProblem`.
 
     Raises:
         TableError: as `read_table`.
@@ -339,7 +339,7 @@ def lint(claims: Table) -> list[RowProblem]:
 
 
 def _gains(row: ClaimRow, a: float, b: float) -> tuple[float, float, float]:
-    """The difference, the ratio minus 1, and the share by which an error falls: better positive; NaN if undefined."""
+    """Return the difference, the ratio minus 1, and an error's relative fall: better positive; NaN if undefined."""
     if row.better == "lower":
         a, b = b, a
     errors = (1 - a, 1 - b) if row.better == "higher" else (b, a)

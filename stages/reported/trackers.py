@@ -1,7 +1,7 @@
 """Results from experiment trackers: tables that W&B exports, MLflow's database or folder, TensorBoard's events.
 
 A tracker has no columns for model, seed and data set.  They are taken from a run's parameters, by the usual names or by
-those that the caller gives, else from its name: `vit-seed3` is the model `vit` with seed 3.
+those that the caller gives, or else from its name: `vit-seed3` is the model `vit` with seed 3.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TrackedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """A table as `claimcheck.judge` reads it, and what was left out, a sentence for each reason."""
+    """A table for `claimcheck.judge`, and a sentence on each reason why something was left out."""
 
     table: pd.DataFrame
     notes: tuple[str, ...]
@@ -55,7 +55,7 @@ def import_results(
     """Read `source`, the export or folder of a tracker of this `kind`.
 
     `columns` names the parameter that holds arm, seed or dataset; `metrics` are the ones to keep, by default all whose
-    last word is a known metric.  A run that did not finish is left out: a crash is not a result, and a divergence is.
+    last word is a known metric.  A run that did not finish is left out: a crash is not a result, but a divergence is.
 
     Raises:
         TableError: the source can't be read, or a run lacks a model or a seed.
@@ -90,7 +90,7 @@ def import_results(
 
 
 def _find(column: str, run: TrackedRun, columns: Mapping[str, str]) -> str:
-    """Return what the run's parameters or its name say of a column."""
+    """Return the value of a column from the run's parameters or its name."""
     lower = {name.lower().rpartition(".")[2]: value for name, value in reversed(list(run.parameters.items()))}
     if chosen := columns.get(column):
         if chosen not in run.parameters:

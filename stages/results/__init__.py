@@ -9,7 +9,6 @@ from stages.results.claims import (
     ClaimFilter,
     ClaimRecord,
     Counts,
-    Discoveries,
     JudgedClaim,
     Outlook,
     PairGain,
@@ -26,7 +25,6 @@ from stages.results.claims import (
     tally_rows,
 )
 from stages.results.comparison import compare, fidelity_of
-from stages.results.comparison_rows import t_interval, wilson_interval
 from stages.results.database import (
     Levels,
     Sessions,
@@ -52,6 +50,7 @@ from stages.results.estimates import (
     SHOWN_METRICS,
     ArmComparison,
     ArmVerdict,
+    Estimate,
     ExperimentComparison,
     MetricInfo,
     as_csv,
@@ -93,7 +92,7 @@ from stages.results.tables import (
     Word,
     damaged,
 )
-from stages.results.versus import ImagePair, SameModel, Side, Versus, models_on, versus
+from stages.results.versus import SameModel, Side, Versus, versus
 from stages.rules import Rules
 from stages.runs.evidence import INEXACT_SHARE, unpack_confusion, unpack_correct
 from stages.verdicts import Status

@@ -78,21 +78,13 @@ def pair_gains(claim: Claim, verdict: VerdictRow, arms: Iterable[ArmRow]) -> tup
         measured = gain_between(ours or {}, theirs or {}, better, is_folded=is_folded)
         if measured is None or measured.low is None or measured.high is None:
             continue
-        pair = PairGain(
-            experiment=arm.experiment,
-            arm=arm.name,
-            against=str(arm.against),
-            gain=measured.gain,
-            low=measured.low,
-            high=measured.high,
-            n=measured.n,
-        )
-        found.append(pair)
+        gain = measured._asdict()
+        found.append(PairGain(experiment=arm.experiment, arm=arm.name, against=str(arm.against), **gain))
     return tuple(found)
 
 
 Values = Mapping[int, float]
-"""Find the versions of a model, by replicate."""
+"""Values by replicate or fold."""
 
 
 class GainBetween(NamedTuple):
@@ -281,10 +273,10 @@ def _choices(session: Session, claims: Sequence[str]) -> dict[str, tuple[str, ..
         .where(ClaimDeviation.claim.in_(claims), DeviationRow.in_titles.is_not(None))
         .order_by(DeviationRow.position)
     )
-    found: dict[str, list[str]] = {}
+    found: dict[str, tuple[str, ...]] = {}
     for row in session.execute(query):
-        found.setdefault(row.claim, []).append(row.in_titles)
-    return {claim: tuple(choices) for claim, choices in found.items()}
+        found[row.claim] = (*found.get(row.claim, ()), row.in_titles)
+    return found
 
 
 def _places(session: Session, claims: Sequence[str]) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -314,6 +306,8 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
     claim, verdict = found[0].claim, found[0].verdict
     arms = select(ArmRow).where(ArmRow.experiment.in_(found[0].experiments))
     changes = select(ClaimChange).where(ClaimChange.claim == claim_id).order_by(ClaimChange.position)
+    touching = select(ClaimDeviation.deviation).where(ClaimDeviation.claim == claim_id)
+    deviations = select(DeviationRow).where(DeviationRow.id.in_(touching)).order_by(DeviationRow.position)
     same_error: tuple[str, ...] = ()
     if error := error_of(claim, verdict):
         of_paper = session.execute(CLAIMS.where(Claim.paper == claim.paper, Claim.id != claim.id)).all()
@@ -324,7 +318,7 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
         runs=tuple(verdict.runs),
         arms=tuple(verdict.arms),
         pairs=pair_gains(claim, verdict, in_order) if claim.baseline_arm else (),
-        deviations=tuple(deviations_of(session, claim_id)),
+        deviations=tuple(session.scalars(deviations)),
         changes=tuple(session.scalars(changes)),
         family=session.get(Family, claim.family) if claim.family else None,
         same_error=same_error,
@@ -359,30 +353,13 @@ def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str
         .where(ClaimExperiment.experiment.in_(experiments), Claim.arm.is_not(None))
         .order_by(Claim.position)
     )
-    found: dict[tuple[str, str], list[ArmVerdict]] = {}
+    found: dict[tuple[str, str], tuple[ArmVerdict, ...]] = {}
     for row in session.execute(query):
         claim = row.Claim
-        verdict = ArmVerdict(
-            claim=claim.id,
-            kind=claim.kind,
-            metric=claim.metric,
-            status=row.VerdictRow.status,
-            mark=row.VerdictRow.mark,
-            is_decidable=row.VerdictRow.is_decidable,
-            explanation=row.VerdictRow.explanation,
-        )
-        found.setdefault((row.experiment, claim.arm), []).append(verdict)
-    return {place: tuple(verdicts) for place, verdicts in found.items()}
-
-
-def deviations_of(session: Session, claim_id: str) -> Sequence[DeviationRow]:
-    query = (
-        select(DeviationRow)
-        .join(ClaimDeviation, ClaimDeviation.deviation == DeviationRow.id)
-        .where(ClaimDeviation.claim == claim_id)
-        .order_by(DeviationRow.position)
-    )
-    return session.scalars(query).all()
+        told = {name: getattr(row.VerdictRow, name) for name in ("status", "mark", "is_decidable", "explanation")}
+        verdict = ArmVerdict(claim=claim.id, kind=claim.kind, metric=claim.metric, **told)
+        found[row.experiment, claim.arm] = (*found.get((row.experiment, claim.arm), ()), verdict)
+    return found
 
 
 def list_families(session: Session, *, paper: str | None = None) -> Sequence[Family]:

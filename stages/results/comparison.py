@@ -152,8 +152,9 @@ def _compare_experiment(
     by_arm = defaultdict(list)
     for result in group:
         by_arm[result.arm].append(result)
+    table = ArmTable(experiment, by_arm, facts, metric, str(asked))
     arms = [
-        _compare_arm(experiment, arm, by_arm, facts, metric, str(asked))
+        table.compare(arm)
         for arm in experiment.arms
         # What wasn't trained and has no printed number is no gap in a table.
         if arm.name in shown or (not group and arm.role in _PAIR)
@@ -189,53 +190,80 @@ def _compare_experiment(
     )
 
 
-def _compare_arm(
-    experiment: tables.ExperimentRow,
-    arm: tables.ArmRow,
-    by_arm: Mapping[str, Sequence[ComparedRun]],
-    facts: ComparisonRows,
-    metric: MetricInfo,
-    asked: str,
-) -> ArmComparison:
-    mine, theirs = by_arm.get(arm.name, ()), by_arm.get(arm.against or "", ())
-    is_cost = metric.split is None
-    real = _real(mine)
-    no_difference = why_no_difference(mine[0].provenance, mine[0].cut) if mine else None
-    ours = estimate(real, metric, facts)
-    printed = _printed(facts.claims.get((metric.name, experiment.name, arm.name)))
-    difference = None
-    if ours and printed and printed.unit == metric.unit and not (is_cost or no_difference):
-        low, high = (None if end is None else end - printed.value for end in (ours.low, ours.high))
-        difference = Difference(value=ours.value - printed.value, low=low, high=high)
-    cost_ratio, time_ratio = (
-        _ratio(experiment.name, arm.name, arm.against, real, _real(theirs), facts, info)
-        for info in (metric, METRICS["inference_time"])
-    )
-    return ArmComparison(
-        arm=arm.name,
-        title=arm.title,
-        role=arm.role,
-        ours=ours,
-        reason=why_none(by_arm, arm.name, metric, asked) if ours is None else None,
-        printed=printed,
-        difference=difference,
-        no_difference=no_difference,
-        gain=_gain(experiment, arm, by_arm, facts, metric, is_told=no_difference is None),
-        ratio=cost_ratio if is_cost else None,
-        rank_ours=None,
-        rank_printed=None,
-        cost=_cost(mine, time_ratio, facts),
-        checkpoints=tuple(name for result in mine for name in facts.checkpoints.get(result.id, [])),
-        run_keys=tuple(result.run_key for result in mine),
-        sources=tuple(sorted({result.source for result in mine})),
-        changed_code=tuple(sorted({name for result in mine for name in result.changed_code})),
-        verdicts=facts.verdicts.get((experiment.name, arm.name), ()),
-    )
+@dataclass(frozen=True)
+class ArmTable:
+    """Results of one experiment under equal conditions, by arm, to be compared with the paper's in one metric."""
 
+    experiment: tables.ExperimentRow
+    results: Mapping[str, Sequence[ComparedRun]]
+    facts: ComparisonRows
+    metric: MetricInfo
+    asked: str
 
-def _real(results: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """The results on real data: a stand-in's number doesn't count as ours."""
-    return [result for result in results if result.provenance != "embedded"]
+    def real(self, arm: str | None) -> list[ComparedRun]:
+        """Return an arm's results on real data: a stand-in's number doesn't count as ours."""
+        return [result for result in self.results.get(arm or "", ()) if result.provenance != "embedded"]
+
+    def compare(self, arm: tables.ArmRow) -> ArmComparison:
+        facts, metric, mine = self.facts, self.metric, self.results.get(arm.name, ())
+        is_cost = metric.split is None
+        no_difference = why_no_difference(mine[0].provenance, mine[0].cut) if mine else None
+        ours = estimate(self.real(arm.name), metric, facts)
+        printed = _printed(facts.claims.get((metric.name, self.experiment.name, arm.name)))
+        difference = None
+        if ours and printed and printed.unit == metric.unit and not (is_cost or no_difference):
+            low, high = (None if end is None else end - printed.value for end in (ours.low, ours.high))
+            difference = Difference(value=ours.value - printed.value, low=low, high=high)
+        return ArmComparison(
+            arm=arm.name,
+            title=arm.title,
+            role=arm.role,
+            ours=ours,
+            reason=why_none(self.results, arm.name, metric, self.asked) if ours is None else None,
+            printed=printed,
+            difference=difference,
+            no_difference=no_difference,
+            gain=self._gain(arm, is_told=no_difference is None),
+            ratio=self._ratio(arm, metric) if is_cost else None,
+            rank_ours=None,
+            rank_printed=None,
+            cost=_cost(mine, self._ratio(arm, METRICS["inference_time"]), facts),
+            checkpoints=tuple(name for result in mine for name in facts.checkpoints.get(result.id, [])),
+            run_keys=tuple(result.run_key for result in mine),
+            sources=tuple(sorted({result.source for result in mine})),
+            changed_code=tuple(sorted({name for result in mine for name in result.changed_code})),
+            verdicts=facts.verdicts.get((self.experiment.name, arm.name), ()),
+        )
+
+    def _gain(self, arm: tables.ArmRow, *, is_told: bool) -> Gain | None:
+        """Return the printed gain of the arm over another one, and ours if it `is_told`; None if none is printed."""
+        claim = self.facts.gains.get((self.metric.name, self.experiment.name, arm.name))
+        printed = _printed(claim)
+        if claim is None or claim.baseline_arm is None or printed is None:
+            return None
+        sides = (self.real(name) for name in (arm.name, claim.baseline_arm))
+        ours, theirs = (values_of(side, self.metric, self.facts) for side in sides)
+        better: Literal["higher", "lower"] = "higher" if self.metric.better == "higher" else "lower"
+        found = gain_between(ours, theirs, better, is_folded=self.experiment.protocol["split"]["kind"] == "folds")
+        measured = Measured(value=found.gain, low=found.low, high=found.high, n=found.n) if found and is_told else None
+        return Gain(against=claim.baseline_arm, printed=printed, ours=measured)
+
+    def _ratio(self, arm: tables.ArmRow, metric: MetricInfo) -> Ratio | None:
+        """Return the arm's cost over the baseline's: ours if both were measured in the same way, and the paper's."""
+        if arm.against is None:
+            return None
+        mine, theirs = self.real(arm.name), self.real(arm.against)
+        if metric.name == "inference_time":
+            mine, theirs = _timed(mine), _timed(theirs)
+        same = len({_stopwatch(result, metric) for result in (*mine, *theirs)}) == 1
+        values, reference = (list(values_of(side, metric, self.facts).values()) for side in (mine, theirs))
+        claims = [self.facts.claims.get((metric.name, self.experiment.name, name)) for name in (arm.name, arm.against)]
+        printed = [claim.value for claim in claims if claim is not None and claim.value]
+        return Ratio(
+            baseline=arm.against,
+            of_ours=fmean(values) / fmean(reference) if same and values and reference and fmean(reference) else None,
+            of_printed=printed[0] / printed[1] if len(printed) == 2 else None,
+        )
 
 
 def _printed(claim: tables.Claim | None) -> Printed | None:
@@ -243,54 +271,6 @@ def _printed(claim: tables.Claim | None) -> Printed | None:
         return None
     same = ("value", "unit", "place", "stderr", "n", "precision", "note")
     return Printed(claim=claim.id, **{name: getattr(claim, name) for name in same})
-
-
-def _gain(
-    experiment: tables.ExperimentRow,
-    arm: tables.ArmRow,
-    by_arm: Mapping[str, Sequence[ComparedRun]],
-    facts: ComparisonRows,
-    metric: MetricInfo,
-    *,
-    is_told: bool,
-) -> Gain | None:
-    """The printed gain of the arm over another one, and ours if it `is_told`; None where the paper prints none."""
-    claim = facts.gains.get((metric.name, experiment.name, arm.name))
-    printed = _printed(claim)
-    if claim is None or claim.baseline_arm is None or printed is None:
-        return None
-    sides = (_real(by_arm.get(name, ())) for name in (arm.name, claim.baseline_arm))
-    ours, theirs = (values_of(side, metric, facts) for side in sides)
-    better: Literal["higher", "lower"] = "higher" if metric.better == "higher" else "lower"
-    is_folded = experiment.protocol["split"]["kind"] == "folds"
-    found = gain_between(ours, theirs, better, is_folded=is_folded)
-    measured = Measured(value=found.gain, low=found.low, high=found.high, n=found.n) if found and is_told else None
-    return Gain(against=claim.baseline_arm, printed=printed, ours=measured)
-
-
-def _ratio(
-    experiment: str,
-    arm: str,
-    baseline: str | None,
-    mine: Sequence[ComparedRun],
-    theirs: Sequence[ComparedRun],
-    facts: ComparisonRows,
-    metric: MetricInfo,
-) -> Ratio | None:
-    """The cost of an arm over the baseline's: ours if both were measured in the same way, and the paper's."""
-    if baseline is None:
-        return None
-    if metric.name == "inference_time":
-        mine, theirs = _timed(mine), _timed(theirs)
-    same = len({_stopwatch(result, metric) for result in (*mine, *theirs)}) == 1
-    values, reference = (list(values_of(side, metric, facts).values()) for side in (mine, theirs))
-    claims = [facts.claims.get((metric.name, experiment, name)) for name in (arm, baseline)]
-    printed = [claim.value for claim in claims if claim is not None and claim.value]
-    return Ratio(
-        baseline=baseline,
-        of_ours=fmean(values) / fmean(reference) if same and values and reference and fmean(reference) else None,
-        of_printed=printed[0] / printed[1] if len(printed) == 2 else None,
-    )
 
 
 def _timed(results: Sequence[ComparedRun]) -> list[ComparedRun]:

@@ -158,12 +158,10 @@ def _checkpoints(session: Session, experiments: Sequence[str]) -> dict[int, list
 
 STAND_IN = "placeholder data: its number says nothing about the claim"
 
-
 _TAKES = {
     "min_error": "test errors of every epoch",
     "window_error": "validation and test errors of five epochs or more",
 }
-
 
 _ALPHA = 0.025  # on each side of a 95 % interval
 
@@ -210,8 +208,13 @@ def estimate(results: Sequence[ComparedRun], metric: MetricInfo, facts: Comparis
     values, whole = list(by_replicate.values()), _whole(results, metric, facts) if metric.of_arm else None
     if not values:
         return None
-    sizes = _sizes([result for result in results if result.replicate in by_replicate], metric)
-    n_test = min(sizes) if sizes else None
+    measured = [result for result in results if result.replicate in by_replicate]
+    sizes: set[int | None] = set()  # numbers of test samples behind the values
+    if metric.split is not None and metric.of_arm:
+        sizes = {result.test_images for result in measured}
+    elif metric.split is not None:
+        sizes = {result.numbers[metric.name, metric.split][1] for result in measured}
+    n_test = min((n for n in sizes if n is not None), default=None)
     std = low = high = population = None
     missing: str | None = "one replicate: an interval needs two"
     if len(values) >= 2:
@@ -233,16 +236,6 @@ def estimate(results: Sequence[ComparedRun], metric: MetricInfo, facts: Comparis
         epoch=whole.epoch if whole else None,
         population=population,
     )
-
-
-def _sizes(results: Sequence[ComparedRun], metric: MetricInfo) -> set[int]:
-    """The numbers of test samples behind the values."""
-    if metric.split is None:
-        return set()
-    if metric.of_arm:
-        return {result.test_images for result in results}
-    found = {result.numbers[metric.name, metric.split][1] for result in results}
-    return {n for n in found if n is not None}
 
 
 def why_none(by_arm: Mapping[str, Sequence[ComparedRun]], arm: str, metric: MetricInfo, asked: str) -> str:

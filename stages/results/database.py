@@ -8,20 +8,13 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
-from sqlalchemy import (
-    Connection,
-    Engine,
-    create_engine,
-    event,
-    insert,
-    select,
-    text,
-)
+from sqlalchemy import Connection, Engine, create_engine, event, insert, select, text
 from sqlalchemy.engine import ExceptionContext, make_url
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
@@ -33,34 +26,25 @@ from stages.rules import Margins, Rules
 from stages.verdicts.intervals import level, looks_from, looks_of_plan
 
 Sessions = sessionmaker[Session]
-
-
 _ROWS_AT_ONCE = 100_000
-
-
 CONNECT_SECONDS, LOCK_SECONDS, STATEMENT_SECONDS = 3, 2, 30
-
-
 SILENT_SECONDS = STATEMENT_SECONDS + 5
 """Without a word of a server that should have ended the statement by then."""
-
-
 _BUILT_IN = "claimcheck_new"
-
-
 _SWAP_SECONDS, _SWAPS = 0.2, 300
 """Longest that readers wait for the writer, which then makes way for those under way and tries again."""
-
-
 _UNSTORABLE = re.compile("[\\0\\ud800-\\udfff]")
 
 
 class UnknownName(LookupError):
     """A name that the database doesn't contain.  `known` lists the names that it does, where that list is short; where
-    it is long, `nearest` is the one that was probably meant.
+    it is long, `nearest` is the one that was probably meant.  `kind` is what the class is called for, as "paper".
     """
 
-    kind = "name"
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = cls.__name__.removeprefix("Unknown").lower()
 
     def __init__(self, name: str, known: Iterable[str] = (), *, nearest: str | None = None) -> None:
         self.name, self.known, self.nearest = name, tuple(known), nearest
@@ -69,40 +53,31 @@ class UnknownName(LookupError):
         super().__init__(f"unknown {self.kind} {name!r}{choices}")
 
 
-class UnknownPaper(UnknownName):
-    kind = "paper"
+class UnknownPaper(UnknownName): ...
 
 
-class UnknownDataset(UnknownName):
-    kind = "dataset"
+class UnknownDataset(UnknownName): ...
 
 
-class UnknownExperiment(UnknownName):
-    kind = "experiment"
+class UnknownExperiment(UnknownName): ...
 
 
-class UnknownArm(UnknownName):
-    kind = "arm"
+class UnknownArm(UnknownName): ...
 
 
-class UnknownProfile(UnknownName):
-    kind = "profile"
+class UnknownProfile(UnknownName): ...
 
 
-class UnknownMetric(UnknownName):
-    kind = "metric"
+class UnknownMetric(UnknownName): ...
 
 
-class UnknownRun(UnknownName):
-    kind = "run"
+class UnknownRun(UnknownName): ...
 
 
-class UnknownCheckpoint(UnknownName):
-    kind = "checkpoint"
+class UnknownCheckpoint(UnknownName): ...
 
 
-class UnknownClaim(UnknownName):
-    kind = "claim"
+class UnknownClaim(UnknownName): ...
 
 
 def database_url(database: str) -> str:
@@ -118,7 +93,7 @@ def open_results(database: str, *, connections: int = 8) -> Sessions:
     """
     url = make_url(database_url(database))
     if url.get_backend_name() == "sqlite":
-        creator = _read_only(Path(url.database or ""))
+        creator = partial(_connect_read_only, Path(url.database or ""))
         engine = create_engine("sqlite://", creator=creator, poolclass=NullPool, json_deserializer=_parse_json)
     else:
         engine = create_engine(url, pool_pre_ping=True, pool_size=connections, max_overflow=0, pool_timeout=5)
@@ -130,15 +105,12 @@ def open_results(database: str, *, connections: int = 8) -> Sessions:
     return sessionmaker(engine)
 
 
-def _read_only(path: Path) -> Callable[[], sqlite3.Connection]:
-    def connect() -> sqlite3.Connection:
-        try:
-            address = f"file:{quote(str(path))}?mode=ro"
-            return sqlite3.connect(address, timeout=LOCK_SECONDS, uri=True, check_same_thread=False)
-        except sqlite3.Error as error:
-            raise _unopened(path) from error
-
-    return connect
+def _connect_read_only(path: Path) -> sqlite3.Connection:
+    try:
+        address = f"file:{quote(str(path))}?mode=ro"
+        return sqlite3.connect(address, timeout=LOCK_SECONDS, uri=True, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise _unopened(path) from error
 
 
 def _connect_with_limits(_dialect: object, _record: object, arguments: Any, options: dict[str, Any]) -> Any:

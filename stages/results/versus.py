@@ -15,12 +15,7 @@ from sqlalchemy.orm import Session
 from stages.results.claims import CLAIMS
 from stages.results.comparison_rows import ComparedRun, ComparisonRows, load_facts, printed_metrics, values_of
 from stages.results.database import UnknownArm, read_rules
-from stages.results.estimates import (
-    FIRST_METRICS,
-    METRICS,
-    MetricInfo,
-    cut_of_each,
-)
+from stages.results.estimates import FIRST_METRICS, METRICS, Measured, MetricInfo, cut_of_each
 from stages.results.tables import ArmRow, Array, Claim, Dataset, ExperimentRow, VerdictRow
 from stages.rules import Rules
 from stages.runs.evidence import unpack_correct
@@ -38,8 +33,6 @@ from stages.verdicts import (
 from stages.verdicts.power import least_detected
 
 Model = tuple[ExperimentRow, ArmRow]
-
-
 Runs = Sequence[ComparedRun]
 
 
@@ -74,6 +67,10 @@ class Side:
     n: int
     trained: int
     planned: int
+
+    @property
+    def ours(self) -> Measured | None:
+        return None if self.value is None else Measured(value=self.value, low=None, high=None, n=self.n)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,17 +107,6 @@ class Versus:
         return {kind: sum(number * hours.get(kind, 0.0) for number, hours in left) for kind in left[0][1] or left[1][1]}
 
 
-def models_on(session: Session, dataset: str) -> list[Model]:
-    """The models of every experiment on a data set, in the order of the params files."""
-    query = (
-        select(ExperimentRow, ArmRow)
-        .join(ArmRow, ArmRow.experiment == ExperimentRow.name)
-        .where(ExperimentRow.dataset == dataset)
-        .order_by(ExperimentRow.position, ArmRow.position)
-    )
-    return [(row.ExperimentRow, row.ArmRow) for row in session.execute(query)]
-
-
 def versus(session: Session, dataset: Dataset, a: str, b: str) -> Versus:
     """Judge the order of two models, each named by its arm, `<experiment>.<arm>` or its title.
 
@@ -130,7 +116,10 @@ def versus(session: Session, dataset: Dataset, a: str, b: str) -> Versus:
         UnknownArm: no experiment on the data set has such a model.
         SameModel: both names are of one model.
     """
-    known = models_on(session, dataset.name)
+    query = select(ExperimentRow, ArmRow).join(ArmRow, ArmRow.experiment == ExperimentRow.name)
+    on_dataset = query.where(ExperimentRow.dataset == dataset.name)
+    rows = session.execute(on_dataset.order_by(ExperimentRow.position, ArmRow.position))
+    known = [(row.ExperimentRow, row.ArmRow) for row in rows]
     ours, theirs = (_named(name, known) for name in (a, b))
     shared = [name for name in ours if name in theirs and ours[name][1] is not theirs[name][1]]
     if not shared and set(ours) & set(theirs):
@@ -238,29 +227,26 @@ def _judge(
         return not_tested("Only shortened runs so far; they decide nothing.")
     lost = [run.excluded_test_images / (run.test_images + run.excluded_test_images) for run in runs]
     differ = (images[0].a_alone + images[0].b_alone) / images[0].images if images else 1.0
-    design = _design(one[0], 1.0)
-    return judge_gain(
-        GainClaim(gain=1.0, margin=None, better="higher" if metric.better == "higher" else "lower"),
-        *(_sample(arm, runs, facts, metric) for _, arm in (one, other)),
-        rules=rules,
-        pairing="fold" if design.pairing == "fold" else "none",
-        planned=design.planned,
-        widening=max(lost) * differ,
-        folds=one[0].protocol["split"]["folds"] if design.pairing == "fold" else None,
-    )
-
-
-def _sample(arm: ArmRow, runs: Runs, facts: ComparisonRows, metric: MetricInfo) -> Sample:
-    own = [run for run in runs if run.arm == arm.name]
-    values = values_of(own, metric, facts)
-    return Sample(
-        tuple(
+    design, samples = _design(one[0], 1.0), []
+    for _, arm in (one, other):
+        own = [run for run in runs if run.arm == arm.name]
+        values = values_of(own, metric, facts)
+        observations = (
             Observation(
                 index=run.replicate, value=values.get(run.replicate), environments=frozenset({run.machine_digest})
             )
             for run in own
             if run.replicate in values or run.status == "diverged"
         )
+        samples.append(Sample(tuple(observations)))
+    return judge_gain(
+        GainClaim(gain=1.0, margin=None, better="higher" if metric.better == "higher" else "lower"),
+        *samples,
+        rules=rules,
+        pairing="fold" if design.pairing == "fold" else "none",
+        planned=design.planned,
+        widening=max(lost) * differ,
+        folds=one[0].protocol["split"]["folds"] if design.pairing == "fold" else None,
     )
 
 

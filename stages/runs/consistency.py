@@ -20,27 +20,15 @@ from stages.run import canonical_json, environment_digest
 from stages.runs.evidence import COLUMNS, CostLine, Release, ResultLine, as_curves, unpack_correct
 
 Columns = Mapping[str, Sequence[Any]]
-
-
 _EIGHT_DIGITS = 1e-7
-
-
 _OTHER_PASS = 1e-3
 """Relative difference of a loss between the observer's pass over the test set and that of `evaluate`."""
-
-
 _OTHER_CLASS = 0.005
 """Share of test images whose class may be another one in those two passes, at least one image."""
-
-
 _SECONDS = 6e-5
 """An epoch's seconds are stored with four decimals."""
-
-
 _SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion", "macro_f1", "auroc")
 _OF_ALL_IMAGES = (*_SHARES, "loss")
-
-
 _OF_ALL_ROWS = ("mse", "log_mse", "selected_mse", "selected_log_mse")
 
 

@@ -162,15 +162,8 @@ def append_line(root: Path, line: EquivalenceLine) -> None:
 
 
 Code = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class _Edge:
-    """Line `number` takes the fingerprint `old` to `new`."""
-
-    number: int
-    old: str
-    new: str
+Edge = tuple[str, str, int]
+"""Two fingerprints, and the number of the line that takes the first to the second."""
 
 
 @dataclass(frozen=True)
@@ -182,13 +175,13 @@ class Equivalences:
 
     lines: Sequence[EquivalenceLine]
     root: Path | None = None
-    _edges: dict[tuple[str, bool], list[_Edge]] = field(default_factory=dict)
+    _edges: dict[tuple[str, bool], list[Edge]] = field(default_factory=dict)
     _faults: dict[int, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number, line in enumerate(self.lines, start=1):
             for proof in line.proofs:
-                edge = _Edge(number, canonical_json(proof.code(0)), canonical_json(proof.code(1)))
+                edge = canonical_json(proof.code(0)), canonical_json(proof.code(1)), number
                 for compared in proof.compared:
                     self._edges.setdefault((compared.path, compared.is_stacked), []).append(edge)
 
@@ -206,7 +199,7 @@ class Equivalences:
             return None
         edges = self._edges.get((path_of(spec), "stacked" in environment), [])
         target = canonical_json(code)
-        for reached, numbers in _walk(canonical_json(spec["code"]), [(edge.old, edge.new, edge) for edge in edges]):
+        for reached, numbers in _walk(canonical_json(spec["code"]), edges):
             if reached == target:
                 return numbers if self.hold(numbers) else None
         return None
@@ -239,7 +232,7 @@ class Equivalences:
         for is_stacked in (False, True):
             edges = self._edges.get((path_of(spec), is_stacked), [])
             start = canonical_json(spec["code"])
-            for reached, numbers in _walk(start, [(edge.new, edge.old, edge) for edge in edges]):
+            for reached, numbers in _walk(start, [(new, old, number) for old, new, number in edges]):
                 if reached != start:
                     found.append((json.loads(reached), is_stacked, numbers[::-1]))
         return sorted(found, key=lambda item: len(item[2]))
@@ -272,11 +265,11 @@ def is_of_one_cpu(environment: Mapping[str, Any]) -> bool:
     return str(environment.get("device", "")).startswith("cpu") and "data_parallel" not in environment
 
 
-def _walk(start: str, edges: Iterable[tuple[str, str, _Edge]]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _walk(start: str, edges: Iterable[Edge]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Everything that the edges lead to from `start`, nearest first, each with the numbers of the lines on the way."""
     following: dict[str, list[tuple[str, int]]] = {}
-    for source, target, edge in edges:
-        following.setdefault(source, []).append((target, edge.number))
+    for source, target, number in edges:
+        following.setdefault(source, []).append((target, number))
     seen, queue = {start}, deque[tuple[str, tuple[int, ...]]]([(start, ())])
     while queue:
         node, numbers = queue.popleft()

@@ -232,39 +232,19 @@ KEYS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 """Environment variables that hold the keys, by scheme."""
-
-
 PATIENCE_SECONDS = 120.0
-
-
 LATE_SECONDS = 10.0
 """An answer that takes as long is late: the store was away, and from others, too."""
-
-
 _REQUEST_SECONDS = 60
-
-
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
-
-
 _PAGE = 1000
-
-
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 """What the providers call it."""
-
-
 _METADATA = "169.254.169.254"
 """A cloud's machine asks its role there; any machine whose environment has no keys tries to."""
-
-
 _REFUSED = re.compile(r"status code: (?!408|409|412|425|429)4\d\d(?!.*RequestTimeout)|configured region", re.DOTALL)
 """Answers that stay the same however often the request is sent again."""
-
-
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT")
-
-
 T = TypeVar("T")
 
 

@@ -381,7 +381,7 @@ def seal(files: Mapping[str, bytes], known: Mapping[str, str] | None = None) -> 
     for name, content in files.items():
         if name not in {RESULT, *digests}:
             digests[name] = hashlib.sha256(content).hexdigest()
-    return {**files, RESULT: _canonical(result | {_DIGEST: _combine(digests, result)})}
+    return {**files, RESULT: canonical_json(result | {_DIGEST: _combine(digests, result)}).encode()}
 
 
 def find_fault(outcome: Path | Mapping[str, bytes], run_key: str) -> str | None:
@@ -446,11 +446,7 @@ def file_digests(folder: Path, names: Iterable[str] = FILES) -> dict[str, str]:
 
 
 def _combine(digests: Mapping[str, str], result: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_canonical([sorted(digests.items()), result])).hexdigest()
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    return hashlib.sha256(canonical_json([sorted(digests.items()), result]).encode()).hexdigest()
 
 
 Scratch: TypeAlias = "FolderScratch | ObjectScratch"

@@ -160,25 +160,21 @@ class Journal:
         if event.kind == "waiting":
             group.message = f"waits for {event.message}"
         elif event.kind in _AFTER:
-            self._take(group, event)
+            group.state, group.message = _AFTER[event.kind], event.message.strip().rpartition("\n")[2]
+            group.node = event.node or group.node
+            self.session.dashboard = event.dashboard or self.session.dashboard
+            if event.kind == "started":
+                group.began, group.device = time.time(), event.device
+            elif event.progress is not None:
+                told = event.progress
+                group.share = told["step"] / told["total_steps"]
+                group.epoch, group.epochs = told["epoch"], told["epochs"]
+                group.samples_per_second = told["samples_per_second"]
+                group.ended = None
+            else:
+                group.ended = time.time()
         if time.monotonic() >= self._next or event.kind not in ("waiting", "progress"):
             self._write()
-
-    def _take(self, group: GroupState, event: Event) -> None:
-        now = time.time()
-        group.state, group.message = _AFTER[event.kind], event.message.strip().rpartition("\n")[2]
-        group.node = event.node or group.node
-        self.session.dashboard = event.dashboard or self.session.dashboard
-        if event.kind == "started":
-            group.began, group.device = now, event.device
-        elif event.progress is not None:
-            told = event.progress
-            group.share = told["step"] / told["total_steps"]
-            group.epoch, group.epochs = told["epoch"], told["epochs"]
-            group.samples_per_second = told["samples_per_second"]
-            group.ended = None
-        else:
-            group.ended = now
 
     def _write(self) -> None:
         """Write the document; a store that can't take it stops no training."""
@@ -253,14 +249,24 @@ def watch(store: Store, usd_per_hour: Mapping[str, float], now: float, experimen
             if key not in latest or rank >= latest[key][0]:
                 latest[key] = rank, session, group
     told = [(session, group) for _, session, group in latest.values()]
-    means = _group_seconds(told, now)
+    means = _group_seconds([group for _, group in told], now)
     rows: dict[tuple[str, str], ProgressRow] = {}
     for session, group in told:
         node = group.node or (session.node if session.engine == "local" else "")
         row = rows.setdefault((group.experiment, node), ProgressRow(experiment=group.experiment, node=node))
         # What waits will train on what the others of its process do.
         device = group.device or next((one.device for one in session.groups if one.device), "")
-        _add(row, group, means.get(group.experiment), usd_per_hour.get(device.partition(":")[0]), now)
+        price = usd_per_hour.get(device.partition(":")[0])
+        spent, left = _spent(group, now), _left_of(group, means.get(group.experiment), now)
+        row.runs[group.state] += len(group.runs)
+        row.seconds += spent
+        row.left_seconds = _plus(row.left_seconds, left)
+        if spent:
+            row.usd = _plus(row.usd, _usd(spent, price))
+        if left != 0:
+            row.left_usd = _plus(row.left_usd, _usd(left, price))
+        if group.state == "running":
+            row.samples_per_second += group.samples_per_second
     return Watched(
         sessions=sessions,
         rows=[rows[key] for key in sorted(rows)],
@@ -280,7 +286,7 @@ def left_to_train(store: Store, experiment: str, since: float) -> tuple[int, flo
         return None
     session, now = max(begun, key=lambda one: one.began), time.time()
     left = sum(len(group.runs) for group in session.groups if group.state != "done")
-    return left, _left([session], _group_seconds([(session, group) for group in session.groups], now), now)
+    return left, _left([session], _group_seconds(session.groups, now), now)
 
 
 def _confirm(session: TrainerStatus, leases: Leases, now: float) -> TrainerStatus:
@@ -302,10 +308,10 @@ def _spent(group: GroupState, now: float) -> float:
     return 0.0 if group.began is None else max(0.0, (group.ended or now) - group.began)
 
 
-def _group_seconds(groups: Sequence[tuple[TrainerStatus, GroupState]], now: float) -> dict[str, float]:
+def _group_seconds(groups: Sequence[GroupState], now: float) -> dict[str, float]:
     """Mean seconds of a whole group of each experiment, by those that are done or under way."""
     found = defaultdict(list)
-    for _, group in groups:
+    for group in groups:
         if group.state == "done" and group.began is not None:
             found[group.experiment].append(_spent(group, now))
         elif group.state == "running" and group.share > 0:
@@ -320,19 +326,6 @@ def _left_of(group: GroupState, mean: float | None, now: float) -> float | None:
     if group.state == "running" and group.share > 0:
         return _spent(group, now) * (1 - group.share) / group.share
     return None if mean is None else max(0.0, mean - _spent(group, now))
-
-
-def _add(row: ProgressRow, group: GroupState, mean: float | None, price: float | None, now: float) -> None:
-    row.runs[group.state] += len(group.runs)
-    spent, left = _spent(group, now), _left_of(group, mean, now)
-    row.seconds += spent
-    row.left_seconds = _plus(row.left_seconds, left)
-    if spent:
-        row.usd = _plus(row.usd, _usd(spent, price))
-    if left != 0:
-        row.left_usd = _plus(row.left_usd, _usd(left, price))
-    if group.state == "running":
-        row.samples_per_second += group.samples_per_second
 
 
 def _plus(total: float | None, part: float | None) -> float | None:

@@ -47,8 +47,6 @@ from stages.scheduling.journal import Journal
 
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 """Device files, one of which exists if `auto` may be a GPU; asking torch would load it."""
-
-
 Order = Callable[[Sequence[PlannedRun], int], float]
 """Sort key of a group, given the runs of an experiment that train together and how many of them are stacked."""
 
@@ -402,7 +400,11 @@ def _write_folder(
 
     `taken` has the key of each run's outcome, which may be a key of older code.
     """
-    linked = link_outcomes(folder, taken.values(), store)
+    found = {run_key: store.published(run_key) for run_key in sorted(taken.values())}
+    linked = {run_key: outcome for run_key, outcome in found.items() if outcome is not None}
+    for run_key, outcome in linked.items():
+        for file in outcome.iterdir():
+            _link(file, folder / run_key / file.name)
     run_list = RunList(
         experiment=experiment.name,
         dataset=experiment.dataset,
@@ -461,16 +463,6 @@ def previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
         with suppress(FileNotFoundError, ValueError):
             specs[f"{run.arm}.{run.replicate}"] = json.loads((folder / run.run_key / "spec.json").read_bytes())
     return specs
-
-
-def link_outcomes(folder: Path, run_keys: Iterable[str], store: Store) -> set[str]:
-    """Link the outcomes that the store has of these runs into the folder; return their keys."""
-    found = {run_key: store.published(run_key) for run_key in sorted(run_keys)}
-    published = {run_key: outcome for run_key, outcome in found.items() if outcome is not None}
-    for run_key, outcome in published.items():
-        for file in outcome.iterdir():
-            _link(file, folder / run_key / file.name)
-    return {*published}
 
 
 def _link(source: Path, target: Path) -> None:

@@ -1,1 +1,1 @@
-"""The one training loop and its parts."""
+"""The training loop of all experiments, and its parts."""

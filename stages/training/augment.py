@@ -1,4 +1,4 @@
-"""Training batches from images that live on the device as uint8: crop and flip as reads of whole lines.
+"""Augmented training batches from uint8 images on the device: crops and flips that copy whole lines.
 
 N images in all, B in a batch, C channels, H x W pixels; P lines and columns of padding on each side.
 """
@@ -16,19 +16,17 @@ from stages.run import AugmentationSpec
 
 @dataclass(frozen=True)
 class Draws:
-    """Draw each image's window: its upper and left edge in the padded image, int64 [2, B], and whether it
-    is flipped, bool [B].  None: nothing is cropped, or flipped.
-    """
+    """Draws for a batch: windows' top and left edges in padded images, int64 [2, B], and flips, bool [B], if any."""
 
     offsets: Tensor | None
     flipped: Tensor | None
 
 
 class BatchAugmenter:
-    """Zero padding and a random crop, then a random horizontal flip, as torchvision does it image by image.
+    """Zero padding and a random crop, then a random horizontal flip, like torchvision's but for a whole batch.
 
-    Only the batch is padded.  What is read is never a pixel but a line of W or a whole image, which are copied as
-    blocks; the flip chooses for each image between the batch and its mirror image.
+    Only the batch is padded.  Reads copy lines of W pixels or whole images as blocks; a flip takes each image either
+    from the batch or from its mirror image.
     """
 
     def __init__(self, images: Tensor, spec: AugmentationSpec) -> None:
@@ -40,9 +38,7 @@ class BatchAugmenter:
         self._starts = lines.flatten() * self._columns  # int64 [C * H], of a window's lines in a padded image
 
     def draw(self, count: int, generator: torch.Generator) -> Draws:
-        """Offsets and flips of so many images, from `generator` alone, one of the images' device, in a fixed order:
-        nothing is copied to a GPU.
-        """
+        """Draw offsets and flips of `count` images from `generator`, on the images' device, in a fixed order."""
         if self.spec == AugmentationSpec():
             return Draws(None, None)
         device, most = self.images.device, 2 * self.spec.crop_padding
@@ -52,7 +48,7 @@ class BatchAugmenter:
         return Draws(offsets, torch.rand(count, generator=generator, device=device) < 0.5)
 
     def batch(self, rows: Tensor, draws: Draws) -> Tensor:
-        """uint8 [B, C, H, W] of the images in `rows` (int64 [B], on the images' device)."""
+        """Return uint8 [B, C, H, W], the augmented images in `rows` (int64 [B], on the images' device)."""
         batch = self.images.index_select(0, rows)
         places = torch.arange(len(rows), device=batch.device)
         if draws.offsets is not None and self.spec.crop_padding:
@@ -62,8 +58,8 @@ class BatchAugmenter:
         return batch
 
     def _crop(self, batch: Tensor, places: Tensor, top: Tensor, left: Tensor) -> Tensor:
-        """The windows at `top` and `left` of the padded images; `places` are those in the batch, all int64 [B]."""
+        """Return the windows at `top` and `left` of padded images; `places` index the batch, all int64 [B]."""
         padded = F.pad(batch, [self.spec.crop_padding] * 4)
         begins = places * padded[0].numel() + top * self._columns + left
-        lines = padded.flatten().unfold(0, batch.shape[-1], 1)  # all of W pixels that begin anywhere, without a copy
+        lines = padded.flatten().unfold(0, batch.shape[-1], 1)  # all runs of W pixels, without a copy
         return lines.index_select(0, (begins.unsqueeze(1) + self._starts).flatten()).view(batch.shape)

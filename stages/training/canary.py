@@ -1,8 +1,8 @@
-"""A canary: a short training through a run's operators, whose digest differs wherever something changes numbers.
+"""Canaries: short trainings with a run's operators, whose digest changes if anything changes the numbers.
 
-No list of what can change numbers is complete.  So a process trains each arm's network, made small, for `STEPS` steps
-on synthetic rows before the first run of the arm, by the same loop, optimiser and precision.  Compiled code is left
-out, since compiling takes longer than a second.
+No list of possible causes is complete.  So before an arm's first run, a process trains a small version of its network
+for `STEPS` steps on synthetic rows, with the same loop, optimiser and precision.  Compiled code is left out, because
+compiling takes longer than a second.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stages.training.tables import Regression
 
 STEPS, BATCH = 20, 2
 _SMALL = {"image_size": 32, "context": 16, "vocabulary_size": 256}
-_WIDTH = 16  # of a head, or of all where there are none
+_WIDTH = 16  # width of a head, or of a network without heads
 _LARGEST = 4_000_000
 """Parameters of the largest network that trains for `STEPS` steps in a second; none of the papers' is as large."""
 VARIES = "varies from one training to the next"
@@ -42,17 +42,14 @@ VARIES = "varies from one training to the next"
 
 @dataclass(frozen=True)
 class Canary:
-    """`of`: digest of what was trained, by which code; `digest`: of its losses and weights, or why there is none.
-
-    `taken`: the fast paths it took.
-    """
+    """`of`: digest of setup and code; `digest`: of losses and weights, or why there is none; `taken`: fast paths."""
 
     of: str
     digest: str
     taken: frozenset[str]
 
     def described(self) -> dict[str, str]:
-        """Fields for a result's environment."""
+        """Return the fields for a result's environment."""
         return {"of": self.of, "digest": self.digest}
 
 
@@ -60,7 +57,7 @@ _known: dict[tuple[object, ...], Canary] = {}
 
 
 def canary_of(spec: RunSpec, info: PackedInfo, device: torch.device, *, is_stacked: bool = False) -> Canary:
-    """The canary of a run's arm, trained once per process, device and number of threads."""
+    """Return the canary of a run's arm, trained once per process, device and number of threads."""
     model, protocol = (
         _small_model(spec.model),
         dataclasses.replace(
@@ -91,9 +88,9 @@ def canary_of(spec: RunSpec, info: PackedInfo, device: torch.device, *, is_stack
 
 
 def _small_model(model: ModelSpec) -> ModelSpec:
-    """The same operators at small sizes: the fewest layers that can be built, narrow, for small inputs.
+    """Shrink the model: the fewest layers that can be built, narrow, for small inputs.
 
-    A network that is none at such sizes stays as it is.
+    A network that can't be built at such sizes stays as it is.
     """
     given = model.arguments
     small = {name: min(given[name], size) for name, size in _SMALL.items() if name in given}
@@ -111,7 +108,7 @@ def _small_model(model: ModelSpec) -> ModelSpec:
 
 
 def _rows(model: ModelSpec, info: PackedInfo) -> tuple[RowSet, PackedInfo]:
-    """Synthetic rows, enough for every step."""
+    """Generate synthetic rows, enough for every step."""
     draw, count, given = np.random.default_rng(0), STEPS * BATCH, model.arguments
     if info.kind == "table":
         features = draw.standard_normal((count, *info.shape), np.float32)
@@ -151,7 +148,7 @@ def _refuse_large(network: nn.Module) -> None:
 
 
 def _digest(train: Callable[[], list[Any]]) -> str:
-    """The digest of everything that was trained; why there is none if a network can't be trained so."""
+    """Return a digest of all training results, or the reason if the network can't be trained like this."""
     content = hashlib.sha256()
     try:
         for part in train():
@@ -162,6 +159,6 @@ def _digest(train: Callable[[], list[Any]]) -> str:
                     content.update(value.cpu().flatten().view(torch.uint8).numpy().tobytes())
                 else:
                     content.update(repr(value).encode())
-    except Exception as error:  # noqa: BLE001  (a run that can be trained isn't held up by its canary)
+    except Exception as error:  # noqa: BLE001  (a failing canary must not block a run that can be trained)
         return f"none: {first_line(error)}"
     return content.hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Classification of images: the batches that the loop trains on, and its measurements.
+"""Image classification: the batches that the loop trains on, and its measurements.
 
 N images in all, B in a batch, C channels, H x W pixels, K classes.
 """
@@ -49,7 +49,7 @@ class ImageClassification:
         return crops_of(self.data.images, self.protocol.augmentation.crop_padding, self._normalize)
 
     def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Inputs float32 [B, C, H, W] and labels int64 [B] of `rows` (int64 [B], on the device)."""
+        """Return inputs float32 [B, C, H, W] and labels int64 [B] of `rows` (int64 [B], on the device)."""
         draws = self._augmenter.draw(len(rows), generator)
         if self._crops is not None:
             inputs = self._crops(rows, draws.offsets, draws.flipped)
@@ -58,7 +58,7 @@ class ImageClassification:
         return inputs, self.data.labels[rows]
 
     def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same without augmentation, in order."""
+        """Yield the same without augmentation, in order."""
         for part in rows.split(batch_size):
             yield self._normalize(self.data.images.index_select(0, part)), self.data.labels[part]
 

@@ -26,7 +26,7 @@ RowSet = ImageSet | TableSet | TokenSet
 
 
 def read_rows(folder: Path, info: PackedInfo, split: Split) -> RowSet:
-    """One split of a packed set.
+    """Read one split of a packed set.
 
     Raises:
         PackedDataError: the file is missing or damaged.
@@ -37,7 +37,7 @@ def read_rows(folder: Path, info: PackedInfo, split: Split) -> RowSet:
 
 
 def make_task(rows: RowSet, info: PackedInfo, protocol: Protocol, device: torch.device) -> Task:
-    """The task for this kind of rows, with their arrays on `device`."""
+    """Build the task for this kind of rows, with the arrays on `device`."""
     if isinstance(rows, TableSet):
         return Regression(TableRows(*(torch.from_numpy(array).to(device) for array in (rows.features, rows.targets))))
     if isinstance(rows, TokenSet):

@@ -2,9 +2,9 @@
 
 The loop handles rows, steps and epochs; a `Task` defines what the rows are.  Data live on the device.
 
-A run that was stopped anywhere resumes as if it hadn't been.  Each random draw therefore has its own generator, seeded
-by purpose, epoch and step: on the device for a step's crops and flips, on the CPU for the order of rows.  Only dropout
-uses torch's global generator, whose state is part of `TrainingState`.
+A stopped run resumes as if it had never stopped.  Each random draw therefore has its own generator, seeded by purpose,
+epoch and step: on the device for a step's crops and flips, on the CPU for the order of rows.  Only dropout uses
+torch's global generator, whose state is part of `TrainingState`.
 
 The loop never sees the test set.  An observer may measure it between epochs, but its numbers only go into the history.
 """
@@ -235,7 +235,7 @@ class _Training:
         )
 
     def _epoch(self, state: TrainingState) -> dict[str, Any] | None:
-        """Train to the end of the current epoch and add its row; return where the loss diverged, if it did."""
+        """Train to the end of the current epoch and add its row; return the divergence, if the loss diverged."""
         self.model.train()
         order = torch.randperm(len(self.rows), generator=generator_for(self.replicate, "order", state.epoch))
         batches = self.rows[order.to(self.device)].split(self.protocol.batch_size)[: self.steps_per_epoch]

@@ -1,4 +1,4 @@
-"""Optimisers by name: PyTorch's own here, any other in the module of `stages.optim` with its name."""
+"""Build optimisers by name: PyTorch's own here, any other by the module of that name in `stages.optim`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from stages.run import OptimizerSpec
 
 
 def build_optimizer(model: nn.Module, spec: OptimizerSpec, *, fused: bool = False) -> torch.optim.Optimizer:
-    """The optimiser of the spec; `adam` adds its weight decay to the gradient (L2), `adamw` decouples it.
+    """Build the spec's optimiser; `adam` adds weight decay to the gradient (L2), `adamw` decouples it.
 
-    `fused`: PyTorch's own update all parameters in one kernel, faster and with other rounding; those of `stages.optim`
-    know no such thing.
+    `fused` makes PyTorch's optimisers update all parameters in one kernel, which is faster and rounds differently;
+    those of `stages.optim` ignore it.
     """
-    groups, in_one_kernel = parameter_groups(model, spec), fused or None  # None: as PyTorch finds best without
+    groups, in_one_kernel = parameter_groups(model, spec), fused or None  # None: PyTorch's default
     if spec.name == "sgd":
         return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.momentum, fused=in_one_kernel)
     if spec.name in ("adam", "adamw"):
@@ -26,7 +26,7 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec, *, fused: bool = Fals
 
 
 def parameter_groups(model: nn.Module, spec: OptimizerSpec) -> list[dict[str, object]]:
-    """All parameters in one group, or two if only kernels decay: matrices and filters called `weight`."""
+    """Return all parameters in one group, or in two if only kernels decay: matrices and filters called `weight`."""
     if spec.decay != "kernels":
         return [{"params": list(model.parameters()), "weight_decay": spec.weight_decay}]
     kernels: list[nn.Parameter] = []

@@ -1,10 +1,9 @@
-"""One training on several devices, data parallel: each rank, a process, computes its share of every batch.
+"""Data-parallel training on several devices: each rank, a process, computes its share of every batch.
 
 All ranks draw the same rows and hold the same weights.  Before each step their gradients are added, each weighted by
-its part of the batch, so that the sum is the gradient of the mean over the whole batch (Li et al. 2020, PyTorch
-Distributed); scores are added, too.  Sums over a batch are then taken in another order than on one device, which is all
-that differs: the run key is the same, the weights are equal except for rounding, and the environment says so.
-The ranks are started, followed and ended as one.
+the rank's share of the batch, which gives the gradient of the mean over the whole batch (Li et al. 2020, PyTorch
+Distributed); scores are added, too.  Only the order of sums differs from training on one device: the run key is the
+same, weights are equal except for rounding, and the environment records the ranks.  Ranks start and stop together.
 """
 
 import dataclasses
@@ -35,7 +34,7 @@ from stages.run import Protocol
 from stages.training.loop import Task
 from stages.training.session import Session
 
-# No postponed annotations here: DistributedDataParallel compares a hook's with its own types.
+# No postponed annotations here: DistributedDataParallel checks the types that a hook is annotated with.
 
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -43,13 +42,13 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
 def backend_of(device: torch.device) -> str:
-    """NCCL between GPUs, Gloo between processors."""
+    """Return NCCL for GPUs, Gloo for CPUs."""
     return "nccl" if device.type == "cuda" else "gloo"
 
 
 @contextmanager
 def joined(rank: int, size: int, device: torch.device, port: int) -> Iterator[None]:
-    """Meet the other ranks of this machine at `port`; inside the block their collectives work, on the CPU, too."""
+    """Join the other ranks of this machine at `port`; inside the block their collectives work, on the CPU, too."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]  # it has no stub
@@ -61,17 +60,17 @@ def joined(rank: int, size: int, device: torch.device, port: int) -> Iterator[No
 
 
 def describe_ranks(size: int, device: torch.device, protocol: Protocol) -> dict[str, Any]:
-    """Fields for a result's environment: which processes shared the batches, how, and by which code (in no run key)."""
+    """Return a result's fields about shared batches: number of processes, backend, and code (in no run key)."""
     code = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     shared = {"world_size": size, "backend": backend_of(device), "global_batch": protocol.batch_size, "code": code}
     return {"data_parallel": shared}
 
 
 def share(session: Session) -> Session:
-    """The session with its batches shared among the ranks that have joined; its network is the same one.
+    """Share the session's batches among the joined ranks; its network stays the same object.
 
     Raises:
-        ValueError: its numbers would be others than on one device by more than rounding.
+        ValueError: results would differ from those on one device by more than rounding.
     """
     refuse_unlike(session.model, session.task, session.spec.protocol)
     task = SharedTask(session.task, dist.get_rank(), dist.get_world_size())
@@ -83,11 +82,11 @@ def share(session: Session) -> Session:
 
 
 def refuse_unlike(model: nn.Module, task: Task, protocol: Protocol) -> None:
-    """Refuse a training in which a row's part of the gradient depends on more than the row and the weights.
+    """Reject a training in which a row's gradient depends on more than the row and the weights.
 
     Raises:
-        ValueError: it normalises over a batch, draws random numbers in a forward pass, or its optimiser sees more than
-            gradients.
+        ValueError: it normalises over a batch, draws random numbers in a forward pass, or its optimiser needs more
+            than gradients.
     """
     why = ""
     if protocol.optimizer.name not in OPTIMIZERS:
@@ -102,14 +101,14 @@ def refuse_unlike(model: nn.Module, task: Task, protocol: Protocol) -> None:
 
 @dataclass(frozen=True)
 class _Tried:
-    """Tell if a training step draws from PyTorch's generator, and if it leaves parameters without a gradient."""
+    """Properties of a training step: it draws from PyTorch's generator; it leaves parameters without a gradient."""
 
     draws: bool
     leaves_out: bool
 
 
 def _try(model: nn.Module, task: Task) -> _Tried:
-    """One row forwards and backwards; weights stay, and no gradient does."""
+    """Run one row forward and backward, without changing weights or leaving gradients."""
     inputs, targets = next(task.plain_batches(torch.zeros(1, dtype=torch.int64, device=task.device), 1))
     model.train()
     before = _generator_state(task.device)
@@ -128,7 +127,7 @@ def _generator_state(device: torch.device) -> Tensor:
 
 
 class SharedTask:
-    """A task of which this rank computes its share of each batch; one of fewer rows than ranks is computed by all.
+    """A task whose batches are shared: this rank computes its part, or all of a batch with fewer rows than ranks.
 
     Crops and flips are drawn for the whole batch, as on one device.
     """
@@ -138,19 +137,19 @@ class SharedTask:
         self.scores, self.device = task.scores, task.device
         self.weight = 1.0 / size
         """This rank's part of the open batch's mean."""
-        self._counts = 1.0  # how often the rows of this rank count in sums over all ranks
+        self._counts = 1.0  # factor of this rank's rows in sums over all ranks
         self._is_training = False
 
     def __len__(self) -> int:
         return len(self.task)
 
     def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """This rank's inputs and targets of the batch `rows`."""
+        """Return this rank's inputs and targets of the batch `rows`."""
         self._is_training = True
         return self._mine(*self.task.training_batch(rows, generator))
 
     def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's inputs and targets of each batch."""
+        """Yield this rank's inputs and targets of each batch."""
         self._is_training = False
         for inputs, targets in self.task.plain_batches(rows, batch_size):
             yield self._mine(inputs, targets)
@@ -169,10 +168,10 @@ class SharedTask:
         return self.task.loss(outputs, targets)
 
     def sums(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> Tensor:
-        """`scores` summed over the whole batch, the same on all ranks.
+        """Return `scores` summed over the whole batch, the same on all ranks.
 
-        When a loss is no longer finite, rank 0 is the one to say so: each rank looks by its own clock, and one that
-        stopped earlier would leave the others waiting.
+        Only rank 0 reports a loss that is no longer finite: ranks check at different times, and one that stopped
+        earlier would leave the others waiting.
         """
         sums = self.task.sums(outputs, targets, loss) * self._counts
         dist.all_reduce(sums)
@@ -183,13 +182,13 @@ def _add_weighted(
     task: SharedTask,
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # it has no stub
 ) -> torch.futures.Future[Tensor]:
-    """Gradients of the batch's mean: those of each share's mean, weighted by its part of the batch."""
+    """Add the gradients of all shares' means, weighted by share: the gradient of the batch's mean."""
     handle = dist.all_reduce(bucket.buffer().mul_(task.weight), async_op=True)
     return handle.get_future().then(lambda done: done.value()[0])
 
 
 def agreed(should_stop: Callable[[], bool]) -> Callable[[], bool]:
-    """Rank 0's answer, for all ranks at the same step."""
+    """Make all ranks use rank 0's answer at the same step."""
     said = torch.zeros(1, dtype=torch.int32)
 
     def ask() -> bool:
@@ -201,14 +200,14 @@ def agreed(should_stop: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def from_first(value: Any) -> Any:
-    """Rank 0's object, on all ranks."""
+    """Return rank 0's object on all ranks."""
     box = [value]
     dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
     return box[0]
 
 
 def highest(value: int) -> int:
-    """The highest `value` of all ranks, on all of them."""
+    """Return the highest `value` of all ranks, on each of them."""
     found = torch.tensor(value)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return int(found)
@@ -220,12 +219,12 @@ _LAST_WORDS_SECONDS = 60.0
 
 
 class RankLost(ChildProcessError):
-    """A process among those that train a run together ended before its time; the message says which and how."""
+    """A rank ended early; the message says which and how."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """A process's number, the devices of all ranks in order, where they meet, and the threads of each."""
+    """A rank's number, the devices of all ranks in order, the port at which they meet, and the threads of each."""
 
     number: int
     devices: tuple[str, ...]
@@ -247,9 +246,9 @@ Work = Callable[[Rank, Tell, Callable[[], bool]], Any]
 
 
 def run_together(work: Work, devices: Sequence[str], *, tell: Tell, should_stop: Callable[[], bool]) -> Any:
-    """Run `work` in a process for each of `devices`; returns what rank 0 returned, and passes on what it tells.
+    """Run `work` in a process for each of `devices`; return rank 0's result and pass on its progress.
 
-    An error of one rank ends the others, and is raised here.
+    An error in one rank stops the others and is raised here.
 
     Raises:
         RankLost: a rank ended without a result.
@@ -277,9 +276,9 @@ def run_together(work: Work, devices: Sequence[str], *, tell: Tell, should_stop:
 def _follow(
     ranks: dict[Connection, tuple[Rank, ForkServerProcess]], tell: Tell, should_stop: Callable[[], bool], stop: Event
 ) -> Any:
-    """Read what the ranks say until rank 0 has said its last word; it may still save a state when others are done.
+    """Read the ranks' messages until rank 0 has finished; it may still save a state after others are done.
 
-    The first error counts, unless a rank died without a word: then that is what the others complain about.
+    Raises the first error, unless a rank died without a message: its death causes the errors of the others.
     """
     readers, errors, deadline = list(ranks), list[Exception](), math.inf
     while time.monotonic() < deadline:
@@ -306,7 +305,7 @@ def _follow(
 
 
 def _next(reader: Connection) -> tuple[Literal["told", "raised", "returned"], Any] | None:
-    """Next message of a rank; None if it is gone."""
+    """Return a rank's next message; None if the rank is gone."""
     try:
         return reader.recv()
     except (EOFError, OSError):
@@ -314,7 +313,7 @@ def _next(reader: Connection) -> tuple[Literal["told", "raised", "returned"], An
 
 
 def _died(ranks: dict[Connection, tuple[Rank, ForkServerProcess]], readers: Sequence[Connection]) -> RankLost | None:
-    """The rank among those still listened to that has died without a word, if any."""
+    """Return the error for a rank that died without a message, if any."""
     for reader in wait(readers, timeout=_WAIT_SECONDS):
         assert isinstance(reader, Connection), "only pipes were waited for"
         if _next(reader) is None:
@@ -332,15 +331,15 @@ def _lost(rank: Rank, process: ForkServerProcess) -> RankLost:
 
 
 def _be(work: Work, rank: Rank, writer: Connection, stop: Event) -> None:
-    """Be a rank: work, and say how it ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    """Work as one rank and report how it ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent reacts to signals
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="orphan-watch", daemon=True).start()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine, whose name may not resolve
     torch.set_num_threads(rank.threads)
     try:
         writer.send(("returned", work(rank, lambda value: writer.send(("told", value)), stop.is_set)))
-    except Exception as error:  # noqa: BLE001  (whatever it is, the parent raises it)
+    except Exception as error:  # noqa: BLE001  (the parent raises it, whatever it is)
         error.add_note(traceback.format_exc())
         writer.send(("raised", error))
     writer.close()

@@ -1,7 +1,6 @@
-"""Records what runs in this process besides what a run key names: other code, environment variables, fast paths.
+"""Record what no run key covers but may change numbers: other code, environment variables, fast paths, the machine.
 
-All of it is read from the process, so nothing has to be expected.  Small digests have readable names.  Also the
-machine, as far as it can change the last digits: versions, device, threads.
+All of it is read from the running process, so no list of expected causes is needed.
 """
 
 from __future__ import annotations
@@ -48,23 +47,23 @@ _keyed: set[str] = set()
 
 
 def describe_process(code: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Other code than a run's key and the pinned packages have, and variables; `code` is the key's."""
-    _keyed.update(code)  # what an earlier run of this process loaded was in that run's key
+    """Return variables and code that neither the run key nor pinned packages cover; `code` is the key's."""
+    _keyed.update(code)  # modules that an earlier run of this process loaded were in its key
     return {"modules": _other_modules() | _start_hooks(), "variables": describe_variables()}
 
 
 def describe_fast_paths(taken: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Digests of the source of each fast path, with all fast modules it imports, and of its C++ and shared library."""
+    """Return digests of each fast path's source, of all fast modules that it imports, and of its C++ and library."""
     return {name: {"module": _fast_source(name)} | COMPILED.get(name, {}) for name in sorted(taken)}
 
 
 def digest(content: bytes) -> str:
-    """Twelve hexadecimal digits, as an environment's own digest."""
+    """Return twelve hexadecimal digits, like an environment's own digest."""
     return hashlib.sha256(content).hexdigest()[:12]
 
 
 def _other_modules() -> dict[str, str]:
-    """Digests by top-level package; one of ours that another importer loaded has that importer's name."""
+    """Return digests by top-level package; for a module of ours that another importer loaded, that importer's name."""
     found: dict[str, list[str]] = {}
     strange = {}
     for name, module in sorted(sys.modules.items()):
@@ -82,20 +81,20 @@ def _other_modules() -> dict[str, str]:
 
 
 def _is_pinned(top: str, path: str) -> bool:
-    """True of packages, of what they compile, and of what starts with every process if Python itself brought it."""
+    """True for packages, code that they compile, and start-up modules that come with Python itself."""
     compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if compiled and Path(path).is_relative_to(compiled):
         return True
     if top in _AT_START:
         return Path(path).parent == Path(os.__file__).parent
     if not os.path.isabs(path):
-        return is_pinned(top)  # torch has modules with names of files that there aren't
+        return is_pinned(top)  # torch has modules whose files don't exist
     return os.path.realpath(path).startswith(_package_folders())
 
 
 @cache
 def _package_folders() -> tuple[str, ...]:
-    """Folders of this Python's own packages; a folder on PYTHONPATH may hold a `random` or a `torch`, too."""
+    """Return the folders of this Python's packages; a folder on PYTHONPATH may hold a `random` or a `torch`, too."""
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     folders = [os.path.dirname(os.__file__), *site.getsitepackages([sys.prefix, sys.base_prefix]), *user]
     return tuple(os.path.realpath(folder) + os.sep for folder in folders)
@@ -103,7 +102,7 @@ def _package_folders() -> tuple[str, ...]:
 
 @cache
 def _start_hooks() -> dict[str, str]:
-    """Digests of `.pth` files that run code at the start of Python and aren't as an installed package brought them."""
+    """Return digests of `.pth` files that run code when Python starts and differ from every package's record."""
     found = {}
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     for folder in map(Path, [*site.getsitepackages(), *user]):
@@ -118,7 +117,7 @@ def _start_hooks() -> dict[str, str]:
 
 
 def describe_variables() -> dict[str, str]:
-    """Long values and paths as digests: they are published."""
+    """Return variables that may change numbers; long values and paths as digests, because they are published."""
     return {
         name: value if _SHORT.fullmatch(value) else digest(value.encode(errors="surrogateescape"))
         for name, value in sorted(os.environ.items())
@@ -139,9 +138,9 @@ def _fast_source(name: str) -> str:
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions, device name, CPU capability, threads: everything known to change the last digits.
+    """Return versions, device name, CPU capability, threads: everything known to change the last digits.
 
-    A GPU's says also where the crops and flips of images were drawn, since its generator draws other ones than a CPU's.
+    A GPU's entry also says that its own generator, whose draws differ from a CPU's, drew crops and flips.
     """
     drawn = {} if device.type == "cpu" else {"augmentation_generator": device.type}
     return drawn | {
@@ -158,7 +157,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Restart `peak_memory_bytes`, so that one run of many in a process is measured by itself (Linux and CUDA)."""
+    """Restart `peak_memory_bytes`, so that each run of a process is measured by itself (Linux and CUDA)."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif os.access("/proc/self/clear_refs", os.W_OK):

@@ -26,9 +26,9 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 @dataclass(kw_only=True)
 class ResumeState(Generic[State]):
-    """The resume state of one run or stack in one environment; only there can it resume bitwise.
+    """Resume state of one run or stack; only in the same environment does it resume bit by bit.
 
-    Saved as the sha256 of what follows it, which `torch.load` doesn't check, and the state.
+    The file is the sha256 of the rest, because `torch.load` checks nothing, followed by the state.
     """
 
     scratch: Scratch
@@ -56,7 +56,7 @@ class ResumeState(Generic[State]):
         self.took = self.saved - began
 
     def load(self) -> State | None:
-        """The state, or None if there is none; an unusable one is left out with a message, and the run starts over."""
+        """Return the state, or None if there is none; an unusable one is reported and the run starts over."""
         content = self.scratch.load(f"{self.work}/{STATE}")
         if content is None:
             return None
@@ -80,12 +80,12 @@ class ResumeState(Generic[State]):
 
 
 def first_line(error: Exception) -> str:
-    """Most characters of an error message that are kept."""
+    """Return the first line of the error's message, or its type if there is no message."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 class EnergyMeter:
-    """Joules by the counter `read` from now on, plus `earlier` ones of previous attempts; None if some aren't known."""
+    """Joules that `read` counts from now on, plus those of `earlier` attempts; None if some are unknown."""
 
     def __init__(self, read: Callable[[], float | None]) -> None:
         self.read = read
@@ -100,7 +100,7 @@ class EnergyMeter:
 
 
 def energy_joules(device: torch.device) -> float | None:
-    """Joules since the driver was loaded (Volta and newer); None if the device reports nothing, as on every CPU."""
+    """Return joules since the driver was loaded (Volta and newer); None if the device reports none, like every CPU."""
     library = _nvml() if device.type == "cuda" else None
     if library is None:
         return None
@@ -113,14 +113,14 @@ def energy_joules(device: torch.device) -> float | None:
 
 
 def sum_known(joules: Iterable[float | None]) -> float | None:
-    """The sum; None if some aren't known."""
+    """Return the sum; None if some are unknown."""
     found = list(joules)
     return None if None in found else sum(value for value in found if value is not None)
 
 
 @cache
 def _nvml() -> ctypes.CDLL | None:
-    """The driver's management library, which comes with every driver; no package wraps these three calls for less."""
+    """Load NVML, the management library that comes with every driver; a package for three calls isn't worth it."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

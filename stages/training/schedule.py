@@ -8,7 +8,7 @@ from stages.run import ScheduleSpec
 
 
 def learning_rate(spec: ScheduleSpec, base: float, step: int, total_steps: int) -> float:
-    """The rate of step `step` (0-based) of `total_steps`.
+    """Return the rate of step `step` (0-based) of `total_steps`.
 
     All schedules rise linearly over the first `warmup_steps`, if any.  After these: `constant` stays; `cosine` falls to
     `floor` times the base at the end; `steps` multiplies by `factor` at each of `milestones`, which are fractions of

@@ -1,7 +1,7 @@
-"""One training, from its spec and packed rows to a trained network: decides numbers together with loop, task and model.
+"""One training, from its spec and packed rows to a trained network.
 
-All of it is covered by the run key.  `stages.worker` isn't, so it touches neither network nor rows: it saves and
-publishes the result.
+The run key covers this module, the loop, the task and the model.  It doesn't cover `stages.worker`, which therefore
+touches neither network nor rows: it saves and publishes the result.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Session:
         """Train the network in place, resuming from `state` if one is given.
 
         Raises:
-            TrainingStopped: `should_stop` said so.
+            TrainingStopped: `should_stop` returned True.
         """
         with flushing_denormals():
             return fit(
@@ -60,11 +60,11 @@ class Session:
 
 
 def open_session(spec: RunSpec, data: Path, info: PackedInfo, device: torch.device) -> Session:
-    """The training of `spec` on the packed set in `data`, with fast dropout.
+    """Prepare the training of `spec` on the packed set in `data`, with fast dropout.
 
     Raises:
         PackedDataError: a split can't be read.
-        ValueError, TypeError: the model can't be built by the spec's arguments.
+        ValueError, TypeError: the model can't be built with the spec's arguments.
     """
     protocol = spec.protocol
     task = task_of(spec, data, info, "train", device)
@@ -78,12 +78,12 @@ def open_session(spec: RunSpec, data: Path, info: PackedInfo, device: torch.devi
 
 
 def task_of(spec: RunSpec, data: Path, info: PackedInfo, split: Split, device: torch.device) -> Task:
-    """One split of the packed set as the task of `spec`."""
+    """Return one split of the packed set as the task of `spec`."""
     return make_task(read_rows(data, info, split), info, spec.protocol, device)
 
 
 def plain_network(spec: RunSpec, device: torch.device) -> nn.Module:
-    """The network of `spec` with its initial weights and PyTorch's dropout."""
+    """Build the network of `spec` with its initial weights and PyTorch's dropout."""
     return seeded_model(lambda: build_model(spec.model), spec.replicate).to(device)
 
 
@@ -91,7 +91,7 @@ def plain_network(spec: RunSpec, device: torch.device) -> nn.Module:
 def flushing_denormals() -> Iterator[None]:
     """Make the processor treat numbers below 1.2e-38 as 0 inside this block (docs/decisions.md#0020).
 
-    Weights of units that are never active decay to such numbers, each of which costs a hundred times as much time.
+    Weights of units that are never active decay to such numbers, which the processor handles a hundred times slower.
     """
     torch.set_flush_denormal(True)
     try:

@@ -9,7 +9,7 @@ from stages.run import Protocol, Replicate, SplitSpec
 
 
 def split_indices(n: int, split: SplitSpec, fold: int | None) -> tuple[Tensor, Tensor]:
-    """(train, validation) rows of n, int64, disjoint and together all of them; validation is empty for `none`.
+    """Return (train, validation) rows of n, int64, disjoint and together all of them; no validation for `none`.
 
     Raises:
         ValueError: the split's numbers contradict each other.
@@ -30,7 +30,7 @@ def split_indices(n: int, split: SplitSpec, fold: int | None) -> tuple[Tensor, T
 
 
 def training_rows(n: int, protocol: Protocol, replicate: Replicate) -> tuple[Tensor, Tensor]:
-    """(train, validation) rows under `protocol`; `train_images` keeps a fixed random part of the training rows."""
+    """Return (train, validation) rows under `protocol`; `train_images` keeps a fixed random part of the former."""
     train, validation = split_indices(n, protocol.split, replicate.fold)
     if protocol.train_images is not None and protocol.train_images < len(train):
         chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(protocol.split.seed))

@@ -1,7 +1,7 @@
-"""The training loop for a stack: like `stages.training.loop`, but with M networks in place of one.
+"""Training loop for a stack: like `stages.training.loop`, but with M networks instead of one.
 
-A network's rows come in its own order, its epochs have their own history, and it stops on its own early stopping or
-divergence; the rest go on.  When half of a stack has finished, the stack is made smaller.
+Each network has its own order of rows, history, early stopping and divergence; if it stops, the others continue.
+When half of a stack has finished, the stack shrinks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stages.training.tables import Regression
 from stages.training.tf32 import is_emulated, products_of
 
 Step = Callable[[Tensor, Tensor], Tensor]
-_CUDA_REPORT_STEPS = 50  # a loss waits for the device
+_CUDA_REPORT_STEPS = 50  # reading a loss waits for the device
 
 
 class StackedNetworks(Interface):
@@ -47,7 +47,7 @@ class StackedNetworks(Interface):
         ...
 
     def weights(self, column: int) -> dict[str, Tensor]:
-        """A copy of one network's state, under its own names."""
+        """Copy one network's state, under its own names."""
         ...
 
     def train(self, mode: bool = True) -> Any: ...
@@ -65,7 +65,7 @@ MakeStack = Callable[[Sequence[nn.Module]], StackedNetworks]
 
 
 def stack_class(model: ModelSpec) -> MakeStack:
-    """The factory for a stack of `model`: `Stack` in the module next to the model's own (`mlp_stack` for `mlp`)."""
+    """Return the factory for stacks of `model`: `Stack` in the module next to the model's (`mlp_stack` for `mlp`)."""
     found: MakeStack = import_module(_module_of_stack(model)).Stack
     return found
 
@@ -75,7 +75,7 @@ def _module_of_stack(model: ModelSpec) -> str:
 
 
 def files_of_stack(model: ModelSpec) -> list[Path]:
-    """Files that train a stack of `model` but are in no run key: this loop, the stack's module, its fast paths.
+    """List files that train a stack of `model` but are in no run key: this loop, the stack's module, its fast paths.
 
     Includes files that share a module's name (C++).
     """
@@ -94,16 +94,16 @@ def code_of_stack(model: ModelSpec) -> str:
 
 
 def mode_of(device: torch.device) -> str | None:
-    """The mode in which `torch.compile` compiles for the device: with CUDA graphs on a GPU."""
+    """Return the mode of `torch.compile` for the device: with CUDA graphs on a GPU."""
     return "reduce-overhead" if device.type == "cuda" else None
 
 
 @dataclass
 class StackState:
-    """Everything that a stack needs to resume bitwise from the end of an epoch.
+    """Everything that a stack needs to resume bit by bit from the end of an epoch.
 
-    `members` are the networks in the stack, by their position in the group; `finished` has the weights of those that
-    have finished, some of which may still be among the members, as ballast.
+    `members` are the networks in the stack, by their position in the group; `finished` has the weights of finished
+    networks, some of which remain members until the stack shrinks.
     """
 
     epoch: int
@@ -132,9 +132,9 @@ def fit_stack(
     progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[tuple[Outcome, float]]:
-    """Train `networks` in place, all by one protocol; returns the curves of each, and its share of the seconds.
+    """Train `networks` in place under one protocol; return each one's curves and its share of the seconds.
 
-    The networks are on the task's device.  `test` is measured after each epoch, for the curves and for nothing else.
+    The networks are on the task's device.  `test` is measured after each epoch, only for the curves.
 
     Raises:
         ValueError: an epoch's last batch is a single row, for which BatchNorm has no variance.
@@ -222,7 +222,7 @@ class _StackTraining:
             for group in alone.param_groups
         ]
         self.optimizer = type(alone)(groups)
-        torch.compiler.reset()  # a process compiles for eight modules of a class, then goes on without
+        torch.compiler.reset()  # torch stops compiling after eight modules of a class
         self.losses: Step = self._compile(self.stack.losses)
         self.predict: Callable[[Tensor], Tensor] = self._compile(self.stack.forward)
 
@@ -231,7 +231,7 @@ class _StackTraining:
 
     @staticmethod
     def _open(state: StackState) -> list[int]:
-        """Members that are still training."""
+        """Return the members that are still training."""
         return [member for member in state.members if member not in state.finished]
 
     def _epoch(self, state: StackState) -> None:
@@ -270,7 +270,7 @@ class _StackTraining:
                 raise TrainingStopped(f"stopped after epoch {state.epoch} of {self.protocol.epochs}")
 
     def _batches(self, state: StackState) -> Iterator[Tensor]:
-        """Rows [M, B] of each step: every network's training rows in its own order of this epoch."""
+        """Yield rows [M, B] of each step: every network's training rows in its own order of this epoch."""
         orders = [
             torch.randperm(len(self.rows), generator=generator_for(self.replicates[member], "order", state.epoch))
             for member in state.members
@@ -280,14 +280,14 @@ class _StackTraining:
         ]
 
     def _step(self, rows: Tensor, step: int) -> Tensor:
-        """Take one optimiser step of all networks; returns their losses [M]."""
+        """Take one optimiser step of all networks; return their losses [M]."""
         rate = learning_rate(self.protocol.schedule, self.protocol.optimizer.lr, step, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        # as `training_batch` has them, in a quarter of its time for so many small rows
+        # same as `training_batch`, in a quarter of its time for so many small rows
         data, chosen = self.task.data, rows.flatten()
         features, targets = data.features.index_select(0, chosen), data.targets.index_select(0, chosen)
-        # what is left over at the end of an epoch is too little to be worth compiling for
+        # an epoch's smaller last batch isn't worth compiling for
         losses_of = self.losses if rows.shape[1] == self.protocol.batch_size else self.stack.losses
         with self.products():
             losses = losses_of(features.view(*rows.shape, -1), targets.view(rows.shape))
@@ -331,14 +331,14 @@ class _StackTraining:
         state.epoch += 1
 
     def _divergence(self, state: StackState, member: int, losses: Sequence[float]) -> dict[str, Any]:
-        """Step at which a network's loss stopped being finite, counted as when it trains alone."""
+        """Return the step at which a network's loss stopped being finite, counted as if it trained alone."""
         index = next(index for index, loss in enumerate(losses) if not math.isfinite(loss))
         step = state.epoch * self.steps_per_epoch + index + 1
         last = losses[index - 1] if index else state.last_losses[member]
         return {"step": step, "last_finite_step": step - 1, "last_finite_loss": last}
 
     def _measure(self, task: Regression, rows: Tensor) -> list[float]:
-        """Mean squared error of each network over these rows of the task."""
+        """Return each network's mean squared error over these rows of the task."""
         self.stack.eval()
         count = len(next(iter(self.stack.named_parameters()))[1])
         sums, whole = torch.zeros(count, dtype=torch.float64, device=self.device), 0

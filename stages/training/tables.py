@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Rows are narrow: measured in larger batches than images, or calling the operators would take most of the time.
+# Rows are narrow, so calling operators would take most of the time in batches as small as those of images.
 _LEAST_ROWS = 4096
 
 
@@ -37,11 +37,11 @@ class Regression:
         return len(self.data.targets)
 
     def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Features [B, D] and targets [B] of `rows` (int64 [B], on the device); nothing is drawn from `generator`."""
+        """Return features [B, D] and targets [B] of `rows` (int64 [B], on the device); `generator` is unused."""
         return self.data.features[rows], self.data.targets[rows]
 
     def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same, in order."""
+        """Yield the same, in order."""
         for part in rows.split(max(batch_size, _LEAST_ROWS)):
             yield self.data.features[part], self.data.targets[part]
 

@@ -1,10 +1,9 @@
-"""TF32: products of float32 numbers of which only ten bits of mantissa are read  (NVIDIA 2020, A100 white paper).
+"""TF32: products of float32 numbers that use only ten bits of mantissa  (NVIDIA 2020, A100 white paper).
 
-A step in this precision keeps float32 weights, maps, gradients and sums.  What PyTorch multiplies as matrices or
-convolves, forwards and backwards, may have its operands rounded; the optimiser's own products, fused attention, and the
-sums of `stages.ops.fast` are float32, and networks are measured in float32.  A GPU with tensor cores for it is allowed
-to by PyTorch's flags.  Anywhere else the operands are rounded here, which costs time and saves none: a protocol means
-the same on every device (docs/decisions.md#0059).
+Weights, maps, gradients and sums stay float32.  PyTorch may round the operands of matrix products and convolutions in
+both passes; the optimiser's products, fused attention, `stages.ops.fast` and measurements stay float32.  On a GPU with
+TF32, PyTorch's flags allow it.  On other devices this module rounds the operands, which costs time, but makes a
+protocol mean the same everywhere (docs/decisions.md#0059).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ FIRST_CAPABILITY = (8, 0)
 Products = Callable[[], AbstractContextManager[Any]]
 _DROPPED_BITS = 13
 _aten = torch.ops.aten
-# Which arguments are multiplied; `addmm` and `baddbmm` add their first one as it is.
+# Arguments that are multiplied; `addmm` and `baddbmm` add their first one unrounded.
 _OPERANDS: dict[OpOverload, tuple[int, ...]] = {
     _aten.mm.default: (0, 1),
     _aten.bmm.default: (0, 1),
@@ -43,15 +42,15 @@ def is_emulated(protocol: Protocol, device: torch.device) -> bool:
 
 
 def describe_products(protocol: Protocol, device: torch.device) -> dict[str, str]:
-    """Fields for a result's environment: this module rounded its products; empty if it didn't."""
+    """Return a result's field for products that this module rounded; empty if it rounded none."""
     return {"tf32": "emulated"} if is_emulated(protocol, device) else {}
 
 
 def products_of(protocol: Protocol, device: torch.device) -> Products:
-    """A function that makes the block in which forward and backward passes of a step run.
+    """Return a factory of context managers for a step's forward and backward passes.
 
     Raises:
-        ValueError: the protocol multiplies in TF32, and the device can't, or it is emulated and to be compiled.
+        ValueError: the protocol needs TF32, but the device has none, or it would be emulated in compiled code.
     """
     if protocol.precision != "tf32":
         return nullcontext
@@ -74,7 +73,7 @@ def products_of(protocol: Protocol, device: torch.device) -> Products:
 
 @contextmanager
 def _allowed() -> Iterator[None]:
-    """CUDA's libraries may round the operands of float32 products inside this block."""
+    """Allow CUDA's libraries to round the operands of float32 products inside this block."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32, cudnn.allow_tf32 = True, True
@@ -85,9 +84,9 @@ def _allowed() -> Iterator[None]:
 
 
 def round_to_tf32(x: Tensor) -> Tensor:
-    """float32 numbers to the nearest with ten bits of mantissa, of two as near to the one whose last bit is 0.
+    """Round float32 numbers to ten bits of mantissa, ties to even.
 
-    Infinities and NaN stay; a number beyond the largest that has ten bits becomes infinite.
+    Infinities and NaN stay; numbers beyond the largest one with ten bits become infinite.
     """
     bits = x.view(torch.int32)
     last_kept = (bits >> _DROPPED_BITS) & 1
@@ -96,7 +95,7 @@ def round_to_tf32(x: Tensor) -> Tensor:
 
 
 class RoundedOperands(TorchDispatchMode):
-    """Inside this block operands of float32 products and convolutions are rounded, of backward passes, too."""
+    """Round the operands of float32 products and convolutions inside this block, also in backward passes."""
 
     def __torch_dispatch__(
         self,
@@ -115,7 +114,7 @@ class RoundedOperands(TorchDispatchMode):
 
 
 def _is_depthwise(func: OpOverload, args: tuple[Any, ...]) -> bool:
-    """True of a convolution with one input channel a group, which CUDA doesn't compute by products of matrices."""
+    """True for convolutions with one input channel per group, which CUDA doesn't compute as matrix products."""
     if func not in _WEIGHT_AND_GROUPS:
         return False
     weight, groups = (args[place] for place in _WEIGHT_AND_GROUPS[func])

@@ -1,4 +1,4 @@
-"""Next-token prediction: one text cut into windows, each one row for the loop.
+"""Next-token prediction on one text, cut into windows that are the loop's rows.
 
 N windows in all, B in a batch, T tokens a window, V the model's vocabulary.
 
@@ -20,10 +20,10 @@ from stages.run import Protocol
 
 @dataclass(frozen=True)
 class TokenWindows:
-    """Ids uint16 of one text in its order, and the number T of tokens per window.
+    """Token ids (uint16) of one text, in order, and the number T of tokens per window.
 
     Raises:
-        ValueError: the text is shorter than the T + 1 tokens of one window.
+        ValueError: the text is shorter than one window's T + 1 tokens.
     """
 
     tokens: Tensor
@@ -37,8 +37,8 @@ class TokenWindows:
         return (len(self.tokens) - 1) // self.window
 
     def pick(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens that windows `rows` (int64 [B], on the device) read, and those they predict: int64 [B, T] each."""
-        # CUDA can't index uint16: the same bits as int16, whose sign is taken off again.
+        """Return the tokens that windows `rows` (int64 [B], on the device) read and predict: int64 [B, T] each."""
+        # CUDA can't index uint16, so the bits are read as int16 and the sign is masked off.
         tokens = self.tokens.view(torch.int16)
         both = tokens.unfold(0, self.window + 1, self.window)[rows].long() & 0xFFFF
         return both[:, :-1], both[:, 1:]
@@ -57,11 +57,11 @@ class NextToken:
         return len(self.data)
 
     def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Tokens and those that follow them, int64 [B, T]; nothing is drawn from `generator`."""
+        """Return tokens and the tokens after them, int64 [B, T]; `generator` is unused."""
         return self.data.pick(rows)
 
     def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same in order, in batches no larger than training's: logits [B, T, V] are most of the memory."""
+        """Yield the same in order, in batches no larger than training's: logits [B, T, V] are most of the memory."""
         for part in rows.split(min(batch_size, self.protocol.batch_size)):
             yield self.data.pick(part)
 
@@ -70,5 +70,5 @@ class NextToken:
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
     def sums(self, logits: Tensor, targets: Tensor, loss: Tensor) -> Tensor:
-        """`scores` summed over the batch's windows, float64 [1]: all have T tokens, so their mean is one per token."""
+        """`scores` summed over the batch's windows, float64 [1]; all have T tokens, so the mean is per token."""
         return (loss.double() * len(targets)).reshape(1)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import datetime
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,20 @@ def write_crate(root: Path, folder: Path) -> Written:
                     }
                     for paper in session.scalars(select(Paper).order_by(Paper.position))
                 ),
-                *_data(results, experiments, {row.name: row for row in session.scalars(select(Dataset))}),
+                *(  # each packed data set by its digest
+                    {
+                        "@id": key,
+                        "@type": "CreativeWork",
+                        "name": f"{row.title}, packed",
+                        "description": f"{result.provenance} data: {result.train_images} to train, "
+                        f"{result.test_images} to test",
+                        "identifier": result.data_digest,
+                        "license": row.licence,
+                        "url": row.homepage,
+                    }
+                    for key, result in {_data_id(result, experiments): result for result in results}.items()
+                    for row in [session.get_one(Dataset, experiments[result.experiment].dataset)]
+                ),
                 *(
                     {
                         "@id": f"#environment-{digest}",
@@ -98,7 +111,17 @@ def write_crate(root: Path, folder: Path) -> Written:
                 *_programs(root, results),
                 *(entity for result in results for entity in _training(result, experiments)),
                 *(entity for one in judged for entity in _verdict(one)),
-                *_judging(results, judged),
+                {
+                    "@id": "#judging",
+                    "@type": "CreateAction",
+                    "name": "Judging the claims",
+                    "description": "By rules that were fixed before the data: `verdicts` of params.yaml",
+                    "instrument": _id(_HERE),
+                    "agent": _id("#authors"),
+                    "object": _ids(["params.yaml", "data/claims.csv", *map(_file_of, results)]),
+                    "result": _ids(f"#verdict-{one.claim.id}" for one in judged),
+                    "actionStatus": "http://schema.org/CompletedActionStatus",
+                },
             ]
             published = max(
                 (str((result.origin or {})["published"])[:10] for result in results if result.origin), default=None
@@ -119,23 +142,6 @@ def _ids(entities: Iterable[str]) -> Any:
 
 def _data_id(result: Result, experiments: Mapping[str, ExperimentRow]) -> str:
     return f"#data-{experiments[result.experiment].dataset}-{result.data_digest[:16]}"
-
-
-def _data(
-    results: Iterable[Result], experiments: Mapping[str, ExperimentRow], datasets: Mapping[str, Dataset]
-) -> Iterator[Entity]:
-    """Each packed data set by its digest; what it is, where it comes from and under which terms."""
-    for key, result in {_data_id(result, experiments): result for result in results}.items():
-        row = datasets[experiments[result.experiment].dataset]
-        yield {
-            "@id": key,
-            "@type": "CreativeWork",
-            "name": f"{row.title}, packed",
-            "description": f"{result.provenance} data: {result.train_images} to train, {result.test_images} to test",
-            "identifier": result.data_digest,
-            "license": row.licence,
-            "url": row.homepage,
-        }
 
 
 def _program_id(result: Result) -> str:
@@ -257,21 +263,6 @@ def _verdict(one: JudgedClaim) -> Iterator[Entity]:
         "author": _id("#authors"),
         "identifier": verdict.digest,
         **({"isBasedOn": _ids(_outcome_id(run.result) for run in verdict.runs)} if verdict.runs else {}),
-    }
-
-
-def _judging(results: Sequence[Result], judged: Sequence[JudgedClaim]) -> Iterator[Entity]:
-    files = ["params.yaml", "data/claims.csv", *dict.fromkeys(map(_file_of, results))]
-    yield {
-        "@id": "#judging",
-        "@type": "CreateAction",
-        "name": "Judging the claims",
-        "description": "By rules that were fixed before the data: `verdicts` of params.yaml",
-        "instrument": _id(_HERE),
-        "agent": _id("#authors"),
-        "object": _ids(files),
-        "result": _ids(f"#verdict-{one.claim.id}" for one in judged),
-        "actionStatus": "http://schema.org/CompletedActionStatus",
     }
 
 

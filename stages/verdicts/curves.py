@@ -24,7 +24,7 @@ class NoCurves(LookupError):
 
 
 class ObservedEpoch(Protocol):
-    """An epoch of a run; an accuracy is None where it wasn't measured."""
+    """An epoch of a run; an accuracy is None if it wasn't measured."""
 
     @property
     def epoch(self) -> int: ...
@@ -38,8 +38,8 @@ class ObservedEpoch(Protocol):
 class ArmMeasurement:
     """`epoch` counts from 0; `stderr` is the paper's, None with one fold; `folds` are the folds' `pseudo_values`.
 
-    The mean of `folds` is `value`, their standard error that of the jackknife: the epoch is chosen again without each
-    fold, so that the choice is part of the error.
+    The mean of `folds` is `value`, and their standard error that of the jackknife, which chooses the epoch again
+    without each fold, so that the choice is part of the error.
     """
 
     value: float
@@ -48,14 +48,14 @@ class ArmMeasurement:
     folds: tuple[float, ...]
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Interval of `value` by Student's t over the folds' shares; unlike `stderr`, includes the epoch's choice."""
+        """Return `value`'s interval by Student's t over `folds`; unlike `stderr`, it includes the epoch's choice."""
         K = len(self.folds)
         half = float(half_width(variance_of(np.array(self.folds)) / K, K - 1, (1 - confidence) / 2))
         return self.value - half, self.value + half
 
 
 def arm_metric(name: str, runs: Sequence[Sequence[ObservedEpoch]]) -> ArmMeasurement:
-    """One of `ARM_METRICS` from the epochs of an arm's runs, one run per fold; an error is 1 − accuracy.
+    """Compute one of `ARM_METRICS` from the epochs of an arm's runs, one run per fold; an error is 1 − accuracy.
 
     `epoch` is the epoch's number in the curves.  Curves are cut to the length of the shortest.
 
@@ -83,9 +83,9 @@ def _errors(name: str, runs: Sequence[Sequence[ObservedEpoch]], which: str) -> C
 
 
 def min_over_epochs(test_error: Curves) -> ArmMeasurement:
-    """The lowest fold mean of any epoch and its standard error there (DAC, Tables 1 and 2).
+    """Return the lowest mean over folds of any epoch, and its standard error there (DAC, Tables 1 and 2).
 
-    It chooses the epoch on the test set and so is lower than any epoch's expectation: compare it only with its like.
+    It chooses the epoch on the test set, so it is lower than any epoch's expectation: compare it with no other metric.
     """
     _check(test_error)
     epoch = int(np.argmin(test_error.mean(axis=0)))
@@ -99,11 +99,11 @@ def min_over_epochs(test_error: Curves) -> ArmMeasurement:
 
 
 def window_error(val_error: Curves, test_error: Curves, *, width: int = _WINDOW) -> ArmMeasurement:
-    """Mean test error of all folds over `width` epochs around the best validation epoch m (DAC, Appendix B).
+    """Return the mean test error of all folds over `width` epochs around the best validation epoch m (DAC, Appendix B).
 
         Var = σ²/K + τ²/(K width),   σ² ≤ Σ_k (t_{k,m} − T)²/(K − 1),   τ²/K ≈ Σ_j (t_{*,m+j} − T)²/(width − 1)
 
-    T is the mean of all cells, t_{*,j} that of epoch j.  The bound on σ² is taken for σ², as printed.
+    T is the mean of all cells, t_{*,j} that of epoch j.  The bound on σ² is used as σ², as printed.
     """
     _check(val_error)
     _check(test_error)
@@ -128,7 +128,7 @@ def window_error(val_error: Curves, test_error: Curves, *, width: int = _WINDOW)
 
 
 def _best_window(val_error: Curves, width: int) -> int:
-    """The first epoch of the window with the lowest mean of all folds."""
+    """Return the first epoch of the window with the lowest mean over folds."""
     windows = np.lib.stride_tricks.sliding_window_view(val_error.mean(axis=0), width)
     return int(np.argmin(windows.mean(axis=1)))
 
@@ -139,12 +139,12 @@ def _mean_of_window(val_error: Curves, test_error: Curves, width: int) -> float:
 
 
 def pseudo_values(statistic: Callable[..., float], *curves: Curves) -> tuple[float, ...]:
-    """Each fold's share in a statistic of them all, by leaving out one fold at a time (Efron 1982).
+    """Return each fold's share in a joint statistic, by leaving out one fold at a time (Efron 1982).
 
         p_k = θ + (K − 1)(mean_l θ_(l) − θ_(k)),   θ_(k) without fold k
 
-    They replace the folds' values where a statistic isn't their mean, and equal them where it is.  Tukey's
-    have the mean Kθ − (K − 1) mean_l θ_(l), with less bias; these have θ's bias, which the paper's number has, too.
+    They replace the folds' values if a statistic isn't their mean, and equal them if it is.  Tukey's pseudo-values have
+    the mean Kθ − (K − 1) mean_l θ_(l), with less bias; these keep θ's bias, which the paper's number has, too.
     A single fold's value is the statistic itself.
     """
     K = curves[0].shape[0]

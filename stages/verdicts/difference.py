@@ -6,15 +6,15 @@ The sign and the size are judged separately.  `supported`: the interval of the g
     pairing "fold"   gain = mean of the differences on shared folds,   Var = s_d²/n,          n − 1 df
     pairing "none"   gain = difference of the means,                   Var = s₁²/n₁ + s₂²/n₂,  Welch's df
 
-A gain over a grid of pairs is their mean, replicate by replicate.  Where only part of them has results, the verdict
-covers that part and says so (`GridPart`).
+A gain over a grid of pairs is their mean, replicate by replicate.  If only part of them has results, the verdict covers
+that part and says so (`GridPart`).
 
-"Comparable", of two arms, defends an arm that may be behind, so the claim doesn't depend on who is ahead.  The test is
-therefore one of non-inferiority, of the gain g, against two margins δ ≤ Δ:
+"Comparable" defends an arm that may be behind, so the claim doesn't depend on which arm is ahead.  It is tested by the
+non-inferiority of the gain g, with two margins δ ≤ Δ:
 
     supported               the lower bound of g, at 1 − α, lies above −δ: comparable by the margin of the rules
     holds under a reading   it lies above −Δ: comparable in the paper's own sense; Δ is the largest loss that the paper
-                            calls comparable, where that is more than δ
+                            calls comparable, if that is more than δ
     reversed                the upper bound, at 1 − α/2, lies below −Δ: worse under both readings
     unresolved              otherwise
 
@@ -68,10 +68,10 @@ Pairing = Literal["fold", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class GainClaim:
-    """`gain`: as printed, better positive, so negative where the paper says that its own arm is worse; never 0.
+    """`gain`: as printed, positive if better, negative if the paper says that its own arm is worse; never 0.
 
-    `better` says which way our metric points.  `stderr` and `n` are the paper's, of the gain.  `margin` is of its size;
-    None where the paper prints none: then only the sign of `gain` counts.  `slope`: as in `ValueClaim`.
+    `better` says which direction of our metric is better.  `stderr` and `n` are the paper's for the gain.  `margin` is
+    for its size, None if the paper prints none: then only the sign of `gain` counts.  `slope`: as in `ValueClaim`.
     """
 
     gain: float
@@ -84,7 +84,7 @@ class GainClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class GainEstimate:
-    """Our gain, and its variance as a function of n: `s2` is that of one pair, `df` at `n` replicates."""
+    """Our gain, and its variance as a function of n: `s2` is one pair's variance, `df` holds at `n` replicates."""
 
     mean: float
     s2: float
@@ -92,14 +92,14 @@ class GainEstimate:
     n: int
 
     def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
-        """(variance, df) with n replicates per arm."""
+        """Return (variance, df) with n replicates per arm."""
         return self.s2 / n, self.df * (n - 1) / (self.n - 1)
 
 
 def measure_gain(
     proposed: Sample, baseline: Sample, better: Literal["higher", "lower"], pairing: Pairing
 ) -> GainEstimate:
-    """The gain.  Both arms need two finished replicates; with "fold", two that both have."""
+    """Measure the gain.  Both arms need two finished replicates; with "fold", two that both have."""
     sign = 1.0 if better == "higher" else -1.0
     if pairing == "fold":
         ours, theirs = proposed.finished, baseline.finished
@@ -126,14 +126,14 @@ def judge_gain(
     folds: int | None = None,
     pairs: tuple[int, int] = (1, 1),
 ) -> Verdict:
-    """The verdict on the sign, containing the one on the size; not adjusted for other claims (`families`).
+    """Judge the sign and, inside that verdict, the size; not adjusted for other claims (`families`).
 
-    The size of a printed gain that is no larger than the margin is never `reproduced`.  Of a grid that isn't whole, the
-    arms are means over the pairs of `part`, and the verdict is on these alone.  `pairs`: how many of a grid ran, and
-    how many are planned; its parts share the α of the sign, and the size is left to the whole grid.  Looks end with the
-    `planned` replicates; `widening` is what left-out test rows could change; `test_sets` the variance of two draws of
-    the test set, where ours isn't the paper's, in the size alone; `folds`: the parts of the training images, if
-    replicates are folds.
+    The size of a printed gain that is no larger than the margin is never `reproduced`.  If only part of a grid ran, the
+    arms are means over the pairs of `part`, and the verdict covers these alone.  `pairs`: how many of a grid ran, and
+    how many are planned; its parts share the α of the sign, and only the whole grid decides the size.  Analyses end
+    with the `planned` replicates.  `widening` is how much left-out test rows could change the gain, and `test_sets` the
+    variance of two draws of the test set if ours isn't the paper's, for the size alone.  `folds` is the number of folds
+    if replicates are folds.
     """
     looks = looks_of_plan(rules.looks, planned)
     arms = at_last_look(proposed, baseline, looks, pairing, first=min(rules.looks), planned=planned)
@@ -162,10 +162,10 @@ def judge_gain(
 def with_assumptions(
     verdict: Verdict, gain: GainEstimate, folds: int | None, widening: float, limit: float = 0.0, pairs: int = 1
 ) -> Verdict:
-    """Say what the interval takes for granted: noise without skew, and images that folds share.
+    """Say what the interval assumes: noise without skew, and the same training images, which folds share.
 
-    Nadeau and Bengio (2003) allow for training images in common: Var = s² (1/n + 1/(folds − 1)) instead of s²/n.
-    `limit`: the gain that the verdict is about.  The mean of several `pairs` is hardly skewed, and its level holds.
+    Nadeau and Bengio (2003) account for shared training images: Var = s² (1/n + 1/(folds − 1)) instead of s²/n.
+    `limit`: the gain that the verdict is about.  The mean of several `pairs` is hardly skewed, so its level holds.
     """
     unequal = " and the spreads of the two models differ by a factor of 3 or more"
     said = about_skew(verdict, limit, unequal) if pairs == 1 else ""
@@ -178,9 +178,9 @@ def with_assumptions(
 
 
 def _leave_open(size: Verdict) -> Verdict:
-    """Leave the size open: missing pairs may move the mean, which is the printed number, into or out of the margin.
+    """Leave the size open, because missing pairs may move the mean into or out of the margin.
 
-    For the same reason no rerun of the paper, which ran them all, is predicted.
+    For the same reason no rerun of the paper, which ran all pairs, is predicted.
     """
     decided = (Status.REPRODUCED, Status.NOT_REPRODUCED)
     status = Status.INCONCLUSIVE if size.status in decided else size.status
@@ -197,9 +197,9 @@ def _leave_open(size: Verdict) -> Verdict:
 
 
 def _of_part(part: GridPart, gain: GainEstimate, sign: Verdict, alpha: float) -> Verdict:
-    """The verdict with its scope: the pairs that it is of, and the interval for the whole grid, which decides nothing.
+    """Add the verdict's scope: the pairs that it covers, and an interval for the whole grid, which decides nothing.
 
-    That interval errs with probability `alpha` on each side: parts needn't share what they don't spend.
+    That interval errs with probability `alpha` on each side; parts don't share it, because it spends no α.
     """
     half = part.half_width_of_whole(gain.at(gain.n), sign.n, alpha)
     scope, of_whole = part.scope(), "They may differ by any amount, so nothing is said of the whole grid."
@@ -223,10 +223,10 @@ def judge_gap(
     test_sets: float = 0.0,
     folds: int | None = None,
 ) -> Verdict:
-    """Judge a printed difference that claims no order, such as a loss that the paper admits, by its size alone.
+    """Judge a printed difference without a claimed order, such as a loss that the paper admits, by its size alone.
 
-    Estimate, interval and p-value are those of our gain, as for a claimed one; the comparison with the paper's is the
-    `size` inside.
+    Estimate, interval and p-value are those of our gain, as for a claimed gain; the verdict's `size` compares it with
+    the paper's.
     """
     gain = judge_gain(
         claim,
@@ -257,9 +257,9 @@ def judge_gap(
 def at_last_look(
     proposed: Sample, baseline: Sample, looks: Looks, pairing: Pairing, *, first: int, planned: int | None
 ) -> tuple[Sample, Sample] | Verdict:
-    """The replicates of both arms at the last look that is complete; the verdict where they allow no interval.
+    """Return both arms' replicates at the last complete analysis, or a verdict if they allow no interval.
 
-    `first`: the replicates of the first look of the rules, `planned` those of the plan.
+    `first`: the number of replicates at the first analysis of the rules, `planned` that of the plan.
     """
     shared = set(proposed.indices) & set(baseline.indices)
     n = complete_look(shared, looks)
@@ -272,7 +272,7 @@ def at_last_look(
 
 
 def usable_replicates(proposed: Sample, baseline: Sample, pairing: Pairing) -> int:
-    """Number of finished replicates of the arm that has fewer; with "fold", of those that both have."""
+    """Count the finished replicates of the arm that has fewer; with "fold", those that both arms have."""
     ours, theirs = set(proposed.finished), set(baseline.finished)
     return len(ours & theirs) if pairing == "fold" else min(len(ours), len(theirs))
 
@@ -289,7 +289,7 @@ def _judge_sign(
         return np.abs(gain.mean) > half_width(*gain.at(replicates), rules.alpha_outside / 2 * share) + widening
 
     expected = None
-    # Diverged replicates must not be the reason why an arm comes out better.
+    # Diverged replicates must not make an arm come out better.
     ahead = diverged[0] if gain.mean > 0 else diverged[1]
     came, claimed = ("better" if number > 0 else "worse" for number in (gain.mean, claim.gain))
     if not gain.s2:
@@ -373,7 +373,7 @@ def _judge_size(
 class ComparableClaim:
     """`margin`: the loss that still counts as comparable by the rules; `accepted`: the largest that the paper calls so.
 
-    Both are positive, in the metric's unit; `better` says which way our metric points.
+    Both are positive, in the metric's unit; `better` says which direction of our metric is better.
     """
 
     margin: float
@@ -396,9 +396,7 @@ def judge_comparable(
     widening: float = 0.0,
     folds: int | None = None,
 ) -> Verdict:
-    """Judge whether `proposed` is no worse than `baseline`.  Looks end with the `planned` replicates; `widening`: what
-    left-out test rows could change; `folds` as in `judge_gain`.
-    """
+    """Judge whether `proposed` is no worse than `baseline`; other arguments are as in `judge_gain`."""
     looks = looks_of_plan(rules.looks, planned)
     arms = at_last_look(proposed, baseline, looks, pairing, first=min(rules.looks), planned=planned)
     if isinstance(arms, Verdict):

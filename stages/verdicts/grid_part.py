@@ -1,24 +1,24 @@
-"""A gain over a grid of pairs of which only part has results: the scope of its verdict, and what the rest could change.
+"""Gains over a grid of pairs: the scope of a verdict on part of a grid, and a test of equal gains at every level.
 
-A verdict is on the pairs that ran, where these are whole slices of the grid: every width with 5 and 8 layers, say.
-The rest enters an interval for the whole grid, by factors: with l of L levels run, Var = (1 − l/L) · s²/l, s² that of
-the levels' means (a finite population, Cochran 1977, ch. 2).  A factor whose levels all ran adds nothing.
+If the pairs that ran are whole slices of the grid, such as every width with 5 and 8 layers, the verdict covers these.
+The rest enters an interval for the whole grid, factor by factor: with l of L levels run, Var = (1 − l/L) · s²/l, s²
+that of the levels' means (a finite population, Cochran 1977, ch. 2).  A factor whose levels all ran adds nothing.
 
-Test whether a gain is the same at every level of a factor: at every width, at every depth.
+The test compares the gains at all levels of a factor, such as all widths or all depths.
 
-A level's gain is its mean over the l combinations of the other factors: a width's, over the depths.  The error of such
-a mean is the interaction: how much the gains of a level differ from one depth to another, beyond what is common to all
-levels of that depth.  It contains the error of the seeds.  Seeds alone would take the depths as fixed, although a paper
+A level's gain is its mean over the l combinations of the other factors: a width's, over the depths.  The error of this
+mean is the interaction: how much the gains of a level differ from one depth to another, beyond what all levels of that
+depth have in common.  It includes the error of the seeds.  Seeds alone would treat the depths as fixed, but a paper
 that says "5 to 16 layers" may have run others; so the interaction is the error of the whole planned grid, too.
 
-Levels count as equal if no two are further apart than the margin, as two arms do that a paper calls comparable:
+Levels count as equal if no two differ by more than the margin, as for two arms that a paper calls comparable:
 
     |gain_i − gain_j| + t(α) SE_ij <= margin             for every pair of levels, or
     |gain_i − gain_j| − t(α/pairs) SE_ij > margin        for one of the pairs (Bonferroni)
 
-SE_ij has Welch's form: each level has its own interaction with the mean of the others, so levels may differ in it.  F
-would take the interaction as alike at all levels; where one has ten times the others', it calls gains that are the
-margin apart equal in 20 % of experiments instead of 5 %.  F, for exactly equal gains, is shown and decides nothing.
+SE_ij has Welch's form, because each level may have a different interaction with the mean of the others.  F assumes the
+same interaction at all levels; if one is ten times the others, F calls gains that differ by the margin equal in 20 % of
+experiments instead of 5 %.  F, for exactly equal gains, is shown and decides nothing.
 
 The means are those of the whole grid, so the claim is judged once, when every pair has run.
 """
@@ -58,16 +58,16 @@ Cell = Mapping[str, Any]
 
 
 def factors_of(planned: Sequence[Cell]) -> dict[str, tuple[Any, ...]]:
-    """The factors in which the cells of a grid differ, each with its levels in order."""
+    """Return the factors in which the cells of a grid differ, each with its levels in order."""
     names = dict.fromkeys(name for cell in planned for name in cell)
     levels = {name: tuple(dict.fromkeys(cell[name] for cell in planned if name in cell)) for name in names}
     return {name: values for name, values in levels.items() if len(values) > 1}
 
 
 def whole_slices(cells: Sequence[Cell], planned: Sequence[Cell]) -> list[int]:
-    """The indices of `cells` that form whole slices: levels of one factor, each with every planned pair of that level.
+    """Return the indices of `cells` that form whole slices: levels of one factor, with all planned pairs of each.
 
-    Where several factors qualify, the one whose slices hold most pairs; none where no level is complete.
+    If several factors qualify, the one whose slices hold most pairs counts; if no level is complete, none.
     """
     best: list[int] = []
     for factor, levels in factors_of(planned).items():
@@ -83,7 +83,7 @@ def _count(cells: Sequence[Cell], factor: str, level: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class GridPart:
-    """The `pairs` (proposed, baseline) of a grid that have results, the cell of each, and the cells of the whole."""
+    """The `pairs` (proposed, baseline) of a grid that have results, their cells, and all planned cells."""
 
     pairs: tuple[tuple[Sample, Sample], ...]
     cells: tuple[Cell, ...]
@@ -95,17 +95,16 @@ class GridPart:
         return len(whole_slices(self.cells, self.planned)) == len(self.cells)
 
     def half_width_of_whole(self, seeds: tuple[float, float], n: int, alpha: float) -> float:
-        """Half-width of the interval of the whole grid's gain, with an error of at most alpha on each side.
+        """Return the half-width of an interval of the whole grid's gain that errs with probability alpha on each side.
 
-        Infinite where one level of a factor ran.  `seeds`: (variance, df) of the mean over the pairs that ran.  Each
-        part has its own t (Banerjee 1960): one number of df for their sum (Welch–Satterthwaite) errs too often where
-        one part has few.
+        Infinite if only one level of a factor ran.  `seeds`: (variance, df) of the mean over the pairs that ran.  Each
+        part has its own t (Banerjee 1960): one df for their sum (Welch–Satterthwaite) errs too often if a part has few.
         """
         parts = [seeds, *self._missing(n)]
         return math.sqrt(sum(float(half_width(variance, df, alpha)) ** 2 if df else math.inf for variance, df in parts))
 
     def _missing(self, n: int) -> list[tuple[float, float]]:
-        """(variance, df) of each factor with levels that didn't run, and of pairs missing between those that did."""
+        """Return (variance, df) of each factor with missing levels, and of pairs missing between levels that ran."""
         gains = [fmean(one.among(range(n)).values) - fmean(other.among(range(n)).values) for one, other in self.pairs]
         parts = []
         for factor, levels in factors_of(self.planned).items():
@@ -127,7 +126,7 @@ class GridPart:
         return [level for level in self._factors[factor] if level in there]
 
     def scope(self) -> Scope:
-        """The pairs that ran and, where these are whole slices, the levels that ran and those that didn't."""
+        """Return the pairs that ran and, if these are whole slices, the levels that ran and those that didn't."""
         pairs, planned = len(self.pairs), len(self.planned)
         for factor, levels in self._factors.items():
             ran = tuple(self._ran(factor))
@@ -148,7 +147,7 @@ class GridPart:
 
 
 def _of_finite(draws: Sequence[float], population: int) -> tuple[float, float]:
-    """(variance, df) of the difference between the means of `population` and of `draws`; no df: unknown variance."""
+    """Return (variance, df) of the mean of `population` minus that of `draws`; no df if the variance is unknown."""
     if len(draws) < 2:
         return math.nan, 0.0
     return (1 - len(draws) / population) * float(variance_of(np.array(draws))) / len(draws), len(draws) - 1.0
@@ -184,7 +183,7 @@ class Distances:
 
     @classmethod
     def between(cls, cells: Numbers) -> Distances:
-        """Distances between gains [..., levels, others].  Of only two levels, the pairs of cells give the error."""
+        """Compute distances between gains [..., levels, others]; with two levels, pairs of cells give the error."""
         k, others = cells.shape[-2:]
         first, second = np.triu_indices(k, 1)
         one, other = cells[..., first, :], cells[..., second, :]
@@ -193,12 +192,12 @@ class Distances:
         return cls(np.abs((one - other).mean(axis=-1)), *combine(parts))
 
     def least(self, alpha: float) -> Numbers:
-        """The distance that some two levels keep, but with probability `alpha`; 0 if that may be none."""
+        """Return a lower bound of the largest distance, which errs with probability `alpha`; 0 if there is none."""
         half = half_width(self.variance, self.df, alpha / self.apart.shape[-1])
         return np.maximum((self.apart - half).max(axis=-1), 0.0)
 
     def largest(self, alpha: float) -> Numbers:
-        """The distance within which all levels lie, but with probability `alpha`."""
+        """Return an upper bound of the largest distance, which errs with probability `alpha`."""
         return (self.apart + half_width(self.variance, self.df, alpha)).max(axis=-1)
 
 
@@ -206,7 +205,7 @@ class Distances:
 class Gains:
     """Gains [k] of the levels, and the distances between them; `spread` is that of one pair's interaction.
 
-    `variance` and `df` are of a level's gain if the interaction is alike at all levels.
+    `variance` and `df` are of a level's gain if the interaction is the same at all levels.
     """
 
     values: np.ndarray
@@ -225,7 +224,7 @@ class Gains:
         return float(scipy.stats.f.sf(self.f, self.values.size - 1, self.df))
 
     def chance_within(self, margin: float) -> float:
-        """Chance that no two levels are further apart than `margin`, given the gains, with a flat prior (simulated)."""
+        """Simulate the chance that no two levels differ by more than `margin`, given the gains and a flat prior."""
         random = np.random.default_rng(0)
         scale = np.sqrt(self.variance * self.df / random.chisquare(self.df, size=(_DRAWS, 1)))
         draws = self.values + scale * random.standard_normal((_DRAWS, self.values.size))
@@ -239,9 +238,9 @@ def judge_uniform(
     rules: Rules,
     replicates: int | None = None,
 ) -> Verdict:
-    """Judge the claim by `levels`: the pairs (proposed, baseline) of each, in one order of the other factors.
+    """Judge the claim by `levels`: each one's pairs (proposed, baseline), in one order of the other factors.
 
-    Looks end with the planned `replicates`.
+    Analyses end with the planned `replicates`.
     """
     every = [pair for pairs in levels.values() for pair in pairs]
     shared = set.intersection(*(set(arm.indices) for pair in every for arm in pair))
@@ -262,7 +261,7 @@ def judge_uniform(
 
 
 def measure_levels(claim: UniformClaim, levels: Mapping[Any, Sequence[tuple[Sample, Sample]]], n: int) -> Gains:
-    """Gains over the first `n` replicates; their error is the interaction of the levels with the other factors."""
+    """Measure gains over the first `n` replicates; their error is the levels' interaction with the other factors."""
     sign = 1.0 if claim.better == "higher" else -1.0
     arms = np.array([[[arm.among(range(n)).values for arm in pair] for pair in row] for row in levels.values()])
     cells = sign * (arms[:, :, 0].mean(axis=-1) - arms[:, :, 1].mean(axis=-1))
@@ -276,7 +275,7 @@ def measure_levels(claim: UniformClaim, levels: Mapping[Any, Sequence[tuple[Samp
 
 
 def interaction_of(cells: Numbers) -> tuple[Numbers, int]:
-    """Mean square of the interaction of gains [..., levels, others], and its df; 0 if it is rounding only."""
+    """Return the mean square and df of the interaction of gains [..., levels, others]; 0 if it is only rounding."""
     k, others = cells.shape[-2:]
     rest = cells - cells.mean(axis=-1, keepdims=True) - cells.mean(axis=-2, keepdims=True)
     rest = rest + cells.mean(axis=(-1, -2), keepdims=True)

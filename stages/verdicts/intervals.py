@@ -1,17 +1,15 @@
-"""Intervals of a mean, of a difference of means and of a proportion; means work on numbers and on arrays of them.
+"""Intervals of means, of differences of means and of proportions; and interim analyses with their shares of α.
 
-Planned looks: when evidence may be judged, and the share of α that each look spends.
+Functions on means accept numbers and arrays.
 
-Testing after every replicate until the answer pleases multiplies the nominal error.  So evidence is judged only when a
-planned number of replicates is complete, in the planned order, and the looks share α: whichever look stops, the error
-of all looks together is at most the sum of their shares, whatever the distribution.
+Testing after every replicate until the result looks good inflates the error rate.  So evidence is judged only at
+planned numbers of replicates, in the planned order, and the analyses share α: whichever one stops, the error of all
+together is at most the sum of their shares, for any distribution.  An analysis that the plan never reaches would waste
+its share, so the last one is at the plan's end (decision 0029).
 
-A look that the plan never reaches would spend its share on nothing, so the plan's end is the last one (decision 0029).
-
-A grid whose pairs arrive one after another is judged again with each arrival, which multiplies the error as well.  So
-the parts of a grid share α, too: the whole grid has most of it, and the rest is split evenly over all parts that there
-may be on the way.  Each arrival adds a pair, so a grid of p pairs has at most p − 1 parts before it is whole, whatever
-the order of arrival.
+A grid whose pairs arrive one after another is judged again with each arrival, which inflates the error rate, too.  So
+the parts of a grid share α, too: the whole grid has most of it, and the rest is split evenly over all possible parts.
+Each arrival adds a pair, so a grid of p pairs has at most p − 1 parts before it is whole, in any order of arrival.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ Numbers = Any
 
 
 def t_quantile(df: Numbers, alpha: Numbers) -> Numbers:
-    """The point that Student's t exceeds with probability alpha; with infinite df, the normal distribution's."""
+    """Return the point that Student's t exceeds with probability alpha; with infinite df, the normal's point."""
     finite = scipy.special.stdtrit(np.where(np.isinf(df), 1.0, df), 1 - np.asarray(alpha))
     return np.where(np.isinf(df), scipy.special.ndtri(1 - np.asarray(alpha)), finite)
 
@@ -58,7 +56,7 @@ def combine(parts: Sequence[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]
 
 
 def variance_of(draws: Numbers) -> Numbers:
-    """Sample variance over the last axis; 0 where equal draws differ by rounding only."""
+    """Sample variance over the last axis; 0 if equal draws differ by rounding only."""
     variance = np.var(draws, axis=-1, ddof=1)
     return np.where(np.sqrt(variance) <= 1e-12 * np.max(np.abs(draws), axis=-1), 0.0, variance)
 
@@ -78,7 +76,7 @@ _DOUBLINGS = 60
 
 
 def by_margin(flips: Iterable[float], status_at: Callable[[float], Status]) -> tuple[Stretch, ...]:
-    """The status by every margin, given the margins at which it may change; empty if it never does."""
+    """Return the status at every margin, given the margins at which it may change; empty if it never does."""
     starts = sorted({0.0, *(float(flip) for flip in flips if 0 < flip < math.inf)})
     inside = [*((low + high) / 2 for low, high in itertools.pairwise(starts)), 2 * starts[-1] or 1.0]
     found = [Stretch(start=start, status=status_at(at)) for start, at in zip(starts, inside, strict=True)]
@@ -87,7 +85,7 @@ def by_margin(flips: Iterable[float], status_at: Callable[[float], Status]) -> t
 
 
 def root(rising: Callable[[float], float], step: float) -> float:
-    """The root of a rising function on the positive numbers; 0 if it is never negative, infinite if it never rises."""
+    """Return the root of a rising function at positive numbers; 0 if it is never negative, infinite if always."""
     if rising(0.0) >= 0:
         return 0.0
     for _ in range(_DOUBLINGS):
@@ -116,13 +114,13 @@ def chance_below(t: float, df: Numbers) -> float:
 def predict(
     ours: float, printed: float, *, variance: float, df: float, alpha: float, widening: float = 0.0
 ) -> Prediction | None:
-    """The interval of the paper's own rerun, by our replicates; None if the `variance` is 0: the spread is unknown.
+    """Predict the interval of the paper's own rerun from our replicates; None if `variance` is 0, so unknown.
 
     ours ± t_{1 − α/2} √(s²/n + s²/m)        if the paper ran m times; m = 1 if it doesn't say
     ours ± t_{1 − α/2} √(s²/n + stderr²)     if it prints its error
 
     `variance` is that of ours − paper for the same procedure (Patil, Peng and Leek 2016; Spence and Stanley 2016).  It
-    decides nothing: a wide interval holds any number.  α isn't shared among looks.
+    decides nothing: a wide interval contains any number.  α isn't shared among analyses.
     """
     if not variance:
         return None
@@ -139,21 +137,21 @@ OF_WHOLE_GRID = 0.8
 
 
 class UnplannedLook(ValueError):
-    """A number of replicates at which no look is planned."""
+    """No analysis is planned at this number of replicates."""
 
 
 def looks_from(looks: Looks, minimum: int) -> dict[int, float]:
-    """The looks with enough replicates; they also share what the earlier ones would have spent."""
+    """Return the analyses with enough replicates; they also share what the earlier ones would have spent."""
     enough = {n: share for n, share in looks.items() if n >= minimum}
     return {n: share / sum(enough.values()) for n, share in enough.items()}
 
 
 def looks_of_plan(looks: Looks, planned: int | None) -> dict[int, float]:
-    """The looks of a plan of this many replicates: those that it reaches, the last one being its end.
+    """Return the analyses of a plan of this many replicates: those that it reaches, the last one at its end.
 
-    The first look that it doesn't reach moves to its end, unless one is there already; the others are dropped, and all
-    shares grow in proportion until they add up to α.  A plan shorter than the first look has none; one that goes on
-    after the last, or None, changes nothing.
+    The first analysis that it doesn't reach moves to its end, unless one is there already; later ones are dropped, and
+    all shares grow in proportion until they add up to α.  A plan shorter than the first analysis has none; one that
+    goes on after the last, or None, changes nothing.
 
     {3: 0.2, 5: 0.4, 10: 0.4} is {3: 1/3, 5: 2/3} with a plan of 5 and {3: 0.2, 5: 0.4, 7: 0.4} with one of 7.
     """
@@ -166,7 +164,7 @@ def looks_of_plan(looks: Looks, planned: int | None) -> dict[int, float]:
 
 
 def looks_of_part(looks: Looks, ran: int, planned: int) -> dict[int, float]:
-    """The looks at a part of a grid, in which `ran` of the `planned` pairs ran: their shares of this part's α."""
+    """Return the analyses of a part of a grid, in which `ran` of the `planned` pairs ran, and their shares of α."""
     part = 1.0
     if planned > 1:
         part = OF_WHOLE_GRID if ran >= planned else (1 - OF_WHOLE_GRID) / (planned - 1)
@@ -174,10 +172,10 @@ def looks_of_part(looks: Looks, ran: int, planned: int) -> dict[int, float]:
 
 
 def level(looks: Looks, n: int, alpha: float) -> float:
-    """Level of the test at the look at n replicates, if all looks together spend `alpha`.
+    """Return the level of the test at n replicates, if all analyses together spend `alpha`.
 
     Raises:
-        UnplannedLook: no look is planned there.
+        UnplannedLook: no analysis is planned there.
     """
     if n not in looks:
         raise UnplannedLook(f"{n} replicates are not a planned analysis; planned: {', '.join(map(str, looks))}")
@@ -185,7 +183,7 @@ def level(looks: Looks, n: int, alpha: float) -> float:
 
 
 def complete_look(indices: Iterable[int], looks: Looks) -> int | None:
-    """The last look whose replicates 0 … n − 1 are all there; later replicates wait for the next look."""
+    """Return the last analysis whose replicates 0 … n − 1 are all available; later replicates wait for the next."""
     present = set(indices)
     return max((n for n in looks if present.issuperset(range(n))), default=None)
 
@@ -197,7 +195,7 @@ Decides = Callable[[Numbers, Numbers], Numbers]
 
 
 def expected_replicates(decides: Decides, n: int, looks: Looks) -> int | None:
-    """The first later look that decides, else the first number beyond the plan up to `MOST`, else None."""
+    """Return the first later analysis that decides, else the first number beyond the plan up to `MOST`, else None."""
     last = max(looks)
     candidates = np.array([*(look for look in looks if look > n), *range(last + 1, MOST + 1)])
     shares = np.array([looks.get(int(candidate), looks[last]) for candidate in candidates])
@@ -206,7 +204,7 @@ def expected_replicates(decides: Decides, n: int, looks: Looks) -> int | None:
 
 
 def say_expected(expected: int | None, looks: Looks) -> str:
-    """`expected_replicates` in words."""
+    """Describe `expected_replicates` in words."""
     beyond = f", but the last analysis is at {max(looks)}" if expected is None or expected > max(looks) else ""
     return f"{expected or f'more than {MOST}'} replicates are expected to decide{beyond}"
 
@@ -221,7 +219,7 @@ _MORE = 6
 
 
 def signed(number: float) -> str:
-    """Three significant digits: −0.0358, +0.25."""
+    """Format with three significant digits: −0.0358, +0.25."""
     return _minus(f"{number:+.3g}")
 
 
@@ -232,7 +230,7 @@ def in_percent(confidence: float) -> str:
 
 
 def with_interval(estimate: float, low: float, high: float, confidence: float, margin: float | None = None) -> str:
-    """Format to two digits of the interval's half-width, or to three digits of the numbers where it has none.
+    """Format to two digits of the interval's half-width, or to three digits of the numbers if it has none.
 
     The interval is compared with ± `margin`, or with 0 if there is no margin: its ends get enough digits to be distinct
     from these, and the margin is at least as precise as they are.
@@ -259,7 +257,7 @@ def _are_apart(limits: tuple[float, ...], low: float, high: float, decimals: int
 
 
 def _margin(margin: float, decimals: int) -> str:
-    """Three significant digits, and more where the interval has more decimals."""
+    """Format with three significant digits, and more if the interval has more decimals."""
     before = math.floor(math.log10(margin)) + 1 if margin > 0 else 0
     return f"{margin:.{max(3, before + decimals)}g}"
 

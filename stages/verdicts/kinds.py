@@ -1,4 +1,4 @@
-"""The kinds of claims: the one table of what judges, API and pages know of each.
+"""The kinds of claims, and the facts that judges, API and pages need about each.
 
 A new kind is a row here and a class in `stages.claims.kinds`.
 """
@@ -15,13 +15,13 @@ class KindFacts:
     """Facts about a kind of claim.
 
     `by`: what decides it: training, the orders of its family, computing, the data sets, our params, or nothing.
-    `number`: what its number is: that of one model, another that ours is compared with, a gain of one model over
-    another (better positive), or something else.
+    `number`: the meaning of its number: one model's, one that ours is compared with, a gain of one model over another
+    (better positive), or something else.
     `is_order`: it says which of two models is better, `is_alike`: that they are comparable.
-    `over_pairs`: over a grid, it is of the mean over pairs.
-    `at_size`: in words, on which side of a number of parameters a model is better, `qualifier` the side alone.
+    `over_pairs`: over a grid, it is about the mean over pairs.
+    `at_size`: a text on which side of a number of parameters a model is better, `qualifier` the side alone.
     `is_spread`: it says that numbers differ by chance alone, which a small p-value refutes.
-    `is_implied`: the paper's words imply its number.  `is_of_failures`: it counts how trainings ended.
+    `is_implied`: the paper's words imply its number.  `is_of_failures`: it counts failed trainings.
     """
 
     by: Literal["training", "orders", "computing", "data", "params", "nothing"] = "training"

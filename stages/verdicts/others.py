@@ -1,12 +1,11 @@
-"""Claims that no test of means decides: counts, ranges, proportions, figures, hardware.
+"""Claims that no test of means decides (counts, ranges, proportions, figures, hardware), and levels of evidence.
 
-The conclusions that a run allows, given its budget and data; and the little that a short run can say of an order.
-
-An order is indicated only by a gap of two spreads or more, a spread being that of the difference of two replicates in
-the plan (printed, else assumed).  How often such an order holds until the end is calibrated (`calibrate`) on all pairs
-of the SGEMM networks with 5 and 8 layers, one replicate of each at 30 % of its epochs against all five at the end.  The
-only other pair with full runs, NMN's prototypes on MNIST, ends alike: there all early orders held (`ELSEWHERE`) and,
-with ten other seeds, none of seven.
+The evidence level says which conclusions a run's budget and data allow.  A short run can at most indicate an order, and
+only if the gap is two spreads or more, a spread being that of the difference of two replicates in the plan (printed,
+else assumed).  `calibrate` measures how often such an order holds until the end, on all pairs of the SGEMM networks
+with 5 and 8 layers: one replicate of each at 30 % of its epochs against all five at the end.  The only other pair with
+full runs, NMN's prototypes on MNIST, ends alike: there all early orders held (`ELSEWHERE`) and, with ten other seeds,
+none of seven.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from stages.verdicts.verdict import Sample, Status, Verdict
 
 
 def judge_count(claimed: float, counted: float) -> Verdict:
-    """A count has no error, but its printed zeros may be rounding: then it holds under that reading alone."""
+    """Judge a count, which has no error; if its printed zeros may be rounding, it holds under that reading alone."""
     status, reading = Status.HOLDS if counted == claimed else Status.FAILS, "exact"
     if status is Status.FAILS and (rounded := _rounded_as_printed(claimed, counted)):
         status, reading = Status.HOLDS_UNDER_READING, f"true if the printed number is rounded to {rounded:,}"
@@ -43,7 +42,7 @@ def judge_count(claimed: float, counted: float) -> Verdict:
 
 
 def _rounded_as_printed(claimed: float, counted: float) -> int:
-    """The smallest power of ten, from 10, at which `counted` rounds to `claimed`; 0 if there is none."""
+    """Return the smallest power of ten, from 10, at which `counted` rounds to `claimed`; 0 if there is none."""
     unit = 10
     while claimed and claimed % unit == 0:
         if abs(counted - claimed) <= unit / 2:
@@ -53,7 +52,7 @@ def _rounded_as_printed(claimed: float, counted: float) -> int:
 
 
 def judge_shown(where: str) -> Verdict:
-    """A figure without numbers, or a quality: ours is shown next to it and nothing is counted."""
+    """Judge a figure without numbers, or a quality: ours is shown next to it and nothing is tested."""
     return Verdict(status=Status.SHOWN, explanation=f"No number to test; ours is shown: {where}.")
 
 
@@ -62,7 +61,7 @@ def not_tested(reason: str) -> Verdict:
 
 
 def judge_hardware(printed_device: str, our_device: str) -> Verdict | None:
-    """Refuse to judge times, or ratios of them, across classes of device; None where they may be compared."""
+    """Refuse to judge times, or ratios of them, across classes of device; None if they may be compared."""
     if printed_device == our_device:
         return None
     return Verdict(
@@ -80,14 +79,14 @@ def fisher_p(first: tuple[int, int], second: tuple[int, int]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Failures:
-    """Failed trainings of each network, of `each` trainings.  Trainings of one network may fail together."""
+    """Failed trainings of each network, out of `each`; trainings of one network may fail together."""
 
     counts: tuple[int, ...]
     each: int
 
     @classmethod
     def spread(cls, count: int, networks: int, each: int) -> Failures:
-        """The failures as evenly over the networks as whole numbers allow."""
+        """Spread the failures as evenly over the networks as whole numbers allow."""
         return cls(counts=tuple(count // networks + (at < count % networks) for at in range(networks)), each=each)
 
     @property
@@ -106,9 +105,9 @@ def design_effect(*sides: Failures) -> float:
 
 
 def exchange_p(first: Sequence[int], second: Sequence[int]) -> float:
-    """Exact permutation test of two sums: twice the chance of one so extreme if networks were exchanged at random.
+    """Exact permutation test of two sums: twice the chance of such an extreme one if networks were exchanged at random.
 
-    With one training of each network, its tails are those of Fisher's exact test.
+    With one training per network, its tails are those of Fisher's exact test.
     """
     pool, seen = [*first, *second], sum(first)
     ways = np.zeros((len(first) + 1, sum(pool) + 1))
@@ -124,7 +123,7 @@ def exchange_p(first: Sequence[int], second: Sequence[int]) -> float:
 def judge_proportions(proposed: Failures, baseline: Failures, *, rules: Rules) -> Verdict:
     """Test whether failures are rarer in the proposed networks, by exchanging networks.
 
-    One look only, at the whole planned grid: α isn't shared among looks.
+    There is only one analysis, of the whole planned grid, so α isn't shared.
     """
     (ours, of), (theirs, of_theirs) = proposed.total, baseline.total
     gain, p = theirs / of_theirs - ours / of, exchange_p(proposed.counts, baseline.counts)
@@ -150,10 +149,10 @@ def judge_proportion(
 ) -> Verdict:
     """Judge a printed proportion (count, trials) against ours by the interval of their difference.
 
-    `slope`: how much the margin grows with the printed proportion, and so shares its error, as in `ValueClaim`.
+    `slope`: how much the margin grows with the printed proportion, whose error it therefore shares (`ValueClaim`).
 
-    If our networks differ by more than independent trainings would, all trainings of a network count as one, the
-    paper's too: with so few failures, an estimate of how much less they count errs too often.
+    If our networks differ by more than independent trainings would, all trainings of a network count as one, also in
+    the paper: with so few failures, an estimate of how much less they count errs too often.
     """
     ours, effect = failures.total, failures.each if design_effect(failures) > 1 else 1
     rate = claimed[0] / claimed[1]
@@ -192,9 +191,9 @@ def judge_proportion(
 def newcombe(
     first: tuple[int, int], second: tuple[int, int], confidence: float, effect: float = 1.0, scale: float = 1.0
 ) -> tuple[float, float]:
-    """Interval of the difference of two proportions from their Wilson intervals (Newcombe 1998, method 10).
+    """Return the interval of a difference of proportions from their Wilson intervals (Newcombe 1998, method 10).
 
-    A design `effect` makes so many trials worth one, and the second proportion's error counts `scale` times.
+    A design `effect` makes so many trials count as one, and the second proportion's error counts `scale` times.
     """
     alpha = (1 - confidence) / 2
     p1, p2 = first[0] / first[1], second[0] / second[1]
@@ -231,9 +230,9 @@ def evidence_level_of(
     share: float,
     rules: Rules,
 ) -> EvidenceLevel:
-    """The evidence level of results of this profile and data that cover this `share` of the printed epochs.
+    """Return the evidence level of results with this profile and data, which cover this `share` of the printed epochs.
 
-    A run that was stopped early by its rule is complete.
+    A run that its rule stopped early is complete.
     """
     if provenance == "embedded":
         return EvidenceLevel.SILENT
@@ -245,9 +244,9 @@ def evidence_level_of(
 def indicate_order(
     claim: GainClaim, proposed: Sample, baseline: Sample, *, epochs_share: float, precision: str = ""
 ) -> Verdict:
-    """Compare the means of short runs with the claimed order: a direction, not a test, whatever n.
+    """Compare the means of short runs with the claimed order: a direction, not a test, for any n.
 
-    `precision`: "tf32 instead of float32", where it isn't the printed one.
+    `precision` is a text such as "tf32 instead of float32" if it isn't the printed one.
     """
     if not proposed.values or not baseline.values or not claim.gain:
         return Verdict(
@@ -275,7 +274,7 @@ def indicate_order(
 
 
 def weigh_gap(gain: float, spread: float | None) -> tuple[bool, str]:
-    """(True if a gain this large may indicate an order, how often such orders held in a sentence).
+    """Return whether a gain this large may indicate an order, and a sentence on how often such orders held.
 
     `spread`: standard deviation of the difference of two replicates; None if unknown.
     """
@@ -297,7 +296,7 @@ def weigh_gap(gain: float, spread: float | None) -> tuple[bool, str]:
 def calibrate(
     early: Mapping[str, Sequence[float]], final: Mapping[str, float], spread: float
 ) -> tuple[tuple[int, int], ...]:
-    """(orders that held, orders seen) by class of gap, over all pairs of arms and of their replicates.
+    """Return (orders that held, orders seen) by class of gap, over all pairs of arms and of their replicates.
 
     `early`: the values of each arm's replicates at a part of training; `final`: its mean at the end.
     """

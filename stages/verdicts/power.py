@@ -124,9 +124,9 @@ def power_of_comparable(design: Design, margin: float, widest: float, rules: Rul
     planned = judged_replicates(design, rules)
     supported, read = chance(planned), chance(planned, widest)
     worse = one_sided(design, widest, planned, rules.alpha_outside / 2, rules)
-    needed = _needed(chance, planned, min(rules.looks))
+    needed = _needed(design, chance, min(rules.looks), rules)
     also = f", and under one reading at least with {in_percent(read)}" if widest > margin else ""
-    takes = "" if supported >= WANTED else f" {_takes(needed, rules)}"
+    takes = "" if supported >= WANTED or design.at else f" {_takes(needed, rules)}"
     return design.power(
         explanation=f"{_plan(design)} If the models are alike, it is supported with probability "
         f"{in_percent(supported)}{also}.{takes} If the proposed model is worse by {2 * widest:.2g}, it is reversed "
@@ -145,8 +145,8 @@ def power_of_gain(design: Design, gain: float, margin: float, rules: Rules) -> P
         return _sign_chance(design, gain, n, rules)
 
     supported = chance(judged_replicates(design, rules))
-    needed = _needed(chance, judged_replicates(design, rules), min(rules.looks))
-    takes = "" if supported >= WANTED else f" {_takes(needed, rules)}"
+    needed = _needed(design, chance, min(rules.looks), rules)
+    takes = "" if supported >= WANTED or design.at else f" {_takes(needed, rules)}"
     said = f"If the gain is as printed, it is supported with probability {in_percent(supported)}.{takes}"
     return dataclasses.replace(
         size,
@@ -170,16 +170,16 @@ def _size(design: Design, margin: float, rules: Rules, *, can_reproduce: bool, t
 
     same, off = _size_chances(design, margin, judged_replicates(design, rules), rules)
     most = max(same, chance(NEVER))
-    needed = _needed(chance, judged_replicates(design, rules), first) if can_reproduce else None
+    needed = _needed(design, chance, first, rules) if can_reproduce else None
     off_text = f"if the truth is two margins away, it is not reproduced with probability {in_percent(off)}."
     text = f"If the paper is right, {thing} is reproduced with probability {in_percent(same)}; {off_text}"
     if not can_reproduce:
         text = f"A gain of zero would be within the margin, so {thing} can't be reproduced; {off_text}"
     elif design.planned < first:
         text = f"The plan is too short: nothing is judged before {first} replicates. {_takes(needed, rules)}"
-    elif needed is None:
+    elif needed is None and not design.at:
         text = f"{text} {_forbidden(design, margin, most, thing, rules)}"
-    elif same < WANTED:
+    elif same < WANTED and not design.at:
         text = f"{text} {_takes(needed, rules)}"
     return design.power(
         explanation=f"{_plan(design)} {text}",
@@ -319,8 +319,14 @@ def relative_variances(df: int, points: int = _POINTS) -> Numbers:
     return 2 * scipy.special.gammaincinv(df / 2, middles) / df
 
 
-def _needed(chance: Callable[[int], float], planned: int, first: int) -> int | None:
-    """Find by bisection the fewest replicates, from the plan on, that reach the wanted power; None if none do."""
+def _needed(design: Design, chance: Callable[[int], float], first: int, rules: Rules) -> int | None:
+    """Find by bisection the fewest replicates, from the plan on, that reach the wanted power; None if none do.
+
+    None for an interim analysis, too: more replicates are another analysis.
+    """
+    planned = judged_replicates(design, rules)
+    if design.at:
+        return None
     if chance(planned) >= WANTED:
         return planned
     low, high = max(planned, first - 1), MOST
@@ -381,7 +387,8 @@ def power_of_nearness(design: Design, margin: float, rules: Rules, right: str = 
     """
 
     def chance(spread: float) -> float:
-        return power_of_value(dataclasses.replace(design, spread=spread), margin, rules).reproduced or 0.0
+        own = dataclasses.replace(design, spread=spread)
+        return _size_chances(own, margin, judged_replicates(own, rules), rules)[0]
 
     start = f"We plan {design.planned} replicates; their standard deviation is unknown."
     if chance(margin * 1e-6) < WANTED:

@@ -1,4 +1,4 @@
-"""The parts of a verdict: the samples that go in, the words and numbers that come out."""
+"""Data classes of verdicts: the samples that go in, the status and the numbers that come out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Status(StrEnum):
-    """Every word that a verdict can say."""
+    """All possible verdicts."""
 
     REPRODUCED = "reproduced"
     NOT_REPRODUCED = "not reproduced"
@@ -34,7 +34,7 @@ class Status(StrEnum):
 
     @property
     def is_counted(self) -> bool:
-        """True if a paper's badge counts it: something could be decided."""
+        """True if a paper's badge counts it, because something could be decided."""
         return self not in (Status.SHOWN, Status.AS_PRINTED, Status.DEVIATES)
 
 
@@ -44,9 +44,9 @@ class DuplicateObservation(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One seed or fold.  `index` counts in the planned order from 0; `value` is None where training diverged.
+    """One seed or fold.  `index` counts in the planned order from 0; `value` is None if training diverged.
 
-    `environments`: those that its trainings ran in; one, unless it is a mean over several arms.
+    `environments`: those that its trainings ran in; one, unless the value is a mean over several arms.
     """
 
     index: int
@@ -75,7 +75,7 @@ class Sample:
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Sample:
-        """Replicates 0, 1, 2, … with these values."""
+        """Build replicates 0, 1, 2, … with these values."""
         return cls(tuple(Observation(index=index, value=value) for index, value in enumerate(values)))
 
     @property
@@ -106,13 +106,13 @@ class Sample:
         return frozenset().union(*(replicate.environments for replicate in self.replicates))
 
     def among(self, indices: Collection[int]) -> Sample:
-        """The replicates with these indices."""
+        """Return the replicates with these indices."""
         return Sample(tuple(replicate for replicate in self.replicates if replicate.index in indices))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The interval in which the paper's own rerun would lie, in the claim's unit; `holds`: its number lies there."""
+    """Interval in which the paper's own rerun would lie, in the claim's unit; `holds`: the printed number is in it."""
 
     low: float
     high: float
@@ -122,12 +122,12 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Part of a grid that a verdict covers: `pairs` of the `planned_pairs`, whose number some claims leave open.
+    """Part of a grid that a verdict covers: `pairs` of `planned_pairs`, None if the claim leaves their number open.
 
-    Where they are whole slices, `factor` names what was varied, with its levels that `ran` and those `missing`.
+    If they are whole slices, `factor` names what was varied, with the levels that `ran` and those `missing`.
     `whole_low` to `whole_high` is the interval of the whole grid's gain at `whole_confidence`, as if these levels were
-    drawn from it; it decides nothing.  `models` of the `planned_models` of the grid ran, where results tell which are
-    pairs.
+    drawn from it; it decides nothing.  `models` of the grid's `planned_models` ran; both are None unless results show
+    which models form pairs.
     """
 
     pairs: int
@@ -144,7 +144,7 @@ class Scope:
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """The `status` by every margin from `start` on, up to the next stretch."""
+    """The `status` at every margin from `start` up to the next stretch."""
 
     start: float
     status: Status
@@ -154,13 +154,13 @@ class Stretch:
 class Verdict:
     """The verdict on one claim and the numbers behind it.
 
-    `estimate` is ours − paper for a value and proposed − baseline, better positive, for a difference, with the interval
-    `low` to `high` at `confidence`.  `n` counts the replicates used, the diverged among them; `replicates_expected` is
-    the number at which the present estimate would decide.  `size` judges how large a difference is, apart from its
-    sign.  `p_value` is two-sided and not adjusted for other claims.  `spread` is the standard deviation of one
-    replicate that went in, of one difference for a gain; `stderr` is that of a gain.  `share` is the part of α that
-    this look spends.  `scope`: the part of a grid that it is of; None of a whole one, and where there is no grid.
-    `by_margin`: the status by every other margin, empty if none would change it.  `posterior`: the chance, with a flat
+    `estimate` is ours − paper for a value, and proposed − baseline (better positive) for a difference, with the
+    interval `low` to `high` at `confidence`.  `n` counts the replicates used, including diverged ones;
+    `replicates_expected` is the number at which the present estimate would decide.  `size` judges how large a
+    difference is, apart from its sign.  `p_value` is two-sided and not adjusted for other claims.  `spread` is the
+    standard deviation of one replicate or, for a gain, of one difference; `stderr` is the standard error of a gain.
+    `share` is the part of α that this analysis spends.  `scope`: the part of a grid that the verdict covers, else None.
+    `by_margin`: the status at every other margin, empty if none would change it.  `posterior`: the chance, with a flat
     prior, that the truth lies within the margin or, for an order, that the gain has the claimed sign.
     """
 

@@ -9,6 +9,21 @@ from tests.service.browsing import EVERYTHING, IN_A_BROWSER, OF_COLOURS, found_i
 from tests.service.results_factory import LONG_TITLE
 
 pytestmark = IN_A_BROWSER
+UNALIGNED = """table => {
+    const middle = item => { const { left, right } = item.getBoundingClientRect(); return (left + right) / 2; };
+    const ticks = [...table.querySelectorAll("tfoot text")].filter(text => text.getBoundingClientRect().width);
+    const edge = table.closest(".scroll").getBoundingClientRect().right;
+    return [
+        ...ticks.filter(tick => tick.getBoundingClientRect().right > edge).map(tick => tick.textContent),
+        ...[...table.querySelectorAll("tbody .plot-cell")].filter(cell => {
+            const height = item => item.getBoundingClientRect().height;
+            const lines = [...cell.querySelectorAll(".grid-line")].filter(height);
+            return lines.length !== ticks.length || lines.some((line, at) =>
+                Math.abs(middle(line) - middle(ticks[at])) > 1 || height(line) < height(cell) - 2);
+        }).map(cell => cell.parentElement.textContent),
+    ];
+}"""
+"""Ticks that are cut off, and rows whose lines are not above the ticks, or broken."""
 OVERFLOWING = "items => items.filter(item => item.scrollWidth > item.clientWidth).map(item => item.textContent)"
 
 
@@ -22,6 +37,11 @@ def test_a_phone_shows_the_verdict_beside_the_number(page: Page, path: str) -> N
         number, verdict = (row.locator(f"[data-label={label}]").bounding_box() for label in ("Ours", "Verdict"))
         assert number and verdict and 0 <= verdict["y"] - number["y"] < 120
     assert found_in(page, EVERYTHING) == []
+    assert page.locator(".comparison").first.evaluate(UNALIGNED) == []
+    for width in (360, 1440):
+        page.set_viewport_size({"width": width, "height": 740})
+        page.goto("/leaderboard?dataset=mnist")
+        assert page.locator(".board").evaluate(UNALIGNED) == []
 
 
 def test_a_phone_keeps_long_titles_on_their_cards_and_shades_the_side_of_a_table_that_goes_on(page: Page) -> None:

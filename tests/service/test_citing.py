@@ -130,12 +130,16 @@ def test_badges_say_the_verdict_and_are_well_formed(client: TestClient) -> None:
     )
     (counts,) = client.get("/api/v1/verdicts?paper=dac").json()["papers"]
     paper = client.get("/papers/dac/badge.svg").text
-    trained, computed = counts["trained"], counts["computed"]
-    holds, waits = (trained[name] + computed[name] for name in ("plainly", "waiting"))
-    left = sum(part["open"] + part["under_reading"] for part in (trained, computed))
-    assert f"claims: {holds} hold, {left} open, {waits} not tested" in paper, "facts of data are no results"
+    parts = [counts["plainly"], counts["opposed"], counts["open"] + counts["under_reading"], counts["waiting"]]
+    told = [
+        f"{number} {word}" for number, word in zip(parts, ("hold", "fail", "open", "not tested"), strict=True) if number
+    ]
+    assert f"claims: {', '.join(told)}<" in paper
+    front = re.findall(r'title="(\d+) (?:holds|fails|open|not tested)"', client.get("/").text)
+    assert [*map(str, parts)] in [front[at : at + 4] for at in range(0, len(front), 4)], "counted as on the front page"
     fills = re.findall(r'<rect x="[^"]+" width="\d+" height="22" fill="([^"]+)"', paper)
-    assert fills[1:] == [COLOURS[side] for side in ("for", "open", "waiting")], "each part has its own colour"
+    sides = [side for number, side in zip(parts, ("for", "against", "open", "waiting"), strict=True) if number]
+    assert fills[1:] == [COLOURS[side] for side in sides], "each part has its own colour"
     assert paper_badge(None).count("<rect x=") == 2
     for address in ("/claims/x/badge.svg", "/papers/x/badge.svg"):
         assert client.get(address).status_code == 404
@@ -156,6 +160,7 @@ OURS = {"address", "paper.repository", "repository", "contact_link"}
 """What comes from elsewhere: the first two are links if they are web addresses, the others are validated settings."""
 MADE_HERE = {"here(column)", "without(line.name)", "line.address", "problem.type", "picture"} | {
     *("image.address", "image.sample.address", "item.address"),
+    *("here(word=none)", "here(word=word)", "here(number)", "here(by=column, back=column == sort and not reverse)"),
     *('with("profile", name)', 'with("metric", name)', 'with("metric", "")', 'with("curve", name)'),
 }
 

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from service.database.schemas import CurvePointOut
-from service.pages.drawing import draw_curves
+from service.pages.charts import draw_curves
 from stages.datasets.image_readers import CIFAR100
 from stages.results import unpack_confusion, unpack_correct
 

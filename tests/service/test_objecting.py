@@ -6,8 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
-from service.pages.documents import render
-from service.pages.repository import files_below
+from service.pages.repository import files_below, render
 from service.settings import Settings
 from tests.service.conftest import reading
 from tests.service.results_factory import REPOSITORY

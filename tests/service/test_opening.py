@@ -8,7 +8,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.pages.opening import answer
-from stages.results import Claim, Counts, Discoveries, JudgedClaim, Outlook, Tally, VerdictRow
+from stages.results import Claim, Counts, JudgedClaim, Outlook, Tally, VerdictRow
+from stages.results.claims import Discoveries
 
 NOTHING = Counts(decidable=0, in_favour=0, under_reading=0, against=0, open=0, waiting=0)
 UNTESTED = Discoveries(tested=0, decided=0, survive=0, without=0)

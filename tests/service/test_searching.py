@@ -7,8 +7,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 
-def find(client: TestClient, asked: str) -> list[str]:
-    html = client.get("/claims", params={"q": asked}).text
+def find(client: TestClient, asked: str, **more: str) -> list[str]:
+    html = client.get("/claims", params={"q": asked, **more}).text
     return re.findall(r'<th scope="row"><a href="/claims/([^"]+)"', html)
 
 
@@ -122,6 +122,23 @@ def test_a_list_of_all_claims_has_pages_and_begins_with_what_training_decided(pu
     firsts = [re.findall(r'<th scope="row"><a href="/claims/([^"]+)"', section) for section in sections]
     assert trained == {name for names in firsts for name in names[: len(trained & set(names))]}
     assert "There is no such page" in html and "page 5 of 5" in published_client.get("/claims?page=5").text
+
+
+@pytest.mark.parametrize("column", ["claim", "paper", "ours", "verdict"])
+def test_claims_are_sorted_by_each_column_and_back(published_client: TestClient, column: str) -> None:
+    judged = {row["id"]: row for row in published_client.get("/api/v1/claims?limit=1000").json()}
+    listed = find(published_client, "yat", sort=column)
+    back = find(published_client, "yat", sort=column, reverse="true")
+    assert sorted(listed) == sorted(back) == sorted(find(published_client, "yat")) and listed != back
+    words, rows = ("holds", "fails", "open", "not tested"), [judged[name] for name in listed]
+    ordered = {
+        "paper": [(row["unit"], row["value"]) for row in rows if row["value"] is not None],
+        "verdict": [words.index(row["verdict"]["word"]) for row in rows],
+    }.get(column, [])
+    assert ordered == sorted(ordered)
+    html = published_client.get("/claims", params={"q": "yat", "sort": column, "reverse": "true"}).text
+    assert html.count("aria-sort") == html.count('<table class="claims') == 1, "one table of all papers"
+    assert f'<a href="/claims?q=yat&amp;sort={column}">' in html, "the other way round again"
 
 
 def test_only_verdicts_that_occur_can_be_chosen(published_client: TestClient) -> None:

@@ -1,5 +1,7 @@
-"""Kinds of claims without a training of their own (counts of orders, facts about data, settings, figures), or about a
-whole grid (equal gains at every level, a size from which one arm is ahead, failures).
+"""Kinds of claims that need no training of their own, or that are about a whole grid.
+
+The former are counts of orders, facts about data, settings and figures; the latter are equal gains at every level, a
+size from which one arm is ahead, and failures.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class Unresolved(LookupError):
 
 
 def param_values(claim: ClaimLine, params: Params) -> list[Any]:
-    """The values of the claim's metric in the params files, over all experiments and arms, each once.
+    """Return the distinct values of the claim's metric in the params files, over all experiments and arms.
 
     `min(…)` and `max(…)` are the smallest and the largest of them.
 
@@ -109,7 +111,7 @@ def _values(metric: str, experiment: ExperimentParams, params: Params) -> list[A
 
 
 def _follow(held: Any, path: str) -> Any:
-    """A field below `held` by its dotted path, where a number is an index into a list; None if one is not set."""
+    """Return the field of `held` at a dotted path, in which numbers index lists; None if one isn't set."""
     for name in path.split("."):
         if held is None or (name.isdecimal() and int(name) >= len(held)):
             return None
@@ -167,7 +169,7 @@ def judge_setting(claim: ClaimLine, params: Params) -> Verdict:
 
 
 def agree(claim: ClaimLine, used: Sequence[Any]) -> Verdict:
-    """`as printed` if every value agrees to the printed rounding; otherwise the estimate is the first that doesn't."""
+    """Return `as printed` if all values agree within the printed rounding; else the first that doesn't is estimated."""
     printed, half = math.nan if claim.value is None else claim.value, (claim.precision or 0.0) / 2
     departing = [one for one in used if one is None or not (math.isclose(one, printed) or abs(one - printed) <= half)]
     first = (departing or used)[0]
@@ -183,7 +185,7 @@ _WORST_FIRST = (Status.FAILS, Status.HOLDS_UNDER_READING, Status.HOLDS)
 
 
 def judge_counted(claim: ClaimLine, params: Params) -> Verdict:
-    """Judge a count or range of the data as declared; `fetch` and `preprocess` check the files against it."""
+    """Judge a count or range of the data as declared; `fetch` and `preprocess` check the files against that."""
     try:
         used = param_values(claim, params)
     except Unresolved as error:
@@ -199,7 +201,7 @@ JudgeOne = Callable[[ClaimLine, Facts], Judgement]
 
 
 def order_of(judged: Judgement, params: Params) -> PrintedOrder:
-    """The judgement as an order in a table, with its gain in each replicate that both arms finished."""
+    """Return the judgement as an order in a table, with its gain in each replicate that both arms finished."""
     claim, sign = judged.claim, 1.0 if judged.claim.better == "higher" else -1.0
     ours, theirs = (
         {entry.replicate: entry.value for entry in judged.entries if entry.side == side and entry.value is not None}
@@ -214,7 +216,7 @@ def order_of(judged: Judgement, params: Params) -> PrintedOrder:
 
 
 class ComputedKind(Kind, kinds="identity theorem inconsistent"):
-    """A statement that follows, or not, from definitions and the paper's own numbers."""
+    """A statement that definitions and the paper's own numbers prove or refute."""
 
 
 class TallyKind(Kind, kinds="tally"):
@@ -223,7 +225,7 @@ class TallyKind(Kind, kinds="tally"):
     test = "the paper's count of its orders, repeated by the tests of the orders"
 
     def judge_orders(self, judged: Sequence[Judgement], facts: Facts, judge: JudgeOne) -> Judgement:
-        """Judge the count by those of the judgements that are of the family; `judge` judges one in another metric."""
+        """Judge the count by the family's judgements; `judge` judges an order in another metric."""
         metric = self.claim.metric
         orders = [
             one if one.claim.metric == metric else judge(dataclasses.replace(one.claim, metric=metric), facts)
@@ -242,7 +244,7 @@ class TallyKind(Kind, kinds="tally"):
 
     def count(self, orders: Sequence[Judgement], facts: Facts, judge: JudgeOne) -> tuple[Verdict, float | None]:
         def verdicts(parts: int) -> list[Verdict]:
-            """Return those of the orders with α divided by `parts`."""
+            """Return the orders' verdicts with α divided by `parts`."""
             within, outside = self.rules.alpha_within / parts, self.rules.alpha_outside / parts
             strict = dataclasses.replace(self.rules, alpha_within=within, alpha_outside=outside)
             anew = dataclasses.replace(facts, params=dataclasses.replace(facts.params, verdicts=strict))
@@ -254,7 +256,7 @@ class TallyKind(Kind, kinds="tally"):
 
 
 class WinsKind(TallyKind, kinds="wins"):
-    """The same of the orders in favour of the proposed arm."""
+    """A paper's own count of the orders in favour of the proposed arm."""
 
     test = "the paper's count of its orders, repeated by the sign of each gain"
     must_be_significant = False
@@ -276,7 +278,7 @@ class WinsKind(TallyKind, kinds="wins"):
 
 
 class SignificantWinsKind(WinsKind, kinds="significant_wins"):
-    """The same of those with p < α."""
+    """A paper's own count of the orders in favour of the proposed arm with p < α."""
 
     test = "the paper's count of its orders, repeated by the paired test of each gain"
     must_be_significant = True
@@ -291,7 +293,7 @@ class CountedKind(Kind, kinds="count"):
         )
 
     def of_params(self, verdict: Verdict, *, is_decidable: bool = True) -> Judgement:
-        """Judgement from the params files; its estimate is ours − the paper's."""
+        """Return the judgement from the params files; its estimate is ours − the paper's."""
         ours = None if verdict.estimate is None else (self.claim.value or 0.0) + verdict.estimate
         return Judgement(claim=self.claim, verdict=verdict, basis="params", is_decidable=is_decidable, ours=ours)
 
@@ -309,7 +311,7 @@ class SettingKind(CountedKind, kinds="setup"):
         counted = [
             row.value
             for group in facts.groups_of(claim)
-            if group.arms.keys() == group.experiment.arms.keys()  # the smallest of a part says nothing of the grid
+            if group.arms.keys() == group.experiment.arms.keys()  # the smallest of a part may not be the grid's
             for trials in group.arms.values()
             for row in trials[0].result.metrics
             if row.metric == "parameters"
@@ -360,7 +362,7 @@ MOST_APART = 1.1
 
 
 class GridKind(GainKind):
-    """A gain over a grid; results that only indicate don't count for it."""
+    """A gain over a grid; indicative results don't count."""
 
     def judge_group(self, pairs: Pairs, group: ResultGroup, params: Params) -> Judgement:
         if group.evidence_level is EvidenceLevel.DECIDES:
@@ -453,7 +455,7 @@ class AheadFromKind(GridKind, kinds="ahead_from"):
             rules=self.rules,
             pairing="none",
             planned=group.experiment.replicates,
-            pairs=(len(group.arms), planned),  # each model that arrives may make another pair
+            pairs=(len(group.arms), planned),  # each new model may complete a pair
         )
         counted = ", ".join(f"{size:,.0f}" for size in sorted(sizes[arm] for arm in there))
         said = f"The mean over the {len(there)} of {len(couples)} pairs of one depth and size that ran with"
@@ -466,7 +468,7 @@ class AheadFromKind(GridKind, kinds="ahead_from"):
         return self.by_results(verdict, sides, params)
 
     def _of_equal_size(self, group: ResultGroup, sizes: Mapping[str, float]) -> dict[str, str]:
-        """The baseline nearest in parameters to each proposed arm, among those that differ from it only in width."""
+        """Return each proposed arm's baseline of nearest size, among those that differ from it only in width."""
         found = {}
         but_width = {
             arm: {
@@ -518,7 +520,7 @@ class FailedShareKind(TrainedKind, kinds="failures"):
         return {experiment.replicates: 1.0}
 
     def judge_group(self, pairs: Pairs, group: ResultGroup, params: Params) -> Judgement:
-        """Judge failed trainings over a whole grid, in one look, once the grid is complete."""
+        """Judge failed trainings over a whole grid, in one analysis, once the grid is complete."""
         experiment = group.experiment
         failed: dict[Side, list[tuple[int, int]]] = {}
         entries: list[Entry] = []
@@ -563,7 +565,7 @@ class FailedShareKind(TrainedKind, kinds="failures"):
 
     @property
     def slope_of_share(self) -> float:
-        """Slope of the margin by the printed proportion, not by the count."""
+        """Slope of the margin with respect to the printed proportion, not the count."""
         return self.slope * self.printed[1]
 
     def power(self, plan: Plan) -> Power:

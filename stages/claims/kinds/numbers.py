@@ -56,7 +56,7 @@ class ValueKind(TrainedKind, kinds="value"):
 
     @property
     def margin(self) -> float:
-        """The margin for the kind of number: an accuracy, an error, a loss, a memory."""
+        """Margin for the kind of number: an accuracy, an error, a loss, a memory."""
         claim, value, precision = self.claim, self.claim.value or 0.0, self.claim.precision or 0.0
         if claim.unit == "fraction":
             return (self.margins.accuracy if claim.better == "higher" else self.margins.error)(value, precision)
@@ -90,7 +90,7 @@ class ValueKind(TrainedKind, kinds="value"):
 
 @dataclass(frozen=True, kw_only=True)
 class RatioSample:
-    """A ratio as a `sample`, and the variance `s2_at` that its replicates have by another margin."""
+    """A ratio as a `sample`, and its replicates' variance `s2_at` another margin."""
 
     sample: Sample
     s2_at: Callable[[float], float]
@@ -109,13 +109,13 @@ class RatioKind(TrainedKind, kinds="ratio"):
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The ends of the ratios that count as the printed one."""
+        """Smallest and largest ratio that count as the printed one."""
         return self.value - self.margin, self.value + self.margin
 
-    printed_error = None  # that of the numbers is not that of their ratio
+    printed_error = None  # the numbers' errors aren't that of their ratio
 
     def decide(self, sides: ClaimSamples, params: Params) -> VerdictAndOurs:
-        """Judge a ratio; one no larger than its margin is never `reproduced`: no gain at all would count as equal."""
+        """Judge a ratio; one no larger than its margin is never `reproduced`: even no gain would count as equal."""
         ratio = self.relative(sides)
         verdict = judge_value(
             ValueClaim(value=self.value, margin=self.margin, n=self.claim.n, slope=self.slope),
@@ -128,12 +128,12 @@ class RatioKind(TrainedKind, kinds="ratio"):
         return verdict, mean_of(ratio.sample, sides.group.looks(self.rules))
 
     def relative(self, sides: ClaimSamples) -> RatioSample:
-        """The ratio r = N/D of means, as a sample whose mean is r and whose spread is that of (N − b D)/mean(D).
+        """Return the ratio r = N/D of means, as a sample with mean r and the spread of (N − b D)/mean(D).
 
-        b is the end of the claim's margin at which N − b D spreads more.  Where the truth is b, its t test is exact
-        (Fieller 1954); the spread at the printed ratio is too small there, and errs in 9 % instead of 5 %.  N is the
-        gain and D its reference: the baseline, for a lower metric ours, or the gain of another arm.  r and the spread
-        are those of the last look.
+        b is the end of the claim's margin at which N − b D spreads more.  If the truth is b, its t test is exact
+        (Fieller 1954); the spread at the printed ratio is smaller, and a test with it errs in 9 % instead of 5 %.  N is
+        the gain and D its reference: the baseline, our value if lower is better, or the gain of another arm.  r and
+        the spread are those of the last complete analysis.
 
         Raises:
             NotMeasured: D is indistinguishable from zero, or no replicate has both.
@@ -229,7 +229,7 @@ class RangeKind(RatioKind, kinds="range"):
             s2_at=ratio.s2_at,
         )
         ours = mean_of(ratio.sample, sides.group.looks(self.rules))
-        return dataclasses.replace(verdict, prediction=None), ours  # no number is printed that a rerun could give
+        return dataclasses.replace(verdict, prediction=None), ours  # the paper prints no number that a rerun could give
 
     def power(self, plan: Plan) -> Power:
         return self.power_near(plan, self.margin, "the truth is in the middle of the range")
@@ -260,7 +260,7 @@ class ObservedKind(TrainedKind, kinds="observed"):
             return judge_side(self.value, self.better, sides.proposed, rules=rules, planned=planned), ours
         stated = ValueClaim(value=self.value, margin=self.margin, stderr=self.printed_error)
         verdict = judge_value(stated, sides.proposed, rules=rules, planned=planned)
-        return dataclasses.replace(verdict, prediction=None), ours  # no paper ran it
+        return dataclasses.replace(verdict, prediction=None), ours  # no paper measured it
 
     def power(self, plan: Plan) -> Power:
         if self.margin is None:
@@ -312,7 +312,7 @@ class GainKind(TrainedKind):
         )
 
     def setting(self, sides: ClaimSamples) -> dict[str, Any]:
-        """The judges' arguments on the experiment; widening is the most that left-out test rows could change."""
+        """Return the judges' arguments about the experiment; excluded test rows change at most `widening`."""
         group, share = sides.group, sides.excluded_share
         return {
             "rules": self.rules,
@@ -324,7 +324,7 @@ class GainKind(TrainedKind):
 
 
 def _disagreement(sides: ClaimSamples) -> float:
-    """Share of test images on which only one of the two arms' first models is right; 1 if it isn't known."""
+    """Share of test images on which only one of the two arms' first models is right; 1 if unknown."""
     first = {trial.result.arm: trial.result for trial in reversed(sides.trials) if trial.result.correct is not None}
     if len(first) < 2:
         return 1.0
@@ -369,7 +369,7 @@ class OrderKind(DifferenceKind, kinds="order"):
 
 
 class GapKind(GainKind, kinds="gap"):
-    """A printed difference of two models that claims no order: its size alone."""
+    """A printed difference between two models without a claimed order: only its size is judged."""
 
     test = f"two one-sided tests of the gain minus the printed one ({WELCH}) against the margin"
     is_number = True
@@ -385,7 +385,7 @@ class GapKind(GainKind, kinds="gap"):
 
 
 class EquivalenceKind(GainKind, kinds="equivalence"):
-    """Two models are comparable; the number is the largest loss that the paper calls so, the precision the margin."""
+    """Two models are comparable; `value` is the largest loss that the paper calls so, `precision` the margin."""
 
     test = f"non-inferiority by the margin of the gain ({WELCH})"
     may_lack_number = True

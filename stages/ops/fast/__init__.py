@@ -1,4 +1,4 @@
-"""Fast paths of operators: the same quantities in C++, in Triton, or in another precision.
+"""Fast implementations of operators in C++, in Triton, or in another precision.
 
-Nothing here is part of a run key, because tests hold each path to its equation.  A fast path is never the only one.
+They are not part of run keys, because tests compare each with its reference.  Each has a slower fallback.
 """

@@ -1,5 +1,6 @@
-"""Fast paths of attention with scores of Yat or HyperBF: on a CPU in C++ (`attention.cpp`), on a GPU Yat's in
-Triton.  Where there is none, `attention` returns None, and the caller does the same with PyTorch's operators.
+"""Fast attention with Yat or HyperBF scores: C++ on CPUs (`attention.cpp`), Triton on GPUs (Yat only).
+
+If no fast path applies, `attention` returns None and the caller uses PyTorch's operators.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ Factor = Tensor | float
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 _NAMES = {torch.float32: "attention_{}", torch.bfloat16: "attention_{}_half"}
-_PEAK = 2  # numbers that are kept of a query for the way back, unless its weights are
-_VECTOR = 16  # floats in the largest of vectors, of which a row of weights is a multiple
+_PEAK = 2  # numbers stored per query for the backward pass, unless its weights are stored
+_VECTOR = 16  # floats in the widest vector register; rows of weights are padded to a multiple of it
 
 
 def attention(
@@ -31,8 +32,7 @@ def attention(
     key_terms: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor | None:
-    """Softmax of scores, times values; scores are those of Yat, or without an `epsilon` s (2 q·k − t), t the keys'
-    terms.
+    """Softmax of scores times values.  Scores are Yat's or, without `epsilon`, s (2 q·k − t) with the keys' terms t.
 
     query: [..., T, E]; key: [..., S, E]; value: [..., S, F]; key_terms: [..., S], else ‖k‖²; returns [..., T, F].
     """
@@ -46,7 +46,7 @@ def attention(
     if len(outer) != 2:
         queries, keys, values = (tensor.reshape(1, -1, *tensor.shape[-2:]) for tensor in (query, key, value))
     if is_yat and _is_on_gpu(query):
-        from stages.ops.fast import yat_triton  # Triton is absent where torch has no CUDA
+        from stages.ops.fast import yat_triton  # Triton is absent if torch has no CUDA
 
         if not yat_triton.applies(queries, keys, values, scale, epsilon):
             return None
@@ -61,14 +61,12 @@ def attention(
 
 
 def _as_tensor(factor: Factor, like: Tensor) -> Tensor:
-    """A number as float32 on the device of `like`."""
+    """Convert a number to a float32 tensor on the device of `like`."""
     return factor if isinstance(factor, Tensor) else torch.full((), factor, dtype=torch.float32, device=like.device)
 
 
 def _fit(query: Tensor, key: Tensor, value: Tensor, key_terms: Tensor | None = None) -> bool:
-    """True if the shapes are those of one attention, without broadcasting: PyTorch's operators handle that, or
-    complain.
-    """
+    """True if the shapes match without broadcasting; PyTorch's operators handle or reject all others."""
     is_one = query.ndim > 1 and query.shape[:-2] == key.shape[:-2] and query.shape[-1] == key.shape[-1]
     return is_one and key.shape[:-1] == value.shape[:-1] and (key_terms is None or key_terms.shape == key.shape[:-1])
 
@@ -85,7 +83,7 @@ def _can_attend(*tensors: Tensor) -> bool:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_available() -> bool:
-    """True if there is a compiler for the C++."""
+    """True if the C++ library can be compiled and loaded."""
     return load_library(SOURCE) is not None
 
 
@@ -94,9 +92,9 @@ def _is_on_gpu(tensor: Tensor) -> bool:
 
 
 class _Attention(torch.autograd.Function):
-    """query: [B, H, T, E]; key: [B, H, S, E]; value: [B, H, S, F]; returns [B, H, T, F], in memory [B, T, H, F].
+    """query: [B, H, T, E]; key: [B, H, S, E]; value: [B, H, S, F]; returns [B, H, T, F], stored as [B, T, H, F].
 
-    These are in float32 or bfloat16, all else is in float32.
+    These tensors are float32 or bfloat16; everything else is float32.
     """
 
     @staticmethod
@@ -141,9 +139,7 @@ def _forward(
     is_yat: bool,
     keeps_weights: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The result, and for the way back the weights, [B H, T, S and more], or each query's greatest score and sum,
-    [B H, T, 2].
-    """
+    """Return the result and, for the backward pass, weights [B H, T, S or more] or maxima and sums [B H, T, 2]."""
     query, key, value = map(in_rows, (query, key, value))
     key_terms = None if key_terms is None else key_terms.contiguous()
     out, kept = _empty(query, key, value, keeps_weights)
@@ -169,7 +165,7 @@ def _backward(
     is_causal: bool,
     is_yat: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key, value, keys' terms (empty without them), and of scale and epsilon together, [2]."""
+    """Return gradients of query, key, value, keys' terms (empty without them), and of scale and epsilon, [2]."""
     query, key, value, grad = map(in_rows, (query, key, value, grad))
     terms = None if key_terms is None else key_terms.contiguous()
     to_query, to_key, to_value = (tensor.new_empty(tensor.shape) for tensor in (query, key, value))
@@ -192,7 +188,7 @@ def _sizes(query: Tensor, key: Tensor, value: Tensor, kept: Tensor) -> tuple[int
 
 
 def _empty(query: Tensor, key: Tensor, value: Tensor, keeps_weights: bool) -> tuple[Tensor, Tensor]:
-    """Memory for what `_forward` returns."""
+    """Allocate the results of `_forward`."""
     samples, heads, queries, _ = query.shape
     out = query.new_empty(samples, queries, heads, value.shape[3]).transpose(1, 2)
     row = -(-key.shape[2] // _VECTOR) * _VECTOR if keeps_weights else _PEAK
@@ -200,7 +196,7 @@ def _empty(query: Tensor, key: Tensor, value: Tensor, keeps_weights: bool) -> tu
 
 
 def _gradient_of(key_terms: Tensor | None, query: Tensor) -> Tensor:
-    """Memory for the gradient of the keys' terms, empty without them."""
+    """Allocate the gradient of the keys' terms; empty without them."""
     return query.new_empty(0, dtype=torch.float32) if key_terms is None else torch.empty_like(key_terms)
 
 
@@ -208,8 +204,7 @@ def _call(name: str, *arguments: Any) -> None:
     call(SOURCE, name, *arguments)
 
 
-# Under `torch.compile` the same functions are operators, which compiled code leaves as they are.  In eager code their
-# dispatch would take time for nothing.
+# Under `torch.compile` these functions are opaque operators.  Eager code calls them directly to avoid dispatch costs.
 _forward_operator = torch.library.custom_op("claimcheck::attention_forward", _forward, mutates_args=())
 _backward_operator = torch.library.custom_op("claimcheck::attention_backward", _backward, mutates_args=())
 

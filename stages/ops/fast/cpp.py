@@ -1,6 +1,6 @@
-"""Compiles the C++ file of a module for this processor when first needed, and caches it.
+"""Compile a module's C++ file for this processor when it is first needed, and cache the library.
 
-A fast path, never the only one: without a compiler, or if it fails, `load_library` says so once and returns None.
+If that fails, `load_library` reports it once and returns None, and callers fall back to PyTorch's operators.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from torch import Tensor
 
 _HEADER = Path(__file__).with_suffix(".h")
 _COMPILERS = ("c++", "g++", "clang++")
-# No -ffast-math: a NaN has to stay one, or a diverging training would go on.
+# No -ffast-math: NaNs must propagate, or a diverged training would continue.
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
-# The limit that PyTorch's own variable sets for it applies to our C++, too.
+# PyTorch's variable that limits its own instruction set limits our C++, too.
 _LESSER_PROCESSORS = {"default": "x86-64", "avx2": "x86-64-v3"}
 TAKEN: set[str] = set()
 """Modules of the fast paths that ran since a training cleared this: no run key has them, so the result names them."""
@@ -41,7 +41,7 @@ COMPILED: dict[str, dict[str, str]] = {}
 
 @cache
 def load_library(source: Path) -> ctypes.CDLL | None:
-    """The shared library of a C++ file, whose only header of ours is `cpp.h`; None if it can't be had."""
+    """Load the library of a C++ file, compiling it if needed; None on failure.  `cpp.h` is its only header of ours."""
     compiler = os.environ.get("CXX") or next((name for name in _COMPILERS if shutil.which(name)), None)
     if compiler is None:
         return None
@@ -66,7 +66,7 @@ def load_library(source: Path) -> ctypes.CDLL | None:
 def call(source: Path, name: str, *arguments: Tensor | float | Sequence[int] | None) -> int:
     """Call a function of a loaded library and return its result, if it has one.
 
-    Tensors are passed as their memory, None as a null pointer, an integer as `long`, several as an array of these.
+    Tensors are passed as data pointers, None as a null pointer, an integer as `long`, a sequence as a `long` array.
     """
     library = load_library(source)
     assert library is not None, "the caller has asked for it"
@@ -89,10 +89,10 @@ def _as_c(argument: Tensor | float | Sequence[int] | None) -> Any:
 
 
 def is_plain(*tensors: Tensor, dtype: torch.dtype = torch.float32, compiled: bool = False) -> bool:
-    """True if all are real tensors of `dtype` on a CPU, in eager PyTorch with at most its backward pass.
+    """True if all are real tensors of `dtype` on a CPU, in eager PyTorch with at most a backward pass.
 
-    Compilers, exports, `torch.func`, forward-mode differentiation and lazily negated views need PyTorch's operators.
-    `compiled`: what `torch.compile` traces will do, too, as the caller has operators of its own for it.
+    Tracing, exports, `torch.func`, forward-mode differentiation and lazily negated views need PyTorch's operators.
+    `compiled` also accepts tracing by `torch.compile`, for callers that have registered operators.
     """
     are_plain = all(
         tensor.dtype == dtype
@@ -101,7 +101,7 @@ def is_plain(*tensors: Tensor, dtype: torch.dtype = torch.float32, compiled: boo
         and type(tensor) in (Tensor, torch.nn.Parameter)
         for tensor in tensors
     )
-    if torch.compiler.is_compiling():  # the dispatcher makes negated views real before it calls an operator
+    if torch.compiler.is_compiling():  # the dispatcher resolves negated views before it calls an operator
         return are_plain and compiled and not torch.compiler.is_exporting()
     is_watched = (
         torch._C._is_tracing()
@@ -112,23 +112,23 @@ def is_plain(*tensors: Tensor, dtype: torch.dtype = torch.float32, compiled: boo
 
 
 def is_single(tensor: Tensor) -> bool:
-    """True for float32 on a CPU, also where it is traced."""
+    """True for float32 on a CPU, traced or not."""
     return tensor.device.type == "cpu" and tensor.dtype == torch.float32
 
 
 def require_single(name: str, tensors: Sequence[Tensor]) -> None:
-    """Raises `TypeError` where operator `name` got anything else."""
+    """Raise `TypeError` if operator `name` received anything else."""
     if unfit := [f"{tensor.dtype} on {tensor.device}" for tensor in tensors if not is_single(tensor)]:
         raise TypeError(f"{name} got {', '.join(unfit)}; expected torch.float32 on cpu alone")
 
 
 def in_rows(tensor: Tensor) -> Tensor:
-    """The tensor with the numbers of its last dimension side by side."""
+    """Return the tensor with a contiguous last dimension, copied if necessary."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def head_strides(*tensors: Tensor) -> list[int]:
-    """Strides of sample, head and row of each [B, H, T, E]."""
+    """Return the strides of sample, head and row of each tensor [B, H, T, E]."""
     return [stride for tensor in tensors for stride in tensor.stride()[:3]]
 
 
@@ -145,11 +145,11 @@ def in_parts(count: int, work: Callable[[slice], None]) -> None:
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Thread pool, kept for the next layer: starting threads takes longer than a small one."""
+    """Thread pool, cached because starting threads takes longer than a small layer."""
     return ThreadPoolExecutor(threads)
 
 
-# A fork has none of its threads.
+# A forked process has none of the pool's threads.
 os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
@@ -157,11 +157,11 @@ def _flags() -> tuple[str, ...]:
     if platform.machine() not in ("x86_64", "AMD64"):
         return (*_FLAGS, "-march=native")
     processor = _LESSER_PROCESSORS.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), "native")
-    return (*_FLAGS, f"-march={processor}", "-mprefer-vector-width=512")  # GCC uses half of a register otherwise
+    return (*_FLAGS, f"-march={processor}", "-mprefer-vector-width=512")  # by default GCC uses half a register
 
 
 def _compile(compiler: str, source: Path, built: Path) -> None:
-    """Compile next to `built` and rename: another process sees all of it or nothing."""
+    """Compile next to `built`, then rename, so that other processes never see a partial file."""
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         part = Path(folder) / built.name
         subprocess.run(
@@ -174,14 +174,14 @@ def _compile(compiler: str, source: Path, built: Path) -> None:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Lock: one process at a time; the others find its result."""
+    """Hold a file lock, so that one process compiles and the others use its result."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _library_path(name: str) -> Path:
-    """Path of a compiled library, whether it exists or not; an existing one may lie in a read-only folder."""
+    """Path of a compiled library, existing or not; an existing one may be in a read-only folder."""
     with suppress(RuntimeError):
         if (kept := _home_cache() / name).is_file():
             return kept
@@ -189,11 +189,10 @@ def _library_path(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """The folder of this user's compiled files: in the user's cache or, if that can't be written to, among temporary
-    files.
+    """Return the folder of this user's compiled files: the user's cache or, if that isn't writable, a temporary one.
 
     Raises:
-        PermissionError: another user could put code there.
+        PermissionError: another user could write to the folder.
     """
     with suppress(OSError, RuntimeError):
         folder = _home_cache()
@@ -209,7 +208,7 @@ def cache_folder() -> Path:
 
 
 def keep_triton_kernels() -> None:
-    """Triton keeps its compiled kernels at home; move them next to our libraries if home can't be written to."""
+    """Move Triton's kernel cache next to our libraries if the home folder isn't writable."""
     with suppress(OSError, RuntimeError):
         home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
         there = next(folder for folder in (home, *home.parents) if folder.exists())
@@ -218,25 +217,25 @@ def keep_triton_kernels() -> None:
 
 
 def keep_compiled_steps_apart() -> None:
-    """Give `torch.compile` a cache folder for this processor and the one that PyTorch emulates.
+    """Give `torch.compile` a cache folder for this processor and the capability that PyTorch uses on it.
 
-    PyTorch's names for such code tell neither: it is compiled with -march=native and laid out for the capability.  Run
-    by another processor that shares the folder, it crashes or computes something else.
+    PyTorch's cache keys include neither, although it compiles with -march=native and for the capability.  On another
+    processor that shares the folder, such code would crash or compute something else.
     """
     given = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
     played = torch.backends.cpu.get_cpu_capability()
     own = hashlib.sha256(f"{_processor()}|{played}".encode()).hexdigest()[:16]
-    if given.name != own:  # it is where a parent process has done this
+    if given.name != own:  # equal if a parent process has done this
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(given / own)
 
 
 def _home_cache() -> Path:
-    """The user's cache; RuntimeError if the user has no home."""
+    """Return the folder in the user's cache; RuntimeError if the user has no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck"
 
 
 def _processor() -> str:
-    """The properties that -march=native depends on: a home folder may be shared between machines."""
+    """Describe the properties that -march=native depends on: machines may share a home folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -250,9 +249,9 @@ _trying = threading.Lock()
 
 
 def agrees_here(claim: str, fast: Callable[[], Iterable[Tensor]], plain: Callable[[], Iterable[Tensor]]) -> bool:
-    """True if both make the same tensors.  `claim` names the thing tried, in the words that a user reads if it fails.
+    """True if both functions produce the same tensors; if not, a warning says so with `claim`, a text for users.
 
-    Tried again if oneDNN was turned on or off since, because PyTorch then uses other routines.
+    The answer is cached per oneDNN setting, because PyTorch's routines depend on it.
     """
     key = claim, torch._C._get_mkldnn_enabled()
     if (known := _answers.get(key)) is not None:
@@ -268,9 +267,7 @@ def agrees_here(claim: str, fast: Callable[[], Iterable[Tensor]], plain: Callabl
 
 
 def same_bits(found: Tensor, wanted: Tensor) -> bool:
-    """True if type, shape, order in memory and each number are the same, including the sign of zero; all NaNs are
-    equal.
-    """
+    """True if dtype, shape, strides and all bits are equal, including the sign of zero; all NaNs are equal."""
     if (found.dtype, found.shape, found.stride()) != (wanted.dtype, wanted.shape, wanted.stride()):
         return False
     if not wanted.is_floating_point():
@@ -282,6 +279,6 @@ def same_bits(found: Tensor, wanted: Tensor) -> bool:
 
 @cache
 def all_numbers() -> Tensor:
-    """All 65,536 numbers of bfloat16, in the order of their bits."""
+    """Return all 65,536 bfloat16 numbers, in the order of their bits."""
     with torch.inference_mode(False):
         return torch.arange(1 << 16, dtype=torch.int32, device="cpu").to(torch.int16).view(torch.bfloat16)

@@ -1,8 +1,7 @@
-"""The fast path of `dac_recompute`: its sums in C++ on a CPU, in float32 (`dac.cpp`); in Triton on a GPU.
+"""Fast path of `dac_recompute`: float32 C++ on CPUs (`dac.cpp`), Triton on GPUs.
 
-On a CPU, bfloat16 maps, as autocast gives them, are widened first and their gradient is rounded.  What `torch.compile`
-makes calls the same sums.  Without a compiler there is no fast path, and `dac_recompute` does the same with PyTorch's
-operators.
+On a CPU, bfloat16 maps (from autocast) are widened first and their gradient is rounded.  Code from `torch.compile`
+calls the same functions.  Without a C++ compiler, `dac_recompute` uses PyTorch's operators.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ _KERNELS = {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (3, 3)}
 
 
 def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
-    """True if `forward` and `backward` can handle these.  x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m]."""
+    """True if `forward` and `backward` support these.  x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m]."""
     if _is_on_gpu(x):
-        from stages.ops.fast import dac_triton  # Triton is absent where torch has no CUDA
+        from stages.ops.fast import dac_triton  # Triton is absent if torch has no CUDA
 
         return dac_triton.applies(x, weight, bias)
     is_known = tuple(weight.shape[2:]) in _KERNELS
@@ -32,12 +31,12 @@ def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_available() -> bool:
-    """True if there is a compiler for the C++."""
+    """True if the C++ library can be compiled and loaded."""
     return load_library(SOURCE) is not None
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """`dac_taps`, [B, n, *size]; for a dense layer's samples, in their own order of memory."""
+    """Compute `dac_taps`, [B, n, *size]; a dense layer's result has the memory layout of its samples."""
     if _is_on_gpu(x):
         from stages.ops.fast import dac_triton
 
@@ -50,7 +49,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], si
 def backward(
     x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, before: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias from the gradient of the result, `grad` [B, n, H', W']."""
+    """Return gradients of x, weight and bias, given the result's gradient `grad` [B, n, H', W']."""
     if _is_on_gpu(x):
         from stages.ops.fast import dac_triton
 
@@ -95,7 +94,7 @@ def _backward(
 
 
 def _empty(x: Tensor, weight: Tensor, size: Sequence[int], is_rows: bool) -> Tensor:
-    """Memory for the result."""
+    """Allocate the result."""
     shape = x.shape[0], weight.shape[0], *size
     return torch.empty(shape, dtype=torch.float32, device=x.device, memory_format=_format(is_rows))
 
@@ -105,7 +104,7 @@ def _is_on_gpu(x: Tensor) -> bool:
 
 
 def _is_rows(x: Tensor, weight: Tensor) -> bool:
-    """True if these are a dense layer's samples, each contiguous: the kernel transposes them as it reads them."""
+    """True if these are a dense layer's samples, each contiguous; the kernel transposes them while reading."""
     return weight.shape[2:] == (1, 1) and x.shape[2] == 1 and x.permute(0, 2, 3, 1).is_contiguous()
 
 
@@ -120,15 +119,15 @@ def _format(is_rows: bool) -> torch.memory_format:
 def _call(
     name: str, tensors: list[Tensor], weight: Tensor, before: Sequence[int], size: Sequence[int], is_rows: bool
 ) -> None:
-    """Call `name` with the tensors' memory; the first tensor is x, whose sizes are passed to the kernel."""
+    """Call kernel `name`; the first tensor is x, which defines the sizes."""
     images, inputs, height, width = tensors[0].shape
     sizes = (images, inputs, weight.shape[0], height, width, *before, *size, is_rows)
     status = call(SOURCE, name, *tensors, sizes, *weight.shape[2:])
     assert status == 0, f"no kernel of {[*weight.shape[2:]]}; `applies` lists them"
 
 
-# Under `torch.compile` the same functions are operators, which compiled code leaves as they are.  In eager code their
-# dispatch would take longer than the sums of a small layer.
+# Under `torch.compile` these functions are opaque operators.  Eager code calls them directly, because their dispatch
+# would take longer than a small layer.
 _forward_operator = torch.library.custom_op("claimcheck::dac_cpu_forward", _forward, mutates_args=())
 _backward_operator = torch.library.custom_op("claimcheck::dac_cpu_backward", _backward, mutates_args=())
 

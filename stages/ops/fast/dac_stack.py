@@ -1,6 +1,6 @@
-"""DAC's dense layer for M networks at once, each with its own weights: the sums of `dac.cpp`.
+"""DAC's dense layer for M networks at once, each with its own weights (`dac.cpp`).
 
-They are PyTorch operators, so that compiled code can call them.
+These are PyTorch operators so that compiled code can call them.
 M networks, I inputs, U units, B batch.
 """
 
@@ -16,7 +16,7 @@ from stages.ops.fast.dac import SOURCE
 
 
 def is_available() -> bool:
-    """True if there is a compiler for the operators' C++."""
+    """True if the C++ library can be compiled and loaded."""
     return load_library(SOURCE) is not None
 
 
@@ -24,11 +24,11 @@ def is_available() -> bool:
 def dac_stack(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Equation 4 of the DAC paper for each network, float32 on a CPU; has no second derivatives.
 
-    x: [M, I, B], a unit's samples side by side; weight, bias: [M, U, I]; returns [M, U, B].
+    x: [M, I, B]; weight, bias: [M, U, I]; returns [M, U, B].
 
     Raises:
-        TypeError: the dtype is another one.
-        ValueError: the shapes don't fit each other.
+        TypeError: a tensor isn't float32 on a CPU.
+        ValueError: the shapes don't match.
     """
     if x.ndim != 3 or weight.shape != bias.shape or weight.shape[::2] != x.shape[:2]:
         shapes = f"{[*x.shape]}, {[*weight.shape]}, {[*bias.shape]}"
@@ -40,7 +40,7 @@ def dac_stack(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 @torch.library.custom_op("claimcheck::dac_stack_backward", mutates_args=(), device_types="cpu")
 def _backward(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias from the gradient of the result, `grad` [M, U, B]."""
+    """Return gradients of x, weight and bias, given the result's gradient `grad` [M, U, B]."""
     operands = [tensor.contiguous() for tensor in (x, weight, bias, grad)]
     gradients = torch.empty_like(operands[0]), torch.zeros_like(operands[1]), torch.zeros_like(operands[2])
     _call("dac_stack_backward", [*operands, *gradients], weight)
@@ -48,7 +48,7 @@ def _backward(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Te
 
 
 def _call(name: str, tensors: list[Tensor], weight: Tensor) -> None:
-    """Call `name` with the tensors' memory, x first."""
+    """Call kernel `name` with the tensors, x first."""
     require_single(name, tensors)
     sizes = (tensors[0].shape[2], *weight.shape[:0:-1])
 

@@ -1,8 +1,8 @@
-"""The fast path of `dac_recompute` on a GPU, in Triton; no GPU has run it yet.
+"""Triton implementation of `dac_recompute` for GPUs; no GPU has run it yet.
 
-Half types multiply on tensor cores and add in float32; float32 multiplies exactly, without TF32.  If images of a half
-type meet float32 weights, as under autocast, everything is computed and returned in the images' type.  Both functions
-are torch operators, so that a compiler leaves them as they are and a CUDA graph can hold them.
+Half-precision products run on tensor cores and accumulate in float32; float32 products don't use TF32.  If
+half-precision images meet float32 weights, as under autocast, everything is computed and returned in the images'
+dtype.  Both functions are torch operators, so compilers leave them alone and CUDA graphs can capture them.
 
 The kernels:
 
@@ -10,15 +10,15 @@ The kernels:
     ∂E/∂z_j = Σ_i φ'(b_ij + z_j(q)) Σ_t w_tij g_i(q - t + before)
     ∂E/∂w   = Σ_q φ(b_ij + z_j(q)) g_i(q - t + before),   ∂E/∂b = Σ_t w_tij Σ_q φ'(b_ij + z_j(q)) g_i(q - t + before)
 
-Each φ(b_ij + z_j) serves only output i, so a product can't have other outputs as columns.  In the forward pass its
-columns are the neighbouring positions of a patch of ROWS x COLS outputs, whose weights are those of the taps that reach
-them; in the backward pass they are the kernel positions t, padded to TAPS.  No map of activations leaves the registers.
+Each φ(b_ij + z_j) is used by output i only, so other outputs can't be columns of the same matrix product.  In the
+forward pass the columns are the positions of a patch of ROWS x COLS outputs, with the weights of the taps that reach
+them; in the backward pass they are the kernel positions t, padded to TAPS.  Activations never leave the registers.
 
-z is padded with -inf, which φ maps to 0 for any bias, and is laid out [images, rows, columns, channels]; the output's
-gradient g is padded with 0, [images, channels, rows, columns].  A NaN stays a NaN.
+z is padded with -inf, which φ maps to 0 for any bias, and is laid out as [images, rows, columns, channels]; the
+output's gradient g is padded with 0, [images, channels, rows, columns].  NaNs propagate.
 
-Only builtin functions of Triton's language are used here: its interpreter handles those whenever it is requested, the
-others only if requested before Triton was loaded.  In Triton 3.6 `maximum` gives float32, whatever its operands are.
+Kernels use only builtin functions of Triton's language: the interpreter supports others only if it was requested
+before Triton was loaded.  In Triton 3.6 `maximum` returns float32 for all operands.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 from stages.ops.fast.cpp import TAKEN, keep_triton_kernels
 
-# The types of a kernel's operands are known only when it is compiled for them.
+# Kernel operands have no static types: Triton compiles a kernel for the types that it is called with.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,assignment"
 
 
@@ -59,7 +59,7 @@ def forward_kernel(
     CHUNK: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
-    """PATCHES patches of OUTPUTS channels; a step takes one position of all patches and CHUNK input channels."""
+    """Compute PATCHES patches of OUTPUTS channels; a step takes one position of each and CHUNK input channels."""
     across = (width + COLS - 1) // COLS
     down = (height + ROWS - 1) // ROWS
     patch = tl.program_id(0) * PATCHES + tl.arange(0, PATCHES)
@@ -127,7 +127,7 @@ def input_gradient_kernel(
     PIXELS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """PIXELS pixels of CHUNK channels, looping over all outputs."""
+    """Compute PIXELS pixels of CHUNK channels in a loop over all outputs."""
     q = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     is_real = q < images * height * width
     q = tl.minimum(q, images * height * width - 1)
@@ -157,8 +157,8 @@ def weight_gradient_kernel(
     z,  # [images, z_height, z_width, inputs]
     bias,  # [n, inputs]
     grad,  # [images, n, g_height, g_width]
-    active_sums,  # [parts, n, inputs, A * B], float32: the gradient of w
-    passed_sums,  # [parts, n, inputs, A * B], float32: that of the bias, before its sum with w
+    active_sums,  # [parts, n, inputs, A * B], float32: gradient of w
+    passed_sums,  # [parts, n, inputs, A * B], float32: gradient of the bias, before it is summed with w
     images,
     inputs,
     n,
@@ -177,7 +177,7 @@ def weight_gradient_kernel(
     ACROSS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One output, CHUNK inputs and one part of the blocks of PIXELS, ACROSS per row; the caller adds the parts."""
+    """Compute one output, CHUNK inputs and one part of the blocks of PIXELS, ACROSS per row; callers add the parts."""
     i = tl.program_id(0)
     j = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     t = tl.arange(0, TAPS)
@@ -212,23 +212,23 @@ def weight_gradient_kernel(
 keep_triton_kernels()
 _HALF = (torch.bfloat16, torch.float16)
 _TAPS = 16  # kernel positions as columns of a product, padded
-_COUNTED = 2**31  # as many as a kernel's 32 bits can count
+_COUNTED = 2**31  # limit of a kernel's 32-bit indices
 _PROGRAMS = 2048  # of one or two warps: enough to keep a GPU of 132 multiprocessors busy
 
 
 def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
-    """True if `forward` and `backward` can handle these.  x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m]."""
+    """True if `forward` and `backward` support these.  x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m]."""
     others = {weight.dtype, bias.dtype}
     is_known = (x.dtype in _HALF and others <= {x.dtype, torch.float32}) or {x.dtype} | others == {torch.float32}
     is_small = weight.shape[2] * weight.shape[3] <= _TAPS
-    # Padding at most quadruples a map, of inputs or of outputs.
+    # Padding at most quadruples an input or output map.
     maps = max(weight.shape[0], weight.shape[1], 16) * x.shape[0] * x.shape[2] * x.shape[3]
     return is_known and is_small and maps > 0 and 4 * maps < _COUNTED and weight.numel() > 0
 
 
 @torch.library.custom_op("claimcheck::dac_forward", mutates_args=())
 def forward(x: Tensor, weight: Tensor, bias: Tensor, before: list[int], size: list[int]) -> Tensor:
-    """`dac_taps`, [B, n, *size], in the dtype of x."""
+    """Compute `dac_taps`, [B, n, *size], in the dtype of x."""
     TAKEN.add("dac_triton")
     laid = _lay_out(x, weight, bias, before, size)
     out = x.new_zeros(len(x), len(weight), *size)
@@ -262,7 +262,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, before: list[int], size: li
 
 @torch.library.custom_op("claimcheck::dac_backward", mutates_args=())
 def backward(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, before: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias from the gradient of the result, `grad` [B, n, H', W']."""
+    """Return gradients of x, weight and bias, given the result's gradient `grad` [B, n, H', W']."""
     laid = _lay_out(x, weight, bias, before, list(grad.shape[2:]))
     grad_x = torch.zeros_like(x, memory_format=torch.contiguous_format)
     if laid is None:
@@ -314,9 +314,9 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, before: list[int]) 
 
 @dataclass(frozen=True)
 class _LaidOut:
-    """Operands as the kernels read them; `before` refers to the part of x that kernels reach at all."""
+    """Operands in the kernels' layout; `before` refers to the part of x that kernels reach."""
 
-    z: Tensor  # [B, rows, columns, inputs], -inf around the image and in channels that fill a chunk up
+    z: Tensor  # [B, rows, columns, inputs], -inf around the image and in padding channels
     w: Tensor  # [n, La, Lb, inputs]
     bias: Tensor  # [n, inputs]
     before: tuple[int, int]

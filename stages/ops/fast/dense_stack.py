@@ -1,7 +1,7 @@
-"""Networks of dense layers, BatchNorm and ReLU, M at once: losses with all gradients, and predictions, in C++.
+"""Train and evaluate M networks of dense layers, BatchNorm and ReLU at once, in C++.
 
-They are PyTorch operators, so that compiled code can call them.  A loss and its gradients are one, so that a network's
-maps stay in a core's caches from its first layer to the last and back.
+These are PyTorch operators so that compiled code can call them.  One operator computes loss and gradients, so that a
+network's activations stay in a core's caches in both passes.
 M networks, B batch, F features, U units.
 """
 
@@ -20,12 +20,12 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def is_available() -> bool:
-    """True if there is a compiler for the operators' C++."""
+    """True if the C++ library can be compiled and loaded."""
     return load_library(SOURCE) is not None
 
 
 def applies(features: Tensor) -> bool:
-    """True if the operators handle features like these, and no hook watches the products inside (as `tf32` does)."""
+    """True if the operators support these features, and no dispatch mode watches the products (as `tf32` does)."""
     is_watched = not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0
     return is_single(features) and not features.requires_grad and not is_watched
 
@@ -33,16 +33,15 @@ def applies(features: Tensor) -> bool:
 def losses(
     features: Tensor, targets: Tensor, parameters: Sequence[Tensor], epsilon: float
 ) -> tuple[Tensor, list[Tensor]]:
-    """Mean squared errors [M] of networks in training mode, and their batches' statistics: of each hidden layer the
-    means and the biased variances [M, U] of its units.
+    """Return mean squared errors [M] in training mode, and each hidden layer's batch means and biased variances [M, U].
 
-    features: [M, B, F]; targets: [M, B]; parameters: of each hidden layer the weights [M, U, inputs], and scales and
-    shifts [M, U] of its BatchNorm, whose ε is `epsilon`; of the output unit the weights [M, 1, inputs] and biases
-    [M, 1].  All are float32 on a CPU.  Losses have gradients for the parameters alone, and no second derivatives.
+    features: [M, B, F]; targets: [M, B]; parameters: for each hidden layer weights [M, U, inputs] and BatchNorm scales
+    and shifts [M, U], with ε `epsilon`; then the output unit's weights [M, 1, inputs] and biases [M, 1].  All are
+    float32 on a CPU.  Only parameters get gradients; there are no second derivatives.
 
     Raises:
-        TypeError: a dtype or a device is another one.
-        ValueError: the shapes don't fit each other.
+        TypeError: a tensor isn't float32 on a CPU.
+        ValueError: the shapes don't match.
     """
     found: tuple[Tensor, list[Tensor], list[Tensor]] = _step(features, targets, list(parameters), epsilon)
     return found[0], found[1]
@@ -52,7 +51,7 @@ def losses(
 def _step(
     features: Tensor, targets: Tensor, parameters: list[Tensor], epsilon: float
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Losses [M], statistics, and what the parameters' gradients are where that of a loss is 1."""
+    """Return losses [M], statistics, and the parameters' gradients for a loss gradient of 1."""
     _check([features, targets, *parameters], parameters)
     if targets.shape != features.shape[:2]:
         raise ValueError(
@@ -66,12 +65,13 @@ def _step(
 
 @torch.library.custom_op("claimcheck::dense_stack_predict", mutates_args=(), device_types="cpu")
 def predict(features: Tensor, parameters: list[Tensor], statistics: list[Tensor], epsilon: float) -> Tensor:
-    """Predictions [M, B] of networks in evaluation mode, whose statistics are of each hidden layer the means and
-    variances [M, U]; the rest as for `losses`.  They have no gradients.
+    """Return predictions [M, B] in evaluation mode, without gradients; arguments as for `losses`.
+
+    statistics: means and variances [M, U] of each hidden layer.
 
     Raises:
-        TypeError: a dtype or a device is another one.
-        ValueError: the shapes don't fit each other.
+        TypeError: a tensor isn't float32 on a CPU.
+        ValueError: the shapes don't match.
     """
     _check([features, *parameters, *statistics], parameters)
     wanted = [scale.shape for scale in parameters[1:-2:3] for _ in range(2)]
@@ -86,7 +86,7 @@ def predict(features: Tensor, parameters: list[Tensor], statistics: list[Tensor]
 
 
 def _check(tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-    """`tensors` are of one kind, `parameters` of one network on features, the first of `tensors`."""
+    """Check dtype and device of `tensors`, and the shapes of `parameters` for the features, the first of `tensors`."""
     require_single("dense_stack", tensors)
     networks, _, inputs = tensors[0].shape
     wanted: list[tuple[int, ...]] = []
@@ -103,7 +103,7 @@ def _check(tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
 def _call(
     name: str, tensors: Sequence[Tensor], parameters: Sequence[Tensor], others: Sequence[Tensor], epsilon: float
 ) -> None:
-    """Call `name` with the memory of `tensors`, features first, and the addresses of the parameters and others."""
+    """Call kernel `name` with `tensors`, features first, and the addresses of the parameters and others."""
     networks, samples, features = tensors[0].shape
     units = [weight.shape[1] for weight in parameters[:-2:3]]
     own = [parameter.contiguous() for parameter in parameters]
@@ -136,7 +136,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, list[Tensor],
 
 
 def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[None, None, list[Tensor], None]:
-    if torch.is_grad_enabled():  # the saved gradients would count as constants
+    if torch.is_grad_enabled():  # the saved gradients would be treated as constants
         raise RuntimeError("a stack of dense networks has no second derivatives")
     return None, None, [own * grad.view(-1, *[1] * (own.ndim - 1)) for own in ctx.saved_tensors], None
 

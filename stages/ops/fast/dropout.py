@@ -1,7 +1,7 @@
-"""Dropout on a CPU with the draws of `torch.nn.Dropout`, bit by bit, in a tenth of its time (`dropout.cpp`).
+"""CPU dropout, bit-identical to `torch.nn.Dropout` in a tenth of its time (`dropout.cpp`).
 
-PyTorch draws one number at a time there, at 15 ns per element: 42 % of a training step of the MLP-Mixer.  Both read and
-leave PyTorch's generator in the same way, so a run can't tell which of the two it had.
+PyTorch draws one number at a time, at 15 ns per element: 42 % of a training step of the MLP-Mixer.  Both advance
+PyTorch's generator in the same way, so results don't depend on which of them ran.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAMES = {torch.float32: "dropout_{}", torch.bfloat16: "dropout_{}_half"}
 
 
 class Dropout(nn.Dropout):
-    """`torch.nn.Dropout`, with the same values, gradients and state of the generator afterwards."""
+    """`torch.nn.Dropout` with the same values, gradients and final generator state."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[...] -> [...]."""
@@ -54,7 +54,7 @@ class _Dropout(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (kept,) = ctx.saved_tensors
         if torch.is_grad_enabled() or grad.stride() != kept.stride() or not _is_plain(grad):
-            # As in the reference: the layout of the result decides in which order later sums are added.
+            # As in the reference: the layout of the result determines the order of later sums.
             return grad * kept.to(grad.dtype).mul_(ctx.scale), None
         to_x = torch.empty_like(kept, dtype=grad.dtype)
         call(_SOURCE, _NAMES[grad.dtype].format("backward"), grad, kept, to_x, ctx.scale, grad.numel())
@@ -62,12 +62,12 @@ class _Dropout(torch.autograd.Function):
 
 
 def _scale(p: float, dtype: torch.dtype) -> float:
-    """The factor of the reference: 1 / (1 - p), rounded."""
+    """Return 1 / (1 - p), rounded like the reference."""
     return float(torch.ones((), dtype=dtype, device="cpu").div(1 - p))
 
 
 def _applies(x: Tensor) -> bool:
-    """True if C++ can do it: no gaps in memory, and PyTorch's draws are known."""
+    """True if the C++ code supports x: it has no gaps in memory, and the draws agree with PyTorch's."""
     return _is_plain(x) and _is_dense(x) and _draws_alike(x.dtype)
 
 
@@ -76,7 +76,7 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _is_dense(x: Tensor) -> bool:
-    """True if each place in its memory is one element: draws follow that order, whatever the order of dimensions."""
+    """True if x has no gaps or overlaps in memory: draws follow memory order, whatever the order of dimensions."""
     if x.is_contiguous():
         return True
     return x.permute(sorted(range(x.ndim), key=x.stride, reverse=True)).is_contiguous()
@@ -92,7 +92,7 @@ def _draws_alike(dtype: torch.dtype) -> bool:
 
 
 def _drawn(way: Callable[[Tensor, float], Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Values, gradients and the generator's final state, for all numbers and for counts that fill no block."""
+    """Return values, gradients and the generator's final state, for all numbers and for partial blocks."""
     state = torch.default_generator.get_state()
     try:
         torch.default_generator.manual_seed(0)

@@ -1,14 +1,13 @@
-"""Forward and backward passes of a training as one CUDA graph: recorded once, then replayed at a launch a step.
+"""A training's forward and backward pass as a CUDA graph, recorded once and replayed with one launch per step.
 
-A step of a small network is hundreds of kernels, and starting them takes most of its time.  `torch.cuda.graph` records
-the kernels of `gradients(inputs, targets)`, the loop's own function, for one shape of batch; replaying runs the same
-kernels on the same memory.  So batches are copied into the recorded ones' place, gradients are where they were when
-recorded, and the numbers of dropout go on from PyTorch's generator as in eager code, which the graph tells it.  Crops,
-flips, the optimiser and the learning rate stay outside, as does an epoch's last batch if it is smaller.
+A step of a small network launches hundreds of kernels, which takes most of its time.  `torch.cuda.graph` records the
+kernels of `gradients(inputs, targets)` for one batch shape; replaying runs the same kernels on the same memory.  So
+batches are copied into the recorded buffers, gradients stay at their addresses, and dropout continues PyTorch's random
+sequence as in eager code.  Crops, flips, the optimiser, the learning rate and a smaller last batch stay outside.
 
-Off unless `CLAIMCHECK_CUDA_GRAPHS=1`: no GPU has run it yet (decision 0060).  Before it is used, a recorded pass
-is replayed and compared with an eager one: it has to give the same bits, or as nearly the same as two eager passes.
-What can't be recorded, or isn't the same, stays eager, and a line says why.
+Off unless `CLAIMCHECK_CUDA_GRAPHS=1`: no GPU has run it yet (decision 0060).  Before use, a replayed pass is compared
+with an eager one: both must agree bit by bit, or as closely as two eager passes.  Otherwise, or if recording fails,
+steps stay eager and stderr says why.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ WARM_UPS = 3
 
 
 class Recorder(Interface):
-    """Something that records the work of a function and can do it again."""
+    """Records the work of a function and replays it."""
 
     def record(self, work: Callable[[], Tensor]) -> Tensor:
-        """The tensor that `work` makes, and that `replay` makes again."""
+        """Run `work` and return its tensor, which `replay` overwrites."""
         ...
 
     def replay(self) -> None: ...
 
 
 class GraphRecorder:
-    """A CUDA graph; recording runs nothing, and takes no number from the generator."""
+    """Recorder that uses a CUDA graph; recording runs no kernels and draws no random numbers."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.graph = device, torch.cuda.CUDAGraph()
@@ -65,17 +64,17 @@ class GraphRecorder:
 
 
 def is_wanted(device: torch.device) -> bool:
-    """True if the user asks for graphs and the device has them."""
+    """True if the user requests graphs and the device supports them."""
     return device.type == "cuda" and os.environ.get(SETTING) == "1"
 
 
 def describe_graphs(device: torch.device) -> dict[str, bool]:
-    """Fields for a result's environment: CUDA graphs were requested; empty if they weren't."""
+    """Return the field of a result's environment for requested CUDA graphs; empty if they weren't."""
     return {"cuda_graphs": True} if is_wanted(device) else {}
 
 
 def replayed(gradients: Pass, model: nn.Module, device: torch.device) -> Pass:
-    """`gradients`, or the same recorded for its first shape of batch, where that is wanted and possible."""
+    """Wrap `gradients` so that its first batch shape is recorded and replayed, if requested and possible."""
     if not is_wanted(device):
         return gradients
     if (reason := why_not(model)) is not None:
@@ -84,7 +83,7 @@ def replayed(gradients: Pass, model: nn.Module, device: torch.device) -> Pass:
 
 
 def why_not(model: nn.Module) -> str | None:
-    """Describe the part of a network that no graph can record; None if none is known."""
+    """Return why no graph can record this network; None if no reason is known."""
     if isinstance(model, DistributedDataParallel):
         return "its gradients are added among devices"
     for name, layer in model.named_modules():
@@ -112,7 +111,7 @@ class _Recorded:
 
 
 class Replayed:
-    """Passes of one shape of batch recorded by `make_recorder(device)` and replayed; of other shapes, eager."""
+    """Gradients that replay a recording for the first batch shape and run eagerly for other shapes."""
 
     def __init__(
         self,
@@ -140,16 +139,16 @@ class Replayed:
         recorded.targets.copy_(targets)
         recorded.recorder.replay()
         for parameter, gradient in zip(self.parameters, recorded.gradients, strict=True):
-            parameter.grad = gradient  # an eager pass in between has its own
+            parameter.grad = gradient  # an eager pass in between replaces it
         return recorded.sums
 
     def _try(self, inputs: Tensor, targets: Tensor) -> None:
-        """Record a pass and keep it if it agrees with eager ones; weights, buffers and generators stay as they are."""
+        """Record a pass and keep it if it agrees with eager ones; restore weights, buffers and generators."""
         try:
             with self._unchanged():
                 recorded = self._record(inputs, targets)
             reason = self._why_unlike(recorded, inputs, targets)
-        except RuntimeError as error:  # what CUDA can't record
+        except RuntimeError as error:  # CUDA can't record the pass
             recorded, reason = None, str(error).splitlines()[0]
         if reason is None:
             self.recorded = recorded
@@ -164,7 +163,7 @@ class Replayed:
         return _Recorded(inputs=inputs, targets=targets, sums=sums, gradients=gradients, recorder=recorder)
 
     def _why_unlike(self, recorded: _Recorded, inputs: Tensor, targets: Tensor) -> str | None:
-        """Describe how the replayed pass differs from the eager one; None if as little as two eager passes."""
+        """Describe how the replayed pass differs from the eager one; None if no more than two eager passes do."""
         first, again = (self._results(lambda: self.eager(inputs, targets)) for _ in range(2))
         ours = self._results(lambda: self._replay(recorded, inputs, targets))
         if all(map(same_bits, first, ours)):
@@ -178,14 +177,14 @@ class Replayed:
         )
 
     def _results(self, work: Callable[[], Tensor]) -> list[Tensor]:
-        """Sums, gradients, buffers and the generator after a pass that is taken back."""
+        """Return sums, gradients, buffers and generator states after a pass, which is then undone."""
         with self._unchanged():
             made = [work(), *(parameter.grad for parameter in self.parameters), *self.model.buffers()]
             return [*(one.clone() for one in made if one is not None), *_generators(self.device)]
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Put back, after the block, what a pass changes: buffers, as running means, gradients, and generators."""
+        """Restore buffers (such as running means), gradients and generators after the block."""
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         gradients = [parameter.grad for parameter in self.parameters]
         states = _generators(self.device)
@@ -202,7 +201,7 @@ class Replayed:
 
 
 def _generators(device: torch.device) -> list[Tensor]:
-    """States of PyTorch's own generators that a pass may draw from."""
+    """Return the states of the PyTorch generators that a pass may use."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
@@ -212,6 +211,6 @@ def _is_alike(recorded: _Recorded, inputs: Tensor, targets: Tensor) -> bool:
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
-    """The largest difference, as a share of the largest value."""
+    """Return the largest difference, relative to the largest value."""
     one, other = one.double(), other.double()
     return float((one - other).abs().max() / one.abs().max().clamp_min(1e-300)) if one.numel() else 0.0

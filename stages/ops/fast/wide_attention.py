@@ -1,7 +1,6 @@
-"""Attention in bfloat16 on a CPU by way of float32: PyTorch's own backward pass takes four times as long there.
+"""Compute bfloat16 attention on CPUs in float32: PyTorch's own backward pass takes four times as long.
 
-A training step of the NiNformer paper's ViT is 1.3 times as fast with it.  The numbers are those of float32, rounded
-once.
+It makes a training step of the NiNformer paper's ViT 1.3 times as fast.  Results are rounded from float32 once.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from stages.ops.fast.cpp import TAKEN
 def use_wide_attention() -> torch.library.Library:
     """Make `scaled_dot_product_attention` widen bfloat16 on a CPU and round its result, for the rest of the process.
 
-    In inference mode it is PyTorch's own, which is as fast there.
+    Inference mode keeps PyTorch's implementation, which is as fast.
     """
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")
-    # Compiled code is kept on disk under a key that doesn't include this.
+    # Compiled code is cached on disk under a key that doesn't include this change.
     torch.compiler.config.cache_key_tag += "attention in float32"
     return library
 

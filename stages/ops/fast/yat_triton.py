@@ -1,21 +1,21 @@
-"""The fast path of `yat_attention` on a GPU, in Triton; no GPU has run it yet.
+"""Triton implementation of `yat_attention` for GPUs; no GPU has run it yet.
 
-The plain form holds several maps of scores for every head, which for the twelve layers of GPT-2 and 1,024 tokens is
-more than a GPU has.  Forward and backward are torch operators, so that a compiler leaves them as they are and a CUDA
-graph can hold them.
+The plain implementation holds several maps of scores for every head.  For the twelve layers of GPT-2 and 1,024 tokens
+they don't fit a GPU.  Forward and backward are torch operators, so compilers leave them alone and CUDA graphs can
+capture them.
 
-The kernels hold no map of scores: a block of queries goes through the keys block by block.
+The kernels store no map of scores: each block of queries loops over blocks of keys.
 
     a_ij = q_i·k_j,  d_ij = max(‖q_i‖² + ‖k_j‖² − 2 a_ij, 0),  z_ij = s a_ij² / (d_ij + ε)
     y_i = Σ_j softmax(z_i)_j v_j
 
-The forward pass computes the softmax with the greatest score so far; the backward pass recomputes the weights from the
-scores, that greatest one and the sum of exponentials, once in the queries' kernel and once in the keys'.  Products of
-half types run on tensor cores and are added in float32, those of float32 are exact; the rest is float32.  A NaN stays a
-NaN.
+The forward pass computes the softmax with the greatest score so far.  The backward pass recomputes the weights from
+the scores, the greatest score and the sum of exponentials, in both the queries' and the keys' kernel.  Half-precision
+products run on tensor cores and accumulate in float32, float32 products are exact, and all else is float32.  NaNs
+propagate.
 
-Numbers of a row lie side by side; strides are those of sample, head and row.  Only builtin functions of Triton's
-language are used here, as in `dac_triton`.
+Rows are contiguous; strides are those of sample, head and row.  Kernels use only builtin functions of Triton's
+language, as in `dac_triton`.
 
 B samples, H heads, T queries, S keys, E features of a head, F of values.
 """
@@ -32,7 +32,7 @@ from torch.autograd.function import once_differentiable
 
 from stages.ops.fast.cpp import TAKEN, head_strides, in_rows, keep_triton_kernels
 
-# The types of a kernel's operands are known only when it is compiled for them.
+# Kernel operands have no static types: Triton compiles a kernel for the types that it is called with.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,assignment"
 
 
@@ -54,7 +54,7 @@ def _norms(rows):
 
 @triton.jit
 def _rows(base, pair, heads, sample_stride, head_stride, row_stride, row, rows, width, WIDTH: tl.constexpr):
-    """[rows of a block, WIDTH], zeros outside."""
+    """Load a block of rows, [rows, WIDTH], with zeros outside."""
     e = tl.arange(0, WIDTH)
     first = base + pair // heads * sample_stride + pair % heads * head_stride
     inside = (row < rows)[:, None] & (e < width)[None, :]
@@ -63,7 +63,7 @@ def _rows(base, pair, heads, sample_stride, head_stride, row_stride, row, rows, 
 
 @triton.jit
 def _scores(dot, raw, s, eps):
-    """The same bit by bit in forward and backward pass: a large score's rounding is a factor of its weight."""
+    """Compute scores bit-identically in both passes, because rounding a large score scales its weight."""
     d = tl.maximum(raw, 0.0, propagate_nan=tl.PropagateNan.ALL)
     ratio = dot / (d + eps)
     return s * dot * ratio, ratio
@@ -74,9 +74,9 @@ def forward_kernel(
     query,
     key,
     value,
-    scale,  # one number
-    epsilon,  # one number
-    out,  # [samples, queries, heads, depth], float32: in the backward pass its rounding would be one of large scores
+    scale,  # scalar
+    epsilon,  # scalar
+    out,  # [samples, queries, heads, depth], float32: the backward pass amplifies rounding errors
     peaks,  # [pairs, queries, 2], float32: the greatest score, and one over the sum of exponentials
     heads,
     queries,
@@ -98,7 +98,7 @@ def forward_kernel(
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """QUERIES queries of one head, looping over blocks of all keys that they see."""
+    """Compute QUERIES queries of one head in a loop over blocks of all keys that they see."""
     pair = tl.program_id(0)
     i = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)
     q = _rows(query, pair, heads, q_sample, q_head, q_row, i, queries, width, WIDTH)
@@ -139,11 +139,10 @@ def forward_kernel(
 
 @triton.jit
 def _score_gradients(dot, raw, seen, peak, mean, back, s, eps, like):
-    """Weights, and gradients of inner product, distance, scale and ε for each pair; `back` is the gradient of the
-    weights.
+    """Return weights, and gradients of inner product, distance, scale and ε per pair; `back` is the weights' gradient.
 
-    The first two gradients go into a query as Σ t_j k_j + 2 q Σ d_j, whose terms nearly cancel where q and k_j are
-    close: so t is rounded to the type of `like`, as its product requires, and d compensates for the rounding.
+    The first two gradients enter a query as Σ t_j k_j + 2 q Σ d_j, whose terms nearly cancel if q and k_j are close.
+    So t is rounded to the type of `like`, as its product requires, and d compensates for the rounding.
     """
     greatest, share = peak
     score, ratio = _scores(dot, raw, s, eps)
@@ -173,7 +172,7 @@ def query_gradient_kernel(
     peaks,  # [pairs, queries, 2], float32
     means,  # [pairs, queries], float32: inner products of `grad` and the result
     to_query,  # [pairs, queries, width]
-    to_factors,  # [pairs, blocks of queries, 2], float32: of scale and ε
+    to_factors,  # [pairs, blocks of queries, 2], float32: gradients of scale and ε
     heads,
     queries,
     keys,
@@ -197,7 +196,7 @@ def query_gradient_kernel(
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """QUERIES queries of one head, looping over blocks of all keys that they see."""
+    """Compute QUERIES queries of one head in a loop over blocks of all keys that they see."""
     pair = tl.program_id(0)
     i = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)
     q = _rows(query, pair, heads, q_sample, q_head, q_row, i, queries, width, WIDTH)
@@ -273,7 +272,7 @@ def key_gradient_kernel(
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """KEYS keys of one head, looping over blocks of all queries that see them."""
+    """Compute KEYS keys of one head in a loop over blocks of all queries that see them."""
     pair = tl.program_id(0)
     j = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
     k = _rows(key, pair, heads, k_sample, k_head, k_row, j, keys, width, WIDTH)
@@ -316,14 +315,14 @@ def key_gradient_kernel(
 
 keep_triton_kernels()
 _HALF = (torch.bfloat16, torch.float16)
-_COUNTED = 2**31  # as many as a kernel's 32 bits can count
-_WIDEST = 128  # features of a head: a block of each operand stays on chip
-# In half types: queries, keys and warps.  Larger blocks spill.
+_COUNTED = 2**31  # limit of a kernel's 32-bit indices
+_WIDEST = 128  # features of a head, so that a block of each operand fits on chip
+# Queries, keys and warps in half precision.  Larger blocks spill.
 _BLOCKS = {"forward": (64, 64, 4), "query gradient": (64, 32, 4), "key gradient": (32, 64, 8)}
 
 
 def applies(query: Tensor, key: Tensor, value: Tensor, scale: Tensor, epsilon: Tensor) -> bool:
-    """True if `attention` can handle these: one device and type, heads that fit, and addresses that can be counted."""
+    """True if `attention` supports these: one device and dtype, heads that fit, and 32-bit addresses."""
     tensors = (query, key, value)
     is_known = {tensor.dtype for tensor in tensors} in ({torch.float32}, {torch.bfloat16}, {torch.float16})
     is_together = len({tensor.device for tensor in (*tensors, scale, epsilon)}) == 1
@@ -334,7 +333,7 @@ def applies(query: Tensor, key: Tensor, value: Tensor, scale: Tensor, epsilon: T
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, scale: Tensor, epsilon: Tensor, is_causal: bool) -> Tensor:
-    """[B, H, T, E], [B, H, S, E], [B, H, S, F] -> [B, H, T, F]; scale and epsilon: one number each, on the device."""
+    """[B, H, T, E], [B, H, S, E], [B, H, S, F] -> [B, H, T, F]; scale and epsilon: scalars on the device."""
     return _YatAttention.apply(query, key, value, scale, epsilon, is_causal)
 
 
@@ -364,7 +363,7 @@ class _YatAttention(torch.autograd.Function):
 def forward(
     query: Tensor, key: Tensor, value: Tensor, scale: Tensor, epsilon: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """The result [B, T, H, F] and, per query, the greatest score and one over the sum [B·H, T, 2]; float32."""
+    """Return [B, T, H, F] and each query's greatest score and inverse sum of exponentials [B·H, T, 2], in float32."""
     TAKEN.add("yat_triton")
     query, key, value = map(in_rows, (query, key, value))
     (samples, heads, queries, width), (keys, depth) = query.shape, value.shape[2:]
@@ -398,7 +397,7 @@ def backward(
     means: Tensor,
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, and partial gradients of scale and epsilon [B·H, parts, 2] to be summed."""
+    """Return gradients of query, key and value, and partial gradients of scale and epsilon [B·H, parts, 2]."""
     query, key, value, grad = map(in_rows, (query, key, value, grad.to(value.dtype)))
     (samples, heads, queries, width), (keys, depth) = query.shape, value.shape[2:]
     by_query, by_key = (_options(f"{name} gradient", query, value, is_causal) for name in ("query", "key"))
@@ -448,7 +447,7 @@ def _gradients(query: Tensor, key: Tensor, value: Tensor, block: int) -> tuple[T
 
 
 def _options(kernel: str, query: Tensor, value: Tensor, is_causal: bool) -> dict[str, Any]:
-    """Blocks of queries and keys that fit the registers, and a head's features rounded up to a power of two."""
+    """Return blocks of queries and keys that fit the registers, and a head's features rounded up to powers of two."""
     is_half = query.dtype in _HALF
     queries, keys, warps = _BLOCKS[kernel] if is_half else (32, 32, 4)
     wide, deep = (max(16, 2 ** (tensor.shape[3] - 1).bit_length()) for tensor in (query, value))

@@ -4,9 +4,9 @@ Claim: self-attention between layer-normalised tokens is one step of a Markov ch
 Brownian motion, and so attention should be trained with a second-order method, CG-FAC (Algorithm 1), for speed and for
 accuracy.  The paper has no experiment, no table and no number.
 
-`walk.py` is sections 2.2-2.3 and 3.1-3.2, `probe.py` the same quantities in a trained network, `findings.py` what
-computing them shows about the claims; `vit.py` is the network of an experiment that we had to invent; its arms are SGD,
-Adam, K-FAC and CG-FAC.  The optimisers are `stages.optim.cg_fac` and `kfac`.  Deviations: docs/papers/brownian.md.
+`walk.py` implements sections 2.2-2.3 and 3.1-3.2 and measures the same quantities in a trained network; `findings.py`
+checks the claims with them.  `vit.py` is the network of an experiment that we had to invent; its arms are SGD, Adam,
+K-FAC and CG-FAC.  The optimisers are `stages.optim.cg_fac` and `kfac`.  Deviations: docs/papers/brownian.md.
 """
 
 from stages.papers.brownian.vit import ViT

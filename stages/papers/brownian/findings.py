@@ -1,7 +1,7 @@
-"""Computed findings on the paper's claims about spheres, kernels and chains, and on sentences that can be read in more
-than one way; `findings_fisher` has those on training.
+"""Computed findings on claims about spheres, kernels and chains, and on ambiguous sentences.
 
-Tokens are drawn once from a seeded generator, in float64.  An identity holds if its error is only rounding.
+Findings on training are in `findings_fisher`.  Tokens are drawn once from a seeded generator, in float64.  An identity
+holds if its error is only rounding.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LONG_WALK = 1000
 
 
 def findings(margins: Margins) -> list[Finding]:
-    """One finding per claim; the same numbers on every call."""
+    """Return one finding per claim, with the same numbers on every call."""
     return [
         layer_norm_radius(),
         dot_product_on_sphere(),
@@ -220,7 +220,7 @@ def softmax_derivative() -> Finding:
 
 
 def ito_lemma() -> Finding:
-    """f(t, B) = B³ + t B², for which equation 7 is integrated along paths."""
+    """Integrate equation 7 along paths, for f(t, B) = B³ + t B²."""
     paths, finest = 1000, 2048
     noise = _draw(paths, finest)
     with_term, without = {}, {}
@@ -298,7 +298,7 @@ def token_motion() -> Finding:
 
 
 def printed_row_sum() -> Finding:
-    """Section 2.2 prints Σᵢ M_ij = 1, with i the row in equation 3."""
+    """Check section 2.2's Σᵢ M_ij = 1, in which i is the row by equation 3."""
     q, k = _draw(2, NUM_TOKENS, 64, seed=1)
     transition = attention_transition(q, k)
     rows, columns = (_largest(transition.sum(dim=axis) - 1) for axis in (1, 0))
@@ -312,7 +312,7 @@ def printed_row_sum() -> Finding:
 
 
 def independent_times() -> Finding:
-    """Section 2.4, second property: exact moments of B_s and B_t, s = 1/4 and t = 1, from 20,000 simulated paths."""
+    """Check section 2.4's second property on 20,000 simulated paths, with B_s and B_t at s = 1/4 and t = 1."""
     paths = 20_000
     increments = _draw(paths, 2, seed=6) * torch.tensor([0.25, 0.75], dtype=torch.float64).sqrt()
     early, late = increments[:, 0], increments.sum(dim=1)
@@ -330,7 +330,7 @@ def independent_times() -> Finding:
 
 
 def independent_components() -> Finding:
-    """Section 3.2, first observation, before and after the LayerNorm of the second one."""
+    """Check section 3.2's first observation, before and after the LayerNorm of the second one."""
     width, tokens = WIDTHS[0], 20_000
     raw = _draw(tokens, width, seed=7)
 
@@ -355,7 +355,7 @@ def independent_components() -> Finding:
 
 
 def heads_cost() -> Finding:
-    """Section 3.4.1: FLOPs of attention's products over a layer of width 256 with 64 tokens, as PyTorch counts them."""
+    """Count the FLOPs of section 3.4.1's products with PyTorch, in a layer of width 256 with 64 tokens."""
     tokens, width, many = 64, 256, 8
 
     def products(heads: int, head_width: int) -> float:

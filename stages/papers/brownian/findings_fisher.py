@@ -35,7 +35,7 @@ Linear = Callable[[Tensor], Tensor]
 
 
 def fisher_findings() -> list[Finding]:
-    """One finding per claim of section 3.3."""
+    """Return one finding per claim of section 3.3."""
     return [*fisher_and_its_step(), conjugate_gradients_reach_the_solution(), no_matrix_is_formed()]
 
 
@@ -48,14 +48,14 @@ def _relative(error: Tensor, value: Tensor) -> float:
 
 
 def _log_probabilities(parameters: Tensor, inputs: Tensor) -> Tensor:
-    """A layer, tanh, a layer, log softmax.  inputs [B, D] -> [B, K]."""
+    """Linear, tanh, Linear, log softmax.  inputs [B, D] -> [B, K]."""
     first, second = parameters.split([WIDTH * WIDTH, CLASSES * WIDTH])
     hidden = (inputs @ first.reshape(WIDTH, WIDTH).T).tanh()
     return (hidden @ second.reshape(CLASSES, WIDTH).T).log_softmax(dim=1)
 
 
 def fisher_and_its_step() -> tuple[Finding, Finding]:
-    """Section 3.3's sentence on KL, and equation 18 with the matrix that follows from it."""
+    """Check section 3.3's sentence on KL, and equation 18 with the matrix that follows from it."""
     parameters, inputs = _draw(WIDTH * WIDTH + CLASSES * WIDTH), _draw(SAMPLES, WIDTH, seed=1)
     at_rest = _log_probabilities(parameters, inputs)
 
@@ -100,7 +100,7 @@ def fisher_and_its_step() -> tuple[Finding, Finding]:
 
 
 def _system(product: Callable[[LayerBatch, Tensor], Tensor]) -> tuple[Linear, Tensor, Tensor]:
-    """(FV of Algorithm 1, b, the dense solution) for a layer 8 -> 6 with 32 samples of 4 tokens, unevenly scaled."""
+    """Return FV of Algorithm 1, b and the dense solution for a layer 8 -> 6 with 32 uneven samples of 4 tokens."""
     inputs = _draw(32, 4, 8, seed=3) * torch.logspace(0, -1, 8, dtype=torch.float64)
     batch = LayerBatch(inputs, _draw(32, 4, 6, seed=4))
     b = torch.einsum("bto,bti->oi", batch.gradients, batch.inputs) / 32
@@ -113,7 +113,7 @@ def _system(product: Callable[[LayerBatch, Tensor], Tensor]) -> tuple[Linear, Te
 
 
 def _exact_residual() -> Fraction:
-    """‖r‖² after n steps of Algorithm 1's lines 5-16 in rational numbers, on a (F + γI) x = b with n = 6."""
+    """Return ‖r‖² after n steps of Algorithm 1's lines 5-16, in rational numbers, for (F + γI) x = b with n = 6."""
     n, samples = 6, 5
     gradients = [[Fraction((7 * i * i + 3 * i * j + 5 * j) % 11 - 5, 3) for j in range(n)] for i in range(samples)]
     b = [sum((row[j] for row in gradients), Fraction()) / samples for j in range(n)]
@@ -162,7 +162,7 @@ def conjugate_gradients_reach_the_solution() -> Finding:
 
 
 def no_matrix_is_formed() -> Finding:
-    """Also compares its cost with that of factors, which depends on the number of columns."""
+    """Check the products, and compare their cost with that of factors, which depends on the number of columns."""
     batch = LayerBatch(_draw(32, 4, 8, seed=3), _draw(32, 4, 6, seed=4))
     v = _draw(6, 8, seed=5)
     input_factor, gradient_factor = kronecker_factors(batch)
@@ -189,6 +189,6 @@ def no_matrix_is_formed() -> Finding:
 
 
 def _price(columns: int) -> float:
-    """Multiplications of ten products, ((v a) aᵀ) first, over those of forming both factors once and ten products."""
+    """Return multiplications of ten products by ((v a) aᵀ), relative to those of both factors plus ten products."""
     n, m = PRICED_WIDTH, CODE_ITERATIONS
     return m * 4 * columns * n**2 / (columns * 2 * n**2 + m * 2 * n**3)

@@ -1,4 +1,4 @@
-"""The walk inside a trained ViT, as the abstract and sections 3.1 and 3.2 describe it; `probe` has its rows."""
+"""The walk inside a trained ViT, as the abstract and sections 3.1 and 3.2 describe it, measured by `walk`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ OF_BLOCKS = ("norm_error", "share_of_sphere")
 
 
 def observe(model: nn.Module, images: Tensor) -> Observed:
-    """Rows of `probe` by block and head, and one number per statement of the paper, a mean over blocks and heads.
+    """Return rows of `walk` by block and head, and one number per statement of the paper, averaged over both.
 
-    `row_sum_error` is the largest; `displacement_over_steps` is that of all blocks together.
+    `row_sum_error` is the largest one; `displacement_over_steps` is that of all blocks together.
 
     Raises:
         TypeError: the model is not this paper's ViT.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 class Attention(nn.Module):
     """Equation 13 in H heads with the projections of equation 19.  [B, N, D] -> [B, N, D].
 
-    `qkv` and `projection` are the layers that CG-FAC and K-FAC take by default.
+    `qkv` and `projection` are the layers that CG-FAC and K-FAC optimise by default.
     """
 
     def __init__(self, *, dim: int, num_heads: int) -> None:
@@ -36,7 +36,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each after a LayerNorm and beside a shortcut.  [B, N, D] -> [B, N, D]."""
+    """Attention, then an MLP, each with a LayerNorm before it and a shortcut around it.  [B, N, D] -> [B, N, D]."""
 
     def __init__(self, *, dim: int, num_heads: int, mlp_dim: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Block(nn.Module):
 class ViT(nn.Module):
     """Patches, learned positions, blocks, LayerNorm, mean over tokens, Linear.  [B, C, S, S] -> logits [B, K].
 
-    PyTorch's initialisation, positions from N(0, 0.02²); no class token, so every token is alike, as in the paper.
+    PyTorch's initialisation, positions from N(0, 0.02²); no class token, so all tokens are equal, as in the paper.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ViT(nn.Module):
         self.head = nn.Linear(dim, num_classes)
 
     def embed(self, images: Tensor) -> Tensor:
-        """The tokens [B, N, D] that enter the first block, in raster order."""
+        """Return the tokens [B, N, D] that enter the first block, in raster order."""
         return self.patch_embedding(images).flatten(2).transpose(1, 2) + self.positions
 
     def forward(self, images: Tensor) -> Tensor:

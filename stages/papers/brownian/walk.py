@@ -3,8 +3,8 @@
 N tokens of width d; P [..., N, N] a transition matrix, row i the probabilities of going from token i to each other.
 All functions are pure; leading dimensions (images, heads) are kept.
 
-Functions named `*_rows` give the walk inside a trained network, in evaluation mode: one plain row per block, head,
-power or depth, each a mean over the images given.
+Functions named `*_rows` measure the walk inside a trained network, in evaluation mode: one row per block, head or
+depth, averaged over the images.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def gaussian_transition(v: Tensor, sigma_squared: float) -> Tensor:
 def stationary_distribution(transition: Tensor) -> Tensor:
     """π with πᵀP = πᵀ and Σπ = 1, for positive P.  [..., N, N] -> [..., N]."""
     n = transition.shape[-1]
-    # One equation of πᵀ(I − P) = 0 is implied by the others; the sum takes its place.
+    # One equation of πᵀ(I − P) = 0 is redundant; the sum replaces it.
     system = (torch.eye(n, dtype=transition.dtype, device=transition.device) - transition).transpose(-2, -1).clone()
     system[..., -1, :] = 1
     right = transition.new_zeros(n)
@@ -83,10 +83,10 @@ def distance_to_brownian_motion(steps: int, tokens: int = 512) -> float:
 
     Tokens of width 3 fill their sphere, a circle of radius √3, evenly; the kernel has σ² = 1 / steps.  On a circle of
     radius R a Brownian motion's angle after a time t is normal with variance t / R², wrapped (Mardia and Jupp 2000,
-    3.5.7); the probabilities of tokens are its density at each.
+    3.5.7); its density at each token gives the token's probability.
     """
     angles = torch.arange(tokens, dtype=torch.float64) * (2 * math.pi / tokens)
-    # The plane of tokens whose mean is 0, in which `on_sphere` leaves them.
+    # `on_sphere` leaves tokens in the plane of those with mean 0.
     plane = torch.tensor([[1.0, -1.0, 0.0], [1.0, 1.0, -2.0]], dtype=torch.float64)
     plane = plane / plane.norm(dim=1, keepdim=True)
     v = on_sphere(torch.stack([angles.cos(), angles.sin()], dim=1) @ plane)
@@ -98,7 +98,7 @@ def distance_to_brownian_motion(steps: int, tokens: int = 512) -> float:
 
 
 def _walk_blocks(model: ViT, images: Tensor) -> Iterator[tuple[int, Block, Tensor]]:
-    """(index from 1, block, the tokens that enter it)."""
+    """Yield each block's index from 1, the block, and the tokens that enter it."""
     tokens = model.embed(images)
     for index, block in enumerate(model.blocks, start=1):
         assert isinstance(block, Block), "a ViT's blocks"
@@ -107,17 +107,17 @@ def _walk_blocks(model: ViT, images: Tensor) -> Iterator[tuple[int, Block, Tenso
 
 
 def _transitions(block: Block, tokens: Tensor) -> Tensor:
-    """P [B, H, N, N], from the softmax on in float64: rows must sum to 1 where P is raised to high powers."""
+    """Return P [B, H, N, N], with scores and softmax in float64, because rows must sum to 1 in high powers of P."""
     q, k, _ = block.attention.heads(block.attention_norm(tokens))
     return attention_transition(q.double(), k.double())
 
 
 @torch.no_grad()
 def head_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
-    """Each head's chain: row sums, self-probability, entropy of a row, spectrum, contraction, nearness to the Gaussian.
+    """Describe each head's chain: row sums, self-probability, row entropy, spectrum, contraction, Gaussian distance.
 
     `gaussian_distance` is the mean total variation between P and the paper's Gaussian walk between the same tokens on
-    the sphere, with σ² = √D.  It is 0 where Q = K = LN(X), from which trained projections depart.
+    the sphere, with σ² = √D.  It is 0 if Q = K = LN(X), from which trained projections depart.
     """
     rows = []
     for index, block, tokens in _walk_blocks(model, images):
@@ -145,12 +145,11 @@ def head_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
 @torch.no_grad()
 @torch.no_grad()
 def depth_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
-    """Distances between tokens before the first block (depth 0) and after each, to see whether they draw together or
-    spread.
+    """Measure distances between tokens before the first block (depth 0) and after each: do they contract or spread?
 
-    `on_sphere` is their mean squared distance after LayerNorm without affine, between 0 and 4 d; `share_of_sphere` is
-    that over 2 d, the value of independent tokens; `step` is the block's mean squared update, `norm_error` how far the
-    block's own LayerNorm, affine and ε included, leaves a token from the sphere, in shares of √d.
+    `on_sphere` is the mean squared distance after LayerNorm without affine, between 0 and 4 d; `share_of_sphere` is
+    that over 2 d, the value of independent tokens; `step` is the block's mean squared update.  `norm_error` is how far
+    the block's own LayerNorm, with affine and ε, leaves tokens from the sphere, relative to √d.
     """
     rows = []
     for index, block, tokens in _walk_blocks(model, images):
@@ -178,10 +177,10 @@ def _depth_row(depth: int, tokens: Tensor) -> dict[str, Any]:
 
 @torch.no_grad()
 def motion_rows(model: ViT, images: Tensor) -> list[dict[str, Any]]:
-    """Attention's updates of the tokens, by block: squared displacement since the first, over the sum of squared steps.
+    """Return, by block, the squared displacement of tokens by attention so far, over the sum of its squared steps.
 
     A Brownian motion's steps are independent with mean 0 (section 2.4), so the ratio stays 1; a drift raises it up to
-    the number of blocks, steps that cancel each other lower it.  What the MLPs add doesn't count.
+    the number of blocks, and steps that cancel each other lower it.  The MLPs' updates don't count.
     """
     rows = []
     displacement, steps = torch.zeros((), device=images.device), 0.0

@@ -4,9 +4,9 @@ Claim: activating each connection's input with a bias of its own (DAC), instead 
 MLPs, VGGs and ResNets on SGEMM, CIFAR, Imagenette, Imagewoof and ISIC 2019 (Figures 3 to 6, Tables 1 and 2) at 11 %
 more parameters and 5.5 % more operations, by more than pre-activation alone (Table 3) or multi-bias activation.
 
-The connections are in `stages.ops.dac` and `stages.ops.mba`; each file here holds a baseline and its conversions,
-`findings` and `findings_theory` all that needs no training.  The paper names
-its code, of which we had no copy, so the text is our only source; docs/papers/dac.md says what it leaves open.
+The connections are in `stages.ops.dac` and `stages.ops.mba`; each file of networks holds a baseline and its
+conversions, `findings` and `findings_theory` need no training.  We had no copy of the paper's code, so the text is our
+only source; docs/papers/dac.md says what it leaves open.
 """
 
 from stages.papers.dac.mlp import DACMLP, MLP

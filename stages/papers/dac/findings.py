@@ -4,10 +4,10 @@ Operations as the DAC paper counts them (section 4): multiplications and additio
 
     convolution, fully connected   2 for each weight and output position
     BN                             2 for each output, with or without its shift
-    DAC biases                     1 for each pair (i, j) and position where the activated map is kept
+    DAC biases                     1 for each pair (i, j) and position of the activated map
 
-Section 4 keeps those maps at the output's resolution; with a stride the input's is larger, and Table 2 has its numbers.
-Pooling, sums with shortcuts and the biases of single channels (below 0.3 %) are left out, as in Table 2's baselines.
+Section 4 takes those maps at the output's resolution.  With a stride the input's is larger, and Table 2 uses it.
+Pooling, sums with shortcuts and biases of single channels (below 0.3 %) don't count, as in Table 2's baselines.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ from stages.rules import Margins
 
 @dataclass(frozen=True, kw_only=True)
 class Operations:
-    """Operations of one sample's forward pass.  `bias_at_input` and `bias_at_output` count the same additions in two
-    ways.
-    """
+    """Operations of one sample's forward pass; `bias_at_input` and `bias_at_output` count the biases in two ways."""
 
     linear: int = 0
     norm: int = 0
@@ -50,10 +48,9 @@ class Operations:
 
 
 def count_operations(model: nn.Module, shape: tuple[int, ...], *, scale: int = 1) -> Operations:
-    """Layer by layer over one sample of `shape`.  The model's training mode is kept.
+    """Count operations layer by layer for one sample of `shape`; the model's training mode stays the same.
 
-    `scale` counts every map's pixels that many times: the cost of an image of 80 x 80 is found faster from one of 8 x
-    8.
+    `scale` multiplies every map's pixels: an 8 x 8 image gives the cost of an 80 x 80 one faster.
     """
     rows: list[Operations] = []
 
@@ -91,7 +88,7 @@ def _of_layer(layer: nn.Module, x: Tensor, output: Tensor, scale: int) -> Operat
 
 state = Statements(__file__)
 
-# Numbers that the paper prints, and one unit of their last place: value and precision of data/claims.csv.
+# Numbers that the paper prints, and one unit of their last digit: value and precision in data/claims.csv.
 PRINTED: dict[str, tuple[float, float]] = {
     "dac.params.conv3": (0.11, 0.01),
     "dac.params.dense_x": (2, 1),
@@ -112,12 +109,12 @@ PRINTED: dict[str, tuple[float, float]] = {
     "dac.image.setup.epochs_cifar": (256, 0),
     "dac.image.setup.steps_imagenette": (128, 0),
 }
-# Numbers that section 5 prints for the SGEMM trainings (failed, of all) and for the image experiments.
+# Numbers printed in section 5 for the SGEMM trainings (failed, of all) and for the image experiments.
 FAILED_BASE, FAILED_DAC = (15, 576), (2, 449)
 BATCH_SIZE, CIFAR_STEPS = 128, 80_000
 # Four of the five folds of CIFAR's and of Imagenette's training images.
 CIFAR_TRAIN, IMAGENETTE_TRAIN = 40_000, 7_575
-IMAGENETTE_SOURCE, IMAGENETTE_ALL = 9_469, 13_394  # its training images; with the validation images, used for testing
+IMAGENETTE_SOURCE, IMAGENETTE_ALL = 9_469, 13_394  # training images; with the validation images, used for testing
 IMAGENETTE_STEPS, IMAGENETTE_EPOCHS, FITTING_BATCH = 64_000, 259, 32
 GAINS = {
     "ResNet v1, CIFAR-10": (36, 33, 42, 21),
@@ -142,12 +139,12 @@ MOST_OUTPUTS = 256
 
 
 def findings(margins: Margins) -> list[Finding]:
-    """One finding per claim: counts and identities, which no margin decides."""
+    """Return one finding per claim: counts and identities, which need no margin."""
     return [*connections(), *image_networks(), *table_2(), *printed_numbers(), *theory()]
 
 
 def _against(claim: str, *numbers: float, computed: dict[str, float], **said: object) -> Finding:
-    """`holds` if each number is the printed one; ours is the one farthest from it."""
+    """Return a finding that holds if each number is the printed one; `ours` is the one farthest from it."""
     printed, unit = PRINTED[claim]
     return state(
         claim,
@@ -163,7 +160,7 @@ def _parameters(model: nn.Module) -> int:
 
 
 def _connection(n: int, kernel: int | None = None) -> tuple[Operations, float, float]:
-    """Operations of a DAC layer, its number of weights, and of the shared biases that its own replace."""
+    """Return a DAC layer's operations, the number of its weights, and that of the shared biases that it replaces."""
     m, side = 3, 6
     layer = DACLinear(m, n) if kernel is None else DACConv2d(m, n, kernel, padding=kernel // 2)
     shape = (m,) if kernel is None else (m, side, side)
@@ -171,10 +168,10 @@ def _connection(n: int, kernel: int | None = None) -> tuple[Operations, float, f
 
 
 def _increases(n: int, kernel: int | None = None) -> dict[str, tuple[float, float]]:
-    """Parameters and FLOPs of a DAC layer over the standard one's: (relative to the weights, relative to all).
+    """Return a DAC layer's parameters and FLOPs over a standard layer's: (relative to the weights, relative to all).
 
-    The text's base is "mn weights" (mnL²) and their products; the shared biases m, and their additions, it takes off
-    what DAC adds instead.
+    The text's base is "mn weights" (mnL²) and their products; it subtracts the m shared biases and their additions
+    from DAC's additional ones.
     """
     operations, weights, shared = _connection(n, kernel)
     positions = operations.linear / (2 * weights)
@@ -187,7 +184,7 @@ def _increases(n: int, kernel: int | None = None) -> dict[str, tuple[float, floa
 
 
 def connections() -> list[Finding]:
-    """Section 4, "Parameters and number of operations"."""
+    """Check section 4, "Parameters and number of operations"."""
     largest = {
         f"{what}.{name}": _increases(MOST_OUTPUTS, size)[what][0]
         for what in ("params", "flops")
@@ -236,7 +233,7 @@ def connections() -> list[Finding]:
 def _factor(
     what: str, layer: str, printed: Callable[[int, int], float], weights: str, all_of: str, other: str
 ) -> Finding:
-    """The printed factor of an increase, relative to the weights' numbers and to all numbers of the layer."""
+    """Check the printed factor of an increase, relative to the layer's weights and to all of its numbers."""
     counted = {
         (n, size): _increases(n, None if layer == "dense" else size)[what]
         for n in (1, 2, 16, 64)
@@ -262,7 +259,7 @@ def _activations() -> Finding:
     more = {}
     for name, kernel in (("dense", None), ("conv1", 1), ("conv3", 3)):
         operations, weights, shared = _connection(MOST_OUTPUTS, kernel)
-        # One comparison for each activated number, as many as additions of biases.
+        # One comparison per activated number, as many as additions of biases.
         base = operations.linear + 2 * shared * operations.linear / (2 * weights)
         more[name] = 100 * ((operations.linear + 2 * operations.bias_at_output) / base - 1)
 
@@ -368,7 +365,7 @@ def _parameter_increase(claim: str, networks: Networks) -> Finding:
 
 
 def _operation_increase(claim: str, networks: Networks) -> Finding:
-    """Count by section 4's rule, which decides, and as Table 2 counts."""
+    """Compare increases counted by section 4's rule, which decides, and as in Table 2."""
     computed: dict[str, float] = {}
     by_rule, as_table = [], []
     for name, pair in networks.items():
@@ -389,7 +386,7 @@ def _operation_increase(claim: str, networks: Networks) -> Finding:
 
 
 def _mba_growth() -> Finding:
-    """Section 5: with K copies "the number of parameters increases K-fold", where a layer reads them."""
+    """Check section 5's "the number of parameters increases K-fold" with K copies, in the layers that read them."""
     base = _build(ResNetV1, 20, 16)
     mba = {copies: _build(MBAResNetV1, 20, 16, copies=copies) for copies in (2, 4, 8)}
     layers = {copies: _weights_behind_the_stem(model) / _weights_behind_the_stem(base) for copies, model in mba.items()}
@@ -407,7 +404,7 @@ def _weights_behind_the_stem(model: nn.Module) -> int:
 
 
 def table_2() -> list[Finding]:
-    """The last rows of Table 2, operations at 80 x 80 pixels: counts, which are the printed ones or are not."""
+    """Check the last rows of Table 2, operations at 80 x 80 pixels."""
     rows = []
     for depth in (20, 32):
         base, dac = (
@@ -433,13 +430,13 @@ def _base_operations(claim: str, base: Operations) -> Finding:
 
 
 def _dac_operations(depth: int, dac: Operations, base: Operations) -> Finding:
-    """Count by a strided layer's input and by its smaller output, since the text allows either."""
+    """Count at a strided layer's input and at its smaller output, because the text allows both."""
     claim = f"dac.table2.gflops.r{depth}.dac"
     printed, unit = PRINTED[claim]
     # Each of the 3 n blocks adds its shortcut: maps of 16, 32 and 64 channels at 80, 40 and 20 pixels.
     maps = [16 * scale * (80 // scale) ** 2 for scale in (1, 2, 4)]
     sums = (depth - 2) // 6 * sum(maps)
-    kept = sums - sum(maps[1:])  # without the first block of a stage, whose shortcut shrinks its map
+    kept = sums - sum(maps[1:])  # without the first block of a stage, whose shortcut shrinks the map
 
     def compare(operations: int) -> str:
         prints = "which prints so" if prints_as(operations, printed, unit) else "which prints otherwise"
@@ -471,7 +468,7 @@ def _dac_operations(depth: int, dac: Operations, base: Operations) -> Finding:
 
 
 def printed_numbers() -> list[Finding]:
-    """Findings on whether the text's own numbers agree with each other."""
+    """Check whether the text's own numbers agree with each other."""
     p = fisher_two_sided(*FAILED_BASE, *FAILED_DAC)
     kept = sum(total - failed for failed, total in (FAILED_BASE, FAILED_DAC))
     cifar_epochs = CIFAR_STEPS * BATCH_SIZE / CIFAR_TRAIN
@@ -497,13 +494,13 @@ def printed_numbers() -> list[Finding]:
 
 
 def _imagenette() -> Finding:
-    """Section 5: batches of 128, 64k steps and 259 epochs of Imagenette, which fit together or don't."""
+    """Check whether section 5's batches of 128, 64k steps and 259 epochs of Imagenette fit together."""
     printed_batch, _ = PRINTED["dac.image.setup.steps_imagenette"]
     # The text's 4:1:2 is approximate: with the publisher's 3,925 test images as the 2, the others are 4 : 0.8.
     parts = {"4:0.8:2": round(IMAGENETTE_SOURCE * 4 / 4.8), "five folds": IMAGENETTE_TRAIN, "all": IMAGENETTE_ALL}
 
     def reading(images: int) -> tuple[bool, float]:
-        """Are 64k steps, rounded to a thousand, 259 epochs, with or without whole last batches; and the batch size."""
+        """Return whether 64k steps, rounded, are 259 epochs with or without partial batches, and the fitting batch."""
         least, most = (IMAGENETTE_STEPS + sign * 500 for sign in (-1, 1))
         few, many = least / math.ceil(images / printed_batch), most * printed_batch / images
         batch = float(round(IMAGENETTE_EPOCHS * images / IMAGENETTE_STEPS))

@@ -42,15 +42,15 @@ def dac_unit(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def dac_parameters(function: PiecewiseLinear) -> tuple[Tensor, Tensor]:
-    """w, b [k] with which the unit equals `function` right of its zero, where that lies left of all kinks."""
+    """Return w, b [k] of a unit that equals `function` right of its zero, which must be left of all kinks."""
     w = torch.cat([function.slopes[:1], function.slopes.diff()])
     return w, -torch.cat([torch.tensor([function.zero], dtype=w.dtype), function.kinks])
 
 
 def standard_parameters(function: PiecewiseLinear) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """a, b, c [k] and d [1] with which the standard network equals `function` everywhere; two pieces or more.
+    """Return a, b, c [k] and d [1] of a standard network that equals `function` everywhere; two pieces or more.
 
-    Unit j opens to the right at kink j; the last one opens to the left at the first kink and gives the first slope.
+    Unit j opens to the right at kink j; the last one opens to the left at the first kink and has the first slope.
     """
     first = function.kinks[:1]
     a = torch.ones_like(function.slopes)
@@ -73,7 +73,7 @@ def random_piecewise_linear(k: int, generator: torch.Generator) -> PiecewiseLine
 
 
 def interpolating_unit(values: Tensor) -> tuple[Tensor, Tensor]:
-    """w, b [n] of a DAC unit through `values` [n] at n even points of [0, 1], from 1 / (n - 1) left of it upwards."""
+    """Return w, b [n] of a DAC unit through `values` [n] at n even points of [0, 1]; it is 0 below -1 / (n - 1)."""
     step = 1 / (len(values) - 1)
     starts = torch.arange(-1, len(values) - 1, dtype=values.dtype) * step
     slopes = torch.cat([values[:1], values.diff()]) / step
@@ -102,14 +102,14 @@ def square_by_dac(points: Tensor) -> Tensor:
 def square_by_three_units(points: Tensor) -> Tensor:
     """-1 + φ(x_1 + x_2 + 2) - 2 φ(x_1) - 2 φ(x_2), three standard units: the same square.  [N, 2] -> [N].
 
-    Where x_1 + x_2 ≥ -2 it is 1 - |x_1| - |x_2|; elsewhere it is at most -1.
+    If x_1 + x_2 ≥ -2 it is 1 - |x_1| - |x_2|; otherwise it is at most -1.
     """
     x_1, x_2 = points.unbind(1)
     return -1 + (x_1 + x_2 + 2).relu() - 2 * x_1.relu() - 2 * x_2.relu()
 
 
 def endless_direction(weight: Tensor, scale: Tensor) -> Tensor:
-    """A direction in which c_0 + Σ_i c_i φ(w_i x + b_i) never falls from any point, for two units of two inputs.
+    """Return a direction in which c_0 + Σ_i c_i φ(w_i x + b_i) never falls, for two units of two inputs.
 
     Moving only the first unit's sum, by the sign of its c_1, can only raise c_1 φ(·).  So a function that is not
     negative at a point is not negative on a whole ray.  weight: [2, 2], invertible; scale: c [2]; returns [2].
@@ -133,7 +133,7 @@ def theory() -> list[Finding]:
     ]
 
 
-EXACT = 1e-9  # the most by which float64 sums of this size may differ
+EXACT = 1e-9  # largest difference between float64 sums of this size
 
 
 def _generator() -> torch.Generator:
@@ -208,7 +208,7 @@ def approximation() -> Finding:
 
 
 def error_estimate() -> Finding:
-    """Var(T̄) from the covariance of the 25 errors; expectations of the two estimates from the same covariance."""
+    """Compute Var(T̄) from the covariance of the 25 errors, and the expectations of both estimates from the same."""
     fold, epoch = torch.arange(25) // 5, torch.arange(25) % 5
     same_fold = (fold[:, None] == fold).double()
     mean = torch.full((25,), 1 / 25, dtype=torch.float64)
@@ -333,7 +333,7 @@ def theorem_3() -> Finding:
 
 
 def remark_c2() -> Finding:
-    """Number of independent ways in which functions of PL_k change with slopes, kinks and a constant."""
+    """Count the independent changes of PL_k's functions with slopes, kinks and a constant."""
     missing = 0
     for k in PIECES:
         slopes = torch.randn(k, generator=_generator(), dtype=torch.float64)
@@ -354,7 +354,7 @@ def figure_7a() -> Finding:
 
 
 def _grid() -> Tensor:
-    axis = torch.arange(-96, 97, dtype=torch.float64) / 32  # exact, so that a zero is a zero
+    axis = torch.arange(-96, 97, dtype=torch.float64) / 32  # exact numbers, so zeros are exact
     return torch.cartesian_prod(axis, axis)
 
 

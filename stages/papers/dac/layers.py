@@ -23,14 +23,14 @@ Connect = Callable[[int, int, int], nn.Module]
 
 
 def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
-    """The linear map only.  Without bias, since either BN or a connection with its own biases follows."""
+    """A linear map without bias, because either BN or a connection with its own biases follows."""
     conv = nn.Conv2d(in_channels, out_channels, kernel_size=3, stride=stride, padding=1, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
     return conv
 
 
 def relu3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Module:
-    """The baseline's connection seen from its input's side: ReLU, whose bias is the shift of the BN before it."""
+    """The baseline's connection, from its input on: ReLU, biased by the shift of the BN before it, then convolution."""
     return nn.Sequential(nn.ReLU(), conv3x3(in_channels, out_channels, stride))
 
 
@@ -61,13 +61,13 @@ def mba3x3(copies: int) -> Connect:
 
 
 def batch_norm(channels: int, *, has_shift: bool) -> nn.BatchNorm2d:
-    """BN, or the paper's BN′ without a shift: the biases of the connection behind it take its place (section 4)."""
+    """BN, or the paper's BN′ without a shift, which the biases of the next connection replace (section 4)."""
     norm = nn.BatchNorm2d(channels)
     return norm if has_shift else without_shift(norm)
 
 
 def without_shift(norm: Norm) -> Norm:
-    """BN′: the same normalisation with its scale alone, as `bias=False` makes it in newer releases of PyTorch."""
+    """Make BN′: the same normalisation without its shift, like `bias=False` in newer releases of PyTorch."""
     norm.register_parameter("bias", None)
     return norm
 

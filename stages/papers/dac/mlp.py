@@ -4,8 +4,8 @@
     DAC    (DAC → BN′), d times → DAC with 1 unit
 
 d hidden layers; widths are constant (rectangular) or fall evenly from `width` to `last_width` (pyramidal; the text says
-"decreasing").  Dense layers have no bias before BN.  The output unit of both networks has one: with a single unit DAC
-is a standard connection (section 4), and the base's has it.  B batch, F input features.
+"decreasing").  Dense layers have no bias before BN.  Both output units have one: with a single unit DAC is a standard
+connection (section 4), and the baseline's has a bias.  B batch, F input features.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from stages.papers.dac.layers import without_shift
 
 
 def matched_width(width: int) -> int:
-    """The width at which a DAC layer has about as many parameters: half of the weights, each with a bias ("equivalent
-    width").
-    """
+    """Return the DAC width with about as many parameters, half of them weights ("equivalent width")."""
     return round(width / math.sqrt(2))
 
 
@@ -70,7 +68,7 @@ class MLP(nn.Module):
 class DACMLP(nn.Module):
     """Unshared biases, starting at the input.  Standardised features [B, F] -> predictions [B, 1].
 
-    The widths are those of this network; `matched_width` of a baseline's width gives about its number of parameters.
+    Widths are this network's own; `matched_width` of a baseline's width gives about as many parameters.
     """
 
     def __init__(self, *, in_features: int, depth: int, width: int, last_width: int | None = None) -> None:

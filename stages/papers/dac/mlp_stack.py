@@ -1,8 +1,7 @@
-"""The fast path of `mlp` for several runs: networks of one architecture in one (`stages.training.stacked` finds it).
+"""Fast path of `mlp` for several runs: networks of one architecture as one, for `stages.training.stacked`.
 
-Every tensor has a leading dimension of M networks here, and in maps a unit's samples lie side by side, over which
-BatchNorm takes its means.
-M networks, B batch, F input features, U units, I inputs of a layer.
+Every tensor has a leading dimension of M networks.  Maps store a unit's samples contiguously, because BatchNorm
+averages over them.  M networks, B batch, F input features, U units, I inputs of a layer.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ STATISTICS = "running_mean", "running_var"
 class Stack(nn.Module):
     """M networks.  Standardised features [M, B, F] -> predictions [M, B].
 
-    Equal to the networks one by one except for rounding; tensors keep each network's own names here, with `/` for the
-    dots.
+    Equal to the single networks except for rounding; tensors keep the networks' names, with `/` for dots.
 
     Raises:
         TypeError: a layer is of an unknown kind.
@@ -75,11 +73,11 @@ class Stack(nn.Module):
         return losses
 
     def weights(self, column: int) -> dict[str, Tensor]:
-        """A copy of one network's state, under its own names."""
+        """Copy one network's state, under its own names."""
         return {name.replace("/", "."): tensor[column].clone() for name, tensor in self.state_dict().items()}
 
     def _shifted(self, x: Tensor, bias: str) -> Tensor:
-        """Maps x [M, U, B] with this bias [M, U], if there is one."""
+        """Add this bias [M, U], if there is one, to maps x [M, U, B]."""
         shift: Tensor | None = getattr(self, bias, None)
         return x if shift is None else x + shift[..., None]
 
@@ -91,7 +89,7 @@ class Stack(nn.Module):
         return (F.relu(x[:, None] + bias[..., None]) * weight[..., None]).sum(2)
 
     def _batch_norm(self, x: Tensor, name: str, layer: nn.BatchNorm1d) -> Tensor:
-        """Normalise by each network's own batch."""
+        """Normalise each network by its own batch."""
         mean, variance = (getattr(self, f"{name}/{kind}") for kind in STATISTICS)
         if self.training:
             batch_mean = x.mean(2)
@@ -114,7 +112,7 @@ class Stack(nn.Module):
 
 
 def _is_dense(plan: Sequence[tuple[str, nn.Module]]) -> bool:
-    """True if `dense_stack` has such networks: (dense → BatchNorm → ReLU), d times → dense with 1 unit and a bias."""
+    """True if `dense_stack` supports it: (dense → BatchNorm → ReLU), d times → dense with 1 unit and a bias."""
     *blocks, head = [layer for _, layer in plan]
     norms = [layer for layer in blocks if isinstance(layer, nn.BatchNorm1d)]
     block = [(nn.Linear, ["weight"]), (nn.BatchNorm1d, ["weight", "bias"]), (nn.ReLU, [])]

@@ -5,9 +5,9 @@
     shared biases   the DAC network with a bias for each input channel instead of each pair (Table 3)
     MBA             the DAC network with K copies of each input channel instead (eq. 3)
 
-In a converted network the shortcut carries sums before any activation.  A ReLU stays before the pooling, with
-the shift of the BN before it as its bias: separate biases for each class would need as many activated maps as there are
-classes.  MBA has its copies there, too, and the output layer reads all of them.  The stem takes the image as it is.
+In a converted network the shortcut carries sums before any activation.  A ReLU stays before the pooling, biased by the
+shift of the BN before it: separate biases for each class would need as many activated maps as there are classes.  MBA
+has its copies there, too, and the output layer reads all of them.  The stem doesn't activate the image.
 B batch, C channels, S image size, K classes.
 """
 
@@ -92,7 +92,7 @@ class DACResNetV1(nn.Module):
     """Unshared biases.  Normalised images [B, C, S, S] -> logits [B, K].
 
     `has_last_shift`: the BN before the last ReLU keeps its shift, that ReLU's only bias.  `has_dac_stem`: the first
-    layer activates the image, too, as section 6 finds reasonable.
+    layer activates the image, too, as section 6 suggests.
     """
 
     def __init__(

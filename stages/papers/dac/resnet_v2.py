@@ -4,8 +4,8 @@
     DAC             BN′ → DAC → BN′ → DAC → + input
     shared biases   BN′ → (ReLU with a bias for each input channel → conv), twice → + input (Table 3)
 
-The last of the three is the baseline rewritten: the shift of a BN is the shared bias of the ReLU behind it.  All
-end in BN → ReLU before the pooling, for the reason given beside v1.  B batch, C channels, S image size, K classes.
+The last one is the baseline in another form: a BN's shift is the shared bias of the ReLU after it.  All end in
+BN → ReLU before the pooling, for the reason given in `resnet_v1`.  B batch, C channels, S image size, K classes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stages.papers.dac.layers import (
 
 
 class BlockV2(nn.Module):
-    """Normalise, then connect, twice, beside a shortcut without activations.  [B, C, S, S] -> [B, C', S', S']."""
+    """BN, then a connection, twice, and a shortcut without activations.  [B, C, S, S] -> [B, C', S', S']."""
 
     def __init__(
         self, in_channels: int, out_channels: int, stride: int, *, connect: Connect, has_shift: bool = False

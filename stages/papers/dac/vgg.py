@@ -1,11 +1,11 @@
-"""Plain convolutional networks in the manner of VGG, base and DAC    (DAC paper, section 5).
+"""Plain convolutional networks like VGG, base and DAC    (DAC paper, section 5).
 
     base   (conv → BN → ReLU), d - 1 times → pooling → fully connected
     DAC    conv → BN′ → (DAC → BN′), d - 2 times → ReLU → pooling → fully connected
 
 d layers including the output; the channels double twice, and the first convolution of each new width has stride 2 (the
-text doesn't say how maps shrink).  The last BN of the DAC network keeps its shift, for the reason given beside ResNet
-v1.  B batch, C channels, S image size, K classes.
+text doesn't say how maps shrink).  The DAC network's last BN keeps its shift, for the reason given in `resnet_v1`.
+B batch, C channels, S image size, K classes.
 """
 
 from __future__ import annotations

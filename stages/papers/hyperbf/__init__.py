@@ -4,7 +4,7 @@ Claim: a transformer of HyperBF units alone is comparable in accuracy to a ViT w
 CIFAR-100 and Tiny ImageNet (Table 2), since normalised HyperBF units are softmax attention (section 2.2.1).
 
 One architecture per file; both share patch embedding, class token, learned positions, four blocks of equation 1, a last
-LayerNorm and a Linear head.  Deviations from text and authors' code, each with its reason: docs/papers/hyperbf.md.
+LayerNorm and a Linear head.  docs/papers/hyperbf.md explains each deviation from the text and the authors' code.
 """
 
 from stages.papers.hyperbf.hyperbf import HyperBF, HyperBFAsWritten

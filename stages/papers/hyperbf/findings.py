@@ -57,7 +57,7 @@ f16f671, f29f8dc, 35c416d.  The last commit's pair, from 9753fbc of 2023-10-30 o
 
 
 def findings(margins: Margins) -> list[Finding]:
-    """One finding per claim; the same numbers on every call."""
+    """Return one finding per claim, with the same numbers on every call."""
     return [
         unit_norm_identity(),
         constant_norm_equivalence(),
@@ -89,7 +89,7 @@ def unit_norm_identity() -> Finding:
 
 
 def constant_norm_equivalence() -> Finding:
-    """Appendix 6.1, and the gap between the two where keys differ in length, as those of a transformer do."""
+    """Check Appendix 6.1, and the gap between the two if keys differ in length, as a transformer's keys do."""
     queries, keys = _draw(64, HEAD_DIM, seed=0), _draw(64, HEAD_DIM, seed=1)
     q_norm, k_norm = 2.0, 3.0
     equal_keys = k_norm * F.normalize(keys, dim=-1)
@@ -108,7 +108,7 @@ def constant_norm_equivalence() -> Finding:
 
 
 def removed_assumption() -> Finding:
-    """Section 2.2.1 on norms of 1, by the numbers of Appendix 6.1."""
+    """Check section 2.2.1 on norms of 1, with the numbers of Appendix 6.1."""
     errors = constant_norm_equivalence().computed
     constant, unequal = errors["max_abs_error_equal_norms"], errors["max_abs_difference_unequal_key_norms"]
 
@@ -122,7 +122,7 @@ def removed_assumption() -> Finding:
 
 
 def printed_constant() -> Finding:
-    """Appendix 6.1's sum; our copy of the text has lost how far the bar of its fraction goes."""
+    """Check Appendix 6.1's sum; our copy of the text doesn't show how far the bar of its fraction goes."""
     q, k = (norm * F.normalize(_draw(64, HEAD_DIM, seed=seed), dim=-1) for seed, norm in ((0, 2.0), (1, 3.0)))
     squares, distance, dot = 2.0**2 + 3.0**2, _squared_distance(q, k), q @ k.T
     under_one_bar, last_alone = (squares - distance) / 2, squares - distance / 2
@@ -150,7 +150,7 @@ def softmax_shift() -> Finding:
 
 
 def negative_scores() -> Finding:
-    """Appendix 6.3, on softmax as a whole and on the exponential in it."""
+    """Check Appendix 6.3, for softmax as a whole and for the exponential in it."""
     negative = -_draw(64, 65, seed=0).square()
     positive = negative - negative.min(dim=-1, keepdim=True).values
     same_weights = _largest(positive.softmax(dim=-1) - negative.softmax(dim=-1))
@@ -168,7 +168,7 @@ def negative_scores() -> Finding:
 
 
 def kernel_regression() -> Finding:
-    """Section 2.1.1: a Nadaraya-Watson estimator is a weighted mean, so it gives back a constant."""
+    """Check section 2.1.1: a Nadaraya-Watson estimator is a weighted mean, so it reproduces a constant."""
     x, centres, ones = _draw(64, 8, seed=0), _draw(32, 8, seed=1), torch.ones(32, 1, dtype=torch.float64)
     kernel = (-_squared_distance(x, centres) / 8).exp()
     normalised, plain = (
@@ -190,7 +190,7 @@ def _count(model_class: type[nn.Module], image_size: int, num_classes: int, argu
 
 
 def matched_parameters() -> Finding:
-    """Section 3.1.1, "consistent parameters": HyperBF's count over the ViT's."""
+    """Check section 3.1.1's "consistent parameters": HyperBF's count over the ViT's."""
 
     def ratio(dataset: str, vit: dict[str, Any], hyperbf: dict[str, Any]) -> float:
         size, classes = DATASETS[dataset]

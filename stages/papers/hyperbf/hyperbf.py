@@ -2,8 +2,8 @@
 
     y = x + HyperBF(LayerNorm(x + HyperBF(LayerNorm(x))))     (1)
 
-The first HyperBF is `RBFAttention` (6), the second `RBFFeedForward` (7), both of `stages.ops.rbf_layers`.  The authors'
-code adds the second to the first one's sum: that is `HyperBF`; `HyperBFAsWritten` adds it to x, as (1) has it.
+The first HyperBF is `RBFAttention` (6), the second `RBFFeedForward` (7), both from `stages.ops.rbf_layers`.  The
+authors' code adds the second to the first one's sum (`HyperBF`); equation 1 adds it to x (`HyperBFAsWritten`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class HyperBF(TokenClassifier):
     """Normalised images [B, C, S, S] -> logits [B, K].
 
     A metric is "euclidean" (M = I), "factored" (M = WᵀW, W learned) or "free" (M learned, the authors' code).  Betas
-    are the initial values of the learned ones, 1 / 2σ²; for attention, None is head_dim^-0.5.  `position_image_size`:
-    the size of images that the position table is built for, None for the images' own.
+    are the initial values of the learned ones, 1 / 2σ²; for attention, None is head_dim^-0.5.  `position_image_size` is
+    the image size that the position table is built for, None for the images' own.
     """
 
     block_class: type[Block] = Block
@@ -72,7 +72,7 @@ class HyperBF(TokenClassifier):
         super().__init__(embedding=embedding, blocks=blocks, dim=dim, num_classes=num_classes)
 
     def observe_kernels(self) -> dict[str, list[float]]:
-        """The quantities of the paper's section 4 and appendix 6.2, one number per block.
+        """Return the quantities of the paper's section 4 and appendix 6.2, one number per block.
 
         σ = (2β)^-1/2 of attention and (mean over centres) of the feed-forward, nan if a beta became negative; and
         ‖M - I‖ / ‖I‖ (Frobenius) of each learned metric, which is 0 at the start.
@@ -91,13 +91,13 @@ class HyperBF(TokenClassifier):
 
 
 class HyperBFAsWritten(HyperBF):
-    """`HyperBF` with the residuals of equation 1 as printed: attention reaches the output through the second unit."""
+    """`HyperBF` with equation 1's residuals as printed: attention reaches the output only through the second unit."""
 
     block_class = AsWrittenBlock
 
 
 def _learned_metric(unit: RBFAttention | RBFFeedForward) -> Tensor | None:
-    """M of a unit, or None if it is not learned."""
+    """Return a unit's M, or None if it is not learned."""
     if unit.metric_factor is not None:
         return unit.metric_factor.T @ unit.metric_factor
     return unit.metric

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 
 def count_grid(image_size: int, patch_size: int) -> int:
-    """G, the patches along one side of a square image.
+    """Return G, the number of patches along one side of a square image.
 
     Raises:
         ValueError: patches of this size don't tile the image.
@@ -24,9 +24,10 @@ def count_grid(image_size: int, patch_size: int) -> int:
 
 
 def resize_positions(table: Tensor, grid: int) -> Tensor:
-    """A position table for another grid, bicubic; the class token's row stays.  [1, 1 + H², D] -> [1, 1 + grid², D].
+    """Resize a position table to another grid, bicubic, but not the class token's row.
 
-    The authors' code names the factor (grid + 0.1) / H, and so samples a little denser than the two grids would give.
+    The authors' code scales by (grid + 0.1) / H, which samples slightly denser than the two grids would.
+    [1, 1 + H², D] -> [1, 1 + grid², D].
     """
     own_grid = round((table.shape[1] - 1) ** 0.5)
     if own_grid == grid:
@@ -37,7 +38,7 @@ def resize_positions(table: Tensor, grid: int) -> Tensor:
 
 
 class TokenEmbedding(nn.Module):
-    """Patches, a class token before them, learned positions on all.  [B, C, S, S] -> [B, N, D].
+    """Patches after a class token, with learned positions on all.  [B, C, S, S] -> [B, N, D].
 
     The position table fits images of `position_image_size` and is resized on each pass if the images have another size.
     Class token and positions start at zero: the truncated normal in the authors' code has no effect.
@@ -60,7 +61,7 @@ class TokenEmbedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Equation 1 as the authors run it and as a pre-norm transformer is.  [B, N, D] -> [B, N, D].
+    """Equation 1 as the authors run it, like a pre-norm transformer block.  [B, N, D] -> [B, N, D].
 
     u = x + attention(LayerNorm(x)),  y = u + feedforward(LayerNorm(u))
     """

@@ -14,14 +14,14 @@ MODELS = (HyperBF,)
 
 
 def observe(model: nn.Module, images: Tensor) -> Observed:
-    """`HyperBF.observe_kernels`, and one number for each of its two statements; `images` are not used.
+    """Return `HyperBF.observe_kernels` and one number for each of the paper's two statements; `images` are unused.
 
     `kernel_width_gap`: mean over the blocks of ln(σ feed-forward / σ attention), above 0 if attention's σ is the
     smaller.  `metric_distance_from_identity`: mean of ‖WᵀW − I‖ / ‖I‖ (Frobenius) over the learned metrics; absent if
     none is learned.
 
     Raises:
-        TypeError: the model is no HyperBF.
+        TypeError: the model isn't a HyperBF.
     """
     if not isinstance(model, HyperBF):
         raise refuse_model(model, MODELS)

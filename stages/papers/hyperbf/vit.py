@@ -24,8 +24,8 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor, sigma: float) -> Tensor
 class DotProductAttention(nn.Module):
     """Equation 5 in H heads with 1 / σ² = E^scale_exponent, then a Linear over the joined heads.  [B, N, D] -> same.
 
-    `has_unused_matrix` adds the E x E matrix that the authors' baseline registers and never uses: it makes the counts
-    of the two models match, gets no gradient and changes nothing else.
+    `has_unused_matrix` adds the E x E matrix that the authors' baseline registers and never uses: it makes the two
+    models' parameter counts match, gets no gradient and changes nothing else.
 
     Raises:
         ValueError: the heads don't divide `dim`.
@@ -50,8 +50,8 @@ class DotProductAttention(nn.Module):
 class ViT(TokenClassifier):
     """Normalised images [B, C, S, S] -> logits [B, K].
 
-    `scale_exponent` is -0.5 in every ViT except the authors' baseline, which has -0.8.  `position_image_size`: the size
-    of images that the position table is built for, None for the images' own.
+    `scale_exponent` is -0.5 in every ViT except the authors' baseline, which has -0.8.  `position_image_size` is the
+    image size that the position table is built for, None for the images' own.
     """
 
     def __init__(

@@ -4,11 +4,11 @@
 Claim: replacing attention by a gate that an MLP-Mixer sub-unit generates beats ViT, MLP-Mixer and LocalViT in accuracy
 on MNIST, CIFAR-10 and CIFAR-100 (Table 2), at the inference time of the MLP-Mixer (Table 3).
 
-One architecture per file.  ViT, MLPMixer, LocalViT and NiNformer are section 3's; each of the other four changes one
-part of one of them, as a sensitivity arm.  All share (Procedures 1-4): patch embedding, blocks, mean over tokens,
-Linear head; no class token, no LayerNorm after the last block, and no position embedding but PositionedViT's.  The
-paper's softmax of step 6 is in the loss and in the predictor: models return logits.  Deviations from text and authors'
-code, each with its reason: docs/papers/ninformer.md.
+One architecture per file.  ViT, MLPMixer, LocalViT and NiNformer are those of section 3; the other four are
+sensitivity arms that each change one part of one of them.  All share (Procedures 1-4): patch embedding, blocks, mean
+over tokens, Linear head; no class token, no LayerNorm after the last block, and no position embedding except
+PositionedViT's.  Models return logits: the softmax of step 6 is in the loss and in the predictor.
+docs/papers/ninformer.md explains each deviation from the text and the authors' code.
 """
 
 from stages.papers.ninformer.local_vit import LocalViT

@@ -61,22 +61,22 @@ IMAGES = {
 
 
 def mlp_flops(n: int) -> int:
-    """MLP across channels or across tokens: the product is the same."""
+    """FLOPs of an MLP across channels or across tokens, which cost the same."""
     return 4 * n * D * M
 
 
 def attention_flops(n: int) -> int:
-    """q, k, v; QKᵀ and its product with V; projection."""
+    """FLOPs of q, k, v; QKᵀ and its product with V; projection."""
     return 2 * n * D * 3 * D + 4 * n * n * D + 2 * n * D * D
 
 
 def gating_flops(n: int) -> int:
-    """The part that replaces attention (eq. 8): the mixer's two MLPs and the gate's Linear."""
+    """FLOPs of the part that replaces attention (eq. 8): the mixer's two MLPs and the gate's Linear."""
     return 2 * mlp_flops(n) + 2 * n * D * D
 
 
 def block_flops(arm: str, n: int) -> int:
-    """One block of `arm` on n tokens."""
+    """FLOPs of one block of `arm` on n tokens."""
     mlp = mlp_flops(n)
     return {
         "vit": attention_flops(n) + mlp,
@@ -87,7 +87,7 @@ def block_flops(arm: str, n: int) -> int:
 
 
 def image_flops(arm: str, images: Images) -> int:
-    """Patch embedding, blocks and head."""
+    """FLOPs of patch embedding, blocks and head."""
     n = images.num_tokens
     embedding = 2 * n * images.channels * PATCH_SIZE**2 * D
     return embedding + L * block_flops(arm, n) + 2 * D * images.classes
@@ -95,14 +95,14 @@ def image_flops(arm: str, images: Images) -> int:
 
 @cache
 def least_excess() -> float:
-    """The peaks of half precision that Table 3 needs at least, in any of its cells."""
+    """Return the least multiple of the half-precision peak that any cell of Table 3 needs."""
     seconds = {(dataset, arm): time for dataset, times in NANOSECONDS.items() for arm, time in times.items()}
     needed = (image_flops(arm, IMAGES[dataset]) / (time * 1e-9) for (dataset, arm), time in seconds.items())
     return min(needed) / HALF_PRECISION_PEAK
 
 
 def time_finding(dataset: str, arm: str) -> Finding:
-    """Compare with the card's peak; half precision, used by PyTorch only when told to, is the most favourable case."""
+    """Compare with the card's peak; half precision, which PyTorch uses only on request, is most favourable."""
     images = IMAGES[dataset]
     flops, seconds = image_flops(arm, images), NANOSECONDS[dataset][arm] * 1e-9
     needed = flops / seconds
@@ -185,14 +185,14 @@ def elementwise_finding() -> Finding:
 
 
 def memory_finding() -> Finding:
-    """Section 4's "12 Gigabytes of VRAM"."""
+    """Check section 4's "12 Gigabytes of VRAM"."""
     sizes = {"card_gibibytes": float(CARD_GIBIBYTES), "card_gigabytes": CARD_GIBIBYTES * 2**30 / 1e9}
     held = (prints_as(size, PRINTED_GIGABYTES, GIGABYTES_UNIT) for size in sizes.values())
     return state("ninformer.setup.vram", *held, computed=sizes)
 
 
 def compute_finding() -> Finding:
-    """Abstract and sections 1 and 3.2: less compute than the attention that the gate replaces."""
+    """Check the abstract and sections 1 and 3.2: less compute than the attention that the gate replaces."""
     blocks = {name: gating_flops(i.num_tokens) / attention_flops(i.num_tokens) for name, i in IMAGES.items()}
     models = {name: image_flops("ninformer", i) / image_flops("vit", i) for name, i in IMAGES.items()}
     break_even = next(n for n in count(1) if gating_flops(n) < attention_flops(n))
@@ -237,7 +237,7 @@ def lightweight_finding() -> Finding:
 
 
 def equalized_finding() -> Finding:
-    """Section 1, "an equalized setting", of the training and of the networks."""
+    """Check section 1's "an equalized setting", for the training and for the networks."""
     work = {
         f"{arm}_{name}": image_flops("ninformer", images) / image_flops(arm, images)
         for name, images in IMAGES.items()
@@ -255,7 +255,7 @@ def equalized_finding() -> Finding:
 
 
 def findings(margins: Margins) -> list[Finding]:
-    """All findings, in the order of the paper."""
+    """Return all findings, in the order of the paper."""
     times = [time_finding(dataset, arm) for dataset, row in NANOSECONDS.items() for arm in row]
     return [
         compute_finding(),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def count_patches(image_size: int, patch_size: int) -> int:
-    """N, the patches of a square image (Procedure 1, step 1).
+    """Return N, the number of patches of a square image (Procedure 1, step 1).
 
     Raises:
         ValueError: patches of this size don't tile the image.
@@ -25,7 +25,7 @@ def count_patches(image_size: int, patch_size: int) -> int:
 class PatchEmbedding(nn.Module):
     """Cut into patches, flatten, embed linearly (Procedure 1, steps 1-3).  [B, C, S, S] -> [B, N, D], raster order.
 
-    A convolution whose stride is its kernel is that linear map on flattened patches.
+    A convolution whose stride equals its kernel size is that linear map.
     """
 
     def __init__(self, *, image_size: int, in_channels: int, dim: int, patch_size: int) -> None:
@@ -77,7 +77,7 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class MultiHeadAttention(nn.Module):
-    """Equation 1 in H heads side by side, then a Linear over the joined heads.  [B, N, D] -> [B, N, D].
+    """Equation 1 in H parallel heads, then a Linear over the joined heads.  [B, N, D] -> [B, N, D].
 
     q, k and v are one Linear without bias; no dropout inside, since in the authors' code only the MLP has any.
 

@@ -21,8 +21,8 @@ from stages.papers.ninformer.layers import MultiHeadAttention, PatchEmbedding, T
 class LocalFeedForward(nn.Module):
     """CONV(x) of eq. 7: 1x1, depthwise 3x3 and 1x1 convolution over the tokens' grid.  [B, N, D] -> [B, N, D].
 
-    Convolutions have no bias, since BatchNorm follows each.  LocalViT's authors have no dropout here; this one comes
-    only after the last BatchNorm, because dropout before a BatchNorm gives it other variances in training than in
+    Convolutions have no bias, because BatchNorm follows each.  LocalViT's authors use no dropout here; ours follows
+    only the last BatchNorm, because dropout before BatchNorm makes its variances differ between training and
     evaluation (Li et al. 2019, "Understanding the disharmony between dropout and batch normalization").
     """
 

@@ -1,4 +1,4 @@
-"""ViT with learned positions: the sensitivity arm for a baseline that otherwise can't tell the order of patches.
+"""ViT with learned positions: a sensitivity arm, because the baseline doesn't see the order of patches.
 
 Procedure 1 has none; Dosovitskiy et al. 2021 (eq. 1) add one learned vector per token after the embedding, drawn with
 standard deviation 0.02 as in their code.  B batch, C channels, S image size, N tokens, D token dimension.
@@ -14,7 +14,7 @@ from stages.papers.ninformer.vit import ViT
 
 
 class PositionedPatchEmbedding(PatchEmbedding):
-    """Patch embedding plus a learned vector for each place.  [B, C, S, S] -> [B, N, D]."""
+    """Patch embedding plus a learned vector for each position.  [B, C, S, S] -> [B, N, D]."""
 
     def __init__(self, *, image_size: int, in_channels: int, dim: int, patch_size: int) -> None:
         super().__init__(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)

@@ -1,7 +1,7 @@
-"""LocalViT as other public code writes it: a depthwise separable convolution, with a bias everywhere and no BatchNorm.
+"""LocalViT as in other public code: a depthwise separable convolution, with a bias everywhere and no BatchNorm.
 
-CONV of equation 7 becomes 1x1, h-swish, depthwise 3x3, 1x1, h-swish, Dropout, 1x1, Dropout.  Which CONV the paper ran
-is not known; of the three here this one has the most parameters.
+CONV of equation 7 becomes 1x1, h-swish, depthwise 3x3, 1x1, h-swish, Dropout, 1x1, Dropout.  The paper doesn't say
+which CONV it ran; of the three here, this one has the most parameters.
 B batch, N tokens, G = √N grid size, D token dimension.
 """
 
@@ -17,7 +17,7 @@ from stages.papers.ninformer.local_vit import LocalViT
 class SeparableFeedForward(nn.Module):
     """CONV(x) of eq. 7 with a depthwise separable convolution.  [B, N, D] -> [B, N, D].
 
-    Dropout is where the MLP has it: there are no BatchNorm statistics that it could disturb.
+    Dropout is placed as in the MLP, because there are no BatchNorm statistics that it could disturb.
     """
 
     def __init__(self, *, dim: int, channels: int, dropout: float) -> None:

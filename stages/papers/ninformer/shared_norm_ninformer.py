@@ -1,4 +1,4 @@
-"""NiNformer as the authors' code runs it: equations 9 and 10 use one LayerNorm module, so one scale and one shift.
+"""NiNformer as the authors' code runs it: equations 9 and 10 share one LayerNorm module, so one scale and one shift.
 
     Y(X) = Gating(LayerNorm(X)) + X        (9)
     Z(Y) = MLP(LayerNorm(Y)) + Y           (10)
@@ -33,6 +33,6 @@ class SharedNormBlock(nn.Module):
 
 
 class SharedNormNiNformer(NiNformer):
-    """`NiNformer` of `SharedNormBlock`s."""
+    """`NiNformer` with `SharedNormBlock`s."""
 
     block_class = SharedNormBlock

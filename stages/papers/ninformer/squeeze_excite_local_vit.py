@@ -1,4 +1,4 @@
-"""LocalViT with h-swish and squeeze-and-excitation, another form of its authors' code (Li et al. 2021; Hu et al. 2018).
+"""LocalViT with h-swish and squeeze-and-excitation, a variant of its authors (Li et al. 2021; Hu et al. 2018).
 
 CONV of equation 7 gains, after the depthwise convolution's h-swish, a factor for each sample and channel:
 
@@ -17,7 +17,7 @@ REDUCTION = 4  # LocalViT's authors
 
 
 class SqueezeExcitation(nn.Module):
-    """x times its s.  [B, C, G, G] -> [B, C, G, G]."""
+    """Multiply x by its s.  [B, C, G, G] -> [B, C, G, G]."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

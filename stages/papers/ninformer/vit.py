@@ -3,8 +3,8 @@
     Y(X) = Attention(LayerNorm(X)) + X     (2)
     Z(Y) = MLP(LayerNorm(Y)) + Y           (3)
 
-Without positions and with the mean over tokens, as Procedure 1 has it, the logits don't change when patches trade
-places.  B batch, C channels, S image size, N tokens, D token dimension, K classes.
+As in Procedure 1, there are no positions and the head takes the mean over tokens, so the logits don't change if
+patches are permuted.  B batch, C channels, S image size, N tokens, D token dimension, K classes.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ AetherResNet-18 beats ResNet-18 on CIFAR-100, STL-10 and Tiny-ImageNet, and Aeth
 below GPT-2's in BF16, with 15-25 % less memory at 4 % less speed.
 
 The guide has no numbered tables: its numbers are in the sections AetherResNet, AetherGPT and Computational Efficiency.
-One architecture per file; equations are in `stages.ops.yat*`.  Where the guide is silent or disagrees with the authors'
-public code, both readings are here, and docs/papers/nmn.md has each deviation with its reason.
+One architecture per file; equations are in `stages.ops.yat*`.  If the guide is silent or disagrees with the authors'
+public code, both readings are implemented; docs/papers/nmn.md explains each deviation.
 """
 
 from stages.papers.nmn.aether_gpt import AetherGPT

@@ -1,10 +1,10 @@
 """AetherResNet-18, the proposed image network (NMN architecture guide, section AetherResNet).
 
-    block(x) = conv(Yat-conv(x)) + skip(x),  skip = identity, or conv 1x1 where shapes change
+    block(x) = conv(Yat-conv(x)) + skip(x),  skip = identity, or conv 1x1 if shapes change
 
 No normalisation, no activation, no bias.  The guide draws only the block; stem, widths, pooling, the linear map to 256
-features and the Yat layer that gives the logits are those of the authors' public script.  B batch, C channels, S image
-size, K classes.
+features and the Yat layer of the logits are those of the authors' public script.  B batch, C channels, S image size,
+K classes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AetherBlock(nn.Module):
 
 
 class AetherResNet18(nn.Module):
-    """Normalised images [B, C, S, S] -> logits [B, K], none negative, since the final Yat layer gives squares.
+    """Normalised images [B, C, S, S] -> logits [B, K], none negative, because the last Yat layer returns squares.
 
     `features` is the width before that layer; `scale` and `epsilon` are those of all Yat layers.
     """

@@ -1,8 +1,7 @@
 """Findings on the NMN guide's claims that need no training: identities, shapes, abilities of a unit, work and memory.
 
-Operations and kept maps are counted as PyTorch runs them: B samples, d input width, n units, as in the guide.
-
-Work and memory of a computation as PyTorch runs it, without running it: give it tensors on the meta device.
+Operations and stored maps are counted as PyTorch runs them, but on the meta device, without computing anything.
+B samples, d input width, n units, as in the guide.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ _REDUCTIONS = {"sum"}
 
 
 class _Counter(TorchDispatchMode):
-    """2 x multiply-accumulates of matrix products; one operation per element that any other arithmetic produces or
-    sums.
-    """
+    """Counts 2 x multiply-accumulates of matrix products, and one operation per element of other arithmetic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,14 +52,14 @@ class _Counter(TorchDispatchMode):
 
 
 def count_operations(compute: Callable[[], Tensor]) -> int:
-    """Floating-point operations of `compute()`: matrix products, sums and elementwise arithmetic, each result once."""
+    """Count operations of `compute()`: matrix products, sums and elementwise arithmetic, each result once."""
     with torch.no_grad(), _Counter() as counter:
         compute()
     return counter.operations
 
 
 def saved_bytes(model: Callable[..., Tensor], *inputs: Tensor) -> int:
-    """Bytes that autograd keeps for the backward pass of `model(*inputs)`, each storage once.
+    """Count bytes that autograd keeps for the backward pass of `model(*inputs)`, each storage once.
 
     Parameters and leaves that need a gradient don't count: they exist anyway.
     """
@@ -90,7 +87,7 @@ PRINTED_PARAMETERS = 235_148
 
 
 def findings(margins: Margins) -> list[Finding]:
-    """One finding per claim; the same numbers on every call."""
+    """Return one finding per claim, with the same numbers on every call."""
     return [
         linear_work(),
         yat_work(margins),
@@ -114,7 +111,7 @@ def findings(margins: Margins) -> list[Finding]:
 
 
 def distance_identity() -> Finding:
-    """Both sides in float64, and the right side in float32 where w = x."""
+    """Compare both sides in float64, and evaluate the right side in float32 at w = x."""
     generator = torch.Generator().manual_seed(0)
     x, w = torch.randn(2, 256, 768, generator=generator, dtype=torch.float64).unbind()
     expanded = w.square().sum(-1) + x.square().sum(-1) - 2 * (w * x).sum(-1)
@@ -133,7 +130,7 @@ def distance_identity() -> Finding:
 
 
 def guarded_division() -> Finding:
-    """The denominators where w = x, by differences and by the identity that the guide reuses w·x in, in float32."""
+    """Check denominators at w = x in float32, from differences and from the identity that reuses w·x."""
     x = torch.randn(256, 768, generator=torch.Generator().manual_seed(0))
     differences = (x - x).square().sum(-1) + EPSILON
     expanded = 2 * x.square().sum(-1) - 2 * (x @ x.T).diagonal() + EPSILON
@@ -149,7 +146,7 @@ def guarded_division() -> Finding:
 
 
 def dense_shape() -> Finding:
-    """The guide's first example; the sum over i that its definition prints would leave one number per sample."""
+    """Check the guide's first example; its definition's printed sum over i would leave one number per sample."""
     shape = YatLinear(64, 128)(torch.zeros(32, 64)).shape
     return state(
         "nmn.usage.dense",
@@ -265,7 +262,7 @@ def opposite_response() -> Finding:
 
 
 def _fit(hidden: int, generator: torch.Generator) -> float:
-    """Largest error on 2,000 points of the square of cos(3x + y) y − 1 by a Linear after `hidden` units."""
+    """Fit cos(3x + y) y − 1 by a Linear after `hidden` units; return the largest error at 2,000 points of [-1, 1]²."""
     x = torch.rand(2000, 2, generator=generator, dtype=torch.float64) * 2 - 1
     w = 2 * F.normalize(torch.randn(hidden, 2, generator=generator, dtype=torch.float64))
     b = torch.randn(hidden, generator=generator, dtype=torch.float64)
@@ -276,7 +273,7 @@ def _fit(hidden: int, generator: torch.Generator) -> float:
 
 
 def universal_approximation() -> Finding:
-    """The printed layer is never negative; under a Linear its units give every radial unit 1 / (‖w − x‖² + ε)."""
+    """Check that the layer is never negative, and that a Linear of its units gives any radial 1 / (‖w − x‖² + ε)."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(10_000, 4, generator=generator, dtype=torch.float64) * 2 - 1
     w, b = torch.randn(64, 4, generator=generator, dtype=torch.float64), torch.randn(64, generator=generator).double()
@@ -350,7 +347,7 @@ def plain_yat(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def twofold_yat(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Numerator and distance computed separately: the identity, without its reuse of w·x."""
+    """Compute numerator and distance separately: the identity, without its reuse of w·x."""
     distance = w.square().sum(-1) + x.square().sum(-1, keepdim=True) - 2 * (x @ w.mT)
     return 1.5 * F.linear(x, w, b).square() / (distance.clamp(min=0) + 1e-5)
 
@@ -390,7 +387,7 @@ def linear_work() -> Finding:
 
 
 def _form_finding(claim: str, unit: str, per: int, printed: tuple[int, int], margins: Margins) -> Finding:
-    """Each form's operations over `per`, against the printed number and half its last place, or the margin."""
+    """Compare each form's operations over `per` with the printed number, within half its last digit or the margin."""
     value, place = printed
     counted = {name: _work(form, **SIZES) / per for name, form in FORMS.items()}
     held = [(prints_as(number, value, place, margins.flops(value, place / 2)), number) for number in counted.values()]
@@ -415,7 +412,7 @@ def work_ratio(margins: Margins) -> Finding:
 
 
 def complexity() -> Finding:
-    """Doubling any of the three sizes doubles the work, up to lower-order terms."""
+    """Check that doubling any of the three sizes doubles the work, up to lower-order terms."""
     base = _work(plain_yat, **SIZES)
     growth = {name: _work(plain_yat, **SIZES | {name: 2 * size}) / base for name, size in SIZES.items()}
     return state(
@@ -426,7 +423,7 @@ def complexity() -> Finding:
 
 
 def cached_norms() -> Finding:
-    """The norms' share of the work, and how far a hidden layer's ‖x‖² differ between two batches."""
+    """Compute the norms' share of the work, and how much a hidden layer's ‖x‖² differ between two batches."""
     B, d, n = SIZES.values()
     share = (2 * n * d + 2 * B * d) / _work(plain_yat, **SIZES)
     generator = torch.Generator().manual_seed(0)
@@ -456,7 +453,7 @@ def recomputed_yat(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def kept_activations() -> Finding:
-    """Maps of B × n that autograd keeps for one layer; its output is the next layer's input, which is kept anyway."""
+    """Count B × n maps that autograd keeps for one layer; its output is the next layer's input, kept anyway."""
     (B, d, n), layers = SIZES.values(), (linear_relu, linear_gelu, plain_yat, recomputed_yat)
     relu, gelu, yat, again = (saved_bytes(form, *_operands(B, d, n)) / (B * n * FLOAT32) for form in layers)
 
@@ -474,16 +471,16 @@ def kept_activations() -> Finding:
 
 
 def _within_printed_saving(savings: Iterable[float], margins: Margins) -> list[tuple[bool, float]]:
-    """Does each saving lie in the printed range, widened by the margin of its ends; and the saving."""
+    """Return whether each saving lies in the printed range, widened by the margin of its ends, and the saving."""
     (least, most), half = PRINTED_SAVING, SAVING_UNIT / 2
     low, high = least - margins.memory(least, half), most + margins.memory(most, half)
     return [(low <= saving <= high, saving) for saving in savings]
 
 
 def layer_memory(margins: Margins) -> Finding:
-    """Section Efficiency's row "15-25% less memory" of one layer, by maps that ideal kernels keep.
+    """Check section Efficiency's "15-25% less memory" for one layer, by the maps that ideal kernels keep.
 
-    A Yat layer keeps x, the dot product and the response; the others x, what each LayerNorm or GELU reads, and the
+    A Yat layer keeps x, the dot product and the response; the others x, the input of each LayerNorm or GELU, and the
     output.
     """
     maps = {"Linear_and_ReLU": 2, "Linear_LayerNorm_and_ReLU": 3, "Linear_LayerNorm_and_GELU": 4}
@@ -498,12 +495,12 @@ def layer_memory(margins: Margins) -> Finding:
 
 
 def kept_bytes(arm: str, product_bytes: int) -> int:
-    """Bytes kept by a block of `arm`, per number of the model's width; products are numbers of `product_bytes`."""
+    """Return bytes that a block of `arm` keeps per number of the model's width; products take `product_bytes` each."""
     return sum(maps * (FLOAT32 if name in NORMALISED[arm] else product_bytes) for name, maps in IDEAL_MAPS[arm].items())
 
 
 def eager_bytes() -> dict[str, int]:
-    """Bytes that autograd keeps for one context, eager, attention written as matrix products in all three."""
+    """Return bytes that eager autograd keeps for one context, with attention as matrix products in all three models."""
     tokens = torch.zeros(1, GPT2_SMALL["context"], dtype=torch.int64, device="meta")
     with torch.device("meta"):
         models = {
@@ -516,7 +513,7 @@ def eager_bytes() -> dict[str, int]:
 
 
 def model_memory(margins: Margins) -> Finding:
-    """Bytes kept for the backward pass, eager and with ideal kernels, the latter in float32 and under autocast."""
+    """Compare bytes kept for the backward pass: eager, and with ideal kernels in float32 and under autocast."""
     kept, (B, d, n) = eager_bytes(), SIZES.values()
     maps = {form: saved_bytes(form, *_operands(B, d, n)) / (B * n * 4) for form in (linear_relu, plain_yat)}
     eager = 1 - kept["aether"] / kept["gpt2"]

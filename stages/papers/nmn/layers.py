@@ -59,11 +59,9 @@ class CausalAttention(nn.Module):
 
 
 def initialise(model: nn.Module, depth: int) -> None:
-    """GPT-2's initialisation: deviation 0.02, divided by √(2 depth) in layers that write to the residual stream; biases
-    0.
+    """Apply GPT-2's initialisation: biases 0, deviation 0.02, over √(2 depth) in layers that write to the residual.
 
-    Those are the Linear layers named `projection` or `contract`, two per block.  Yat layers keep their own
-    initialisation.
+    Those are the Linear layers named `projection` or `contract`, two per block.  Yat layers keep their own.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and not isinstance(module, YatLinear):

@@ -15,10 +15,10 @@ IMAGES = None  # an accuracy needs the whole test set
 
 
 def observe(model: nn.Module, images: Tensor, labels: Tensor) -> Observed:
-    """Accuracy on `images` after the weights change sign; biases, α and ε stay as they are, which is our reading.
+    """Return accuracy on `images` after the weights change sign; biases, α and ε stay, which is our reading.
 
     Raises:
-        TypeError: the model has no prototypes of this paper.
+        TypeError: the model has no prototypes.
     """
     if not isinstance(model, MODELS):
         raise refuse_model(model, MODELS)

@@ -2,7 +2,7 @@
 
 A 3x3 stem without pooling, four stages of two blocks, widths W to 8W with W = 64, stride 2 between stages:
 
-    block(x) = ReLU(BN(conv(ReLU(BN(conv(x))))) + skip(x)),  skip = identity, or BN(conv 1x1) where shapes change
+    block(x) = ReLU(BN(conv(ReLU(BN(conv(x))))) + skip(x)),  skip = identity, or BN(conv 1x1) if shapes change
 
 B batch, C channels, S image size, K classes.
 """

@@ -4,8 +4,8 @@
     PostNormGPT:  y = LayerNorm(attention(x) + x),  z = LayerNorm(Linear(ReLU(Linear(y))) + y)
 
 Unlike the guide's AetherGPT: attention is GPT-2's, the logits' matrix is a separate Linear with a bias, and the
-Linear after the Yat layer has none.  Unlike each other: the baseline's hidden width is D where YatGPT's is 4 D, so the
-pair isn't matched.  The authors' YatGPT also makes LayerNorms that it never applies; they are not here.
+Linear after the Yat layer has none.  The baseline's hidden width is D and YatGPT's 4 D, so the pair isn't matched.
+The authors' YatGPT also makes LayerNorms that it never applies; we leave them out.
 B batch, T tokens, V vocabulary, D width.
 """
 

@@ -81,7 +81,6 @@ Raises:
     TrainingsKilled: an outcome is missing because something killed the processes that trained.
 """
 
-
 ENGINE = "CLAIMCHECK_ENGINE"
 """The environment's name for it; `--engine` goes before."""
 DEFAULT = "local"

@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from stages.faults import FAULTS, describe_fault
 from stages.runs.store import Record, Store, find_fault, next_token
@@ -224,14 +224,12 @@ class Leases:
                     self._held.pop(run_key, None)
 
     def _ended(self, record: Record, end: End | None, reason: str = "") -> Record:
-        now = self._clock()
-        is_open = [one["token"] == record.token and one["end"] is None for one in record.attempts]
-        if end is None:
-            kept = [attempt for attempt, ours in zip(record.attempts, is_open, strict=True) if not ours]
-        else:
-            closed = {"end": end, "ended": now, "reason": reason}
-            attempts = zip(record.attempts, is_open, strict=True)
-            kept = [{**attempt, **closed} if ours else attempt for attempt, ours in attempts]
+        kept: list[Mapping[str, Any]] = []
+        for attempt in record.attempts:
+            if attempt["token"] != record.token or attempt["end"] is not None:
+                kept.append(attempt)
+            elif end is not None:
+                kept.append({**attempt, "end": end, "ended": self._clock(), "reason": reason})
         return replace(record, attempts=tuple(kept))
 
     def _change(

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext, ForkServerContext
@@ -99,7 +100,7 @@ def run_groups(
     Returns whether every group has its outcome in the store.
     """
     if len(devices) == 1:
-        _slot(groups, store, devices[0], report, stop.is_set, bytearray(len(groups)), is_alone=True)
+        Slot(store, devices[0], report, stop.is_set, is_alone=True).train(groups, bytearray(len(groups)))
         return all(group.is_published(store) for group in groups)
     threads = max(1, (os.cpu_count() or 1) // max(1, sum(device in ("cpu", "auto") for device in devices)))
     devices = devices[: len(groups)]  # after the threads: a run that trains again alone needs the same number
@@ -116,117 +117,106 @@ def run_groups(
     return is_complete
 
 
-def _slot(
-    groups: Sequence[Group],
-    store: Store,
-    device: str,
-    report: Report,
-    should_stop: Callable[[], bool],
-    ended: MutableSequence[int],
-    *,
-    is_alone: bool,
-) -> None:
-    """Claim and train groups until none is left; wait for a group that another process holds.
+@dataclass(frozen=True)
+class Slot:
+    """A place on a device where one group trains at a time; `is_alone`: no other slot uses the device."""
 
-    `ended`: 1 for each group that some slot has trained or failed to; none is tried twice.
-    """
-    leases = Leases(store)
-    waiting = [(index, group) for index, group in enumerate(groups) if not group.is_published(store)]
-    told: dict[str, str] = {}
-    while waiting and not should_stop():
-        held_elsewhere = []
-        for index, group in waiting:
-            if should_stop():
-                return
-            if ended[index]:
-                continue
-            lease = leases.claim(*group.run_keys)
-            if lease is None:
-                held_elsewhere.append((index, group))
-                holder = leases.holder(*group.run_keys)
-                if holder is not None and told.get(group.label) != holder.owner:
-                    told[group.label] = holder.owner
-                    report(Event(kind="waiting", label=group.label, message=str(holder), owner=holder.owner))
-                continue
-            with leases.kept_alive(lease) as lost:
-                try:
-                    if ended[index]:
-                        leases.close(lease, None)
-                    elif group.is_published(store):
-                        leases.close(lease, None)
-                        report(Event(kind="elsewhere", label=group.label))
-                    elif _train(group, store, device, report, should_stop, lost, leases, lease, is_alone=is_alone):
-                        ended[index] = 1
-                    else:
-                        held_elsewhere.append((index, group))
-                except ParentGone as gone:
-                    leases.close(lease, "lost", str(gone))
-                    raise
-        waiting = held_elsewhere
-        if waiting:
-            time.sleep(store.poll_seconds)
+    store: Store
+    device: str
+    report: Report
+    should_stop: Callable[[], bool]
+    is_alone: bool
 
+    def train(self, groups: Sequence[Group], ended: MutableSequence[int]) -> None:
+        """Claim and train groups until none is left; wait for a group that another process holds.
 
-def _train(
-    group: Group,
-    store: Store,
-    device: str,
-    report: Report,
-    should_stop: Callable[[], bool],
-    lost: threading.Event,
-    leases: Leases,
-    lease: Lease,
-    *,
-    is_alone: bool,
-) -> bool:
-    """Train one group; False if another process took it over, which is then waited for as if it had been first.
+        `ended`: 1 for each group that some slot has trained or failed to; none is tried twice.
+        """
+        leases = Leases(self.store)
+        waiting = [(index, group) for index, group in enumerate(groups) if not group.is_published(self.store)]
+        told: dict[str, str] = {}
+        while waiting and not self.should_stop():
+            held_elsewhere = []
+            for index, group in waiting:
+                if self.should_stop():
+                    return
+                if ended[index]:
+                    continue
+                lease = leases.claim(*group.run_keys)
+                if lease is None:
+                    held_elsewhere.append((index, group))
+                    holder = leases.holder(*group.run_keys)
+                    if holder is not None and told.get(group.label) != holder.owner:
+                        told[group.label] = holder.owner
+                        self.report(Event(kind="waiting", label=group.label, message=str(holder), owner=holder.owner))
+                    continue
+                with leases.kept_alive(lease) as lost:
+                    try:
+                        if ended[index]:
+                            leases.close(lease, None)
+                        elif group.is_published(self.store):
+                            leases.close(lease, None)
+                            self.report(Event(kind="elsewhere", label=group.label))
+                        elif self._train_group(group, lost, leases, lease):
+                            ended[index] = 1
+                        else:
+                            held_elsewhere.append((index, group))
+                    except ParentGone as gone:
+                        leases.close(lease, "lost", str(gone))
+                        raise
+            waiting = held_elsewhere
+            if waiting:
+                time.sleep(self.store.poll_seconds)
 
-    Where a stack isn't faster, its runs are trained one after another.  `is_alone`: no other slot uses the device.
-    """
-    worker = importlib.import_module(_WORKER)  # brings torch, which a parent with nothing to train never needs
-    published = [run_key for run_key in group.run_keys if store.has(run_key)]
-    missing = [spec for spec in group.specs if spec.run_key not in published]
-    is_stack = group.is_stack and worker.can_stack(device)
-    runs = len(group.specs) if is_stack else 1
-    in_use = device
-    with suppress(ValueError):  # no such device, which the training will say
-        in_use = str(worker.pick_device(device))
-    report(Event(kind="started", label=group.label, runs=runs, device=in_use))
-    for specs in [group.specs] if is_stack else [(spec,) for spec in missing]:
-        if should_stop():
-            return True
-        jobs = [worker.Job(spec=spec, data=group.data, device=device) for spec in specs]
-        train = partial(worker.train_stack, jobs, published=published) if is_stack else partial(worker.train_run, *jobs)
-        keys = [spec.run_key for spec in specs]
-        try:
-            trained = train(
-                scratch=store.scratch,
-                progress=_Reporter(group.label, report),
-                should_stop=lambda: should_stop() or lost.is_set(),
+    def _train_group(self, group: Group, lost: threading.Event, leases: Leases, lease: Lease) -> bool:
+        """Train one group; False if another process took it over, which is then waited for as if it had been first.
+
+        Where a stack isn't faster, its runs are trained one after another.
+        """
+        worker = importlib.import_module(_WORKER)  # brings torch, which a parent with nothing to train never needs
+        published = [run_key for run_key in group.run_keys if self.store.has(run_key)]
+        missing = [spec for spec in group.specs if spec.run_key not in published]
+        is_stack = group.is_stack and worker.can_stack(self.device)
+        in_use = self.device
+        with suppress(ValueError):  # no such device, which the training will say
+            in_use = str(worker.pick_device(self.device))
+        tell = partial(Event, label=group.label)
+        self.report(tell(kind="started", runs=len(group.specs) if is_stack else 1, device=in_use))
+        for specs in [group.specs] if is_stack else [(spec,) for spec in missing]:
+            if self.should_stop():
+                return True
+            jobs = [worker.Job(spec=spec, data=group.data, device=self.device) for spec in specs]
+            train = (
+                partial(worker.train_stack, jobs, published=published) if is_stack else partial(worker.train_run, *jobs)
             )
-            publish(trained.outcomes, trained.work, lease, leases, store)
-            worker.count_flops(specs[0], group.data, home() / "flops.json")
-        except LeaseLost as taken_over:
-            report(Event(kind="elsewhere", label=group.label, message=str(taken_over)))
-            return False
-        except worker.TrainingStopped as stopped:
-            if lost.is_set():
-                report(Event(kind="elsewhere", label=group.label, message="(taken over)"))
+            keys = [spec.run_key for spec in specs]
+            try:
+                trained = train(
+                    scratch=self.store.scratch,
+                    progress=_Reporter(group.label, self.report),
+                    should_stop=lambda: self.should_stop() or lost.is_set(),
+                )
+                publish(trained.outcomes, trained.work, lease, leases, self.store)
+                worker.count_flops(specs[0], group.data, home() / "flops.json")
+            except LeaseLost as taken_over:
+                self.report(tell(kind="elsewhere", message=str(taken_over)))
                 return False
-            leases.close(lease, "stopped", str(stopped), keys)
-            report(Event(kind="stopped", label=group.label, message=str(stopped)))
-        except ParentGone:
-            raise
-        except Exception as error:  # noqa: BLE001  (one run's fault must not hold up the rest; the report tells it)
-            end, message = describe_failure(error)
-            leases.close(lease, end, message.strip().splitlines()[-1], keys)
-            if end == "memory" and not is_alone:
-                report(Event(kind="memory", label=group.label, message=message))
+            except worker.TrainingStopped as stopped:
+                if lost.is_set():
+                    self.report(tell(kind="elsewhere", message="(taken over)"))
+                    return False
+                leases.close(lease, "stopped", str(stopped), keys)
+                self.report(tell(kind="stopped", message=str(stopped)))
+            except ParentGone:
+                raise
+            except Exception as error:  # noqa: BLE001  (one run's fault must not hold up the rest; the report tells it)
+                end, message = describe_failure(error)
+                leases.close(lease, end, message.strip().splitlines()[-1], keys)
+                is_tried_again = end == "memory" and not self.is_alone
+                self.report(tell(kind="memory" if is_tried_again else "failed", message=message))
             else:
-                report(Event(kind="failed", label=group.label, message=message))
-        else:
-            report(Event(kind="finished", label=group.label))
-    return True
+                self.report(tell(kind="finished"))
+        return True
 
 
 class _Reporter:
@@ -344,7 +334,7 @@ def _slot_process(
             raise ParentGone("the process that started its slot was killed") from None
 
     try:
-        _slot(groups, store, device, report, stop.is_set, ended, is_alone=is_alone)
+        Slot(store, device, report, stop.is_set, is_alone).train(groups, ended)
     except ParentGone:
         end_as_orphan()
     except FAULTS as error:

@@ -30,17 +30,9 @@ from stages.scheduling.engine.ray_task import TaskRequest, Unheard, pack_files, 
 
 ADDRESS = "RAY_ADDRESS"
 """Ray's own name for the cluster's address; without it one is started on this machine."""
-
-
 _POLL_SECONDS = 0.1
-
-
 _TELL_SECONDS = 60.0
-
-
 _NEWEST = ("saved", "progress", "beat")
-
-
 SHORT_OF_MEMORY = "Ray ended its process for want of memory on the node"
 """Why a task ended that shared a node's memory with others."""
 
@@ -179,14 +171,26 @@ class _Bridge:
                     self.ray.shutdown()
                     return
                 getattr(self, command)(*arguments)
-            self._pass_on()
+            over = []
+            if self.tasks:
+                over, _ = self.ray.wait([*self.tasks], num_returns=len(self.tasks), timeout=_POLL_SECONDS)
+            for told in self.ray.get(self.inbox.take.remote(), timeout=_TELL_SECONDS):  # before the ends of who told it
+                self.commands.send(told)
+            for reference in over:
+                self.commands.send((self.tasks.pop(reference), "ended", self._reason(reference)))
 
     def submit(self, number: int, ask: TaskRequest, share: Share) -> None:
         """Submit a task that Ray runs at most once: attempts are counted by the engine."""
         remote = self.ray.remote(num_cpus=share.cpus, num_gpus=share.gpus, memory=share.memory or None, max_retries=0)(
             task
         )
-        self.tasks[remote.options(name=ask.label).remote(number, ask, self.inbox, self._put(ask))] = number
+        packed = []
+        if not self.is_alone:  # Ray brings the data's files once to each node that needs them
+            digest = ask.specs[0].data_digest
+            if digest not in self.packed:
+                self.packed[digest] = self.ray.put(pack_files(ask.data))
+            packed = [self.packed[digest]]
+        self.tasks[remote.options(name=ask.label).remote(number, ask, self.inbox, packed)] = number
 
     def cancel(self, number: int, is_forced: bool) -> None:
         """Ask a task to stop, or end its process; one that waits for its place never starts."""
@@ -202,22 +206,6 @@ class _Bridge:
         return [
             Node(cpus=has.get("CPU", 0.0), gpus=has.get("GPU", 0.0), memory=int(has.get("memory", 0))) for has in alive
         ]
-
-    def _put(self, ask: TaskRequest) -> list[Any]:
-        """A reference to the data's files, which Ray brings once to each node that needs it; none on one machine."""
-        digest = ask.specs[0].data_digest
-        if not self.is_alone and digest not in self.packed:
-            self.packed[digest] = self.ray.put(pack_files(ask.data))
-        return [] if self.is_alone else [self.packed[digest]]
-
-    def _pass_on(self) -> None:
-        over, _ = (
-            self.ray.wait([*self.tasks], num_returns=len(self.tasks), timeout=_POLL_SECONDS) if self.tasks else ([], [])
-        )
-        for told in self.ray.get(self.inbox.take.remote(), timeout=_TELL_SECONDS):  # before the ends of who told it
-            self.commands.send(told)
-        for reference in over:
-            self.commands.send((self.tasks.pop(reference), "ended", self._reason(reference)))
 
     def _reason(self, reference: Any) -> str:
         errors = self.ray.exceptions
@@ -353,12 +341,8 @@ def copy_code(specs: Iterable[RunSpec], folder: Path) -> None:
 
 
 _MARGIN = 1.25
-
-
 _CONTEXT_BYTES = 2**30
 """Device memory that CUDA itself takes for each process."""
-
-
 _PARTS = 8
 """A GPU is shared in eighths: many processes of small networks wait for each other."""
 
@@ -381,7 +365,10 @@ class Shares:
         if (ranks := len(self._kinds)) > 1 and self.device(nodes) == "cuda":
             return Share(cpus=ranks, gpus=ranks), self._ranks(nodes), ranks
         if self.device(nodes) == "cuda":
-            return Share(cpus=1, gpus=1.0 if is_alone else self._part(peak)), "cuda", 1
+            part = 1.0 if is_alone else 1 / self._together  # as many as the devices' names say share one
+            if peak and self._device_bytes and not is_alone:
+                part = math.ceil(_PARTS * (_MARGIN * peak + _CONTEXT_BYTES) / self._device_bytes) / _PARTS
+            return Share(cpus=1, gpus=min(1.0, part)), "cuda", 1
         threads = self._threads(nodes)
         cpus = self._fewest_cpus(nodes) if is_alone else threads
         memory = min([math.ceil(_MARGIN * peak), *(node.memory for node in nodes if node.cpus >= 1)])
@@ -434,9 +421,3 @@ class Shares:
 
     def _fewest_cpus(self, nodes: Sequence[Node]) -> int:
         return int(min((node.cpus for node in nodes if node.cpus >= 1), default=1))
-
-    def _part(self, peak: int) -> float:
-        """Part of a GPU: by measured memory where both are known, else the devices' names say how many share one."""
-        if not peak or not self._device_bytes:
-            return 1 / self._together
-        return min(_PARTS, math.ceil(_PARTS * (_MARGIN * peak + _CONTEXT_BYTES) / self._device_bytes)) / _PARTS

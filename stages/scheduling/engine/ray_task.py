@@ -253,7 +253,18 @@ def place(folder: Path, digest: str, packed: Packed | None) -> Path:
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck" / "packed" / digest
     with locked(kept.with_name(f".{kept.name}.lock")):
         if not _has(kept, digest):
-            _write(packed(), kept, digest)
+            staged = Path(tempfile.mkdtemp(prefix=f".{kept.name[:12]}.", dir=kept.parent))
+            try:
+                for name, content in packed().items():
+                    (staged / name).write_bytes(content.data)
+                if not _has(staged, digest):
+                    raise PackedDataError(
+                        f"what was sent as packed data {digest[:12]} has another content; nothing is trained"
+                    )
+                shutil.rmtree(kept, ignore_errors=True)  # damaged, or half of it
+                os.rename(staged, kept)
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
     return kept
 
 
@@ -272,16 +283,3 @@ def _digest_of(folder: Path, stamp: tuple[tuple[str, int, int], ...]) -> str | N
         return info.digest if digest_packed(folder, info) == info.digest else None
     except PackedDataError:
         return None
-
-
-def _write(files: Mapping[str, np.ndarray], kept: Path, digest: str) -> None:
-    staged = Path(tempfile.mkdtemp(prefix=f".{kept.name[:12]}.", dir=kept.parent))
-    try:
-        for name, content in files.items():
-            (staged / name).write_bytes(content.data)
-        if not _has(staged, digest):
-            raise PackedDataError(f"what was sent as packed data {digest[:12]} has another content; nothing is trained")
-        shutil.rmtree(kept, ignore_errors=True)  # damaged, or half of it
-        os.rename(staged, kept)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
