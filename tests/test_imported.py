@@ -1,6 +1,7 @@
 """Models, optimisers and recipes that params name by `package.module:name`: read, keyed, trained, refused."""
 
 import dataclasses
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from stages.training.optimizer import build_optimizer
 from stages.training.recipe import RecipeTask, with_recipe
 from stages.worker import Job, train_run
 from tests.packed_table import pack_images
-from tests.project import REPOSITORY
+from tests.project import REPOSITORY, edit, environment
 
 SMALL_VIT = {"name": "timm.models.vision_transformer:vit_tiny_patch16_224", "patch_size": 8, "embed_dim": 16}
 SMALL_VIT |= {"depth": 1, "num_heads": 2}
@@ -172,6 +173,17 @@ def test_wrong_names_are_refused_with_what_would_do(
 ) -> None:
     with pytest.raises(ParamsError, match=words):
         params_with(tmp_path, model, {"optimizer": {"lr": 0.1, **protocol}} if protocol else None)
+
+
+@pytest.mark.slow
+def test_own_file_next_to_params_is_found_by_commands(tmp_path: Path) -> None:
+    params_with(tmp_path, {"name": "torchvision.models:resnet18"})
+    edit(tmp_path / "params/own.yaml", lambda content: content["arms"]["own"].update(model={"name": "my_net:Net"}))
+    (tmp_path / "my_net.py").write_text(OWN, encoding="utf-8")
+    command = [str(Path(sys.executable).parent / "claimcheck"), "plan", "own"]
+    env = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "own" in done.stdout, done.stderr
 
 
 @pytest.mark.usefixtures("own_file")

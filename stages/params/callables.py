@@ -49,9 +49,9 @@ def signature_of(address: str) -> Signature:
         raise UnknownCallable(f"{module} can't be found; install it, or put its folder on PYTHONPATH", [])
     if found := _find(module, name):
         return _read(*found)
-    if _is_lazy(module):
+    if _is_lazy(module) or name in (names := _names(module)):  # or what is assigned to it can't be read
         return Signature({}, is_open=True)
-    raise UnknownCallable(f"{module} has no {name!r}", sorted(one for one in _names(module) if one[0] != "_"))
+    raise UnknownCallable(f"{module} has no {name!r}", sorted(one for one in names if one[0] != "_"))
 
 
 @cache
@@ -79,7 +79,7 @@ def _imported(module: str) -> Iterator[tuple[ast.ImportFrom, str]]:
     spec = find_spec_of(module)
     is_package = spec is not None and spec.submodule_search_locations is not None
     package = module if is_package else module.rpartition(".")[0]
-    for node in _body(module) or ():
+    for node in _body(module):
         if isinstance(node, ast.ImportFrom):
             parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
             yield node, ".".join([*parents, *([node.module] if node.module else [])])
@@ -87,7 +87,7 @@ def _imported(module: str) -> Iterator[tuple[ast.ImportFrom, str]]:
 
 def _find(module: str, name: str) -> tuple[str, ast.ClassDef | ast.FunctionDef] | None:
     """The definition of a name, and the module that has it: here, where it is imported from, or behind a star."""
-    for node in _body(module) or ():
+    for node in _body(module):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return module, node
     imports = [*_imported(module)]
@@ -103,8 +103,8 @@ def _find(module: str, name: str) -> tuple[str, ast.ClassDef | ast.FunctionDef] 
 
 def _names(module: str) -> set[str]:
     """Names that a module defines or imports, those behind a star included."""
-    found = {node.name for node in _body(module) or () if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-    for node in _body(module) or ():
+    found = {node.name for node in _body(module) if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    for node in _body(module):
         if isinstance(node, ast.Assign):
             found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     for statement, source in _imported(module):
