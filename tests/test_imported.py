@@ -191,6 +191,8 @@ def test_only_modules_are_called() -> None:
     for address in ("os:system", "shutil:rmtree", "my_net:unannotated", "torch.hub:load", "torch:load"):
         with pytest.raises(ValueError, match=r"neither an nn\.Module nor a function annotated"):
             ImportedModel(address=address, arguments={})
+    with pytest.raises(ValueError, match="my_net:Net can't be built: TypeError"):
+        ImportedModel(address="my_net:Net", arguments={"width": "wide"}, num_classes=2)
     with pytest.raises(ValueError, match="loads weights"):
         ImportedModel(address="torchvision.models:resnet18", arguments={"weights": "DEFAULT"})
     with pytest.raises(TypeError, match=r"unknown argument widht; it takes .*width_per_group"):

@@ -51,7 +51,10 @@ class ImportedModel(nn.Module):
         for name, aliases in _ALIASES.items():
             if given[name] is not None and not any(alias in arguments for alias in aliases):
                 chosen |= {alias: given[name] for alias in aliases if alias in known}
-        self.network: nn.Module = make(config(**chosen)) if config else make(**chosen)
+        try:
+            self.network: nn.Module = make(config(**chosen)) if config else make(**chosen)
+        except Exception as error:
+            raise ValueError(f"{address} can't be built: {type(error).__name__}: {error}") from error
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs = self.network(inputs)
