@@ -1,55 +1,55 @@
-# The frame around the code: sets up .venv from requirements/*.lock, then calls what stands in it.
+# Creates .venv from requirements/*.lock, then runs commands from it.
 
-# cpu: a small install without CUDA.  Unset: what .venv was made for, else the wheels as locked.
+# TORCH_BACKEND=cpu: a small install without CUDA. Default: the backend of .venv or, without one, the locked wheels.
 TORCH_BACKEND ?= $(or $(patsubst .venv/ready-%,%,$(firstword $(wildcard .venv/ready-*))),locked)
-# PROFILE=smoke|quick-bfloat16|quick|paper-tf32|paper: written into params.yaml before a repro.  Unset: params.yaml decides.
+# PROFILE=smoke|quick-bfloat16|quick|paper-tf32|paper: written into params.yaml before a repro. Default: as in params.yaml.
 PROFILE ?=
-# EXPERIMENTS="a b": only these are trained and evaluated, and only their data fetched.  Unset: all.
+# EXPERIMENTS="a b": train and evaluate only these, and fetch only their data. Default: all.
 EXPERIMENTS ?=
 KNOWN := $(patsubst params/%.yaml,%,$(wildcard params/*.yaml))
 UNKNOWN := $(filter-out $(KNOWN),$(EXPERIMENTS))
 NEAREST = $(shell python3 -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1))' $(firstword $(UNKNOWN)) $(KNOWN))
 $(if $(UNKNOWN),$(error no experiment $(firstword $(UNKNOWN)); $(if $(NEAREST),did you mean $(NEAREST)?,known: $(KNOWN))))
-# DEVICE=cpu|cuda: where models train and answer.  Unset: training takes cuda where there is one, the service cpu.
+# DEVICE=cpu|cuda: device of training and service. Default: training uses cuda if available, the service cpu.
 DEVICE ?=
 PORT ?= 8000
 
 BIN := .venv/bin
 READY := .venv/ready-$(TORCH_BACKEND)
 
-# dvc.yaml says `python -m stages.…`: that python is ours.
+# dvc.yaml runs `python -m stages.…`, which must find our python.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# Threads of torch that wait sleep instead of spinning: other work on the machine then costs its share and no more.
+# Waiting threads of torch sleep instead of spinning, so that other work on the machine isn't slowed down.
 export OMP_WAIT_POLICY ?= PASSIVE
-# Our files are UTF-8 whatever the locale says.
+# Our files are UTF-8 in every locale.
 export PYTHONUTF8 := 1
-# Some images set it; each of hundreds of processes would compile our modules anew.
+# Some images set it, which would make each of hundreds of processes recompile our modules.
 unexport PYTHONDONTWRITEBYTECODE
 ifneq ($(DEVICE),)
 export CLAIMCHECK_DEVICE := $(DEVICE)
 endif
 
-# It warns that a lock doesn't say which package the project itself names.
+# Hides the warning that a lock doesn't list the project's direct dependencies.
 CYCLONEDX := PYTHONWARNINGS=ignore $(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible
 
-# Tests of our C++, whose instructions depend on the processor.
+# Tests of our C++ code, whose instructions depend on the processor.
 FAST_PATHS := $(patsubst %,tests/ops/fast/test_%.py,attention crops dac dropout stacks wide_attention)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup cluster repro test test-long test-cluster lint check shape format serve docs picture bench soak oldest report mirror lock sbom audit clean clean-data
 
-help:  ## this list
+help:  ## show this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
 	@echo
 	@echo '  PROFILE=smoke|quick-bfloat16|quick|paper-tf32|paper   EXPERIMENTS="a b"   DEVICE=cpu|cuda   TORCH_BACKEND=cpu   PYTHON=python3.12'
 
-setup: $(READY)  ## create .venv with everything in it; the other targets do this themselves
+setup: $(READY)  ## create .venv with everything in it; other targets do this if needed
 
 cluster: $(READY)  ## add Ray and object stores to .venv, for trainings on several machines
 	@.ci/setup cluster
 
-# A stamp that came by a link or a copy says nothing: ready is an environment that imports this clone's code.
+# A stamp may have been linked or copied, so check that the environment imports this clone's code.
 ifneq ($(shell test -x $(BIN)/python && $(BIN)/python -I -c 'import os, stages; print(os.path.samefile(*stages.__path__, "stages"))' 2>/dev/null),True)
 .PHONY: $(READY)
 endif
@@ -65,15 +65,15 @@ endif
 	@$(BIN)/claimcheck repro $(EXPERIMENTS)
 	@echo "next: make serve, then open http://127.0.0.1:$(PORT)"
 
-# A process a core with one thread each, and one more, since some tests wait for servers and clocks.
+# One single-threaded process per core.
 PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(shell nproc) --dist loadfile --no-loadscope-reorder --durations 20
 HERE := not slow(hours=True) and not needs(gpu=True) and not needs(network=True) and not needs(cluster=True)
 
-# Asked for together, both are one run, which starts once and records the published evidence once.
+# `make test test-long` is one pytest run, which records the published evidence once.
 test: $(READY)  ## run the tests (some minutes)
 	$(if $(filter test-long,$(MAKECMDGOALS)),@:,$(PARALLEL))
 
-# Fast paths come again as lesser processors run them: `test` takes the highest capability, which PyTorch chooses.
+# Repeats tests of fast paths as on lesser processors; `test` uses the highest capability, PyTorch's default.
 test-long: $(READY)  ## run the slow tests: browsers, servers, whole projects, simulations, fast paths of other processors
 	$(PARALLEL) -m "$(if $(filter test,$(MAKECMDGOALS)),,slow and )$(HERE)"
 	@case $$($(BIN)/python -c 'import torch; print(torch.backends.cpu.get_cpu_capability())') in \
@@ -86,31 +86,31 @@ test-long: $(READY)  ## run the slow tests: browsers, servers, whole projects, s
 test-cluster: cluster  ## run the tests with a Ray cluster on this machine
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "needs(cluster=True) and not slow(hours=True)" --durations 10 tests/cluster
 
-lint: $(READY)  ## format, lint, types
+lint: $(READY)  ## check format, lint rules and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-check: lint test  ## format, lint, types, tests
+check: lint test  ## run lint and test
 
-shape:  ## lines, modules and repeated names of the code (AGAINST=main: next to those of a revision)
+shape:  ## print lines, modules and repeated names of the code (AGAINST=main: compared with a revision)
 	@python3 .ci/shape.py $(AGAINST)
 
 format: $(READY)  ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-serve: $(READY) | $(if $(CLAIMCHECK_DATABASE),,data/results.db)  ## the service and its page on 127.0.0.1:8000 (PORT=…)
+serve: $(READY) | $(if $(CLAIMCHECK_DATABASE),,data/results.db)  ## run the service and its pages on 127.0.0.1:8000 (PORT=…)
 	$(BIN)/python -m service --host 127.0.0.1 --port $(PORT)
 
-docs: report  ## the documentation as a site on 127.0.0.1:8001 (DOCS_PORT=…), built into build/site
+docs: report  ## build the documentation into build/site and serve it on 127.0.0.1:8001 (DOCS_PORT=…)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site $(or $(DOCS_PORT),8001)
 
-picture: $(READY) data/results.db  ## take docs/page.png, the first screen, again
+picture: $(READY) data/results.db  ## retake docs/page.png, the service's first screen
 	PYTHONPATH=. $(BIN)/python .ci/picture.py
 
-# Before any repro the service answers from the evidence in git.
+# Without a repro, the service uses the evidence in git.
 data/results.db: | $(READY)
 	@echo "no repro has run here: making the database from the evidence in git, about half a minute"
 	@$(BIN)/python -m stages.analyse >/dev/null
@@ -119,10 +119,10 @@ data/results.db: | $(READY)
 bench: $(READY)  ## run every benchmark and write docs/performance.md (NAMES="dac yat": only these)
 	$(BIN)/python -m benchmarks $(NAMES)
 
-soak: $(READY)  ## the long tests: resume after kill, long trainings
+soak: $(READY)  ## run the long tests: resuming after kills, long trainings
 	CLAIMCHECK_SOAK_REPORTS=docs/soak $(BIN)/pytest -m "slow(hours=True) and not needs(gpu=True) and not needs(network=True)" --timeout 1800
 
-# A machine with a GPU has the PyTorch that it has, and nothing of what we install.
+# GPU machines have their own PyTorch and none of our other packages.
 OLDEST := torch==2.11.0
 oldest: $(READY)  ## run the GPU check on this CPU with the oldest supported PyTorch
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-oldest
@@ -152,6 +152,6 @@ clean:  ## remove caches and build files
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage *.egg-info build sbom
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
-clean-data:  ## remove what `make repro` made, including trained runs; downloads and evidence stay
+clean-data:  ## remove the outputs of `make repro`, including trained runs, but not downloads and evidence
 	rm -rf data/inputs data/raw data/processed data/runs data/results data/metrics data/plots data/report data/logs data/store .dvc/cache .dvc/tmp
 	rm -f data/results.db* data/findings.jsonl data/hours.json

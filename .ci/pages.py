@@ -1,6 +1,6 @@
-"""Generate the pages of the documentation site that docs/ doesn't hold: home, commands, parameters, API, notebook.
+"""Generate the documentation site's pages that docs/ lacks: home, commands, parameters, API, notebook.
 
-A hook of MkDocs (`mkdocs.yml`).  It also fills the tables of docs/verdicts.md, as the service does on /method.
+A hook of MkDocs (`mkdocs.yml`). It also fills the tables of docs/verdicts.md, like the service on /method.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill the tables of the method, and name files outside docs/ instead of linking to them."""
+    """Fill the tables of the method, and print names of files outside docs/ instead of links."""
     if page.file.src_uri == "verdicts.md":
         markdown = fill_tables(markdown, load_params(ROOT).verdicts)
     tables = {"<!-- settings -->": describe_settings, "<!-- datasets -->": describe_datasets}
@@ -63,7 +63,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def describe_commands() -> Iterator[str]:
-    """Yield the reference of the command line, from its own parsers."""
+    """Yield the reference of the command line from its parsers."""
     yield "# Command line\n\nRun `claimcheck` in the root of a clone. Exit codes, unless a command says otherwise:\n"
     yield from (f"- {code}: {meaning}" for code, meaning in CODES.items())
     yield "\nErrors are one line on stderr. `--json` prints one document on stdout and nothing else.\n"
@@ -84,12 +84,12 @@ def describe_commands() -> Iterator[str]:
 
 
 def cell(text: str) -> str:
-    """Return text for a cell of a table."""
+    """Escape text for a table cell."""
     return text.replace("|", "\\|")
 
 
 def describe_settings() -> Iterator[str]:
-    """Yield the table of the service's settings, from where they are defined."""
+    """Yield the table of the service's settings from their definitions."""
     yield "| name | default | meaning |\n|---|---|---|"
     for name, field in Settings.model_fields.items():
         default = field.default if isinstance(field.default, str | int | float) else None
@@ -97,7 +97,7 @@ def describe_settings() -> Iterator[str]:
 
 
 def describe_datasets() -> Iterator[str]:
-    """Yield the table of data sets, from params.yaml."""
+    """Yield the table of data sets from params.yaml."""
     yield "| data set | training | test | shape | classes | terms |\n|---|--:|--:|---|--:|---|"
     for one in load_params(ROOT).datasets.values():
         shape = " × ".join(map(str, one.shape))
@@ -114,7 +114,7 @@ def describe_deviations(paper: str) -> Iterator[str]:
 
 
 def describe_params() -> Iterator[str]:
-    """Yield tables of the keys of `params.yaml` and `params/<experiment>.yaml`, from the schema that checks them."""
+    """Yield tables of the keys of `params.yaml` and `params/<experiment>.yaml` from their schema."""
     yield "# Parameters\n\nAn unknown key, a wrong type or an unknown name is rejected with its path and the choices.\n"
     for title, kind in (
         ("params.yaml", experiment._Index),
@@ -153,7 +153,7 @@ def _type_of(field: dict[str, Any]) -> str:
 
 
 def describe_api(document: dict[str, Any]) -> Iterator[str]:
-    """Yield a table of routes; the service has the whole reference at /docs."""
+    """Yield a table of routes; the service has the full reference at /docs."""
     yield "# HTTP API\n\nThe running service has this reference with schemas and examples at `/docs`.\n"
     yield "| route | parameters | answer |\n|---|---|---|"
     for path, methods in document["paths"].items():

@@ -1,4 +1,4 @@
-"""Take docs/page.png: the first screen of the service, light, 1440 pixels wide, in at most 150 KB (`make picture`)."""
+"""Take docs/page.png (`make picture`): the service's first screen, light, 1440 pixels wide, at most 150 KB."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_BYTES = 150_000
 
 
 def take(address: str) -> bytes:
-    """Return the picture with as many colours as fit."""
+    """Return the screenshot with as many colours as fit."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")

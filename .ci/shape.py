@@ -1,4 +1,4 @@
-"""Print how large the project is, as a Markdown table.  `make shape` calls it; only files in git count.
+"""Print the size of the project's files in git as a Markdown table; `make shape` calls it.
 
 Give a revision to compare with it: `.ci/shape.py main`.
 """
@@ -23,7 +23,7 @@ NOT_BY_HAND = re.compile(r"<!-- [^>\n]*: [^>\n]* -->.*?<!-- end -->|^```.*?^```"
 
 
 def read_tree(revision: str | None) -> dict[str, str]:
-    """Return the text of every file that counts, by path; `revision` None means the working tree."""
+    """Return the text of every counted file by path; `revision` None means the working tree."""
     if revision is None:
         listing = subprocess.run(["git", "ls-files", "-z"], capture_output=True, check=True).stdout
         files = [Path(name) for name in listing.decode().split("\0") if name.endswith(SUFFIXES)]
@@ -38,12 +38,12 @@ def read_tree(revision: str | None) -> dict[str, str]:
 
 
 def count_words(text: str) -> int:
-    """Return the words written by hand: without code, and without tables that a program writes or a test recomputes."""
+    """Count handwritten words: without code, and without tables that a program writes or a test recomputes."""
     return len(re.findall(r"\S*\w\S*", NOT_BY_HAND.sub("", text)))
 
 
 def used_once(tree: ast.AST) -> int:
-    """Number of private functions that their own module names exactly once, apart from the definition."""
+    """Count private functions whose module uses them exactly once."""
     uses = Counter(
         node.id if isinstance(node, ast.Name) else node.attr
         for node in ast.walk(tree)
@@ -62,7 +62,7 @@ def import_lines(tree: ast.AST) -> int:
 
 
 def measure(texts: dict[str, str]) -> dict[str, str]:
-    """Return each row of the table: what is counted, and the number."""
+    """Return each row of the table: label and number."""
     modules = {name: text for name, text in texts.items() if name.startswith(SOURCE) and name.endswith(".py")}
     trees = [ast.parse(text) for text in modules.values()]
     classes = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))

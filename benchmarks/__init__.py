@@ -1,1 +1,1 @@
-"""Speed: one file per claim, both sides in one run."""
+"""Speed benchmarks: one file per claim, with both sides measured in one run."""

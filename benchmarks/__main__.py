@@ -1,8 +1,8 @@
-"""`python -m benchmarks [name …]`: runs every benchmark, or those named, as one table, and writes it to docs.
+"""`python -m benchmarks [name …]`: run all or the named benchmarks, and write their table to docs/performance.md.
 
-Each `bench_<name>.py` has `measure()`, which returns the lines of its claim and runs in a separate process: none
-inherits another's memory, threads or replaced operators.  The table goes to docs/performance.md, which has one per kind
-of processor; rows of benchmarks that weren't named stay there if the versions are the same.
+The `measure()` of each `bench_<name>.py` returns the rows of its claim. It runs in a separate process, so that none
+inherits another's memory, threads or replaced operators. The page has one table per kind of processor; rows of other
+benchmarks stay if the versions are unchanged.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def main(arguments: list[str]) -> int:
     names: list[str] = parser.parse_args(arguments).names
     if unknown := [name for name in names if name not in known]:
         parser.error(f"no benchmark {unknown[0]!r}; known: {', '.join(known)}")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in a training: waiting threads use no processor time
-    if PLAYED == "avx2":  # the libraries that PyTorch calls have settings of their own
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in training: waiting threads use no CPU time
+    if PLAYED == "avx2":  # PyTorch's libraries have their own settings
         os.environ.update(ONEDNN_MAX_CPU_ISA="AVX2", MKL_ENABLE_INSTRUCTIONS="AVX2")
-    prepare()  # the kind of machine this is for
+    prepare()  # the kind of machine to optimise for
     kind, versions = machine(torch.device("cpu"))
     earlier = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
     kept = rows_of(earlier, kind, versions) if names else []
@@ -58,21 +58,21 @@ def main(arguments: list[str]) -> int:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), prepare) as process:
             lines: list[Line] = process.submit(import_module(f"benchmarks.bench_{name}").measure).result()
         measured += [line.cells() for line in lines]
-        # after each, so that an early end keeps the measured ones
+        # after each benchmark, so that an early end keeps the measured rows
         PAGE.write_text(page(earlier, kind, versions, together(kept, measured)), encoding="utf-8")
     print(f"{kind}, {versions}\n\n{markdown([HEADINGS, *measured])}", end="")
     return 0
 
 
 def together(kept: Sequence[Sequence[str]], measured: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """Kept rows, each replaced by a measured one of its name, and the new rows after them."""
+    """Replace kept rows by measured ones of the same name, and append the new rows."""
     newest = {row[0]: row for row in measured}
     replaced = [newest.pop(row[0], row) for row in kept]
     return [*replaced, *newest.values()]
 
 
 def page(earlier: str, kind: str, versions: str, rows: Sequence[Sequence[str]]) -> str:
-    """The page with these rows as the table of this kind of processor, those that miss a goal first."""
+    """Return the page with these rows as the table of this kind of processor, missed goals first."""
     order = ("slower", "even", "missed")
     ranked = sorted(rows, key=lambda row: next((i for i, word in enumerate(order) if word in row[-1]), len(order)))
     table = markdown([HEADINGS, *ranked])
@@ -82,7 +82,7 @@ def page(earlier: str, kind: str, versions: str, rows: Sequence[Sequence[str]]) 
 
 
 def rows_of(earlier: str, kind: str, versions: str) -> list[Sequence[str]]:
-    """The rows of this kind of processor on the page, if they were measured with these versions."""
+    """Return the page's rows of this kind of processor if they were measured with these versions."""
     text = _sections(earlier).get(kind, "")
     if not text.startswith(f"{versions}. "):
         return []

@@ -1,4 +1,4 @@
-"""Arms of the NiNformer paper at CIFAR-100's printed size, with images and a protocol of few steps."""
+"""Arms of the NiNformer paper at CIFAR-100's printed size, with random images and a short protocol."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ARMS = {
 
 
 def build(name: str) -> nn.Module:
-    """An arm of the NiNformer paper at CIFAR-100's printed size."""
+    """Build an arm of the NiNformer paper at CIFAR-100's printed size."""
     own = (path for path in model_paths() if path.startswith("stages.papers.ninformer."))
     path = next(path for path in own if path.endswith(f":{name}"))
     return build_model(ModelSpec(path=path, arguments={**_SHARED, **ARMS[name], "dropout": 0.5}))
 
 
 def protocol_for(batch_size: int, steps: int, *, precision: Precision = "float32", compiled: bool = False) -> Protocol:
-    """One epoch of `steps` steps of the printed protocol."""
+    """Return one epoch of `steps` steps of the printed protocol."""
     return Protocol(
         optimizer=OptimizerSpec(name="adam", lr=1e-3),
         batch_size=batch_size,
@@ -41,6 +41,6 @@ def protocol_for(batch_size: int, steps: int, *, precision: Precision = "float32
 
 
 def random_images(count: int, device: torch.device) -> LabelledImages:
-    """CIFAR-shaped noise: time doesn't depend on the content of the images."""
+    """Return CIFAR-shaped noise: time doesn't depend on image content."""
     images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, device=device)
     return LabelledImages(images, torch.randint(0, 100, (count,), device=device))

@@ -1,4 +1,4 @@
-"""One client thread that keeps a server busy over kept-alive connections, with ready-made requests."""
+"""A single-threaded client that keeps a server busy over kept-alive connections with prepared requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTENT_TYPE = f"multipart/form-data; boundary={BOUNDARY}"
 
 @dataclass(frozen=True)
 class Load:
-    """Measured by clients: answers per second, and seconds per answer; by the server: processor time per answer."""
+    """Answers per second and seconds per answer, measured by clients, and the server's CPU time per answer."""
 
     per_second: float
     seconds: Sequence[float]
@@ -30,7 +30,7 @@ class Load:
 
 
 def pngs(count: int, shape: tuple[int, int, int]) -> list[bytes]:
-    """Noise of a shape [C, H, W]: time doesn't depend on the content of the images."""
+    """Make noise of shape [C, H, W]: time doesn't depend on image content."""
     channels, height, width = shape
     pixels = np.random.default_rng(0).integers(0, 256, (count, height, width, channels), dtype=np.uint8)
     buffers = [io.BytesIO() for _ in pixels]
@@ -45,13 +45,13 @@ def form(field: str, *contents: bytes) -> bytes:
 
 
 def processor_seconds(pid: int) -> float:
-    """Processor seconds so far of a process and those that it started."""
+    """Return the CPU seconds used so far by a process and its children."""
     server = psutil.Process(pid)
     return sum(sum(member.cpu_times()[:2]) for member in (server, *server.children(recursive=True)))
 
 
 class Asker:
-    """One kept-alive connection that sends the next request as soon as it is answered."""
+    """A kept-alive connection that sends the next request as soon as the previous one is answered."""
 
     def __init__(self, port: int, requests: Sequence[bytes], first: int) -> None:
         self.requests, self.number, self.answer, self.asked = requests, first, b"", 0.0
@@ -64,7 +64,7 @@ class Asker:
         self.number += 1
 
     def is_answered(self) -> bool:
-        """Read the bytes that have arrived."""
+        """Read the bytes that have arrived; return True if the answer is complete."""
         received = self.socket.recv(1 << 16)
         assert received, "the server closed the connection"
         self.answer += received
@@ -78,9 +78,9 @@ class Asker:
 
 
 def load(pid: int, port: int, path: str, bodies: Sequence[bytes], connections: int, seconds: float) -> Load:
-    """Send requests over this many connections at once, each waiting for its answer before the next request.
+    """Send requests over several connections, each waiting for its answer before the next request.
 
-    One thread and ready-made requests: clients share the server's cores, so they should take little of them.
+    One thread with prepared requests uses little of the cores that client and server share.
     """
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: "
     requests = [f"{head}{len(body)}\r\n\r\n".encode() + body for body in bodies]

@@ -1,4 +1,4 @@
-"""A measurement that may fail: its line says so, and the next one is taken."""
+"""Measurements that may fail without stopping the others."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Lines = Iterator[dict[str, Any]]
 
 
 def attempt(line: dict[str, Any], measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """`line` with the measurement.  A compiler that fails on this device is a finding, but eager PyTorch has to work.
+    """Return `line` with the measurement or its failure.
 
-    Unless `line` already says how to judge a failure (`ok`).
+    A compiler that fails on this device counts as ok, but eager PyTorch has to work, unless `line` has its own `ok`.
     """
     try:
         return line | measured()
@@ -28,7 +28,7 @@ def in_words(error: Exception) -> str:
 
 
 def guarded(name: str, part: Callable[[], Lines]) -> Lines:
-    """The lines of a part, and one more if it ends by an error outside its attempts."""
+    """Yield the lines of a part, and one more if it fails outside its attempts."""
     try:
         yield from part()
     except Exception as error:  # noqa: BLE001  (the other parts are wanted, whatever this one raised)

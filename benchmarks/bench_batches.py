@@ -1,8 +1,8 @@
-"""Goal: augmented CIFAR batches 5 times as fast as the fastest of torchvision's Dataset and DataLoader with 2 workers,
-and of one gather of unfolded windows with `torch.where` for flips, eager and compiled.
+"""Goal: augmented CIFAR batches 5 times as fast as the fastest peer.
 
-All sides crop (4 pixels of padding), flip and normalise 12,800 images in batches of 128; the loader's processes count.
-At most: if a batch were one conversion of its bytes to float32 and nothing else.
+Peers: torchvision's Dataset and DataLoader with 2 workers, and a gather of unfolded windows with `torch.where` for
+flips, eager and compiled. All sides crop (4 pixels of padding), flip and normalise 12,800 images in batches of 128;
+loader processes count. Limit: a batch that is only a conversion of its bytes to float32.
 Run: python -m benchmarks batches
 """
 
@@ -29,7 +29,7 @@ MEAN = STD = (0.5, 0.5, 0.5)
 
 
 class Transformed(Dataset[Tensor]):
-    """The usual way: one image at a time through torchvision's transforms."""
+    """The usual method: one image at a time through torchvision's transforms."""
 
     def __init__(self, images: Tensor) -> None:
         self.images = [transforms.functional.to_pil_image(image) for image in images]
@@ -50,23 +50,23 @@ class Transformed(Dataset[Tensor]):
 
 
 def with_workers() -> float:
-    """Processor seconds of this process and of those that it started, theirs to a hundredth."""
+    """Return the CPU seconds of this process and its children, the latter rounded to hundredths."""
     return time.process_time() + sum(sum(one.cpu_times()[:2]) for one in psutil.Process().children(recursive=True))
 
 
 def windows(images: Tensor) -> Tensor:
-    """All crops of all images, [N, C, 9, 9, 32, 32], without a copy."""
+    """Return all crops of all images, [N, C, 9, 9, 32, 32], without a copy."""
     return F.pad(images, [4] * 4).unfold(2, 32, 1).unfold(3, 32, 1)
 
 
 def drawn(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw for each image of a batch its crop's upper and left edge, and whether it is flipped."""
+    """Draw each image's crop position and flip for a batch."""
     top, left = torch.randint(0, 9, (2, count), generator=generator)
     return top, left, torch.rand(count, generator=generator) < 0.5
 
 
 def cropped(crops: Tensor, rows: Tensor, top: Tensor, left: Tensor, flipped: Tensor) -> Tensor:
-    """A batch by one gather, float32 [B, C, 32, 32]."""
+    """Make a batch by one gather, float32 [B, C, 32, 32]."""
     batch = crops[rows, :, top, left]
     batch = torch.where(flipped[:, None, None, None], batch.flip(-1), batch)
     return batch.float().div_(255).sub_(MEAN[0]).div_(STD[0])
@@ -105,7 +105,7 @@ def measure() -> list[Line]:
 
 
 def seconds_of_writing(images: Tensor) -> float:
-    """Processor time, the median of seven, in which all batches are read and written once: uint8 to float32."""
+    """Return the median CPU time of seven conversions of all batches from uint8 to float32."""
     taken = []
     for _ in range(7):
         began = time.process_time()

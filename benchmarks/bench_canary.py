@@ -1,7 +1,7 @@
-"""Goal: the canary of no arm takes more than a second (decision 0078).
+"""Goal: no arm's canary takes more than a second (decision 0078).
 
-Peer: none; it is what a process trains before the first run of an arm.  Of all arms of `params/`, one for each model
-and optimiser.
+A process trains the canary before the first run of an arm. There is no peer. Covers one arm of `params/` per model and
+optimiser.
 Run: python -m benchmarks canary
 """
 
@@ -40,9 +40,7 @@ def measure() -> list[Line]:
 
 
 def canaries() -> Iterator[tuple[str, Canary, float]]:
-    """Name, canary and seconds of processor time of an arm for each model, optimiser, and for networks of tables also
-    in a stack.
-    """
+    """Yield name, canary and CPU seconds of one arm per model and optimiser; networks of tables also in a stack."""
     params, seen = load_params(ROOT), set()
     for experiment in params.experiments.values():
         source = params.datasets[experiment.dataset]

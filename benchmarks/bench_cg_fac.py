@@ -1,8 +1,7 @@
-"""Goal for CG-FAC on a CPU: a training step with m = 10 takes at most 6 times that of a fused Adam, eager or
-compiled.
+"""Goal: on a CPU, a training step of CG-FAC with m = 10 takes at most 6 times a fused Adam's, eager or compiled.
 
-The ViT of the CIFAR experiment (width 256, 4 blocks), CG-FAC on its attention layers and Adam elsewhere; a tolerance of
-0 makes every solve take all ten iterations.  A step is forward, backward and update, in float32.
+Uses the ViT of the CIFAR experiment (width 256, 4 blocks) in float32 with CG-FAC on its attention layers and Adam
+elsewhere. A tolerance of 0 makes every solve take all ten iterations. A step is forward, backward and update.
 Run: python -m benchmarks cg_fac
 """
 

@@ -1,12 +1,13 @@
-"""Goals for DAC's layers on a CPU, forward and backward, against the fastest of all that is written with PyTorch alone:
-the convolution 5 times as fast, with at most 0.3 of its peak memory; the dense layer 3 times.  Beside an ordinary ReLU
-and layer, which compute something else, they take at most 5 and 3.5 times its time.
+"""Goals for DAC's layers on a CPU, forward and backward, compared with the fastest PyTorch implementation.
 
-The convolution's peers are a loop over inputs of depthwise convolutions, a loop over outputs of ordinary ones with
-channels last, and one grouped convolution over the expansion, with 16 channels also compiled: with 64 the compiler
-takes many minutes, and with 16 it gains a twentieth.  The dense layer's is a multiplication and sum, compiled; by
-itself that is as slow as einsum.  Sizes are those of the paper's networks: 16 channels of 32 x 32 and 64 of 8 x 8; the
-widest dense layer has 141 units.
+The convolution must be 5 times as fast with at most 0.3 of the peak memory, the dense layer 3 times as fast. Compared
+with an ordinary ReLU and layer, which compute something else, they may take at most 5 and 3.5 times as long.
+
+The convolution's peers are depthwise convolutions in a loop over inputs, ordinary ones in a loop over outputs with
+channels last, and a grouped convolution over the expansion. With 16 channels they are also compiled, which gains a
+twentieth; with 64 the compiler takes many minutes. The dense layer's peer is a compiled multiplication and sum, which
+uncompiled is as slow as einsum. Sizes are from the paper's networks: 16 channels of 32 x 32, 64 of 8 x 8, and a widest
+dense layer of 141 units.
 Run: python -m benchmarks dac
 """
 
@@ -28,14 +29,14 @@ MEMORY_BATCH = 64
 
 
 def grouped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Each output channel as its own group over all inputs, activated for it: the expansion in memory."""
+    """Use each output channel as its own group over all activated inputs, with the expansion in memory."""
     out, inputs = bias.shape
     activated = (bias[:, :, None, None] + x.unsqueeze(1)).relu().reshape(len(x), out * inputs, *x.shape[2:])
     return F.conv2d(activated, weight, padding=1, groups=out)
 
 
 def by_input(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A depthwise convolution for each input channel, activated for all outputs."""
+    """Use a depthwise convolution for each input channel, activated for all outputs."""
     out = torch.zeros(())
     for j in range(bias.shape[1]):
         activated = (x[:, j : j + 1] + bias[:, j, None, None]).relu()
@@ -44,7 +45,7 @@ def by_input(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def by_output(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """An ordinary convolution for each output channel, on inputs activated for it, with channels last."""
+    """Use an ordinary convolution for each output channel on inputs activated for it, with channels last."""
     x = x.contiguous(memory_format=torch.channels_last)
     maps = [F.conv2d((x + bias[i, :, None, None]).relu(), weight[i : i + 1], padding=1) for i in range(len(bias))]
     return torch.cat(maps, dim=1)
@@ -104,11 +105,11 @@ def dense() -> list[Line]:
 
 
 def added_bytes(name: str) -> int:
-    """Bytes that one step adds to the peak size of this process, which has to be a fresh one."""
+    """Return the bytes that one step adds to the peak memory of this process, which must be new."""
     operator = {"ours": ours, **CONVOLUTIONS}[name]
     leaves = conv_leaves(MEMORY_BATCH, 16, 32)
     small = [leaf[:2].detach().requires_grad_() if place == 0 else leaf for place, leaf in enumerate(leaves)]
-    operator(*small).sum().backward()  # loads everything that a first call loads
+    operator(*small).sum().backward()  # load everything that a first call loads
     cpu = torch.device("cpu")
     reset_peak_memory(cpu)
     before = peak_memory_bytes(cpu)
@@ -117,7 +118,7 @@ def added_bytes(name: str) -> int:
 
 
 def memory() -> Line:
-    """One process per measurement, so that memory freed by one doesn't serve the other."""
+    """Measure in one process per case, so that memory freed by one doesn't serve the next."""
     script = "import sys; from benchmarks.bench_dac import added_bytes; print(added_bytes(sys.argv[1]))"
     sizes = {
         name: int(subprocess.check_output([sys.executable, "-c", script, name])) for name in ("ours", *CONVOLUTIONS)

@@ -1,8 +1,8 @@
-"""Goals for HyperBF's attention on a CPU, forward and backward: 1.2 times as fast as the fastest of all that is written
-with PyTorch alone; beside PyTorch's plain attention, at most 1.3 times its time.
+"""Goals for HyperBF's attention on a CPU, forward and backward, in float32.
 
-Peers: `torch.cdist`, the distance by a matrix product, and PyTorch's fused attention on vectors with the norms
-appended, each eager and compiled.  64 tokens in heads of 64, in float32.  Whole trainings are in `bench_training`.
+It must be 1.2 times as fast as the fastest PyTorch implementation, and take at most 1.3 times as long as PyTorch's
+plain attention. Peers, eager and compiled: `torch.cdist`, distances by a matrix product, and PyTorch's fused attention
+on vectors with appended norms. 64 tokens, heads of 64. `bench_training` measures whole trainings.
 Run: python -m benchmarks hyperbf
 """
 

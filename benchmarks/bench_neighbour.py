@@ -1,7 +1,7 @@
-"""Goal: the slowest hundredth of a client's answers comes within 0.25 s while another client keeps 16 connections busy.
+"""Goal: 99 % of a client's answers come within 0.25 s while another client keeps 16 connections busy.
 
-The other sends forms of 32 images to four models, as fast as it is answered; the client sends one image every 30 ms.
-Both take turns with the client alone, round by round.  The clients share the server's cores.
+The busy client sends forms of 32 images to four models as fast as they are answered; the client sends one image every
+30 ms. This alternates with the client alone, round by round. The clients share the server's cores.
 Run: python -m benchmarks neighbour
 """
 
@@ -55,7 +55,7 @@ def measure(seconds: float = 10.0, rounds: int = 5) -> list[Line]:
     disturbed: list[float] = []
     statuses = Counter[int]()
     with tempfile.TemporaryDirectory() as folder, ours(MODELS[1], images, Path(folder)) as side:
-        os.killpg(side.pid, signal.SIGCONT)  # which `ours` leaves stopped
+        os.killpg(side.pid, signal.SIGCONT)  # `ours` has suspended it
         for _ in range(rounds):
             alone += ask_politely(side.port, form("file", images[0]), time.perf_counter() + seconds)
             until = time.perf_counter() + seconds
@@ -68,7 +68,7 @@ def measure(seconds: float = 10.0, rounds: int = 5) -> list[Line]:
                 waiting = [others.submit(keep_busy) for _ in range(BUSY)]
                 disturbed += ask_politely(side.port, form("file", images[0]), until)
             for future in waiting:
-                future.result()  # a client that failed would leave the server idle
+                future.result()  # a failed client would leave the server idle
     print(f"  the other client's answers: {dict(statuses)}")
     slowest_alone, slowest = (float(np.quantile(taken, 0.99)) for taken in (alone, disturbed))
     return [

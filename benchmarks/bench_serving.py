@@ -1,12 +1,11 @@
-"""Goals: at 32 connections at least 0.7 of the rate that decoding and model reach without a server, and at least 1.3
-times LitServe; at one connection at most 2 ms more than decoding and model.  What these can be at best is in
-docs/decisions.md#0055.
+"""Goals: at 32 connections, 0.7 of the rate without a server and 1.3 times LitServe's; at one, 2 ms overhead.
 
-Each released model answers PNG uploads over kept-alive connections; the first alone is asked over one connection, too.
-Model alone and peers take turns with the service, round by round, all on the same cores with the single client thread.
-LitServe takes part where it is installed (`pip install litserve`), as it is no dependency of ours, with the same model:
-as its documentation starts it, and with what makes it faster: one worker per core with one thread each, and
-one HTTP process per core.
+The rate and time without a server are those of decoding and model alone; docs/decisions.md#0055 explains the limits.
+
+Each released model answers PNG uploads over kept-alive connections; the first model also over a single connection. The
+service, the model alone and peers take turns on the same cores, which the client's one thread shares. LitServe, which
+we don't depend on, takes part if installed (`pip install litserve`): with its documented defaults, and tuned with one
+single-threaded worker and one HTTP process per core.
 Run: python -m benchmarks serving
 """
 
@@ -57,7 +56,7 @@ PEERS = {
         {"OMP_NUM_THREADS": "1"},
     ),
 }
-"""By name: options of the server and of its start, and its environment."""
+"""Options of the server, options of its start, and environment, by name."""
 
 
 def file_of(model: str) -> Path:
@@ -65,7 +64,7 @@ def file_of(model: str) -> Path:
 
 
 def raw(predictor: Predictor, images: Sequence[bytes], batch: int, seconds: float, threads: int) -> float:
-    """Images per second that are decoded and answered, batch after batch, without a server."""
+    """Return images per second, decoded and answered in batches without a server."""
     torch.set_num_threads(threads)
     done, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds:
@@ -92,7 +91,7 @@ for line in sys.stdin:
 
 
 class AloneTogether:
-    """Decoding and model in as many single-threaded processes as there are cores: the best these cores can give."""
+    """Decode and predict in one single-threaded process per core: the best rate of these cores."""
 
     def __init__(self, model: str) -> None:
         cores = cores_here()
@@ -122,7 +121,7 @@ class AloneTogether:
 
 
 def answer_until_closed(connection: Connection, model: str) -> None:
-    """Decoding and model, an image at a time, for another process: the least that a server has around them."""
+    """Decode and predict one image at a time for another process: the minimum around any server."""
     keep_freed_memory()
     torch.set_num_threads(1)
     predictor = load_predictor(file_of(model))
@@ -147,7 +146,7 @@ def by_pipe(model: str) -> Iterator[Connection]:
 
 
 def asked(connection: Connection, images: Sequence[bytes], seconds: float) -> list[float]:
-    """Seconds of each answer, one after another."""
+    """Return the seconds of each answer, one after another."""
     taken: list[float] = []
     started = time.perf_counter()
     while (before := time.perf_counter()) < started + seconds:
@@ -159,7 +158,7 @@ def asked(connection: Connection, images: Sequence[bytes], seconds: float) -> li
 
 @dataclass(frozen=True)
 class Side:
-    """A server under load; it is stopped while another one is measured, as an idle server may poll."""
+    """A server under load, suspended while others are measured, because even idle servers may poll."""
 
     name: str
     pid: int
@@ -176,7 +175,7 @@ class Side:
         os.killpg(self.pid, signal.SIGSTOP)
 
     def middle(self, connections: int) -> Load:
-        """The median over rounds of each number; the times of all rounds."""
+        """Return the median of each number over rounds, and the times of all rounds."""
         loads = self.found[connections]
         return Load(
             statistics.median(seen.per_second for seen in loads),
@@ -191,7 +190,7 @@ def ours(model: str, images: Sequence[bytes], folder: Path) -> Iterator[Side]:
     path = f"/predict?checkpoint={model}&top_k=1"
     record(Path(), str(database), evidence_only=True)
     command = [sys.executable, "-m", "service", "--port", str(port)]
-    # its watchdog would end it for the time that it is stopped
+    # otherwise its watchdog would end it while suspended
     settings = {"CLAIMCHECK_DATABASE": f"sqlite:///{database}", "CLAIMCHECK_STALL_SECONDS": "600"}
     with server(command, port, "/health/ready", **settings) as pid:
         yield warm(Side("ours", pid, port, path, [form("file", image) for image in images], {}))
@@ -249,7 +248,7 @@ def show(side: Side) -> None:
 
 
 def faster(model: str, against: str, peers: Mapping[str, float], ours: float, goal: float) -> Line:
-    """Against the fastest of `peers` (answers per second by name), which comes first."""
+    """Compare with the fastest of `peers` (answers per second by name), which is listed first."""
     best_first = sorted(peers.items(), key=lambda peer: -peer[1])
     return Line(
         what=f"PNG uploads to {model}, {MANY} connections, against {against}",
@@ -268,7 +267,7 @@ def measure(seconds: float = 3.0, rounds: int = 5) -> list[Line]:
 
 
 def asked_at_once(model: str, seconds: float, rounds: int, at_once: Sequence[int]) -> list[Line]:
-    """One model over each of these numbers of connections."""
+    """Measure one model over each of these numbers of connections."""
     predictor = load_predictor(file_of(model))
     images = pngs(64, predictor.contract.shape)
     raw(predictor, images, MANY, 1.0, cores_here())
@@ -286,7 +285,7 @@ def asked_at_once(model: str, seconds: float, rounds: int, at_once: Sequence[int
             sides += [stack.enter_context(litserve(model, images, folder, name)) for name in PEERS]
         for _ in range(rounds):
             for batch, rates in alone.items():
-                threads = 1 if batch == 1 else cores_here()  # one image is answered sooner by one
+                threads = 1 if batch == 1 else cores_here()  # a single thread answers one image sooner
                 rates.append(raw(predictor, images, batch, seconds, threads))
             together.append(processes.per_second(seconds))
             if 1 in at_once:
@@ -302,7 +301,7 @@ def asked_at_once(model: str, seconds: float, rounds: int, at_once: Sequence[int
 
 
 def at_many(model: str, sides: Sequence[Side], alone: float, together: float) -> list[Line]:
-    """Compare with no server, and with LitServe if it took part; rates per second."""
+    """Compare rates per second with no server, and with LitServe if it took part."""
     busy = sides[0].middle(MANY).per_second
     others = {side.name: side.middle(MANY).per_second for side in sides[1:]}
     bare = {"decoding and model alone": alone, "process per core": together}
@@ -314,7 +313,7 @@ def at_many(model: str, sides: Sequence[Side], alone: float, together: float) ->
 
 
 def lone(model: str, ours: Side, alone: float, piped: float) -> Line:
-    """One connection beside the model `alone` (images per second) and seconds of an answer that is `piped`."""
+    """Compare one connection with the model `alone` (images per second) and `piped` (seconds per answer)."""
     one = statistics.median(ours.middle(1).seconds)
     return Line(
         what=f"PNG uploads to {model}, 1 connection",

@@ -1,10 +1,12 @@
-"""Goals for SGEMM's networks on a CPU, in steps of one network per second: 16 stacked and compiled at least 2.2 times
-the fastest way of training them one after the other at 25 units, 1.3 times at 50, and a stack is never slower.
+"""Goals for stacks of 16 of SGEMM's networks on a CPU, in steps of one network per second.
 
-One after the other they are trained by `fit`, or by forward, backward and a fused Adam on one fixed batch, eager or
-compiled (of DAC's with our sums, which compiled code keeps).  Batches of 1,024 rows, Adam, one thread, as with one slot
-per core; denormals are flushed on all sides.  Compiling is not in the rate; the line gives its
-time, into an empty cache and out of a full one, and `stages.scheduling.engine.groups` decides when it pays.
+Compiled stacks must be 2.2 times as fast as the fastest sequential training at 25 units, 1.3 times at 50, and never
+slower. Sequential peers are `fit`, and a script with forward, backward and a fused Adam on one fixed batch, eager or
+compiled (DAC's with our sums, which compiled code keeps).
+
+Batches have 1,024 rows; all sides use Adam and one thread, as with one slot per core, and flush denormals. The rate
+excludes compiling, whose time with an empty and a full cache is in the row; `stages.scheduling.engine.groups` decides
+when it pays.
 Run: python -m benchmarks stacking
 """
 
@@ -107,7 +109,7 @@ def beside_one_after_the_other(case: Case) -> Line:
 
 
 def script(case: Case, way: str) -> Callable[[], None]:
-    """A step of one network: forward, backward and a fused Adam on one batch."""
+    """Return a step of one network: forward, backward and a fused Adam on one batch."""
     generator = torch.Generator().manual_seed(0)
     features, targets = torch.randn(BATCH, COLUMNS, generator=generator), torch.randn(BATCH, generator=generator)
     torch.manual_seed(0)
@@ -124,7 +126,7 @@ def script(case: Case, way: str) -> Callable[[], None]:
 
 
 def script_rate(step: Callable[[], None], count: int) -> float:
-    """Steps per second of processor time, after two that aren't counted."""
+    """Return steps per second of CPU time after two uncounted ones."""
     step(), step()
     began = time.process_time()
     for _ in range(count):
@@ -133,7 +135,7 @@ def script_rate(step: Callable[[], None], count: int) -> float:
 
 
 def beside_denormals() -> Line:
-    """Forward and backward with a quarter of the weights as small as Adam's L2 term leaves those of dead units."""
+    """Compare forward and backward if a quarter of the weights is as small as Adam's L2 term leaves dead ones."""
     torch.manual_seed(0)
     stack = Stack([MLP(in_features=COLUMNS, depth=8, width=25) for _ in range(5)])
     with torch.no_grad():
@@ -155,7 +157,7 @@ def beside_denormals() -> Line:
 
 @dataclass(frozen=True)
 class Rate:
-    """Steps per second of processor time, and the wall-clock seconds until the first step was over."""
+    """Steps per second of CPU time, and the wall-clock seconds until the first step was over."""
 
     steps_per_second: float
     first_step: float

@@ -1,10 +1,10 @@
-"""Goals on a CPU, in images per second of a whole training, against the fastest script of the same model in the same
-type: never slower, and ResNet20 and HyperBF 1.2 times as fast in float32.
+"""Goals: whole trainings on a CPU never slower than the fastest script, ResNet20 and HyperBF 1.2 times as fast.
 
-Ours is `fit`, eager and compiled.  A script is the fastest way to batches of `bench_batches`, forward, backward, a
-fused Adam and sums of losses and right answers by PyTorch alone, eager and compiled, for ResNet20 also with channels
-last.  In float32, as evidence is trained, and in bfloat16 if the processor multiplies in it.  Compiling isn't in the
-rate.  At most: if all but the script's products and convolutions cost nothing.
+Compares images per second of the same model in the same type; the factor of 1.2 applies in float32. Ours is `fit`,
+eager and compiled. A script uses the fastest batches of `bench_batches`, forward, backward, a fused Adam and sums of
+losses and correct answers with PyTorch alone, eager and compiled, for ResNet20 also with channels last. Types are
+float32, as in evidence, and bfloat16 if the processor supports it. The rate excludes compiling. Limit: all but the
+script's products and convolutions costs nothing.
 Run: python -m benchmarks training
 """
 
@@ -29,7 +29,7 @@ from stages.training.loop import fit
 from stages.training.optimizer import build_optimizer
 
 BATCH, ROUNDS = 32, 5
-# Steps enough that what a training does once hardly counts: an epoch of CIFAR has some 1,500.
+# Enough steps to make one-time costs of a training negligible; an epoch of CIFAR has about 1,500.
 STEPS, STEPS_OF_SMALL = 8, 96
 SMALL = ("dac-resnet-cifar100.resnet20-v1",)
 # Goals for networks as their papers ran them on CIFAR-100.
@@ -61,7 +61,7 @@ def steps_of(name: str) -> int:
 
 
 def as_trained(name: str, dtype: str, way: str) -> Step:
-    """Some steps of a training, with all that belongs to one."""
+    """Run some steps of a complete training."""
     steps = steps_of(name)
     protocol = protocol_for(BATCH, steps, precision=dtype, compiled=way == "compiled")
     task = ImageClassification(random_images(BATCH * steps, torch.device("cpu")), protocol)
@@ -69,7 +69,7 @@ def as_trained(name: str, dtype: str, way: str) -> Step:
 
 
 def as_a_script(name: str, dtype: str, way: str, memory_format: torch.memory_format) -> Step:
-    """Take as many steps with PyTorch alone."""
+    """Run as many steps with PyTorch alone."""
     model = network(name).to(memory_format=memory_format)
     adam = build_optimizer(model, protocol_for(BATCH, steps_of(name)).optimizer, fused=True)
     forward = compiled_apart(model) if way == "compiled" else model
@@ -96,7 +96,7 @@ def as_a_script(name: str, dtype: str, way: str, memory_format: torch.memory_for
 def beside_scripts(name: str, dtype: str) -> Line:
     torch.compiler.reset()
     if dtype == "bfloat16":
-        use_wide_attention()  # for scripts, too: nobody can turn it off again
+        use_wide_attention()  # also for scripts, because it can't be turned off again
     formats = {"": torch.contiguous_format}
     if "resnet" in name:
         formats[", channels last"] = torch.channels_last

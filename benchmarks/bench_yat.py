@@ -1,9 +1,8 @@
-"""Goals for the Yat product on a CPU, forward and backward: 1.3 times as fast as NMN's own package on each layer, eager
-or compiled; at most 1.2, 1.3 and 1.2 times the time of the ordinary layer.
+"""Goals for the Yat product on a CPU: each layer 1.3 times as fast as in NMN's own package, forward and backward.
 
-The package is nmn of PyPI, by the authors.  Ordinary are Linear and GELU, convolution, batch norm and ReLU, and
-PyTorch's fused causal attention, eager or compiled.  All sides in float32.  At most: if all but the package's products
-and convolutions cost nothing.
+It may take at most 1.2, 1.3 and 1.2 times as long as the ordinary layer. Both sides are eager or compiled. The package
+is the authors' nmn from PyPI. Ordinary layers are Linear and GELU; convolution, batch norm and ReLU; and PyTorch's
+fused causal attention. All in float32. Limit: all but the package's products and convolutions costs nothing.
 Run: python -m benchmarks yat
 """
 
@@ -28,7 +27,7 @@ Layer = Callable[..., Tensor]
 
 
 def draw(*shape: int) -> Tensor:
-    """An input as after a norm and an initialisation: small."""
+    """Draw a small input, as after a norm and an initialisation."""
     return (0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))).requires_grad_()
 
 

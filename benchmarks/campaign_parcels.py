@@ -1,6 +1,6 @@
-"""Parcels to a borrowed machine and back: packed data in parts, outcomes and resume states in archives.
+"""Transfers to and from the GPU machine: packed data in parts, outcomes and resume states in archives.
 
-Standard library only.  Every file is listed with its digest; what isn't as listed is refused.
+Uses only the standard library. Every file is listed with its digest, and any difference is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEMBER = re.compile(r"(runs|work)/((?:stack-)?[0-9a-f]{64})/([a-z]+\.(?:json|jso
 
 
 class DamagedParcel(ValueError):
-    """A file that isn't as it was sent; the message names it."""
+    """A file differs from what was sent; the message names it."""
 
 
 def sha256_of(path: Path) -> str:
@@ -30,7 +30,7 @@ def sha256_of(path: Path) -> str:
 
 
 def cut(folder: Path, name: str, parts: Path, part_bytes: int) -> list[dict[str, Any]]:
-    """Write the files of `folder` as one archive in numbered parts below `parts`; returns name and digest of each."""
+    """Write the files of `folder` as one archive in numbered parts below `parts`; return their names and digests."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for path in sorted(folder.iterdir()):
@@ -48,10 +48,10 @@ def cut(folder: Path, name: str, parts: Path, part_bytes: int) -> list[dict[str,
 
 
 def take_in(carried: Path, held: Path, listed: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Copy the carried parts that are listed to `held`.
+    """Copy the listed parts to `held`.
 
     Raises:
-        DamagedParcel: one isn't as listed.
+        DamagedParcel: a part differs from the list.
     """
     held.mkdir(parents=True, exist_ok=True)
     for part in (part for parts in listed.values() for part in parts):
@@ -66,7 +66,7 @@ def take_in(carried: Path, held: Path, listed: Mapping[str, Sequence[Mapping[str
 
 
 def join(parts: Sequence[Mapping[str, Any]], held: Path, folder: Path) -> bool:
-    """Put the parts together as `folder`; False while some are missing."""
+    """Join the parts as `folder`; return False if some are missing."""
     if folder.is_dir():
         return True
     paths = [held / part["name"] for part in parts]
@@ -81,10 +81,10 @@ def join(parts: Sequence[Mapping[str, Any]], held: Path, folder: Path) -> bool:
 
 
 def pack_back(folders: Sequence[Path], out: Path) -> tuple[list[dict[str, Any]], list[Path], list[str]]:
-    """Archives below `out` with as many of the folders, first ones first, as the limits of a way back allow.
+    """Write archives below `out` with as many of the folders, in order, as the limits of a transfer allow.
 
-    Returns the archives with their digests, the folders that must wait for the next one, and the files that are too
-    large for any.
+    Return the archives with their digests, the folders that must wait, and the files that are too large for any
+    archive.
     """
     bins: list[list[tuple[Path, int]]] = []
     waiting, too_large = [], []
@@ -115,10 +115,10 @@ def pack_back(folders: Sequence[Path], out: Path) -> tuple[list[dict[str, Any]],
 
 
 def unpack_back(folder: Path, archives: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, dict[str, bytes]]]:
-    """(`runs` or `work`, key, files) of everything that came back.
+    """Yield (`runs` or `work`, key, files) of everything that came back.
 
     Raises:
-        DamagedParcel: an archive or a name in it isn't as it was sent.
+        DamagedParcel: an archive or a name in it differs from what was sent.
     """
     for listed in archives:
         path = folder / listed["name"]

@@ -1,4 +1,4 @@
-"""Here: takes in what came back from the borrowed machine, and lays out what goes there next."""
+"""`prepare`, run here: accept results of the GPU machine, and write its next inputs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ COMMAND = "python -m benchmarks.gpu_campaign run {carry} --work FOLDER --out BAC
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Runs that train together; `seconds` of the device are planned.
+    """Runs that train together, planned to take `seconds` of the device.
 
-    `place`: of the first step that needs one of them; `verdicts`: the claims of these steps, by the share of runs.
+    `place` is the position of the first step that needs one of them; `verdicts` are these steps' claims, by share of
+    runs.
     """
 
     label: str
@@ -50,10 +51,10 @@ class Wanted:
 
 
 def wanted_groups(names: Sequence[str], params: Params, data: Path, kind: str, skipped: set[str]) -> list[Wanted]:
-    """The trainings of these experiments that the store lacks, best first; those without packed data are left out.
+    """Return the groups of these experiments' runs that the store lacks, best first; unpacked data are skipped.
 
-    Best is what brings most claims to their next look (`stages.priorities`); under a profile that decides none, the
-    order is that of the labels.
+    The best ones complete most claims' next analyses (`stages.priorities`). Under a profile that decides nothing,
+    groups are ordered by label.
     """
     proposal = propose(Path(), params, kind, experiments=names) if params.profile_name == PROFILE else None
     counts, found = FlopCounts(), list[Wanted]()
@@ -102,13 +103,13 @@ def _seconds(
 ) -> float:
     source = params.datasets[experiment.dataset]
     rows = count_rows(experiment.dataset, source, is_stand_in=params.profile.data == "embedded")
-    # Tests are measured here, with what came back.
+    # Tests are measured here, after the results come back.
     rates = {kind: params.rates[kind]}
     return cost_of_run(one, rows, source, rates, counts.count, 0, together=together).seconds[kind]
 
 
 class Campaign:
-    """The state of the borrowed machine's work, in `folder/state.json`."""
+    """The state of the work on the GPU machine, in `folder/state.json`."""
 
     def __init__(self, folder: Path, part_bytes: int) -> None:
         self.folder, self.path, self.part_bytes = folder, folder / "state.json", part_bytes
@@ -121,10 +122,10 @@ class Campaign:
         write_atomically(self.path, (json.dumps(self.state, indent=1) + "\n").encode())
 
     def take_back(self, back: Path, store: Store) -> None:
-        """Publish outcomes that came back whole, and keep resume states and the curves of what came without weights.
+        """Publish complete outcomes; keep resume states, and curves of outcomes without weights.
 
         Raises:
-            DamagedParcel: there is no report, or something isn't as it was sent.
+            DamagedParcel: the report is missing, or something differs from what was sent.
         """
         report = read_json(back / "report.json", None)
         if report is None:
@@ -134,7 +135,7 @@ class Campaign:
             if kind == "work":
                 for name, content in files.items():
                     write_atomically(self.folder / "resume" / key / name, content)
-            elif _needs_weights(files):
+            elif "weights.safetensors" not in files and json.loads(files["result.json"])["weights_sha256"]:
                 for name, content in files.items():
                     write_atomically(self.folder / "without_weights" / key / name, content)
                 if key not in self.state["without_weights"]:
@@ -158,7 +159,7 @@ class Campaign:
             print(f"  failed: {words}")
 
     def lay_out(self, groups: Sequence[Wanted], data: Path, *, limit: int, fresh: bool, done: Sequence[str]) -> int:
-        """Write the folder that goes there: the queue, what fits of data that isn't there, resume states; its bytes."""
+        """Write the queue, as much of the missing data as fits, and resume states; return the folder's bytes."""
         carry = self.folder / "carry"
         shutil.rmtree(carry, ignore_errors=True)
         (carry / "parts").mkdir(parents=True)
@@ -200,10 +201,6 @@ class Campaign:
             )
         found: list[dict[str, Any]] = json.loads(index.read_text(encoding="utf-8"))
         return found
-
-
-def _needs_weights(files: dict[str, bytes]) -> bool:
-    return bool(json.loads(files["result.json"])["weights_sha256"]) and "weights.safetensors" not in files
 
 
 def main(arguments: list[str]) -> int:
@@ -251,13 +248,13 @@ def main(arguments: list[str]) -> int:
     print(f"{len(groups)} groups are wanted, {planned:,.0f} s are planned for them, {left:,.0f} s are left")
     for one in fitting_in[:10]:
         print(f"  {one.label}: {one.seconds:,.0f} s, {3600 * one.verdicts / one.seconds:.2f} verdicts an hour")
-    print(f"{FOLDER / 'carry'}: {size / MIB:.1f} MiB.  There, with the code beside it:")
+    print(f"{FOLDER / 'carry'}: {size / MIB:.1f} MiB.  There, with the code next to it:")
     print(f"  {COMMAND.format(carry=FOLDER / 'carry', seconds=min(options.slice, left))}")
     return 0
 
 
 def _within(groups: Sequence[Wanted], seconds: float) -> list[Wanted]:
-    """The first groups, twice as many as the plan lets into the budget: it is an estimate."""
+    """Return the first groups, up to twice the budget, because the plan is only an estimate."""
     found, planned = [], 0.0
     for one in groups:
         if found and planned > 2 * seconds:

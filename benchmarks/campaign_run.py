@@ -1,7 +1,7 @@
-"""There: trains what a carried queue lists until the slice is over, and lays out what goes back.
+"""`run`, on the GPU machine: train a queue until the slice is over, and write the results to send back.
 
-Needs torch, numpy and safetensors only.  Everything is kept below `--work`: the same command goes on there, and on
-another machine from the resume states that it carries.
+Needs only torch, numpy and safetensors. Everything is kept below `--work`, so the same command resumes there; another
+machine resumes from the transferred resume states.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stages.worker import Job, TrainingStopped, can_stack, train_run, train_stac
 
 
 class Slice:
-    """The time that one command has, and whether it is over."""
+    """The time available to one command."""
 
     def __init__(self, seconds: float) -> None:
         self.began, self.seconds, self.is_ended = time.monotonic(), seconds, False
@@ -40,7 +40,7 @@ class Slice:
 
 
 def run(carried: Path, work: Path, out: Path, seconds: float, device: str) -> int:
-    """Train until the slice is over; status 1 if a training failed."""
+    """Train until the slice is over; return 1 if a training failed."""
     piece = Slice(seconds)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     queue = json.loads((carried / "queue.json").read_text(encoding="utf-8"))
@@ -73,7 +73,7 @@ def run(carried: Path, work: Path, out: Path, seconds: float, device: str) -> in
 
 
 def _train(label: str, jobs: list[Job], as_stack: bool, store: RunStore, piece: Slice, report: dict[str, Any]) -> bool:
-    """Train one run or stack; False if the slice ended first."""
+    """Train one run or stack; return False if the slice ended first."""
     began = time.monotonic()
     try:
         if as_stack:
@@ -107,7 +107,7 @@ def _take_resume_states(carried: Path, store: RunStore) -> None:
 def _lay_out(
     queue: Mapping[str, Any], store: RunStore, work: Path, out: Path, piece: Slice, report: dict[str, Any]
 ) -> None:
-    """Outcomes that are not known to have come back, resume states after them, and report.json."""
+    """Write outcomes that may not have been received yet, then resume states and report.json."""
     out.mkdir(parents=True, exist_ok=True)
     done = {*queue["done"]}
     labels = {RunSpec.from_dict(spec).run_key: group["label"] for group in queue["groups"] for spec in group["specs"]}

@@ -1,15 +1,15 @@
-"""Trainings on a GPU machine that is borrowed for minutes: a command at a time, each under ten minutes.
+"""Train on a GPU machine that is available for minutes, with commands of under ten minutes each.
 
-Here, where params and packed data are; it takes in what came back, and lays out what goes there next:
+Here, with params and packed data, accept the results and write the next inputs:
 
     python -m benchmarks.gpu_campaign prepare --budget 1800 [--back FOLDER] [--fresh] [EXPERIMENT …]
 
-There, with the code and data/campaign/carry beside it (torch 2.11 at least, numpy and safetensors, nothing else):
+There, with the code and data/campaign/carry (and only torch 2.11 or later, numpy and safetensors), train:
 
     python -m benchmarks.gpu_campaign run data/campaign/carry --work FOLDER --out BACK
 
-Both can be repeated at any time and go on where they were; `--fresh` says that the next machine is another one, which
-holds no data.  Trainings come in the order of verdicts a device-second.  Not yet run on a GPU.
+Both can be repeated at any time and resume their work; `--fresh` says that the next machine is another one without
+data. Trainings are ordered by verdicts per device-second. Not run on a GPU so far.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
 
         return campaign_run.main(rest)
     if verb == "prepare":
-        from benchmarks import campaign_prepare  # reads params, which the borrowed machine can't
+        from benchmarks import campaign_prepare  # reads params, which the GPU machine can't
 
         return campaign_prepare.main(rest)
     print(__doc__, file=sys.stderr)

@@ -1,16 +1,16 @@
-"""Everything that a GPU must show for the training core and its operators, in one command that takes a few minutes:
+"""Check on a GPU, in a few minutes, everything that training and operators rely on:
 
     python -m benchmarks.gpu_check [--data data/processed/cifar100] [--out results.jsonl]
 
-Needs torch (2.11 at least), numpy and safetensors only.  First, within a minute, every network takes a step in every
-precision that is planned; then operators against float64, products in TF32 against their emulation, ten steps of each
-arm of the NiNformer paper against the CPU's, passes recorded as CUDA graphs against eager ones, stacks, and last what
-is only measured: times of steps, images/s in float32, TF32, bfloat16 and compiled, peak memory.  With `--data`, trains
-the ViT ten epochs on real data.
+Needs only torch (at least 2.11), numpy and safetensors. Within the first minute, every network takes a step in every
+planned precision. Then it compares operators with float64, TF32 products with their emulation, ten steps of each arm of
+the NiNformer paper with the CPU's, passes recorded as CUDA graphs with eager ones, and stacks with single networks.
+Finally it measures step times, images/s in float32, TF32, bfloat16 and compiled, and peak memory. With `--data`, it
+trains the ViT for ten epochs on real data.
 
-Writes a JSON line a measurement.  What fails holds up nothing else: all failures are named at the end, and the status
-is 1.  On a CPU (`--device cpu`) all sizes are small: a rehearsal, whose times say nothing.  Only an error that spoils
-the GPU for the whole process, such as an access to wrong memory, makes everything after it fail, too: the first counts.
+Writes one JSON line per measurement. Failures don't stop other checks: all are listed at the end, with exit status 1.
+Only an error that breaks the GPU for the whole process, such as an illegal memory access, makes later checks fail, too:
+read the first one. On a CPU (`--device cpu`) all sizes are small, so times are meaningless.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Part = tuple[str, Callable[[], Lines]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The amount that is measured; None: all that is planned, as printed."""
+    """Amounts to measure; None means everything planned, as printed."""
 
     step: int | None = None
     recorded: int | None = None
@@ -64,14 +64,14 @@ REHEARSAL = Sizes(step=2, recorded=2, batch=2, texts=1, tokens=64, repeats=1, st
 
 
 def train_loss(name: str, data: LabelledImages, protocol: Protocol, device: torch.device) -> float:
-    """Mean loss of one epoch, starting from the replicate's initial weights."""
+    """Return the mean loss of one epoch from the replicate's initial weights."""
     on_device = LabelledImages(data.images.to(device), data.labels.to(device))
     model = seeded_model(lambda: build(name), REPLICATE).to(device)
     return float(fit(model, ImageClassification(on_device, protocol), protocol, REPLICATE).history[0]["train_loss"])
 
 
 def follows_the_cpu(name: str, device: torch.device) -> dict[str, Any]:
-    """The mean loss of ten steps here and on the CPU, without crops and flips: each device draws its own."""
+    """Compare the mean loss of ten steps with the CPU's, without crops and flips, which each device draws itself."""
     data = random_images(80, CPU)
     protocol = dataclasses.replace(protocol_for(8, 10), augmentation=AugmentationSpec())
     ours, cpu = (train_loss(name, data, protocol, place) for place in (device, CPU))
@@ -86,7 +86,7 @@ def losses(device: torch.device) -> Lines:
 def images_per_second(
     name: str, device: torch.device, precision: Precision, compiled: bool, sizes: Sizes
 ) -> dict[str, Any]:
-    """Images per second in the second of two epochs, so that compiling and warming up are not counted."""
+    """Return images per second in the second of two epochs, which excludes compiling and warming up."""
     batch, steps = sizes.batch, sizes.steps
     data = random_images(batch * steps, device)
     protocol = dataclasses.replace(protocol_for(batch, steps, precision=precision, compiled=compiled), epochs=2)
@@ -111,7 +111,7 @@ def rates(device: torch.device, sizes: Sizes) -> Lines:
 
 
 def real_epochs(folder: Path, device: torch.device, epochs: int) -> dict[str, Any]:
-    """Printed epochs of the ViT on real images: seconds, and the accuracy and loss reached."""
+    """Train printed epochs of the ViT on real images; return seconds, accuracy and loss."""
     sets = [read_images(folder, "train"), read_images(folder, "test")]
     protocol = dataclasses.replace(protocol_for(128, 1), epochs=epochs, steps_per_epoch=None)
     train_task, test_task = (
@@ -136,7 +136,7 @@ def real_data(folder: Path, device: torch.device, epochs: int) -> Lines:
 
 
 def parts(device: torch.device, sizes: Sizes, steps: Sequence[planned.Planned], folder: Path | None) -> list[Part]:
-    """The parts, those that have to hold first."""
+    """Return the parts, required checks first."""
     found: list[Part] = [
         ("environment", lambda: iter([{"environment": describe_environment(device)}])),
         ("planned steps", lambda: gpu_steps.every_step(device, steps, batch=sizes.step)),

@@ -1,9 +1,9 @@
-"""Steps whose passes are recorded as CUDA graphs beside eager ones (`stages.ops.fast.replay`), network by network.
+"""Compare steps recorded as CUDA graphs (`stages.ops.fast.replay`) with eager ones, network by network.
 
-Part of `benchmarks.gpu_check`.  A few steps of a training, the last batch of an epoch smaller, once with graphs and
-twice without: with them it has to end at the same weights, bit for bit, or as near as eager ends twice.  Where passes
-stayed eager the line has the reason, which is no failure.  Only where all lines hold should `CLAIMCHECK_CUDA_GRAPHS=1`
-be set on this kind of device.
+Part of `benchmarks.gpu_check`. Runs a few training steps, with a smaller last batch, once with graphs and twice
+without. Training with graphs must end at the same weights, bit for bit or as close as the two eager ones. A row of
+passes that stayed eager has the reason and isn't a failure. Set `CLAIMCHECK_CUDA_GRAPHS=1` on this kind of device only
+if all rows pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FULL, BATCHES, EPOCHS = 32, 3, 2
 
 
 def recorded_steps(device: torch.device, planned: Sequence[Planned], *, batch: int | None = None) -> Lines:
-    """A line a network, with the first optimiser and precision that it is planned in."""
+    """Yield a row per network, with its first planned optimiser and precision."""
     seen: set[str] = set()
     for one in planned:
         path, _, precision = one.kind_of_run
@@ -43,7 +43,7 @@ def recorded_steps(device: torch.device, planned: Sequence[Planned], *, batch: i
 
 
 def beside_eager(one: Planned, device: torch.device, batch: int) -> dict[str, Any]:
-    """Compare weights trained with graphs and without, and twice without; with seconds of the last epoch."""
+    """Compare weights trained with and without graphs, and twice without; time the last epoch."""
     ours, seconds, said = train(one, device, batch, is_recorded=True)
     first, eager_seconds, _ = train(one, device, batch, is_recorded=False)
     again, _, _ = train(one, device, batch, is_recorded=False)
@@ -54,7 +54,7 @@ def beside_eager(one: Planned, device: torch.device, batch: int) -> dict[str, An
 
 
 def train(one: Planned, device: torch.device, batch: int, *, is_recorded: bool) -> tuple[list[Tensor], float, str]:
-    """Weights and buffers after some steps, seconds of the last epoch, and why passes stayed eager, if they did."""
+    """Return weights and buffers after some steps, seconds of the last epoch, and the reason if passes stayed eager."""
     spec = one.one_step(batch)
     protocol = dataclasses.replace(spec.protocol, epochs=EPOCHS, steps_per_epoch=None)
     model = seeded_model(lambda: with_fast_dropout(build_model(spec.model)), spec.replicate).to(device)
@@ -76,5 +76,5 @@ def setting(is_recorded: bool) -> Iterator[None]:
 
 
 def distance(one: list[Tensor], other: list[Tensor]) -> float:
-    """The largest difference of any number."""
+    """Return the largest difference of any value."""
     return max(float((a.double() - b.double()).abs().max()) for a, b in zip(one, other, strict=True) if a.numel())

@@ -1,8 +1,8 @@
-"""Checks of DAC's convolution and Yat attention on a GPU: values and gradients, time and memory against the plain form.
+"""Check DAC's convolution and Yat attention on a GPU: values, gradients, time and memory next to the plain form.
 
-Goals, forward and backward: DAC at batch 128 at most 4 times ReLU and convolution at 16 channels of 32 x 32, 8 times at
-64 of 8 x 8, and 1.3 times its memory; Yat attention at GPT-2's sizes at most 1.2 times PyTorch's plain one.  Part of
-`benchmarks.gpu_check`.
+Part of `benchmarks.gpu_check`. Goals, forward and backward: DAC at batch 128 takes at most 4 times ReLU and convolution
+at 16 channels of 32 x 32, 8 times at 64 of 8 x 8, and 1.3 times the memory; Yat attention at GPT-2's sizes takes at
+most 1.2 times PyTorch's plain one.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def value_and_gradients(operator: Operator, tensors: list[Tensor]) -> list[Tenso
 
 
 def masked_yat_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The plain form, since no fast path handles a mask."""
+    """Use the plain form, because no fast path handles a mask."""
     return yat_attention(q, k, v, torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril())
 
 
 def correctness(device: torch.device) -> Lines:
-    """Largest error against float64 on the CPU, relative to the largest value, for the result and each gradient."""
+    """Return the largest relative errors of the result and its gradients against float64 on the CPU."""
     for dtype, allowed in ERRORS.items():
         cases: list[tuple[str, Sequence[tuple[int, ...]], Operator, Operator]] = [
             (
@@ -122,7 +122,7 @@ def run_race(race: Race, device: torch.device, repeats: int) -> dict[str, Any]:
 
 
 def step(operator: Operator, tensors: list[Tensor]) -> Callable[[], None]:
-    """One forward and backward pass."""
+    """Return one forward and backward pass."""
 
     def run() -> None:
         for tensor in tensors:

@@ -1,6 +1,6 @@
-"""One step of every network with every optimiser in every precision that is planned (`benchmarks.planned`), as runs
-take it, and its loss before beside the CPU's.  Part of `benchmarks.gpu_check`, and first: on a GPU it takes less than
-a minute, or the check fails.
+"""Run one step of every network with every planned optimiser and precision, and compare its loss with the CPU's.
+
+The first part of `benchmarks.gpu_check`; on a GPU it must take less than a minute.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from stages.papers import build_model
 from stages.training.loop import fit, measure, seeded_model
 
 GOAL_SECONDS = 60.0
-TOLERANCE = 2e-3  # relative, of the mean loss of two rows in float32: sums in another order, through up to 56 layers
+TOLERANCE = 2e-3  # relative, of the mean loss of two rows in float32: another order of sums through up to 56 layers
 COMPARED = 2
 
 
 def every_step(device: torch.device, planned: Sequence[Planned], *, batch: int | None = None) -> Lines:
-    """A line for each, then one for all; `batch` rows a step (None: as printed)."""
+    """Yield a row for each, then a summary; `batch` is the rows per step (None: as printed)."""
     began, compared = time.monotonic(), set[str]()
     for one in planned:
         path, optimizer, precision = one.kind_of_run
@@ -42,9 +42,9 @@ def every_step(device: torch.device, planned: Sequence[Planned], *, batch: int |
 
 
 def one_step(one: Planned, device: torch.device, batch: int | None, *, is_compared: bool) -> dict[str, Any]:
-    """The step's loss; the loss of a few rows before it, here and on the CPU; and whether all is finite and close."""
+    """Return the step's loss, the initial loss of a few rows here and on the CPU, and whether all are good."""
     began, spec = time.monotonic(), one.one_step(batch)
-    torch.backends.cudnn.allow_tf32 = False  # as in a training
+    torch.backends.cudnn.allow_tf32 = False  # as in training
     model = seeded_model(lambda: with_fast_dropout(build_model(spec.model)), spec.replicate)
     found: dict[str, Any] = {}
     if is_compared:

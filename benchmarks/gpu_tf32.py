@@ -1,9 +1,9 @@
-"""Products in TF32 on a GPU against their emulation (`stages.training.tf32`).  Part of `benchmarks.gpu_check`.
+"""Compare TF32 products on a GPU with their emulation (`stages.training.tf32`). Part of `benchmarks.gpu_check`.
 
-How the device rounds is told apart exactly: a product with the identity returns the rounded number.  The emulation
-rounds to the nearest and, of two as near, to the even one; a device may round those up, or cut the digits off.  Then an
-operand differs from the emulated one by at most `ulps` in its tenth bit, so a product differs by at most 2 · ulps ·
-2^-10 of Σ|a||b|, whatever its size, and a little more for sums in another order.  TF32 that is silently off fails, too.
+Products with the identity reveal the device's rounding exactly. The emulation rounds to nearest, ties to even; devices
+may round ties up or truncate. Then an operand differs from the emulated one by at most `ulps` in its tenth bit, so a
+product differs by at most 2 · ulps · 2^-10 of Σ|a||b|, plus a little for another order of sums. TF32 that is silently
+off fails, too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from stages.training.tf32 import products_of
 PROTOCOL = Protocol(optimizer=OptimizerSpec(name="sgd", lr=0.1), batch_size=1, epochs=1, precision="tf32")
 LAST = 2.0**-10
 """The last bit of the mantissa of numbers in [1, 2)."""
-# Where each rule leaves 1 + 0.5, 1 + 1.5 and 1 + 1.75 last bits, and how far it may be from the emulation, in these.
+# Results of each rule for 1 + 0.5, 1 + 1.5 and 1 + 1.75 last bits, and its allowed distance from the emulation in last
+# bits.
 RULES = {(0, 2, 2): ("to nearest, ties to even", 0.0), (1, 2, 2): ("to nearest, ties up", 1.0), (0, 1, 1): ("cut", 1.0)}
 ACCUMULATED = 2.0**-18
-"""Of Σ|a||b|: float32 sums of hundreds in another order."""
+"""Relative to Σ|a||b|: float32 sums of hundreds in another order."""
 Product = Callable[[Tensor, Tensor], Tensor]
 PRODUCTS: dict[str, tuple[Product, Sequence[int], Sequence[int]]] = {
     "a linear layer": (F.linear, (256, 384), (512, 384)),
@@ -58,7 +59,7 @@ def rule_of(device: torch.device) -> dict[str, Any]:
 def beside_emulation(
     product: Product, shapes: Sequence[Sequence[int]], device: torch.device, ulps: float
 ) -> dict[str, Any]:
-    """The largest difference of the product and its gradients here and on the CPU, of Σ|a||b|, and float32's."""
+    """Return the largest differences of product and gradients from the emulation and float32, relative to Σ|a||b|."""
     random = torch.Generator().manual_seed(0)
     operands = [torch.randn(*shape, generator=random) for shape in shapes]
     back = torch.randn(product(*operands).shape, generator=random)
@@ -80,7 +81,7 @@ def beside_emulation(
 def results(
     product: Product, operands: Sequence[Tensor], back: Tensor, block: Callable[[], Any], device: torch.device
 ) -> list[Tensor]:
-    """The product and its gradients for `back`, float64 on the CPU."""
+    """Return the product and its gradients for `back`, as float64 on the CPU."""
     leaves = [one.to(device).requires_grad_() for one in operands]
     with block():
         out = product(*leaves)

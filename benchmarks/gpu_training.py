@@ -1,9 +1,9 @@
-"""Checks of whole training steps on a GPU: eager, compiled, and compiled into CUDA graphs.
+"""Check whole training steps on a GPU: eager, compiled, and compiled into CUDA graphs.
 
-Goals on an H100, bfloat16: ResNet20 at most 1.2 ms per step of 128 images, its DAC version 4 ms; a hundred epochs of
-the ViT on CIFAR within 90 s; GPT-2 small at 40 % of the tensor cores' peak; SGEMM's networks stacked at least 15 times
-as fast as one after the other, 64 of them measured per step, and the five seeds of one as runs train them.  Part of
-`benchmarks.gpu_check`.
+Part of `benchmarks.gpu_check`. Goals on an H100 in bfloat16: ResNet20 takes at most 1.2 ms per step of 128 images, its
+DAC version 4 ms; a hundred epochs of the ViT on CIFAR take at most 90 s; GPT-2 small reaches 40 % of the tensor cores'
+peak; and stacks of SGEMM's networks are at least 15 times as fast as sequential training, for 64 networks per step and
+for the five seeds of a run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Step = Callable[[], object]
 
 
 def training_steps(device: torch.device, *, batch: int = 128, texts: int = 16, repeats: int = 20) -> Lines:
-    """Milliseconds per step of each network in each way."""
+    """Return milliseconds per step of each network, eager and compiled."""
     image = {"image_size": 32, "in_channels": 3, "num_classes": 100, "depth": 20, "width": 16}
     text = {"vocabulary_size": 50257, "context": 1024, "width": 768, "depth": 12, "num_heads": 12, "dropout": 0.0}
     pictures = torch.randn(batch, 3, 32, 32), torch.randint(0, 100, (batch,))
@@ -75,7 +75,7 @@ def training_steps(device: torch.device, *, batch: int = 128, texts: int = 16, r
 
 
 def whole_step(model: nn.Module, way: str, inputs: Tensor, targets: Tensor, device: torch.device) -> Step:
-    """One forward pass, loss, backward pass and update."""
+    """Return one forward pass, loss, backward pass and update."""
     model = model.to(device)
     inputs, targets = inputs.to(device), targets.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -92,7 +92,7 @@ def whole_step(model: nn.Module, way: str, inputs: Tensor, targets: Tensor, devi
 
 
 def stacks(device: torch.device, *, count: int = 64, repeats: int = 20) -> Lines:
-    """Steps of one network per second, for SGEMM's: one by itself, and `count` as a stack in each way."""
+    """Yield steps of one network per second for SGEMM's: alone, and as a stack of `count`."""
     features, targets = torch.randn(1024, 14, device=device), torch.randn(1024, device=device)
     for width in (25, 100):
         networks = [MLP(in_features=14, depth=6, width=width).to(device) for _ in range(count)]
@@ -112,7 +112,7 @@ def stacks(device: torch.device, *, count: int = 64, repeats: int = 20) -> Lines
 
 
 def trained_stacks(device: torch.device, *, count: int = 5, rows: int = 50_000) -> Lines:
-    """Trained as in a run: `fit_stack` against the CPU's, whose losses it must follow, and against `fit` on the GPU."""
+    """Compare `fit_stack` with the CPU's losses, which it must follow, and with `fit` on the GPU."""
     protocol = Protocol(
         optimizer=OptimizerSpec(name="adam", lr=0.001, weight_decay=0.00002, decay="kernels"),
         batch_size=1024,
@@ -150,7 +150,7 @@ def trained_stacks(device: torch.device, *, count: int = 5, rows: int = 50_000) 
     graphs = "compiled into graphs"
     for kind in (MLP, DACMLP):
         alone = fit(networks(kind, device, 0)[0], task(device), protocol, replicates[0]).epoch_seconds[-1]
-        # Once most have diverged, the rest are compiled anew.
+        # Once most have diverged, the rest is recompiled.
         for broken, ways in ((0, ("eager", graphs)), (count // 2 + 1, (graphs,))):
             wanted = _losses(stacked(kind, torch.device("cpu"), broken, is_compiled=False))
             for way in ways:
@@ -190,7 +190,7 @@ def stacked_step(networks: list[MLP], way: str, features: Tensor, targets: Tenso
 
 
 def median_seconds(step: Step, device: torch.device, repeats: int) -> float:
-    """Median after three steps that compile, record graphs and warm up."""
+    """Return the median after three steps that compile, record graphs and warm up."""
     times = []
     for index in range(repeats + 3):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The trainings planned on a GPU, for a machine that reads no params: one of each network, optimiser and precision.
+"""Trainings planned on a GPU, for a machine that can't read params: one per network, optimiser and precision.
 
 `python -m benchmarks.planned` writes planned.json from params.yaml; reading it needs no YAML and no schema.
 """
@@ -25,7 +25,7 @@ PROFILES = ("paper", "paper-tf32", "quick-bfloat16")
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A training and the form of its data; `classes` of a text are its distinct tokens."""
+    """A training and the shape of its data; `classes` of a text is its vocabulary size."""
 
     name: str
     kind: str
@@ -39,7 +39,7 @@ class Planned:
         return self.spec.model.path, protocol.optimizer.name, protocol.precision
 
     def one_step(self, batch: int | None = None) -> RunSpec:
-        """The training cut to one step, of `batch` rows (None: as printed)."""
+        """Return the training cut to one step of `batch` rows (None: as printed)."""
         protocol = self.spec.protocol
         cut = dataclasses.replace(
             protocol,
@@ -53,7 +53,7 @@ class Planned:
         return dataclasses.replace(self.spec, protocol=cut)
 
     def task(self, spec: RunSpec, device: torch.device, *, rows: int | None = None) -> Task:
-        """Rows without meaning, of the types that are packed; the same on every device."""
+        """Return random rows in the packed types, equal on every device."""
         count, random = rows or spec.protocol.batch_size, torch.Generator().manual_seed(0)
         if self.kind == "table":
             features = torch.randn(count, *self.shape, generator=random)
@@ -68,7 +68,7 @@ class Planned:
 
 
 def from_params() -> Iterator[Planned]:
-    """One of each, in the order of params.yaml."""
+    """Yield one of each, in the order of params.yaml."""
     from stages.params.experiment import load_params, plan_runs
 
     params, seen = load_params(Path(__file__).parent.parent), set()
@@ -84,12 +84,12 @@ def from_params() -> Iterator[Planned]:
 
 
 def dump(planned: Iterator[Planned]) -> str:
-    """A line each."""
+    """Write one training per line."""
     return "".join(canonical_json({**vars(one), "spec": one.spec.to_dict()}) + "\n" for one in planned)
 
 
 def read(path: Path = PATH) -> list[Planned]:
-    """The lines of a file that `dump` wrote."""
+    """Read a file written by `dump`."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         fields = json.loads(line)

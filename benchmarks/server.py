@@ -1,4 +1,4 @@
-"""A server in its own process: started for a benchmark, waited for, ended with it."""
+"""Run a server in its own process for the duration of a benchmark."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def free_port() -> int:
 
 @contextmanager
 def server(command: Sequence[str], port: int, ready: str, **environment: str) -> Iterator[int]:
-    """Yields the server's process id once it is ready.
+    """Yield the server's process id once it is ready.
 
     Raises:
-        RuntimeError: it ended or isn't ready after `READY_SECONDS`; with the last lines that it wrote.
+        RuntimeError: it ended or isn't ready after `READY_SECONDS`; the message has its last lines.
     """
     with tempfile.TemporaryFile() as written:
         process = subprocess.Popen(
@@ -42,7 +42,7 @@ def server(command: Sequence[str], port: int, ready: str, **environment: str) ->
                 os.killpg(process.pid, signal.SIGCONT)
             process.terminate()
             process.wait(60)
-            with suppress(ProcessLookupError):  # LitServe's processes outlive it, and keep polling
+            with suppress(ProcessLookupError):  # LitServe's child processes would survive and keep polling
                 os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -62,7 +62,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, ready: str, w
 
 
 def _last_lines(written: IO[bytes], ready: str) -> str:
-    """Return the log without the lines of our own requests."""
+    """Return the log without lines about our own requests."""
     written.seek(0)
     lines = [line for line in written.read().decode(errors="replace").splitlines() if ready not in line]
     return "it wrote:\n" + "\n".join(lines[-20:])

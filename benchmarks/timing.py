@@ -1,7 +1,6 @@
-"""Times all sides of a comparison in one run: A B C A B C …, medians, the ratio round by round, and the table's line.
+"""Time all sides of a comparison in turn (A B C A B C …), with medians, ratios round by round, and the table's row.
 
-On a CPU a side's time is the processor time of the process, all its threads together, which other work on the machine
-hardly affects.
+On a CPU, a side's time is the CPU time of the process over all threads, which other work on the machine hardly affects.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ LESSER = ("avx2", "default")
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A goal of the table: `value` has to be at least `goal`, or at most if `at_most`."""
+    """A row of the table: `value` must be at least `goal`, or at most if `at_most`."""
 
     what: str
     peer: str
@@ -43,7 +42,7 @@ class Line:
     setting: str = ""
     """Type and threads of both sides."""
     most: float | None = None
-    """What the value could be at most, with work that neither side can save."""
+    """Limit of the value, set by work that no side can avoid."""
     span: tuple[float, float] | None = None
     """The lowest and the highest value of a round."""
 
@@ -53,7 +52,7 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """met, missed, or how often a peer that we meant to beat is faster: even in most rounds, slower in all."""
+        """Result of the comparison: a peer that we meant to beat may win most rounds (even) or all (slower)."""
         if self.is_met:
             return "met"
         if self.at_most or not self.value < 1 <= self.goal:
@@ -61,7 +60,7 @@ class Line:
         return "even" if self.span is not None and self.span[1] > 1 else "slower"
 
     def cells(self) -> tuple[str, ...]:
-        """The row of the table, with the strongest peer alone."""
+        """Return the row of the table, with only the strongest peer."""
         setting = self.setting.removesuffix(", 1 thread")
         what = self.what if setting in ("", "float32") else f"{self.what}, {setting}"
         limit = f" (limit {self.most:.3g})" if self.most is not None and not self.is_met else ""
@@ -74,7 +73,7 @@ HEADINGS = ("benchmark", "strongest peer", "ours", "ratio", "goal")
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as a table, the first as its headings."""
+    """Format rows as a table; the first has the headings."""
     headings, *others = rows
     return "".join(f"| {' | '.join(row)} |\n" for row in (headings, ("---",) * len(headings), *others))
 
@@ -84,8 +83,10 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Race:
-    """Median seconds of each of our ways and of each peer; `ratio`: the fastest peer / our fastest way, the median over
-    rounds; `span`: the lowest and the highest of them; `strongest`: that peer's step.
+    """Median seconds of our variants and of each peer.
+
+    `ratio` is the fastest peer divided by our fastest variant, as the median over rounds, and `span` its lowest and
+    highest value. `strongest` is the fastest peer's step.
     """
 
     ours: Mapping[str, float]
@@ -97,8 +98,9 @@ class Race:
     def line(
         self, what: str, goal: float, *, dtype: str = "float32", images: int = 0, same_products: bool = False
     ) -> Line:
-        """Compare with the strongest peer: the ratio has to reach `goal`; with `images`, in images per
-        second.  `same_products`: ours needs the same ones, so there is a most.
+        """Compare with the strongest peer, whose ratio must reach `goal`; with `images`, print images per second.
+
+        With `same_products`, both sides need the same products, which limits the ratio.
         """
         return Line(
             what=what,
@@ -112,7 +114,7 @@ class Race:
         )
 
     def cost(self, what: str, goal: float, *, dtype: str = "float32") -> Line:
-        """Our time as a multiple of the strongest peer's, which does something else and which `goal` bounds."""
+        """Express our time as a multiple of the strongest peer's, which computes something else; it may be `goal`."""
         return Line(
             what=what,
             peer=_ranked(self.peers, 0),
@@ -131,7 +133,7 @@ def race(
     rounds: int,
     clock: Callable[[], float] = time.process_time,
 ) -> Race:
-    """Time all in turn, after two uncounted calls of each, in which compilers compile."""
+    """Time all sides in turn, after two uncounted calls of each for compiling."""
     steps = {(side, name): step for side, named in enumerate((ours, peers)) for name, step in named.items()}
     for step in (*steps.values(), *steps.values()):
         step()
@@ -161,7 +163,7 @@ _PRODUCTS = (
 
 
 def share_of_products(step: Step) -> float:
-    """The share of a step's processor time in matrix products and convolutions of PyTorch's libraries."""
+    """Return the share of a step's CPU time in matrix products and convolutions of PyTorch's libraries."""
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         step()
     seconds = {event.key: event.self_cpu_time_total for event in seen.key_averages()}
@@ -174,7 +176,7 @@ def _fastest(seconds: Mapping[str, float]) -> str:
 
 
 def _ranked(seconds: Mapping[str, float], images: int) -> str:
-    """The fastest with its name, then the others."""
+    """Return the fastest with its name, then the others."""
     shown = [
         f"{name}: {f'{images / seconds[name]:,.0f} images/s' if images else milliseconds(seconds[name])}"
         for name in sorted(seconds, key=lambda name: seconds[name])
@@ -192,12 +194,12 @@ def eager_and_compiled(name: str, layer: Callable[..., Tensor]) -> dict[str, Cal
 
 
 def compiled_apart(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Compiled with a frame of its own: else models of one class share compiled code, with and without our C++."""
+    """Compile with a separate frame, because models of one class would share code compiled with and without our C++."""
     return torch.compile(lambda images: model(images))
 
 
 def passes(layers: Mapping[str, Callable[..., Tensor]], leaves: Sequence[Tensor]) -> dict[str, Step]:
-    """Forward and backward of each layer on the same leaves."""
+    """Return a step with forward and backward passes of each layer on the same leaves."""
 
     def step(layer: Callable[..., Tensor]) -> Step:
         def run() -> None:
@@ -211,7 +213,7 @@ def passes(layers: Mapping[str, Callable[..., Tensor]], leaves: Sequence[Tensor]
 
 
 def without_cpp(step: Step) -> Step:
-    """The same step by PyTorch's operators alone."""
+    """Return the same step with PyTorch's operators alone."""
 
     def run() -> None:
         with pytorch_alone():
@@ -228,7 +230,7 @@ def training_step(
     classes: int,
     in_bfloat16: bool = False,
 ) -> Callable[[], None]:
-    """One step on images of 32 × 32 in three channels: forward, cross-entropy, backward, update."""
+    """Return a step on images of 32 × 32 in three channels: forward, cross-entropy, backward, update."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, 3, 32, 32, generator=generator)
     labels = torch.randint(0, classes, (batch,), generator=generator)
@@ -244,7 +246,7 @@ def training_step(
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:
-    """Seconds once all that was asked of `device` is done."""
+    """Return a clock that waits until all work on `device` is done."""
     if device.type != "cuda":
         return time.process_time
 
@@ -256,9 +258,9 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 
 def has_bfloat16() -> bool:
-    """True if Linux reports that the processor multiplies in bfloat16; without it bfloat16 is emulated, and slower.
+    """Return True if Linux reports bfloat16 products; otherwise they are emulated slowly.
 
-    A lesser processor that PyTorch is told to play has no bfloat16.
+    Lesser processors that PyTorch emulates have no bfloat16.
     """
     flags = Path("/proc/cpuinfo")
     return (
@@ -270,17 +272,17 @@ def has_bfloat16() -> bool:
 
 @contextmanager
 def pytorch_alone() -> Iterator[None]:
-    """Networks as in a plain script: without our C++, which their operators otherwise use if they find it."""
+    """Disable our C++, which operators would otherwise use, as in a script that doesn't have it."""
     absent = {"load_library": lambda source: None}
     with patch.multiple(attention, **absent), patch.multiple(dac, **absent):
         yield
 
 
 def prepare() -> None:
-    """Set the process up as a training does, for both sides: keeping memory and one thread belong to neither.
+    """Set the process up as training does, for both sides: memory is kept, and one thread is used.
 
-    With a slot a core, as by default, a training has one thread.  Not in `__main__`, where a spawned process doesn't
-    find it.
+    A training with one slot per core, the default, has one thread. This isn't in `__main__`, where spawned processes
+    don't find it.
     """
     keep_freed_memory()
     torch.set_num_threads(1)
@@ -292,7 +294,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def machine(device: torch.device) -> tuple[str, str]:
-    """Origin of the figures: the kind of machine, and versions."""
+    """Return the origin of the numbers: kind of machine, and versions."""
     facts = describe_environment(device)
     kind = f"{facts['device_name']}, {facts['cpu_capability']}{', emulated' if PLAYED in LESSER else ''}"
     return kind, f"torch {facts['torch']}, Python {platform.python_version()}"

@@ -1,6 +1,6 @@
 """Fair queue for everything that clients wait for: the database, image decoders and models.
 
-Requests wait on the event loop, not in a thread.  A client that sends a thousand requests delays only itself.
+Requests wait on the event loop, not in a thread. A client that sends a thousand requests delays only itself.
 """
 
 from __future__ import annotations

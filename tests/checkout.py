@@ -1,4 +1,4 @@
-"""A checkout with the real graph and the real code, a data set and two tiny experiments, under git and DVC."""
+"""A checkout with the real pipeline and code, a data set and two tiny experiments, under git and DVC."""
 
 import os
 import shutil
@@ -27,7 +27,6 @@ def repro(folder: Path) -> str:
 
 
 def make_checkout(folder: Path, *, epochs: int = 1) -> Path:
-    """One data set, two tiny experiments, the real graph and the real code, under git and DVC."""
     make_project(folder, epochs=epochs)
     shutil.rmtree(folder / "data")
     index = yaml.safe_load((folder / "params.yaml").read_text())

@@ -22,23 +22,23 @@ from tests.datasets.official_host import OfficialHost
 from tests.object_server import BUCKET, ObjectServer
 from tests.postgres import cluster, find_programs
 
-# `make test` hands down its own flags and variables, and a test's make is no part of it.
+# A test's make must not inherit the flags and variables of `make test`.
 for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MAKEFILES", "GNUMAKEFLAGS"):
     os.environ.pop(name, None)
-# A shell that starts tests in the background has them ignore Ctrl-C, and so would all that they start.
+# A shell that starts tests in the background makes them, and all their children, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Before anything brings in torch: threads that wait for each other make small tests crawl on a busy machine.
+# Set before torch is imported: several threads make small tests very slow on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# No deadline: a busy machine is no fault of an example.
+# A slow example only means that the machine is busy.
 hypothesis.settings.register_profile("claimcheck", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("claimcheck")
 
 OTHER_STORE = "CLAIMCHECK_TEST_STORE"
-"""`s3://bucket`, `gs://bucket` or `az://container`: tests take it for the object store, by the environment's keys."""
+"""`s3://bucket`, `gs://bucket` or `az://container`: replaces the local object store, with keys from the environment."""
 
 
-# They start first, so that workers which take a file at a time end together.
+# The slowest files start first, so that workers, which take a file at a time, finish together.
 LONG = (
     *("test_sixth_paper", "test_tunnel", "test_every_kind", "test_server", "test_browser", "test_flood"),
     *("test_equivalence", "test_devices", "test_gpu_campaign", "test_gpu_check", "test_verifying", "test_access"),
@@ -53,9 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What all tests' modules hold stays to the end: no collection of garbage needs to look at it again."""
+    """Exempt the objects of all test modules from garbage collection, because they live to the end."""
     gc.freeze()
-    atexit.register(gc.unfreeze)  # C++ libraries count what is left at the end
+    atexit.register(gc.unfreeze)  # C++ libraries report leaks at exit
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -63,7 +63,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def official_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[OfficialHost]:
-    """A server on this machine that plays the official hosts."""
+    """Local server that acts as the official hosts."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with OfficialHost() as host:
         yield host
@@ -71,9 +71,9 @@ def official_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[OfficialHost]:
 
 @pytest.fixture(scope="session")
 def real_mirror() -> Path:
-    """Real benchmark data: `CLAIMCHECK_MIRROR`, or unpacked once into a cache from `shared/data` beside the repository.
+    """Real benchmark data, from `CLAIMCHECK_MIRROR` or unpacked once from `shared/data` next to the repository.
 
-    Unpacking takes up to a minute, so tests that ask for this are marked slow.
+    Unpacking takes up to a minute, so tests that use this fixture are marked slow.
     """
     given = os.environ.get("CLAIMCHECK_MIRROR")
     if given:
@@ -82,7 +82,7 @@ def real_mirror() -> Path:
     if not (packed / "unpack.py").is_file():
         pytest.skip("no real data: set CLAIMCHECK_MIRROR to a folder of mirrored data sets (docs/data.md)")
     if find_spec("pillow_jxl") is None:
-        pytest.skip("real data are beside the repository, but unpacking them needs pillow-jxl-plugin")
+        pytest.skip("real data are next to the repository, but unpacking them needs pillow-jxl-plugin")
     version = hashlib.sha256((packed / "MANIFEST.json").read_bytes()).hexdigest()[:12]
     cache = Path(tempfile.gettempdir()) / f"claimcheck-mirror-{version}"
     if not cache.is_dir():
@@ -97,7 +97,7 @@ def real_mirror() -> Path:
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A database of the published evidence only, which the first of the processes that want it makes for all."""
+    """Path of a database of only the published evidence; the first test process builds it for all."""
     from stages.recording import record
 
     own = tmp_path_factory.getbasetemp()
@@ -111,7 +111,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[Callable[[], str]]:
-    """A function that makes an empty PostgreSQL database and returns its URL."""
+    """Return a function that creates an empty PostgreSQL database and returns its URL."""
     programs = find_programs()
     if programs is None:
         pytest.skip("no PostgreSQL server here; on Debian: apt install postgresql")
@@ -129,7 +129,7 @@ def postgresql() -> Iterator[Callable[[], str]]:
 
 @pytest.fixture(scope="session")
 def object_server() -> Iterator[ObjectServer]:
-    """An object store on this machine that speaks S3."""
+    """Local S3-compatible object store."""
     if find_spec("obstore") is None:
         pytest.skip("no obstore here: `make cluster` adds it")
     if OTHER_STORE in os.environ:
@@ -140,7 +140,7 @@ def object_server() -> Iterator[ObjectServer]:
 
 @pytest.fixture
 def object_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an empty object store, which this process and those that it starts can reach."""
+    """URL of an empty object store that this process and its children can reach."""
     if OTHER_STORE not in os.environ:
         for name, value in request.getfixturevalue("object_server").environment.items():
             monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""What a training asks of its device, operator by operator, and whether CUDA has it."""
+"""Record the operators that a training dispatches and check whether CUDA supports them."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Operators that the database of PyTorch's tests has under another name; where there is none, `to` stands for it.
+# Names of operators in the database of PyTorch's tests; other operators that it lacks use the entry of `to`.
 LISTED_AS = {
     "convolution": "conv2d",
     "convolution_backward": "backward conv2d",
@@ -22,7 +22,7 @@ LISTED_AS = {
     "nll_loss_forward": "nll_loss",
     "threshold_backward": "backward threshold",
 }
-# What a processor has in place of one of CUDA's operators, chosen by PyTorch itself.
+# CPU operators that PyTorch substitutes for CUDA's.
 IN_PLACE_OF = {
     f"aten::_scaled_dot_product_flash_attention_for_cpu{part}": f"aten::_scaled_dot_product_efficient_attention{part}"
     for part in ("", "_backward")
@@ -32,14 +32,14 @@ COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctiona
 
 @dataclass(frozen=True)
 class Call:
-    """An operator and the types of number of what it reads, in order; of what it makes if it reads nothing."""
+    """An operator and the dtypes of its input tensors, or of its outputs if it has no inputs."""
 
     operator: OpOverload
     dtypes: tuple[str, ...]
 
 
 class Dispatched(TorchDispatchMode):
-    """Notes every operator that is called inside this block; `copies` are those from a CPU to another device."""
+    """Record every operator called in this block; `copies` lists copies from the CPU to another device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,13 +60,13 @@ class Dispatched(TorchDispatchMode):
 
 @cache
 def dtypes_on_cuda() -> dict[str, set[str]]:
-    """Types of number by operator, on an H100 (tests/golden/make_cuda_dtypes.py)."""
+    """Supported dtypes by operator on an H100 (tests/golden/make_cuda_dtypes.py)."""
     content = json.loads(Path(__file__).with_name("golden").joinpath("cuda_dtypes.json").read_text())
     return {name: {*dtypes.split()} for dtypes, names in content["operators"].items() for name in names.split(", ")}
 
 
 def lacking(calls: set[Call]) -> list[str]:
-    """The calls that CUDA would refuse, each with the reason."""
+    """List the calls that CUDA would reject, each with the reason."""
     return sorted(f"{call.operator.name()}: {reason}" for call in calls if (reason := _reason(call)) is not None)
 
 
@@ -74,7 +74,7 @@ def _reason(call: Call) -> str | None:
     if torch.version.cuda is not None and not _has_kernel(IN_PLACE_OF.get(name := call.operator.name(), name)):
         return "no kernel for CUDA"
     if call.operator.is_view or not call.dtypes:
-        return None  # no number is read
+        return None  # reads no values
     taken = _taken(call.operator.name().removeprefix("aten::").partition(".")[0])
     unlisted = {*call.dtypes} - dtypes_on_cuda()["to"]
     if call.dtypes[0] not in taken or unlisted:
@@ -87,7 +87,7 @@ def _has_kernel(name: str) -> bool:
 
 
 def _taken(name: str) -> set[str]:
-    """Types of number that an operator's first argument may have."""
+    """Return the dtypes that the first argument may have."""
     listed, plain = dtypes_on_cuda(), name.strip("_")
     stem = plain.removesuffix("_data").removesuffix("_backward")
     names = (LISTED_AS.get(name, name), plain, f"backward {stem}" if stem != plain else plain, "to")

@@ -1,6 +1,6 @@
-"""An object store only for tests: moto's S3 on 127.0.0.1 and a free port, in a process that ends with its input.
+"""Run moto's S3 server on a free local port, in a process that exits when its stdin closes.
 
-It keeps what it holds while it is down.
+Stored objects survive `down`.
 """
 
 import logging
@@ -15,10 +15,10 @@ BUCKET = "runs"
 
 
 class ObjectServer:
-    """Context manager; `environment` is what a client's process needs to find it."""
+    """Context manager; `environment` has the variables that a client process needs."""
 
     def __enter__(self) -> Self:
-        # moto's own SQS at its start warns of nothing we use
+        # moto's SQS warns at startup about a feature that we don't use
         command = [sys.executable, "-W", "ignore", "-P", __file__]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.url = f"http://127.0.0.1:{self._ask('up')}"
@@ -42,19 +42,19 @@ class ObjectServer:
         self._ask("down")
 
     def up(self) -> None:
-        """Take connections again, if it doesn't."""
+        """Accept connections again."""
         self._ask("up")
 
     def refuse_keys(self, *, after: float = 0) -> None:
-        """Answer 403 to every request but the next `after` ones."""
+        """Answer 403 to every request after the next `after` ones."""
         self._request("POST", "moto-api/reset-auth", str(after).encode())
 
     def fall_silent(self) -> None:
-        """Take connections and requests, and answer none."""
+        """Accept connections and requests, but never answer."""
         self._process.send_signal(signal.SIGSTOP)
 
     def speak(self) -> None:
-        """Answer them all."""
+        """Answer requests again."""
         self._process.send_signal(signal.SIGCONT)
 
     def _request(self, method: str, path: str, content: bytes = b"") -> None:

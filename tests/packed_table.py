@@ -1,4 +1,4 @@
-"""Small packed data sets, as `preprocess` leaves them."""
+"""Small packed data sets in the format that `preprocess` writes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from stages.datasets.packed import ImageSet, PackedInfo, TableSet, digest_images
 def pack_images(
     folder: Path, dataset: str, train: ImageSet, test: ImageSet, classes: Sequence[str], **fields: Any
 ) -> PackedInfo:
-    """Pack images as embedded placeholder data, unless `fields` of the description say otherwise."""
+    """Pack images as embedded placeholder data unless `fields` override the description."""
     known: dict[str, Any] = {"provenance": "embedded", "source": "embedded", "test_rows": None}
     info = PackedInfo(
         dataset=dataset,
@@ -28,7 +28,7 @@ def pack_images(
 
 
 def pack_table(folder: Path, features: np.ndarray, targets: np.ndarray) -> PackedInfo:
-    """Pack features [300, 3] and targets [300]; the first 40 rows, with doubled features, are the test set."""
+    """Pack features [300, 3] and targets [300]; the test set is the first 40 rows with doubled features."""
     table = TableSet(features, targets)
     test = TableSet(table.features[:40] * 2, table.targets[:40])
     info = PackedInfo(

@@ -1,12 +1,12 @@
-"""Waiting for what other processes and threads do."""
+"""Wait for other processes and threads."""
 
 import time
 from collections.abc import Callable
 
 
 def wait_until(holds: Callable[[], object], seconds: float = 60.0) -> None:
-    """Ask until `holds()` is true; fails if it isn't within so many seconds."""
+    """Poll until `holds()` is true; fail after `seconds`."""
     until = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < until, f"it doesn't come within {seconds:g} s"
+        assert time.monotonic() < until, f"condition still false after {seconds:g} s"
         time.sleep(0.01)

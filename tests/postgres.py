@@ -1,4 +1,4 @@
-"""A PostgreSQL only for tests: a cluster in a temporary folder, on 127.0.0.1 and a free port, removed afterwards."""
+"""A temporary PostgreSQL cluster on a free local port, removed after the tests."""
 
 import os
 import pwd
@@ -16,14 +16,14 @@ USER = "claimcheck"
 
 
 def find_programs() -> Path | None:
-    """Folder of `initdb` and `pg_ctl`; Debian keeps them off the PATH."""
+    """Return the folder of `initdb` and `pg_ctl`, which Debian keeps off the PATH."""
     found = [Path(path).parent for path in [shutil.which("initdb")] if path]
     return next(iter(found + sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A server on 127.0.0.1; its URL is without a database."""
+    """A local server; its URL has no database name."""
 
     programs: Path
     folder: Path
@@ -36,7 +36,7 @@ class Cluster:
 
     def run(self, program: str, *arguments: str) -> None:
         command = [str(self.programs / program), "-D", str(self.folder / "data"), *arguments]
-        # Output into a file: the server keeps it open for as long as it lives.
+        # Output goes to a file because the server would keep a pipe open.
         with (self.folder / "log").open("a") as log:
             done = subprocess.run(command, cwd=self.folder, user=self.owner, stdout=log, stderr=log, check=False)
         assert done.returncode == 0, (self.folder / "log").read_text()
@@ -51,7 +51,7 @@ class Cluster:
 
 @contextmanager
 def cluster(programs: Path) -> Iterator[Cluster]:
-    """A running server.  It sorts text by language rules, which SQLite does not."""
+    """Run a server that sorts text by locale rules, unlike SQLite."""
     owner = unprivileged_user()
     folder = Path(tempfile.mkdtemp(prefix="claimcheck-postgres-"))
     if owner is not None:
@@ -70,7 +70,7 @@ def cluster(programs: Path) -> Iterator[Cluster]:
 
 
 def unprivileged_user() -> str | None:
-    """The user that runs the server: PostgreSQL refuses to run as root."""
+    """Return a user for the server, because PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}

@@ -1,9 +1,9 @@
-"""Processes that need not load torch anew: forked from one that has imported every library once, and none of our code.
+"""Start Python processes quickly by forking a server that has imported every library but none of our code.
 
-`python` answers as `python -m module …`, `python -c code …` or `python -P file …` would in a process of its own, on
-the code that its `PYTHONPATH` names.  The server behind it has one thread, reads one call per line, forks, and answers
-with exit status and output.  Settings that the interpreter or a library reads at its start (hash seed, threads of
-torch) are those of the server, and functions of `atexit` aren't called: what is about these starts a real process.
+`python` runs `-m module …`, `-c code …` or `-P file …` like a new process, with the code on its `PYTHONPATH`. The
+single-threaded server reads one call per line, forks, and returns exit status and output. Settings that are read at
+startup (hash seed, torch's threads) are the server's, and `atexit` functions don't run: tests that depend on
+these must start a real process.
 """
 
 import functools
@@ -34,14 +34,14 @@ LIBRARIES = (
     "scipy.stats",
     "sqlalchemy.dialects.sqlite",
     "sqlalchemy.orm",
-    "torch._dynamo",  # the first step of an optimiser loads it
+    "torch._dynamo",  # imported by the first optimiser step
     "torch.utils.flop_counter",
     "yaml",
     "zoneinfo",
 )
 
 
-# Stands for the interpreter in a child: asks the server, unless torch would have to read its settings anew.
+# Replaces `sys.executable` in children: asks the server unless torch has to read its settings again.
 _STAND_IN = """#!{python} -IS
 import json, os, socket, sys
 if {read_at_start} != {{name: os.environ.get(name) for name in {read_at_start}}}:
@@ -64,9 +64,9 @@ def python(
     before: Callable[[], None] | None = None,
     forks_too: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """`python arguments`; `before` (a function of a module) is called in the child first.
+    """Run `python arguments`; `before`, a function of a module, is called in the child first.
 
-    `forks_too`: what the child starts by `sys.executable` is forked from the same server, too.
+    If `forks_too`, the child's own uses of `sys.executable` are forked from the same server.
     """
     hook = None if before is None else (before.__module__, before.__qualname__)
     question = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "before": hook, "forks_too": forks_too}
@@ -76,7 +76,7 @@ def python(
         server.stdin.write(json.dumps(question) + "\n")
         server.stdin.flush()
         answer = json.loads(server.stdout.readline())
-    except BaseException:  # a test that ran out of time leaves its answer unread
+    except BaseException:  # a timed-out test leaves its answer unread
         server.kill()
         server.communicate()
         _server.cache_clear()
@@ -86,7 +86,7 @@ def python(
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    """Ends with its input, and thereby with this process."""
+    """Start the server, which exits when its stdin, and so this process, closes."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-P", __file__]
     return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -111,7 +111,7 @@ def _serve() -> None:
         _stand_in(Path(folder)).chmod(0o700)
         for line in sys.stdin:
             print(json.dumps(_answer(json.loads(line), calls)), flush=True)
-    os._exit(0)  # nothing here needs an orderly end, which takes half a second
+    os._exit(0)  # skip the orderly exit, which takes half a second
 
 
 def _stand_in(folder: Path) -> Path:
@@ -119,7 +119,7 @@ def _stand_in(folder: Path) -> Path:
 
 
 def _answer(question: Mapping[str, Any], calls: socket.socket) -> dict[str, Any]:
-    """Run the call in a child; answer the calls that this makes meanwhile."""
+    """Run the call in a child and serve the calls that the child makes meanwhile."""
     pipes = {name: os.pipe() for name in ("stdout", "stderr")}
     writers = [writer for _, writer in pipes.values()]
     own = {**question, "stand_in": _stand_in(Path(calls.getsockname()).parent) if question["forks_too"] else None}
@@ -155,7 +155,7 @@ def _run(
     before: tuple[str, str] | None,
     stand_in: Path | None,
 ) -> None:
-    """Runs in the child; multiprocessing ends it with the status that the interpreter would have."""
+    """Run in the child; multiprocessing exits with the same status as the interpreter."""
     for number, writer in enumerate(writers, start=1):
         os.dup2(writer, number)
         os.close(writer)
@@ -172,7 +172,7 @@ def _run(
     if before is not None:
         getattr(importlib.import_module(before[0]), before[1])()
     if option == "-m":
-        sys.modules.pop(what, None)  # `before` may have imported it; what is run is `__main__`
+        sys.modules.pop(what, None)  # `before` may have imported the module that now runs as `__main__`
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     elif option == "-P":
         sys.argv[0] = what

@@ -1,4 +1,4 @@
-"""A small project in a separate folder: one experiment, two tiny arms, a packed stand-in, ready to train."""
+"""A small project ready to train: one experiment with two tiny arms on packed placeholder data."""
 
 import os
 import shutil
@@ -33,14 +33,14 @@ def edit(path: Path, change: Callable[[Any], None]) -> None:
 
 
 def whole_file(experiment: str, root: Path = REPOSITORY) -> dict[str, Any]:
-    """Content of an experiment's params file, with what it leaves to the one that it is like."""
+    """Return an experiment's parameters, merged with the file that it inherits from."""
     names = yaml.safe_load((root / "params.yaml").read_text())["experiments"]
     whole: dict[str, Any] = merge(read_files(root, names), experiment, root / "params" / f"{experiment}.yaml")
     return whole
 
 
 def make_project(folder: Path, *, epochs: int = 3, steps_per_epoch: int | None = 4, slots: int = 1) -> Path:
-    """Write params and packed data below `folder`; the code stays where it is."""
+    """Write parameters and packed data to `folder`; the code stays in the repository."""
     index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
     index["profiles"]["smoke"]["overrides"] = {"epochs": epochs, "steps_per_epoch": steps_per_epoch, "batch_size": 16}
     index["profiles"]["smoke"]["slots"] = slots
@@ -64,20 +64,20 @@ def make_project(folder: Path, *, epochs: int = 3, steps_per_epoch: int | None =
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run git as somebody with a name, and return what it prints."""
+    """Run git with a configured user and return its output."""
     identity = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
     command = ["git", *identity, *arguments]
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def copy_stages(project: Path) -> Path:
-    """Give the project its own code."""
+    """Copy the code into the project."""
     shutil.copytree(REPOSITORY / "stages", project / "stages", ignore=shutil.ignore_patterns("__pycache__"))
     return project
 
 
 def bare_spec(seed: int) -> RunSpec:
-    """The spec of a run that nobody trains."""
+    """Return the spec of a run that is never trained."""
     protocol = Protocol(optimizer=OptimizerSpec(name="sgd", lr=0.1), batch_size=1, epochs=1)
     model = ModelSpec(path="m:M", arguments={})
     return RunSpec(model=model, protocol=protocol, data_digest="", replicate=Replicate(seed=seed), code={})
@@ -86,7 +86,7 @@ def bare_spec(seed: int) -> RunSpec:
 def shown_same(
     run_key: str, spec: Mapping[str, Any], modules: Mapping[str, tuple[str | None, str | None]], **fields: str
 ) -> EquivalenceLine:
-    """A line that says: on the path of this run, the change of these modules has changed no number."""
+    """Return a line that records the change of these modules as equivalent on this run's path."""
     compared = Compared(
         run="toy.vit.0",
         run_key=run_key,
@@ -105,19 +105,19 @@ def shown_same(
 
 
 def pack_stand_in(folder: Path, dataset: str) -> None:
-    """The embedded stand-in of a data set, packed."""
+    """Pack the placeholder data of a data set."""
     source = load_params(REPOSITORY).datasets[dataset]
     train, test = compose_stand_in(dataset, source.shape, source.classes)
     pack_images(folder, dataset, train, test, class_names(source.classes))
 
 
 def environment() -> dict[str, str]:
-    """This process's environment with our code importable and one thread, so that numbers don't depend on the load."""
+    """Return this process's environment plus our code and one thread, so that results don't depend on load."""
     return os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "CLAIMCHECK_DEVICE": "cpu"}
 
 
 def start_training(project: Path, *options: str) -> subprocess.Popen[str]:
-    """`python -m stages.train` as its own process group, output captured."""
+    """Start `python -m stages.train` in its own process group with captured output."""
     return subprocess.Popen(
         [sys.executable, "-m", "stages.train", EXPERIMENT, *options],
         cwd=project,
@@ -138,7 +138,7 @@ def train(project: Path, *options: str) -> str:
 
 
 def outcomes(project: Path) -> dict[str, tuple[bytes, bytes]]:
-    """(history, weights) of each published run by key: the parts that must not depend on interruptions."""
+    """Return (history, weights) of each published run by key; interruptions must not change these."""
     return {
         folder.name: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
         for folder in sorted((project / "data" / "store" / "runs").iterdir())
@@ -147,6 +147,6 @@ def outcomes(project: Path) -> dict[str, tuple[bytes, bytes]]:
 
 @cache
 def computed_findings() -> dict[str, Finding]:
-    """The findings of the five papers by claim: some seconds of work, once in a process."""
+    """Findings of the five papers by claim; computing them takes seconds, so each process does it once."""
     found = (import_module(f"stages.papers.{paper}.findings").findings(MARGINS) for paper in analyse.papers())
     return {finding.claim: finding for findings in found for finding in findings}

@@ -1,10 +1,10 @@
-"""Language models of NMN's experiments made small, under the protocol that is printed, and how much text they read."""
+"""Small versions of NMN's language models under the paper's protocol, and the amount of text they read."""
 
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
 
 VOCABULARY, CONTEXT, WINDOWS = 50, 16, 36
 MODELS = ("stages.papers.nmn.gpt2:GPT2", "stages.papers.nmn.aether_gpt:AetherGPT")
-# As printed (params/nmn-gpt.yaml), made small; of the 29 windows that train, batches are uneven and the last has one.
+# Like params/nmn-gpt.yaml but small. The 29 training windows don't divide evenly: the last batch has one.
 PROTOCOL = Protocol(
     optimizer=OptimizerSpec(name="adamw", lr=0.001, weight_decay=0.1, betas=(0.9, 0.95), decay="kernels"),
     batch_size=7,

@@ -1,4 +1,4 @@
-"""The observations of a long test, as a file to commit: `make soak` writes `docs/soak/<name>.json`."""
+"""Reports of long tests: `make soak` writes `docs/soak/<name>.json`, which is committed."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tests.project import REPOSITORY
 
 
 def write_soak_report(name: str, facts: dict[str, Any]) -> bool:
-    """Write `facts` with date, revision and machine below `CLAIMCHECK_SOAK_REPORTS`; False if that isn't set."""
+    """Write `facts` with date, revision and machine to `CLAIMCHECK_SOAK_REPORTS`; return False if that isn't set."""
     folder = os.environ.get("CLAIMCHECK_SOAK_REPORTS")
     if not folder:
         return False
@@ -35,7 +35,7 @@ def write_soak_report(name: str, facts: dict[str, Any]) -> bool:
 
 
 def revision() -> str | None:
-    """The commit, marked if anything but these reports and `dvc.lock` differs; None outside a repository."""
+    """Return the commit, marked if files other than these reports and `dvc.lock` differ; None outside a repository."""
     commit = _git("rev-parse", "HEAD")
     changed = _git("status", "--porcelain", "--", ".", ":!docs/soak", ":!dvc.lock")
     return commit + ("-dirty" if changed else "") if commit else None

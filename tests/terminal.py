@@ -1,4 +1,4 @@
-"""A command on a pseudo-terminal, as a person sees it."""
+"""Run a command on a pseudo-terminal."""
 
 import fcntl
 import os
@@ -21,10 +21,10 @@ def on_terminal(
     columns: int,
     look: Callable[[str, subprocess.Popen[bytes]], None] = lambda shown, process: None,
 ) -> tuple[int, str]:
-    """The exit code and what was written to a terminal of so many columns, control sequences left out.
+    """Return the exit code and the output without control sequences, on a terminal with `columns` columns.
 
-    `look` is called with all that was written so far whenever there is more; its process leads the terminal's
-    foreground group, which Ctrl-C interrupts.
+    `look` is called with the output so far whenever it grows. The process leads the terminal's foreground group, which
+    receives Ctrl-C.
     """
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -45,7 +45,7 @@ def on_terminal(
     while True:
         try:
             part = os.read(leader, 1 << 16)
-        except OSError:  # nobody holds the other end any more
+        except OSError:  # the other end is closed
             break
         if not part:
             break

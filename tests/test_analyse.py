@@ -18,8 +18,8 @@ from tests.project import REPOSITORY, computed_findings, environment
 
 @pytest.fixture
 def toy_paper(tmp_path: Path) -> Path:
-    """A checkout whose only paper finds what it is told to find."""
-    for name in code_digests(("stages.analyse",), ()):  # modules, and the data files next to them
+    """A checkout whose only paper has the findings that the test sets."""
+    for name in code_digests(("stages.analyse",), ()):  # modules and their data files
         path = source_path(name) or REPOSITORY / name
         target = tmp_path / path.relative_to(REPOSITORY)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def test_findings_of_every_paper_are_written_as_lines(toy_paper: Path) -> None:
         ("toy", "toy.half", True),
         ("toy", "toy.sum", False),
     ]
-    assert lines[0]["computed"] == {"ratio": 0.333333333}, "digits that every processor agrees on"
+    assert lines[0]["computed"] == {"ratio": 0.333333333}, "digits on which all processors agree"
 
 
 def test_shared_error_is_one_row() -> None:
@@ -85,8 +85,8 @@ def found() -> list[Finding]:
 
 
 @pytest.mark.timeout(300)
-def test_ours_is_in_the_claims_unit_and_decides(found: list[Finding]) -> None:
-    """For a finding with readings, each reading's own number, of which the finding has one."""
+def test_our_value_of_a_finding_uses_the_claims_unit_and_decides_it(found: list[Finding]) -> None:
+    """Findings with readings have one value per reading."""
     claims = {claim.id: claim for claim in read_claims(REPOSITORY / "data" / "claims.csv")}
     with_ours = [finding for finding in found if finding.ours is not None]
     assert len(with_ours) > 20
@@ -96,7 +96,7 @@ def test_ours_is_in_the_claims_unit_and_decides(found: list[Finding]) -> None:
         assert not decided or finding.ours in [ours for ours, _ in decided], claim.id
         for ours, holds in decided or [(finding.ours, finding.status == "holds")]:
             assert claim.value is not None and ours is not None, claim.id
-            play = (claim.precision or 0.0) / 2 * (1 + 1e-9)  # a count is the printed one, whatever the margins
+            play = (claim.precision or 0.0) / 2 * (1 + 1e-9)  # a count must equal the printed one regardless of margins
             is_the_same = claim.value - play <= ours <= (claim.high or claim.value) + play
             assert is_the_same == holds, f"{claim.id}: {ours} {claim.unit}"
 
@@ -106,18 +106,18 @@ SOURCE_OF = {"hyperbf": "000", "ninformer": "001", "nmn": "002", "brownian": "00
 
 
 @pytest.mark.timeout(300)
-def test_nothing_is_accused_that_a_reading_saves(found: list[Finding]) -> None:
+def test_no_claim_is_contradicted_if_a_reading_supports_it(found: list[Finding]) -> None:
     accused = [finding for finding in found if finding.status in ("fails", "contradicted")]
     assert accused
     for finding in accused:
-        assert len(finding.readings) >= 2, f"{finding.claim} {finding.status}: derive it again for the paper"
+        assert len(finding.readings) >= 2, f"{finding.claim} {finding.status}: check the derivation against the paper"
         assert not any(reading.holds for reading in finding.readings), finding.claim
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not SOURCES.is_dir(), reason=f"the papers' texts are not at {SOURCES}")
-def test_readings_quote_the_papers_word_by_word(found: list[Finding]) -> None:
-    """The text between double quotes, up to white space and ligatures."""
+def test_readings_quote_the_papers_exactly(found: list[Finding]) -> None:
+    """Compare text between double quotes, ignoring white space and ligatures."""
     texts = {}
     for paper, number in SOURCE_OF.items():
         (source,) = SOURCES.glob(f"{number}_*.txt")

@@ -1,4 +1,4 @@
-"""Published lines stay: `record`, `verify` and `audit` compare the record with git's history."""
+"""Published lines are never lost: `record`, `verify` and `audit` compare the record with git's history."""
 
 import dataclasses
 import json
@@ -54,13 +54,13 @@ def commit_all(root: Path) -> None:
     git(root, "commit", "-qm", "more")
 
 
-def test_complete_record_has_nothing_lost(root: Path) -> None:
+def test_complete_record_has_no_lost_lines(root: Path) -> None:
     assert find_lost(root, read_versions(root)) == []
 
 
 @pytest.mark.parametrize("is_committed", [False, True])
 @pytest.mark.parametrize("is_edited", [False, True])
-def test_deleted_or_resealed_line_is_named_with_its_commit(root: Path, is_edited: bool, is_committed: bool) -> None:
+def test_deleted_or_resealed_line_is_reported_with_its_commit(root: Path, is_edited: bool, is_committed: bool) -> None:
     commit = read_versions(root)[0].commit
     first, *rest = read_lines(root / EVIDENCE, EvidenceLine)
     forged = EvidenceLine(**{**vars(first), "origin": type(first.origin)(**{**vars(first.origin), "dirty": True})})
@@ -75,7 +75,7 @@ def test_deleted_or_resealed_line_is_named_with_its_commit(root: Path, is_edited
     with open_results(str(root / "data/results.db"))() as session:
         assert session.get_one(Meta, "record").value == digest_history(read_versions(root))
     (retraction,) = read_retractions(root)
-    assert retraction.same_numbers == is_edited, "the edited line has the numbers of the one before"
+    assert retraction.same_numbers == is_edited, "the edited line has the previous line's numbers"
     promise = dataclasses.replace(retraction, same_numbers=True)
     assert [one.digest for one in find_lost(root, read_versions(root), promise)] == [*promise.lines] * (not is_edited)
 
@@ -101,7 +101,7 @@ def test_retraction_cannot_be_withdrawn(root: Path) -> None:
         find_lost(root, read_versions(root))
 
 
-def test_digest_of_the_record_changes_with_each_commit_to_it_alone(root: Path) -> None:
+def test_record_digest_changes_only_with_commits_to_the_record(root: Path) -> None:
     first = digest_history(read_versions(root))
     git(root, "commit", "-qm", "nothing", "--allow-empty")
     assert digest_history(read_versions(root)) == first
@@ -112,7 +112,7 @@ def test_digest_of_the_record_changes_with_each_commit_to_it_alone(root: Path) -
 
 @pytest.fixture
 def merged(root: Path) -> Path:
-    """A record whose history has a merge that keeps nothing of its second parent."""
+    """A record whose history has a merge that keeps nothing from its second parent."""
     content = (root / EVIDENCE).read_bytes()
     git(root, "checkout", "-qb", "other")
     (root / EVIDENCE).write_bytes(content.splitlines(keepends=True)[0])
@@ -125,7 +125,7 @@ def merged(root: Path) -> Path:
     return root
 
 
-def test_merge_that_drops_lines_is_found_and_each_full_clone_has_the_same_digest(
+def test_dropped_lines_of_a_merge_are_found_and_full_clones_share_a_digest(
     merged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost, first = find_lost(merged, read_versions(merged)), digest_history(read_versions(merged))
@@ -139,7 +139,7 @@ def test_merge_that_drops_lines_is_found_and_each_full_clone_has_the_same_digest
     assert find_lost(tmp_path / "clone", read_versions(tmp_path / "clone")) == lost
 
 
-def test_clone_that_lacks_contents_of_the_record_is_refused(merged: Path, tmp_path: Path) -> None:
+def test_clone_without_contents_of_the_record_is_refused(merged: Path, tmp_path: Path) -> None:
     git(merged, "config", "uploadpack.allowFilter", "true")
     git(tmp_path, "clone", "-q", "--filter=blob:none", merged.as_uri(), "partial")
     git(tmp_path, "clone", "-q", "--depth=1", merged.as_uri(), "shallow")
@@ -161,7 +161,7 @@ def test_released_model_without_a_file_is_refused(root: Path) -> None:
         record(root, "data/results.db")
 
 
-def test_claim_row_whose_history_says_nothing_or_denies_evidence_is_a_fault(tmp_path: Path) -> None:
+def test_claim_row_history_without_a_reason_or_denying_evidence_is_an_error(tmp_path: Path) -> None:
     for name in ("params.yaml", "params", "data/claims.csv", "data/claims-history.jsonl"):
         source, target = REPOSITORY / name, tmp_path / name
         target.parent.mkdir(exist_ok=True)
@@ -181,6 +181,6 @@ def test_claim_row_whose_history_says_nothing_or_denies_evidence_is_a_fault(tmp_
     for seen in (versions, committed):
         (fault,) = row_faults(tmp_path, seen)
         assert fault.endswith("evidence on ninformer.table2.mnist.vit was committed before that change")
-    assert row_faults(tmp_path, [began, *committed[2:], *versions[1:]]) == [], "the change came first"
+    assert row_faults(tmp_path, [began, *committed[2:], *versions[1:]]) == [], "the change precedes it"
     append(history, [dataclasses.replace(change, after_evidence=True)], date="2026-01-01", why="Again")
     assert f"ninformer.table2.mnist.vit was not {change.before} before it" in row_faults(tmp_path, versions)[0]

@@ -1,4 +1,4 @@
-"""Allowed imports between parts, read from the syntax trees: docs/architecture.md draws the same picture."""
+"""Allowed imports between packages, checked in the syntax trees; docs/architecture.md shows the same graph."""
 
 import ast
 import subprocess
@@ -72,7 +72,7 @@ WITHOUT_TORCH = (
     *("run", "rules", "runs", "params", "verdicts", "reported", "claims", "results", "recording", "proving"),
     *("scheduling.engine", "scheduling.runner", "scheduling.journal", "fetch", "preprocess"),
 )
-# A worker starts where nothing but these is installed; Triton comes with a torch for GPUs, and only those need it.
+# A worker starts with only these installed. Triton comes with torch for GPUs and is needed only there.
 WORKER_PACKAGES = {"torch", "numpy", "safetensors", "triton"}
 
 
@@ -86,15 +86,15 @@ def module_name(path: Path) -> str:
 
 
 def part_of(module: str) -> str:
-    """`stages.training.loop` belongs to the part `training`."""
+    """Return the package of a module: `stages.training.loop` belongs to `training`."""
     return module.split(".")[1] if "." in module else ""
 
 
 @cache
 def imports(path: Path, *, for_types: bool = True) -> frozenset[str]:
-    """Every module imported anywhere in the file, `from a import b` as both `a` and `a.b`.
+    """Return every module imported anywhere in the file, `from a import b` as both `a` and `a.b`.
 
-    `for_types` includes imports made only by a type checker, below `if TYPE_CHECKING:`.
+    `for_types` includes imports below `if TYPE_CHECKING:`.
     """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     guarded = {
@@ -128,7 +128,7 @@ def our_imports(path: Path, package: str = "stages") -> set[str]:
 
 @cache
 def closure(module: str) -> set[str]:
-    """`module` and everything of ours that is imported with it, parent packages included."""
+    """Return `module` and all our modules imported with it, including parent packages."""
     seen: set[str] = set()
     queue = [module]
     while queue:
@@ -146,7 +146,7 @@ def closure(module: str) -> set[str]:
 
 
 def third_party(module: str) -> set[str]:
-    """Packages from outside that are imported anywhere in the closure of `module`."""
+    """Return the third-party packages imported anywhere in the closure of `module`."""
     found = set()
     for name in closure(module):
         base = ROOT.joinpath(*name.split("."))
@@ -157,7 +157,7 @@ def third_party(module: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("package", "rows"), [("stages", {*ALLOWED, *VERBS}), ("service", {*SERVICE})])
-def test_every_part_has_a_row_and_every_row_a_part(package: str, rows: set[str]) -> None:
+def test_every_package_has_a_row_and_every_row_a_package(package: str, rows: set[str]) -> None:
     assert {part_of(module_name(path)) for path in python_files(package)} - {""} == rows
 
 
@@ -169,7 +169,7 @@ def test_module_imports_only_what_its_row_allows() -> None:
 
 
 @pytest.mark.parametrize(("package", "rows"), [("stages", ALLOWED), ("service", SERVICE)])
-def test_no_row_allows_what_nobody_imports(package: str, rows: dict[str, set[str]]) -> None:
+def test_allowed_imports_are_all_used(package: str, rows: dict[str, set[str]]) -> None:
     used: dict[str, set[str]] = {part: set() for part in rows}
     for path in python_files(package):
         if (part := part_of(module_name(path))) in rows:
@@ -178,12 +178,11 @@ def test_no_row_allows_what_nobody_imports(package: str, rows: dict[str, set[str
 
 
 @pytest.mark.parametrize("rows", [ALLOWED, SERVICE], ids=["stages", "service"])
-def test_rooms_are_in_an_order(rows: dict[str, set[str]]) -> None:
-    """Nobody imports, over others, who imports it."""
+def test_packages_have_no_import_cycles(rows: dict[str, set[str]]) -> None:
     TopologicalSorter(rows).prepare()
 
 
-def test_service_knows_six_modules_of_stages() -> None:
+def test_service_imports_six_modules_of_stages() -> None:
     inside = {module for module in SERVICE_MAY_IMPORT if (ROOT / module.replace(".", "/")).is_dir()}
     for path in python_files("service"):
         others = {name for name in our_imports(path) if name.rpartition(".")[0] not in inside}
@@ -206,7 +205,7 @@ def test_papers_never_import_each_other() -> None:
         assert not others, f"{path.relative_to(ROOT)} imports {others}"
 
 
-def test_part_never_reaches_torch() -> None:
+def test_package_does_not_import_torch() -> None:
     modules = [module_name(path) for path in python_files("stages")]
     for part in WITHOUT_TORCH:
         members = [name for name in modules if f"{name}.".startswith(f"stages.{part}.")]
@@ -219,18 +218,18 @@ def test_worker_needs_three_packages() -> None:
 
 
 def slow_to_import(modules: str) -> str:
-    """The libraries that take half a second and more and are loaded with `modules`, and what these print."""
+    """Return the slow libraries (half a second or more) that importing `modules` loads, and the output."""
     slow = "{'torch', 'scipy.special', 'scipy.stats', 'scipy.optimize'}"
     code = f"import sys, {modules}; print(sorted({slow} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout + done.stderr
 
 
-def test_importing_the_light_parts_loads_nothing_slow_and_prints_nothing() -> None:
-    """SciPy loads its own parts when they are first used."""
+def test_importing_light_modules_is_fast_and_silent() -> None:
+    """SciPy imports its submodules on first use."""
     assert slow_to_import(", ".join(f"stages.{part}" for part in (*WITHOUT_TORCH, "cli"))) == "[]\n"
 
 
-def test_the_server_loads_no_torch() -> None:
-    """Its workers do, beside it."""
+def test_server_does_not_import_torch() -> None:
+    """Only its worker processes do."""
     assert slow_to_import("service.app, service.__main__") == "[]\n"

@@ -1,4 +1,4 @@
-"""`make bench`: every benchmark gives lines of one table, and a goal is met on its own side."""
+"""`make bench`: every benchmark returns rows of one table, and goals are minimums or maximums."""
 
 import ast
 import dataclasses
@@ -27,18 +27,18 @@ def line(value: float, *, at_most: bool = False) -> Line:
 
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
-def test_every_benchmark_measures_and_says_how_to_run_it(path: Path) -> None:
+def test_every_benchmark_has_measure_and_a_run_line(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert "measure" in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert f"Run: python -m benchmarks {path.stem.removeprefix('bench_')}" in (ast.get_docstring(tree) or "")
 
 
-def test_a_goal_is_met_on_its_own_side() -> None:
+def test_goal_is_a_minimum_or_a_maximum() -> None:
     assert [line(value).is_met for value in (1.9, 2.0, 2.1)] == [False, True, True]
     assert [line(value, at_most=True).is_met for value in (1.9, 2.0, 2.1)] == [True, True, False]
 
 
-def test_a_row_has_the_goal_the_peer_and_the_verdict() -> None:
+def test_row_shows_goal_peer_and_verdict() -> None:
     rows = markdown([HEADINGS, line(3.0).cells(), line(3.0, at_most=True).cells()]).splitlines()
     assert rows[0] == f"| {' | '.join(HEADINGS)} |"
     assert rows[2] == "| a step | plain: 9 ms | 3 ms | 3× | ≥2 |"
@@ -47,7 +47,7 @@ def test_a_row_has_the_goal_the_peer_and_the_verdict() -> None:
     assert others.cells()[:2] == ("a step, bfloat16", "plain: 9 ms")
 
 
-def test_processor_time_leaves_waiting_out() -> None:
+def test_processor_time_excludes_waiting() -> None:
     def spin_and_wait() -> None:
         spin(10)()
         time.sleep(0.05)
@@ -56,7 +56,7 @@ def test_processor_time_leaves_waiting_out() -> None:
 
 
 @pytest.mark.skipif(cpp.load_library(attention.SOURCE) is None, reason="no C++ compiler here")
-def test_a_plain_script_has_none_of_our_code() -> None:
+def test_pytorch_alone_disables_our_operators() -> None:
     def mixed() -> torch.Tensor:
         return rbf_attention(*torch.ones(3, 2, 2, 16, 16, requires_grad=True), beta=0.125)
 
@@ -81,7 +81,7 @@ def spin(milliseconds: float) -> Callable[[], None]:
     return run
 
 
-def test_the_fastest_peer_counts_and_stands_first() -> None:
+def test_fastest_peer_counts_and_is_listed_first() -> None:
     result = race({"slow": spin(4), "fast": spin(2)}, {"weak": spin(9), "strong": spin(3)}, rounds=5)
     assert 1.2 < result.ratio < 2
     found = result.line("a step", 2.0, images=6)
@@ -91,7 +91,7 @@ def test_the_fastest_peer_counts_and_stands_first() -> None:
     assert result.cost("a step", 1.0).verdict == "met"
 
 
-def test_a_peer_that_is_faster_in_some_rounds_alone_is_even() -> None:
+def test_peer_faster_only_in_some_rounds_is_even() -> None:
     assert [line(value).verdict for value in (0.9, 1.5, 2.5)] == ["slower", "missed", "met"]
     assert line(0.9, at_most=True).verdict == "met"
     for span, verdict in (((0.96, 1.01), "even"), ((0.96, 0.99), "slower")):
@@ -104,7 +104,7 @@ def test_missed_goal_shows_its_limit() -> None:
     assert [dataclasses.replace(line(2.1), most=3).cells()[3], line(1.1).cells()[3]] == ["2.1×", "1.1×"]
 
 
-def test_the_share_of_products_is_that_of_libraries() -> None:
+def test_share_of_products_counts_time_in_library_kernels() -> None:
     matrix, maps = torch.randn(256, 256), torch.randn(16, 16, 32, 32, requires_grad=True)
     convolution = torch.nn.Conv2d(16, 16, 3, padding=1)
     assert share_of_products(lambda: matrix @ matrix) > 0.8
@@ -116,7 +116,7 @@ def row(value: float, what: str = "a step") -> tuple[str, ...]:
     return dataclasses.replace(line(value), what=what).cells()
 
 
-def test_each_kind_of_processor_has_its_newest_table() -> None:
+def test_each_processor_has_only_its_newest_table() -> None:
     both = page(page("", "A", "torch 2.14", [row(3.0)]), "A, AVX2", "torch 2.15", [row(4.0)])
     newest = page(both, "A", "torch 2.15", [row(5.0), row(1.5), row(0.9)])
     opening, first, second = newest.split("\n## ")
@@ -126,7 +126,7 @@ def test_each_kind_of_processor_has_its_newest_table() -> None:
     assert second == f"A, AVX2\n\ntorch 2.15. Last run: {today}.\n\n{markdown([HEADINGS, row(4.0)])}"
 
 
-def test_unmeasured_rows_are_kept_if_versions_are_the_same() -> None:
+def test_unmeasured_rows_are_kept_if_versions_are_unchanged() -> None:
     before = page("", "A", "torch 2.15", [row(3.0, "one"), row(4.0, "two")])
     kept = rows_of(before, "A", "torch 2.15")
     assert together(kept, [row(5.0, "two"), row(6.0, "three")]) == [
@@ -137,7 +137,7 @@ def test_unmeasured_rows_are_kept_if_versions_are_the_same() -> None:
     assert rows_of(before, "A", "torch 2.16") == rows_of(before, "B", "torch 2.15") == []
 
 
-def test_an_unknown_benchmark_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_benchmark_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["dak"])
     assert "no benchmark 'dak'; known: batches, canary, cg_fac" in capsys.readouterr().err
@@ -156,7 +156,7 @@ def test_an_unknown_benchmark_is_named_with_the_known_ones(capsys: pytest.Captur
     ],
     ids=["ended", "isn't ready"],
 )
-def test_a_server_that_does_not_get_ready_is_quoted(
+def test_server_that_fails_to_start_has_its_output_quoted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

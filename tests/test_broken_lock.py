@@ -1,4 +1,4 @@
-"""A `dvc.lock` that DVC can't read: what is wrong and what to do is said before anything runs."""
+"""An unreadable `dvc.lock` is reported, with its remedy, before anything runs."""
 
 from pathlib import Path
 
@@ -21,19 +21,19 @@ WHOLE = "schema: '2.0'\nstages:\n  inputs:\n    cmd: python -m stages.inputs\n"
     ],
     ids=["empty", "truncated", "truncated in a word", "in conflict"],
 )
-def test_what_is_wrong_with_the_lock_is_said(tmp_path: Path, text: str, fault: str) -> None:
+def test_fault_of_the_lock_is_described(tmp_path: Path, text: str, fault: str) -> None:
     (tmp_path / "dvc.lock").write_text(text)
     with pytest.raises(BrokenLock, match=fault):
         refuse_broken_lock(tmp_path / "dvc.lock")
 
 
-def test_a_whole_lock_and_none_pass(tmp_path: Path) -> None:
+def test_valid_or_missing_lock_passes(tmp_path: Path) -> None:
     refuse_broken_lock(tmp_path / "dvc.lock")
     (tmp_path / "dvc.lock").write_text(WHOLE)
     refuse_broken_lock(tmp_path / "dvc.lock")
 
 
-def test_the_command_says_it_in_one_line(
+def test_repro_reports_a_broken_lock_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(make_project(tmp_path / "project"))

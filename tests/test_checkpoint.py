@@ -1,4 +1,4 @@
-"""Checkpoints: the saved network is the one that answers, and anything else is refused with its reason."""
+"""A checkpoint answers like the saved network; invalid checkpoints are refused with a reason."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ CONTRACT = InputContract(
 def network() -> nn.Module:
     torch.manual_seed(0)
     model = build_model(MODEL)
-    model(torch.randn(16, 3, 8, 8))  # running statistics away from their start
+    model(torch.randn(16, 3, 8, 8))  # move running statistics away from their initial values
     return model.eval()
 
 
@@ -78,14 +78,14 @@ def test_predictor_answers_like_the_network(
     np.testing.assert_allclose(predictor.probabilities(images), expected, atol=1e-6)
 
 
-def test_reading_draws_no_numbers(tmp_path: Path, content: bytes) -> None:
-    """A network's own initialisation takes longer than reading the file, and all of it is replaced."""
+def test_reading_skips_random_initialisation(tmp_path: Path, content: bytes) -> None:
+    """A network's own initialisation is slower than reading the file, which replaces all of it."""
     before = torch.random.get_rng_state()
     load_predictor(write(tmp_path / "w.safetensors", content))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_same_network_is_the_same_bytes(network: nn.Module, content: bytes) -> None:
+def test_same_network_gives_the_same_bytes(network: nn.Module, content: bytes) -> None:
     assert dump_checkpoint(network, CONTRACT) == content
 
 
@@ -94,14 +94,14 @@ def test_same_network_is_the_same_bytes(network: nn.Module, content: bytes) -> N
     [np.zeros((1, 3, 8, 9), np.uint8), np.zeros((3, 8, 8), np.uint8), np.zeros((1, 3, 8, 8), np.float32)],
     ids=["size", "rank", "type"],
 )
-def test_images_of_another_shape_or_type_are_refused(tmp_path: Path, content: bytes, images: np.ndarray) -> None:
+def test_images_of_wrong_shape_or_type_are_refused(tmp_path: Path, content: bytes, images: np.ndarray) -> None:
     predictor = load_predictor(write(tmp_path / "w.safetensors", content))
     with pytest.raises(CheckpointError, match=r"takes torch\.uint8 \[N, 3, 8, 8\]"):
         predictor.probabilities(images)
 
 
 class Payload:
-    """Unpickling this would leave a trace."""
+    """Unpickling this leaves a trace."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return Path.touch, (Path("unpickled"),)  # type: ignore[return-value]
@@ -139,9 +139,9 @@ def test_hostile_files_are_refused(tmp_path: Path, content: bytes, name: str, mo
     path = write(tmp_path / "w.safetensors", spoil(content))
     with pytest.raises(CheckpointError, match=reason):
         load_predictor(path)
-    assert [file.name for file in tmp_path.iterdir()] == ["w.safetensors"], "nothing was executed"
+    assert [file.name for file in tmp_path.iterdir()] == ["w.safetensors"], "no code was executed"
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_checkpoint_is_reported_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"lost\.safetensors: can't be read"):
         load_predictor(tmp_path / "lost.safetensors")

@@ -1,4 +1,4 @@
-"""data/claims.csv: every statement of the five papers, where it is tested or why it isn't, and with the right sign."""
+"""data/claims.csv has every statement of the five papers, with its experiment or a reason and the correct sign."""
 
 import csv
 import dataclasses
@@ -24,7 +24,7 @@ COMPARED = ("order", "difference", "gap", "equivalence")
 FIVE = {"hyperbf": 48, "ninformer": 59, "nmn": 69, "brownian": 23, "dac": 188}
 NO_SIZE = ["dac.sgemm.more_efficient", "dac.sgemm.small"]
 """Orders whose sentences print no size."""
-# Experiments that claims wait for; one that params.yaml has is taken off this list.
+# Planned experiments that claims refer to; remove one once params.yaml has it.
 TO_BE_BUILT: set[str] = set()
 
 
@@ -35,7 +35,7 @@ def claims() -> dict[str, ClaimLine]:
 
 @pytest.fixture(scope="module")
 def five(claims: dict[str, ClaimLine]) -> dict[str, ClaimLine]:
-    """The claims of the papers that the counts below cover; a new paper brings its own tests."""
+    """Claims of the papers that the counts below cover; a new paper brings its own tests."""
     return {name: claim for name, claim in claims.items() if claim.paper in FIVE}
 
 
@@ -53,17 +53,17 @@ def is_computed(claim: ClaimLine) -> bool:
     return not (claim.experiment or claim.family or claim.reason)
 
 
-def test_all_claims_of_the_five_papers_and_the_orders_that_their_tables_imply_are_here(
+def test_all_claims_of_the_five_papers_and_implied_orders_are_listed(
     five: dict[str, ClaimLine],
 ) -> None:
     implied = {i for i in five if i.endswith(".order") or i.startswith("ninformer.rank.")}
     assert Counter(claim.paper for i, claim in five.items() if i not in implied) == FIVE
     assert len(implied) == 41
-    assert Counter(five[i].kind for i in implied) == {"order": 39, "gap": 2}, "two tables print one arm behind"
+    assert Counter(five[i].kind for i in implied) == {"order": 39, "gap": 2}, "two tables show one arm behind"
 
 
-def test_no_two_claims_of_a_paper_read_alike(claims: dict[str, ClaimLine]) -> None:
-    """A claim is shown by its own words or, without any, by arms, metric and data sets."""
+def test_claims_of_a_paper_have_distinct_texts(claims: dict[str, ClaimLine]) -> None:
+    """A claim is displayed with its own text or, failing that, its arms, metric and data sets."""
     names = Counter(
         (claim.paper, claim.statement or (claim.experiment, claim.arm, claim.baseline_arm, claim.metric, claim.place))
         for claim in claims.values()
@@ -71,12 +71,12 @@ def test_no_two_claims_of_a_paper_read_alike(claims: dict[str, ClaimLine]) -> No
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_every_claim_is_tested_in_one_place_or_says_why_not(claims: dict[str, ClaimLine]) -> None:
+def test_every_claim_has_one_experiment_or_a_reason(claims: dict[str, ClaimLine]) -> None:
     for claim in claims.values():
         places = [claim.experiment is not None, claim.reason is not None, is_computed(claim)]
         assert sum(places) + (claim.facts.by == "orders") == 1, claim.id
         assert (claim.family is not None) >= (claim.facts.by == "orders"), claim.id
-        assert claim.value is not None or claim.statement, f"{claim.id} says nothing"
+        assert claim.value is not None or claim.statement, f"{claim.id} has no statement"
         if claim.experiment is None:
             assert claim.arm is None and claim.baseline_arm is None, claim.id
         if claim.arm is None:
@@ -84,28 +84,26 @@ def test_every_claim_is_tested_in_one_place_or_says_why_not(claims: dict[str, Cl
 
 
 def test_computed_claims_are_those_with_a_finding(claims: dict[str, ClaimLine]) -> None:
-    """A finding may also stand beside a row that is measured (NiNformer's times), never the other way round."""
+    """A measured claim (NiNformer's times) may also have a finding, but every computed claim needs one."""
     found = computed_findings().keys()
     assert {i for i, claim in claims.items() if is_computed(claim)} - found == set()
     assert found - set(claims) == set()
 
 
-def test_every_experiment_of_a_claim_is_in_the_params_files_or_announced(
-    claims: dict[str, ClaimLine], params: Params
-) -> None:
+def test_experiments_of_claims_exist_or_are_planned(claims: dict[str, ClaimLine], params: Params) -> None:
     missing = {c.experiment for c in claims.values() if c.experiment and not experiments_of(c, params)}
-    assert missing == TO_BE_BUILT - set(params.experiments), "TO_BE_BUILT names what params.yaml lacks, and no more"
+    assert missing == TO_BE_BUILT - set(params.experiments), "TO_BE_BUILT lists exactly what params.yaml lacks"
 
 
-def test_every_claim_is_placed_at_an_arm_of_its_paper(claims: dict[str, ClaimLine], params: Params) -> None:
+def test_every_claim_matches_an_arm_of_its_paper(claims: dict[str, ClaimLine], params: Params) -> None:
     placed = place_claims(CLAIMS, list(claims.values()), params)
     waiting = [claim for claim in placed if claim.reason and claim.reason.endswith("is not in the params files yet")]
     assert {claims[claim.id].experiment for claim in waiting} <= TO_BE_BUILT
     assert all(claim.experiment is None for claim in waiting)
 
 
-def test_a_comparison_stands_where_the_params_file_puts_the_arm(claims: dict[str, ClaimLine], params: Params) -> None:
-    """The proposed arm against the one that its file names, unless the paper compares it with several."""
+def test_comparison_uses_the_baseline_of_the_params_file(claims: dict[str, ClaimLine], params: Params) -> None:
+    """Exception: arms that the paper compares with several others."""
     across = ("ninformer.", "dac.shallower.", "dac.v1_worse.", "dac.sgemm.", "dac.fig3.")
     for claim in claims.values():
         for experiment in experiments_of(claim, params) if claim.kind in COMPARED else []:
@@ -119,16 +117,16 @@ def test_a_comparison_stands_where_the_params_file_puts_the_arm(claims: dict[str
                 assert experiment.arms[against].role == "baseline", claim.id
 
 
-def test_settings_and_counts_name_what_the_params_files_hold(claims: dict[str, ClaimLine], params: Params) -> None:
-    """All but the parameters of a grid, which results count."""
+def test_settings_and_counts_are_found_in_the_params_files(claims: dict[str, ClaimLine], params: Params) -> None:
+    """Except a grid's numbers of parameters, which come from results."""
     for claim in claims.values():
         is_printed = claim.kind in ("setup", "count") and not claim.metric.endswith("(parameters)")
         if is_printed and experiments_of(claim, params):
             assert param_values(claim, params), claim.id
 
 
-def test_differences_have_the_sign_and_size_of_the_papers_own_rows(claims: dict[str, ClaimLine]) -> None:
-    """Gain = proposed − baseline, better positive, wherever the paper prints both."""
+def test_differences_agree_with_the_papers_tables(claims: dict[str, ClaimLine]) -> None:
+    """Gain = proposed − baseline (positive is better) wherever the paper prints both."""
     printed = {(c.experiment, c.arm, c.metric): c for c in claims.values() if c.kind == "value" and not c.reason}
     checked = 0
     for claim in claims.values():
@@ -149,8 +147,8 @@ def test_differences_have_the_sign_and_size_of_the_papers_own_rows(claims: dict[
     assert checked == 41 + 3 + 3 + 1 + 2 + 3 + 8, words
 
 
-def test_a_loss_is_a_size_and_never_a_claimed_order(claims: dict[str, ClaimLine]) -> None:
-    """No paper claims that its own arm is worse; a printed loss is a number, and only its size is judged."""
+def test_printed_loss_is_a_size_and_never_an_order(claims: dict[str, ClaimLine]) -> None:
+    """No paper claims that its own arm is worse, so only the size of a printed loss is judged."""
     compared = [claim for claim in claims.values() if claim.kind in ("order", "difference")]
     assert [claim.id for claim in compared if claim.value is not None and claim.value <= 0] == []
     assert [claim.id for claim in compared if claim.value is None and claim.paper in FIVE] == NO_SIZE
@@ -158,7 +156,7 @@ def test_a_loss_is_a_size_and_never_a_claimed_order(claims: dict[str, ClaimLine]
     assert losses >= {"hyperbf.text.c100.gap", "dac.table3.c10.v1.abs", "dac.table1.c100.v1.r44.order"}
 
 
-def test_what_a_paper_calls_comparable_covers_its_own_losses(
+def test_comparable_margin_covers_the_papers_own_losses(
     claims: dict[str, ClaimLine], five: dict[str, ClaimLine]
 ) -> None:
     for claim in five.values():
@@ -168,7 +166,7 @@ def test_what_a_paper_calls_comparable_covers_its_own_losses(
             assert places[0] == places[1] and claim.value >= -gap.value > 0, claim.id
 
 
-def test_relative_claims_have_the_sign_and_size_of_the_papers_own_rows(claims: dict[str, ClaimLine]) -> None:
+def test_relative_claims_agree_with_the_papers_tables(claims: dict[str, ClaimLine]) -> None:
     printed = {(c.experiment, c.arm, c.metric): c.value for c in claims.values() if c.kind == "value" and not c.reason}
     checked = set()
     for claim in claims.values():
@@ -186,8 +184,8 @@ def test_relative_claims_have_the_sign_and_size_of_the_papers_own_rows(claims: d
     assert checked == {i for i in claims if i.startswith("ninformer.text.")} | {"nmn.gpt.valloss.rel", "nmn.gpt.speed"}
 
 
-def test_shares_of_dacs_gain_agree_with_its_gain(claims: dict[str, ClaimLine]) -> None:
-    """Table 3's relative column over its absolute one gives DAC's gain, near Table 1's."""
+def test_relative_gains_of_dac_agree_with_absolute_ones(claims: dict[str, ClaimLine]) -> None:
+    """Table 3's absolute column divided by its relative one gives DAC's gain, close to Table 1's."""
     for data, cut in (("c10", "cifar10"), ("c100", "cifar100")):
         for version in ("v1", "v2"):
             absolute, share = (claims[f"dac.table3.{data}.{version}.{part}"] for part in ("abs", "rel"))
@@ -198,7 +196,7 @@ def test_shares_of_dacs_gain_agree_with_its_gain(claims: dict[str, ClaimLine]) -
             assert absolute.value / share.value == pytest.approx(order.value, abs=0.0015)
 
 
-def test_families_are_the_orders_of_a_table(five: dict[str, ClaimLine]) -> None:
+def test_families_have_the_expected_numbers_of_orders(five: dict[str, ClaimLine]) -> None:
     orders = Counter(c.family for c in five.values() if c.family and c.kind in COMPARED)
     assert orders == {
         "hyperbf.comparable": 3,
@@ -221,10 +219,10 @@ def test_families_are_the_orders_of_a_table(five: dict[str, ClaimLine]) -> None:
         "dac.vgg.significant": (4, 4, 4),
     }
     positive = [c for c in five.values() if c.family == "dac.table1" and c.kind == "order" and c.value > 0]
-    assert len(positive) == five["dac.resnet.wins"].value, "Table 1 has one exception, as Figure 6 has"
+    assert len(positive) == five["dac.resnet.wins"].value, "Table 1 has one exception, like Figure 6"
 
 
-def test_units_are_fractions_and_never_percent(claims: dict[str, ClaimLine]) -> None:
+def test_units_are_fractions_not_percent(claims: dict[str, ClaimLine]) -> None:
     for claim in claims.values():
         assert "%" not in (claim.unit or ""), claim.id
         if claim.unit == "fraction" and claim.kind == "value":
@@ -238,7 +236,7 @@ def test_units_are_fractions_and_never_percent(claims: dict[str, ClaimLine]) -> 
         assert (claim.factor is not None) == (claim.kind == "uniform"), claim.id
 
 
-def test_kinds_are_a_closed_set_of_which_each_is_in_use_and_has_its_judge(claims: dict[str, ClaimLine]) -> None:
+def test_every_kind_is_used_and_has_a_judge(claims: dict[str, ClaimLine]) -> None:
     assert {claim.kind for claim in claims.values()} == KINDS.keys() == Kind.classes.keys()
     trained = {claim.kind for claim in claims.values() if claim.experiment and not claim.reason}
     assert {name for name in trained if KINDS[name].by == "training"} == {
@@ -252,12 +250,12 @@ def test_kinds_are_a_closed_set_of_which_each_is_in_use_and_has_its_judge(claims
         )
 
 
-def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+def test_unknown_kind_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ClaimsError, match=r"claims\.csv, line 2: kind: Input should be 'value', .* or 'qualitative'"):
         parse_claims(CLAIMS.read_text().replace(",value,0.7561,", ",proportion,0.7561,", 1), tmp_path / "claims.csv")
 
 
-def test_the_one_better_way_of_each_metric(claims: dict[str, ClaimLine], five: dict[str, ClaimLine]) -> None:
+def test_every_metric_has_one_better_direction(claims: dict[str, ClaimLine], five: dict[str, ClaimLine]) -> None:
     ways = {(claim.metric, claim.better) for claim in claims.values() if claim.better}
     twice = [metric for metric, times in Counter(metric for metric, _ in ways).items() if times > 1]
     assert twice == []
@@ -268,7 +266,7 @@ def test_the_one_better_way_of_each_metric(claims: dict[str, ClaimLine], five: d
     }
 
 
-def test_arithmetic_in_the_notes_is_right(claims: dict[str, ClaimLine]) -> None:
+def test_arithmetic_in_notes_is_correct(claims: dict[str, ClaimLine]) -> None:
     sums = [
         (claim.paper in FIVE, *found)
         for claim in claims.values()
@@ -281,7 +279,7 @@ def test_arithmetic_in_the_notes_is_right(claims: dict[str, ClaimLine]) -> None:
         assert f"{value:.{len(result.partition('.')[2])}f}" == result
 
 
-def test_the_file_is_plain_text_that_a_person_can_review() -> None:
+def test_claims_file_is_reviewable_plain_text() -> None:
     text = CLAIMS.read_text()
     with CLAIMS.open(newline="") as file:
         header = csv.DictReader(file).fieldnames
@@ -296,7 +294,7 @@ def toy(**change: object) -> ClaimLine:
     return ClaimLine(**(plain | row | change))
 
 
-def test_a_claim_waits_for_its_experiment_and_says_so(params: Params) -> None:
+def test_claim_reports_its_missing_experiment(params: Params) -> None:
     (placed,) = place_claims(CLAIMS, [toy(experiment="dac-not-yet", arm="mlp")], params)
     assert (placed.experiment, placed.reason) == (None, "its experiment dac-not-yet is not in the params files yet")
 
@@ -309,11 +307,11 @@ def test_a_claim_waits_for_its_experiment_and_says_so(params: Params) -> None:
         ({"experiment": "ninformer-mnist", "arm": "vit"}, "x is of dac; ninformer-mnist is of ninformer"),
     ],
 )
-def test_a_claim_that_points_nowhere_is_refused(params: Params, change: dict[str, str], message: str) -> None:
+def test_claim_with_an_invalid_reference_is_refused(params: Params, change: dict[str, str], message: str) -> None:
     with pytest.raises(ClaimsError, match=re.escape(message)):
         place_claims(CLAIMS, [toy(**change)], params)
 
 
-def test_a_star_stands_for_every_match(params: Params) -> None:
+def test_star_matches_several_experiments_and_arms(params: Params) -> None:
     claim = toy(experiment="dac-resnet-*", arm="dac-resnet*-v1")
     assert place_claims(CLAIMS, [claim], params) == [claim]

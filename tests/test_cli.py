@@ -34,7 +34,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def claimcheck(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
-    """The command in this process, with its output in a pipe; terminals and closed pipes get processes, below."""
+    """Run the command in this process with piped output; tests of terminals and closed pipes start processes."""
     with (
         chdir(cwd),
         pytest.MonkeyPatch.context() as patch,
@@ -57,7 +57,7 @@ def test_help_lists_every_command_in_eighty_columns() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_a_command_has_one_sentence_an_example_and_its_exit_codes(name: str) -> None:
+def test_command_help_has_a_sentence_an_example_and_exit_codes(name: str) -> None:
     done = claimcheck(name, "--help")
     assert (done.returncode, done.stderr) == (0, "") and max(map(len, done.stdout.splitlines())) <= 80
     usage, sentence, *_ = done.stdout.split("\n\n")
@@ -70,7 +70,7 @@ def test_help_of_a_command_has_one_sentence_an_example_and_its_exit_codes(name: 
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
-def test_the_example_of_each_help_is_understood(name: str) -> None:
+def test_help_examples_are_valid_commands(name: str) -> None:
     from stages.cli import parse
 
     words = shlex.split(COMMANDS[name].example)
@@ -117,15 +117,13 @@ def test_the_example_of_each_help_is_understood(name: str) -> None:
         ("verify x", 1, "claimcheck verify: no checkpoint 'x'"),
     ],
 )
-def test_a_mistyped_word_is_answered_in_one_line_with_the_nearest_name(
-    project: Path, arguments: str, code: int, said: str
-) -> None:
+def test_mistyped_word_gets_the_nearest_name_in_one_line(project: Path, arguments: str, code: int, said: str) -> None:
     done = claimcheck(*arguments.split(), cwd=project)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith(said) and done.stderr.count("\n") == 1, done.stderr
 
 
-def test_a_mistyped_arm_or_checkpoint_too(published: str, tmp_path: Path) -> None:
+def test_mistyped_arm_or_checkpoint_gets_the_nearest_name(published: str, tmp_path: Path) -> None:
     for part in ("params", "params.yaml"):
         (tmp_path / part).symlink_to(REPOSITORY / part)
     (tmp_path / "data").mkdir()
@@ -139,7 +137,7 @@ def test_a_mistyped_arm_or_checkpoint_too(published: str, tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (1, f"claimcheck verify: {said}")
 
 
-def test_sample_and_release_work_in_a_clone_that_has_trained_nothing(tmp_path: Path) -> None:
+def test_sample_and_release_work_in_an_untrained_clone(tmp_path: Path) -> None:
     for part in ("params", "params.yaml", "data/samples"):
         (tmp_path / part).parent.mkdir(exist_ok=True)
         (tmp_path / part).symlink_to(REPOSITORY / part)
@@ -179,7 +177,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("arguments", SHAPES)
-def test_json_is_one_document_of_the_documented_shape(project: Path, arguments: str) -> None:
+def test_json_is_one_document_with_the_documented_schema(project: Path, arguments: str) -> None:
     done = claimcheck(*arguments.split(), "--json", cwd=project)
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
@@ -189,21 +187,21 @@ def test_json_is_one_document_of_the_documented_shape(project: Path, arguments: 
     assert {name for name in SHAPES[arguments] if f"`{name}`" not in told} == set()
 
 
-def test_every_command_that_prints_results_has_json() -> None:
+def test_every_command_that_prints_results_supports_json() -> None:
     assert {name for name, command in COMMANDS.items() if not command.document} == {"completion", "repro"}
     for name in set(COMMANDS) - {"completion", "repro"}:
         assert "--json" in claimcheck(name, "--help").stdout
 
 
 @pytest.mark.parametrize("arguments", ["plan ninformer-mnist", "verify"])
-def test_what_is_piped_has_whole_cells_in_eighty_columns(project: Path, arguments: str) -> None:
+def test_piped_tables_fit_eighty_columns_without_truncation(project: Path, arguments: str) -> None:
     done = claimcheck(*arguments.split(), cwd=project)
     assert done.returncode == 0 and "…" not in done.stdout
     assert {len(line) > 80 for line in done.stdout.splitlines()} == {False}
 
 
 @pytest.mark.parametrize("columns", [50, 200])
-def test_a_plan_fits_the_terminal_and_says_what_it_leaves_out(project: Path, columns: int) -> None:
+def test_plan_fits_the_terminal_and_lists_omitted_columns(project: Path, columns: int) -> None:
     code, written = on_terminal([*COMMAND, "plan", "ninformer-mnist"], project, environment(), columns=columns)
     shown = [line.rstrip() for line in written.splitlines()]
     assert code == 0 and max(map(len, shown)) <= columns
@@ -213,25 +211,24 @@ def test_a_plan_fits_the_terminal_and_says_what_it_leaves_out(project: Path, col
     assert is_whole == (columns == 200)
 
 
-def test_sentences_break_between_words_on_a_terminal_and_stay_whole_in_a_pipe(project: Path) -> None:
+def test_sentences_wrap_between_words_on_a_terminal_but_not_in_a_pipe(project: Path) -> None:
     arguments = ("history", "dac.sgemm.gain")
     code, written = on_terminal([*COMMAND, *arguments], project, environment(), columns=80)
     shown = written.splitlines()
     assert code == 0 and max(map(len, shown)) <= 80
     piped = claimcheck(*arguments, cwd=project).stdout
     assert max(map(len, piped.splitlines())) > 80
-    assert written.split() == piped.split(), "no word is broken or lost"
+    assert written.split() == piped.split(), "no word is split or lost"
 
 
-def test_a_sentence_goes_on_below_its_own_beginning() -> None:
+def test_wrapped_sentence_is_indented_below_its_start() -> None:
     assert wrap("verdict   supported: better by 10 % here", 30) == (
         "verdict   supported: better by\n          10 % here"
     )
     assert wrap("one sentence without any label", 20) == "one sentence without\n  any label"
 
 
-def test_a_shell_completes_commands_options_and_names(project: Path) -> None:
-    """Bash itself, as it does when a person presses the tabulator."""
+def test_bash_completes_commands_options_and_names(project: Path) -> None:
     script = project / "completion.bash"
     script.write_text(claimcheck("completion", "bash").stdout)
 
@@ -269,8 +266,8 @@ done
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh on this machine (apt install zsh)")
-def test_zsh_completes_them_too_and_every_further_name(project: Path) -> None:
-    """A real zsh on a terminal, which has not set up its completion yet."""
+def test_zsh_completes_commands_options_and_repeated_names(project: Path) -> None:
+    """Run zsh on a terminal without prior completion setup."""
     (project / "completion.zsh").write_text(claimcheck("completion", "zsh").stdout)
     typed = {
         "claimcheck st": "claimcheck status ",
@@ -292,15 +289,13 @@ def test_zsh_completes_them_too_and_every_further_name(project: Path) -> None:
     assert [whole for whole in typed.values() if whole not in done.stdout] == []
 
 
-def test_zsh_is_told_whole_sentences() -> None:
+def test_zsh_shows_each_commands_full_description() -> None:
     written = claimcheck("completion", "zsh").stdout
     for command in COMMANDS.values():
         assert command.does.replace("'", "'\"'\"'") in written
 
 
-def test_show_prints_the_whole_of_an_experiment(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_prints_a_whole_experiment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(REPOSITORY)
     assert main(["show", "ninformer-mnist"]) == 0
     printed = capsys.readouterr().out
@@ -324,7 +319,7 @@ def test_show_prints_a_claim_with_its_verdict(project: Path) -> None:
     ("command", "columns"),
     [("status >&-", "90"), ("status --watch >&- 2>&-", ""), ("status", "abc"), ("history", "-5")],
 )
-def test_closed_output_odd_width_and_ascii_terminal_are_no_error(project: Path, command: str, columns: str) -> None:
+def test_closed_output_odd_width_and_ascii_terminal_are_no_errors(project: Path, command: str, columns: str) -> None:
     ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "COLUMNS": columns}
     line = f'"$0" -m stages.cli {command}'
     done = subprocess.run(
@@ -337,7 +332,7 @@ def test_closed_output_odd_width_and_ascii_terminal_are_no_error(project: Path, 
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_json_is_whole_on_an_ascii_terminal(project: Path) -> None:
+def test_json_is_complete_on_an_ascii_terminal(project: Path) -> None:
     ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
     command = [*COMMAND, "history", "--json"]
     done = subprocess.run(command, cwd=project, env=environment() | ascii_only, capture_output=True, check=True)
@@ -345,8 +340,8 @@ def test_json_is_whole_on_an_ascii_terminal(project: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["profile", "quick"], ["status"]])
-def test_output_that_nobody_reads_on_is_no_error(project: Path, tmp_path: Path, arguments: list[str]) -> None:
-    """As in `claimcheck plan | head`."""
+def test_broken_pipe_is_no_error(project: Path, tmp_path: Path, arguments: list[str]) -> None:
+    """For example `claimcheck plan | head`."""
     shutil.copytree(project, tmp_path / "project")
     reader, writer = os.pipe()
     os.close(reader)

@@ -1,4 +1,4 @@
-"""Published lines agree with themselves; `record` names each number edited in one, with file and line."""
+"""Published lines are consistent; `record` reports each edited number with its file and line."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ def every_line() -> list[EvidenceLine]:
     return [line for path in evidence_files(EVIDENCE) for line in read_lines(path, EvidenceLine)]
 
 
-def test_first_line_contradicts_itself_nowhere() -> None:
+def test_published_lines_have_no_contradictions() -> None:
     lines = every_line()
     assert len(lines) >= 169
     for line in lines:
@@ -53,14 +53,14 @@ def test_first_line_contradicts_itself_nowhere() -> None:
 
 @pytest.fixture(scope="module")
 def chosen() -> dict[str, list[EvidenceLine]]:
-    """By experiment: those of MNIST, and a network of SGEMM."""
+    """Lines by experiment: MNIST's, and one network of SGEMM."""
     images, tables = (read_lines(EVIDENCE / f"{name}.jsonl", EvidenceLine) for name in ("ninformer-mnist", "dac-sgemm"))
     return {"ninformer-mnist": images, "dac-sgemm": tables[:1]}
 
 
 @pytest.fixture
 def root(tmp_path: Path, chosen: dict[str, list[EvidenceLine]]) -> Path:
-    """Everything that `record` needs for the results of MNIST, which are local here."""
+    """A project with MNIST's results as local, unpublished ones."""
     (tmp_path / "data").mkdir()
     for name in ("params", "params.yaml", "data/claims.csv", "data/claims-history.jsonl", "data/models"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
@@ -149,14 +149,14 @@ TABLES: dict[str, tuple[Edit, str]] = {
 @pytest.mark.parametrize(
     ("experiment", "name"), [*(("ninformer-mnist", name) for name in IMAGES), *(("dac-sgemm", name) for name in TABLES)]
 )
-def test_an_edit_in_a_result_line_is_found(root: Path, experiment: str, name: str) -> None:
+def test_edited_result_line_is_found(root: Path, experiment: str, name: str) -> None:
     change, message = (IMAGES | TABLES)[name]
     path = root / "data" / "results" / f"{experiment}.jsonl"
     edit(path, 1, change)
     assert re.search(message, "; ".join(find_contradictions(read_lines(path, ResultLine)[0])))
 
 
-def test_a_line_that_was_edited_is_refused_where_it_stands(root: Path) -> None:
+def test_record_refuses_an_edited_line_by_file_and_line(root: Path) -> None:
     change, message = IMAGES["accuracy"]
     edit(root / "data" / "results" / "ninformer-mnist.jsonl", 2, change)
     where = r"ninformer-mnist\.jsonl, line 2: ninformer-mnist\.[\w-]+\.0: "
@@ -164,7 +164,7 @@ def test_a_line_that_was_edited_is_refused_where_it_stands(root: Path) -> None:
         record(root, "data/results.db")
 
 
-def test_a_cost_that_contradicts_its_result_is_refused(root: Path) -> None:
+def test_contradictory_cost_is_refused(root: Path) -> None:
     path = root / "data" / "results" / "ninformer-mnist.cost.jsonl"
     edit(path, 1, put(1.0, "train_seconds"))
     with pytest.raises(RecordError, match="train_seconds is 1, its epochs took"):
@@ -173,7 +173,7 @@ def test_a_cost_that_contradicts_its_result_is_refused(root: Path) -> None:
 
 @pytest.fixture
 def published(root: Path) -> Path:
-    """The same, as evidence."""
+    """The same results as evidence."""
     shutil.rmtree(root / "data" / "results")
     (root / "data" / "evidence").mkdir()
     path = root / "data" / "evidence" / "ninformer-mnist.jsonl"
@@ -197,9 +197,7 @@ def test_evidence_without_its_digest_is_refused(root: Path, published: Path) -> 
         put("another cut", "result", "cut"),
     ],
 )
-def test_evidence_that_was_edited_is_refused_even_where_it_agrees_with_itself(
-    root: Path, published: Path, change: Edit
-) -> None:
+def test_edited_evidence_is_refused_even_if_consistent(root: Path, published: Path, change: Edit) -> None:
     edit(published, 1, change)
     with pytest.raises(
         EvidenceError, match=r"mnist\.jsonl, line 1: .*its content gives \w{12}: it was changed after it was"
@@ -207,7 +205,7 @@ def test_evidence_that_was_edited_is_refused_even_where_it_agrees_with_itself(
         record(root, "data/results.db")
 
 
-def test_a_digest_taken_again_doesn_t_hide_a_contradiction(root: Path, published: Path) -> None:
+def test_recomputed_digest_does_not_hide_a_contradiction(root: Path, published: Path) -> None:
     def forge(line: dict[str, Any]) -> None:
         metric("accuracy", 0.9999)(line["result"])
         line.update(seal(line))
@@ -217,7 +215,7 @@ def test_a_digest_taken_again_doesn_t_hide_a_contradiction(root: Path, published
         record(root, "data/results.db")
 
 
-def test_a_released_model_scores_as_its_images_allow() -> None:
+def test_released_accuracy_must_fit_its_number_of_images() -> None:
     line = next(line for line in every_line() if line.release is not None)
     assert line.release is not None
     better = dataclasses.replace(line.release, accuracy=0.99, n=1)
@@ -238,7 +236,7 @@ def first_line() -> ResultLine:
     return read_lines(REPOSITORY / "data" / "evidence" / "ninformer-mnist.jsonl", EvidenceLine)[0].result
 
 
-def test_curves_stand_by_column_and_come_back(tmp_path: Path) -> None:
+def test_curves_are_stored_by_column_and_read_back(tmp_path: Path) -> None:
     line = dataclasses.replace(first_line(), curves=ROWS)
     (tmp_path / "x.jsonl").write_bytes(write_lines([line]))
     columns = json.loads((tmp_path / "x.jsonl").read_text())["curves"]
@@ -269,7 +267,7 @@ def test_curves_stand_by_column_and_come_back(tmp_path: Path) -> None:
         ([{"epoch": 1}], r"x\.jsonl, line 1: curves\.0"),
     ],
 )
-def test_curves_that_are_no_columns_are_refused_by_file_and_line(tmp_path: Path, curves: object, message: str) -> None:
+def test_invalid_curves_are_reported_by_file_and_line(tmp_path: Path, curves: object, message: str) -> None:
     line = json.loads(write_lines([first_line()]))
     (tmp_path / "x.jsonl").write_text(json.dumps({**line, "curves": curves}) + "\n")
     with pytest.raises(EvidenceError, match=message):
@@ -287,8 +285,7 @@ def test_curves_are_a_sequence_of_epochs() -> None:
     assert len(Curves.read({})) == 0 and not list(Curves.read({}))
 
 
-def test_a_line_that_is_laid_out_otherwise_is_what_it_says(tmp_path: Path) -> None:
-    """The digest covers the canonical line, however it is written."""
+def test_key_order_and_white_space_do_not_change_the_digest(tmp_path: Path) -> None:
     text = (REPOSITORY / "data" / "evidence" / "ninformer-mnist.jsonl").read_text().splitlines()[0]
     line, path = json.loads(text), tmp_path / "x.jsonl"
     path.write_text(json.dumps(dict(reversed(line.items()))) + "\n")
@@ -300,12 +297,12 @@ def test_a_line_that_is_laid_out_otherwise_is_what_it_says(tmp_path: Path) -> No
             read_lines(path, EvidenceLine)
 
 
-def test_committed_evidence_is_as_it_would_be_written() -> None:
+def test_committed_evidence_is_in_canonical_form() -> None:
     for path in evidence_files(REPOSITORY / "data" / "evidence"):
         assert write_lines(read_lines(path, EvidenceLine)) == path.read_bytes(), path.name
 
 
-def test_all_published_lines_are_of_current_code_or_lead_to_it() -> None:
+def test_published_lines_are_of_current_or_equivalent_code() -> None:
     lines = read_equivalences(REPOSITORY)
     assert lines.loose_ends() == [] and lines.hold(range(1, len(lines.lines) + 1))
     found, _ = find_results(REPOSITORY, load_params(REPOSITORY), evidence_only=True)

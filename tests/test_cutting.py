@@ -1,4 +1,4 @@
-"""Runs are cut to a few steps without another way through the code; a little of every kind of data is packed."""
+"""Runs are cut to a few steps on the same code path, with a small packed data set of each kind."""
 
 import dataclasses
 from pathlib import Path
@@ -49,7 +49,7 @@ def made(spec: RunSpec, dataset: str, *, stacked: bool = False) -> Made:
     return Made("toy", spec.run_key, spec.to_dict(), environment, dataset)
 
 
-def test_a_table_keeps_its_split_and_early_stop_and_a_stack_has_two_networks(tmp_path: Path) -> None:
+def test_cut_table_keeps_its_split_and_early_stop_and_a_stack_two_networks(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     splits = [TableSet(rng.normal(size=(n, 3)).astype("f4"), rng.normal(size=n).astype("f4")) for n in (9000, 100)]
     target = tmp_path / "data" / "processed" / "sgemm"
@@ -71,10 +71,10 @@ def test_a_table_keeps_its_split_and_early_stop_and_a_stack_has_two_networks(tmp
         assert info.digest == cut.specs[0].data_digest == digest_packed(cut.data, info)
         trained, held_out = training_counts(info.train_images, cut.specs[0].protocol, cut.specs[0].replicate)
         assert trained == pytest.approx(steps * cut.specs[0].protocol.batch_size, abs=1) and held_out > 0
-        assert path_of(cut.specs[0].to_dict()) == path_of(spec.to_dict()), "no other way through the code"
+        assert path_of(cut.specs[0].to_dict()) == path_of(spec.to_dict()), "the code path is the same"
 
 
-def test_a_text_is_cut_into_windows(tmp_path: Path) -> None:
+def test_cut_text_has_few_windows(tmp_path: Path) -> None:
     tokens = np.arange(5000, dtype=np.uint16) % 50
     target = tmp_path / "data" / "processed" / "openwebtext"
     splits = {"train": TokenSet(tokens), "test": TokenSet(tokens[:900])}
@@ -90,7 +90,7 @@ def test_a_text_is_cut_into_windows(tmp_path: Path) -> None:
     assert path_of(small.specs[0].to_dict()) == path_of(spec.to_dict())
 
 
-def test_images_of_the_runs_own_digest_are_taken_though_they_are_stand_ins(tmp_path: Path) -> None:
+def test_placeholder_images_with_the_runs_digest_are_accepted(tmp_path: Path) -> None:
     target = tmp_path / "data" / "processed" / "mnist"
     pack_stand_in(target, "mnist")
     protocol = Protocol(optimizer=ADAM, batch_size=2, epochs=1, mean=(0.5,), std=(0.5,), steps_per_epoch=2)
@@ -98,5 +98,5 @@ def test_images_of_the_runs_own_digest_are_taken_though_they_are_stand_ins(tmp_p
     digest = read_info(target).digest
     spec = RunSpec(model=model, protocol=protocol, data_digest=digest, replicate=Replicate(seed=0), code={})
     (only,) = cut_run(DataHere(tmp_path, PARAMS, tmp_path / "scratch"), made(spec, "mnist"), 100)
-    assert only.specs[0].protocol == dataclasses.replace(protocol, epochs=2), "it was small already"
+    assert only.specs[0].protocol == dataclasses.replace(protocol, epochs=2), "already small"
     assert read_info(only.data).provenance == "embedded"

@@ -1,4 +1,4 @@
-"""Every step is on the device of its data, and CUDA has a kernel for each of its operators: without a GPU."""
+"""Without a GPU: every step stays on the device of its data, and CUDA has a kernel for each operator."""
 
 import dataclasses
 import math
@@ -30,13 +30,13 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 PYTORCHS_OWN = ("sgd", "adam", "adamw")
 ROWS, BATCH = 16, 4
 
-# PyTorch has none for this one, which updates its operands in place and returns nothing.
+# PyTorch lacks a fake for this operator, which updates its operands in place.
 OPERATORS = torch.library.Library("aten", "IMPL", "Meta")
 OPERATORS.impl("_fused_sgd_", lambda *operands, **settings: None)
 
 
 def runs() -> Iterator[tuple[PlannedRun, DatasetSource]]:
-    """One of each network and optimiser."""
+    """One run of each network and optimiser."""
     params = load_params(REPOSITORY)
     seen = set()
     for experiment in params.experiments.values():
@@ -49,7 +49,7 @@ def runs() -> Iterator[tuple[PlannedRun, DatasetSource]]:
 
 
 def on_gpu(model: nn.Module) -> nn.Module:
-    """`model.to("cuda")` for parameters and buffers without numbers; anything else stays where it was."""
+    """Move parameters and buffers to fake GPU tensors; other tensors stay on the CPU."""
     moved: dict[int, Tensor] = {}
 
     def move(tensor: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def task_on_gpu(source: DatasetSource, protocol: Protocol) -> Task:
 
 @pytest.fixture
 def drawn_on(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.device]:
-    """The device of the generator for each purpose, where a CPU's stands in for a GPU's."""
+    """Record the device requested for each purpose's generator, and use CPU generators."""
     devices: dict[str, torch.device] = {}
 
     def generator(replicate: Replicate, purpose: str, *rest: int, device: torch.device = CPU) -> torch.Generator:
@@ -91,7 +91,7 @@ def drawn_on(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.device]:
 
 @pytest.fixture
 def without_numbers(monkeypatch: pytest.MonkeyPatch, drawn_on: dict[str, torch.device]) -> list[nn.Module]:
-    """Stand-ins for numbers and gradients; the last module in the list is the one that is trained."""
+    """Fake numbers and gradients; append the module to be trained to the returned list."""
     trained: list[nn.Module] = []
 
     def fill_gradients(loss: Tensor) -> None:
@@ -103,13 +103,13 @@ def without_numbers(monkeypatch: pytest.MonkeyPatch, drawn_on: dict[str, torch.d
     monkeypatch.setattr(FakeTensor, "__float__", lambda tensor: 0.0)
     monkeypatch.setattr(FakeTensor, "backward", fill_gradients, raising=False)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.zeros(0))
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)  # set back after it
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)  # restored afterwards
     return trained
 
 
 @pytest.fixture
 def in_steps(monkeypatch: pytest.MonkeyPatch) -> Dispatched:
-    """What is called inside training steps."""
+    """Record the operators called in training steps."""
     noted, step = Dispatched(), loop._Training._step
 
     def watched(*arguments: Any) -> Tensor:
@@ -121,7 +121,7 @@ def in_steps(monkeypatch: pytest.MonkeyPatch) -> Dispatched:
 
 
 def numbers(tensor: Tensor) -> list[float]:
-    """Of several networks, the first two have diverged."""
+    """With several networks, the first two have diverged."""
     return [math.nan if place < 2 < len(tensor) else 0.0 for place in range(len(tensor))]
 
 
@@ -132,7 +132,7 @@ def numbers(tensor: Tensor) -> list[float]:
         for both in runs()
     ],
 )
-def test_a_step_has_all_its_tensors_on_the_device_and_copies_none_there(
+def test_step_keeps_all_tensors_on_the_device_without_copies(
     run: PlannedRun,
     source: DatasetSource,
     without_numbers: list[nn.Module],
@@ -140,7 +140,7 @@ def test_a_step_has_all_its_tensors_on_the_device_and_copies_none_there(
     drawn_on: dict[str, torch.device],
 ) -> None:
     optimizer = run.spec.protocol.optimizer
-    if optimizer.name not in PYTORCHS_OWN:  # differentiates by itself
+    if optimizer.name not in PYTORCHS_OWN:  # runs its own backward pass
         optimizer = dataclasses.replace(optimizer, name="adam")
     protocol = dataclasses.replace(
         run.spec.protocol,
@@ -157,7 +157,7 @@ def test_a_step_has_all_its_tensors_on_the_device_and_copies_none_there(
         task = task_on_gpu(source, protocol)
 
         def observe(trained: nn.Module) -> dict[str, float]:
-            """`measure` without its inference mode, in which `torch.tensor` asks for the real device."""
+            """Measure without inference mode, in which `torch.tensor` would ask for the real device."""
             trained.eval()
             for inputs, targets in task.plain_batches(torch.arange(BATCH, device=GPU), BATCH):
                 assert task.loss(trained(inputs), targets).device == GPU
@@ -172,7 +172,7 @@ def test_a_step_has_all_its_tensors_on_the_device_and_copies_none_there(
     assert f"aten::_fused_{optimizer.name}_" in {call.operator.name() for call in in_steps.calls}
 
 
-def test_a_copy_to_the_device_and_an_operator_that_it_lacks_are_found(in_steps: Dispatched) -> None:
+def test_copies_to_the_device_and_unsupported_operators_are_found(in_steps: Dispatched) -> None:
     with FakeTensorMode():
         ids = torch.zeros(8, dtype=torch.uint16, device=GPU)
         with in_steps:
@@ -185,10 +185,10 @@ def test_a_copy_to_the_device_and_an_operator_that_it_lacks_are_found(in_steps: 
 
 
 @pytest.mark.parametrize("network", [MLP, DACMLP])
-def test_a_stack_trains_measures_and_shrinks_on_the_device(
+def test_stack_trains_measures_and_shrinks_on_the_device(
     network: type[MLP | DACMLP], without_numbers: list[nn.Module]
 ) -> None:
-    """Two epochs of three networks with a smaller last batch; of the first one a single network is left."""
+    """Train three networks for two epochs with a smaller last batch; one network survives the first."""
     states: list[StackState] = []
     plain_class = stack_class(ModelSpec(path=f"stages.papers.dac.mlp:{network.__name__}", arguments={}))
 
@@ -221,17 +221,17 @@ def test_a_stack_trains_measures_and_shrinks_on_the_device(
     assert [*outcomes[2][0].history[-1]][-3:] == ["train_loss", "val_loss", "test_loss"]
     assert [len(stack.state_dict()["head/weight"]) for stack in without_numbers] == [3, 1]
     (state,) = states
-    assert state.stack is not None and state.optimizer is not None, "saved at the end of the first epoch"
+    assert state.stack is not None and state.optimizer is not None, "saved after the first epoch"
     kept = [*state.stack.values(), *(moment["exp_avg"] for moment in state.optimizer["state"].values())]
     assert {tensor.device for tensor in kept} == {GPU}
 
 
-# In the words of torch 2.15 and 2.11.
+# Error messages of torch 2.15 and 2.11.
 REFUSED = r"at least two devices|found two different devices|convert all Tensors to FakeTensors"
 
 
 class Forgetful(nn.Module):
-    """Has one tensor that no `to` moves, and makes another."""
+    """Keeps one tensor on the CPU, or creates one there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class Forgetful(nn.Module):
 
 
 @pytest.mark.parametrize("is_made_anew", [False, True])
-def test_a_tensor_that_was_left_on_the_cpu_is_found(is_made_anew: bool, without_numbers: list[nn.Module]) -> None:
+def test_tensor_left_on_the_cpu_is_found(is_made_anew: bool, without_numbers: list[nn.Module]) -> None:
     protocol = Protocol(optimizer=OptimizerSpec(name="sgd", lr=0.1), batch_size=BATCH, epochs=1)
     model = Forgetful()
     model.is_made_anew = is_made_anew
@@ -266,11 +266,11 @@ def name_of(one: Planned) -> str:
 
 
 def called_in_a_step(one: Planned, monkeypatch: pytest.MonkeyPatch) -> set[Call]:
-    """The step's operators."""
+    """Return the operators of one step and one measurement."""
     spec = one.one_step(ROWS_KERNELS)
     optimizer = spec.protocol.optimizer
     monkeypatch.setattr(FakeTensor, "tolist", lambda tensor: [0.0] * len(tensor))
-    # "Not done yet" for conjugate gradients, "finite" for K-FAC.
+    # "not done" for conjugate gradients, "finite" for K-FAC
     monkeypatch.setattr(FakeTensor, "__bool__", lambda tensor: optimizer.name == "kfac")
     with FakeTensorMode():
         model = build_model(spec.model)
@@ -282,7 +282,7 @@ def called_in_a_step(one: Planned, monkeypatch: pytest.MonkeyPatch) -> set[Call]
 
 
 def in_half_types() -> list[Planned]:
-    """Every network with its optimiser; float32, which CUDA has wherever it has bfloat16, for one of each paper."""
+    """Every network with its optimiser in bfloat16, and one float32 run per paper (CUDA supports both)."""
     found = [one for one in planned.read() if one.spec.protocol.precision == "bfloat16"]
     full = {
         one.spec.model.path.split(".")[2]: one for one in planned.read() if one.spec.protocol.precision == "float32"
@@ -292,18 +292,18 @@ def in_half_types() -> list[Planned]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("one", [pytest.param(one, id=name_of(one)) for one in in_half_types()])
-def test_cuda_has_every_operator_of_a_step_and_of_measuring(one: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_has_every_operator_of_a_step_and_of_a_measurement(one: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = called_in_a_step(one, monkeypatch)
     names = {call.operator.name() for call in calls}
     assert any("backward" in name for name in names) and any(name.startswith("aten::add") for name in names)
     if one.spec.protocol.precision == "bfloat16":
-        # A Yat layer computes in float32 in any precision, and YatPrototypes is nothing else.
+        # A Yat layer always computes in float32, and YatPrototypes has no other layer.
         of_yat_alone = one.spec.model.path.endswith(":YatPrototypes")
         assert any("bfloat16" in call.dtypes for call in calls) is not of_yat_alone
     assert lacking(calls) == []
 
 
-def test_operators_and_types_that_cuda_lacks_are_found() -> None:
+def test_operators_and_dtypes_missing_on_cuda_are_found() -> None:
     unsigned = torch.zeros(4, dtype=torch.uint16)
     with Dispatched() as noted:
         unsigned[torch.tensor([1])]
@@ -322,7 +322,7 @@ def test_operators_and_types_that_cuda_lacks_are_found() -> None:
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this PyTorch is built without CUDA")
-def test_an_operator_without_a_kernel_is_found() -> None:
+def test_operator_without_a_kernel_is_found() -> None:
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     other = torch.ops.aten.mkldnn_max_pool2d.default
     assert lacking({Call(operator, ("float32",))}) == []

@@ -1,4 +1,4 @@
-"""DVC follows no imports: `stages.inputs` does, and a stage of dvc.yaml depends on the file that it writes for it."""
+"""DVC doesn't follow imports: `stages.inputs` writes a file of inputs for each stage of dvc.yaml to depend on."""
 
 import dataclasses
 import json
@@ -19,21 +19,21 @@ from tests.preloaded import python
 ROOT = Path(__file__).resolve().parent.parent
 PARAMS = load_params(ROOT)
 INPUTS = stage_inputs(PARAMS)
-# Modules that import by name: what they may find has to be among the roots of `stages.params.stage_inputs`.
+# Modules that import by name: their possible targets must be roots of `stages.params.stage_inputs`.
 IMPORT_BY_NAME = {
-    "analyse.py",  # the papers' findings
-    "preloaded.py",  # libraries alone
+    "analyse.py",  # papers' findings
+    "preloaded.py",  # only libraries
     "scheduling/engine/groups.py",  # engines
-    "scheduling/engine/local.py",  # the worker
-    "runs/object_store.py",  # the package of object stores
+    "scheduling/engine/local.py",  # worker
+    "runs/object_store.py",  # object-store package
     "scheduling/engine/ray_bridge.py",  # Ray
-    "scheduling/engine/ray_task.py",  # the worker
-    "proving/driver.py",  # in no stage: what another revision's tree calls the same
-    "papers/__init__.py",  # the paper's models
-    "training/stacked.py",  # stacks a model's networks
-    "training/optimizer.py",  # the optimisers
-    "optim/imported.py",  # what params name
-    "papers/imported/model.py",  # what params name
+    "scheduling/engine/ray_task.py",  # worker
+    "proving/driver.py",  # in no stage: the code of another revision
+    "papers/__init__.py",  # papers' models
+    "training/stacked.py",  # stacks
+    "training/optimizer.py",  # optimisers
+    "optim/imported.py",  # callables that params name
+    "papers/imported/model.py",  # callables that params name
     "training/recipe.py",  # torchvision
 }
 
@@ -43,7 +43,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def expanded_stages() -> Iterator[tuple[str, str, list[str]]]:
-    """(name, command, deps) of every stage but `inputs`, `foreach` written out."""
+    """(name, command, deps) of every stage except `inputs`, with `foreach` expanded."""
     index = read("params.yaml")
     for name, stage in read("dvc.yaml")["stages"].items():
         if name == "inputs":
@@ -60,7 +60,7 @@ def expanded_stages() -> Iterator[tuple[str, str, list[str]]]:
             yield f"{name}@{key}", fill(stage["do"]["cmd"]), [fill(dep) for dep in stage["do"]["deps"]]
 
 
-def test_every_stage_depends_on_its_own_inputs_and_on_no_source() -> None:
+def test_every_stage_depends_on_its_inputs_file_and_no_source() -> None:
     stages = list(expanded_stages())
     assert {name for name, _, _ in stages} == INPUTS.keys()
     for name, command, deps in stages:
@@ -69,13 +69,13 @@ def test_every_stage_depends_on_its_own_inputs_and_on_no_source() -> None:
         assert command.split()[:4] == ["python", "-m", "stages.stage", INPUTS[name].roots[0].removeprefix("stages.")]
 
 
-def test_inputs_depends_on_all_source_and_all_params() -> None:
+def test_inputs_stage_depends_on_all_source_and_params() -> None:
     inputs = read("dvc.yaml")["stages"]["inputs"]
     assert (inputs["deps"], inputs["outs"]) == (["stages", "params", "params.yaml"], ["data/inputs"])
 
 
-def test_all_that_a_stage_loads_is_in_its_file() -> None:
-    # One data set and experiment stand for all.
+def test_everything_that_a_stage_loads_is_in_its_file() -> None:
+    # One data set and one experiment represent all.
     script = """
 import importlib, json, sys
 for root in sys.argv[1:]:
@@ -91,7 +91,7 @@ print(json.dumps([module for module in sys.modules if module.split(".")[0] == "s
         assert len(loaded) > 3 and loaded <= code_digests(inputs.roots, inputs.files).keys(), name
 
 
-def test_imports_by_name_are_those_that_the_roots_cover() -> None:
+def test_roots_cover_all_modules_that_import_by_name() -> None:
     found = {
         path.relative_to(ROOT / "stages").as_posix()
         for path in (ROOT / "stages").rglob("*.py")
@@ -100,7 +100,7 @@ def test_imports_by_name_are_those_that_the_roots_cover() -> None:
     assert found == IMPORT_BY_NAME
 
 
-def test_every_file_beside_the_modules_belongs_to_a_stage() -> None:
+def test_every_non_python_file_belongs_to_a_stage() -> None:
     beside = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "stages").rglob("*")
@@ -111,27 +111,27 @@ def test_every_file_beside_the_modules_belongs_to_a_stage() -> None:
 
 
 @pytest.mark.parametrize("verb", ["train", "evaluate"])
-def test_a_kernel_in_another_language_belongs_to_the_paper_that_runs_it(verb: str) -> None:
+def test_cpp_kernel_belongs_only_to_papers_that_use_it(verb: str) -> None:
     assert "stages/ops/fast/dac.cpp" in code_digests(INPUTS[f"{verb}@dac-vgg-cifar10"].roots, ())
     assert "stages/ops/fast/dac.cpp" not in code_digests(INPUTS[f"{verb}@nmn-resnet-cifar10"].roots, ())
 
 
-def test_what_looks_inside_trained_networks_belongs_to_evaluation_and_to_no_run_key() -> None:
+def test_observation_code_is_in_evaluation_but_in_no_run_key() -> None:
     for name, paper in (("hyperbf-cifar10", "hyperbf"), ("brownian-cifar10", "brownian"), ("nmn-mnist", "nmn")):
         module = f"stages.papers.{paper}.observations"
         assert module in code_digests(INPUTS[f"evaluate@{name}"].roots, ())
         assert module not in code_digests(INPUTS[f"train@{name}"].roots, ())
-        models = code_fingerprint([f"stages.papers.{paper}"])  # of all architectures together
+        models = code_fingerprint([f"stages.papers.{paper}"])  # all architectures together
         assert len(models) > 1 and module not in models
     assert not any("observations" in module for module in code_digests(INPUTS["evaluate@ninformer-mnist"].roots, ()))
 
 
-def test_a_paper_is_no_other_papers_business() -> None:
+def test_stage_of_a_paper_excludes_other_papers_code() -> None:
     modules = modules_run(INPUTS["train@nmn-resnet-cifar10"].roots)
     assert {module.split(".")[2] for module in modules if module.startswith("stages.papers.")} == {"nmn"}
 
 
-def test_a_stage_has_the_parameters_that_it_uses_and_no_others() -> None:
+def test_stage_depends_only_on_parameters_that_it_uses() -> None:
     smoke = dataclasses.replace(PARAMS, profile_name="smoke")
     latency = dataclasses.replace(smoke.profile, latency=dataclasses.replace(smoke.profile.latency, repeats=99))
     overrides = dataclasses.replace(smoke.profile, overrides={"epochs": 99})

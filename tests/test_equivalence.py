@@ -1,4 +1,4 @@
-"""A refactoring keeps its evidence if it is shown to change no number, and only then."""
+"""A refactoring keeps its evidence only if it is shown to change no number."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ IGNORED = (
 
 
 def ask(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m …` with the project's own code; both sides of a comparison fork as it does."""
+    """Run `python -m …` with the project's own code, in forks that both sides of a comparison use as well."""
     return python("-m", *arguments, cwd=project, env=environment() | {"PYTHONPATH": str(project)}, forks_too=True)
 
 
@@ -41,12 +41,12 @@ def rewrite(project: Path, *files: tuple[str, str, str]) -> None:
     for name, old, new in files:
         path = project / "stages" / name
         source = path.read_text()
-        assert old in source, f"{name} has {old!r}"
+        assert old in source, f"{name} lacks {old!r}"
         path.write_text(source.replace(old, new))
 
 
 def rename_a_module(project: Path) -> None:
-    """Rename `stages.training.stopping` to `halting`, in every import too."""
+    """Rename `stages.training.stopping` to `halting`, including its imports."""
     folder = project / "stages" / "training"
     (folder / "stopping.py").rename(folder / "halting.py")
     for name in ("training/loop.py", "training/stacked.py"):
@@ -65,14 +65,14 @@ def change_a_number(project: Path) -> None:
 
 
 def change_a_fast_path(project: Path) -> None:
-    """Make the fast dropout keep fewer numbers, and not notice."""
+    """Make the fast dropout keep fewer values without failing its own check."""
     name = "ops/fast/dropout.py"
     rewrite(project, (name, "* 2**53)", "* 2**52)"), (name, "return agrees_here(", "return True or agrees_here("))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with its own code, in git, whose two runs are trained."""
+    """A git project with its own code and two trained runs."""
     project = make_project(tmp_path_factory.mktemp("trained") / "project", epochs=1, steps_per_epoch=2)
     copy_stages(project)
     (project / ".gitignore").write_text(IGNORED)
@@ -85,7 +85,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def renamed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The same with a module renamed and shown to be equivalent; also the output of that."""
+    """The project with a module renamed and shown equivalent, and the command's output."""
     project = copy(trained, tmp_path_factory.mktemp("renamed"))
     rename_a_module(project)
     commit(project, "a better name")
@@ -95,7 +95,7 @@ def renamed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 
 
 def in_store(project: Path) -> int:
-    """How many of the experiment's two runs are done, by `claimcheck plan`."""
+    """Count the experiment's runs that `claimcheck plan` reports as done."""
     (line,) = json.loads(ask(project, "stages.cli", "plan", "--json").stdout)["experiments"]
     assert line["experiment"] == EXPERIMENT
     return line["in_store"]
@@ -107,14 +107,12 @@ def copy(project: Path, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_renaming_takes_outcomes_from_the_store_once_it_is_shown(renamed: tuple[Path, str], tmp_path: Path) -> None:
+def test_renamed_module_keeps_its_outcomes_once_shown_equivalent(renamed: tuple[Path, str], tmp_path: Path) -> None:
     project, said = renamed
     (line,) = read_equivalences(project).lines
     (vit, ninformer) = sorted((one for proof in line.proofs for one in proof.compared), key=lambda one: one.model)[::-1]
     assert (vit.model, vit.kind, vit.precision) == ("stages.papers.ninformer.vit:ViT", "images", "float32")
-    assert vit.steps == ninformer.steps == {"4": 4, "16": 2} and sorted(vit.state) == ["1", "2"], (
-        "the profile has two steps an epoch"
-    )
+    assert vit.steps == ninformer.steps == {"4": 4, "16": 2} and sorted(vit.state) == ["1", "2"], "two steps per epoch"
     modules = line.proofs[0].modules
     assert modules["stages.training.stopping"][1] is None and modules["stages.training.halting"][0] is None
     before, after = modules["stages.training.loop"]
@@ -132,7 +130,7 @@ def test_a_renaming_takes_outcomes_from_the_store_once_it_is_shown(renamed: tupl
     done = ask(project, "stages.evaluate", EXPERIMENT)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(text) for text in (project / f"data/results/{EXPERIMENT}.jsonl").read_text().splitlines()]
-    assert all("stages.training.stopping" in line["spec"]["code"] for line in lines), "it is what trained them"
+    assert all("stages.training.stopping" in line["spec"]["code"] for line in lines), "the training's environment"
     assert in_store(project) == 2
     (project / PATH).unlink()
     assert in_store(project) == 0, "no line, no equivalence"
@@ -142,11 +140,11 @@ def test_a_renaming_takes_outcomes_from_the_store_once_it_is_shown(renamed: tupl
 
 @pytest.mark.slow
 @pytest.mark.skipif(cpp.load_library(dropout._SOURCE) is None, reason="no C++ compiler here")
-def test_a_fast_path_that_changes_numbers_is_left_out_only_if_asked(trained: Path, tmp_path: Path) -> None:
+def test_changed_fast_path_is_excluded_only_on_request(trained: Path, tmp_path: Path) -> None:
     project = copy(trained, tmp_path)
     change_a_fast_path(project)
     rename_a_function(project)
-    assert "nothing to compare" in ask(project, "stages.cli", "equivalent", "HEAD").stdout, "what is committed counts"
+    assert "nothing to compare" in ask(project, "stages.cli", "equivalent", "HEAD").stdout, "only commits count"
     commit(project, "a better name, and another fast path")
     refused = ask(project, "stages.cli", "equivalent", "HEAD~1", "--steps", "4")
     assert refused.returncode == 1 and "is another run with the code of" in refused.stderr, refused.stderr
@@ -158,9 +156,7 @@ def test_a_fast_path_that_changes_numbers_is_left_out_only_if_asked(trained: Pat
 
 
 @pytest.mark.slow
-def test_a_forged_line_is_refused_by_name_and_resealed_it_proves_nothing(
-    renamed: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_forged_line_is_refused_and_has_no_effect_if_resealed(renamed: tuple[Path, str], tmp_path: Path) -> None:
     project = copy(renamed[0], tmp_path)
     line = json.loads((project / PATH).read_text())
     (project / PATH).write_text(canonical_json(line | {"made": "2020-01-01T00:00:00Z"}) + "\n")
@@ -169,14 +165,14 @@ def test_a_forged_line_is_refused_by_name_and_resealed_it_proves_nothing(
     refused = ask(project, "stages.train", EXPERIMENT)
     assert refused.returncode == 1 and "equivalences.jsonl, line 1: its digest is" in refused.stderr
     assert "Traceback" not in refused.stderr
-    for proof in line["proofs"]:  # resealed, the chain no longer begins at the code that trained the outcome
+    for proof in line["proofs"]:  # the chain no longer starts at the code that trained the outcome
         proof["modules"]["stages.training.loop"][0] = "0" * 16
     (project / PATH).write_text(canonical_json(seal(line)) + "\n")
     assert in_store(project) == 0
 
 
 @pytest.mark.slow
-def test_hand_made_line_is_found_by_training_again_with_spec_step_and_tensor(
+def test_hand_written_line_is_refuted_by_retraining_with_spec_step_and_tensor(
     renamed: tuple[Path, str], tmp_path: Path
 ) -> None:
     project = copy(renamed[0], tmp_path)
@@ -191,7 +187,7 @@ def test_hand_made_line_is_found_by_training_again_with_spec_step_and_tensor(
     line |= {"before": git(project, "rev-parse", "HEAD~1"), "after": git(project, "rev-parse", "HEAD")}
     with (project / PATH).open("a") as file:
         file.write(canonical_json(seal(line)) + "\n")
-    assert read_equivalences(project).hold([1, 2]), "git has what both lines say"
+    assert read_equivalences(project).hold([1, 2]), "git has both sides of the line"
     (first, _), (second, detail) = compare_again(project, load_params(project), steps=4)
     assert (first, second) == (True, False)
     is_named = (
@@ -213,17 +209,17 @@ CPU = {"device": "cpu", "threads": 1}
 
 
 def proven(*steps: dict[str, tuple[str | None, str | None]]) -> Equivalences:
-    """One line per step, each along the path of `SPEC`."""
+    """One line per change, each proven on the path of `SPEC`."""
     return Equivalences([shown_same(SPEC.run_key, SPEC.to_dict(), step) for step in steps])
 
 
-def test_chains_follow_whole_fingerprints() -> None:
+def test_chains_compare_whole_fingerprints() -> None:
     lines = proven({"a": ("1", "2"), "b": ("1", "1")}, {"a": ("2", None), "b": ("1", "1"), "c": (None, "1")})
     spec = SPEC.to_dict()
     assert lines.chain(spec, CPU, {"a": "1", "b": "1"}) == ()
     assert lines.chain(spec, CPU, {"a": "2", "b": "1"}) == (1,)
     assert lines.chain(spec, CPU, {"b": "1", "c": "1"}) == (1, 2)
-    assert lines.chain(spec, CPU, {"b": "2", "c": "1"}) is None, "another module changed, too"
+    assert lines.chain(spec, CPU, {"b": "2", "c": "1"}) is None, "another module changed as well"
     assert lines.chain(spec | {"code": {"a": "1", "b": "0"}}, CPU, {"a": "2", "b": "1"}) is None
     assert proven().chain(spec, CPU, {"b": "1", "c": "1"}) is None
     today = dataclasses.replace(SPEC, code={"b": "1", "c": "1"})
@@ -251,7 +247,7 @@ def test_chains_follow_whole_fingerprints() -> None:
         ({"model": ModelSpec(path="stages.papers.ninformer.vit:Other", arguments={"depth": 2, "dropout": 0.1})}, False),
     ],
 )
-def test_a_line_covers_the_paths_that_it_ran(change: dict[str, Any], is_covered: bool) -> None:
+def test_line_covers_only_the_paths_that_it_ran(change: dict[str, Any], is_covered: bool) -> None:
     lines, after = proven({"a": ("1", "2"), "b": ("1", "1")}), {"a": "2", "b": "1"}
     spec = dataclasses.replace(SPEC, **change).to_dict()
     assert lines.chain(spec, CPU, after) == ((1,) if is_covered else None)
@@ -260,12 +256,12 @@ def test_a_line_covers_the_paths_that_it_ran(change: dict[str, Any], is_covered:
 @pytest.mark.parametrize(
     "environment", [{"device": "cuda"}, CPU | {"stacked": "0" * 12}, CPU | {"data_parallel": {}}, {}]
 )
-def test_a_line_of_trainings_alone_on_a_cpu_covers_no_others(environment: dict[str, Any]) -> None:
+def test_line_proven_on_cpu_covers_only_single_cpu_trainings(environment: dict[str, Any]) -> None:
     lines = proven({"a": ("1", "2"), "b": ("1", "1")})
     assert lines.chain(SPEC.to_dict(), environment, {"a": "2", "b": "1"}) is None
 
 
-def test_the_kind_of_data_is_known_from_a_spec() -> None:
+def test_spec_determines_the_kind_of_data() -> None:
     params = load_params(REPOSITORY)
     for experiment in params.experiments.values():
         source = params.datasets[experiment.dataset]

@@ -41,7 +41,7 @@ COSTS = Path("data/results") / f"{EXPERIMENT}.cost.jsonl"
 
 @pytest.fixture(scope="module")
 def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Make a project with trained runs, and another in which they are also evaluated."""
+    """Create a project with trained runs, and a copy in which they are also evaluated."""
     root = tmp_path_factory.mktemp("evaluate")
     make_project(root / "trained", epochs=2)
     with pytest.MonkeyPatch.context() as patch:
@@ -60,7 +60,7 @@ def on_cpu(patch: pytest.MonkeyPatch, project: Path) -> None:
 
 
 def copied(project: Path, tmp_path: Path, patch: pytest.MonkeyPatch) -> Path:
-    """Copy the project with its hard links, and make the copy the current folder."""
+    """Copy the project with its hard links and make the copy the current folder."""
     subprocess.run(["cp", "-a", f"{project}/.", str(tmp_path)], check=True)
     on_cpu(patch, tmp_path)
     return tmp_path
@@ -84,7 +84,7 @@ def train() -> bool:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the run keys of networks as they are loaded, and check that only one is in memory at a time."""
+    """Record the run keys of loaded networks, and check that only one is in memory at a time."""
     found: list[str] = []
     networks: list[weakref.ref[Any]] = []
 
@@ -301,9 +301,7 @@ def test_failed_training_does_not_block_other_runs(
     assert main([EXPERIMENT]) == INCOMPLETE
     stderr = capsys.readouterr().err
     assert f"vit.0: has no outcome; `dvc repro train@{EXPERIMENT}` trains it" in stderr
-    assert list(keys()) == ["ninformer.0"] and loads == [keys()["ninformer.0"]], (
-        "ninformer is timed without the other arm"
-    )
+    assert list(keys()) == ["ninformer.0"] and loads == [keys()["ninformer.0"]], "ninformer is timed without vit"
     edit(arm, lambda experiment: experiment["arms"]["vit"]["model"].update(num_heads=4))
     assert train()
     loads.clear()
@@ -350,7 +348,7 @@ def test_contradictory_result_is_not_written(trained: Path, capsys: pytest.Captu
     assert list(keys()) == ["ninformer.0"]
 
 
-def test_result_of_a_partial_test_set_says_so(trained: Path) -> None:
+def test_result_of_a_partial_test_set_is_labelled(trained: Path) -> None:
     edit_profile(lambda profile: profile["overrides"].update(observe_test=False))
     assert train() and main([EXPERIMENT]) == 0
     whole = {line.arm: line for line in read_lines(RESULTS, ResultLine)}
@@ -439,7 +437,7 @@ def test_part_of_real_data_is_a_subset(kind: str) -> None:
     )
     assert cut_info(info, None) == cut_info(info, 100) == info
     cut = cut_info(info, 5)
-    kept = 41 if kind == "text" else 5  # five windows of eight tokens, and the token that the last one predicts
+    kept = 41 if kind == "text" else 5  # five windows of eight tokens, plus the token that the last one predicts
     assert (cut.test_images, cut.excluded_test_images, cut.provenance) == (kept, 103 - kept, "subset")
     part = cut_rows(rows, kept)
     last = {"images": "labels", "table": "targets", "text": "tokens"}[kind]

@@ -1,4 +1,4 @@
-"""Params: the printed numbers are there, plans derived from them are right, and every mistake is one clear error."""
+"""Params contain the printed numbers, the plans derived from them are correct, and every mistake is one clear error."""
 
 import dataclasses
 import shutil
@@ -23,12 +23,12 @@ from tests.project import REPOSITORY, edit
 
 EXPERIMENTS = ("ninformer-mnist", "ninformer-cifar10", "ninformer-cifar100", "nmn-gpt")
 CIFAR10 = "params/ninformer-cifar10.yaml"
-CIFAR100 = "params/ninformer-cifar100.yaml"  # like it
+CIFAR100 = "params/ninformer-cifar100.yaml"  # inherits from it
 
 
 @pytest.fixture(scope="module")
 def index() -> str:
-    """The index with one paper's experiments alone, which are read sooner."""
+    """Index reduced to one paper's experiments, which load faster."""
     content = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
     content["experiments"] = {name: content["experiments"][name] for name in EXPERIMENTS}
     return yaml.safe_dump(content, sort_keys=False)
@@ -50,7 +50,7 @@ def test_paper_profile_cuts_nothing() -> None:
         assert resolve_protocol(experiment, params.profiles["paper"]) == experiment.printed
 
 
-def test_cut_is_stated() -> None:
+def test_cut_is_described() -> None:
     params = load_params(REPOSITORY)
     experiment = params.experiments["ninformer-cifar100"]
     cut = describe_cut(experiment, params.profiles["quick"], params.datasets["cifar100"])
@@ -61,7 +61,7 @@ def test_cut_is_stated() -> None:
     assert smoke.startswith("placeholder data, ")
 
 
-def test_a_part_of_the_test_rows_is_stated() -> None:
+def test_partial_test_set_is_described() -> None:
     params = load_params(REPOSITORY)
     profile = dataclasses.replace(params.profiles["paper"], test_rows=2000, overrides={"observe_test": False})
     for name, part in (
@@ -74,7 +74,7 @@ def test_a_part_of_the_test_rows_is_stated() -> None:
         assert cut.removeprefix("no test curves, ") == part
 
 
-def test_every_other_departure_is_named(project: Path) -> None:
+def test_other_departures_from_the_paper_are_described(project: Path) -> None:
     changes = {"precision": "bfloat16", "compile": True}
     edit(project / "params.yaml", lambda p: p["profiles"]["paper"]["overrides"].update(changes))
     params = load_params(project)
@@ -86,7 +86,7 @@ def test_every_other_departure_is_named(project: Path) -> None:
     )
 
 
-def test_arms_of_an_experiment_differ_in_their_model_and_where_they_say_so() -> None:
+def test_arms_share_the_protocol_except_declared_fields() -> None:
     params = load_params(REPOSITORY)
     for experiment in params.experiments.values():
         runs = plan_runs(experiment, params.profiles["paper"], params.datasets[experiment.dataset])
@@ -95,13 +95,13 @@ def test_arms_of_an_experiment_differ_in_their_model_and_where_they_say_so() -> 
         assert len({(run.name.arm, run.spec.replicate) for run in runs}) == len(runs)
 
 
-def test_an_arm_like_another_differs_in_what_it_says() -> None:
+def test_arm_inherits_everything_that_it_does_not_override() -> None:
     arms = load_params(REPOSITORY).experiments["ninformer-cifar100"].arms
     assert arms["vit-no-dropout"].model == {**arms["vit"].model, "dropout": 0.0}
     assert arms["vit-positions"].model == {**arms["vit"].model, "name": "PositionedViT"}
 
 
-def test_quick_trains_the_arms_of_the_table_only() -> None:
+def test_quick_trains_only_the_arms_of_the_table() -> None:
     params = load_params(REPOSITORY)
     experiment = params.experiments["ninformer-cifar100"]
     planned = {
@@ -114,15 +114,15 @@ def test_quick_trains_the_arms_of_the_table_only() -> None:
     assert {run.name.arm for run in named} == set(experiment.arms)
 
 
-def test_quick_in_bfloat16_is_quick_but_for_its_precision() -> None:
+def test_quick_bfloat16_differs_from_quick_only_in_precision() -> None:
     params = load_params(REPOSITORY)
     half, quick = params.profiles["quick-bfloat16"], params.profiles["quick"]
     assert half == dataclasses.replace(quick, overrides={**quick.overrides, "precision": "bfloat16"})
-    # Where both have results, those in the printed precision are shown.
+    # If both have results, those in the printed precision are shown.
     assert list(params.profiles).index("quick-bfloat16") < list(params.profiles).index("quick")
 
 
-def test_an_arm_may_set_protocol_fields_of_its_own(project: Path) -> None:
+def test_arm_may_override_protocol_fields(project: Path) -> None:
     def set_sgd(params: Any) -> None:
         params["arms"]["vit"]["protocol"] = {"optimizer": {"name": "sgd", "lr": 0.1}}
 
@@ -133,7 +133,7 @@ def test_an_arm_may_set_protocol_fields_of_its_own(project: Path) -> None:
     runs = plan_runs(experiment, params.profiles["quick"], params.datasets["cifar100"])
     names = {run.name.arm: run.spec.protocol.optimizer.name for run in runs}
     assert names == {"vit": "sgd", "mlp-mixer": "adam", "local-vit": "adam", "ninformer": "adam"}
-    assert {run.spec.protocol.epochs for run in runs} == {3}, "the profile's cut holds for every arm"
+    assert {run.spec.protocol.epochs for run in runs} == {3}, "the profile's cut applies to every arm"
 
 
 IN_INDEX = {
@@ -211,7 +211,7 @@ def apply(changes: str, document: Any) -> None:
         *((CIFAR10, changes, message) for changes, message in IN_EXPERIMENT.items()),
     ],
 )
-def test_a_mistake_names_file_path_and_choices(project: Path, file: str, changes: str, message: str) -> None:
+def test_mistake_reports_file_path_and_choices(project: Path, file: str, changes: str, message: str) -> None:
     edit(project / file, partial(apply, changes))
     with pytest.raises(ParamsError) as caught:
         load_params(project)
@@ -219,7 +219,7 @@ def test_a_mistake_names_file_path_and_choices(project: Path, file: str, changes
     assert file in str(caught.value) or "params" in str(caught.value)
 
 
-def test_a_file_like_another_says_only_what_differs(project: Path) -> None:
+def test_file_inherits_everything_that_it_does_not_override(project: Path) -> None:
     for name in (CIFAR10, CIFAR100):
         assert ("like" in yaml.safe_load((project / name).read_text())) is (name == CIFAR100)
     edit(project / CIFAR10, lambda p: p["protocol"].update(epochs=7))
@@ -232,7 +232,7 @@ def test_a_file_like_another_says_only_what_differs(project: Path) -> None:
     ten, hundred = (load_params(project).experiments[f"ninformer-cifar{classes}"] for classes in (10, 100))
     assert hundred.printed.epochs == ten.printed.epochs == 7
     crop = hundred.printed.augmentation
-    assert (crop.crop_padding, crop.horizontal_flip) == (3, False), "a field of the protocol is replaced whole"
+    assert (crop.crop_padding, crop.horizontal_flip) == (3, False), "a protocol field is replaced as a whole"
     assert hundred.arms["vit"].model["depth"] == 1 and hundred.arms["vit"].title == "small"
     assert list(hundred.arms) == list(ten.arms) and hundred.arms["ninformer"].model == ten.arms["ninformer"].model
     assert hundred.title != ten.title
@@ -241,7 +241,7 @@ def test_a_file_like_another_says_only_what_differs(project: Path) -> None:
 SMALL = {"patch_size": 4, "dim": 8, "depth": 1, "num_heads": 2, "mlp_dim": 8, "dropout": 0.0}
 
 
-def test_a_file_may_be_like_one_that_is_no_experiment_here(project: Path) -> None:
+def test_file_may_inherit_from_one_outside_the_index(project: Path) -> None:
     edit(project / "params.yaml", lambda p: p["experiments"].pop("ninformer-cifar10"))
     assert load_params(project).experiments["ninformer-cifar100"].printed.batch_size == 128
 
@@ -254,15 +254,15 @@ def test_a_file_may_be_like_one_that_is_no_experiment_here(project: Path) -> Non
         ("ninformer-mnist", "like is 'ninformer-mnist', which is itself like 'ninformer-cifar10'; name that one"),
     ],
 )
-def test_a_wrong_like_is_named(project: Path, like: str, message: str) -> None:
+def test_invalid_like_is_reported(project: Path, like: str, message: str) -> None:
     edit(project / CIFAR100, lambda p: p.update(like=like))
     with pytest.raises(ParamsError) as caught:
         load_params(project)
     assert str(caught.value).startswith(f"{project / CIFAR100}: {message}")
 
 
-def test_a_file_that_others_are_like_may_not_be_a_list(project: Path) -> None:
-    """Also where that file is no experiment of the index, which nobody reads for its own sake."""
+def test_inherited_file_may_not_be_a_list(project: Path) -> None:
+    """Even if the index doesn't list that file as an experiment."""
     edit(project / "params.yaml", lambda p: p["experiments"].pop("ninformer-cifar10"))
     (project / CIFAR10).write_text("[vit]\n")
     with pytest.raises(ParamsError) as caught:
@@ -270,8 +270,8 @@ def test_a_file_that_others_are_like_may_not_be_a_list(project: Path) -> None:
     assert str(caught.value) == f"{project / CIFAR10}: expected title, protocol and arms; found ['vit']"
 
 
-def test_a_mistake_is_named_in_the_file_where_it_stands(project: Path) -> None:
-    """MNIST's file, which is like CIFAR-10's, is first in the index."""
+def test_mistake_is_reported_in_the_file_that_contains_it(project: Path) -> None:
+    """MNIST's file inherits from CIFAR-10's and comes first in the index."""
     edit(project / CIFAR10, lambda p: p["protocol"].update(epochs="many"))
     with pytest.raises(ParamsError) as caught:
         load_params(project)
@@ -290,14 +290,14 @@ def test_a_mistake_is_named_in_the_file_where_it_stands(project: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_error(project: Path, file: str, content: bytes, message: str) -> None:
+def test_unreadable_file_is_one_error(project: Path, file: str, content: bytes, message: str) -> None:
     (project / file).write_bytes(content)
     with pytest.raises(ParamsError, match=message):
         load_params(project)
 
 
-def test_the_documented_profile_is_one(project: Path) -> None:
-    """Copied out of the page into params.yaml, it plans runs."""
+def test_documented_profile_works(project: Path) -> None:
+    """Copied from the page into params.yaml, it plans runs."""
     page = (REPOSITORY / "docs" / "train.md").read_text()
     own = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["profiles"]
     edit(project / "params.yaml", lambda params: params["profiles"].update(own))
@@ -312,7 +312,7 @@ def template(**fields: Any) -> ArmTemplate:
     return ArmTemplate(**{"role": "baseline", "title": "A net"} | fields)
 
 
-def test_a_grid_is_every_combination_under_its_own_name() -> None:
+def test_grid_expands_to_every_combination() -> None:
     arms = expand_arms(
         {
             "net{depth}x{width}": template(
@@ -325,7 +325,7 @@ def test_a_grid_is_every_combination_under_its_own_name() -> None:
     assert arms["net2x3"].title == "Net 2"
 
 
-def test_each_arm_of_a_grid_takes_over_from_and_stands_against_its_own_partner() -> None:
+def test_grid_arms_inherit_from_and_compare_with_their_partner() -> None:
     arms = expand_arms(
         {
             "base{depth}": template(grid={"depth": [1, 2]}, model={"name": "Base"}, protocol={"epochs": 3}),
@@ -351,6 +351,6 @@ def test_each_arm_of_a_grid_takes_over_from_and_stands_against_its_own_partner()
         ({"net": template(against="other")}, "arms.net.against is 'other'; known: net"),
     ],
 )
-def test_a_mistake_in_a_grid_is_named(arms: dict[str, ArmTemplate], message: str) -> None:
+def test_mistake_in_a_grid_is_reported(arms: dict[str, ArmTemplate], message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("{", r"\{").replace(".", r"\.")):
         expand_arms(arms)

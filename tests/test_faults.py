@@ -1,4 +1,4 @@
-"""No traceback reaches a user: a full disk, an unwritable folder and a damaged file each give one line."""
+"""Users never see a traceback: a full disk, an unwritable folder and a damaged file each give one line."""
 
 import errno
 import os
@@ -15,9 +15,9 @@ import pytest
 from stages.claims import ClaimsError
 from stages.claims.lines import parse_claims
 from stages.faults import describe_fault, in_one_line, named
-from tests.hardship import obey_modes, write_little
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
+from tests.resource_limits import drop_root_privileges, limit_file_size
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ VERBS = {
 
 
 def call(project: Path, verb: str, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
-    """The verb to its end; `before` is what it calls first."""
+    """Run the verb to its end, calling `before` first."""
     return python("-m", *VERBS[verb], cwd=project, env=environment(), before=before)
 
 
@@ -65,12 +65,12 @@ def check_one_line(done: subprocess.CompletedProcess[str], verb: str, words: str
 
 
 @pytest.mark.parametrize("verb", ["fetch", "train", "record", "claimcheck profile"])
-def test_a_folder_that_cannot_be_written_to(project: Path, verb: str) -> None:
+def test_unwritable_folder_is_one_line(project: Path, verb: str) -> None:
     folders = [path for path in [project, *project.rglob("*")] if path.is_dir()]
     for folder in folders:
         folder.chmod(0o555)
     try:
-        done = call(project, verb, obey_modes)
+        done = call(project, verb, drop_root_privileges)
     finally:
         for folder in folders:
             folder.chmod(0o755)
@@ -78,12 +78,12 @@ def test_a_folder_that_cannot_be_written_to(project: Path, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_disk_that_takes_no_more(project: Path, verb: str) -> None:
-    check_one_line(call(project, verb, write_little), verb, "; ")
+def test_full_disk_is_one_line(project: Path, verb: str) -> None:
+    check_one_line(call(project, verb, limit_file_size), verb, "; ")
 
 
-@pytest.mark.parametrize("prepare", [obey_modes, write_little])
-def test_a_training_that_cannot_be_kept(project: Path, prepare: Callable[[], None]) -> None:
+@pytest.mark.parametrize("prepare", [drop_root_privileges, limit_file_size])
+def test_unwritable_store_is_one_line(project: Path, prepare: Callable[[], None]) -> None:
     shutil.rmtree(project / "data" / "store")
     shutil.rmtree(project / "data" / "runs")
     (project / "data").chmod(0o555)
@@ -92,8 +92,8 @@ def test_a_training_that_cannot_be_kept(project: Path, prepare: Callable[[], Non
     check_one_line(done, "train", "data/store")
 
 
-def test_a_write_to_a_full_disk_names_its_file() -> None:
-    """The system's own error, which names none."""
+def test_full_disk_error_names_its_file() -> None:
+    """The system's own error names no file."""
     with pytest.raises(OSError, match="No space left") as full, named(Path("data/x.json")):
         Path("/dev/full").write_text("x", encoding="utf-8")
     assert describe_fault(full.value).startswith(
@@ -101,7 +101,7 @@ def test_a_write_to_a_full_disk_names_its_file() -> None:
     )
 
 
-def test_refused_write_advises_the_variable_only_if_it_moves_the_file() -> None:
+def test_refused_write_suggests_claimcheck_home_only_if_it_moves_the_file() -> None:
     advised = {
         name: "CLAIMCHECK_HOME" in describe_fault(PermissionError(errno.EACCES, "Permission denied", name))
         for name in ("data/store/runs", "data/downloads/mnist", "data/results.db", "data/raw/mnist.json", ".cache")
@@ -109,7 +109,7 @@ def test_refused_write_advises_the_variable_only_if_it_moves_the_file() -> None:
     assert [name for name, is_advised in advised.items() if is_advised] == ["data/store/runs", "data/downloads/mnist"]
 
 
-def test_a_mistake_in_our_sql_is_none_of_the_machines() -> None:
+def test_error_in_our_sql_is_not_reported_as_a_machine_fault() -> None:
     with pytest.raises(sqlite3.OperationalError, match="no such table"):
         in_one_line("x")(lambda: sqlite3.connect(":memory:").execute("SELECT * FROM absent").rowcount)()
 
@@ -127,7 +127,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file_is_named(project: Path, name: str) -> None:
+def test_damaged_file_is_reported_by_name(project: Path, name: str) -> None:
     (project / name).unlink()
     (project / name).write_bytes(b"\xff\xfe\x00")
     done = call(project, DAMAGED[name])
@@ -136,7 +136,7 @@ def test_a_damaged_file_is_named(project: Path, name: str) -> None:
     assert name in done.stderr or "the results database can't be read; `dvc repro` rebuilds it" in done.stderr
 
 
-def test_a_training_writes_a_damaged_list_anew(project: Path) -> None:
+def test_training_rewrites_a_damaged_run_list(project: Path) -> None:
     path = project / "data" / "runs" / EXPERIMENT / "runs.json"
     before = path.read_bytes()
     path.unlink()
@@ -146,8 +146,8 @@ def test_a_training_writes_a_damaged_list_anew(project: Path) -> None:
     assert "damaged; `python -m stages.train tiny-mnist` rewrites it" in done.stdout
 
 
-def test_a_damaged_page_of_the_database_is_no_traceback(project: Path) -> None:
-    """Its first page is intact, so it opens."""
+def test_damaged_database_page_gives_no_traceback(project: Path) -> None:
+    """The first page is intact, so the database opens."""
     path = project / "data" / "results.db"
     content = path.read_bytes()
     path.unlink()
@@ -160,8 +160,8 @@ def test_a_damaged_page_of_the_database_is_no_traceback(project: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "damage"), [(b"tiny-mnist", b"tiny\xadmnist"), (b'{"', b'["')], ids=["no UTF-8", "no JSON"]
 )
-def test_a_damaged_text_in_the_database_is_no_traceback(project: Path, text: bytes, damage: bytes) -> None:
-    """No page is damaged, only what stands on it."""
+def test_damaged_text_in_the_database_gives_no_traceback(project: Path, text: bytes, damage: bytes) -> None:
+    """All pages are intact; only their content is wrong."""
     path = project / "data" / "results.db"
     content = path.read_bytes()
     assert text in content
@@ -172,7 +172,7 @@ def test_a_damaged_text_in_the_database_is_no_traceback(project: Path, text: byt
     assert "the results database is damaged (" in done.stderr
 
 
-def test_claims_without_their_columns_are_refused(tmp_path: Path) -> None:
+def test_claims_without_required_columns_are_refused(tmp_path: Path) -> None:
     for content in ("", "id,paper\nx,y\n"):
         with pytest.raises(ClaimsError, match=r"claims\.csv: lacks the columns "):
             parse_claims(content, tmp_path / "claims.csv")
@@ -188,7 +188,7 @@ def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("module", ["stages.cli", "stages.record", "service"])
-def test_ctrl_c_while_modules_are_imported_is_one_line(module: str, tmp_path: Path) -> None:
+def test_ctrl_c_during_imports_is_one_line(module: str, tmp_path: Path) -> None:
     for name in ("pydantic", "sqlalchemy", "typing_extensions"):
         (tmp_path / f"{name}.py").write_text("raise KeyboardInterrupt\n", encoding="utf-8")
     env = environment() | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}

@@ -29,7 +29,7 @@ def serve(host: OfficialHost, dataset: TinyDataset) -> None:
         host.answers[Path(name).name] = Answer(body=content)
 
 
-def test_stand_in_profile_asks_nobody(
+def test_placeholder_profile_makes_no_request(
     tmp_path: Path, official_host: OfficialHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_params(tmp_path, "smoke", tiny=tiny_mnist().at(official_host.url))
@@ -47,7 +47,7 @@ def test_stand_in_profile_asks_nobody(
     assert len(read_images(tmp_path / "data/processed/tiny", "test")) == 16
 
 
-def test_real_profile_brings_the_files_to_the_home_folder(
+def test_real_profile_downloads_to_the_home_folder(
     tmp_path: Path, official_host: OfficialHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = tiny_mnist()
@@ -61,17 +61,17 @@ def test_real_profile_brings_the_files_to_the_home_folder(
     assert not (tmp_path / "data/downloads").exists()
 
 
-def test_mirror_is_found_by_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mirror_is_found_by_its_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = tiny_mnist()
     dataset.write(tmp_path / "mirror/tiny")
     write_params(tmp_path, "quick", tiny=dataset.source)
     monkeypatch.setenv("CLAIMCHECK_MIRROR", str(tmp_path / "mirror"))
     assert fetch.main(["tiny"]) == 0
     monkeypatch.delenv("CLAIMCHECK_MIRROR")
-    assert fetch.main(["tiny"]) == 0, "the downloads need no mirror"
+    assert fetch.main(["tiny"]) == 0, "existing downloads need no mirror"
 
 
-def test_mirror_that_does_not_exist_is_refused(
+def test_missing_mirror_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_params(tmp_path, "quick", tiny=tiny_mnist().source)
@@ -81,7 +81,7 @@ def test_mirror_that_does_not_exist_is_refused(
 
 
 def test_fault_is_one_line_and_leaves_no_manifest(tmp_path: Path, official_host: OfficialHost) -> None:
-    """As a user runs it: exit status 1 and one line on stderr."""
+    """Exit status 1 and one line on stderr."""
     dataset = tiny_mnist()
     serve(official_host, dataset)
     official_host.answers[IMAGES] = Answer(body=b"wrong")
@@ -99,7 +99,7 @@ def test_fault_is_one_line_and_leaves_no_manifest(tmp_path: Path, official_host:
     assert not (tmp_path / "data/raw").exists()
 
 
-def test_folder_that_cannot_be_written_is_one_line(
+def test_unwritable_folder_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset = tiny_mnist()
@@ -125,8 +125,8 @@ def test_fetched_files_become_the_packed_set(tmp_path: Path, capsys: pytest.Capt
     assert read_info(tmp_path / "data/processed/tiny").provenance == "full"
 
 
-def test_fault_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
-    """As a user runs it: exit status 1 and one line on stderr."""
+def test_preprocess_fault_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    """Exit status 1 and one line on stderr."""
     write_params(tmp_path, "quick", tiny=tiny_mnist().source)
     done = subprocess.run(
         [sys.executable, "-m", "stages.preprocess", "tiny"],

@@ -1,4 +1,4 @@
-"""`benchmarks.gpu_campaign`, rehearsed on the CPU by processes: a machine that knows torch alone, for moments."""
+"""`benchmarks.gpu_campaign`, rehearsed on the CPU with processes that act as short-lived machines with only torch."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from benchmarks.campaign_parcels import DamagedParcel, cut, join, pack_back, tak
 from benchmarks.campaign_prepare import wanted_groups
 from stages.params.experiment import load_params
 from stages.runs.store import RunStore
-from tests.borrowed import know_torch_alone, know_torch_alone_and_be_ended
+from tests.minimal_machine import hide_other_packages, hide_other_packages_and_interrupt
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes, train
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.slow
 LIMIT_MIB, EPOCHS = 0.12, 3
 
 
-class Borrowed:
-    """A machine that holds the code, and what earlier commands left."""
+class Machine:
+    """A machine with the code and the files of earlier commands."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -33,19 +33,19 @@ class Borrowed:
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
 
     def python(
-        self, *arguments: str, before: Callable[[], None] = know_torch_alone
+        self, *arguments: str, before: Callable[[], None] = hide_other_packages
     ) -> subprocess.CompletedProcess[str]:
-        """`python -m …` on this machine; the repository is behind its code on the path, for `before`."""
+        """Run `python -m …` on this machine; the repository comes second on the path, for `before`."""
         env = environment() | {"PYTHONPATH": f"{self.folder}:{REPOSITORY}"}
         return python("-m", *arguments, cwd=self.folder, env=env, before=before)
 
     def run(self, carry: Path, back: Path, *, is_ended: bool) -> subprocess.CompletedProcess[str]:
-        """The carried command; `is_ended`: the first training that can begin is ended in the middle."""
+        """Run the carried command; if `is_ended`, stop the first training halfway."""
         shutil.rmtree(self.folder / "carry", ignore_errors=True)
         shutil.copytree(carry, self.folder / "carry")
         assert sum(path.stat().st_size for path in carry.rglob("*") if path.is_file()) <= LIMIT_MIB * 2**20
         options = ["--work", "work", "--out", str(back), "--seconds", "60", "--device", "cpu"]
-        before = know_torch_alone_and_be_ended if is_ended else know_torch_alone
+        before = hide_other_packages_and_interrupt if is_ended else hide_other_packages
         done = self.python("benchmarks.gpu_campaign", "run", "carry", *options, before=before)
         files = [path for path in back.rglob("*") if path.is_file()]
         assert len(files) <= 8 and all(path.stat().st_size <= 16 * 2**20 for path in files)
@@ -68,9 +68,9 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(300)
-def test_a_campaign_of_slices_on_two_machines_gives_the_numbers_of_one_training(project: Path, tmp_path: Path) -> None:
-    """Data come in parts, a training is ended by SIGTERM, and its machine is replaced by another."""
-    machine, said, lacking, is_begun = Borrowed(tmp_path / "there"), prepare(project, "--budget", "600"), 0, False
+def test_campaign_on_two_machines_equals_an_uninterrupted_training(project: Path, tmp_path: Path) -> None:
+    """Data arrive in parts, a training gets SIGTERM, and another machine replaces its machine."""
+    machine, said, lacking, is_begun = Machine(tmp_path / "there"), prepare(project, "--budget", "600"), 0, False
     seconds: list[float] = []
     for number in range(10):
         if "nothing is left" in said:
@@ -82,28 +82,28 @@ def test_a_campaign_of_slices_on_two_machines_gives_the_numbers_of_one_training(
         lacking += bool(report["lacking"])
         seconds.append(report["seconds"])
         options = ["--back", str(back)]
-        if not is_begun and "stopped after" in done.stdout:  # this machine is gone, with all that it held
+        if not is_begun and "stopped after" in done.stdout:  # this machine is lost, including its files
             is_begun = True
             shutil.rmtree(machine.folder)
-            machine = Borrowed(tmp_path / "there-too")
+            machine = Machine(tmp_path / "there-too")
             options.append("--fresh")
         said = prepare(project, "--budget", "600", *options)
         if options[-1] == "--fresh":
             assert [*(project / "data/campaign/carry/resume").glob("*/resume.pt")]
     assert "nothing is left" in said, said
-    assert is_begun and lacking >= 2, "the data need several ways to each machine"
+    assert is_begun and lacking >= 2, "each machine needs the data in several parts"
     state = json.loads((project / "data/campaign/state.json").read_text())
     assert state["spent"] == pytest.approx(sum(seconds)) and min(seconds) > 0 and not state["failed"]
 
     straight = make_project(tmp_path / "straight", epochs=EPOCHS)
     train(straight)
     assert outcomes(project) == outcomes(straight)
-    assert "2 from the store, 0 to train" in train(project), "from here on like any other"
+    assert "2 from the store, 0 to train" in train(project), "resumed runs end like any other"
 
 
-def test_a_failing_training_is_named_and_holds_up_no_other(project: Path, tmp_path: Path) -> None:
+def test_failing_training_is_reported_and_does_not_block_others(project: Path, tmp_path: Path) -> None:
     prepare(project, "--budget", "600")
-    carry, machine = project / "data/campaign/carry", Borrowed(tmp_path / "there")
+    carry, machine = project / "data/campaign/carry", Machine(tmp_path / "there")
     queue = json.loads((carry / "queue.json").read_text())
     queue["groups"][0]["specs"][0]["model"]["arguments"]["patch_size"] = 5
     for group in queue["groups"]:
@@ -120,15 +120,15 @@ def test_a_failing_training_is_named_and_holds_up_no_other(project: Path, tmp_pa
     assert len(report["results"]) == 1 and report["results"][0]["status"] == "finished"
 
 
-def test_a_spent_budget_ends_it(project: Path) -> None:
+def test_spent_budget_ends_the_campaign(project: Path) -> None:
     prepare(project, "--budget", "600")
     path = project / "data/campaign/state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"spent": 600.0}))
     assert prepare(project, "--budget", "600") == "the budget is spent; 2 groups are left\n"
 
 
-def test_trainings_come_by_looks_a_second(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three arms, the one that claims need comes first, with the replicates of their look; the others come last."""
+def test_trainings_are_ordered_by_analyses_completed_per_second(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arm that claims need comes first, with the replicates of its next analysis; the other two arms come last."""
     lines = (project / "data/claims.csv").read_text().splitlines()
     names = lines[0].split(",")
     row = dict.fromkeys(names, "") | {"paper": "ninformer", "place": "x", "metric": "accuracy", "kind": "value"}
@@ -161,7 +161,7 @@ def filled(folder: Path, **sizes: int) -> Path:
     return folder
 
 
-def test_parts_are_put_together_when_all_are_there_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+def test_parts_are_joined_once_complete_and_damaged_ones_refused(tmp_path: Path) -> None:
     data = filled(tmp_path / "mnist", dataset_json=10, train_safetensors=30_000)
     parts = cut(data, "mnist.abc", tmp_path / "parts", 16_384)
     assert [part["name"] for part in parts] == ["mnist.abc.000", "mnist.abc.001", "mnist.abc.002"]
@@ -180,7 +180,7 @@ def test_parts_are_put_together_when_all_are_there_and_a_damaged_one_is_refused(
     }
 
 
-def test_what_goes_back_keeps_to_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_returned_files_respect_the_size_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign_parcels, "BACK_FILE_BYTES", 100_000)
     monkeypatch.setattr(campaign_parcels, "BACK_BYTES", 250_000)
     keys = [f"{number:064x}" for number in range(6)]
@@ -188,7 +188,7 @@ def test_what_goes_back_keeps_to_the_limits(tmp_path: Path, monkeypatch: pytest.
     folders.append(filled(tmp_path / "runs" / keys[5], result_json=100, weights_safetensors=100_001))
     (out := tmp_path / "out").mkdir()
     archives, waiting, too_large = pack_back(folders, out)
-    assert [folder.name for folder in waiting] == keys[3:5], "the small rest of the last one fits in"
+    assert [folder.name for folder in waiting] == keys[3:5], "the small rest of the last one still fits"
     assert too_large == [f"{keys[5][:12]}/weights.safetensors"]
     assert all(path.stat().st_size < 120_000 for path in out.iterdir())
     came = {key: sorted(files) for _, key, files in unpack_back(out, archives)}
@@ -198,7 +198,7 @@ def test_what_goes_back_keeps_to_the_limits(tmp_path: Path, monkeypatch: pytest.
         list(unpack_back(out, archives))
 
 
-def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_unexpected_archive_member_is_refused(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     folder = filled(tmp_path / "work" / ("0" * 63), result_json=3)
     archives, _, _ = pack_back([folder], tmp_path)
@@ -206,7 +206,7 @@ def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
         list(unpack_back(tmp_path, archives))
 
 
-def test_large_weights_stay_there_and_the_rest_is_kept_apart(project: Path, tmp_path: Path) -> None:
+def test_large_weights_stay_behind_and_the_rest_is_stored_separately(project: Path, tmp_path: Path) -> None:
     train(project)
     keys: list[Any] = sorted(path.name for path in (project / "data/store/runs").iterdir())
     away = RunStore(tmp_path / "away")
@@ -218,7 +218,7 @@ def test_large_weights_stay_there_and_the_rest_is_kept_apart(project: Path, tmp_
     archives, _, _ = pack_back([away.root / "runs" / key for key in keys], back)
     report = {"slice": 1, "failed": {}, "waiting": [], "held": [], "seconds": 5.0, "archives": archives}
     (back / "report.json").write_text(json.dumps(report))
-    for _ in range(2):  # taken in twice, counted once
+    for _ in range(2):  # accepted twice, counted once
         assert prepare(project, "--budget", "600", "--back", str(back)).endswith(
             "nothing is left to train with the data here\n"
         )

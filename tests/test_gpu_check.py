@@ -1,4 +1,4 @@
-"""`benchmarks.gpu_check`, rehearsed on the CPU: what fails is named at the end and holds up nothing else."""
+"""`benchmarks.gpu_check`, rehearsed on the CPU: failures are listed at the end and don't stop other checks."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ from benchmarks.attempt import Lines, attempt, guarded
 from benchmarks.planned import Planned
 from stages.run import ModelSpec
 from stages.training.tf32 import RoundedOperands, products_of
-from tests.borrowed import know_torch_alone
+from tests.minimal_machine import hide_other_packages
 from tests.preloaded import python
 from tests.project import REPOSITORY, environment
 
@@ -29,7 +29,7 @@ TINY = {
 
 
 def tiny(one: Planned, **changes: Any) -> Planned:
-    """The same with a small network."""
+    """Replace the network with a small one."""
     name = one.spec.model.path.rpartition(":")[2]
     arguments = {**one.spec.model.arguments, **TINY[name], **changes}
     shape = (32,) if one.kind == "text" else one.shape
@@ -40,7 +40,7 @@ def tiny(one: Planned, **changes: Any) -> Planned:
 
 
 def chosen() -> list[Planned]:
-    """Adam and CG-FAC on images, a text, and a network that can't be built, in the middle."""
+    """Adam and CG-FAC on images, a text, and between them a network that can't be built."""
     vits = [one for one in planned.read() if one.spec.model.path == "stages.papers.brownian.vit:ViT"]
     adam, cg_fac = (
         next(one for one in vits if one.spec.protocol.optimizer.name == name) for name in ("adam", "cg_fac")
@@ -49,11 +49,11 @@ def chosen() -> list[Planned]:
     return [tiny(adam), tiny(cg_fac, patch_size=7), tiny(cg_fac), tiny(text)]
 
 
-def test_what_is_planned_is_what_the_params_say() -> None:
+def test_planned_steps_match_the_params() -> None:
     assert planned.PATH.read_text() == planned.dump(planned.from_params()), "python -m benchmarks.planned"
 
 
-def test_every_network_of_the_papers_takes_a_step_in_each_precision_it_is_planned_in() -> None:
+def test_every_network_has_a_planned_step_in_each_precision() -> None:
     kinds = [one.kind_of_run for one in planned.read()]
     assert len(kinds) == len(set(kinds))
     assert ("stages.papers.nmn.gpt2:GPT2", "adamw", "bfloat16") in kinds
@@ -63,8 +63,8 @@ def test_every_network_of_the_papers_takes_a_step_in_each_precision_it_is_planne
     assert {kind[2] for kind in kinds if kind[0].endswith(":DACResNetV1")} == {"float32", "tf32", "bfloat16"}
 
 
-def test_a_rehearsal_goes_on_after_a_failure_and_names_it_at_the_end(tmp_path: Path) -> None:
-    """On a machine that knows torch, numpy and safetensors alone."""
+def test_rehearsal_continues_after_a_failure_and_reports_it_last(tmp_path: Path) -> None:
+    """Runs on a simulated machine with only torch, numpy and safetensors."""
     steps, out = tmp_path / "steps.json", tmp_path / "lines.jsonl"
     steps.write_text(planned.dump(iter(chosen())))
     options = [
@@ -79,19 +79,19 @@ def test_a_rehearsal_goes_on_after_a_failure_and_names_it_at_the_end(tmp_path: P
         "planned",
         "operators",
     ]
-    done = python("-m", "benchmarks.gpu_check", *options, cwd=REPOSITORY, env=environment(), before=know_torch_alone)
+    done = python("-m", "benchmarks.gpu_check", *options, cwd=REPOSITORY, env=environment(), before=hide_other_packages)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     taken = [line for line in lines if line.get("check") == "takes a step"]
     assert [line["ok"] for line in taken] == [True, False, True, True]
     assert "patch" in taken[1]["failed"]
     assert [line["cpu"] == line["ours"] for line in taken if "cpu" in line] == [True, True]
-    assert sum("equals float64" in line.get("check", "") for line in lines) == 6, "the parts after it, too"
+    assert sum("equals float64" in line.get("check", "") for line in lines) == 6, "later parts run, too"
     said = done.stdout.splitlines()
     assert done.returncode == 1, done.stderr
     assert said[-2].endswith(f"{len(lines)} lines, 1 FAILED:") and json.loads(said[-1]) == taken[1]
 
 
-def test_all_that_holds_is_status_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_passing_checks_exit_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps = tmp_path / "steps.json"
     steps.write_text(planned.dump(iter(chosen()[:1])))
     options = ["--device", "cpu", "--steps", str(steps), "--out", str(tmp_path / "lines.jsonl"), "--parts", "planned"]
@@ -99,7 +99,7 @@ def test_all_that_holds_is_status_0(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.splitlines()[-1].endswith("2 lines, all checks hold")
 
 
-def test_a_part_that_breaks_off_holds_up_no_other(
+def test_crashing_part_does_not_stop_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*arguments: object, **options: object) -> Lines:
@@ -116,7 +116,7 @@ def test_a_part_that_breaks_off_holds_up_no_other(
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == lines[1]
 
 
-def test_every_part_is_attempted_and_what_has_to_hold_comes_first() -> None:
+def test_every_part_is_attempted_with_required_checks_first() -> None:
     names = [name for name, _ in gpu_check.parts(CPU, gpu_check.REHEARSAL, [], None)]
     assert names[:6] == ["environment", "planned steps", "operators", "tf32", "losses", "graphs"]
 
@@ -128,7 +128,7 @@ def test_every_part_is_attempted_and_what_has_to_hold_comes_first() -> None:
     assert list(guarded("x", lambda: iter([{"value": 1}]))) == [{"value": 1}]
 
 
-def test_a_loss_that_is_not_the_cpus_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_that_differs_from_the_cpus_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([{"loss": 1.0}, {"loss": 1.1}])
     monkeypatch.setattr(gpu_steps, "measure", lambda model, task: next(answers))
     (line, _) = gpu_steps.every_step(CPU, chosen()[:1], batch=2)
@@ -136,7 +136,7 @@ def test_a_loss_that_is_not_the_cpus_is_a_failure(monkeypatch: pytest.MonkeyPatc
 
 
 class Cut(RoundedOperands):
-    """A device that cuts digits off."""
+    """A device that truncates digits."""
 
     def round(self, x: Tensor) -> Tensor:
         return (x.view(torch.int32) & -(2**13)).view(torch.float32)
@@ -150,10 +150,10 @@ class Cut(RoundedOperands):
         (contextlib.nullcontext, "unknown", False),
     ],
 )
-def test_a_devices_tf32_is_held_against_the_emulation(
+def test_device_tf32_is_compared_with_the_emulation(
     monkeypatch: pytest.MonkeyPatch, block: Any, rounding: str, ok: bool
 ) -> None:
-    device = torch.device("cpu:0")  # not the one that emulates
+    device = torch.device("cpu:0")  # not the emulating device
     monkeypatch.setattr(
         gpu_tf32, "products_of", lambda protocol, place: block if place == device else products_of(protocol, place)
     )
@@ -163,7 +163,7 @@ def test_a_devices_tf32_is_held_against_the_emulation(
         assert all(0 < max(line["differences"]) < line["allowed"] for line in others)
 
 
-def test_a_recorded_training_has_to_end_where_eager_ones_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_training_must_equal_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
     adam, _, _, text = chosen()
     assert [line["ok"] for line in gpu_graphs.recorded_steps(CPU, [adam, adam, text], batch=2)] == [True, True]
     train = gpu_graphs.train

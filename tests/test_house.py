@@ -15,13 +15,13 @@ from stages.runs.revisions import ask_git
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_TRACKED_BYTES = 1024 * 1024
-MAX_EVIDENCE_BYTES = 13_000_000  # the 555 trainings of SGEMM: 22 kB each, curves of 300 to 435 epochs
-MAX_LINES = 600  # a file may be long if it is one subject; many small ones are harder to follow
+MAX_EVIDENCE_BYTES = 13_000_000  # 555 trainings of SGEMM: 22 kB each, curves of 300 to 435 epochs
+MAX_LINES = 600  # a long file about one subject is easier to follow than many small ones
 MAX_TEST_LINES = 860
-MAX_OPERATOR_LINES = 150  # equation, reference and function, to be read beside the paper
-# Small trained models may live in git, below data/models.
+MAX_OPERATOR_LINES = 150  # equation, reference and function, to be read with the paper open
+# Small trained models may be committed, below data/models.
 MAX_MODEL_BYTES, MAX_MODELS_BYTES = 6_000_000, 25_000_000
-# Written so that this file doesn't match itself.
+# Split so that this file doesn't match itself.
 REGISTRY_HOST = re.compile(
     r"pypi[.]org|pythonhosted[.]org|download[.]pytorch[.]org|registry[.]npmjs|deb[.]debian[.]org"
 )
@@ -31,7 +31,7 @@ INDEX_LINE = re.compile(r"^\s*(?:-i|--index-url|--extra-index-url|--find-links|-
 
 @cache
 def tracked_files() -> tuple[Path, ...]:
-    """Files in git's index that still exist, or every file if this is not a clone."""
+    """List the files in git's index that still exist; skip outside a clone."""
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listing.returncode != 0:
         pytest.skip("not a git clone: nothing is tracked")
@@ -59,7 +59,7 @@ def places(pattern: re.Pattern[str], exempt: tuple[str, ...] = ()) -> list[str]:
 
 
 def calls() -> list[tuple[str, ast.Call, str]]:
-    """Each call in the code as its place, its node and the called name."""
+    """Yield the place, node and called name of each call in the code."""
     return [
         (f"{name}:{node.lineno}", node, getattr(node.func, "attr", getattr(node.func, "id", "")))
         for name, text in tracked_text().items()
@@ -69,8 +69,8 @@ def calls() -> list[tuple[str, ast.Call, str]]:
     ]
 
 
-def test_text_is_never_read_or_written_in_the_locales_encoding() -> None:
-    # Ruff's PLW1514 finds only calls of what it knows to be a path.
+def test_files_are_never_opened_in_the_locales_encoding() -> None:
+    # Ruff's PLW1514 only checks objects that it knows to be paths.
     ascii_json_and_code = ("stages/datasets/packed.py", "stages/papers/__init__.py")
     kernel_files = ("stages/device.py", "stages/ops/fast/cpp.py", "stages/training/process.py")
     found = []
@@ -83,8 +83,8 @@ def test_text_is_never_read_or_written_in_the_locales_encoding() -> None:
     assert found == []
 
 
-def test_digits_are_those_that_int_reads() -> None:
-    """The superscript two of Latin-1 `isdigit` and is no number: a header or an argument may have it."""
+def test_text_is_never_checked_with_isdigit() -> None:
+    """`isdigit` accepts Latin-1's superscript two, which `int` rejects, and headers and arguments may contain it."""
     of_bytes_or_no_number = ("stages/runs/revisions.py", "service/routes/inference.py", "service/pages/searching.py")
     assert [
         place for place, _, name in calls() if name == "isdigit" and not place.startswith(of_bytes_or_no_number)
@@ -106,22 +106,22 @@ def test_no_file_names_a_package_registry() -> None:
     assert places(REGISTRY_HOST) == []
 
 
-def test_no_file_holds_a_path_of_one_machine() -> None:
+def test_no_file_contains_a_machines_path() -> None:
     assert places(MACHINE_PATH) == []
 
 
 def test_no_setting_of_git_converts_line_ends() -> None:
-    """Digests are of bytes, and `core.autocrlf` is on where Git for Windows was installed as proposed."""
+    """Digests are of bytes, and Git for Windows sets `core.autocrlf` by default."""
     listed = (ask_git(ROOT, "ls-files", "--eol") or "").splitlines()
     kept = re.compile(r"i/(lf|none|-text) .*attr/(text=auto eol=lf|-text)\s")
     assert [line for line in listed if not kept.match(line)] == []
 
 
-def test_no_yaml_file_names_a_key_twice() -> None:
-    """A loader would keep the last one silently."""
+def test_no_yaml_file_repeats_a_key() -> None:
+    """Loaders silently keep the last one."""
     found = []
     for path in tracked_files():
-        if path.suffix in (".yaml", ".yml") and path.name != "mkdocs.yml":  # which has tags of its own
+        if path.suffix in (".yaml", ".yml") and path.name != "mkdocs.yml":  # has custom tags
             for document in yaml.compose_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader):
                 found += [f"{path.relative_to(ROOT)}: {key}" for key in keys_that_occur_twice(document)]
     assert found == []
@@ -141,14 +141,14 @@ def keys_that_occur_twice(node: yaml.Node | None) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("group", ["serve", "pipeline", "dev", "docs", "cluster"])
-def test_a_lock_has_no_index_and_a_hash_for_every_package(group: str) -> None:
+def test_locks_have_no_index_and_hash_every_package(group: str) -> None:
     lock = (ROOT / "requirements" / f"{group}.lock").read_text()
     assert INDEX_LINE.findall(lock) == []
     packages = re.split(r"\n(?=[A-Za-z0-9])", lock)
     assert [text.split("==")[0] for text in packages if "--hash=sha256:" not in text] == []
 
 
-def test_every_decision_that_is_named_exists_once() -> None:
+def test_every_decision_referred_to_exists_once() -> None:
     existing = re.findall(r"^### (\d{4})$", (ROOT / "docs" / "decisions.md").read_text(), re.MULTILINE)
     named = {
         number for text in tracked_text().values() for number in re.findall(r"decisions?(?:\.md#| )(\d{4})\b", text)
@@ -170,24 +170,24 @@ def test_tracked_files_are_small() -> None:
     assert sum(path.stat().st_size for path in models) <= MAX_MODELS_BYTES
 
 
-def test_no_source_file_is_longer_than_a_person_can_hold() -> None:
+def test_no_source_file_is_too_long() -> None:
     lengths = {name: text.count("\n") for name, text in tracked_text().items() if name.endswith(".py")}
     limits = {name: MAX_TEST_LINES if name.startswith("tests/") else MAX_LINES for name in lengths}
     assert {name: lines for name, lines in lengths.items() if lines > limits[name]} == {}
 
 
-def test_an_operator_is_a_page() -> None:
+def test_every_operator_fits_a_page() -> None:
     own = re.compile(r"stages/ops/\w+\.py")
     lengths = {name: text.count("\n") for name, text in tracked_text().items() if own.fullmatch(name)}
     assert lengths and {name: lines for name, lines in lengths.items() if lines > MAX_OPERATOR_LINES} == {}
 
 
-def test_nothing_is_left_for_later() -> None:
+def test_no_unfinished_code() -> None:
     words = ("TO" + "DO", "FIX" + "ME", "X" + "XX", "Not" + "ImplementedError")
     assert places(re.compile(r"\b(" + "|".join(words) + r")\b"), exempt=("LICENSE",)) == []
 
 
-def test_what_the_pipeline_writes_is_not_tracked() -> None:
-    """It is rebuilt, never committed; DVC doesn't let git ignore its lock."""
+def test_pipeline_outputs_are_not_tracked() -> None:
+    """DVC doesn't let git ignore its lock, so that needs a test."""
     built = ("dvc.lock", "data/downloads/", "data/store/", "data/raw/", "data/processed/", "data/runs/", "data/report/")
     assert [name for name in tracked_text() if name.startswith(built)] == []

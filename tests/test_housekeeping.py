@@ -17,7 +17,7 @@ OUTCOME = {"result.json": b"{}", "weights.safetensors": b"w" * 1000}
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A published run that an experiment links, and a training under way."""
+    """A project with a published run that an experiment links to, and an unfinished training."""
     monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     store = RunStore(tmp_path / "data" / "store")
     published = store.publish("done", OUTCOME)
@@ -29,7 +29,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_linked_file_counts_once(root: Path) -> None:
+def test_hard_linked_file_counts_once(root: Path) -> None:
     assert disk_usage(root) == {
         "downloads": 0,
         "packed data": 0,
@@ -42,7 +42,7 @@ def test_a_linked_file_counts_once(root: Path) -> None:
     }
 
 
-def test_leftovers_go_and_nothing_else(root: Path) -> None:
+def test_only_leftovers_are_removed(root: Path) -> None:
     store = root / "data" / "store"
     files = {path for path in root.rglob("*") if path.is_file()}
     (store / "staged" / "open.123").mkdir(parents=True)
@@ -57,10 +57,10 @@ def test_leftovers_go_and_nothing_else(root: Path) -> None:
         os.utime(path, (old, old))
     assert remove_leftovers(root) == sorted([*left, store / "work" / "done"])
     assert {path for path in root.rglob("*") if path.is_file()} == files | {root / "data" / ".results.db.99.partial"}
-    assert remove_leftovers(root) == [], "what is being written at this moment stays"
+    assert remove_leftovers(root) == [], "files being written stay"
 
 
-def test_a_store_elsewhere_is_cleaned_too(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_in_another_folder_is_cleaned(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = tmp_path / "elsewhere"
     monkeypatch.setenv("CLAIMCHECK_HOME", str(elsewhere))
     half = RunStore(elsewhere / "store").work("open") / ".resume.pt.5.partial"
@@ -69,7 +69,7 @@ def test_a_store_elsewhere_is_cleaned_too(root: Path, tmp_path: Path, monkeypatc
     assert remove_leftovers(root) == [half]
 
 
-def test_the_scratch_folder_of_a_stack_goes_once_all_its_runs_are_published(root: Path) -> None:
+def test_scratch_folder_of_a_stack_is_removed_once_all_runs_are_published(root: Path) -> None:
     store = RunStore(root / "data" / "store")
     specs = (bare_spec(0), bare_spec(1))
     remember(specs, store.scratch)
@@ -82,7 +82,7 @@ def test_the_scratch_folder_of_a_stack_goes_once_all_its_runs_are_published(root
 
 @pytest.fixture
 def away(root: Path, object_url: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    """An object store with a published run, a training under way, and a file that no record names."""
+    """An object store with a published run, an unfinished training, and a file that no record refers to."""
     monkeypatch.setenv("CLAIMCHECK_STORE", object_url)
     store = open_store(root)
     assert isinstance(store, ObjectStore)
@@ -92,14 +92,14 @@ def away(root: Path, object_url: str, monkeypatch: pytest.MonkeyPatch) -> Object
     return store
 
 
-def test_what_lies_in_an_object_store_is_counted(root: Path, away: ObjectStore) -> None:
+def test_object_store_usage_is_counted(root: Path, away: ObjectStore) -> None:
     sizes = disk_usage(root)
     assert sizes[f"{away.address}, outcomes"] == 1002 + 100
     assert sizes[f"{away.address}, trainings under way"] == 500
     assert sizes["read of object stores"] == 1002
 
 
-def test_leftovers_of_an_object_store_go_and_nothing_that_a_record_names(
+def test_leftovers_of_an_object_store_are_removed_unless_a_record_refers_to_them(
     root: Path, away: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away.scratch.save("done/resume.pt", b"its holder was killed after the publication")
@@ -110,7 +110,7 @@ def test_leftovers_of_an_object_store_go_and_nothing_that_a_record_names(
     away.bucket.put("blobs/next", b"written, and not published yet")
     assert away.write("next", dataclasses.replace(record, files={"result.json": "next"}), tag)
     before = {item.name for item in away.bucket.list("")}
-    assert remove_objects(root) == [f"{away.address}/" + "work/done"], "what is young may be written just now"
+    assert remove_objects(root) == [f"{away.address}/" + "work/done"], "recent files may be in use"
     monkeypatch.setattr(housekeeping, "ABANDONED_SECONDS", -1.0)
     assert remove_objects(root) == [f"{away.address}/blobs/orphan"]
     left = {item.name for item in away.bucket.list("")}
@@ -118,10 +118,10 @@ def test_leftovers_of_an_object_store_go_and_nothing_that_a_record_names(
     assert remove_objects(root) == []
 
 
-def test_an_outcome_whose_record_was_deleted_keeps_its_files(
+def test_outcome_with_a_deleted_record_keeps_its_files(
     root: Path, away: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a person does with a record that can't be read, when that is asked for."""
+    """Users delete unreadable records when told to."""
     monkeypatch.setattr(housekeeping, "ABANDONED_SECONDS", -1.0)
     away.bucket.delete(["leases/done.json"])
     assert remove_objects(root) == [f"{away.address}/blobs/orphan"]
@@ -129,7 +129,7 @@ def test_an_outcome_whose_record_was_deleted_keeps_its_files(
 
 
 @pytest.mark.parametrize("name", ["leases/done.json", "runs/done.json"])
-def test_nothing_is_removed_while_something_cannot_be_read(
+def test_unreadable_record_prevents_removal(
     root: Path, away: ObjectStore, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(housekeeping, "ABANDONED_SECONDS", -1.0)
@@ -142,5 +142,5 @@ def test_nothing_is_removed_while_something_cannot_be_read(
     assert {item.name for item in away.bucket.list("blobs")} == before
 
 
-def test_a_folder_has_no_objects_to_remove(root: Path) -> None:
+def test_folder_store_has_no_objects_to_remove(root: Path) -> None:
     assert remove_objects(root) == []

@@ -1,4 +1,4 @@
-"""Uploads become a network's input the same way as images in `evaluate`, and bad ones are refused."""
+"""Uploads are preprocessed like the images in `evaluate`, and invalid ones are refused."""
 
 import io
 import itertools
@@ -32,7 +32,7 @@ def noise(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
     return Image.fromarray(pixels, "RGBA" if mode != "CMYK" else "CMYK").convert(mode)
 
 
-def test_a_png_of_the_right_size_keeps_its_pixels() -> None:
+def test_png_of_the_right_size_keeps_its_pixels() -> None:
     image = noise((32, 32))
     assert np.array_equal(decode_image(encode(image), RGB), np.asarray(image).transpose(2, 0, 1))
     grey = noise((28, 28), "L")
@@ -41,7 +41,7 @@ def test_a_png_of_the_right_size_keeps_its_pixels() -> None:
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
 @pytest.mark.parametrize("shape", [RGB, (1, 28, 28)], ids=["rgb", "grey"])
-def test_every_mode_and_size_becomes_the_input(mode: str, shape: tuple[int, int, int]) -> None:
+def test_every_mode_and_size_is_converted_to_the_input_shape(mode: str, shape: tuple[int, int, int]) -> None:
     kind = "JPEG" if mode == "CMYK" else "PNG"
     if mode.startswith("I"):
         levels = np.linspace(0, 65535, 50 * 40).reshape(40, 50)
@@ -51,44 +51,44 @@ def test_every_mode_and_size_becomes_the_input(mode: str, shape: tuple[int, int,
     decoded = decode_image(encode(image, kind), shape)
     assert decoded.shape == shape
     assert decoded.dtype == np.uint8
-    assert decoded.std() > 5, "an image with content keeps some"
+    assert decoded.std() > 5, "the content survives"
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG"])
-def test_an_image_of_every_format_keeps_its_colours(kind: str) -> None:
+def test_colours_survive_in_every_format(kind: str) -> None:
     flat = Image.new("RGB", (64, 64), (200, 30, 60))
     assert np.abs(decode_image(encode(flat, kind), RGB).mean(axis=(1, 2)) - [200, 30, 60]).max() < 4
 
 
-def test_aspect_is_kept_by_cutting_to_the_centre() -> None:
+def test_aspect_ratio_is_kept_by_cropping_to_the_centre() -> None:
     wide = Image.new("RGB", (96, 32), (255, 0, 0))
     wide.paste((0, 255, 0), (32, 0, 64, 32))
     decoded = decode_image(encode(wide), RGB)
     assert (decoded[1] == 255).all() and (decoded[0] == 0).all()
 
 
-def test_exif_orientation_turns_the_image() -> None:
+def test_exif_orientation_is_applied() -> None:
     image = Image.new("RGB", (32, 32))
     image.paste((255, 255, 255), (0, 0, 32, 16))  # the top half is white
     exif = Image.Exif()
-    exif[0x0112] = 3  # turned by 180 degrees
+    exif[0x0112] = 3  # rotated by 180 degrees
     decoded = decode_image(encode(image, "JPEG", exif=exif), RGB)
     assert decoded[:, :14].mean() < 20 and decoded[:, 18:].mean() > 235
 
 
-def test_transparency_lies_on_black() -> None:
+def test_transparency_is_rendered_on_black() -> None:
     clear = Image.new("RGBA", (32, 32), (255, 255, 255, 0))
     assert decode_image(encode(clear), RGB).max() == 0
 
 
-def test_animation_gives_its_first_frame() -> None:
+def test_animation_uses_its_first_frame() -> None:
     frames = [Image.new("RGB", (32, 32), colour) for colour in ("red", "blue")]
     content = encode(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True)
     assert decode_image(content, RGB)[:, 0, 0].tolist() == [255, 0, 0]
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A few bytes of PNG that claim many pixels."""
+    """Make a few bytes of PNG that claim many pixels."""
 
     def chunk(name: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
@@ -98,7 +98,7 @@ def bomb(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", [(50_000, 50_000), (10_000, 5_001), (4_000, 4_001)])
-def test_bombs_are_refused_before_decoding(size: tuple[int, int]) -> None:
+def test_decompression_bombs_are_refused_before_decoding(size: tuple[int, int]) -> None:
     content = bomb(*size)
     with pytest.raises(ImageTooLarge, match="pixels"):
         decode_image(content, RGB)
@@ -117,7 +117,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts kibibytes on Linux only")
 @pytest.mark.parametrize("mode", ["RGBA", "I;16"])
-def test_the_largest_image_takes_little_more_than_its_own_pixels(mode: str, tmp_path: Path) -> None:
+def test_largest_image_needs_little_more_memory_than_its_pixels(mode: str, tmp_path: Path) -> None:
     side = math.isqrt(MAX_PIXELS)
     levels = np.full((side, side), 40_000, dtype=np.uint16)
     image = Image.fromarray(levels) if mode == "I;16" else Image.new("RGBA", (side, side), (9, 9, 9, 200))
@@ -127,7 +127,7 @@ def test_the_largest_image_takes_little_more_than_its_own_pixels(mode: str, tmp_
     assert int(done.stdout) * 1024 < 10 * MAX_PIXELS, "bytes; the pixels alone take four each"
 
 
-def test_shrinking_before_blending_changes_no_more_than_a_rounding() -> None:
+def test_shrinking_before_blending_stays_within_rounding_error() -> None:
     image = noise((640, 480), "RGBA")
     flat = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image).convert("RGB")
     expected = np.asarray(ImageOps.fit(flat, (32, 32), Image.Resampling.BILINEAR), dtype=int).transpose(2, 0, 1)
@@ -153,14 +153,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_no_image_is_refused_with_its_reason(name: str) -> None:
+def test_invalid_image_is_refused_with_a_reason(name: str) -> None:
     content, reason = BAD[name]
     with pytest.raises(ImageError, match=reason):
         decode_image(content, RGB)
 
 
-def test_reading_an_outline_takes_linear_time() -> None:
-    """A run of one byte, or of two in turn, must not make the search for markers start again at each of them."""
+def test_scanning_an_outline_takes_linear_time() -> None:
+    """Runs of one byte or alternating bytes must not restart the search for markers at every byte."""
     markers = (0x00, 0x01, 0xC0, 0xC4, 0xD0, 0xD8, 0xD9, 0xDA, 0xE1, 0xFE, 0xFF)
     periods = [bytes([byte]) for byte in range(256)] + [bytes(pair) for pair in itertools.product(markers, repeat=2)]
     starts = (b"\xff\xd8", b"\xff\xd8\xff\xda\x00\x02", b"\x89PNG\r\n\x1a\n", b"RIFF\x00\x00\x00\x00WEBP")
@@ -169,4 +169,4 @@ def test_reading_an_outline_takes_linear_time() -> None:
         began = time.thread_time()
         with suppress(ImageError):
             outline(content)
-        assert time.thread_time() - began < 0.2, (start, period)  # quadratic time is 10 s
+        assert time.thread_time() - began < 0.2, "quadratic time takes 10 s"  # quadratic time is 10 s

@@ -1,4 +1,4 @@
-"""What the locks pin, for those who answer for it: named by `make sbom`, its known vulnerabilities by `make audit`."""
+"""Supply chain: `make sbom` lists what the locks pin, and `make audit` its known vulnerabilities."""
 
 import json
 import os
@@ -17,7 +17,7 @@ Advise = Callable[[str], dict[str, Any]]
 
 
 def make(target: str, at: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`make <target>` on this clone's locks, with its environment; what it writes goes below `at`."""
+    """Run `make <target>` on this clone's locks and environment; output goes below `at`."""
     for part in ("Makefile", ".ci", ".venv", "params", "pyproject.toml", "README.md", "requirements", "stages"):
         (at / part).symlink_to(ROOT / part)
     return subprocess.run(
@@ -36,7 +36,7 @@ def pins(*groups: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_the_bills_of_material_name_every_pinned_package_with_version_and_hash(tmp_path: Path) -> None:
+def test_sboms_list_every_pinned_package_with_version_and_hash(tmp_path: Path) -> None:
     done = make("sbom", tmp_path)
     assert done.returncode == 0, done.stderr
     for name, groups in {"serve": ("serve",), "all": ("serve", "pipeline", "dev", "docs")}.items():
@@ -50,7 +50,7 @@ def test_the_bills_of_material_name_every_pinned_package_with_version_and_hash(t
 
 @pytest.fixture
 def advisories() -> Iterator[Callable[[Advise], str]]:
-    """Serves OSV's query, with what `advise` answers for a package; returns its address."""
+    """Serve OSV's query API with the answers of `advise`; return its address."""
     servers = []
 
     def serve(advise: Advise) -> str:
@@ -64,7 +64,7 @@ def advisories() -> Iterator[Callable[[Advise], str]]:
                 self.wfile.write(body)
 
             def log_message(self, *_: Any) -> None:
-                """Says nothing."""
+                """Stay silent."""
 
         servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Query))
         Thread(target=servers[-1].serve_forever, daemon=True).start()
@@ -82,7 +82,7 @@ def a_fault_of(*faulty: str) -> Advise:
     return lambda name: found if name in faulty else {}
 
 
-def test_an_audit_asks_for_every_pinned_package(tmp_path: Path, advisories: Callable[[Advise], str]) -> None:
+def test_audit_queries_every_pinned_package(tmp_path: Path, advisories: Callable[[Advise], str]) -> None:
     asked = []
 
     def advise(name: str) -> dict[str, Any]:
@@ -96,14 +96,14 @@ def test_an_audit_asks_for_every_pinned_package(tmp_path: Path, advisories: Call
     assert {"torch", "fastapi", "dvc", "pytest"} <= set(asked) <= pinned
 
 
-def test_an_audit_names_what_is_vulnerable(tmp_path: Path, advisories: Callable[[Advise], str]) -> None:
+def test_audit_lists_vulnerable_packages(tmp_path: Path, advisories: Callable[[Advise], str]) -> None:
     done = make("audit", tmp_path, OSV_URL=advisories(a_fault_of("jinja2", "pillow")))
     assert done.returncode != 0 and "NOT AUDITED" not in done.stderr
     assert re.search(r"^pillow +[\d.]+ +PYSEC-2026-1", done.stdout, re.MULTILINE)
     assert "no vulnerability is known" not in done.stdout
 
 
-def test_who_knows_of_no_vulnerability_at_all_is_not_believed(
+def test_audit_rejects_advisories_that_know_no_vulnerability(
     tmp_path: Path, advisories: Callable[[Advise], str]
 ) -> None:
     done = make("audit", tmp_path, OSV_URL=advisories(a_fault_of()))
@@ -111,7 +111,7 @@ def test_who_knows_of_no_vulnerability_at_all_is_not_believed(
     assert "audit: NOT AUDITED: the advisories don't know the faults of jinja2 2.10" in done.stderr
 
 
-def test_without_network_nothing_is_said_to_be_clean(tmp_path: Path) -> None:
+def test_audit_without_network_does_not_pass(tmp_path: Path) -> None:
     done = make("audit", tmp_path, OSV_URL="http://127.0.0.1:9/")
     assert done.returncode != 0 and done.stdout == ""
     assert re.search(r"^audit: NOT AUDITED: .*Connection refused", done.stderr, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The frame: the Makefile's commands exist, and .ci/setup installs its part of the locks or says why not."""
+"""The Makefile's targets work, and .ci/setup installs its part of the locks or explains why not."""
 
 import os
 import re
@@ -18,9 +18,7 @@ FRAME = ("Makefile", "Dockerfile", ".ci/run", "dvc.yaml")
 
 
 def make(*arguments: str, cwd: Path = ROOT) -> str:
-    """The output of make, independent of any make around this process: a choice for the tests must not affect tested
-    code.
-    """
+    """Return the output of make without settings inherited from an outer make, which must not affect tested code."""
     chosen = re.findall(r"^(\w+) \?=", (ROOT / "Makefile").read_text(), re.MULTILINE)
     env = {name: value for name, value in os.environ.items() if name not in [*chosen, "CLAIMCHECK_DEVICE"]}
     done = subprocess.run(["make", *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=True)
@@ -28,19 +26,19 @@ def make(*arguments: str, cwd: Path = ROOT) -> str:
 
 
 def dry_run(*arguments: str) -> str:
-    """The commands that make would run; it runs nothing."""
+    """Return the commands that make would run."""
     return make("--dry-run", "TORCH_BACKEND=locked", *arguments)
 
 
-def test_a_make_within_the_tests_is_no_part_of_the_one_that_runs_them() -> None:
-    """The README says `make test`; what that make hands down would show in the output of each within."""
+def test_make_within_tests_ignores_the_outer_make() -> None:
+    """`make test` exports variables that would change the output of every inner make."""
     code = "import os, tests.conftest; print(*(name for name in os.environ if 'MAKE' in name or name == 'MFLAGS'))"
     env = os.environ | {"MAKEFLAGS": "w -j1", "MFLAGS": "-w", "MAKELEVEL": "1", "MAKEOVERRIDES": "X=1"}
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     assert shown.stdout.split() == []
 
 
-def test_an_unknown_experiment_is_answered_with_the_nearest_or_the_known_ones() -> None:
+def test_unknown_experiment_gets_the_nearest_or_the_known_ones() -> None:
     with pytest.raises(subprocess.CalledProcessError) as refused:
         dry_run("repro", "EXPERIMENTS=ninformer-mnist ninformer-mnits")
     assert "no experiment ninformer-mnits; did you mean ninformer-mnist?" in refused.value.stderr
@@ -50,27 +48,23 @@ def test_an_unknown_experiment_is_answered_with_the_nearest_or_the_known_ones() 
     assert set(load_params(ROOT).experiments) <= set(re.findall(r"[\w-]+", refused.value.stderr))
 
 
-def modules_called(name: str) -> set[str]:
-    return set(re.findall(r"-m\W+(stages\.\w+(?:\.\w+)*|service)", (ROOT / name).read_text()))
-
-
 @pytest.mark.parametrize("name", FRAME)
-def test_every_module_that_is_called_can_be_run(name: str) -> None:
-    called = modules_called(name)
+def test_every_called_module_is_runnable(name: str) -> None:
+    called = set(re.findall(r"-m\W+(stages\.\w+(?:\.\w+)*|service)", (ROOT / name).read_text()))
     assert called
     bases = {module: ROOT.joinpath(*module.split(".")) for module in called}
     runnable = {m for m, base in bases.items() if base.with_suffix(".py").is_file() or (base / "__main__.py").is_file()}
     assert runnable == called
 
 
-def test_every_subcommand_that_make_calls_is_known() -> None:
+def test_every_subcommand_that_make_calls_exists() -> None:
     called = set(re.findall(r"/claimcheck (\w+)", (ROOT / "Makefile").read_text()))
     assert called == {"profile", "repro"}
     for name in called:
         assert python("-m", "stages.cli", name, "--help", cwd=ROOT, env=os.environ).returncode == 0, name
 
 
-def test_every_target_is_explained() -> None:
+def test_every_target_is_documented() -> None:
     makefile = (ROOT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.*)", makefile, re.MULTILINE)
     assert phony
@@ -78,7 +72,7 @@ def test_every_target_is_explained() -> None:
     assert explained == set(phony[1].split())
 
 
-def test_before_any_repro_the_service_gets_a_database_of_the_evidence(tmp_path: Path) -> None:
+def test_serve_builds_a_database_of_the_evidence_if_none_exists(tmp_path: Path) -> None:
     for part in ("Makefile", "params", "stages", ".ci", "pyproject.toml", "requirements"):
         (tmp_path / part).symlink_to(ROOT / part)
     (tmp_path / "data").mkdir()
@@ -99,15 +93,13 @@ def test_profile_and_device_reach_the_pipeline() -> None:
     assert "claimcheck profile" not in dry_run("repro")
     chosen = dry_run("repro", "EXPERIMENTS=ninformer-mnist dac-vgg-cifar10")
     assert "claimcheck repro ninformer-mnist dac-vgg-cifar10\n" in chosen
-    show = ("--eval", "show: ; +@env | grep CLAIMCHECK_DEVICE", "show")  # make runs a + line in a dry run too
+    show = ("--eval", "show: ; +@env | grep CLAIMCHECK_DEVICE", "show")  # make runs lines with + even in a dry run
     assert "CLAIMCHECK_DEVICE=cuda" in dry_run(*show, "DEVICE=cuda")
 
 
 @pytest.mark.parametrize(("files", "chosen"), [([], "locked"), (["torch-backend"], "locked"), (["ready-cpu"], "cpu")])
-def test_the_backend_is_that_of_the_environment_once_it_is_complete(
-    tmp_path: Path, files: list[str], chosen: str
-) -> None:
-    """A small install that failed doesn't choose for the next `make repro`."""
+def test_backend_is_that_of_a_complete_environment(tmp_path: Path, files: list[str], chosen: str) -> None:
+    """A failed small install must not determine the next `make repro`."""
     (tmp_path / ".venv").mkdir()
     for name in files:
         (tmp_path / ".venv" / name).write_text("cpu\n")
@@ -115,7 +107,7 @@ def test_the_backend_is_that_of_the_environment_once_it_is_complete(
     assert shown == f"{chosen}\n"
 
 
-def test_the_image_copies_what_is_there() -> None:
+def test_docker_image_copies_existing_files() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
     copies = re.findall(r"^COPY (?!--from)(?:--\S+ )?(.+)", dockerfile, re.MULTILINE)
     sources = {source for copy in copies for source in copy.split()[:-1]}
@@ -148,13 +140,13 @@ def locked(*groups: str) -> str:
 
 
 def test_no_package_is_in_two_locks() -> None:
-    """So none is pinned to two versions, and a group is installed with those before it."""
+    """Otherwise a package could be pinned to two versions."""
     packages = [package_names(locked(group)) for group in GROUPS]
     assert all(packages)
     assert sum(len(names) for names in packages) == len(set[str]().union(*packages))
 
 
-def test_what_a_group_names_is_in_its_lock_or_in_one_before() -> None:
+def test_requirements_of_a_group_are_in_its_lock_or_an_earlier_one() -> None:
     for place, group in enumerate(GROUPS):
         lines = (ROOT / "requirements" / f"{group}.in").read_text().splitlines()
         named = {match[0].lower() for line in lines if (match := re.match(r"[A-Za-z0-9._-]+", line)) and line[0] != "-"}
@@ -162,11 +154,11 @@ def test_what_a_group_names_is_in_its_lock_or_in_one_before() -> None:
         assert (f"-r {GROUPS[place - 1]}.in" in lines) == (place > 0)
 
 
-def test_the_default_installs_the_locks_to_the_byte() -> None:
+def test_default_install_uses_the_locks_unchanged() -> None:
     assert setup("lines", "locked").stdout == locked()
 
 
-def test_the_small_install_leaves_out_torch_and_cuda_alone() -> None:
+def test_small_install_omits_only_torch_and_cuda() -> None:
     left_out = package_names(locked()) - package_names(setup("lines", "cpu").stdout)
     assert {name for name in left_out if not name.startswith(("nvidia-", "cuda-"))} == {
         "torch",
@@ -176,27 +168,27 @@ def test_the_small_install_leaves_out_torch_and_cuda_alone() -> None:
     assert "nvidia-cudnn-cu13" in left_out
 
 
-def test_what_is_left_of_the_lock_keeps_its_hashes() -> None:
+def test_small_install_keeps_the_hashes_of_the_lock() -> None:
     for text in re.split(r"\n(?=[A-Za-z0-9])", setup("lines", "cpu").stdout):
         assert "--hash=sha256:" in text
         assert text in locked()
 
 
-def test_the_service_is_given_no_package_of_training_or_of_tests() -> None:
+def test_service_install_has_no_training_or_test_packages() -> None:
     installed = package_names(setup("lines", "locked", "serving").stdout)
     assert {"torch", "fastapi", "sqlalchemy", "pillow"} <= installed
     others = {"dvc", "celery", "asyncssh", "diskcache", "gevent", "pandas", "pytest", "mypy", "ruff", "playwright"}
     assert others <= package_names(locked()) - installed
 
 
-def test_an_unknown_backend_is_refused_with_the_choices() -> None:
+def test_unknown_backend_lists_the_choices() -> None:
     done = setup("install", "gpu")
     assert (done.returncode, done.stderr) == (1, "setup: TORCH_BACKEND is 'gpu'; known: locked, cpu\n")
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The script in a separate folder, so that a mistaken success can't touch this clone's environment."""
+    """A copy of the script elsewhere, so that an unexpected success can't change this clone's environment."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/setup", tmp_path / ".ci/setup")
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
@@ -204,7 +196,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def stand_in(folder: Path, name: str, body: str) -> dict[str, str]:
-    """An environment whose PATH finds a command `name` of ours first."""
+    """Return an environment whose PATH finds our command `name` first."""
     bin_folder = folder / "bin"
     bin_folder.mkdir(exist_ok=True)
     (bin_folder / name).write_text(f"#!/bin/sh\n{body}\n")
@@ -212,7 +204,7 @@ def stand_in(folder: Path, name: str, body: str) -> dict[str, str]:
     return {"PATH": f"{bin_folder}:{os.environ['PATH']}"}
 
 
-def test_a_full_disk_is_noticed_before_anything_is_made(copy: Path) -> None:
+def test_full_disk_is_detected_before_anything_is_created(copy: Path) -> None:
     env = stand_in(copy, "df", "printf 'Filesystem 1024-blocks Used Available\\n/dev/x 9 9 1024000\\n'")
     done = setup("install", env=env, script=copy / ".ci/setup")
     assert done.returncode == 1
@@ -220,19 +212,19 @@ def test_a_full_disk_is_noticed_before_anything_is_made(copy: Path) -> None:
     assert not (copy / ".venv").exists()
 
 
-def test_an_old_python_is_refused_by_its_version(copy: Path) -> None:
+def test_old_python_is_refused_by_version(copy: Path) -> None:
     body = 'test "$1" = --version && echo "Python 3.9.2"; test "$1" = --version'
     done = setup("install", env=stand_in(copy, "python3", body), script=copy / ".ci/setup")
     assert (done.returncode, done.stderr[:48]) == (1, "setup: Python 3.9.2 is too old, 3.11 or later is")
 
 
-def test_a_python_without_venv_names_the_package(copy: Path) -> None:
+def test_python_without_venv_reports_the_missing_package(copy: Path) -> None:
     body = 'case "$2" in *ensurepip*) exit 1;; esac'
     done = setup("install", env=stand_in(copy, "python3", body), script=copy / ".ci/setup")
     assert (done.returncode, "apt install python3-venv" in done.stderr) == (1, True)
 
 
-def test_a_small_pytorch_that_cannot_be_had_is_found_before_any_other_package(copy: Path) -> None:
+def test_unavailable_small_pytorch_is_detected_before_other_packages(copy: Path) -> None:
     programs, asked = copy / ".venv/bin", copy / "asked"
     programs.mkdir(parents=True)
     uv = f'echo "$*" >>{asked}; case "$*" in *--dry-run*) echo no route >&2; exit 1;; esac'
@@ -246,7 +238,7 @@ def test_a_small_pytorch_that_cannot_be_had_is_found_before_any_other_package(co
 
 
 class Clone:
-    """A clone's frame, and an environment that imports `stages` from it as an installation does."""
+    """A clone's build files, and an environment that imports `stages` from it."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.venv = root, root / ".venv"
@@ -259,14 +251,14 @@ class Clone:
         shutil.copytree(ROOT / "requirements", root / "requirements", copy_function=shutil.copy)
 
     def install(self, clone: Path) -> None:
-        """As `make setup` leaves it, importing from `clone`."""
+        """Create the environment that `make setup` leaves, importing from `clone`."""
         venv.create(self.venv, symlinks=True)
         site = next(self.venv.glob("lib/python*/site-packages"))
         (site / "claimcheck.pth").write_text(f"{clone}\n")
         (self.venv / "ready-locked").touch()
 
     def make(self) -> subprocess.CompletedProcess[str]:
-        """`make setup`, with a Python that can't make environments: nothing can be installed by mistake."""
+        """Run `make setup` with a Python that can't create environments, so that nothing is installed by mistake."""
         env = stand_in(self.root, "python3", "exit 1")
         return subprocess.run(
             ["make", "setup", "TORCH_BACKEND=locked"],
@@ -291,7 +283,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("part", [".venv", ".venv/bin", ".venv/lib"])
-def test_an_environment_is_never_changed_through_a_link(owner: Clone, tmp_path: Path, part: str) -> None:
+def test_environment_is_never_changed_through_a_symlink(owner: Clone, tmp_path: Path, part: str) -> None:
     other = Clone(tmp_path / "other")
     if part != ".venv":
         shutil.copytree(owner.venv, other.venv, symlinks=True)
@@ -306,7 +298,7 @@ def test_an_environment_is_never_changed_through_a_link(owner: Clone, tmp_path: 
     assert owner.make().returncode == 0
 
 
-def test_a_copied_environment_is_not_believed_and_made_anew(owner: Clone, tmp_path: Path) -> None:
+def test_copied_environment_is_rejected_and_rebuilt(owner: Clone, tmp_path: Path) -> None:
     other = Clone(tmp_path / "other")
     shutil.copytree(owner.venv, other.venv, symlinks=True)
     done = other.make()
@@ -315,7 +307,7 @@ def test_a_copied_environment_is_not_believed_and_made_anew(owner: Clone, tmp_pa
     assert owner.make().returncode == 0
 
 
-def test_another_clones_environment_named_by_hand_is_refused(owner: Clone, tmp_path: Path) -> None:
+def test_environment_of_another_clone_is_refused(owner: Clone, tmp_path: Path) -> None:
     other, before = Clone(tmp_path / "other"), content(owner.venv)
     done = setup("install", env={"VENV": str(owner.venv)}, script=other.root / ".ci/setup")
     assert (done.returncode, f"is the environment of the clone {owner.root}" in done.stderr) == (1, True)

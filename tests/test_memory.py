@@ -26,13 +26,13 @@ def printed_number(script: str) -> int:
     return int(done.stdout)
 
 
-def test_freed_memory_is_not_touched_again() -> None:
+def test_freed_memory_is_reused_without_new_page_faults() -> None:
     kept = printed_number(SCRIPT.format(keep=True))
     given_back = printed_number(SCRIPT.replace("assert keep_freed_memory() == {keep}", ""))
     assert kept < given_back / 10, (kept, given_back)
 
 
-def test_peak_resets_although_freed_memory_is_kept() -> None:
+def test_peak_resets_although_freed_memory_is_retained() -> None:
     script = """
 import numpy, torch
 from stages.training.process import peak_memory_bytes, reset_peak_memory

@@ -50,7 +50,7 @@ def store(object_url: str, tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def elsewhere(object_url: str, tmp_path: Path) -> ObjectStore:
-    """The same store, opened on another machine."""
+    """The same store opened on another machine."""
     return ObjectStore(object_url, tmp_path / "there")
 
 
@@ -116,7 +116,7 @@ def test_another_machine_reads_and_caches_published_outcomes(
     assert contents(elsewhere.published(KEY)) == files
     object_server.down()
     try:
-        assert elsewhere.has(KEY) and contents(elsewhere.whole(KEY)) == files, "from the folder of this machine"
+        assert elsewhere.has(KEY) and contents(elsewhere.whole(KEY)) == files, "from this machine's folder"
     finally:
         object_server.up()
 
@@ -136,7 +136,7 @@ def test_damaged_file_is_detected_and_the_run_can_be_retrained(
     assert elsewhere.published(KEY) is None and not elsewhere.has(KEY)
     said = capsys.readouterr().err
     assert f"{KEY[:12]}: the outcome in {store.address} is damaged: {name} is " in said and "trained again" in said
-    assert contents(elsewhere.publish(KEY, files)) == files, "which mends the file"
+    assert contents(elsewhere.publish(KEY, files)) == files, "which repairs the file"
     assert contents(ObjectStore(store.address, elsewhere.cache.root / "third").whole(KEY)) == files
 
 
@@ -155,7 +155,7 @@ def test_damaged_local_copy_is_fetched_again(store: ObjectStore, elsewhere: Obje
 def test_missing_manifest_is_written_by_the_next_claim(store: ObjectStore, elsewhere: ObjectStore) -> None:
     store.publish(KEY, outcome(KEY))
     store.bucket.delete([f"runs/{KEY}.json"])
-    assert not elsewhere.has(KEY), "as if it had been killed before"
+    assert not elsewhere.has(KEY), "as if killed before writing it"
     assert contents(elsewhere.publish(KEY, outcome(KEY))) == outcome(KEY) and elsewhere.has(KEY)
 
 

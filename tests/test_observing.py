@@ -1,4 +1,4 @@
-"""Inside trained networks: really trained ones are observed, recorded, queried and drawn."""
+"""Observations of the inside of trained networks: recorded, queried and drawn for real trainings."""
 
 import dataclasses
 import re
@@ -40,7 +40,7 @@ REST = {"hidden_dim": 4}, {"num_centers": 4, "feedforward_beta": 0.05}
 
 
 def write_project(folder: Path) -> None:
-    """Three papers' experiments with a few of their arms, tiny, on placeholder data."""
+    """Write three papers' experiments with a few tiny arms on placeholder data."""
     index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
     index["profiles"]["smoke"]["overrides"] = {"epochs": 2, "steps_per_epoch": 4, "batch_size": 16}
     index["experiments"] = {name: index["experiments"][name] for name in TINY}
@@ -66,7 +66,7 @@ def write_project(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Trained, evaluated and recorded for real."""
+    """A project that is really trained, evaluated and recorded."""
     root = tmp_path_factory.mktemp("observing")
     write_project(root)
     with pytest.MonkeyPatch.context() as patch:
@@ -91,7 +91,7 @@ def serve(root: Path) -> TestClient:
     return TestClient(create_app(Settings(root=root)), base_url="http://127.0.0.1")
 
 
-def test_a_line_holds_the_trained_network_and_the_one_that_it_started_from(root: Path) -> None:
+def test_line_has_observations_of_the_trained_and_the_initial_network(root: Path) -> None:
     line = lines(root, "hyperbf-cifar10")["hyperbf-equal-widths"]
     weights = root / "data" / "runs" / line.experiment / line.run_key / "weights.safetensors"
     network = load_predictor(weights).network
@@ -100,13 +100,13 @@ def test_a_line_holds_the_trained_network_and_the_one_that_it_started_from(root:
     assert sigmas == pytest.approx(network.observe_kernels()["attention_sigma"], rel=1e-6)
     start = line.observed["start"]
     assert start["attention_sigma"] == start["feedforward_sigma"] == ((3.162278,), (3.162278,))
-    assert sigmas != [value for (value,) in start["attention_sigma"]], "it has learned"
+    assert sigmas != [value for (value,) in start["attention_sigma"]], "training changed them"
     gap = next(row for row in line.metrics if row.metric == "kernel_width_gap")
     assert gap.split == "none" and gap.value != 0
-    assert lines(root, "hyperbf-cifar10")["vit"].observed is None, "the paper says nothing of its inside"
+    assert lines(root, "hyperbf-cifar10")["vit"].observed is None, "the paper makes no statement about its inside"
 
 
-def test_the_walk_is_that_of_the_first_test_images(root: Path) -> None:
+def test_walk_is_observed_on_the_first_test_images(root: Path) -> None:
     line = lines(root, "brownian-cifar10")["adam"]
     weights = root / "data" / "runs" / line.experiment / line.run_key / "weights.safetensors"
     predictor = load_predictor(weights)
@@ -118,12 +118,12 @@ def test_the_walk_is_that_of_the_first_test_images(root: Path) -> None:
     motion = next(row for row in line.metrics if row.metric == "displacement_over_steps")
     assert (motion.split, motion.n) == ("test", IMAGES)
     other = lines(root, "brownian-cifar10")["sgd"].observed
-    assert other is not None and other["start"] == line.observed["start"], "one seed, one beginning"
+    assert other is not None and other["start"] == line.observed["start"], "the same seed gives the same start"
     assert other["trained"] != line.observed["trained"]
 
 
 @pytest.mark.parametrize("arm", ARMS["nmn-mnist-inversion"])
-def test_accuracy_after_inversion_is_that_of_all_test_images(root: Path, arm: str) -> None:
+def test_accuracy_after_inversion_covers_all_test_images(root: Path, arm: str) -> None:
     line = lines(root, "nmn-mnist-inversion")[arm]
     weights = root / "data" / "runs" / line.experiment / line.run_key / "weights.safetensors"
     predictor, test_set = load_predictor(weights), read_images(root / "data" / "processed" / "mnist", "test")
@@ -135,7 +135,7 @@ def test_accuracy_after_inversion_is_that_of_all_test_images(root: Path, arm: st
     inverted = measured["accuracy_after_inversion"]
     assert (inverted.value, inverted.split, inverted.n) == (pytest.approx(found), "test", len(test_set))
     assert len(test_set) > IMAGES and inverted.value != measured["accuracy"].value
-    assert line.observed is None, "nothing is observed by block"
+    assert line.observed is None, "it has no observations by block"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_accuracy_after_inversion_is_that_of_all_test_images(root: Path, arm: st
         ("brownian-cifar10", "adam", "displacement_over_steps"),
     ],
 )
-def test_the_weights_are_looked_into_again(root: Path, name: str, arm: str, metric: str) -> None:
+def test_verification_recomputes_observations_from_the_weights(root: Path, name: str, arm: str, metric: str) -> None:
     line = lines(root, name)[arm]
     weights = root / "data" / "runs" / name / line.run_key / "weights.safetensors"
     packed = root / "data" / "processed" / "cifar10"
@@ -155,7 +155,7 @@ def test_the_weights_are_looked_into_again(root: Path, name: str, arm: str, metr
     assert said.startswith(f"{metric} is recorded as ")
 
 
-def test_a_stand_in_s_inside_is_shown_with_its_run_and_says_nothing_of_a_claim(root: Path) -> None:
+def test_observations_on_placeholder_data_appear_with_the_run_but_not_with_claims(root: Path) -> None:
     client, line = serve(root), lines(root, "hyperbf-cifar10")["hyperbf"]
     (result,) = client.get(f"/api/v1/runs/{line.run_key}").json()["results"]
     assert line.observed is not None
@@ -183,7 +183,7 @@ def test_a_stand_in_s_inside_is_shown_with_its_run_and_says_nothing_of_a_claim(r
 
 @pytest.fixture(scope="module")
 def real(root: Path, tmp_path_factory: pytest.TempPathFactory) -> TestClient:
-    """The same lines as if their data had been complete."""
+    """The same lines marked as trained on complete data."""
     folder = tmp_path_factory.mktemp("real")
     write_project(folder)
     (folder / "data" / "results").mkdir()
@@ -197,7 +197,7 @@ def real(root: Path, tmp_path_factory: pytest.TempPathFactory) -> TestClient:
     return serve(folder)
 
 
-def test_real_networks_are_drawn_on_the_page_of_their_experiment(real: TestClient, root: Path) -> None:
+def test_observations_of_real_runs_are_drawn_on_the_experiments_page(real: TestClient, root: Path) -> None:
     html = real.get("/experiments/hyperbf-cifar10?quantity=attention_sigma").text
     found = drawn(html, "inside").lines
     for arm, title in (("hyperbf", "HyperBF"), ("hyperbf-equal-widths", "HyperBF with equal sigmas at the start")):
@@ -218,7 +218,7 @@ def test_real_networks_are_drawn_on_the_page_of_their_experiment(real: TestClien
     assert '<option value="self_probability" selected>probability of staying' in heads
 
 
-def test_a_claim_is_drawn_by_the_quantities_behind_it(real: TestClient) -> None:
+def test_claim_page_draws_the_quantities_behind_it(real: TestClient) -> None:
     claim = real.get("/api/v1/claims/hyperbf.obs.sigma_order.c10").json()
     assert {(row["arm"], row["quantity"]) for row in claim["observations"]} == {
         ("hyperbf", "attention_sigma"),
@@ -226,11 +226,11 @@ def test_a_claim_is_drawn_by_the_quantities_behind_it(real: TestClient) -> None:
     }
     page = real.get("/claims/hyperbf.obs.sigma_order.c10").text
     assert set(drawn(page, "inside").inks) == {"σ of attention", "σ of the feed-forward"}
-    assert "above 0" in page, "what the paper says"
+    assert "above 0" in page, "the paper's statement"
     assert set(drawn(real.get("/claims/brownian.trained.motion").text, "inside").inks) == {"Adam"}
 
 
-def test_an_unknown_quantity_is_told_and_the_page_shows_another(real: TestClient) -> None:
+def test_unknown_quantity_is_404_and_the_page_shows_another(real: TestClient) -> None:
     response = real.get("/api/v1/experiments/brownian-cifar10/observations?quantity=colour")
     assert response.status_code == 404
     assert re.search("unknown quantity 'colour'; known: .*self_probability", response.json()["detail"])

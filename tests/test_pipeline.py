@@ -1,4 +1,4 @@
-"""The whole graph with real DVC in a separate checkout: no-op, reruns after a change, pulling, `kill -9` of dvc."""
+"""The whole pipeline with real DVC in a separate checkout: no-op, reruns after a change, pulling, `kill -9` of dvc."""
 
 import json
 import os
@@ -30,11 +30,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkout(finished: Path, tmp_path: Path) -> Path:
-    """A copy of a finished checkout, for changes."""
+    """A modifiable copy of a finished checkout."""
     return Path(shutil.copytree(finished, tmp_path / "checkout", symlinks=True))
 
 
-def test_repro_fills_the_database_and_again_does_nothing(finished: Path) -> None:
+def test_repro_fills_the_database_and_its_repetition_does_nothing(finished: Path) -> None:
     with sqlite3.connect(finished / "data" / "results.db") as database:
         cells = database.execute("SELECT experiment, arm FROM results ORDER BY 1, 2").fetchall()
     database.close()
@@ -44,13 +44,13 @@ def test_repro_fills_the_database_and_again_does_nothing(finished: Path) -> None
     assert (finished / "dvc.lock").read_bytes() == lock
 
 
-def test_metrics_plots_and_params_say_something(checkout: Path) -> None:
+def test_dvc_shows_metrics_plots_and_params(checkout: Path) -> None:
     shown = json.loads(run(checkout, *DVC, "metrics", "show", "--json"))
     metrics = shown[""]["data"][f"data/metrics/{EXPERIMENT}.json"]["data"]
     assert list(metrics) == ["runs", "metric", "baseline", "proposed"] and metrics["metric"] == "accuracy"
     assert 0 <= metrics["baseline"] <= 1 and 0 <= metrics["proposed"] <= 1
     table = run(checkout, *DVC, "metrics", "show").splitlines()
-    assert max(map(len, table)) <= 80, "a line an experiment, a column a name"
+    assert max(map(len, table)) <= 80, "one line per experiment, one column per name"
     run(checkout, *DVC, "plots", "show")
     page = (checkout / "dvc_plots" / "index.html").read_text()
     assert "train_loss" in page and "errorband" in page
@@ -61,7 +61,7 @@ def test_metrics_plots_and_params_say_something(checkout: Path) -> None:
     assert difference["params.yaml"]["profiles.smoke.overrides.epochs"] == {"old": 1, "new": 2, "diff": 1}
 
 
-def test_after_a_pull_in_a_second_clone_nothing_retrains(checkout: Path, tmp_path: Path) -> None:
+def test_pulled_results_are_not_retrained(checkout: Path, tmp_path: Path) -> None:
     run(checkout, *DVC, "remote", "add", "-d", "here", str(tmp_path / "remote"))
     run(checkout, *DVC, "push", "-q")
     git(checkout, "add", "-A")
@@ -73,13 +73,13 @@ def test_after_a_pull_in_a_second_clone_nothing_retrains(checkout: Path, tmp_pat
     assert not (clone / "data" / "store").exists()
     with TestClient(create_app(Settings(root=clone)), base_url="http://127.0.0.1") as client:
         names = [one["name"] for one in client.get("/api/v1/experiments").json()]
-    assert sorted(names) == ["other-mnist", EXPERIMENT], "DVC keeps the database, too"
+    assert sorted(names) == ["other-mnist", EXPERIMENT], "DVC stores the database, too"
     edit(clone / "params.yaml", lambda p: p["profiles"]["smoke"].update(replicates=2))
     output = repro(clone)
     assert output.count("taken from the store") == 4, "the pulled runs are adopted"
 
 
-def test_kill_of_dvc_leaves_no_orphan_and_the_next_repro_goes_on(finished: Path, tmp_path: Path) -> None:
+def test_killing_dvc_leaves_no_orphans_and_repro_resumes(finished: Path, tmp_path: Path) -> None:
     reference = make_checkout(tmp_path / "reference", epochs=30)
     repro(reference)
     folder = make_checkout(tmp_path / "killed", epochs=30)
@@ -99,7 +99,7 @@ def test_kill_of_dvc_leaves_no_orphan_and_the_next_repro_goes_on(finished: Path,
 
 
 def trainings_in(folder: Path) -> list[int]:
-    """Live processes that train with `folder` as their working directory."""
+    """List live processes that train with `folder` as their working directory."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

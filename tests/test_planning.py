@@ -1,4 +1,4 @@
-"""`claimcheck plan`: the cost of trainings, from the real params and before anything trains."""
+"""`claimcheck plan`: the cost of training, computed from the real params without training."""
 
 import dataclasses
 import json
@@ -45,11 +45,7 @@ def one_flop(model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -
     return 1
 
 
-def one_flop_of_any(self: FlopCounts, model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
-    return one_flop(model, shape, vocabulary)
-
-
-def test_flops_of_a_model_are_those_of_its_published_results(params: Params, tmp_path: Path) -> None:
+def test_flops_of_a_model_equal_those_of_its_published_results(params: Params, tmp_path: Path) -> None:
     (line,) = (
         line.result
         for line in read_lines(ROOT / "data/evidence/ninformer-mnist.jsonl", EvidenceLine)
@@ -60,16 +56,16 @@ def test_flops_of_a_model_are_those_of_its_published_results(params: Params, tmp
     assert FlopCounts(tmp_path / "flops.json").count(model, params.datasets["mnist"].shape, None) == published
 
 
-def test_cost_of_an_experiment_is_its_arithmetic(params: Params) -> None:
-    """NiNformer as printed: 100 epochs of 391 steps, tested after each and once more at the end."""
+def test_cost_of_an_experiment_equals_a_hand_calculation(params: Params) -> None:
+    """NiNformer as printed: 100 epochs of 391 steps, with tests after each epoch and at the end."""
     (cost,) = plan_costs(params, params.profiles["paper"], ["ninformer-cifar100"], one_flop).values()
     runs = len(params.experiments["ninformer-cifar100"].arms) * len(params.experiments["ninformer-cifar100"].seeds)
     assert (cost.runs, cost.epochs, cost.steps) == (runs, 100 * runs, 39_100 * runs)
     assert cost.flops == runs * (3 * 50_000 * 100 + 101 * 10_000)
 
 
-def test_the_page_has_the_trainings_and_steps_of_the_plan(params: Params) -> None:
-    """Its FLOPs and hours are `claimcheck plan`'s, which takes longer than a test may."""
+def test_page_has_the_planned_trainings_and_steps(params: Params) -> None:
+    """Its FLOPs and hours come from `claimcheck plan`, which is too slow for a test."""
     page = (ROOT / "docs" / "train.md").read_text()
     shown = re.findall(r"^\| [\w ]+ \| ([\d,]+) \| ([\d,]+) \| [\d.]+e\d+ \|", page, flags=re.MULTILINE)
     costs = plan_costs(params, params.profiles["paper"], list(params.experiments), one_flop)
@@ -84,7 +80,7 @@ def test_the_page_has_the_trainings_and_steps_of_the_plan(params: Params) -> Non
     ids=["none", "fraction", "folds"],
 )
 @pytest.mark.parametrize("train_images", [None, 40])
-def test_rows_that_train_and_validate_are_as_many_as_the_loop_takes(
+def test_planned_training_and_validation_rows_equal_the_loops(
     params: Params, split: SplitSpec, train_images: int | None
 ) -> None:
     printed = params.experiments["dac-vgg-cifar10"].printed
@@ -96,7 +92,7 @@ def test_rows_that_train_and_validate_are_as_many_as_the_loop_takes(
 
 
 @pytest.mark.parametrize("profile", ["smoke", "quick", "paper"])
-def test_plan_has_a_training_for_every_run_key(params: Params, profile: str) -> None:
+def test_plan_has_one_training_per_run_key(params: Params, profile: str) -> None:
     params = dataclasses.replace(params, profile_name=profile)
     keys = {
         run.spec.run_key
@@ -107,7 +103,7 @@ def test_plan_has_a_training_for_every_run_key(params: Params, profile: str) -> 
     assert add_up(costs.values(), params.rates).runs == len(keys)
 
 
-def test_what_two_experiments_share_is_counted_once(params: Params) -> None:
+def test_shared_runs_of_two_experiments_are_counted_once(params: Params) -> None:
     again = dataclasses.replace(params.experiments["ninformer-mnist"], name="again")
     shared = dataclasses.replace(params, experiments={**params.experiments, "again": again})
     costs = plan_costs(shared, params.profiles["paper"], ["ninformer-mnist", "again"], one_flop)
@@ -115,7 +111,7 @@ def test_what_two_experiments_share_is_counted_once(params: Params) -> None:
     assert costs["again"] == add_up([], params.rates)
 
 
-def test_hours_are_those_of_the_flops_and_at_least_those_of_the_steps(params: Params) -> None:
+def test_hours_follow_flops_with_a_minimum_per_step(params: Params) -> None:
     def time(flops: int) -> PlannedCost:
         profile = params.profiles["paper"]
         (cost,) = plan_costs(params, profile, ["ninformer-mnist"], lambda model, shape, vocabulary: flops).values()
@@ -131,8 +127,8 @@ def test_hours_are_those_of_the_flops_and_at_least_those_of_the_steps(params: Pa
         assert large.limit_hours(device) < large.hours(device)
 
 
-def test_networks_of_a_stack_share_its_steps_where_a_rate_says_what_one_takes(params: Params) -> None:
-    """Five seeds of each of SGEMM's networks: a fifth of a GPU's steps; a processor's are counted alone."""
+def test_stacked_networks_share_steps_if_a_rate_is_known(params: Params) -> None:
+    """With five seeds per network of SGEMM, a GPU takes a fifth of the steps; a CPU runs each network separately."""
     experiment, profile = params.experiments["dac-sgemm"], params.profiles["paper"]
     assert len(experiment.seeds) == 5
     (cost,) = plan_costs(params, profile, ["dac-sgemm"], one_flop).values()
@@ -149,7 +145,7 @@ def test_networks_of_a_stack_share_its_steps_where_a_rate_says_what_one_takes(pa
     assert (other.stacked, other.starting_seconds["cuda"]) == (0, 0.0) and other.seconds == other.alone_seconds
 
 
-def test_plan_says_what_it_counts(params: Params) -> None:
+def test_plan_explains_its_counts(params: Params) -> None:
     (cost,) = plan_costs(params, params.profiles["paper"], ["dac-sgemm"], one_flop).values()
     said = list(what_counts(cost, params.rates))
     hours = f"{cost.hours('cuda'):.2g}"
@@ -163,7 +159,7 @@ def test_plan_says_what_it_counts(params: Params) -> None:
     )
 
 
-def test_a_training_that_may_stop_early_is_expected_to(params: Params) -> None:
+def test_early_stopping_shortens_the_planned_epochs(params: Params) -> None:
     printed = params.experiments["dac-sgemm"].printed
     assert (printed.epochs, expected_epochs(printed)) == (1000, 350)
     assert expected_epochs(dataclasses.replace(printed, epochs=3)) == 3
@@ -171,7 +167,7 @@ def test_a_training_that_may_stop_early_is_expected_to(params: Params) -> None:
 
 
 @pytest.mark.parametrize("name", ["mnist", "stl10", "tinyimagenet32", "sgemm", "openwebtext"])
-def test_stand_ins_have_as_many_rows_as_planned(params: Params, name: str, tmp_path: Path) -> None:
+def test_placeholder_data_have_the_planned_numbers_of_rows(params: Params, name: str, tmp_path: Path) -> None:
     source = params.datasets[name]
     info = prepare(source, Manifest(dataset=name, source="embedded"), tmp_path, tmp_path / "packed")
     planned = count_rows(name, source, is_stand_in=True)
@@ -181,7 +177,7 @@ def test_stand_ins_have_as_many_rows_as_planned(params: Params, name: str, tmp_p
     assert (planned.train, planned.test) == tuple((n - last) // window for n in (info.train_images, info.test_images))
 
 
-def test_flops_are_counted_once_for_each_model(params: Params, tmp_path: Path) -> None:
+def test_flops_are_counted_once_per_model(params: Params, tmp_path: Path) -> None:
     path = tmp_path / "kept" / "flops.json"
     arm = keyed_runs(params.experiments["ninformer-mnist"], params, "digest")[0].spec.model
     first = FlopCounts(path)
@@ -194,13 +190,13 @@ def test_flops_are_counted_once_for_each_model(params: Params, tmp_path: Path) -
         counts.count(dataclasses.replace(arm, arguments={**arm.arguments, "depth": depth}), (1, 28, 28), None)
         assert counts.added == 1
         counts.save()
-    assert len(FlopCounts(path).known) == 3, "whoever saves keeps what others saved since it read"
+    assert len(FlopCounts(path).known) == 3, "saving keeps what others saved since the file was read"
     path.write_text("not ours")
     assert FlopCounts(path).known == {}
 
 
 @pytest.mark.slow
-def test_a_plan_whose_models_were_counted_loads_no_torch(tmp_path: Path) -> None:
+def test_plan_with_known_flops_does_not_import_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from stages.cli import main; main(['plan', 'ninformer-mnist']); sys.exit('torch' in sys.modules)"
     )
@@ -215,7 +211,7 @@ def test_a_plan_whose_models_were_counted_loads_no_torch(tmp_path: Path) -> None
     assert runs[0].stdout == runs[1].stdout
 
 
-def test_command_prints_each_experiment_and_each_paper_under_every_profile(
+def test_plan_lists_experiments_and_papers_under_every_profile(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -227,15 +223,15 @@ def test_command_prints_each_experiment_and_each_paper_under_every_profile(
     table = [line.split(", ")[1].split()[0] for line in lines if line.startswith(("smoke, ", "quick, ", "paper, "))]
     assert table == ["ninformer", "brownian", "all"] * 3
     assert any("one NVIDIA H100, 2.50 USD an hour" in line for line in lines)
-    assert not any(line.startswith("Goal") for line in lines), "the goal is for all experiments together"
+    assert not any(line.startswith("Goal") for line in lines), "the goal covers all experiments together"
 
 
-def test_command_says_how_far_the_goal_is(
+def test_plan_compares_the_total_with_the_goal(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], params: Params
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("CLAIMCHECK_HOME", str(tmp_path))
-    monkeypatch.setattr(FlopCounts, "count", one_flop_of_any)
+    monkeypatch.setattr(FlopCounts, "count", lambda self, *of_model: one_flop(*of_model))
     assert main(["plan"]) == 0
     total = add_up(
         plan_costs(params, params.profiles["paper"], params.experiments, one_flop).values(), params.rates
@@ -244,16 +240,16 @@ def test_command_says_how_far_the_goal_is(
     assert f" Goal: everything as printed within 40 hours of one NVIDIA H100; the plan takes {total:.0f}, " in said
 
 
-def test_makespan_is_that_of_slots_that_take_the_longest_first() -> None:
+def test_makespan_starts_the_longest_trainings_first() -> None:
     assert makespan([2, 3, 4, 5], 2) == 7
     assert makespan([10, 1, 1], 2) == 10
     assert makespan([], 3) == 0
 
 
-def test_measured_plan_counts_real_steps_of_this_machine_once(
+def test_measured_plan_times_real_steps_once_per_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The small networks of the test need no second for a step, and 20 epochs take more steps than one."""
+    """The test's small networks take less than a second per step, and 20 epochs more than one."""
 
     def measured(epochs: int) -> tuple[float, str]:
         edit(project / "params.yaml", lambda index: index["profiles"]["smoke"]["overrides"].update(epochs=epochs))
@@ -269,10 +265,10 @@ def test_measured_plan_counts_real_steps_of_this_machine_once(
     one, said = measured(1)
     assert "measuring 2 networks, 1 at a time" in said
     twenty, again = measured(20)
-    assert "measuring" not in again, "the paces are kept: they don't depend on the number of epochs"
+    assert "measuring" not in again, "measured speeds don't depend on the number of epochs and are kept"
     assert 0 < one < twenty
     trained = RunStore(project / "data" / "store").root / "runs"
-    assert not trained.exists(), "what is measured is no outcome"
+    assert not trained.exists(), "measuring publishes no outcome"
 
 
 IN_BFLOAT16 = ("nmn-gpt",)
@@ -281,7 +277,7 @@ MNIST = {arm: [mean + step for step in SPREAD] for arm, mean in (("local-vit", 0
 VALUE, LEAD = "ninformer.table2.mnist.ninformer", "ninformer.rank.mnist.ninformer"
 
 
-def test_it_is_paper_but_for_the_products_of_what_is_printed_in_float32(params: Params) -> None:
+def test_paper_tf32_differs_from_paper_only_in_float32_products(params: Params) -> None:
     tf32, paper = params.profiles["paper-tf32"], params.profiles["paper"]
     assert tf32 == dataclasses.replace(paper, float32_as="tf32")
     for name, experiment in params.experiments.items():
@@ -292,7 +288,7 @@ def test_it_is_paper_but_for_the_products_of_what_is_printed_in_float32(params: 
             assert rounded.spec == dataclasses.replace(printed.spec, protocol=protocol)
 
 
-def test_a_result_says_in_which_precision_it_is(params: Params) -> None:
+def test_result_states_its_precision(params: Params) -> None:
     for name, experiment in params.experiments.items():
         cut = describe_cut(experiment, params.profiles["paper-tf32"], params.datasets[experiment.dataset])
         said = describe_fidelity("full", "paper-tf32", cut)
@@ -307,7 +303,7 @@ def test_a_result_says_in_which_precision_it_is(params: Params) -> None:
     assert kind_of_run("batches of 2 instead of 128") == "shortened run"
 
 
-def test_it_decides_nothing_says_so_and_never_goes_before_results_as_printed() -> None:
+def test_tf32_results_decide_nothing_and_yield_to_printed_precision() -> None:
     in_tf32 = trials(results("ninformer-mnist", MNIST, profile="paper-tf32"))
     value, lead = judge(claims()[VALUE], claims()[LEAD], entered=in_tf32)
     assert (value.verdict.status, value.ours) == (Status.NOT_TESTED, None)
@@ -320,7 +316,7 @@ def test_it_decides_nothing_says_so_and_never_goes_before_results_as_printed() -
     assert (lead.verdict.status, lead.verdict.n) == (Status.REVERSED, 3)
 
 
-def test_its_products_are_counted_at_their_own_rate_and_no_start_of_a_step_is_shorter(params: Params) -> None:
+def test_tf32_products_have_their_own_rate_and_launch_time_is_unchanged(params: Params) -> None:
     def plan(profile: str, flops: int) -> PlannedCost:
         counted = plan_costs(params, params.profiles[profile], ["ninformer-mnist"], lambda model, shape, text: flops)
         return add_up(counted.values(), params.rates)
@@ -329,13 +325,13 @@ def test_its_products_are_counted_at_their_own_rate_and_no_start_of_a_step_is_sh
     assert tf32.flops == printed.flops
     assert tf32.seconds["cuda"] == pytest.approx(tf32.flops / gpu.flops_per_second["tf32"])
     assert tf32.limit_seconds["cuda"] == pytest.approx(tf32.flops / gpu.peak_flops_per_second["tf32"])
-    assert tf32.seconds["cpu"] > printed.seconds["cpu"], "emulated there"
+    assert tf32.seconds["cpu"] > printed.seconds["cpu"], "emulated on a CPU"
     assert plan("paper-tf32", 1).seconds["cuda"] == plan("paper", 1).seconds["cuda"]
     (said,) = in_other_profile("paper-tf32", tf32, printed, params.rates)
     assert said.startswith("Under paper-tf32, all takes ") and " hours on cuda (" in said
 
 
-def test_its_networks_of_tables_are_stacked_as_those_of_paper(params: Params) -> None:
+def test_tables_are_stacked_under_tf32_as_under_paper(params: Params) -> None:
     for profile in ("paper-tf32", "paper"):
         (cost,) = plan_costs(params, params.profiles[profile], ["dac-sgemm"], lambda model, shape, text: 1).values()
         assert cost.stacked == cost.runs

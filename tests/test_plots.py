@@ -1,4 +1,4 @@
-"""`dvc plots show` by real DVC: one line per arm, with a band over its replicates."""
+"""`dvc plots show` with real DVC: one line per arm, with a band over its replicates."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ ARMS, REPLICATES, EPOCHS = ("vit", "ninformer", "ninformer-wide"), 3, 4
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page, for the graph of this repository and made-up curves."""
+    """The page of this repository's pipeline with made-up curves."""
     folder = make_project(tmp_path_factory.mktemp("plots"))
     shutil.copy(REPOSITORY / "dvc.yaml", folder)
 
@@ -43,7 +43,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "dvc_plots" / "index.html"
 
 
-def test_the_page_has_a_chart_an_experiment_with_arms_in_colours(page: Path) -> None:
+def test_plots_page_has_a_chart_per_experiment_with_coloured_arms(page: Path) -> None:
     found = re.findall(r"var spec = (\{.*?\});\n", page.read_text(encoding="utf-8"), re.DOTALL)
     (spec,) = map(json.loads, found)
     assert spec["title"] == EXPERIMENT

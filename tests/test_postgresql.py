@@ -1,4 +1,4 @@
-"""The database on PostgreSQL, by URL: the same content and the same answers as on SQLite."""
+"""PostgreSQL as the database: the same content and answers as SQLite."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened() -> Iterator[Callable[[str], Sessions]]:
-    """`open_results` whose connections are closed at the end."""
+    """`open_results`, whose connections are closed at teardown."""
     made: list[Sessions] = []
 
     def open_place(place: str) -> Sessions:
@@ -61,7 +61,7 @@ def content(sessions: Sessions) -> str:
         return session.scalars(select(Meta.value).where(Meta.name == "content")).one()
 
 
-def test_the_service_of_compose_can_only_read(
+def test_compose_service_has_read_only_access(
     root: Path, postgresql: Create, opened: Callable[[str], Sessions]
 ) -> None:
     url = postgresql()
@@ -86,7 +86,7 @@ def test_the_service_of_compose_can_only_read(
 
 
 def answers(client: TestClient) -> dict[str, tuple[int, Any]]:
-    """Responses of every address that can be reached from the lists, and of some wrong ones."""
+    """Collect the responses of every address reachable from the lists, and of some invalid ones."""
     found: dict[str, tuple[int, Any]] = {}
     queue = [
         "/compare",
@@ -110,18 +110,18 @@ def answers(client: TestClient) -> dict[str, tuple[int, Any]]:
     return found
 
 
-def test_both_give_the_same_answers(root: Path, postgresql: Create) -> None:
+def test_postgresql_and_sqlite_give_the_same_answers(root: Path, postgresql: Create) -> None:
     url = postgresql()
     record(root, url)
     clients = [open_client(root, place) for place in (url, "data/results.db")]
     ours, expected = (answers(client) for client in clients)
     clients[0].app.state.claimcheck.reading.dispose()
     assert ours == expected
-    assert len(ours) > 60 and {status for status, _ in ours.values()} == {200, 404, 422}  # without two models
+    assert len(ours) > 60 and {status for status, _ in ours.values()} == {200, 404, 422}  # two models are missing
 
 
-def test_a_rebuild_under_readers_is_seen_by_the_next_request(root: Path, postgresql: Create, tmp_path: Path) -> None:
-    """More requests than the driver needs before it prepares a statement permanently."""
+def test_next_request_sees_a_rebuilt_database(root: Path, postgresql: Create, tmp_path: Path) -> None:
+    """Enough requests for the driver to prepare its statements permanently."""
     root = Path(shutil.copytree(root, tmp_path / "root"))
     url = postgresql()
     record(root, url)
@@ -140,7 +140,7 @@ def test_a_rebuild_under_readers_is_seen_by_the_next_request(root: Path, postgre
     assert after == [[0] * 4] * 8
 
 
-def test_what_cannot_be_recorded_leaves_the_old_rows(
+def test_failed_recording_keeps_the_old_rows(
     root: Path, postgresql: Create, opened: Callable[[str], Sessions], tmp_path: Path
 ) -> None:
     root = Path(shutil.copytree(root, tmp_path / "root"))
@@ -160,10 +160,10 @@ def test_what_cannot_be_recorded_leaves_the_old_rows(
     assert content(sessions) == before
 
 
-def test_a_database_of_older_tables_is_rebuilt(
+def test_database_with_an_older_schema_is_rebuilt(
     root: Path, postgresql: Create, opened: Callable[[str], Sessions]
 ) -> None:
-    """A table that no longer exists refers to one that still does."""
+    """A removed table refers to one that still exists."""
     url = postgresql()
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE results (id integer PRIMARY KEY)")
@@ -177,8 +177,8 @@ def test_a_database_of_older_tables_is_rebuilt(
         assert session.query(Result).count() == 24
 
 
-def test_every_count_has_64_bits() -> None:
-    """A text has more tokens than 32 bits count; SQLite doesn't mind, PostgreSQL does."""
+def test_every_integer_column_has_64_bits() -> None:
+    """A text's token count exceeds 32 bits, which PostgreSQL rejects and SQLite accepts."""
     columns = [column for table in Base.metadata.sorted_tables for column in table.columns]
     narrow = [
         column for column in columns if isinstance(column.type, Integer) and not isinstance(column.type, BigInteger)
@@ -186,14 +186,14 @@ def test_every_count_has_64_bits() -> None:
     assert [str(column) for column in narrow] == []
 
 
-def test_nobody_writes_through_the_service(root: Path, postgresql: Create, opened: Callable[[str], Sessions]) -> None:
+def test_service_connection_is_read_only(root: Path, postgresql: Create, opened: Callable[[str], Sessions]) -> None:
     url = postgresql()
     record(root, url)
     with opened(url)() as session, pytest.raises(Exception, match="read-only transaction"):
         session.execute(text("DELETE FROM meta"))
 
 
-def test_an_unreachable_server_is_named_without_its_password(root: Path) -> None:
+def test_unreachable_server_is_reported_without_its_password(root: Path) -> None:
     url = f"postgresql://reader:hunter2@127.0.0.1:{free_port()}/results"
     with pytest.raises(ResultsUnavailable, match=r"can't write postgresql://reader:\*\*\*@127") as failure:
         record(root, url)
@@ -203,7 +203,7 @@ def test_an_unreachable_server_is_named_without_its_password(root: Path) -> None
     assert "hunter2" not in answer.text
 
 
-def test_the_verb_writes_the_tracked_file_and_the_database_that_is_named(
+def test_record_writes_the_tracked_file_and_the_named_database(
     root: Path,
     postgresql: Create,
     opened: Callable[[str], Sessions],

@@ -1,4 +1,4 @@
-"""A stage in a fork of the process that has loaded the libraries is as one of its own: output, exit code, end."""
+"""A stage forked from the preloaded process behaves like one of its own: output, exit code and shutdown."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ if what == "die":
 sys.exit(int(what))
 """
 LITTLE = ("json", "numpy")
-"""Libraries enough for a server that has loaded something; the whole list takes seconds."""
+"""A short list of libraries; importing the whole list takes seconds."""
 
 
 @contextmanager
@@ -64,8 +64,8 @@ def catches(number: signal.Signals, process: subprocess.Popen[str]) -> bool:
     return bool(int(status["SigCgt"], 16) >> (number - 1) & 1)
 
 
-def has_heard_of_its_stage(caller: subprocess.Popen[str]) -> bool:
-    """True once it passes on SIGTERM, as it does from the moment that it knows the pid."""
+def has_received_pid(caller: subprocess.Popen[str]) -> bool:
+    """Return True once the caller forwards SIGTERM, which it does as soon as it knows the stage's pid."""
     return catches(signal.SIGTERM, caller)
 
 
@@ -84,28 +84,26 @@ def call(folder: Path, environment: dict[str, str], what: str) -> Iterator[subpr
 
 
 @pytest.mark.parametrize(("what", "code"), [("0", 0), ("3", 3), ("die", 256 - 9)])
-def test_output_and_exit_code_are_those_of_the_stage(
+def test_forked_stage_has_the_same_output_and_exit_code(
     tmp_path: Path, environment: dict[str, str], what: str, code: int
 ) -> None:
     with server(tmp_path, environment) as process, call(tmp_path, environment, what) as caller:
         output, errors = caller.communicate(timeout=30)
         pid = int(output.split()[0])
         assert pid not in (caller.pid, process.pid) and errors == "said on stderr\n"
-        assert output.split()[2] == "False", "of our code the server loads nothing"
+        assert output.split()[2] == "False", "the server loads none of our code"
         assert caller.returncode == code
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(20) == 0 and not Path(environment[ADDRESS]).exists(), "it ends with its input"
+        assert process.wait(20) == 0 and not Path(environment[ADDRESS]).exists(), "it exits when its stdin closes"
 
 
 @pytest.mark.parametrize("killed", ["caller", "server"])
-def test_a_stage_ends_with_its_caller_and_with_the_server(
-    tmp_path: Path, environment: dict[str, str], killed: str
-) -> None:
+def test_stage_ends_with_its_caller_or_the_server(tmp_path: Path, environment: dict[str, str], killed: str) -> None:
     with server(tmp_path, environment) as process, call(tmp_path, environment, "sleep") as caller:
         assert caller.stdout is not None and caller.stderr is not None
         pid = int(caller.stdout.readline().split()[0])
-        wait_until(lambda: has_heard_of_its_stage(caller))
+        wait_until(lambda: has_received_pid(caller))
         (caller if killed == "caller" else process).kill()
         wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
         if killed == "server":
@@ -113,39 +111,35 @@ def test_a_stage_ends_with_its_caller_and_with_the_server(
             assert "had loaded the libraries is gone, and this stage with it" in caller.stderr.read()
 
 
-def test_sigterm_reaches_the_stage(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_sigterm_is_forwarded_to_the_stage(tmp_path: Path, environment: dict[str, str]) -> None:
     with server(tmp_path, environment), call(tmp_path, environment, "sleep") as caller:
         assert caller.stdout is not None
         caller.stdout.readline()
-        wait_until(lambda: has_heard_of_its_stage(caller))
+        wait_until(lambda: has_received_pid(caller))
         caller.send_signal(signal.SIGTERM)
         assert caller.wait(20) == 256 - signal.SIGTERM
 
 
-def test_a_setting_that_is_read_at_the_start_wants_a_process_of_its_own(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_setting_read_at_startup_needs_a_new_process(tmp_path: Path, environment: dict[str, str]) -> None:
     with server(tmp_path, environment), call(tmp_path, environment | {"OMP_NUM_THREADS": "7"}, "0") as caller:
-        assert (caller.communicate(timeout=30)[0], caller.returncode) == ("", 0), "it isn't taken, and None says so"
+        assert (caller.communicate(timeout=30)[0], caller.returncode) == ("", 0), "None declines the call"
 
 
-def test_a_verb_runs_here_where_no_process_is_ready(tmp_path: Path) -> None:
+def test_stage_runs_in_this_process_if_no_server_is_ready(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stages.stage", "train", "--help"]
     environment = os.environ | {ADDRESS: str(tmp_path / "none")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.startswith("usage: train.py")
 
 
-def test_a_caller_that_is_gone_before_the_libraries_are_loaded_harms_no_other(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_caller_that_quits_early_does_not_affect_the_next(tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(2)\n")
     environment["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
     with server(tmp_path, environment, ("slow",)):
         with call(tmp_path, environment, "sleep") as gone:
-            wait_until(lambda: catches(signal.SIGINT, gone))  # Python has begun
+            wait_until(lambda: catches(signal.SIGINT, gone))  # Python has started
             wait_until(lambda: not catches(signal.SIGINT, gone))
-            time.sleep(0.2)  # it has asked, and nobody has answered
+            time.sleep(0.2)  # the request is sent but unanswered
             gone.send_signal(signal.SIGINT)
             assert gone.wait(10) == -signal.SIGINT
         with call(tmp_path, environment, "0") as caller:
@@ -168,8 +162,8 @@ os._exit(7)
 
 
 @pytest.mark.timeout(120)
-def test_a_stage_gets_all_libraries_loaded_one_thread_and_computes(tmp_path: Path, environment: dict[str, str]) -> None:
-    """What a library puts into the environment while it is loaded (Inductor does) refuses no call."""
+def test_stage_has_all_libraries_one_thread_and_computes(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Environment variables that a library sets on import (Inductor does) must not block a call."""
     (tmp_path / "verb.py").write_text(COMPUTES)
     for name in ("OMP_WAIT_POLICY", "TORCHINDUCTOR_CACHE_DIR"):
         environment.pop(name, None)

@@ -1,4 +1,4 @@
-"""Evidence: only real data and current code are published, with the revision and whether it was clean."""
+"""Evidence: only results of real data and current code are published, with the revision and whether it was clean."""
 
 import dataclasses
 import hashlib
@@ -107,7 +107,7 @@ def evaluated(checkout: Path, *lines: ResultLine) -> None:
     (folder / "toy.cost.jsonl").write_bytes(write_lines(cost(line) for line in lines))
 
 
-def test_published_lines_carry_revision_and_cost(checkout: Path) -> None:
+def test_published_lines_have_revision_and_cost(checkout: Path) -> None:
     evaluated(checkout, result("vit"), result("ninformer"))
     done = publish("toy", checkout)
     lines = read_lines(done.path, EvidenceLine)
@@ -118,7 +118,7 @@ def test_published_lines_carry_revision_and_cost(checkout: Path) -> None:
     assert [line.cost.arm for line in lines] == [line.result.arm for line in lines]
 
 
-def test_publishing_again_replaces_what_changed_and_keeps_the_rest_with_its_origin(checkout: Path) -> None:
+def test_republishing_replaces_changed_lines_and_keeps_others_with_their_origin(checkout: Path) -> None:
     evaluated(checkout, result("vit"), result("ninformer"), result("mixer"))
     publish("toy", checkout)
     git(checkout, "commit", "--allow-empty", "-m", "two")
@@ -138,10 +138,10 @@ def test_publishing_again_replaces_what_changed_and_keeps_the_rest_with_its_orig
         ([], "dvc repro evaluate@toy"),
         ([result(provenance="embedded")], "placeholder data, which are no evidence"),
         ([result(code=CODE | {SEEDING: "0" * 16})], r"changed: stages\.training\.seeding"),
-        ([result()], "dvc repro evaluate@toy"),  # without its cost
+        ([result()], "dvc repro evaluate@toy"),  # its cost is missing
     ],
 )
-def test_what_is_no_evidence_is_refused_with_what_to_do(checkout: Path, lines: list[ResultLine], said: str) -> None:
+def test_invalid_evidence_is_refused_with_a_remedy(checkout: Path, lines: list[ResultLine], said: str) -> None:
     if lines:
         evaluated(checkout, *lines)
     if lines == [result()]:
@@ -157,13 +157,13 @@ def test_variables_of_another_repository_are_ignored(
     other = tmp_path_factory.mktemp("other")
     git(other, "init")
     revision = run_git(checkout, "rev-parse", "HEAD").decode().strip()
-    monkeypatch.setenv("GIT_DIR", str(other / ".git"))  # as in every hook
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))  # as in every git hook
     monkeypatch.setenv("GIT_WORK_TREE", str(other))
     assert has_revision(checkout, revision)
     assert not is_dirty(checkout)
 
 
-def test_folder_inside_another_repository_is_no_clone_of_it(checkout: Path) -> None:
+def test_folder_inside_another_repository_is_no_clone(checkout: Path) -> None:
     inner = checkout / "unpacked"
     inner.mkdir()
     assert not is_full_clone(inner)
@@ -178,7 +178,7 @@ def test_publish_shows_why_git_refuses(checkout: Path) -> None:
     assert not is_full_clone(checkout), "a refusal is no answer"
 
 
-def test_outside_git_nothing_is_published(tmp_path: Path) -> None:
+def test_nothing_is_published_outside_git(tmp_path: Path) -> None:
     evaluated(tmp_path, result())
     with pytest.raises(PublishError, match="evidence needs a git revision"):
         publish("toy", tmp_path)
@@ -197,13 +197,13 @@ def test_outside_git_nothing_is_published(tmp_path: Path) -> None:
     ],
     ids=["nothing", "readme", "lock", "profile line", "other params", "code", "new file"],
 )
-def test_dirty_counts_what_decides_the_numbers(checkout: Path, change: Callable[[Path], object], dirty: bool) -> None:
+def test_clone_is_dirty_if_numbers_may_change(checkout: Path, change: Callable[[Path], object], dirty: bool) -> None:
     change(checkout)
     assert is_dirty(checkout) is dirty
 
 
-def test_code_that_is_not_committed_is_no_evidence(checkout: Path) -> None:
-    """Following the page "add a paper", whoever publishes first and commits then names a revision without the code."""
+def test_results_of_uncommitted_code_are_not_published(checkout: Path) -> None:
+    """Otherwise, publishing before committing would record a revision without the code."""
     module = next(iter(CODE))
     path = checkout / f"{module.replace('.', '/')}.py"
     committed = path.read_text()
@@ -218,7 +218,7 @@ def test_code_that_is_not_committed_is_no_evidence(checkout: Path) -> None:
     assert publish("toy", checkout).new == 1
 
 
-def test_a_result_that_contradicts_itself_is_not_published(checkout: Path) -> None:
+def test_contradictory_result_is_not_published(checkout: Path) -> None:
     edited = dataclasses.replace(result(), metrics=result(accuracy=0.75).metrics)
     evaluated(checkout, edited)
     with pytest.raises(
@@ -238,8 +238,8 @@ def test_a_result_that_contradicts_itself_is_not_published(checkout: Path) -> No
     assert not (checkout / "data" / "evidence").exists()
 
 
-def test_nothing_is_published_beside_a_line_that_was_edited(checkout: Path) -> None:
-    """Otherwise the digest would be recomputed, and the edit would become evidence."""
+def test_nothing_is_published_next_to_an_edited_line(checkout: Path) -> None:
+    """Publishing would recompute the digest and turn the edit into evidence."""
     evaluated(checkout, result())
     path = publish("toy", checkout).path
     path.write_text(path.read_text().replace('"dirty":false', '"dirty":true'))
@@ -251,9 +251,9 @@ def test_nothing_is_published_beside_a_line_that_was_edited(checkout: Path) -> N
 
 
 def with_older_code(checkout: Path, *, forged: bool = False) -> tuple[ResultLine, str, str]:
-    """A result of code that has since changed without changing a number; the revisions before and after.
+    """Return a result of code that has since changed without changing a number, and the revisions before and after.
 
-    `forged`: the line that says so names a digest that its revision doesn't have.
+    If `forged`, the equivalence states a digest that its revision lacks.
     """
     path, older = checkout / f"{SEEDING.replace('.', '/')}.py", CODE | {SEEDING: "0" * 16}
     source = path.read_text()
@@ -271,7 +271,7 @@ def with_older_code(checkout: Path, *, forged: bool = False) -> tuple[ResultLine
     return line, before, shown.after
 
 
-def test_older_code_that_gives_the_same_is_published_with_the_revision_that_holds_it(checkout: Path) -> None:
+def test_equivalent_older_code_is_published_with_its_own_revision(checkout: Path) -> None:
     line, before, after = with_older_code(checkout)
     evaluated(checkout, line, result("ninformer"))
     done = publish("toy", checkout)
@@ -285,7 +285,7 @@ def test_older_code_that_gives_the_same_is_published_with_the_revision_that_hold
     assert read_equivalences(checkout).chain(line.spec, line.environment, CODE) is None
 
 
-def test_older_code_is_refused_where_the_line_is_forged(checkout: Path) -> None:
+def test_older_code_with_a_forged_equivalence_is_refused(checkout: Path) -> None:
     line, before, _ = with_older_code(checkout, forged=True)
     fault = f"equivalences.jsonl, line 1: revision {before[:12]} has another {SEEDING}"
     assert [one.endswith(fault) for one in read_equivalences(checkout).faults(1)] == [True]

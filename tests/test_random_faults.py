@@ -1,15 +1,14 @@
-"""Random faults in a finished project: each is named, healed by `dvc repro`, or harmless, and no number changes
-silently.
+"""Random faults in a finished project are reported, repaired by `dvc repro`, or harmless: no number changes silently.
 
-A fault flips a bit, cuts a file, swaps two files or changes a digit, anywhere: code, parameters, data, run store, DVC's
-cache, results, evidence, database.  Afterwards `claimcheck verify` and `dvc repro` run.  A number may then differ from
-the undisturbed one in only two cases: it belongs to another run, with another run key, or a message says by name that
-it doesn't hold.  Code and parameters that were changed are changes, not faults: put back, the old numbers are back.
+A fault flips a bit, truncates a file, swaps two files or changes a digit in code, parameters, data, the run store,
+DVC's cache, results, evidence or the database. `claimcheck verify` and `dvc repro` follow. Then a number may differ
+from the undisturbed one only if it belongs to a run with another key, or if a message reports it. Changed code and
+parameters are legitimate changes: once they are restored, the old numbers must be back.
 
-Edits of what is published (an environment, evidence, claims, a released model, proofs that code is equivalent and
-registrations), sealed and often committed as a forger would, are named by `record` or `verify`.
+Edits of published files (environments, evidence, claims, released models, equivalences, registrations), resealed and
+often committed as a forger would, must be reported by `record` or `verify`.
 
-`CLAIMCHECK_SOAK_FAULTS` and `CLAIMCHECK_SOAK_EDITS` say how many; `CLAIMCHECK_SOAK_SEED` the first seed.
+`CLAIMCHECK_SOAK_FAULTS` and `CLAIMCHECK_SOAK_EDITS` set their number; `CLAIMCHECK_SOAK_SEED` sets the first seed.
 """
 
 import csv
@@ -61,7 +60,7 @@ PLACES = {
     "database": ("data/results.db",),
 }
 ASKED = ("code", "params", "graph", "claims")
-"""What git holds and people change: a change of them is taken at its word."""
+"""Files in git that people edit on purpose: changes to them are legitimate."""
 AUTHOR = ("-c", "user.name=t", "-c", "user.email=t@example.com")
 PUBLISHED = "data/evidence/ninformer-mnist.jsonl"
 Numbers = dict[str, dict[str, Any]]
@@ -69,7 +68,7 @@ Numbers = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Seen:
-    """The outcome of a fault: `named` (by whom), `healed`, `harmless`, `another run`; `wrong` says what is amiss."""
+    """The outcome of a fault: `named`, `healed`, `harmless` or `another run`; `wrong` describes a violation."""
 
     seed: int
     place: str
@@ -80,7 +79,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose pipeline has run, with evidence of one of its experiments, committed."""
+    """A committed project whose pipeline has run, with evidence of one experiment."""
     folder = make_checkout(tmp_path_factory.mktemp("finished") / "project")
     lines = map(json.loads, (REPOSITORY / "data" / "evidence" / "ninformer-mnist.jsonl").read_text().splitlines())
     published = []
@@ -105,7 +104,7 @@ def call(folder: Path, *command: str) -> tuple[int, str]:
 
 
 def numbers_of(folder: Path) -> Numbers:
-    """Metrics of each result by run key and source, and each verdict; times and costs are left out."""
+    """Return metrics by run key and source, and verdicts; omit times and costs."""
     database = sqlite3.connect(f"file:{folder / 'data' / 'results.db'}?mode=ro", uri=True)
     try:
         found: Numbers = {"results": {}, "verdicts": {}}
@@ -122,7 +121,7 @@ def numbers_of(folder: Path) -> Numbers:
 
 
 def disturb(folder: Path, seed: int) -> tuple[str, str, list[Path]]:
-    """One fault: (place, what, files)."""
+    """Apply one fault; return its place, description and files."""
     rng = random.Random(seed)
     place = rng.choice(list(PLACES))
     files = sorted(
@@ -161,7 +160,7 @@ def disturb(folder: Path, seed: int) -> tuple[str, str, list[Path]]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write in place: every hard-linked name of a file has the fault."""
+    """Write in place, so that all hard links to the file get the fault."""
     mode = path.stat().st_mode
     path.chmod(0o644)
     path.write_bytes(content)
@@ -169,7 +168,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def is_named(output: str, files: list[Path], folder: Path) -> bool:
-    """True if a message has the file, its folder (a run, a data set) or the whole that it is part of."""
+    """Return True if a message mentions the file, its folder (a run or data set) or its name."""
     names = {str(path.relative_to(folder)) for path in files} | {path.stem for path in files}
     names |= {path.parent.name[:12] for path in files if len(path.parent.name) >= 12}
     return any(name in output for name in names)
@@ -212,7 +211,7 @@ def unlike(numbers: Numbers, expected: Numbers) -> bool:
 
 
 def put_back(folder: Path, expected: Numbers) -> str:
-    """Restore the files that git holds, and run repro once more; returns anything still wrong."""
+    """Restore the files in git, run repro again, and return any remaining fault."""
     run(folder, "git", "checkout", "-q", "--", ".")
     done, output = call(folder, *DVC, "repro")
     if done:
@@ -220,7 +219,7 @@ def put_back(folder: Path, expected: Numbers) -> str:
     return "put back, the numbers are not those of before" if unlike(numbers_of(folder), expected) else ""
 
 
-def test_random_faults_change_no_number(finished: Path, tmp_path: Path) -> None:
+def test_random_faults_change_no_number_silently(finished: Path, tmp_path: Path) -> None:
     expected = numbers_of(finished)
     assert len(expected["results"]) == 6 and len(expected["verdicts"]) > 300
     seen: list[Seen] = []
@@ -253,7 +252,7 @@ def report(seen: list[Seen], name: str = "random-faults") -> None:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone with one experiment's evidence, whose database is recorded."""
+    """A clone with one experiment's evidence and a recorded database."""
     root = tmp_path_factory.mktemp("published") / "clone"
     subprocess.run(["git", "clone", "--quiet", str(REPOSITORY), str(root)], check=True)
     for path in (root / PUBLISHED).parent.glob("*.jsonl"):
@@ -267,7 +266,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def edit_line(root: Path, rng: random.Random, change: Callable[[dict[str, Any]], str]) -> str:
-    """Change a published line, and seal it again as a forger would."""
+    """Change a published line and reseal it as a forger would."""
     path = root / PUBLISHED
     lines = [json.loads(text) for text in path.read_bytes().splitlines()]
     line = rng.choice(lines)
@@ -337,7 +336,7 @@ def edit_claims(root: Path, rng: random.Random) -> str:
         del lines[number]
     elif name == "claims.csv":
         cells = next(csv.reader([lines[number]]))
-        cells[7 if cells[7] else 2] += "1"  # the value, or the place in the paper
+        cells[7 if cells[7] else 2] += "1"  # the value or its place in the paper
         written = io.StringIO()
         csv.writer(written, lineterminator="\n").writerow(cells)
         lines[number] = written.getvalue()
@@ -373,7 +372,7 @@ def edit_release(root: Path, rng: random.Random) -> str:
 
 
 def edit_proof(root: Path, rng: random.Random) -> str:
-    """A line of the equivalences deleted or another digest in it; a digit of a registration."""
+    """Delete an equivalence, change its digest, or change a digit of a registration."""
     path = rng.choice([root / EQUIVALENCES, *sorted((root / "data" / "registrations").glob("*.json"))])
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
@@ -391,7 +390,7 @@ def edit_proof(root: Path, rng: random.Random) -> str:
 
 
 def commit(root: Path, published: Path) -> None:
-    """Commit all as a forger would, in a copy of the clone's history."""
+    """Commit everything as a forger would, in a copy of the clone's history."""
     (root / ".git").unlink()
     subprocess.run(["cp", "-al", str(published / ".git"), str(root / ".git")], check=True)
     run(root, "git", "-c", "core.logAllRefUpdates=false", *AUTHOR, "commit", "-qam", "forged")
@@ -407,7 +406,7 @@ EDITS = {
 
 
 def name_edit(root: Path) -> str:
-    """Everything that `record`, or else `verify`, says of the clone."""
+    """Return the output of `record` or, if that passes, of `verify`."""
     try:
         record(root, "data/results.db", evidence_only=True)
     except (ClaimsError, EvidenceError, RecordError) as error:
@@ -417,7 +416,7 @@ def name_edit(root: Path) -> str:
     return "; ".join(link.detail for link in links if link.status == "broken")
 
 
-def test_each_edit_of_what_is_published_is_named(published: Path, tmp_path: Path) -> None:
+def test_every_edit_of_published_files_is_reported(published: Path, tmp_path: Path) -> None:
     assert name_edit(published) == ""
     seen: list[Seen] = []
     for seed in range(SEED, SEED + EDITED):

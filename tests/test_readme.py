@@ -1,4 +1,4 @@
-"""README and documents: short, built as a site, and true by evidence, params and code."""
+"""README and documents are short, build as a site, and agree with evidence, params and code."""
 
 import json
 import re
@@ -22,15 +22,15 @@ from stages.commands.status import write_metrics
 from stages.params.experiment import load_params
 from stages.recording.reporting import results_page
 from stages.results import WORD_OF, Word, open_results, tally
+from tests.doc_examples import differences, read_examples
 from tests.project import REPOSITORY, computed_findings
-from tests.story import differences, read_story
 
 DOCS = REPOSITORY / "docs"
 README = (REPOSITORY / "README.md").read_text()
 
 
-def test_the_table_of_papers_is_what_the_verdicts_say(published: str) -> None:
-    """By training and from data by the evidence, by computing by the findings, of which an error counts once."""
+def test_table_of_papers_agrees_with_the_verdicts(published: str) -> None:
+    """Trained and data claims count by evidence, computed claims by findings; claims that share an error count once."""
     with open_results(published)() as session:
         tallies = {row.paper: row for row in tally(session)}
     claims = {claim.id: claim for claim in read_claims(REPOSITORY / "data" / "claims.csv")}
@@ -41,15 +41,15 @@ def test_the_table_of_papers_is_what_the_verdicts_say(published: str) -> None:
             if name.startswith(f"{paper}."):
                 word, claim = WORD_OF[finding.status], claims[name]
                 is_trained = claim.experiment is not None and claim.facts.by not in ("computing", "data")
-                counts[word] += not is_trained or word is Word.FAILS  # which fails whatever is trained
-        waiting = counts[Word.NOT_TESTED] - (paper == "ninformer")  # the gain that fails whatever is trained
+                counts[word] += not is_trained or word is Word.FAILS  # fails regardless of training
+        waiting = counts[Word.NOT_TESTED] - (paper == "ninformer")  # the gain that fails regardless of training
         cells = f"| {counts[Word.HOLDS]} | {counts[Word.FAILS]} | {counts[Word.OPEN]} | {waiting} |"
         (line,) = re.findall(rf"^\| \[[^]]+\]\(docs/papers/{paper}\.md\) .*$", README, re.MULTILINE)
         assert cells in line, (paper, cells)
 
 
 def test_documents_are_short() -> None:
-    """Words written by hand: at most 10,000, and 1,500 for each paper."""
+    """Handwritten words: at most 10,000, plus 1,500 per paper."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("shape", REPOSITORY / ".ci" / "shape.py")
@@ -66,8 +66,8 @@ def test_documents_are_short() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_site_is_built_without_a_warning(published: str, tmp_path: Path) -> None:
-    """Every link of a document leads somewhere, generated pages included."""
+def test_site_builds_without_warnings(published: str, tmp_path: Path) -> None:
+    """Every link resolves, including those of generated pages."""
     shutil.copytree(DOCS, tmp_path / "docs")
     (tmp_path / "docs" / "results.md").write_text(results_page(published))
     (tmp_path / "docs" / "findings.md").write_text("# Findings\n")
@@ -84,7 +84,7 @@ def test_site_is_built_without_a_warning(published: str, tmp_path: Path) -> None
     assert "our training agrees" in (site / "verdicts.html").read_text().lower()
 
 
-def test_dashboard_and_alerts_name_exported_metrics_which_are_documented(published: str, tmp_path: Path) -> None:
+def test_metrics_of_dashboard_and_alerts_exist_and_are_documented(published: str, tmp_path: Path) -> None:
     with TestClient(create_app(Settings(root=REPOSITORY, database=published)), base_url="http://127.0.0.1") as client:
         exported = client.get("/metrics").text
     numbers = dict.fromkeys(("samples_per_second", "seconds", "left_seconds", "usd", "left_usd"), 1.0)
@@ -103,13 +103,13 @@ def test_dashboard_and_alerts_name_exported_metrics_which_are_documented(publish
     assert documented == {name for name in known if name.startswith("claimcheck_") and not name.endswith("_created")}
 
 
-def test_a_person_reads_the_readme_in_minutes() -> None:
+def test_readme_is_short() -> None:
     assert len(README.splitlines()) <= 90
 
 
-def test_the_experiment_of_the_readme_is_accepted_and_differs_in_its_rate_alone(tmp_path: Path) -> None:
+def test_experiment_in_the_readme_is_valid_and_changes_only_the_rate(tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "params", tmp_path / "params")
-    (block,) = (block for block in read_story(REPOSITORY / "README.md") if block.file)
+    (block,) = (block for block in read_examples(REPOSITORY / "README.md") if block.file)
     (line,) = re.findall(r"`(half-rate: [^`]+)`", README)
     (tmp_path / block.file).write_text(block.text)
     index = (REPOSITORY / "params.yaml").read_text()
@@ -121,9 +121,9 @@ def test_the_experiment_of_the_readme_is_accepted_and_differs_in_its_rate_alone(
     assert list(ours.arms) == list(other.arms)
 
 
-def test_answers_are_what_the_service_gives(published: str) -> None:
-    """The shown comparison, and the status of the shown claim."""
-    shown = [json.loads(block.text) for block in read_story(DOCS / "quickstart.md") if block.language == "json"]
+def test_documented_answers_equal_the_services(published: str) -> None:
+    """The comparison, and the claim's status."""
+    shown = [json.loads(block.text) for block in read_examples(DOCS / "quickstart.md") if block.language == "json"]
     (comparison,) = (answer for answer in shown if "comparisons" in answer)
     app = create_app(Settings(root=REPOSITORY, database=published))
     client = TestClient(app, base_url="http://127.0.0.1")
@@ -132,8 +132,8 @@ def test_answers_are_what_the_service_gives(published: str) -> None:
     assert computed_findings()[claim["id"]].status == claim["verdict"]["status"]
 
 
-def test_the_numbers_of_statements_are_those_of_the_claims() -> None:
-    """Statements of a paper, its authors' statements elsewhere, and those that we read off its tables."""
+def test_readme_counts_claims_correctly() -> None:
+    """Claims from papers, from their authors' web pages, and orders implied by tables."""
     claims = read_claims(REPOSITORY / "data" / "claims.csv")
     implied = {claim.id for claim in claims if claim.id.endswith(".order") or claim.id.startswith("ninformer.rank.")}
     elsewhere = {claim.id for claim in claims if claim.place == "authors' web pages"} - implied
@@ -145,7 +145,7 @@ def test_the_numbers_of_statements_are_those_of_the_claims() -> None:
     ]
 
 
-def test_the_hours_that_are_left_are_those_of_the_plan() -> None:
+def test_readme_and_plan_agree_on_remaining_hours() -> None:
     costs = (DOCS / "train.md").read_text()
     (row,) = re.findall(r"^\| all \|.*$", costs, re.MULTILINE)
     header = next(line for line in costs.splitlines() if "hours of one H100" in line)
@@ -153,12 +153,12 @@ def test_the_hours_that_are_left_are_those_of_the_plan() -> None:
     assert f"{hours} hours of an H100" in README
 
 
-def test_links_of_the_readme_lead_to_files_in_git() -> None:
+def test_links_of_the_readme_are_files_in_git() -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", README):
         assert target.startswith("http") or (REPOSITORY / target).exists(), target
 
 
-def test_make_targets_and_commands_exist() -> None:
+def test_documented_make_targets_and_commands_exist() -> None:
     makefile, text = (REPOSITORY / "Makefile").read_text(), "".join(p.read_text() for p in DOCS.glob("*.md")) + README
     for target in set(re.findall(r"\bmake ([a-z-]+)`", text)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

@@ -1,4 +1,4 @@
-"""Real test images through a real server: `/predict` gives the same as `evaluate`'s own predictor."""
+"""Real test images through a real server: `/predict` agrees with the predictor of `evaluate`."""
 
 import io
 import json
@@ -25,7 +25,7 @@ COUNT, BATCH = 100, 10
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """uint8 [C, H, W] as a PNG file, exactly."""
+    """Encode uint8 [C, H, W] losslessly as PNG."""
     buffer = io.BytesIO()
     Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).save(buffer, "PNG")
     return buffer.getvalue()
@@ -33,7 +33,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The service on the content of a fresh clone: evidence and released models, no runs of this machine."""
+    """The service of a fresh clone: evidence and released models, but no runs of this machine."""
     root = tmp_path_factory.mktemp("clone")
     (root / "data").mkdir()
     for name in ("params", "params.yaml", "data/evidence", "data/models", "data/samples", "data/claims.csv"):
@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def real_mnist() -> ImageSet:
-    """The official test images, from a mirror or from the data beside the repository."""
+    """Official test images, from a mirror or from the data next to the repository."""
     beside = REPOSITORY.parent / "shared" / "data" / "mnist"
     mirror = os.environ.get("CLAIMCHECK_MIRROR")
     for folder in (Path(mirror) / "mnist" if mirror else beside, beside):
@@ -54,7 +54,7 @@ def real_mnist() -> ImageSet:
 
 
 def ask(server: str, checkpoint: str, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(classes [N], probability of that class [N]) over HTTP, several images per request."""
+    """Return (classes [N], their probabilities [N]) over HTTP, several images per request."""
     found: list[dict[str, float]] = []
     for start in range(0, len(images), BATCH):
         files = [("file", (f"{i}.png", png(images[i]))) for i in range(start, min(start + BATCH, len(images)))]
@@ -65,7 +65,7 @@ def ask(server: str, checkpoint: str, images: np.ndarray) -> tuple[np.ndarray, n
 
 
 def check(server: str, checkpoint: str, test_set: ImageSet) -> float:
-    """The service's answers equal the predictor's; returns the accuracy over the images asked."""
+    """Compare the service's answers with the predictor's; return the accuracy on these images."""
     images, labels = test_set.images[:COUNT].copy(), test_set.labels[:COUNT]
     expected = load_predictor(MODELS / f"{checkpoint}.safetensors").probabilities(images)
     classes, probabilities = ask(server, checkpoint, images)
@@ -75,16 +75,16 @@ def check(server: str, checkpoint: str, test_set: ImageSet) -> float:
 
 
 @pytest.mark.parametrize("arm", ["local-vit", "ninformer"])
-def test_mnist_through_predict_equals_evaluate(server: str, arm: str) -> None:
+def test_predictions_for_mnist_equal_those_of_evaluate(server: str, arm: str) -> None:
     checkpoint = f"ninformer-mnist.{arm}.0"
     accuracy = check(server, checkpoint, real_mnist())
     listed = httpx.get(f"{server}/api/v1/checkpoints/{checkpoint}").json()
-    assert abs(accuracy - listed["accuracy"]) < 0.15, "100 images of the 10,000 that were scored"
+    assert abs(accuracy - listed["accuracy"]) < 0.15, "100 of the 10,000 scored images"
 
 
 @pytest.mark.slow(hours=True)
 @pytest.mark.timeout(900)
-def test_released_model_scores_what_its_evidence_says() -> None:
+def test_released_model_has_its_published_accuracy() -> None:
     line = next(
         line
         for line in map(json.loads, (REPOSITORY / "data/evidence/ninformer-mnist.jsonl").read_text().splitlines())
@@ -98,7 +98,7 @@ def test_released_model_scores_what_its_evidence_says() -> None:
     assert float((classes == test_set.labels).mean()) == line["release"]["accuracy"]
 
 
-def test_the_samples_in_git_are_official_test_images() -> None:
+def test_committed_samples_are_official_test_images() -> None:
     folder, official = REPOSITORY / "data" / "samples" / "mnist", real_mnist()
     few, info = read_images(folder, "test"), read_info(folder)
     rows = list(info.test_rows or ())

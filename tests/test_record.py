@@ -50,7 +50,7 @@ def rows(root: Path, table: str) -> list[tuple]:
     return answer
 
 
-def test_every_result_line_is_a_row_with_its_metrics_curves_and_cost(root: Path) -> None:
+def test_every_result_line_becomes_a_row_with_metrics_curves_and_cost(root: Path) -> None:
     summary = record(root, DATABASE)
     assert (summary.results, summary.claims, summary.notes) == (24, 16, ())
     lines = read_lines(root / "data" / "results" / "ninformer-cifar10.jsonl", ResultLine)
@@ -70,14 +70,14 @@ def test_every_result_line_is_a_row_with_its_metrics_curves_and_cost(root: Path)
             }
 
 
-def test_the_same_inputs_give_the_same_database(root: Path) -> None:
+def test_same_inputs_give_the_same_database(root: Path) -> None:
     record(root, DATABASE)
     first = (root / DATABASE).read_bytes()
     record(root, DATABASE)
     assert (root / DATABASE).read_bytes() == first
 
 
-def test_content_digest_changes_with_one_value(root: Path) -> None:
+def test_content_digest_changes_with_any_value(root: Path) -> None:
     record(root, DATABASE)
     before = dict(rows(root, "meta"))["content"]
     claims = root / "data" / "claims.csv"
@@ -86,7 +86,7 @@ def test_content_digest_changes_with_one_value(root: Path) -> None:
     assert dict(rows(root, "meta"))["content"] != before
 
 
-def test_a_result_that_was_published_counts_once_and_as_evidence(root: Path) -> None:
+def test_published_result_counts_once_as_evidence(root: Path) -> None:
     folder = root / "data" / "results"
     lines = read_lines(folder / "ninformer-cifar10.jsonl", ResultLine)
     costs = read_lines(folder / "ninformer-cifar10.cost.jsonl", CostLine)
@@ -98,7 +98,7 @@ def test_a_result_that_was_published_counts_once_and_as_evidence(root: Path) -> 
         assert [row.source for row in found] == ["evidence"] * 4
 
 
-def test_the_newest_evidence_of_a_replicate_is_selected_and_a_seed_is_never_counted_twice(root: Path) -> None:
+def test_newest_evidence_of_a_replicate_is_selected(root: Path) -> None:
     folder = root / "data" / "results"
     line = read_lines(folder / "ninformer-cifar10.jsonl", ResultLine)[0]
     cost = read_lines(folder / "ninformer-cifar10.cost.jsonl", CostLine)[0]
@@ -121,7 +121,7 @@ def selected(root: Path, arm: str) -> list[tuple[str, bool, list[str]]]:
         return sorted((row.source, row.is_selected, row.changed_code) for row in found)
 
 
-def test_a_result_of_another_model_than_the_arms_enters_nothing_and_answers_nothing(root: Path) -> None:
+def test_result_of_a_changed_model_is_not_selected_or_served(root: Path) -> None:
     params = whole_file("ninformer-cifar100", root)
     params["arms"]["vit"]["model"]["depth"] += 1
     (root / "params" / "ninformer-cifar100.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
@@ -132,7 +132,7 @@ def test_a_result_of_another_model_than_the_arms_enters_nothing_and_answers_noth
         assert session.get(Checkpoint, "ninformer-cifar100.ninformer.0") is not None
 
 
-def test_unchanged_code_comes_before_evidence_and_older_code_is_named(root: Path) -> None:
+def test_current_code_is_preferred_to_evidence_and_older_code_is_listed(root: Path) -> None:
     older = {"stages.training.optimizer": "0" * 16}
     (root / "data" / "evidence" / "ninformer-cifar100.jsonl").unlink()
     add_results(root, "ninformer-cifar100", "quick", "subset", published="2026-11-01T10:00:00Z", code=older)
@@ -141,8 +141,8 @@ def test_unchanged_code_comes_before_evidence_and_older_code_is_named(root: Path
     assert selected(root, "vit") == [("evidence", False, ["stages.training.optimizer"]), ("local", True, [])]
 
 
-def test_older_code_that_gives_the_same_is_current_by_name_of_the_line(root: Path) -> None:
-    """Shown of one model's path: the other arms' code is older all the same."""
+def test_older_code_is_current_if_a_line_shows_it_equivalent(root: Path) -> None:
+    """The line covers one model's path, so the other arms' code remains older."""
     older = {"stages.training.optimizer": "0" * 16}
     (root / "data" / "evidence" / "ninformer-cifar100.jsonl").unlink()
     lines = add_results(root, "ninformer-cifar100", "quick", "subset", published="2026-11-01T10:00:00Z", code=older)
@@ -169,7 +169,7 @@ def test_older_code_that_gives_the_same_is_current_by_name_of_the_line(root: Pat
     assert "equivalences.jsonl, line 1: stages.training.optimizer is not in the tree as the line leaves it" in note
 
 
-def test_a_checkpoint_is_the_strongest_result_whose_weights_are_here(root: Path) -> None:
+def test_checkpoint_is_the_best_result_with_available_weights(root: Path) -> None:
     record(root, DATABASE)
     with open_results(str(root / DATABASE))() as session:
         checkpoint = session.get(Checkpoint, "ninformer-cifar100.vit.0")
@@ -179,7 +179,7 @@ def test_a_checkpoint_is_the_strongest_result_whose_weights_are_here(root: Path)
         assert (root / checkpoint.path).stat().st_size == checkpoint.size_bytes
 
 
-def test_a_committed_model_comes_before_the_same_weights_in_runs(root: Path) -> None:
+def test_committed_model_is_preferred_to_the_same_weights_in_runs(root: Path) -> None:
     record(root, DATABASE)
     with open_results(str(root / DATABASE))() as session:
         checkpoint = session.get(Checkpoint, "ninformer-cifar100.vit.0")
@@ -197,7 +197,7 @@ def test_a_committed_model_comes_before_the_same_weights_in_runs(root: Path) -> 
         assert checkpoint.path == "data/models/ninformer-cifar100.vit.0.safetensors"
 
 
-def test_a_released_model_answers_with_its_own_accuracy_where_the_weights_as_trained_are_not_here(root: Path) -> None:
+def test_released_model_has_its_own_accuracy_if_the_trained_weights_are_missing(root: Path) -> None:
     path = root / "data" / "evidence" / "ninformer-cifar100.jsonl"
     lines = read_lines(path, EvidenceLine)
     content = b"rounded weights"
@@ -223,7 +223,7 @@ def test_a_released_model_answers_with_its_own_accuracy_where_the_weights_as_tra
     assert checkpoint() == ("data/models/ninformer-cifar100.vit.0.safetensors", "float16", 0.2139)
 
 
-def test_a_diverged_run_is_recorded_with_where_it_stopped(root: Path) -> None:
+def test_diverged_run_is_recorded_with_its_last_finite_step(root: Path) -> None:
     (root / "data" / "evidence" / "ninformer-mnist.jsonl").unlink()
     add_results(root, "ninformer-mnist", "paper", "full", published="2026-11-02", diverged=("vit", 1))
     record(root, DATABASE)
@@ -242,7 +242,7 @@ def test_a_diverged_run_is_recorded_with_where_it_stopped(root: Path) -> None:
         ("claims.csv", "cifar100.ninformer", "cifar100.vit", ClaimsError, "occurs twice"),
     ],
 )
-def test_a_bad_line_is_named_and_the_old_database_stays(
+def test_invalid_line_is_reported_and_the_old_database_kept(
     root: Path, file: str, old: str, new: str, error: type[Exception], message: str
 ) -> None:
     record(root, DATABASE)
@@ -257,7 +257,7 @@ def test_a_bad_line_is_named_and_the_old_database_stays(
     ] == ["results.db"]
 
 
-def test_canaries_that_alone_differ_are_reported_and_arms_of_one_machine_count_as_one(root: Path) -> None:
+def test_differing_canaries_are_reported_without_splitting_the_machine(root: Path) -> None:
     path, lines = root / "data" / "results" / "ninformer-cifar10.jsonl", []
     for number, text in enumerate(path.read_text().splitlines()):
         process = {"variables": {}, "modules": {}, "canary": {"of": "a", "digest": f"{min(number, 1):012d}"}}
@@ -274,8 +274,8 @@ def test_canaries_that_alone_differ_are_reported_and_arms_of_one_machine_count_a
     assert [len(digests) for digests in found] == [2, 1]
 
 
-def test_results_of_a_removed_profile_are_left_out_with_a_note(root: Path) -> None:
-    """A user's own profile, added, run and removed again; also its published results."""
+def test_results_of_a_removed_profile_are_omitted_with_a_note(root: Path) -> None:
+    """Both local and published results of a user's own profile."""
     record(root, DATABASE)
     before = {table: rows(root, table) for table in ("results", "metrics", "epochs", "checkpoints", "verdicts")}
     params = yaml.safe_load((root / "params.yaml").read_text())
@@ -305,7 +305,7 @@ def test_results_of_a_removed_profile_are_left_out_with_a_note(root: Path) -> No
     assert {table: rows(root, table) for table in before} == before
 
 
-def test_a_reader_under_way_finishes_on_the_old_database_and_the_next_one_sees_the_new(root: Path) -> None:
+def test_open_reader_keeps_the_old_database_and_the_next_sees_the_new(root: Path) -> None:
     record(root, DATABASE)
     sessions = open_results(str(root / DATABASE))
     with sessions() as under_way:
@@ -317,7 +317,7 @@ def test_a_reader_under_way_finishes_on_the_old_database_and_the_next_one_sees_t
         assert following.query(Result).count() == 20
 
 
-def test_the_verb_says_what_it_wrote_or_what_is_wrong(
+def test_record_prints_a_summary_or_the_fault(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(root)
@@ -328,7 +328,7 @@ def test_the_verb_says_what_it_wrote_or_what_is_wrong(
     assert capsys.readouterr().err.startswith("record: data/claims.csv: No such file")
 
 
-def test_arms_that_differ_on_purpose_are_compared_and_others_are_not(root: Path) -> None:
+def test_arms_with_declared_differences_are_compared(root: Path) -> None:
     params = whole_file("ninformer-cifar100", root)
     params["arms"]["vit"]["protocol"] = {"optimizer": {"name": "sgd", "lr": 0.1}}
     (root / "params" / "ninformer-cifar100.yaml").write_text(yaml.safe_dump(params))
@@ -355,7 +355,7 @@ def write_finding(root: Path, claim: str) -> None:
     (root / "data" / "findings.jsonl").write_text(json.dumps(line) + "\n")
 
 
-def test_a_finding_stands_beside_its_claim(root: Path) -> None:
+def test_finding_is_stored_with_its_claim(root: Path) -> None:
     write_finding(root, "ninformer.table2.cifar100.vit")
     assert record(root, DATABASE).findings == 1
     with open_results(str(root / DATABASE))() as session:
@@ -372,14 +372,14 @@ def test_a_finding_stands_beside_its_claim(root: Path) -> None:
     assert record(root, DATABASE, evidence_only=True).findings == 0
 
 
-def test_a_finding_of_no_claim_is_refused(root: Path) -> None:
+def test_finding_without_a_claim_is_refused(root: Path) -> None:
     write_finding(root, "ninformer.table9")
     with pytest.raises(RecordError, match=r"findings.jsonl, line 1: no claim ninformer.table9 in data/claims.csv"):
         record(root, DATABASE)
 
 
-def test_a_part_of_the_test_rows_is_compared_with_none_on_all(root: Path) -> None:
-    """A few test rows that a mirror lacks don't make another test set."""
+def test_partial_and_complete_test_sets_are_not_compared(root: Path) -> None:
+    """A few test rows that a mirror lacks don't count as partial."""
     path = root / "data" / "results" / "ninformer-cifar10.jsonl"
     line = read_lines(path, ResultLine)[0]
 

@@ -36,7 +36,7 @@ def cells(text: str, model: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_every_experiment_has_a_table_in_markdown_and_csv(root: Path) -> None:
+def test_every_experiment_has_a_markdown_and_a_csv_table(root: Path) -> None:
     record(root, "data/results.db")
     assert report.main([]) == 0
     folder = root / "data" / "report"
@@ -52,7 +52,7 @@ def test_every_experiment_has_a_table_in_markdown_and_csv(root: Path) -> None:
     assert (rows[0]["arm"], float(rows[0]["printed.value"])) == ("vit", 0.9712)
 
 
-def test_placeholder_results_fill_no_cell(root: Path) -> None:
+def test_placeholder_results_leave_cells_empty(root: Path) -> None:
     record(root, "data/results.db")
     report.main([])
     text = (root / "data" / "report" / "ninformer-cifar10.md").read_text()
@@ -60,7 +60,7 @@ def test_placeholder_results_fill_no_cell(root: Path) -> None:
     assert "says nothing about the claim" in text
 
 
-def test_docs_come_from_evidence_alone(root: Path) -> None:
+def test_docs_use_only_evidence(root: Path) -> None:
     assert report.main(["--docs"]) == 0
     before = (root / "docs" / "results.md").read_bytes()
     assert b"ninformer-cifar100" not in before and b"CIFAR-100" in before
@@ -73,10 +73,10 @@ def test_docs_come_from_evidence_alone(root: Path) -> None:
     text = before.decode()
     assert "## Verdicts: ninformer" in text
     assert "`ninformer.table2.mnist.vit`" in text and "`ninformer.table2.cifar10.vit`" not in text
-    assert "contradicted" not in text, "claims that need no training are in findings.md"
+    assert "contradicted" not in text, "claims without training are in findings.md"
 
 
-def test_docs_name_left_out_test_images(root: Path) -> None:
+def test_docs_state_omitted_test_images(root: Path) -> None:
     path = root / "data" / "evidence" / "ninformer-mnist.jsonl"
     lines = []
     for line in read_lines(path, EvidenceLine):
@@ -88,7 +88,7 @@ def test_docs_name_left_out_test_images(root: Path) -> None:
     assert "on official data without 23 of 10,000 test images, which our source lacks (profile paper)." in table
 
 
-def test_docs_are_the_same_bytes_under_another_locale_zone_and_hash_seed(root: Path) -> None:
+def test_docs_do_not_depend_on_locale_time_zone_or_hash_seed(root: Path) -> None:
     write_docs(root, root / "docs" / "results.md")
     environment = {
         **os.environ,
@@ -122,16 +122,16 @@ def test_database_is_the_same_in_a_locale_without_utf8(root: Path, character_set
     built = []
     for name in ("here", "results"):
         with contextlib.closing(sqlite3.connect(root / "data" / f"{name}.db")) as connection:
-            built.append(sorted(connection.iterdump()))  # the indices of a table are a set
+            built.append(sorted(connection.iterdump()))  # a table's indices are a set
     assert built[0] == built[1]
 
 
-def test_a_report_without_a_database_says_how_to_get_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_without_a_database_explains_how_to_get_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([]) == 1
     assert "`make serve` makes it of the evidence in git" in capsys.readouterr().err
 
 
-def test_verdicts_are_a_table_a_paper(root: Path) -> None:
+def test_every_paper_has_a_table_of_verdicts(root: Path) -> None:
     record(root, "data/results.db")
     report.main([])
     text = (root / "data" / "report" / "verdicts.md").read_text()
@@ -141,7 +141,7 @@ def test_verdicts_are_a_table_a_paper(root: Path) -> None:
     assert cells(text, "`ninformer.table3.mnist.vit`")[3] == "contradicted"
 
 
-def test_status_makes_the_database_and_counts_verdicts_as_the_front_page(
+def test_status_builds_the_database_and_counts_like_the_front_page(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["status"]) == 0

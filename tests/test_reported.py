@@ -1,4 +1,4 @@
-"""Verdicts on results that somebody else reports: `import claimcheck`, `claimcheck judge`, `claimcheck lint`."""
+"""Verdicts on results that others report: `import claimcheck`, `claimcheck judge`, `claimcheck lint`."""
 
 import dataclasses
 import io
@@ -63,29 +63,29 @@ def test_printed_number_is_parsed(text: object, unit: str, expected: tuple[float
 
 
 @pytest.mark.parametrize("text", ["", "n/a", "97.5.1", "about 97", "1,00", "%", "±2", "nan", "inf"])
-def test_what_is_no_number_is_refused_with_examples(text: str) -> None:
+def test_invalid_number_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match=r"print it as 97\.5 %"):
         PrintedNumber.parse(text)
 
 
 @pytest.mark.parametrize("text", ["16", "17 of 16", "0 of 0", "x of y"])
-def test_what_is_no_count_is_refused(text: str) -> None:
+def test_invalid_count_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="15 of 16"):
         parse_count(text)
 
 
-def test_rules_are_those_of_the_project() -> None:
+def test_default_rules_are_the_projects() -> None:
     assert dataclasses.replace(load_params().verdicts, families=()) == claimcheck.RULES
 
 
-def test_library_loads_numpy_scipy_and_pandas_alone_and_matplotlib_for_pictures() -> None:
+def test_library_imports_only_numpy_scipy_and_pandas() -> None:
     assert third_party("claimcheck") == {"numpy", "scipy", "pandas", "matplotlib"}
     heavy = ["matplotlib", "torch", "pydantic", "sqlalchemy", "fastapi", "dvc", "yaml"]
     code = f"import claimcheck, sys; assert not {{*{heavy}}} & {{name.split('.')[0] for name in sys.modules}}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_value_is_judged_as_one_of_our_own_trainings() -> None:
+def test_value_is_judged_like_one_of_our_trainings() -> None:
     found = claimcheck.value(printed=0.889, n=1, ours=[0.900, 0.908, 0.904, 0.912, 0.906], claim="t1")
     margin = claimcheck.RULES.margins.accuracy(0.889, 0.001)
     own = ValueClaim(value=0.889, margin=margin, n=1)
@@ -96,7 +96,7 @@ def test_value_is_judged_as_one_of_our_own_trainings() -> None:
     assert found.to_svg().startswith("<svg") and len(found.to_frame()) == 1
 
 
-def test_order_has_a_sign_and_with_a_printed_gain_a_size() -> None:
+def test_order_has_a_sign_and_a_printed_gain_has_a_size() -> None:
     assert claimcheck.order(OURS, BASE, better="higher").status is Status.SUPPORTED
     assert claimcheck.order(BASE, OURS, better="higher").status is Status.REVERSED
     assert claimcheck.order(BASE, OURS, better="lower").status is Status.SUPPORTED
@@ -106,20 +106,20 @@ def test_order_has_a_sign_and_with_a_printed_gain_a_size() -> None:
         claimcheck.order(OURS, BASE, better="higher", printed=0)
 
 
-def test_comparable_gap_and_wins() -> None:
+def test_comparable_arms_gap_and_wins_are_judged() -> None:
     assert claimcheck.comparable(BASE, BASE[::-1], better="higher").status is Status.SUPPORTED
     assert claimcheck.gap(BASE, OURS, printed="-2.2 %", better="higher").status is Status.REPRODUCED
     assert claimcheck.wins([(OURS, BASE)] * 4, printed="4 of 4", better="higher").status is Status.REPRODUCED
     assert claimcheck.wins([(OURS, BASE)] * 3, printed="4 of 4", better="higher").status is Status.NOT_TESTED
 
 
-def test_diverged_run_is_counted_and_too_few_runs_decide_nothing() -> None:
+def test_diverged_run_counts_and_too_few_runs_decide_nothing() -> None:
     assert claimcheck.value(printed=0.972, ours=[*OURS[:4], math.nan]).verdict.n_diverged == 1
     assert claimcheck.value(printed=0.5, ours=OURS[:2]).status is Status.INCONCLUSIVE
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0], ids=["fractions", "percent"])
-def test_tables_are_judged_long_or_wide_in_fractions_or_percent(scale: float) -> None:
+def test_tables_may_be_long_or_wide_in_fractions_or_percent(scale: float) -> None:
     claims = table("t1,value,accuracy,ours,,mnist,97.2 %,,,5,", "t2,order,accuracy,ours,base,mnist,2.2 %,,,,")
     long = results(scale)
     wide = long.pivot(index=["dataset", "arm", "seed"], columns="metric", values="value").reset_index()
@@ -148,15 +148,15 @@ def test_tables_are_judged_long_or_wide_in_fractions_or_percent(scale: float) ->
         ("b,wins,accuracy,ours,base,,many,,,,", "15 of 16"),
     ],
 )
-def test_row_that_cannot_be_judged_says_why_and_stops_no_other(row: str, said: str) -> None:
+def test_invalid_row_has_a_reason_and_does_not_stop_others(row: str, said: str) -> None:
     judged = claimcheck.judge(table("t1,value,accuracy,ours,,mnist,97.2 %,,,5,", row), results())
     assert [verdict.status for verdict in judged.verdicts] == [Status.REPRODUCED]
     (problem,) = judged.problems
     assert problem.line == 3 and said in problem.why
 
 
-def test_percent_and_fractions_that_are_mixed_accuse_nobody() -> None:
-    """An error of 0.3 % in results as 0.3 isn't 75 times the printed 0.4 %; with its unit it is judged."""
+def test_mixed_percent_and_fractions_contradict_nothing() -> None:
+    """An error of 0.3 %, given as 0.3, isn't 75 times the printed 0.4 %; with a unit it is judged."""
     claims = table("t,value,error,ours,,mnist,0.4 %,,,5,")
     frame = results().assign(metric="error", value=0.39)
     (problem,) = claimcheck.judge(claims, frame).problems
@@ -164,14 +164,14 @@ def test_percent_and_fractions_that_are_mixed_accuse_nobody() -> None:
     assert [one.ours for one in claimcheck.judge(claims, frame.assign(unit="%")).verdicts] == [pytest.approx(0.0039)]
 
 
-def test_printed_rounding_of_a_table_reaches_the_judge() -> None:
-    """The margin of 99.50 % is a tenth of its error, 0.0005; rounded to 0.995, its last digit would make it 0.001."""
+def test_printed_rounding_reaches_the_judge() -> None:
+    """The margin of 99.50 % is a tenth of its error, 0.0005; as 0.995 its last digit would make it 0.001."""
     claims = table("t,value,accuracy,ours,,mnist,99.50 %,,,5,")
     (found,) = claimcheck.judge(claims, results(ours=[0.9951] * 4 + [0.9952])).verdicts
     assert found.verdict.margin == pytest.approx(0.0005)
 
 
-def test_misspelt_arm_is_not_tested_and_names_the_nearest() -> None:
+def test_misspelt_arm_is_untested_with_the_nearest_name() -> None:
     (verdict,) = claimcheck.judge(table("t,value,accuracy,our,,mnist,0.9,,,,"), results()).verdicts
     assert verdict.status is Status.NOT_TESTED and "did you mean ours" in verdict.verdict.explanation
 
@@ -185,7 +185,7 @@ def test_misspelt_arm_is_not_tested_and_names_the_nearest() -> None:
         (results().assign(value="fast"), "is not a number"),
     ],
 )
-def test_results_that_cannot_be_read_say_what_they_lack(frame: pd.DataFrame, said: str) -> None:
+def test_unreadable_results_list_what_is_missing(frame: pd.DataFrame, said: str) -> None:
     with pytest.raises(claimcheck.TableError, match=said):
         claimcheck.judge(table("t,value,accuracy,ours,,mnist,0.9,,,,"), frame)
 
@@ -205,8 +205,8 @@ def test_any_cells_give_a_verdict_or_a_problem(cells: list[tuple[str, ...]]) -> 
     assert len(judged.verdicts) + len(judged.problems) == len(rows)
 
 
-def test_lint_finds_the_gain_that_a_papers_own_table_excludes() -> None:
-    """NiNformer's "wide gain in accuracy of … 16%" is the only printed gain of the five papers that no cells give."""
+def test_lint_finds_the_gain_that_the_papers_own_table_excludes() -> None:
+    """No cells give NiNformer's "wide gain in accuracy of … 16%", unlike all other printed gains of the five papers."""
     assert [problem.id for problem in claimcheck.lint("data/claims.csv")] == ["ninformer.text.c10.acc_vs_localvit"]
 
 

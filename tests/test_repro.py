@@ -1,4 +1,4 @@
-"""`claimcheck repro` with real DVC: a line a stage, a live line on a terminal, a failing stage's output, Ctrl-C."""
+"""`claimcheck repro` with real DVC: one line per stage, a live line on a terminal, output of failing stages, Ctrl-C."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from tests.test_pipeline import trainings_in
 
 REPRO = [sys.executable, "-m", "stages.cli", "repro"]
 STAGES = 10
-"""Those of the checkout: `inputs`, a data set's two, two experiments' two each, `analyse`, `record`, `report`."""
+"""`inputs`, two for the data set, two for each of two experiments, `analyse`, `record` and `report`."""
 
 pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(900)]
 
@@ -44,7 +44,7 @@ def checkout(first: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Pat
     return Path(shutil.copytree(first[0], tmp_path / "checkout", symlinks=True))
 
 
-def test_piped_it_is_one_line_a_stage_and_the_rest_is_in_the_log(
+def test_piped_output_has_one_line_per_stage_and_the_log_the_rest(
     first: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
     folder, done = first
@@ -62,13 +62,13 @@ def test_piped_it_is_one_line_a_stage_and_the_rest_is_in_the_log(
     assert "git add dvc.lock" in written and "vit.0: trained" in written
 
 
-def test_again_it_says_that_nothing_has_changed(checkout: Path) -> None:
+def test_second_run_reports_no_changes(checkout: Path) -> None:
     lock = (checkout / "dvc.lock").read_bytes()
     assert repro(checkout).stdout == "all 10 stages are up to date\n"
     assert (checkout / "dvc.lock").read_bytes() == lock
 
 
-def test_named_experiment_records_and_reports_once_after_a_change(checkout: Path) -> None:
+def test_named_experiment_is_recorded_and_reported_once_after_a_change(checkout: Path) -> None:
     claims = checkout / "data" / "claims.csv"
     claims.touch()
     assert repro(checkout, EXPERIMENT).stdout == "all 8 stages are up to date\n"
@@ -77,7 +77,7 @@ def test_named_experiment_records_and_reports_once_after_a_change(checkout: Path
     assert ran == [["record", "report"], []]
 
 
-def test_without_git_and_as_a_user_without_a_name_it_runs(checkout: Path) -> None:
+def test_repro_works_without_git_and_without_a_user_name(checkout: Path) -> None:
     shutil.rmtree(checkout / ".git")
     (checkout / "dvc.lock").unlink()
     nameless = ["unshare", "--user", "--map-user=54321"]
@@ -91,7 +91,7 @@ def test_without_git_and_as_a_user_without_a_name_it_runs(checkout: Path) -> Non
     assert "not a git repository" in done.stderr and "this runs without git" in done.stderr
 
 
-def test_named_experiments_run_alone(checkout: Path) -> None:
+def test_only_named_experiments_run(checkout: Path) -> None:
     edit(checkout / "params" / f"{EXPERIMENT}.yaml", lambda p: p["arms"]["vit"]["model"].update(mlp_dim=24))
     edit(checkout / "params" / "other-mnist.yaml", lambda p: p["arms"]["vit"]["model"].update(mlp_dim=24))
     done = repro(checkout, EXPERIMENT)
@@ -102,9 +102,9 @@ def test_named_experiments_run_alone(checkout: Path) -> None:
     assert done.returncode == 0 and "6 stages run, 2 unchanged, in " in done.stdout
 
 
-def test_a_stage_that_fails_is_shown_whole_and_keeps_dvcs_exit_code(checkout: Path) -> None:
+def test_failing_stage_prints_its_output_and_dvcs_exit_code(checkout: Path) -> None:
     arms = checkout / "params" / f"{EXPERIMENT}.yaml"
-    edit(arms, lambda p: p["arms"]["vit"]["model"].update(num_heads=3))  # 16 is no multiple of it
+    edit(arms, lambda p: p["arms"]["vit"]["model"].update(num_heads=3))  # not a multiple of 16
     by_dvc = subprocess.run([*DVC, "repro"], cwd=checkout, env=pythons(), capture_output=True, check=False)
     done = repro(checkout)
     assert done.returncode == by_dvc.returncode != 0
@@ -118,7 +118,7 @@ def test_a_stage_that_fails_is_shown_whole_and_keeps_dvcs_exit_code(checkout: Pa
     assert f", train@{EXPERIMENT}, failed (exit code {done.returncode}); full log: data/logs/repro-" in lines[-1]
 
 
-def test_a_terminal_has_one_live_line(checkout: Path) -> None:
+def test_terminal_shows_one_live_line(checkout: Path) -> None:
     edit(checkout / "params" / f"{EXPERIMENT}.yaml", lambda p: p["arms"]["vit"]["model"].update(mlp_dim=24))
     code, written = on_terminal(REPRO, checkout, pythons(), columns=100)
     shown = [line.strip() for line in written.splitlines() if line.strip()]
@@ -129,14 +129,14 @@ def test_a_terminal_has_one_live_line(checkout: Path) -> None:
     assert not [line for line in shown if "Running stage" in line or "git add" in line]
 
 
-def test_ctrl_c_stops_the_training_and_the_next_one_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_stops_a_training_that_the_next_run_resumes(tmp_path: Path) -> None:
     folder = make_checkout(tmp_path / "stopped", epochs=3000)
     pressed: list[float] = []
 
     def press(shown: str, process: subprocess.Popen[bytes]) -> None:
         if not pressed and list((folder / "data").glob("store/work/*/resume.pt")):
             pressed.append(time.monotonic())
-            os.killpg(process.pid, signal.SIGINT)  # as the terminal does
+            os.killpg(process.pid, signal.SIGINT)  # like the terminal
 
     code, written = on_terminal(REPRO, folder, pythons(), columns=100, look=press)
     assert pressed and code != 0

@@ -60,18 +60,18 @@ def only(root: Path, **filters: str):
     return comparison
 
 
-def test_t_interval_equals_a_hand_worked_case() -> None:
+def test_t_interval_equals_a_hand_calculation() -> None:
     # mean 2, s = 1, n = 3: half = 4.302653 / sqrt(3)
     assert t_interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 2.484138, 2 + 2.484138), abs=1e-6)
 
 
-def test_wilson_interval_equals_a_hand_worked_case() -> None:
+def test_wilson_interval_equals_a_hand_calculation() -> None:
     # Wilson (1927) for 8 of 10: (0.8 + 1.9207/10 ± ...) / 1.38415
     assert wilson_interval(0.8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-5)
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1))
-def test_wilson_interval_stays_within_the_fractions_and_holds_the_estimate(n: int, fraction: float) -> None:
+def test_wilson_interval_is_within_0_and_1_and_contains_the_estimate(n: int, fraction: float) -> None:
     low, high = wilson_interval(fraction, n)
     assert -1e-12 <= low <= fraction + 1e-12
     assert fraction - 1e-12 <= high <= 1 + 1e-12
@@ -93,7 +93,7 @@ def test_three_replicates_have_mean_interval_and_difference(root: Path) -> None:
     assert comparison.label == "full-length training on official data (profile paper)"
 
 
-def test_one_replicate_has_no_interval_and_says_why(root: Path) -> None:
+def test_single_replicate_has_no_interval_with_a_reason(root: Path) -> None:
     ours = only(root, dataset="cifar100").arms[0].ours
     assert (ours.low, ours.high, ours.std) == (None, None, None)
     assert ours.interval_missing == "one replicate: an interval needs two"
@@ -101,13 +101,13 @@ def test_one_replicate_has_no_interval_and_says_why(root: Path) -> None:
     assert ours.population.low < ours.value < ours.population.high
 
 
-def test_an_epoch_chosen_on_the_test_images_says_nothing_of_fresh_ones(root: Path) -> None:
+def test_epoch_selected_on_test_images_has_no_interval_for_new_images(root: Path) -> None:
     ours = only(root, dataset="cifar100", metric="best_epoch_accuracy").arms[0].ours
     assert ours.value is not None
     assert ours.population is None
 
 
-def test_the_best_evidence_comes_first_and_a_profile_can_be_pinned(root: Path) -> None:
+def test_best_evidence_comes_first_and_a_profile_can_be_selected(root: Path) -> None:
     best = only(root, dataset="cifar100")
     assert (best.profile, best.provenance, best.profiles) == ("quick", "subset", ("quick", "smoke"))
     assert "3 of 100 epochs" in best.label and "not a verdict" in best.label
@@ -120,13 +120,13 @@ def test_the_best_evidence_comes_first_and_a_profile_can_be_pinned(root: Path) -
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "loss", "parameters", "inference_time", "min_error"])
-def test_a_stand_in_s_number_is_none_of_ours_in_any_metric(root: Path, metric: str) -> None:
+def test_placeholder_numbers_are_never_shown_as_ours(root: Path, metric: str) -> None:
     comparison = only(root, dataset="cifar10", metric=metric)
     assert comparison.label.startswith("placeholder data: shows that the pipeline runs, says nothing about the claim")
     assert comparison.order.of_ours == () and comparison.order.agrees is None
     assert comparison.reason == "placeholder data: its number says nothing about the claim"
     for arm in comparison.arms:
-        assert arm.run_keys, "its runs have numbers of their own"
+        assert arm.run_keys, "its runs have their own numbers"
         assert (arm.ours, arm.reason) == (None, comparison.reason)
         assert (arm.difference, arm.rank_ours, arm.rank_printed) == (None, None, None)
         assert arm.ratio is None or arm.ratio.of_ours is None
@@ -141,7 +141,7 @@ def test_latency_is_compared_with_the_first_baseline_on_the_same_device(root: Pa
     assert (costs["vit"].parameters, costs["vit"].flops_per_image) == (2_143_588, 2.85e8)
 
 
-def test_costs_are_compared_by_their_ratio_to_the_baseline_and_never_by_their_order(root: Path) -> None:
+def test_costs_are_compared_by_ratio_to_the_baseline_and_not_ranked(root: Path) -> None:
     comparison = only(root, dataset="mnist", metric="inference_time")
     assert comparison.order.agrees is None
     proposed = comparison.arms[3]
@@ -160,7 +160,7 @@ def test_costs_are_compared_by_their_ratio_to_the_baseline_and_never_by_their_or
     assert only(root, dataset="mnist").arms[3].ratio is None
 
 
-def test_costs_that_two_revisions_measured_are_not_divided(tmp_path: Path) -> None:
+def test_costs_measured_at_two_revisions_have_no_ratio(tmp_path: Path) -> None:
     root = make_root(tmp_path)
     path = root / "data" / "evidence" / "ninformer-mnist.jsonl"
     lines = [
@@ -176,7 +176,7 @@ def test_costs_that_two_revisions_measured_are_not_divided(tmp_path: Path) -> No
     assert [ratio and ratio.of_ours for ratio in ratios.values()] == [1.0, 1.0, 1.0, None]
 
 
-def test_another_metric_has_no_claim_to_compare_with(root: Path) -> None:
+def test_unclaimed_metric_has_no_printed_values(root: Path) -> None:
     comparison = only(root, dataset="mnist", metric="loss")
     assert comparison.metric.better == "lower"
     assert [(arm.printed, arm.difference) for arm in comparison.arms] == [(None, None)] * 4
@@ -199,7 +199,7 @@ def test_results_under_other_conditions_never_share_a_table(tmp_path: Path) -> N
     assert all(runs[name] for name in ("mlp-mixer", "local-vit", "ninformer"))
 
 
-def test_a_diverged_replicate_is_counted_and_not_averaged(tmp_path: Path) -> None:
+def test_diverged_replicate_is_counted_but_not_averaged(tmp_path: Path) -> None:
     root = make_root(tmp_path)
     (root / "data" / "evidence" / "ninformer-mnist.jsonl").unlink()
     add_results(root, "ninformer-mnist", "paper", "full", published="2026-11-02", diverged=("vit", 2))
@@ -217,14 +217,14 @@ def test_a_diverged_replicate_is_counted_and_not_averaged(tmp_path: Path) -> Non
         ({"metric": "acc"}, UnknownMetric, "known: accuracy, best_epoch_accuracy"),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_known_ones(
+def test_unknown_name_lists_the_known_ones(
     root: Path, filters: dict[str, str], error: type[Exception], choices: str
 ) -> None:
     with open_results(str(root / "data" / "results.db"))() as session, pytest.raises(error, match=choices):
         compare(session, **filters)
 
 
-def test_sessions_can_read_but_not_write(root: Path) -> None:
+def test_sessions_are_read_only(root: Path) -> None:
     with (
         open_results(str(root / "data" / "results.db"))() as session,
         pytest.raises(OperationalError, match="readonly"),
@@ -232,7 +232,7 @@ def test_sessions_can_read_but_not_write(root: Path) -> None:
         session.execute(text("DELETE FROM claims"))
 
 
-def test_an_absent_a_broken_and_an_older_database_each_say_so(root: Path, tmp_path: Path) -> None:
+def test_missing_broken_or_outdated_database_is_reported(root: Path, tmp_path: Path) -> None:
     absent, broken, older = (tmp_path / name for name in ("absent.db", "broken.db", "older.db"))
     broken.write_bytes(b"not a database" * 100)
     older.write_bytes((root / "data" / "results.db").read_bytes())
@@ -255,19 +255,19 @@ def test_an_absent_a_broken_and_an_older_database_each_say_so(root: Path, tmp_pa
         (None, None, "not run yet"),
     ],
 )
-def test_fidelity_is_said_in_one_sentence(provenance: str | None, cut: str | None, words: str) -> None:
+def test_fidelity_is_one_sentence(provenance: str | None, cut: str | None, words: str) -> None:
     assert words in describe_fidelity(provenance, "paper", cut)
 
 
-def test_the_number_of_replicates_is_of_those_that_are_planned_today() -> None:
+def test_replicates_are_counted_out_of_those_planned_today() -> None:
     stored = "3 of 100 epochs, 1 of 3 replicates"
     assert cut_of_all(stored, 1, 5) == "3 of 100 epochs, 1 of 5 replicates"
     assert cut_of_all(stored, 3, 3) == cut_of_each(stored) == "3 of 100 epochs"
     assert cut_of_all("2 of 3 replicates", 2, 5) == "2 of 5 replicates"
-    assert cut_of_all("3 of 100 epochs", 1, 5) == "3 of 100 epochs", "a profile that cuts no replicates"
+    assert cut_of_all("3 of 100 epochs", 1, 5) == "3 of 100 epochs", "a profile that doesn't reduce replicates"
 
 
-def test_test_images_that_are_left_out_are_said_with_the_result() -> None:
+def test_omitted_test_images_are_stated_with_the_result() -> None:
     cut = describe_fidelity("full", "quick", "3 of 100 epochs", 9977, 23)
     assert cut.startswith(
         "official data without 23 of 10,000 test images, which our source lacks, in a shortened run (3 of 100 epochs)"
@@ -293,7 +293,7 @@ def unjudged(behind: list[VerdictRun]) -> VerdictRow:
     return VerdictRow(n=0, confidence=None, runs=behind)
 
 
-def test_each_proposed_arm_stands_against_its_own_baseline() -> None:
+def test_each_proposed_arm_is_compared_with_its_own_baseline() -> None:
     better, worse = [0.1, 0.2, 0.15], [0.5, 0.4, 0.45]
     behind = [
         *runs("proposed", "a", better),
@@ -312,7 +312,7 @@ def test_each_proposed_arm_stands_against_its_own_baseline() -> None:
     assert pair_gains(accuracy, unjudged(behind), ARMS)[0].gain == pytest.approx(-0.3)
 
 
-def test_folds_are_compared_one_by_one() -> None:
+def test_folds_are_compared_pairwise() -> None:
     ours, theirs = [0.10, 0.21, 0.29], [0.2, 0.3, 0.4]
     sides = [("proposed", "a", ours), ("proposed", "b", ours), ("baseline", "x", theirs), ("baseline", "y", theirs)]
     behind = [run for side, arm, values in sides for run in runs(side, arm, [*values], folds=3)]
@@ -321,24 +321,24 @@ def test_folds_are_compared_one_by_one() -> None:
     assert (first.low, first.high) == pytest.approx((interval.low, interval.high))
     apart = [*runs("proposed", "b", [0.1, 0.2, None], folds=3), *runs("baseline", "y", [None, 0.3, 0.4], folds=3)]
     known = [run for run in behind if run.arm in ("a", "x")]
-    assert [pair.arm for pair in pair_gains(ERROR, unjudged([*known, *apart]), ARMS)] == ["a"], "one shared fold"
+    assert [pair.arm for pair in pair_gains(ERROR, unjudged([*known, *apart]), ARMS)] == ["a"], "only one shared fold"
 
 
-def test_replicates_wait_for_the_next_look() -> None:
+def test_gains_use_only_replicates_of_complete_analyses() -> None:
     sides = (("proposed", "a", 0.1), ("proposed", "b", 0.1), ("baseline", "x", 0.3), ("baseline", "y", 0.3))
     behind = [run for side, arm, level in sides for run in runs(side, arm, [level, level + 0.02, level + 0.01, 0.9])]
     first, _ = pair_gains(ERROR, VerdictRow(n=3, confidence=0.99, runs=behind), ARMS)
     assert (first.n, first.gain) == (3, pytest.approx(0.2))
 
 
-def test_a_count_of_orders_has_no_gain() -> None:
+def test_count_of_orders_has_no_gain() -> None:
     sides = (("proposed", "a"), ("proposed", "b"), ("baseline", "x"), ("baseline", "y"))
     behind = [run for side, arm in sides for run in runs(side, arm, [0.1, 0.2])]
     assert len(pair_gains(ERROR, unjudged(behind), ARMS)) == 2
     assert pair_gains(Claim(id="rank", kind="tally", unit="orders"), unjudged(behind), ARMS) == ()
 
 
-def test_one_pair_and_a_single_value_are_no_grid() -> None:
+def test_single_pair_or_single_values_are_no_grid() -> None:
     pair = [*runs("proposed", "a", [0.1, 0.2]), *runs("baseline", "x", [0.3, 0.4])]
     assert pair_gains(ERROR, unjudged(pair), ARMS) == ()
     values = [*runs("proposed", "a", [0.1, 0.2]), *runs("proposed", "b", [0.1, 0.2])]
@@ -354,7 +354,7 @@ FIGURE5 = {arm: RNG.uniform(0.3, 0.4, (5, EPOCHS)) for arm in ("vgg20-16", "dac-
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """Two of DAC's experiments on CIFAR-100 with five folds; a single fold of one on CIFAR-10."""
+    """Two of DAC's experiments on CIFAR-100 with five folds, and one with a single fold on CIFAR-10."""
     root = tmp_path_factory.mktemp("printed")
     copy_project(root)
     for experiment, errors in (("dac-resnet-cifar100", TABLE1), ("dac-vgg-cifar100", FIGURE5)):
@@ -371,11 +371,11 @@ def of(session: Session, experiment: str, **asked: str) -> ExperimentComparison:
     return next(item for item in compare(session, **asked) if item.experiment == experiment)  # type: ignore[arg-type]
 
 
-def test_every_experiment_is_shown_in_the_metric_of_its_printed_values(session: Session) -> None:
-    """By the claims themselves: the first value that isn't a cost."""
+def test_default_metric_is_that_of_the_printed_values(session: Session) -> None:
+    """It is the metric of the first claimed value that isn't a cost."""
     first: dict[str, str] = {}
     for claim in claims().values():
-        known = METRICS.get(claim.metric)  # a number after an early epoch isn't a metric of comparisons
+        known = METRICS.get(claim.metric)  # numbers at an early epoch aren't comparison metrics
         if claim.kind == "value" and claim.experiment and known is not None and known.split is not None:
             first.setdefault(claim.experiment, claim.metric)
     assert set(first.values()) == {"accuracy", "best_epoch_accuracy", "min_error", "validation_loss"}
@@ -393,7 +393,7 @@ def test_every_experiment_is_shown_in_the_metric_of_its_printed_values(session: 
     }
 
 
-def test_a_lowest_error_stands_beside_the_printed_one_each_with_its_error(session: Session) -> None:
+def test_lowest_error_and_printed_one_have_standard_errors(session: Session) -> None:
     comparison = of(session, "dac-resnet-cifar100")
     arms = {arm.arm: arm for arm in comparison.arms}
     for name, errors in TABLE1.items():
@@ -409,14 +409,14 @@ def test_a_lowest_error_stands_beside_the_printed_one_each_with_its_error(sessio
     base = arms["resnet20-v1"].printed
     assert base is not None and (base.value, base.stderr) == (0.3350, 0.0016)
     ranks = {name: (arms[name].rank_ours, arms[name].rank_printed) for name in TABLE1}
-    assert [rank for _, rank in ranks.values()] == [2, 1], "of the two that were trained"
+    assert [rank for _, rank in ranks.values()] == [2, 1], "among the two trained arms"
     assert sorted(rank or 0 for rank, _ in ranks.values()) == [1, 2]
     other = arms["resnet56-v1"]
     assert (other.rank_ours, other.rank_printed) == (None, None)
     assert (other.ours, other.reason) == (None, "not trained under the conditions that are shown")
 
 
-def test_a_gain_that_the_paper_prints_stands_beside_ours_folds_paired(session: Session) -> None:
+def test_printed_gain_is_compared_with_ours_paired_by_fold(session: Session) -> None:
     comparison = of(session, "dac-vgg-cifar100")
     gain = next(arm.gain for arm in comparison.arms if arm.arm == "dac-vgg20-16")
     assert gain is not None and gain.against == "vgg20-16"
@@ -431,7 +431,7 @@ def test_a_gain_that_the_paper_prints_stands_beside_ours_folds_paired(session: S
     assert waiting is not None and (waiting.printed.value, waiting.ours) == (0.0181, None)
 
 
-def test_one_fold_has_its_lowest_error_and_no_error_of_it(session: Session) -> None:
+def test_single_fold_has_a_lowest_error_without_standard_error(session: Session) -> None:
     arm = of(session, "dac-resnet-cifar10").arms[0]
     assert arm.ours is not None
     assert (arm.ours.value, arm.ours.n) == (pytest.approx(TABLE1["resnet20-v1"][0].min()), 1)
@@ -439,7 +439,7 @@ def test_one_fold_has_its_lowest_error_and_no_error_of_it(session: Session) -> N
     assert arm.ours.interval_missing == "one replicate: an interval needs two"
 
 
-def test_a_metric_that_only_some_have_says_of_the_others_why_not(session: Session) -> None:
+def test_arms_without_the_metric_have_a_reason(session: Session) -> None:
     reasons = defaultdict(set)
     for item in compare(session, dataset="cifar100", metric="window_error"):
         for arm in item.arms:
@@ -453,7 +453,7 @@ def test_a_metric_that_only_some_have_says_of_the_others_why_not(session: Sessio
 OURS_AND_PRINTED = ("ours.value", "ours.stderr", "ours.epoch", "printed.stderr", "printed.n")
 
 
-def test_the_table_holds_both_errors_the_epoch_and_the_reason(session: Session) -> None:
+def test_csv_has_both_errors_the_epoch_and_the_reason(session: Session) -> None:
     comparisons = [of(session, name) for name in ("dac-resnet-cifar100", "dac-vgg-cifar100")]
     rows = {(row["experiment"], row["arm"]): row for row in csv.DictReader(io.StringIO(as_csv(comparisons)))}
     ours = comparisons[0].arms[0].ours
@@ -472,18 +472,18 @@ def test_the_table_holds_both_errors_the_epoch_and_the_reason(session: Session) 
     assert float(gain["gain.ours.low"]) < float(gain["gain.ours.value"]) < float(gain["gain.ours.high"])
 
 
-def test_metrics_of_arms_as_wholes_are_those_of_the_verdicts() -> None:
+def test_arm_level_metrics_are_those_of_the_verdicts() -> None:
     assert tuple(info.name for info in METRICS.values() if info.of_arm) == ARM_METRICS
 
 
-def test_the_verdict_of_a_printed_error_has_the_comparison_s_number(session: Session) -> None:
-    """Two ways from curves to a number would be two numbers."""
+def test_verdict_and_comparison_have_the_same_number(session: Session) -> None:
+    """Both derive it from curves."""
     judged = find_judged(session, "dac.table1.c100.v1.r20.base")
     arm = of(session, "dac-resnet-cifar100").arms[0]
     assert arm.ours is not None and judged.verdict.ours == pytest.approx(arm.ours.value)
 
 
-def test_every_row_of_the_export_gives_its_value(session: Session) -> None:
+def test_exported_fold_values_average_to_the_metric(session: Session) -> None:
     rows = session.query(ArmMetricRow).all()
     assert {(row.experiment, row.metric) for row in rows} >= {
         ("dac-resnet-cifar100", "min_error"),

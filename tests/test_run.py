@@ -1,4 +1,4 @@
-"""Run specs, their keys, and the code in them: all that a run executes, wherever it lies."""
+"""Run specs, their keys, and the code digests in them, which cover everything that a run executes."""
 
 import ast
 import dataclasses
@@ -58,7 +58,7 @@ SPEC = RunSpec(
 
 
 def test_key_is_pinned() -> None:
-    """If this fails, every published key changes: only a change of what a spec means may do that."""
+    """If this fails, every published key changes: only a change in the meaning of specs may do that."""
     assert SPEC.run_key == "9b3979ccd5623ac23c7db8953d158ddd2d38c5ef86c4574ba365673ef0a4c32e"
 
 
@@ -100,11 +100,11 @@ def test_spec_survives_json(
     ],
     ids=["data", "seed", "fold", "code", "model", "precision", "augmentation", "cut"],
 )
-def test_everything_that_decides_the_numbers_is_in_the_key(change: dict[str, Any]) -> None:
+def test_everything_that_affects_results_changes_the_key(change: dict[str, Any]) -> None:
     assert dataclasses.replace(SPEC, **change).run_key != SPEC.run_key
 
 
-def test_changed_parts_name_what_changed() -> None:
+def test_changed_parts_are_listed_with_old_and_new_values() -> None:
     other = dataclasses.replace(
         SPEC,
         protocol=dataclasses.replace(SPEC.protocol, epochs=3, optimizer=OptimizerSpec(name="adam", lr=0.01)),
@@ -129,7 +129,7 @@ def area(r):
 BARE = 'import math\ndef area(r):\n    return f"{math.pi * r**2} # not a comment"'
 
 
-def test_code_and_strings_count_and_comments_docstrings_and_blank_lines_do_not() -> None:
+def test_only_code_and_strings_are_significant() -> None:
     assert significant_text(SOURCE) == BARE
     assert significant_text(SOURCE.replace("r**2", "r**3")) != BARE
     assert significant_text(SOURCE.replace("# not", "# nota")) != BARE
@@ -137,7 +137,7 @@ def test_code_and_strings_count_and_comments_docstrings_and_blank_lines_do_not()
 
 
 def tokens_that_count(source: str) -> str:
-    """The same computed differently: all tokens but comments and docstrings, without white space."""
+    """An independent computation: all tokens except comments and docstrings, without white space."""
     docstrings = {
         (node.body[0].lineno, node.body[0].col_offset)
         for node in ast.walk(ast.parse(source))
@@ -148,13 +148,13 @@ def tokens_that_count(source: str) -> str:
     return "".join("".join(kept).split())
 
 
-def test_nothing_but_comments_and_docstrings_is_lost() -> None:
+def test_only_comments_and_docstrings_are_removed() -> None:
     for path in (PACKAGE_ROOT / "stages").rglob("*.py"):
         source = path.read_text(encoding="utf-8")
         assert "".join(significant_text(source).split()) == tokens_that_count(source), path
 
 
-def test_closure_follows_imports_and_holds_the_model() -> None:
+def test_closure_follows_imports_and_includes_the_model() -> None:
     closure = import_closure([*TRAINING_ROOTS["images"], "stages.papers.ninformer.ninformer"])
     assert {
         "stages.training.augment",
@@ -163,10 +163,10 @@ def test_closure_follows_imports_and_holds_the_model() -> None:
         "stages.papers.ninformer.layers",
         "stages.papers.ninformer.mlp_mixer",
     } <= closure
-    assert "stages.papers.ninformer.local_vit" not in closure, "another arm's model is none of its business"
+    assert "stages.papers.ninformer.local_vit" not in closure, "another arm's model isn't included"
 
 
-def test_fast_paths_are_in_no_run_key_and_the_operators_that_call_them_are() -> None:
+def test_run_keys_include_operators_but_not_their_fast_paths() -> None:
     closure = import_closure(["stages.papers.hyperbf.hyperbf", "stages.papers.dac.resnet_v1"])
     assert {"stages.ops.rbf_fused", "stages.ops.dac_recompute", "stages.ops.precision"} <= closure
     assert is_fast("stages.ops.fast.dac") and "stages.ops.fast.dac" in imported_modules("stages.ops.dac_recompute")
@@ -175,29 +175,29 @@ def test_fast_paths_are_in_no_run_key_and_the_operators_that_call_them_are() -> 
 
 
 @pytest.mark.parametrize(("kind", "model"), [("images", "ninformer.vit"), ("table", "dac.mlp"), ("text", "nmn.gpt2")])
-def test_closure_holds_every_module_that_training_really_loads(kind: Kind, model: str) -> None:
-    """Against the interpreter: what `import` brings in of ours is in the static closure."""
+def test_closure_includes_every_module_that_training_loads(kind: Kind, model: str) -> None:
+    """The interpreter's own imports must be in the static closure."""
     roots = [*TRAINING_ROOTS[kind], f"stages.papers.{model}"]
     script = f"import sys, {', '.join(roots)}; print(*[m for m in sys.modules if m.startswith('stages.')])"
     done = python("-c", script, cwd=PACKAGE_ROOT, env=os.environ)
     assert done.returncode == 0, done.stderr
     loaded = done.stdout.split()
     packages = {name for name in loaded if (PACKAGE_ROOT / Path(*name.split("."))).is_dir()}
-    # The paper's package imports all its models, and a fast path answers to its reference by test.
+    # A paper's package imports all its models; tests compare fast paths with their references.
     siblings = import_closure([f"stages.papers.{model.partition('.')[0]}"])
     fast = {name for name in loaded if is_fast(name)}
-    # Whoever chooses among modules imports them all, and what is chosen is a root.
+    # Modules that choose others import all of them; the chosen one is a root.
     others = import_closure(name for module in CHOOSING for name in imported_modules(module))
     assert set(loaded) - packages - siblings - fast - others <= import_closure(roots)
 
 
-def test_a_module_that_is_not_ours_is_refused() -> None:
+def test_standard_library_module_is_refused() -> None:
     with pytest.raises(ModuleNotFoundError, match="os is not a module"):
         code_fingerprint(["os"])
 
 
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
-def test_digests_are_the_same_in_other_pythons(version: str) -> None:
+def test_digests_are_equal_across_python_versions(version: str) -> None:
     roots = [*TRAINING_ROOTS["images"], "stages.papers.ninformer.local_vit"]
     script = f"from stages.runs.fingerprint import code_fingerprint as f; print(f({roots!r}))"
     found = shutil.which(f"python{version}")
@@ -210,7 +210,7 @@ def test_digests_are_the_same_in_other_pythons(version: str) -> None:
 @pytest.mark.parametrize(
     ("content", "said"), [(b"def f(:\n", r"line 1: .*invalid syntax"), (b"x = '\xff'\n", "not UTF-8 at byte 5")]
 )
-def test_a_module_that_cannot_be_parsed_is_named_in_one_line(
+def test_unparsable_module_is_reported_in_one_line(
     content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "broken.py"
@@ -236,26 +236,26 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def import_anew(project: Path, code: str) -> subprocess.CompletedProcess[str]:
-    """The output of `code` in an interpreter that is started for it."""
+    """Return the output of `code` in a new interpreter."""
     env = environment() | {"PYTHONPATH": str(project), "PYTHONDONTWRITEBYTECODE": ""}
     command = [sys.executable, "-c", code]
     return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
 
 
 def ask(project: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`python arguments` with the project's own code."""
+    """Run `python arguments` with the project's own code."""
     return python(*arguments, cwd=project, env=environment() | {"PYTHONPATH": str(project)} | variables)
 
 
-def test_this_process_runs_what_lies_on_the_disk() -> None:
+def test_loaded_code_equals_the_files_on_disk() -> None:
     code = code_fingerprint(["stages.verdicts"])
     assert set(code) & LOADED.keys() and unlike_loaded(code) == []
     assert unlike_loaded(dict.fromkeys(code, "0" * 16)) == sorted(set(code) & LOADED.keys())
     assert source_path("stages") is not None
 
 
-def test_an_edit_within_a_second_that_keeps_the_length_is_seen(checkout: Path) -> None:
-    """Bytecode that is checked by time would be taken for the new source."""
+def test_quick_edit_of_equal_length_is_noticed(checkout: Path) -> None:
+    """Bytecode validated by time and size would hide the new source."""
     path = checkout / "stages" / "device.py"
     path.write_text("x = 1\n")
     assert import_anew(checkout, "from stages.device import x; print(x)").stdout == "1\n"
@@ -265,7 +265,7 @@ def test_an_edit_within_a_second_that_keeps_the_length_is_seen(checkout: Path) -
     assert import_anew(checkout, "from stages.device import x; print(x)").stdout == "2\n"
 
 
-def test_damaged_bytecode_is_made_anew(checkout: Path) -> None:
+def test_damaged_bytecode_is_recompiled(checkout: Path) -> None:
     path = checkout / "stages" / "device.py"
     path.write_text("x = 1\n")
     assert import_anew(checkout, "import stages.device").returncode == 0
@@ -274,7 +274,7 @@ def test_damaged_bytecode_is_made_anew(checkout: Path) -> None:
     assert import_anew(checkout, "from stages.device import x; print(x)").stdout == "1\n"
 
 
-def test_params_that_were_edited_while_dvc_ran_are_refused_at_the_end_of_a_stage(checkout: Path) -> None:
+def test_stage_refuses_params_that_changed_while_dvc_ran(checkout: Path) -> None:
     assert ask(checkout, "-m", "stages.train", EXPERIMENT).returncode == 0
     assert ask(checkout, "-m", "stages.inputs").returncode == 0
     params, name = checkout / "params.yaml", f"evaluate@{EXPERIMENT}"
@@ -308,7 +308,7 @@ class Leaky(nn.Module):
 
 @pytest.fixture
 def with_mine(tmp_path: Path) -> Path:
-    """A project with its own code, whose ViT takes a layer from a user's package beside `stages`."""
+    """A project with its own code, whose ViT uses a layer of a user's package next to `stages`."""
     project = make_project(tmp_path / "project", epochs=1, steps_per_epoch=1)
     copy_stages(project)
     (project / "mine").mkdir()
@@ -320,7 +320,7 @@ def with_mine(tmp_path: Path) -> Path:
 
 
 def use(project: Path, layer: str, statement: str) -> None:
-    """Put `layer` behind the ViT's MLPs."""
+    """Append `layer` to the ViT's MLPs."""
     source = shutil.copy(REPOSITORY / VIT, project / VIT).read_text()
     plain = "FeedForward(dim=dim, hidden_dim=mlp_dim, dropout=dropout)"
     assert source.count(plain) == source.count("from torch import") == 1
@@ -342,10 +342,10 @@ def spec_of(project: Path, arm: str) -> dict[str, str]:
     return code
 
 
-def test_a_users_module_is_in_the_key_and_an_edit_there_trains_anew(with_mine: Path) -> None:
+def test_users_module_is_in_the_key_and_its_edit_retrains(with_mine: Path) -> None:
     train(with_mine)
     assert {"mine", "mine.layers", "mine.helpers"} <= spec_of(with_mine, "vit").keys()
-    assert not {"mine.layers"} & spec_of(with_mine, "ninformer").keys(), "which doesn't import it"
+    assert not {"mine.layers"} & spec_of(with_mine, "ninformer").keys(), "it doesn't import the module"
     assert "0 to train" in train(with_mine)
     (with_mine / "mine" / "helpers.py").write_text("SLOPE = 0.01  # explained\n")
     assert "0 to train" in train(with_mine)
@@ -354,9 +354,7 @@ def test_a_users_module_is_in_the_key_and_an_edit_there_trains_anew(with_mine: P
     assert "vit.0: to train, code of mine.helpers" in said and "ninformer.0: taken from the store" in said
 
 
-def test_a_package_elsewhere_on_the_path_is_keyed_too_and_a_missing_one_refused(
-    with_mine: Path, tmp_path: Path
-) -> None:
+def test_users_package_elsewhere_is_in_the_key_and_a_missing_one_refused(with_mine: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (with_mine / "mine").rename(tmp_path / "elsewhere" / "mine")
     refused = ask(with_mine, "-m", "stages.train", EXPERIMENT)
@@ -369,7 +367,7 @@ def test_a_package_elsewhere_on_the_path_is_keyed_too_and_a_missing_one_refused(
     assert "mine.helpers" in spec_of(with_mine, "vit")
 
 
-def test_an_edit_of_a_users_module_while_it_trains_publishes_nothing(with_mine: Path) -> None:
+def test_editing_a_users_module_during_training_publishes_nothing(with_mine: Path) -> None:
     script = f"""
 import threading
 from pathlib import Path
@@ -395,14 +393,14 @@ print([event.message for event in events if event.kind == "failed"])
     assert not list((with_mine / "data" / "store" / "runs").glob("*/result.json"))
 
 
-def test_a_layer_that_is_imported_by_name_is_refused(with_mine: Path) -> None:
+def test_dynamically_imported_layer_is_refused(with_mine: Path) -> None:
     use(with_mine, 'import_module("mine.layers").Leaky()', "from importlib import import_module")
     done = ask(with_mine, "-m", "stages.train", EXPERIMENT, "--runs", "vit.0")
     assert done.returncode == 1
     assert "has layers of mine.layers, which its key doesn't cover" in done.stdout + done.stderr
 
 
-def test_what_a_stage_runs_of_a_users_package_is_in_its_file(with_mine: Path) -> None:
+def test_stage_inputs_include_the_users_package(with_mine: Path) -> None:
     done = ask(with_mine, "-m", "stages.inputs")
     assert done.returncode == 0, done.stderr
     for verb in ("train", "evaluate"):
@@ -410,8 +408,8 @@ def test_what_a_stage_runs_of_a_users_package_is_in_its_file(with_mine: Path) ->
         assert {"mine", "mine.layers", "mine.helpers"} <= content["code"].keys(), verb
 
 
-def test_the_worker_makes_no_number_that_the_key_doesnt_cover(with_mine: Path) -> None:
-    """Where denormals are flushed and networks are built is in the key of every run."""
+def test_change_in_how_the_worker_computes_changes_the_key(with_mine: Path) -> None:
+    """The module that flushes denormals and builds networks is in every run's key."""
     train(with_mine)
     session = with_mine / "stages" / "training" / "session.py"
     source = session.read_text()
@@ -420,21 +418,21 @@ def test_the_worker_makes_no_number_that_the_key_doesnt_cover(with_mine: Path) -
     assert train(with_mine).count("to train, code of stages.training.session") == 2
 
 
-def test_the_worker_itself_touches_neither_rows_nor_layers() -> None:
-    """Its work with networks is in `stages.training.session`; it may check whether weights are finite."""
+def test_worker_module_itself_does_not_handle_data_or_layers() -> None:
+    """`stages.training.session` does."""
     tree = (REPOSITORY / "stages" / "worker.py").read_text()
     assert [
         word for word in ("flush_denormal", "build_model", "make_task", "read_rows", "manual_seed") if word in tree
     ] == []
 
 
-def test_installed_packages_and_the_library_are_pinned() -> None:
+def test_installed_packages_and_standard_library_are_pinned() -> None:
     assert all(is_pinned(name) for name in ("os", "json.decoder", "torch.nn", "pydantic", "yaml", "_struct"))
     assert not is_pinned("tests") and source_path("torch.nn") is None and source_path("os.path") is None
     assert not is_pinned("no_such_module") and source_path("no_such_module") is None
 
 
-def test_relative_imports_and_parents_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_imports_and_parent_packages_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "relative_example"
     (package / "inner").mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -460,8 +458,8 @@ NAMES_ONLY = ("ops", "optim", "training", *(f"papers/{name}" for name in known_p
 
 
 @pytest.mark.parametrize("package", NAMES_ONLY)
-def test_packages_on_the_way_hold_names_alone(package: str) -> None:
-    """A package's file runs with each of its modules; the papers' import each other's models and are in no key."""
+def test_package_init_files_contain_only_names(package: str) -> None:
+    """They run with each module but aren't in any key, because papers' packages import all their models."""
     body = ast.parse((REPOSITORY / "stages" / package / "__init__.py").read_text()).body
     assert {type(node) for node in body} <= {ast.Expr, ast.ImportFrom, ast.Assign}
     assert [ast.unparse(node.targets[0]) for node in body if isinstance(node, ast.Assign)] in ([], ["__all__"])

@@ -1,4 +1,4 @@
-"""The runner trains runs that the store lacks, says why, adopts pulled outcomes, and removes stale ones."""
+"""The runner trains missing runs, prints why, adopts pulled outcomes, and removes stale ones."""
 
 import dataclasses
 import json
@@ -169,9 +169,7 @@ def test_run_list_has_a_digest_of_each_outcomes_files(finished: Path) -> None:
     assert run()
     assert path.read_bytes() == before
     rows = json.loads(before)["runs"]
-    assert all(row["digest"] == outcome_digest(path.parent / row["run_key"]) for row in rows), (
-        "although no weights were read"
-    )
+    assert all(row["digest"] == outcome_digest(path.parent / row["run_key"]) for row in rows), "no weights were read"
     key = listed("vit")
     stored = Path("data/store/runs") / key
     files = {file.name: file.read_bytes() for file in stored.iterdir()}

@@ -1,4 +1,4 @@
-"""docs/add-a-paper.md, carried out in a copy of the project: the page's steps suffice, and its answers come."""
+"""Follow docs/add-a-paper.md in a copy of the project: its steps suffice and give the printed answers."""
 
 import hashlib
 import json
@@ -18,27 +18,27 @@ import pytest
 from PIL import Image
 
 from benchmarks.server import free_port
+from tests.doc_examples import Block, differences, is_printed, read_examples
 from tests.polling import wait_until
 from tests.project import REPOSITORY, environment
-from tests.story import Block, differences, is_printed, read_story
 
 pytestmark = pytest.mark.slow
 
-STORY = read_story(REPOSITORY / "docs" / "add-a-paper.md")
+EXAMPLES = read_examples(REPOSITORY / "docs" / "add-a-paper.md")
 BIN = Path(sys.executable).parent
-# This environment instead of one that make sets up.
+# Use this environment instead of one that make creates.
 MAKE = ["make", "--no-print-directory", f"BIN={BIN}", "READY="]
 PRINTED_PLACE = "127.0.0.1:8000"
 RESULTS = re.compile(r"data/(evidence/.*jsonl|models/.*safetensors|registrations/.*json)")
 
 
 def environment_of(folder: Path) -> dict[str, str]:
-    """This process's environment, with the code of the copy."""
+    """Return this process's environment with the copy's code."""
     return environment() | {"PYTHONPATH": str(folder), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
 
 
 def run(folder: Path, *command: str) -> str:
-    """Run a command in the copy, on the copy's code."""
+    """Run a command in the copy with the copy's code."""
     env = environment_of(folder)
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -46,7 +46,7 @@ def run(folder: Path, *command: str) -> str:
 
 
 def add_to(folder: Path, block: Block) -> None:
-    """Follow the page's instruction for a file: write it, or add the block where its heading puts it."""
+    """Follow the page's instruction for a file: write it, or add the block where the heading says."""
     assert block.file is not None
     path = folder / block.file
     if block.file == "params.yaml":
@@ -56,10 +56,10 @@ def add_to(folder: Path, block: Block) -> None:
         path.write_text(before + heading + entries[0] + block.text + after[entries.end() :])
     elif block.file == "data/claims.csv":
         header, _, rows = block.text.partition("\n")
-        assert path.read_text().startswith(header + "\n"), "the page shows the header of today"
+        assert path.read_text().startswith(header + "\n"), "the page shows the current header"
         path.write_text(path.read_text() + rows)
     else:
-        assert not path.exists(), f"{block.file} is there already"
+        assert not path.exists(), f"{block.file} exists already"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block.text)
 
@@ -73,7 +73,7 @@ def copy_project(folder: Path) -> Path:
         if (REPOSITORY / name).is_file() and not RESULTS.fullmatch(name):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(REPOSITORY / name, folder / name)
-    counted = Path("data", "flops.json")  # in no commit; counting the operations anew takes most of a minute
+    counted = Path("data", "flops.json")  # uncommitted; counting operations again takes most of a minute
     if (REPOSITORY / counted).is_file():
         shutil.copy(REPOSITORY / counted, folder / counted)
     run(folder, "git", "init", "-q")
@@ -86,13 +86,13 @@ def copy_project(folder: Path) -> Path:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project, with the page's files added and not committed."""
     folder = copy_project(tmp_path_factory.mktemp("sixth") / "claimcheck")
-    for block in STORY:
+    for block in EXAMPLES:
         if block.file:
             add_to(folder, block)
     return folder
 
 
-def test_the_paper_is_one_folder_one_file_one_line_its_claims_and_a_page(project: Path) -> None:
+def test_paper_needs_one_package_one_params_file_claims_and_a_page(project: Path) -> None:
     changed = run(project, "git", "status", "--porcelain", "--untracked-files=all").splitlines()
     folder = "stages/papers/toy"
     names = ("__init__", "findings", "perceptron", "softmax_regression")
@@ -104,14 +104,14 @@ def test_the_paper_is_one_folder_one_file_one_line_its_claims_and_a_page(project
     assert run(project, "git", "diff", "--shortstat").split(",")[1:] == [" 5 insertions(+)\n"]
 
 
-def test_the_files_on_the_page_are_in_the_house_format(project: Path) -> None:
+def test_files_on_the_page_pass_ruff(project: Path) -> None:
     run(project, "ruff", "format", "--check", "stages/papers/toy")
     run(project, "ruff", "check", "stages/papers/toy")
 
 
 @pytest.fixture(scope="module")
 def served(project: Path) -> Iterator[str]:
-    """The service of the copy, as `make serve` starts it; its host and port."""
+    """Host and port of the copy's service, started like `make serve` does."""
     place = f"127.0.0.1:{free_port()}"
     server = subprocess.Popen(
         [*MAKE, "serve", f"PORT={place.rpartition(':')[2]}"],
@@ -138,10 +138,10 @@ def answers(place: str) -> bool:
 
 
 @pytest.mark.timeout(900)
-def test_the_commands_print_what_the_page_shows(project: Path, request: pytest.FixtureRequest) -> None:
-    """From data to an answer: each command with real make, DVC and service, in the order of the page."""
+def test_commands_print_what_the_page_shows(project: Path, request: pytest.FixtureRequest) -> None:
+    """Run every command in order with real make, DVC and service."""
     output, ran = "", []
-    for block in STORY:
+    for block in EXAMPLES:
         if block.language == "sh":
             ran.append(block.text.strip())
             words = shlex.split(block.text)
@@ -162,7 +162,7 @@ def test_the_commands_print_what_the_page_shows(project: Path, request: pytest.F
     assert len(ran) == 8
 
 
-def test_a_changed_answer_would_be_noticed() -> None:
+def test_changed_answer_would_be_noticed() -> None:
     shown = {"arms": [{"arm": "a", "mean": "…"}], "n": 1}
     assert list(differences(shown, {"n": 1, "more": 0, "arms": [{"arm": "b"}, {"arm": "a", "mean": 3}]})) == []
     assert list(differences(shown, {"n": 2, "arms": []})) == ["answer.arms is empty", "answer.n is 2, shown is 1"]

@@ -1,7 +1,8 @@
-"""Faults of a store, at every moment of a publication: named, nothing half-published, and later it goes on.
+"""Store faults at every step of publishing are reported, leave nothing half-published, and allow a retry.
 
-Damaged outcomes: tests/test_runner.py, tests/test_object_store.py; states: tests/training/test_worker.py; a store that
-is away: tests/test_object_store.py, tests/scheduling/test_object_leases.py; what a verb says: tests/test_faults.py.
+Related tests: damaged outcomes in tests/test_runner.py and tests/test_object_store.py, states in
+tests/training/test_worker.py, unavailable stores in tests/test_object_store.py and
+tests/scheduling/test_object_leases.py, messages in tests/test_faults.py.
 """
 
 import errno
@@ -16,9 +17,9 @@ from stages.faults import describe_fault
 from stages.runs.object_store import Bucket, ObjectStore, StoreFault
 from stages.runs.store import RunStore, Store
 from stages.scheduling.engine.leases import Leases, process_identity
-from tests.hardship import obey_modes, write_little
 from tests.preloaded import python
 from tests.project import environment
+from tests.resource_limits import drop_root_privileges, limit_file_size
 from tests.scheduling.racer import keys_of, outcome
 
 KEY, SPEC = next(iter(keys_of(1).items()))
@@ -38,7 +39,7 @@ print(store.has(KEY), *store.run_keys())
 
 
 class FailsOnce:
-    """The function, of which call number `at` fails."""
+    """Wraps a function and fails at call number `at`."""
 
     def __init__(self, function: Callable[..., Any], at: int, error: OSError) -> None:
         self.function, self.at, self.error, self.calls = function, at, error, 0
@@ -51,7 +52,7 @@ class FailsOnce:
 
 
 def publish(store: Store, owner: str | None = None) -> None:
-    """As an engine does, under a lease."""
+    """Publish under a lease, like an engine."""
     leases = Leases(store, owner)
     lease = leases.claim(KEY)
     assert lease is not None
@@ -68,10 +69,10 @@ def fault_of(call: Callable[[], None]) -> OSError | None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "objects"])
-def test_a_write_that_fails_publishes_nothing_by_half(
+def test_failed_write_never_publishes_half_an_outcome(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """A disk whose fsync fails, a connection that breaks: at each moment in turn, which ends the process."""
+    """A call of fsync or to the server fails at each step in turn, which ends the process."""
     gone = f"{process_identity(os.getpid()).rsplit(':', 2)[0]}:4194304:1"
     url = request.getfixturevalue("object_url") if kind == "objects" else ""
     for at in range(1, 100):
@@ -88,9 +89,9 @@ def test_a_write_that_fails_publishes_nothing_by_half(
             fault = fault_of(lambda store=store: publish(store, gone))
         if fault is None:
             break
-        assert store.address in describe_fault(fault), "by name"
+        assert store.address in describe_fault(fault), "the error mentions the store"
         found = other.whole(KEY)
-        assert found is None or contents(found) == FILES, "whole or not at all"
+        assert found is None or contents(found) == FILES, "all or nothing"
         if found is None:
             publish(other)
         assert contents(other.whole(KEY)) == FILES and list(other.run_keys()) == [KEY]
@@ -104,14 +105,17 @@ def contents(folder: Path | None) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("before", "words"),
-    [(obey_modes, "PermissionError Permission denied store/"), (write_little, "OSError File too large store/staged/")],
+    [
+        (drop_root_privileges, "PermissionError Permission denied store/"),
+        (limit_file_size, "OSError File too large store/staged/"),
+    ],
     ids=["read-only", "full"],
 )
-def test_a_folder_that_takes_nothing_holds_nothing_and_takes_it_later(
+def test_publishing_to_an_unwritable_store_fails_and_succeeds_later(
     tmp_path: Path, before: Callable[[], None], words: str
 ) -> None:
     (tmp_path / "store" / "runs").mkdir(parents=True)
-    (tmp_path / "store").chmod(0o555 if before is obey_modes else 0o755)
+    (tmp_path / "store").chmod(0o555 if before is drop_root_privileges else 0o755)
     failed = python("-c", PUBLISH, cwd=tmp_path, env=environment(), before=before)
     (tmp_path / "store").chmod(0o755)
     assert failed.stdout.startswith(words) and failed.stdout.splitlines()[-1] == "False", failed.stderr
@@ -131,17 +135,19 @@ except OSError as error:
 """
 
 
-@pytest.mark.parametrize("before", [obey_modes, write_little], ids=["read-only", "full"])
-def test_a_machine_that_can_keep_nothing_of_an_object_store_says_so(
+@pytest.mark.parametrize("before", [drop_root_privileges, limit_file_size], ids=["read-only", "full"])
+def test_unwritable_cache_of_an_object_store_is_reported(
     tmp_path: Path, object_url: str, before: Callable[[], None]
 ) -> None:
     ObjectStore(object_url, tmp_path / "elsewhere").publish(KEY, FILES)
-    (tmp_path / "here").mkdir(mode=0o555 if before is obey_modes else 0o755)
+    (tmp_path / "here").mkdir(mode=0o555 if before is drop_root_privileges else 0o755)
     code = READ.replace("URL", repr(object_url))
     failed = python("-c", code, cwd=tmp_path, env=environment(), before=before)
     (tmp_path / "here").chmod(0o755)
     said = (
-        "PermissionError Permission denied  False" if before is obey_modes else "OSError File too large /staged/ False"
+        "PermissionError Permission denied  False"
+        if before is drop_root_privileges
+        else "OSError File too large /staged/ False"
     )
     assert failed.stdout.strip() == said, failed.stderr
     assert python("-c", code, cwd=tmp_path, env=environment()).stdout == "True\n"

@@ -1,4 +1,4 @@
-"""An experiment on text, from params to the database: small language models, the real grammar of the stand-in."""
+"""A text experiment from params to database: small language models trained on the placeholder grammar."""
 
 import json
 import math
@@ -26,7 +26,7 @@ WINDOW, WIDTH, DEPTH, VOCABULARY = 32, 16, 2, 300
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The experiment of params/, its networks made small, trained and evaluated on the stand-in."""
+    """The experiment of params/ with small networks, trained and evaluated on placeholder data."""
     folder = tmp_path_factory.mktemp("text")
     index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
     index["experiments"] = {EXPERIMENT: index["experiments"][EXPERIMENT]}
@@ -75,7 +75,7 @@ def results(project: Path) -> dict[str, ResultLine]:
     return {line.arm: line for line in lines}
 
 
-def test_metrics_of_a_text_are_those_of_its_test_windows(project: Path, results: dict[str, ResultLine]) -> None:
+def test_text_metrics_cover_all_test_windows(project: Path, results: dict[str, ResultLine]) -> None:
     tokens = read_tokens(project / "data/processed/openwebtext", "test")
     windows = (len(tokens) - 1) // WINDOW
     assert sorted(results) == ["aether-gpt", "aether-gpt-dot-attention", "gpt2"]
@@ -88,7 +88,7 @@ def test_metrics_of_a_text_are_those_of_its_test_windows(project: Path, results:
         assert (line.correct, line.confusion, line.curves[-1].train_accuracy) == (None, None, None)
 
 
-def test_the_grammar_is_learned_beyond_its_letters(project: Path, results: dict[str, ResultLine]) -> None:
+def test_models_learn_more_than_letter_frequencies(project: Path, results: dict[str, ResultLine]) -> None:
     tokens = read_tokens(project / "data/processed/openwebtext", "test").tokens
     shares = [int((tokens == token).sum()) / len(tokens) for token in set(tokens.tolist())]
     entropy = -sum(share * math.log(share) for share in shares)
@@ -97,20 +97,20 @@ def test_the_grammar_is_learned_beyond_its_letters(project: Path, results: dict[
         assert loss < entropy, line.arm
 
 
-def test_flops_per_token_are_those_of_the_matrices(results: dict[str, ResultLine]) -> None:
-    """2 x multiply-accumulates: 12 width² a block, the logits, and QKᵀ and its product with V over a whole window."""
+def test_flops_per_token_equal_a_hand_calculation(results: dict[str, ResultLine]) -> None:
+    """2 × multiply-accumulates: 12 width² per block, the logits, and over a whole window QKᵀ and its product with V."""
     expected = 2 * (DEPTH * 12 * WIDTH**2 + VOCABULARY * WIDTH) + DEPTH * 4 * WINDOW * WIDTH
     flops = {row.metric: row.value for row in results["gpt2"].metrics}["flops_per_token"]
     assert flops == expected
 
 
-def test_tokens_per_second_are_windows_times_their_length(project: Path) -> None:
+def test_tokens_per_second_are_windows_times_window_length(project: Path) -> None:
     for line in read_lines(project / "data/results" / f"{EXPERIMENT}.cost.jsonl", CostLine):
         assert line.train_tokens_per_second == WINDOW * line.samples_per_second > 0
         assert line.latency_batch_size == 1
 
 
-def test_the_database_holds_losses_and_tokens_per_second_and_no_stand_in_decides(project: Path) -> None:
+def test_database_has_losses_and_tokens_per_second_but_no_verdicts(project: Path) -> None:
     with sqlite3.connect(project / "data/results.db") as database:
         rates = database.execute("SELECT count(*) FROM costs WHERE train_tokens_per_second > 0").fetchone()
         losses = database.execute("SELECT count(*) FROM metrics WHERE metric = 'validation_loss'").fetchone()
@@ -121,15 +121,15 @@ def test_the_database_holds_losses_and_tokens_per_second_and_no_stand_in_decides
     assert len(verdicts) == 3 and set(verdicts.values()) == {"not tested"}
 
 
-def test_published_outcome_says_what_the_network_reads(project: Path) -> None:
+def test_published_spec_has_the_context_length_and_text_code(project: Path) -> None:
     runs = json.loads((project / "data/runs" / EXPERIMENT / "runs.json").read_text())["runs"]
     spec = json.loads((project / "data/runs" / EXPERIMENT / runs[0]["run_key"] / "spec.json").read_text())
     assert spec["model"]["arguments"]["context"] == 1024
     assert "stages.training.tokens" in spec["code"] and "stages.training.images" not in spec["code"]
 
 
-def test_networks_are_printed_size_in_every_profile() -> None:
-    """124 million parameters, as GPT-2 small; the stand-in's rows are shorter, the networks are not."""
+def test_networks_have_their_printed_size_in_every_profile() -> None:
+    """124 million parameters, as GPT-2 small; only the placeholder rows are shorter."""
     params = load_params(REPOSITORY)
     experiment = params.experiments[EXPERIMENT]
     source = params.datasets[experiment.dataset]
@@ -139,7 +139,7 @@ def test_networks_are_printed_size_in_every_profile() -> None:
             assert printed.items() <= run.spec.model.arguments.items(), run.name
 
 
-def test_tokens_seen_are_those_of_the_authors_pages() -> None:
+def test_tokens_seen_equal_those_on_the_authors_pages() -> None:
     params = load_params(REPOSITORY)
     experiment = params.experiments[EXPERIMENT]
     source = params.datasets[experiment.dataset]

@@ -1,4 +1,4 @@
-"""`claimcheck import`: what W&B exports, and what MLflow 3 and TensorBoard write, as a table that can be judged."""
+"""`claimcheck import`: exports of W&B, MLflow 3 and TensorBoard become a table that can be judged."""
 
 import csv
 import sqlite3
@@ -24,7 +24,7 @@ CURVES = {
 
 
 def as_table(folder: Path) -> Path:
-    """A runs table as W&B exports it."""
+    """Write a W&B export of a runs table."""
     header = [
         "Name",
         "State",
@@ -48,7 +48,7 @@ def as_table(folder: Path) -> Path:
 
 
 def as_chart(folder: Path) -> Path:
-    """A chart as W&B exports it."""
+    """Write a W&B export of a chart."""
     columns: dict[str, list[object]] = {"Step": [0, 1]}
     for (arm, seed), curve in CURVES.items():
         columns |= {f"{arm}-seed{seed} - val/accuracy{suffix}": list(curve) for suffix in ("", "__MIN", "__MAX")}
@@ -57,7 +57,7 @@ def as_chart(folder: Path) -> Path:
 
 
 def as_file_store(folder: Path) -> Path:
-    """MLflow's folder `mlruns`."""
+    """Write MLflow's folder `mlruns`."""
     (folder / "mlruns" / "0").mkdir(parents=True)
     (folder / "mlruns" / "0" / "meta.yaml").write_text("experiment_id: '0'\nname: Default\nlifecycle_stage: active\n")
     runs = [(f"{arm}-{seed}", arm, seed, curve, 3, "active") for (arm, seed), curve in CURVES.items()]
@@ -76,7 +76,7 @@ def as_file_store(folder: Path) -> Path:
 
 
 def as_database(folder: Path) -> Path:
-    """MLflow's database, with the columns that are read."""
+    """Write MLflow's database with the columns that the importer reads."""
     with closing(sqlite3.connect(folder / "mlflow.db")) as database, database:
         database.executescript("""
             CREATE TABLE runs (run_uuid VARCHAR(32), name VARCHAR(250), status VARCHAR(9), lifecycle_stage VARCHAR(20));
@@ -95,7 +95,7 @@ def as_database(folder: Path) -> Path:
 
 
 def as_events(folder: Path) -> Path:
-    """TensorBoard's events, written by its own package."""
+    """Write TensorBoard events with its own package."""
     for (arm, seed), curve in CURVES.items():
         writer = EventFileWriter(str(folder / "tb" / f"{arm}-seed{seed}"))
         for step, value in enumerate(curve):
@@ -115,7 +115,7 @@ def as_events(folder: Path) -> Path:
         ("tensorboard", as_events),
     ],
 )
-def test_results_of_a_tracker_are_judged(kind: str, write: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_tracked_results_are_judged(kind: str, write: Callable[[Path], Path], tmp_path: Path) -> None:
     claims, results = tmp_path / "claims.csv", tmp_path / "results.csv"
     claims.write_text(
         "id,kind,metric,arm,baseline,printed,n\nt,value,val/accuracy,ours,,97.4 %,5\nu,order,val/accuracy,ours,vit,,\n"
@@ -126,7 +126,7 @@ def test_results_of_a_tracker_are_judged(kind: str, write: Callable[[Path], Path
     assert judged.verdicts[0].ours == pytest.approx(0.974), "the last step of each run"
 
 
-def test_run_that_did_not_finish_is_left_out_by_name(tmp_path: Path) -> None:
+def test_unfinished_run_is_omitted_by_name(tmp_path: Path) -> None:
     for kind, source in (
         ("wandb", as_table(tmp_path)),
         ("mlflow", as_file_store(tmp_path)),
@@ -137,7 +137,7 @@ def test_run_that_did_not_finish_is_left_out_by_name(tmp_path: Path) -> None:
         assert set(found.table["seed"]) == set("01234")
 
 
-def test_columns_and_metrics_are_those_that_are_named(tmp_path: Path) -> None:
+def test_only_named_columns_and_metrics_are_imported(tmp_path: Path) -> None:
     source = tmp_path / "runs.csv"
     source.write_text("optimizer,try,model,score,accuracy\nadam,0,vit,3,0.9\nsgd,1,vit,4,0.8\n")
     found = import_results("csv", source, columns={"arm": "optimizer", "seed": "try"}, metrics=["score"])
@@ -159,7 +159,7 @@ def test_columns_and_metrics_are_those_that_are_named(tmp_path: Path) -> None:
         ("", {}, "No columns"),
     ],
 )
-def test_source_that_cannot_be_read_says_what_it_lacks(
+def test_unreadable_source_explains_what_is_missing(
     tmp_path: Path, text: str, more: dict[str, dict[str, str]], said: str
 ) -> None:
     (tmp_path / "runs.csv").write_text(text)

@@ -1,4 +1,4 @@
-"""An experiment trained into an object store: bit for bit the folder's result, and no other clone trains it again."""
+"""Training into an object store equals training into a folder bit for bit, and other clones reuse the results."""
 
 import shutil
 from pathlib import Path
@@ -22,14 +22,14 @@ def train(project: Path, *options: str, **more: str) -> str:
 
 
 def linked(project: Path) -> dict[str, tuple[bytes, ...]]:
-    """Contents of what must not depend on the store, of each outcome in the experiment's folder."""
+    """Return the contents, independent of the store, of each outcome in the experiment's folder."""
     folders = sorted((project / "data" / "runs" / EXPERIMENT).glob("*/"))
     return {folder.name: tuple((folder / name).read_bytes() for name in FILES) for folder in folders}
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bytes, ...]]:
-    """Of the store in a folder."""
+    """Outcomes trained into a folder."""
     project = make_project(tmp_path_factory.mktemp("folder") / "project")
     train(project)
     found = linked(project)
@@ -37,14 +37,14 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bytes,
     return found
 
 
-def test_an_experiment_trained_into_an_object_store_is_the_folders_bit_for_bit(
+def test_object_store_outcomes_equal_those_of_a_folder(
     tmp_path: Path, object_url: str, expected: dict[str, tuple[bytes, ...]]
 ) -> None:
     project = make_project(tmp_path / "project")
     shutil.copytree(project, tmp_path / "clone")
     assert train(project, CLAIMCHECK_STORE=object_url).count("to train, new") == 2
     assert linked(project) == expected
-    assert not (project / "data" / "store" / "runs").exists(), "the folder's store isn't touched"
+    assert not (project / "data" / "store" / "runs").exists(), "the local store isn't used"
     store = ObjectStore(object_url, tmp_path / "look")
     assert (
         list(store.run_keys()) == sorted(expected)
@@ -57,10 +57,10 @@ def test_an_experiment_trained_into_an_object_store_is_the_folders_bit_for_bit(
     assert linked(tmp_path / "clone") == expected
 
 
-def test_a_training_that_was_stopped_goes_on_on_another_machine(
+def test_stopped_training_resumes_on_another_machine(
     tmp_path: Path, object_url: str, expected: dict[str, tuple[bytes, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its state in the object store."""
+    """From its state in the object store."""
     project = make_project(tmp_path / "project")
     shutil.copytree(project, tmp_path / "clone")
     code = (
@@ -81,11 +81,11 @@ def test_a_training_that_was_stopped_goes_on_on_another_machine(
     (begun,) = [work for work in store.scratch.list_works() if not work.startswith(PREFIX)]
     output = train(tmp_path / "clone", CLAIMCHECK_STORE=object_url)
     assert linked(tmp_path / "clone") == expected
-    assert output.count("epoch 1/3") == 1, "the other run alone"
+    assert output.count("epoch 1/3") == 1, "only the other run"
     assert [one.end for one in Leases(store).attempts(begun)] == ["stopped", "published"]
 
 
-def test_an_object_store_that_cannot_be_used_is_one_line(tmp_path: Path, object_server: ObjectServer) -> None:
+def test_unusable_object_store_is_one_line(tmp_path: Path, object_server: ObjectServer) -> None:
     project = make_project(tmp_path / "project")
     env = environment() | object_server.environment
     for url, words in (
@@ -96,7 +96,7 @@ def test_an_object_store_that_cannot_be_used_is_one_line(tmp_path: Path, object_
         assert done.returncode == 1 and done.stderr.startswith(f"train: {words}") and done.stderr.count("\n") == 1
 
 
-def test_a_clone_keeps_what_it_read_in_a_folder_that_git_ignores(
+def test_object_store_cache_is_in_a_folder_that_git_ignores(
     tmp_path: Path, object_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CLAIMCHECK_STORE", object_url)

@@ -1,4 +1,4 @@
-"""`claimcheck verify` on a clone of this repository with its published evidence, each link changed once."""
+"""`claimcheck verify` on a clone with published evidence, with each link of the trail damaged once."""
 
 import dataclasses
 import hashlib
@@ -44,10 +44,7 @@ EVIDENCE = "data/evidence/ninformer-mnist.jsonl"
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone, with all history where the repository has it.
-
-    It has the evidence of one experiment, which is recorded faster.
-    """
+    """A clone with full history if available, reduced to one experiment's evidence, which is recorded faster."""
     root = tmp_path_factory.mktemp("verify") / "clone"
     subprocess.run(["git", "clone", "--quiet", "--no-checkout", str(REPOSITORY), str(root)], check=True)
     subprocess.run(["git", "checkout", "--quiet", "HEAD"], cwd=root, check=True)
@@ -61,7 +58,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(clone: Path, tmp_path: Path) -> Path:
-    """A copy of its files, with the clone's own history."""
+    """A copy of the clone's files that shares its history."""
     shutil.copytree(clone, tmp_path / "clone", ignore=shutil.ignore_patterns(".git"))
     (tmp_path / "clone" / ".git").symlink_to(clone / ".git")
     return tmp_path / "clone"
@@ -73,7 +70,7 @@ def verify_one(root: Path) -> tuple[Link, Trail]:
 
 
 def trail_of(root: Path) -> Trail:
-    """As `verify` finds it, without recording everything anew."""
+    """Return `verify`'s trail without recording everything again."""
     with open_results(str(root / "data" / "results.db"))() as session:
         (trail,) = find_trails(root, session, [NAME])
     return trail
@@ -81,7 +78,7 @@ def trail_of(root: Path) -> Trail:
 
 @pytest.fixture(scope="module")
 def intact(clone: Path) -> tuple[Link, Trail]:
-    """The output of `verify` while nothing is damaged."""
+    """The output of `verify` without damage."""
     return verify_one(clone)
 
 
@@ -89,7 +86,7 @@ def statuses(trail: Trail) -> dict[str, str]:
     return {link.name: link.status for link in trail.links}
 
 
-def test_the_trail_of_a_released_model_holds(clone: Path, intact: tuple[Link, Trail]) -> None:
+def test_trail_of_a_released_model_is_intact(clone: Path, intact: tuple[Link, Trail]) -> None:
     recorded, trail = intact
     assert recorded.status == "holds", recorded.detail
     found = statuses(trail)
@@ -99,14 +96,14 @@ def test_the_trail_of_a_released_model_holds(clone: Path, intact: tuple[Link, Tr
     assert found == dict.fromkeys(("checkpoint", "run", "params", "environment", "metrics"), "holds"), trail
 
 
-def test_the_last_line_counts_what_holds(
+def test_summary_counts_the_links_that_hold(
     clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(clone)
     assert main(["verify", NAME]) == 0
     told = capsys.readouterr()
     *lines, last = told.out.splitlines()
-    assert told.err == "", "progress is for terminals"
+    assert told.err == "", "progress is shown only on terminals"
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["verify", NAME, "--json"]) == 0
@@ -116,7 +113,7 @@ def test_the_last_line_counts_what_holds(
     assert last == f"1 checkpoint: {held} links hold, {absent} not here, 0 broken" and held + absent == 8
 
 
-def test_unasked_it_answers_in_at_most_twenty_lines_with_what_to_do(
+def test_verify_without_arguments_prints_at_most_twenty_lines_with_remedies(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(root)
@@ -139,7 +136,7 @@ def test_unasked_it_answers_in_at_most_twenty_lines_with_what_to_do(
     assert sum("  checkpoint: broken; " in line for line in capsys.readouterr().out.splitlines()) == 2
 
 
-def test_a_lot_that_is_broken_is_still_twenty_lines(
+def test_many_broken_checkpoints_still_fit_twenty_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     links = tuple(Link(name, "broken", "x") for name in REMEDIES if name != "record")
@@ -157,7 +154,7 @@ def flip(path: Path, place: int) -> None:
 
 
 def in_evidence(root: Path, text: str) -> tuple[Path, int]:
-    """The evidence file and where `text` begins in the line of the model's arm."""
+    """Return the evidence file and the position of `text` in the line of the model's arm."""
     path = root / EVIDENCE
     content = path.read_bytes()
     start = 0
@@ -173,12 +170,12 @@ def flip_weights(root: Path) -> None:
 
 
 def flip_params(root: Path) -> None:
-    path = root / "params" / "ninformer-cifar10.yaml"  # which MNIST's is like
+    path = root / "params" / "ninformer-cifar10.yaml"  # MNIST's inherits from it
     flip(path, path.read_bytes().rindex(b" dim: 256") + len(b" dim: 25"))
 
 
 def flip_revision(root: Path) -> None:
-    """Also recompute the digest of the line, as a forger would."""
+    """Also recompute the line's digest, as a forger would."""
     path = root / EVIDENCE
     lines = [json.loads(text) for text in path.read_text().splitlines()]
     for line in lines:
@@ -190,7 +187,7 @@ def flip_revision(root: Path) -> None:
 
 
 def write(root: Path, change: str) -> None:
-    """Change the database behind the program's back."""
+    """Change the database directly."""
     with sqlite3.connect(root / "data" / "results.db") as connection:
         assert connection.execute(f"UPDATE {change}").rowcount
     connection.close()
@@ -229,7 +226,7 @@ def change_curve(root: Path) -> None:
         (change_curve, "metrics"),
     ],
 )
-def test_one_change_breaks_the_link_it_is_in(
+def test_damage_breaks_the_link_that_contains_it(
     root: Path, intact: tuple[Link, Trail], damage: Callable[[Path], None], broken: str
 ) -> None:
     damage(root)
@@ -240,7 +237,7 @@ def test_one_change_breaks_the_link_it_is_in(
     assert statuses(trail)[broken] == "broken"
 
 
-def test_a_row_that_is_missing_at_a_tables_end_is_told(root: Path) -> None:
+def test_missing_last_row_of_a_table_is_reported(root: Path) -> None:
     with sqlite3.connect(root / "data" / "results.db") as connection:
         connection.execute("DELETE FROM papers WHERE name = (SELECT max(name) FROM papers)")
     connection.close()
@@ -248,7 +245,7 @@ def test_a_row_that_is_missing_at_a_tables_end_is_told(root: Path) -> None:
     assert (recorded.status, recorded.detail.partition(";")[0]) == ("broken", "table papers is not what the files give")
 
 
-def test_evidence_that_was_changed_after_it_was_recorded_is_told(root: Path) -> None:
+def test_evidence_edited_after_recording_is_reported(root: Path) -> None:
     path, place = in_evidence(root, '"accuracy"')
     place = path.read_bytes().index(b'"value":0.', place) + len('"value":0.')
     flip(path, place)
@@ -257,7 +254,7 @@ def test_evidence_that_was_changed_after_it_was_recorded_is_told(root: Path) -> 
     assert "ninformer-mnist.jsonl, line" in recorded.detail
 
 
-def test_the_profile_of_the_next_run_changes_nothing_that_is_recorded(root: Path) -> None:
+def test_selecting_another_profile_does_not_break_the_record(root: Path) -> None:
     params = root / "params.yaml"
     params.write_text(params.read_text().replace("profile: smoke", "profile: quick", 1))
     recorded, _ = verify_one(root)
@@ -271,7 +268,7 @@ def test_the_profile_of_the_next_run_changes_nothing_that_is_recorded(root: Path
         ("params.yaml", "  quick:\n", "  other:\n"),
     ],
 )
-def test_params_that_no_longer_plan_published_results_break_the_record(
+def test_params_that_no_longer_plan_published_runs_break_the_record(
     root: Path, file: str, before: str, after: str
 ) -> None:
     content = (root / file).read_text(encoding="utf-8")
@@ -282,7 +279,7 @@ def test_params_that_no_longer_plan_published_results_break_the_record(
     assert EVIDENCE in recorded.detail and statuses(trail)["params"] == "broken"
 
 
-def test_canaries_that_alone_differ_break_the_record(root: Path) -> None:
+def test_differing_canaries_break_the_record(root: Path) -> None:
     for row in (1, 2):
         process = f'json(\'{{"modules": {{}}, "canary": {{"of": "a", "digest": "00000000000{row}"}}}}\')'
         write(root, f"results SET environment = json_set(environment, '$.process', {process}) WHERE id = {row}")
@@ -291,7 +288,7 @@ def test_canaries_that_alone_differ_break_the_record(root: Path) -> None:
 
 
 def run_of(root: Path) -> tuple[ResultLine, Path]:
-    """The published line of the model, and the run's folder as if it had been trained here."""
+    """Return the model's published line and its run folder, as if it had been trained here."""
     line = next(line.result for line in read_lines(root / EVIDENCE, EvidenceLine) if line.result.arm == "ninformer")
     folder = root / "data" / "runs" / line.experiment / line.run_key
     folder.mkdir(parents=True)
@@ -312,7 +309,7 @@ def run_of(root: Path) -> tuple[ResultLine, Path]:
 
 
 @pytest.mark.parametrize("forged", [False, True])
-def test_a_history_that_was_edited_after_training_is_told(root: Path, forged: bool) -> None:
+def test_history_edited_after_training_is_reported(root: Path, forged: bool) -> None:
     _, folder = run_of(root)
     assert statuses(trail_of(root))["metrics"] == "holds"
     path = folder / "history.jsonl"
@@ -327,8 +324,8 @@ def test_a_history_that_was_edited_after_training_is_told(root: Path, forged: bo
     assert named in link.detail and folder.relative_to(root).as_posix() in link.detail
 
 
-def test_weights_predict_again_what_the_line_says(tmp_path: Path) -> None:
-    """On pictures of noise, of which the released model gets some right."""
+def test_predictions_are_recomputed_from_the_weights(tmp_path: Path) -> None:
+    """On noise images, of which the released model gets some right."""
     line = next(line for line in read_lines(REPOSITORY / EVIDENCE, EvidenceLine) if line.release is not None).result
     weights = REPOSITORY / "data" / "models" / f"{line.experiment}.{line.arm}.{line.replicate}.safetensors"
     generator = np.random.default_rng(0)
@@ -360,12 +357,12 @@ def test_weights_predict_again_what_the_line_says(tmp_path: Path) -> None:
     ]
 
 
-def test_an_unknown_checkpoint_is_an_error_that_lists_the_known(clone: Path) -> None:
+def test_unknown_checkpoint_lists_the_known_ones(clone: Path) -> None:
     with pytest.raises(UnknownCheckpoint, match=NAME):
         verify(clone, str(clone / "data" / "results.db"), ["x"])
 
 
-def test_data_that_are_here_are_digested_again(tmp_path: Path) -> None:
+def test_available_data_are_digested_again(tmp_path: Path) -> None:
     images = ImageSet(np.arange(96, dtype=np.uint8).reshape(6, 1, 4, 4), np.arange(6) % 2)
     info = pack_images(tmp_path / "tiny", "tiny", images, images, "ab", provenance="full", source="official")
     folder, zeros = tmp_path / "tiny", "0" * 64
@@ -374,7 +371,7 @@ def test_data_that_are_here_are_digested_again(tmp_path: Path) -> None:
     description = folder / "dataset.json"
     content = description.read_text()
     description.write_text(content.replace(info.digest, zeros))
-    assert check_data(folder, info.digest, info.digest).status == "broken", "as its description was changed"
+    assert check_data(folder, info.digest, info.digest).status == "broken", "its description was changed"
     description.write_text(content)
     table = pack_table(tmp_path / "line", np.ones((300, 3), np.float32), np.arange(300, dtype=np.float32))
     train, test = (TokenSet(np.arange(start, start + 9, dtype=np.uint16)) for start in (0, 9))

@@ -1,4 +1,4 @@
-"""What changes a run's numbers without changing its key is named in the environment of its result."""
+"""Influences on a run's numbers that its key doesn't cover are recorded in the result's environment."""
 
 import base64
 import hashlib
@@ -40,7 +40,7 @@ class Trained(NamedTuple):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its ViT has a GELU, its HyperBF attention in C++."""
+    """A project whose ViT has a GELU and whose HyperBF uses attention in C++."""
     folder = make_project(tmp_path_factory.mktemp("ran") / "project", epochs=1, steps_per_epoch=2)
     experiment = whole_file("hyperbf-cifar10")
     tiny = {"patch_size": 7, "dim": 16, "depth": 1, "num_heads": 2, "num_centers": 8}
@@ -55,7 +55,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(project: Path, experiment: str, store: Path, **variables: str) -> Trained:
-    """Train the experiment's first run in a new process and an empty store."""
+    """Train the experiment's first run in a new process with an empty store."""
     shutil.rmtree(project / "data" / "runs", ignore_errors=True)
     done = subprocess.run(
         [sys.executable, "-m", "stages.train", experiment],
@@ -78,7 +78,7 @@ def usual(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
 
 
 def change_library(project: Path, folder: Path) -> dict[str, str]:
-    """One constant of e^x in a copy of the compiled attention."""
+    """Change one constant of e^x in a copy of the compiled attention."""
     cache = Path(shutil.copytree(project / "cache", folder / "cache"))
     (library,) = cache.glob("claimcheck/attention-*.so")
     constant = struct.pack("<f", 1.6666665459e-1)
@@ -89,7 +89,7 @@ def change_library(project: Path, folder: Path) -> dict[str, str]:
 
 
 def change_source(project: Path, folder: Path) -> dict[str, str]:
-    """The fast path's module, which is in no key, in a copy of the code."""
+    """Change the fast path's module, which no key includes, in a copy of the code."""
     shutil.copytree(REPOSITORY / "stages", folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
     module = folder / "stages" / "ops" / "fast" / "attention.py"
     source = module.read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ ROWS: dict[str, tuple[str, Change, set[str]]] = {
 
 @pytest.mark.slow(hours=True)
 @pytest.mark.parametrize("row", ROWS)
-def test_what_changes_weights_is_named_in_the_environment_and_changes_the_canary(
+def test_influences_on_weights_appear_in_the_environment_and_the_canary(
     project: Path, usual: Mapping[str, Trained], row: str, tmp_path: Path
 ) -> None:
     experiment, change, named = ROWS[row]
@@ -148,7 +148,7 @@ def leaves(value: Any, name: str = "") -> dict[str, Any]:
     return {key: item for found in inner for key, item in found.items()}
 
 
-def test_a_start_hook_that_no_package_brought_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_hook_without_a_package_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = "import os\n"
     (tmp_path / "mine.pth").write_text(own, encoding="utf-8")
     (tmp_path / "folder.pth").write_text("/a/folder\n", encoding="utf-8")
@@ -162,14 +162,14 @@ def test_a_start_hook_that_no_package_brought_is_named(tmp_path: Path, monkeypat
     assert process._start_hooks.__wrapped__() == {}
 
 
-def test_paths_in_variables_are_published_as_digests_and_our_modules_by_another_importer_are_named(
+def test_environment_has_digests_of_paths_and_modules_with_unusual_loaders(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LD_PRELOAD", "/a/lib.so")
     for name in ("LD_AUDIT", "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
         monkeypatch.setenv(name, "1")
     shadows = {"random": "random.py", "torch.own": "torch/own.py", "shadow": "site-packages/shadow.py"}
-    for name, file in shadows.items():  # on PYTHONPATH they come before the packages
+    for name, file in shadows.items():  # on PYTHONPATH they precede installed packages
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__file__=str(tmp_path / file)))
     monkeypatch.delitem(LOADED, "stages.training.loop")
     found = process.describe_process({})
@@ -181,8 +181,8 @@ def test_paths_in_variables_are_published_as_digests_and_our_modules_by_another_
 
 
 @pytest.mark.slow(hours=True)
-def test_every_arm_has_a_canary_which_takes_its_fast_paths_and_at_most_a_second() -> None:
-    importlib.import_module("torch._dynamo")  # which the first step of an optimiser loads
+def test_every_arm_has_a_canary_that_takes_at_most_a_second() -> None:
+    importlib.import_module("torch._dynamo")  # loaded by the first optimiser step
     taken: set[str] = set()
     for name, found, seconds in canaries():
         assert re.fullmatch("[0-9a-f]{12}", found.digest) and seconds < 1, (name, found, seconds)
@@ -190,7 +190,7 @@ def test_every_arm_has_a_canary_which_takes_its_fast_paths_and_at_most_a_second(
     assert {"attention", "crops", "dac", "dense_stack", "dropout"} <= taken
 
 
-def test_canaries_are_compared_where_nothing_else_in_the_environments_differs() -> None:
+def test_canaries_are_compared_within_equal_environments() -> None:
     def result(replicate: int, digest: str, **other: str) -> SimpleNamespace:
         environment = {"process": {"canary": {"of": "a", "digest": digest}}, **other}
         return SimpleNamespace(experiment="e", arm="vit", replicate=replicate, environment=environment)

@@ -1,1 +1,1 @@
-"""The way in and out of every request: limits, keys, errors, headers, formats, metrics."""
+"""HTTP layer of every request: limits, keys, errors, headers, formats, metrics."""

@@ -1,6 +1,6 @@
 """Access control: named API keys, each with a rate limit and a daily quota.
 
-Keys are long random strings, so a plain sha256 of each is enough.  Comparison takes constant time.
+Keys are long random strings, so a plain sha256 of each is enough. Digests are compared in constant time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AccessDenied(Problem):
 
 
 class KeysError(ValueError):
-    """Invalid key file; the message says where."""
+    """Invalid key file; the message gives the place."""
 
 
 def new_key() -> tuple[str, str]:

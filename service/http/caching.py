@@ -1,9 +1,8 @@
-"""Conditional requests: an ETag computed from the database's content and from what makes answers of it, and 304 if the
-client already has it.  Answers that another client already got are kept for a minute (`AnswerCache`).
+"""Conditional requests: 304 if the client already has the answer, and answers cached for a minute (`AnswerCache`).
 
-The tag is weak: answers of equal meaning may differ in their bytes when they are compressed.  The headers of every
-answer are here as well: a page runs no inline script, uses no inline style but its sheet and loads nothing from
-another host.
+The ETag depends on the database's content and on the files and settings that answers are made from. It is weak, because
+equal answers may differ in bytes when they are compressed. This module also has the headers of every answer: pages run
+no inline scripts, use no inline style except their sheet, and load nothing from other hosts.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 PARTS = frozenset({".py", ".html", ".js", ".css", ".csv", ".json"})
-"""Endings of the files that answers are made by."""
+"""File types that answers depend on."""
 
 
 def edition_of(folders: Iterable[Path], shown: str) -> str:
-    """A digest that changes with any file below these folders, and with the settings that pages show."""
+    """Return a digest that changes with the files below these folders and with the settings that pages show."""
     digest = hashlib.sha256(shown.encode())
     for file in sorted(file for folder in folders for file in folder.rglob("*") if file.suffix in PARTS):
         digest.update(file.read_bytes())
@@ -30,14 +29,14 @@ def edition_of(folders: Iterable[Path], shown: str) -> str:
 
 
 class NotModified(HTTPException):
-    """The client already has the answer that it would get: 304, which has no body; like a 200 it carries the tag."""
+    """The client already has this answer: 304, without a body but with the tag of the 200."""
 
     def __init__(self, etag: str) -> None:
         super().__init__(304, headers={"etag": etag, "cache-control": "no-cache", "vary": "Accept"})
 
 
 class Kept(Exception):
-    """The answer is known: the same request was answered a moment ago."""
+    """The answer is cached, because the same request was answered a moment ago."""
 
     def __init__(self, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         super().__init__()
@@ -46,11 +45,11 @@ class Kept(Exception):
 
 
 def tag_answer(request: Request, content: str) -> None:
-    """Tag an answer made of this content by this edition of the service.
+    """Tag an answer made from this content by this edition of the service.
 
     Raises:
-        NotModified: If-None-Match names the tag.  `*` is read once there is an answer, by the middleware.
-        Kept: the answer of this tag is known.
+        NotModified: If-None-Match has the tag. The middleware handles `*`, once there is an answer.
+        Kept: the answer with this tag is cached.
     """
     state = request.scope["state"]
     state["content"] = content
@@ -65,7 +64,7 @@ def tag_answer(request: Request, content: str) -> None:
 
 MAX_REQUEST_HEADER_BYTES = 32 * 1024
 SHEET = (Path(__file__).parents[1] / "static" / "style.css").read_text(encoding="utf-8")
-"""The style sheet, part of every page: a browser that asked for it would draw the page a tenth of a second later."""
+"""The style sheet is part of every page, because requesting it would delay the first paint by a tenth of a second."""
 SECURITY_HEADERS = {
     "content-security-policy": (
         f"style-src 'self' 'sha256-{base64.b64encode(hashlib.sha256(SHEET.encode()).digest()).decode()}'; "
@@ -79,6 +78,6 @@ SECURITY_HEADERS = {
 
 
 def known_tags(headers: Headers) -> list[str]:
-    """The entity tags of If-None-Match, without the W/ of weak ones: a weak comparison (RFC 9110, section 13.1.2)."""
+    """Return the tags of If-None-Match without W/, for a weak comparison (RFC 9110, section 13.1.2)."""
     tags = ",".join(headers.getlist("if-none-match")).split(",")
     return [tag.strip().removeprefix("W/") for tag in tags]

@@ -1,10 +1,10 @@
 """Connection limits: close connections whose client sends no request, doesn't read, or doesn't speak HTTP.
 
-Uvicorn itself would wait for such clients forever.  Requests that it rejects before parsing also get problem details
+Uvicorn itself would wait for such clients forever. Requests that it rejects before parsing also get problem details
 here, and appear in the log and the metrics.
 
-One client may hold at most half of the connections.  `RESERVED` more serve only health probes and metrics; the oldest
-of them is closed if another is needed.
+One client may hold at most half of the connections. `RESERVED` more serve only health probes and metrics; the oldest of
+them is closed if another is needed.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class RequestCounter:
     def admit(
         self, holder: str, *, per_minute: int | None, per_day: int | None, now: float
     ) -> tuple[Literal["minute", "day"], float] | None:
-        """Count a request at `now`, in seconds since 1970, or return the limit that it exceeds and the seconds to wait.
+        """Count a request at `now` (seconds since 1970), or return the exceeded limit and the seconds to wait.
 
         A bucket holds a minute's worth of requests and fills evenly; a day ends at midnight UTC.
 
@@ -83,7 +83,7 @@ class RequestCounter:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """A transaction that no other process is in."""
+        """Open a transaction that excludes other processes."""
         try:
             self._database.execute("BEGIN IMMEDIATE")
             try:

@@ -1,4 +1,4 @@
-"""Cancels work whose client has disconnected."""
+"""Cancel work whose client has disconnected."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from starlette.types import Receive
 from service.http.errors import Problem
 
 LOOK_SECONDS = 0.05
-"""Most answers are there sooner, and to watch for a client costs as much as to read its form."""
+"""Most answers are faster, and watching a client costs as much as reading its form."""
 Done = TypeVar("Done")
 
 
 class ClientGone(Problem):
-    """Nobody would read the answer."""
+    """The client has disconnected, so no answer is needed."""
 
     def __init__(self) -> None:
         super().__init__(503, "the client went away before the answer")
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Done]) -> Done:
-    """The outcome of `work`, which is cancelled if the client of a request whose body was received goes away."""
+    """Return the result of `work`, or cancel it if the client disconnects after its body was received."""
 
     async def watch(limit: asyncio.Timeout) -> None:
         await asyncio.sleep(LOOK_SECONDS)

@@ -1,6 +1,6 @@
-"""Exports as files: made once for each content of the database, sent from there to all who ask.
+"""Exports as files: made once per content of the database, and sent to all clients.
 
-The files have no name, so nothing of them is left behind; the last one to send an export closes it.
+The files have no name, so they leave nothing behind; the last download closes them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Write = Callable[[Session, IO[bytes]], None]
 
 @dataclass(frozen=True, eq=False)
 class Export:
-    """An open file without a name, made of the database's `content`; `etag` is that of its bytes."""
+    """An open, unnamed file made from the database's `content`; `etag` is the digest of its bytes."""
 
     descriptor: int
     etag: str
@@ -36,22 +36,22 @@ class Export:
 
 
 class Exports:
-    """Remembers the exports of one content; those of the next one replace them.  One is made at a time."""
+    """Keeps the exports of the current content, and makes one at a time."""
 
     def __init__(self, reading: SessionPool, asking: SessionPool, *, making: Slots, sending: Slots) -> None:
         self._reading, self._asking, self._making, self.sending = reading, asking, making, sending
         self._made: dict[str, Export] = {}
 
     async def content(self) -> str:
-        """Return the content of which an export would be made now.  Raises `Busy` as `SessionPool.ask` does."""
+        """Return the content that an export would have now. Raises `Busy` like `SessionPool.ask`."""
         return await self._asking.ask(queries.content_digest)
 
     async def get(self, name: str, content: str, write: Write) -> Export:
-        """The export `name` of this content, or of a newer one; `write` makes it where there is none yet.
+        """Return the export `name` of this content or a newer one; `write` makes it if it doesn't exist yet.
 
         Raises:
-            Busy: others are being made, or too many read the database.
-            OSError: there is no room for it.
+            Busy: others are being made, or too many requests read the database.
+            OSError: the disk is full.
         """
         if found := self._known(name, content):
             return found
@@ -79,12 +79,12 @@ def _make(session: Session, write: Write) -> Export:
 
 
 class Download(FileResponse):
-    """Sends an export or the ranges of it that are asked for; raises `Busy` if as many as may are being sent."""
+    """Sends an export or ranges of it; raises `Busy` if the limit of concurrent downloads is reached."""
 
     chunk_size = CHUNK_BYTES
 
     def __init__(self, export: Export, sending: Slots, *, media_type: str, filename: str) -> None:
-        self._export, self._sending = export, sending  # its file stays open until it is sent
+        self._export, self._sending = export, sending  # its file stays open until the download ends
         super().__init__(
             f"/dev/fd/{export.descriptor}",
             headers={"etag": export.etag},

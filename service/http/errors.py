@@ -1,6 +1,6 @@
-"""Every error as problem details (RFC 9457): one shape for every status on every route; a browser gets a page.
+"""Every error as problem details (RFC 9457), in one format for every status and route; browsers get a page.
 
-A problem says what was expected and what came.  It never holds a stack trace, a path or the name of an internal.
+A problem says what was expected and what was received, without stack traces, paths or internal names.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class NotAcceptable(ValueError):
 
 
 def preferred(accept: str, offers: dict[str, str]) -> str:
-    """The offer (name to media type) that an Accept header prefers; the first one if it has no preference.
+    """Return the offer (name to media type) that an Accept header prefers, or the first one if it has no preference.
 
     Raises:
-        NotAcceptable: none of the offers is accepted.
+        NotAcceptable: no offer is accepted.
     """
     weights = [(weight(accept, media), name) for name, media in offers.items()]
     best = max(found for found, _ in weights)
@@ -67,8 +67,8 @@ def preferred(accept: str, offers: dict[str, str]) -> str:
 
 
 def weight(accept: str, media: str) -> float:
-    """Q of the most specific range in `accept` that covers `media` (RFC 9110, 12.5.1)."""
-    accept = accept if "/" in accept else "*/*"  # doesn't name a type
+    """Return the q value of the most specific range in `accept` that covers `media` (RFC 9110, 12.5.1)."""
+    accept = accept if "/" in accept else "*/*"  # isn't a media type
     found: list[tuple[int, float]] = [(0, 0.0)]
     for item in accept.lower().split(","):
         name, *parameters = (part.strip() for part in item.split(";"))
@@ -84,7 +84,7 @@ FOR_PROGRAMS = ("/api/", "/health/", "/metrics", "/static/", "/v2")
 """Prefixes of addresses without pages; `/predict` and unknown addresses have pages."""
 
 FOR_MACHINES = ("/health/", "/metrics", "/v2/health/")
-"""Beginnings of addresses that probes and Prometheus ask, naming a host by its address."""
+"""Prefixes of addresses for probes and Prometheus, which use a host's IP address as its name."""
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
@@ -113,11 +113,11 @@ class ProblemOut(BaseModel):
 
 
 class Problem(HTTPException):
-    """An error with its own status, where no domain error fits; form parsers let an HTTPException through alone."""
+    """An error with its own status that has no domain error; form parsers pass only HTTPException on."""
 
 
 def title_of(status: int) -> str:
-    """The name of a status in RFC 9110; Python renamed two of them in 3.13."""
+    """Return the name of a status in RFC 9110; Python renamed two of them in 3.13."""
     return {413: "Content Too Large", 422: "Unprocessable Content"}.get(status) or HTTPStatus(status).phrase
 
 
@@ -127,7 +127,7 @@ def problem_of(status: int, detail: str, instance: str, root: str = "") -> Probl
 
 
 def root_path(scope: Scope) -> str:
-    """The path that a proxy serves this application below; static files have one of their own."""
+    """Return the path below which a proxy serves this application; static files have their own."""
     return str(scope.get("app_root_path", scope.get("root_path", "")))
 
 
@@ -142,7 +142,7 @@ def problem_response(
     headers: dict[str, str] | None = None,
     error: Exception | None = None,
 ) -> Response:
-    """Problem details, or a page if a browser asked for one.  Below `/v2` the detail is also given as `error`."""
+    """Return problem details, or a page if a browser asks for it. Below `/v2`, the detail is also in `error`."""
     path, root = own_path(request.scope), root_path(request.scope)
     problem = problem_of(status, detail, request.scope["path"], root)
     if not path.startswith(FOR_PROGRAMS):
@@ -179,7 +179,7 @@ STATUS: dict[type[Exception], int] = {
     ImageTooLarge: 413,
     ImageError: 422,
 }
-"""Domain errors whose message is fit to be shown."""
+"""Domain errors with a message for clients."""
 
 LISTED_AT: dict[type[Exception], str] = {
     UnknownCheckpoint: "/api/v1/checkpoints lists those that answer",
@@ -187,7 +187,7 @@ LISTED_AT: dict[type[Exception], str] = {
     UnknownClaim: "/api/v1/claims lists them",
     UnknownRun: "/api/v1/runs lists them",
 }
-"""Of names too many for a message."""
+"""Where to find the names if there are too many for a message."""
 
 RETRY_AFTER: dict[type[Exception], dict[str, str]] = {
     InferenceStopped: {"retry-after": "1"},
@@ -195,11 +195,11 @@ RETRY_AFTER: dict[type[Exception], dict[str, str]] = {
 }
 
 FORM_LIMITS = ("Too many files", "Too many fields", "Part exceeded")
-"""The form parser's first words about a form beyond its limits, which it answers as a 400."""
+"""Beginnings of the form parser's messages about forms beyond its limits, which it answers with 400."""
 
 
 def fault_response(request: Request, error: BaseException) -> Response:
-    """500 for a fault of ours; 503 where the machine has no room left.  The log says why."""
+    """Return 500 for our own error, or 503 if the machine is out of resources. The log has the reason."""
     is_full = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in NO_ROOM)
     if is_full:
         logger.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
@@ -210,7 +210,7 @@ def fault_response(request: Request, error: BaseException) -> Response:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Handlers run on the event loop: an error is answered also while every thread is busy."""
+    """Install handlers that run on the event loop, so that errors are answered even if all threads are busy."""
 
     async def domain(request: Request, error: Exception) -> Response:
         status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
@@ -222,9 +222,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return problem_response(request, status, detail, RETRY_AFTER.get(type(error)), error)
 
     async def http(request: Request, error: HTTPException) -> Response:
-        if isinstance(
-            error.__cause__, OSError | MemoryError
-        ):  # the form parser's, worded as if the client were at fault
+        if isinstance(error.__cause__, OSError | MemoryError):  # the form parser's message blames the client
             return fault_response(request, error.__cause__)
         detail, status = error.detail, error.status_code
         if status == 400 and detail.startswith(FORM_LIMITS):
@@ -269,7 +267,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def declared(*statuses: int, as_pages: bool = False) -> dict[int | str, dict[str, Any]]:
-    """The errors that a route may answer with, for OpenAPI; every route may also answer 500 and 503."""
+    """Return the errors that a route may answer with, for OpenAPI; every route may also answer 500 and 503."""
     content: dict[str, Any] = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemOut"}}}
     return {
         status: {"description": title_of(status), "content": content | {"text/html": {}} if as_pages else content}
@@ -299,7 +297,7 @@ MOST_OFFERED = 24
 
 @dataclass(frozen=True)
 class Explained:
-    """`offers` are (address, name) of what may have been meant, the likeliest first; `asked` fills the search."""
+    """An explanation: `offers` are suggested (address, name), likeliest first; `asked` fills the search field."""
 
     title: str
     lead: str
@@ -308,7 +306,7 @@ class Explained:
 
 
 def explain(status: int, detail: str, error: Exception | None, request: Request) -> Explained:
-    """Explain the status to a person; `detail` is for programs."""
+    """Explain the status to users; `detail` is for programs."""
     path = request.scope["path"]
     if isinstance(error, UnknownName):
         noun = _NOUNS.get(error.kind, error.kind)
@@ -324,7 +322,7 @@ def explain(status: int, detail: str, error: Exception | None, request: Request)
 
 
 def _address(kind: str, name: str, request: Request) -> str:
-    """The page of a thing; of a choice on a page, this page with the other choice."""
+    """Return the page of a resource or, for a choice on a page, this page with the other choice."""
     if kind == "claim":
         return f"/claims/{quote(name)}"
     if kind in _PAGES:
@@ -336,5 +334,5 @@ def _address(kind: str, name: str, request: Request) -> str:
 
 
 def _words(name: str) -> str:
-    """An identifier as words to search for."""
+    """Turn an identifier into words to search for."""
     return " ".join(re.findall(r"[^\W_]+", name))[:100]

@@ -1,6 +1,7 @@
-"""Logs as JSON lines on standard error, each with the id of the request that it belongs to.
+"""Logs as JSON lines on standard error, each with the id of its request.
 
-A thread writes them: if the pipe behind standard error isn't read, lines are dropped and counted, and requests go on.
+A thread writes them: if nothing reads the pipe behind standard error, lines are dropped and counted, and requests
+continue.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one line of JSON, with the record's `fields` next to its message."""
+    """Formats a record as a line of JSON, with the record's `fields` next to its message."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -37,7 +38,7 @@ class JsonLines(logging.Formatter):
 
 
 class QueuedLines(QueueHandler):
-    """Formats a record in its request's context and leaves writing the line to a thread."""
+    """Formats a record in its request's context, and lets a thread write the line."""
 
     dropped: ClassVar[int] = 0
 
@@ -53,14 +54,14 @@ class QueuedLines(QueueHandler):
             QueuedLines.dropped += 1
 
     def flush(self) -> None:
-        """Wait until all lines are written, or for `FLUSH_SECONDS`.  Called at the end of the process."""
+        """Wait until all lines are written, or for `FLUSH_SECONDS`. Called when the process ends."""
         until = time.monotonic() + FLUSH_SECONDS
         while self.lines.unfinished_tasks and time.monotonic() < until:
             time.sleep(0.005)
 
 
 def configuration() -> dict[str, Any]:
-    """Configuration for `logging.config.dictConfig`: every record of ours and of the server, each once."""
+    """Return the configuration for `logging.config.dictConfig`: every record of ours and of the server once."""
     return {
         "version": 1,
         "disable_existing_loggers": False,

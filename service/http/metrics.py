@@ -1,4 +1,4 @@
-"""The metrics that Prometheus reads at `/metrics`.  Labels come from closed sets: a client can't create new series."""
+"""Metrics for Prometheus at `/metrics`. Labels have fixed sets of values, so clients can't create new series."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """All metrics, kept nine times as long as they take to write, so that they take a tenth of the event loop."""
+        """Return all metrics, cached for nine times their writing time, so that writing takes at most a tenth."""
         if (began := time.monotonic()) >= self._kept_until:
             self._text = generate_latest(self.registry)
             self._kept_until = began + 10 * (time.monotonic() - began)
         return self._text
 
     def request(self, method: str, route: str, status: int, seconds: float, key: str | None = None) -> None:
-        """Count an answer, to the holder of a named key; `route` is the address's template, never the address."""
+        """Count an answer, with the holder of a named key; `route` is the template of the address."""
         if key:
             self._keys.labels(key, status).inc()
         self._requests.labels(method if method in METHODS else "other", route, status).inc()

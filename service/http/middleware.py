@@ -1,7 +1,7 @@
 """ASGI middleware for every request.
 
 From the outside in: request id, log line, metrics and response headers; message framing and hosts; the format of
-errors; kept answers; API keys and rate limits; and the limit on bodies, whose bytes are counted as they arrive.
+errors; cached answers; API keys and rate limits; and the limit on bodies, whose bytes are counted as they arrive.
 """
 
 from __future__ import annotations
@@ -245,9 +245,10 @@ def _is_ignored(name: bytes, value: bytes) -> bool:
 
 
 class AnswerCache(HttpMiddleware):
-    """Keeps complete answers that have an ETag, compressed as they were sent, for `KEPT_SECONDS`.
+    """Caches complete answers that have an ETag, compressed as they were sent, for `KEPT_SECONDS`.
 
-    What the tag stands for is equal, but a page may also show files that come later, such as images of a data set.
+    The content behind the tag can't change, but a page may also show files that arrive later, such as a data set's
+    images.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,9 +1,9 @@
-"""Routes that refuse unknown or repeated query parameters rather than answer something else.
+"""Routes that refuse unknown or repeated query parameters.
 
-Otherwise a misspelt filter would be ignored, and of two data sets the last would count.
+Otherwise a misspelt filter would be ignored, and the last of two data sets would win.
 
-What is read here that parser reads as the same (`tests/service/test_forms.py`); anything that looks otherwise is left
-to it.
+The fast path reads simple forms and queries like the framework's parser (`tests/service/test_forms.py`), and leaves
+everything else to that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_LINES, MAX_OPTIONS = 1000, 64
 
 
 def _read_options(value: str | bytes | None) -> tuple[bytes, dict[bytes, bytes]]:
-    """A form's or a part's header, whose value the parser reads up to each semicolon again."""
+    """Read a form's or part's header up to each semicolon, like the parser."""
     text = value.decode("latin-1") if isinstance(value, bytes) else value or ""
     if text.count(";") > MAX_OPTIONS:
         raise HTTPException(400, f"a header of the form has more than {MAX_OPTIONS} semicolons")
@@ -39,7 +39,7 @@ formparsers.parse_options_header = _read_options  # type: ignore[attr-defined]
 
 
 class StrictRoute(APIRoute):
-    """A route that answers 422 to an unknown query parameter, naming those it knows, or to one given too often."""
+    """A route that answers 422 to an unknown query parameter, listing the known ones, or to a repeated one."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         options["responses"] = declared(422) | (options.get("responses") or {})
@@ -65,12 +65,13 @@ class StrictRoute(APIRoute):
 
 
 class FormRoute(StrictRoute):
-    """A strict route that takes multipart forms: 415 for anything else, before the body is read; 400 for one that ends
-    before its last boundary, which the parser reads as a shorter form.
+    """A strict route for multipart forms: 415 for other bodies, before they are read.
+
+    A form that ends before its last boundary is 400, because the parser would accept it as a shorter form.
     """
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Names and values are read as UTF-8, whatever charset a form names: some make text that nothing can write."""
+        """Read names and values as UTF-8 in any form: other charsets may give text that can't be written."""
         kind, parameters = _read_options(Headers(scope=scope).get("content-type", ""))
         if kind == b"multipart/form-data" and (boundary := parameters.get(b"boundary")):
             others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
@@ -83,9 +84,9 @@ class FormRoute(StrictRoute):
 
 
 def _whole(receive: Receive, end: bytes) -> Receive:
-    """Receives a body, and raises if it lacks `end`; a form parser lets no other error through.
+    """Receive a body and raise if it lacks `end`; a form parser passes no other error on.
 
-    The parser takes some 1 µs of the event loop for each line that begins as one between parts.
+    Each line that looks like a boundary takes the parser about 1 µs of the event loop.
     """
     tail, is_there, lines = b"", False, 0
 
@@ -115,7 +116,7 @@ _HEAD = re.compile(
 
 
 def only_file(content_type: bytes, body: bytes) -> tuple[str, str, bytes] | None:
-    """The field, file name and content of a form that holds one file and nothing else; None for any other body."""
+    """Return field, file name and content of a form with exactly one file, or None for other bodies."""
     kind = _KIND.fullmatch(content_type)
     if kind is None:
         return None

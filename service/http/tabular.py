@@ -1,8 +1,7 @@
 """Lists as CSV (RFC 4180): one row per item, one column per leaf of its schema, under the names of the JSON.
 
-A cursor names the database's content, the request's filters and a position in the list.  The content never changes
-under a cursor, so the pages of one walk hold every row once; after a rebuild the cursor is refused rather than
-silently wrong.  Link headers are those of RFC 8288.
+A cursor identifies the database's content, the request's filters and a position in the list. Content never changes
+under a cursor, so the pages have every row once; after a rebuild, the cursor is refused. Link headers follow RFC 8288.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def choose_format(
     ] = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "*/*",
 ) -> str:
-    """Choose the form in which a list is sent: json or csv.
+    """Choose the format of a list: json or csv.
 
     Raises:
         Problem: neither is acceptable (406).
@@ -50,7 +49,7 @@ def choose_format(
 
 
 class PageRoute(APIRoute):
-    """A page at the address of a list: matches only clients that prefer HTML to all forms of the list."""
+    """A page at a list's address: matches only clients that prefer HTML to all formats of the list."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         accept = Headers(scope=scope).get("accept", "*/*")
@@ -64,11 +63,11 @@ ListFormat = Annotated[str, Depends(choose_format)]
 CSV_TOO: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/csv": {"schema": {"type": "string"}, "example": "name,title,…"}}},
 }
-"""The second form of a list, for OpenAPI."""
+"""The second format of a list, for OpenAPI."""
 
 
 class Table(Response):
-    """A table as CSV, or the ranges of it that are asked for."""
+    """A table as CSV, or ranges of it."""
 
     media_type = "text/csv"
 
@@ -91,8 +90,10 @@ class Table(Response):
 
 
 def rows_as_csv(kind: type[BaseModel], rows: Sequence[BaseModel]) -> str:
-    """`rows` of one schema.  A nested object's leaves are `outer.inner`, names in a list are separated by blanks,
-    metrics have a column each, deeper nesting is JSON; null is empty.
+    """Return `rows` of one schema as CSV.
+
+    A nested object's leaves are `outer.inner`, names in a list are separated by blanks, metrics have a column each,
+    deeper nesting is JSON, and null is empty.
     """
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns_of(kind), lineterminator="\r\n")
@@ -114,7 +115,7 @@ def columns_of(kind: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def _object(annotation: Any) -> type[BaseModel] | None:
-    """The schema of the object in a field, or None if it holds no object."""
+    """Return the schema of the object in a field, or None if it contains no object."""
     kinds = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
@@ -154,12 +155,12 @@ Cursor = Annotated[str | None, Query(max_length=200, description="cursor of the 
 
 
 class Page:
-    """The part of a list that one request asks for: query `limit + 1` rows from `offset`, `cut` and `answer` them."""
+    """One page of a list: query `limit + 1` rows from `offset`, then call `cut` and `answer`."""
 
     def __init__(
         self, request: Request, response: Response, form: ListFormat, limit: Limit = None, cursor: Cursor = None
     ) -> None:
-        self.limit = limit or (WHOLE if form == "csv" else USUAL)  # who reads a table asks for no second page
+        self.limit = limit or (WHOLE if form == "csv" else USUAL)  # readers of a table don't follow pages
         self._response, self._path, self._form = response, request.url.path, form
         self._query = [(name, value) for name, value in parse_qsl(request.url.query) if name != "cursor"]
         filters = urlencode(sorted(pair for pair in self._query if pair[0] != "limit"))
@@ -168,7 +169,7 @@ class Page:
         self.offset = 0 if cursor is None else self._read(cursor)
 
     def cut(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Keep at most `limit` of `rows`; a Link header says where the rest and the beginning are."""
+        """Keep at most `limit` of `rows`; a Link header has the addresses of the next and the first page."""
         links = [f'<{self._address(None)}>; rel="first"']
         if len(rows) > self.limit:
             links.append(f'<{self._address(self._write(self.offset + self.limit))}>; rel="next"')
@@ -176,11 +177,11 @@ class Page:
         return rows[: self.limit]
 
     def answer_with(self, kind: type[Item], rows: Sequence[object]) -> Sequence[Item] | Response:
-        """Answer like `answer`, for a whole list."""
+        """Answer like `answer`, with a whole list."""
         return self.answer(kind, self.cut(rows[self.offset : self.offset + self.limit + 1]))
 
     def answer(self, kind: type[Item], rows: Sequence[object]) -> Sequence[Item] | Response:
-        """Answer with the rows left by `cut`, with the fields of `kind`, in the form that the client wants."""
+        """Answer with the rows left by `cut` and the fields of `kind`, in the client's format."""
         items = [kind.model_validate(row) for row in rows]
         self._response.headers["vary"] = "Accept"
         if self._form == "json":
@@ -215,5 +216,5 @@ Paging = Annotated[Page, Depends(Page)]
 
 
 def list_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Responses common to all lists, for OpenAPI: the two forms, the problems and those of `statuses`."""
+    """Return the responses of all lists for OpenAPI: both formats, the problems and those of `statuses`."""
     return CSV_TOO | declared(*sorted({406, 410, 422, *statuses}))

@@ -1,1 +1,1 @@
-"""Turns uploaded files into predictions: decoding, batching, processes that run models."""
+"""Predictions from uploaded files: decoding, batching, and processes that run models."""

@@ -1,4 +1,4 @@
-"""Resolves which checkpoints a request means: asked for every image, answered by the database once per content."""
+"""Find the checkpoints that a request means, with one database query per content and question."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_REMEMBERED = 1024
 
 
 class Choices:
-    """Remembers answers until the database changes: another file in its place, or other content behind a URL."""
+    """Caches answers until the database changes: a replaced file, or new content behind a URL."""
 
     def __init__(self, database: str, asking: SessionPool) -> None:
         url = make_url(database_url(database))
@@ -30,7 +30,7 @@ class Choices:
         self._found: LRUCache[CacheKey, list[ServedCheckpoint]] = LRUCache(MAX_REMEMBERED)
 
     async def named(self, names: Sequence[str], dataset: str | None, arms: Sequence[str]) -> list[ServedCheckpoint]:
-        """The checkpoints of these names or, without a name, those of the data set, of these arms or of all."""
+        """Return the checkpoints with these names or, without names, those of the data set, for these or all arms."""
 
         def find(session: Session) -> list[ServedCheckpoint]:
             return (
@@ -44,21 +44,21 @@ class Choices:
     async def get(
         self, question: CacheKey, find: Callable[[Session], list[ServedCheckpoint]]
     ) -> list[ServedCheckpoint]:
-        """Return the answer of `find` to `question`; errors aren't cached.  Raises `Busy` as `SessionPool.ask` does."""
+        """Return the answer of `find` to `question`; errors aren't cached. Raises `Busy` like `SessionPool.ask`."""
         key = await self._current(), question
         if (found := self._found.get(key)) is None:
             found = self._found[key] = await self._asking.ask(find)
         return found
 
     async def _current(self) -> object:
-        """A value that changes with the content.  Taken before `find`, so an answer is never older than its version."""
+        """Return a value that changes with the content; it is read first, so that an answer is never older."""
         if self._file is None:
             return await self._asking.ask(queries.content_digest)
         return state_of(self._file)
 
 
 class UnknownModel(UnknownName):
-    """`known`: the models nearest to the name, or all where they are few."""
+    """`known` lists the most similar models, or all if there are few."""
 
     kind = "model"
 
@@ -68,10 +68,10 @@ class UnknownVersion(UnknownName):
 
 
 def find_versions(session: Session, model: str) -> list[ServedCheckpoint]:
-    """The checkpoints of the model `<experiment>.<arm>`, by replicate.
+    """Return the checkpoints of the model `<experiment>.<arm>` by replicate.
 
     Raises:
-        UnknownModel: no weights of such a model are here; of a checkpoint's id it names the model.
+        UnknownModel: no weights of such a model are available; for a checkpoint's id, the message names its model.
     """
     experiment, _, arm = model.partition(".")
     found = list_checkpoints(session, arm_of=(experiment, arm))
@@ -81,7 +81,7 @@ def find_versions(session: Session, model: str) -> list[ServedCheckpoint]:
 
 
 def find_version(versions: Sequence[ServedCheckpoint], version: str) -> ServedCheckpoint:
-    """The version of this name.
+    """Return the version with this name.
 
     Raises:
         UnknownVersion: the model has no such version.

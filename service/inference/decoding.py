@@ -1,8 +1,8 @@
 """Decode uploaded images.
 
-Tiny files are decoded on the event loop, which is faster than handing them to a thread.  Small files are decoded in a
-thread, where none of them takes longer than about 30 ms.  Larger files go to a process with memory and time limits,
-which is killed and replaced if it exceeds them.  Threads and processes each have a fair queue.
+Tiny files are decoded on the event loop, which is faster than handing them to a thread. Small files are decoded in a
+thread, where none takes longer than about 30 ms. Larger files go to a process with memory and time limits, which is
+killed and replaced if it exceeds them. Threads and processes each have a fair queue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns uploaded images and chosen checkpoints into predictions."""
+"""Predictions from uploaded images and chosen checkpoints."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ MOST_CLASSES = 20_480
 
 
 class TooManyAnswers(ValueError):
-    """One request asks for more answers than may ever wait, or more than fit into one."""
+    """A request needs more answers than the queue or a response can hold."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Everything needed to answer: contracts of models, the decoder, the batcher and its workers."""
+    """Contracts of models, the decoder, and the batcher with its workers."""
 
     models: Models
     decoder: Decoder
@@ -51,7 +51,7 @@ class Engine:
         self.batcher.start()
 
     def stop(self) -> None:
-        """Answer the waiting requests, then end."""
+        """Answer waiting requests, then stop."""
         self.decoder.stop()
         self.batcher.stop()
         for worker in self.workers:
@@ -59,14 +59,14 @@ class Engine:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     async def in_thread(self, work: Callable[[], Done]) -> Done:
-        """The outcome of `work`, off the event loop, in threads that no page waits for."""
+        """Return the result of `work`, run in threads that pages don't wait for."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
     async def model(self, served_checkpoint: ServedCheckpoint) -> Model:
-        """The model of the served checkpoint; its file is checked first if it hasn't been.
+        """Return the model of the served checkpoint, after checking its file once.
 
         Raises:
-            CheckpointError: weights are gone, or aren't those that were recorded.
+            CheckpointError: the weights are missing, or aren't the recorded ones.
             ModelUnavailable: it crashes workers, so it is disabled.
         """
         path, sha256, flops = served_checkpoint.path, served_checkpoint.sha256, served_checkpoint.flops_per_image
@@ -80,8 +80,10 @@ class Engine:
         return found
 
     def require_capacity(self, images: int, served_checkpoints: Sequence[ServedCheckpoint]) -> None:
-        """Raises:
-        TooManyAnswers: these would take more seconds than may ever wait, however idle the service is.
+        """Check that this many predictions fit into an empty queue.
+
+        Raises:
+            TooManyAnswers: they would take longer than the queue allows.
         """
         costs = [cost_of(one.size_bytes, one.flops_per_image) for one in served_checkpoints]
         seconds = sum(images * of_image + of_load for of_image, of_load in costs)
@@ -94,9 +96,7 @@ class Engine:
     async def warm_up(
         self, served_checkpoint: ServedCheckpoint, workers: Sequence[Worker], sizes: Sequence[int] = (1,)
     ) -> None:
-        """Run the first passes, which are slow, so that no client waits for them.  A model that can't be loaded is
-        skipped.
-        """
+        """Run the first passes, which are slow, so that no client waits for them; skip models that can't be loaded."""
         try:
             model = await self.model(served_checkpoint)
             for size in sizes:
@@ -109,11 +109,11 @@ class Engine:
 async def predict(
     uploads: Sequence[Upload], served_checkpoints: Sequence[ServedCheckpoint], engine: Engine, *, top_k: int
 ) -> PredictionOut:
-    """Predict every image that can be read with every checkpoint.
+    """Predict every readable image with every checkpoint.
 
     Raises:
-        ImageError: no file is an image that we read; the message names the first one.
-        CheckpointError: weights are gone, or aren't those that were recorded.
+        ImageError: no file is a supported image; the message names the first one.
+        CheckpointError: the weights are missing, or aren't the recorded ones.
         TooManyAnswers: the answer would have more than `MOST_CLASSES`.
         Busy, InferenceStopped, AnswerFailed, ModelUnavailable: see `Batcher`.
     """
@@ -155,7 +155,7 @@ async def _timed(jobs: Sequence[ImageJob]) -> tuple[np.ndarray, float]:
 
 
 def _answer(checkpoint: str, contract: InputContract, probabilities: np.ndarray, top_k: int) -> AnswerOut:
-    """The `top_k` likeliest classes; ties in the order of the classes."""
+    """Return the `top_k` likeliest classes, ties in class order."""
     order = np.argsort(-probabilities, kind="stable")[:top_k]
     names = contract.classes
     return AnswerOut(

@@ -1,4 +1,4 @@
-"""Knowledge of a checkpoint before any process loads it: that it is the recorded file, and its contract."""
+"""Checkpoint files: whether they are the recorded ones, and their contracts, before any process loads them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from cachetools import LRUCache
 from stages.checkpoint.contract import InputContract, read_checkpoint
 
 MAX_KNOWN = 4096
-FLOPS_PER_SECOND, BYTES_PER_SECOND = 50e9, 500e6  # of one core, as measured on one of 2025; only ratios matter
-IMAGE_SECONDS, LOAD_SECONDS = 0.0005, 0.005  # besides, for any model
-FLOPS_PER_BYTE = 64  # where none are recorded
+FLOPS_PER_SECOND, BYTES_PER_SECOND = 50e9, 500e6  # on one core of a 2025 processor; only ratios matter
+IMAGE_SECONDS, LOAD_SECONDS = 0.0005, 0.005  # plus a constant for any model
+FLOPS_PER_BYTE = 64  # if none are recorded
 
 
 def cost_of(size_bytes: int, flops: float | None) -> tuple[float, float]:
-    """Estimate the seconds that an image takes, and those that loading the model does."""
+    """Estimate the seconds per image and the seconds for loading the model."""
     flops = FLOPS_PER_BYTE * size_bytes if flops is None else flops
     return IMAGE_SECONDS + flops / FLOPS_PER_SECOND, LOAD_SECONDS + size_bytes / BYTES_PER_SECOND
 
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint file that had the digest `sha256` when it was read; `seconds` are those of an image, estimated."""
+    """A checkpoint file that had the digest `sha256` when it was read; `seconds` is the estimate per image."""
 
     path: Path
     sha256: str
@@ -33,25 +33,25 @@ class Model:
 
 
 class Models:
-    """Remembers the contracts of files that were checked, each until its file is another one."""
+    """Caches the contracts of checked files until the files change."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._known: LRUCache[tuple[str, str], tuple[object, Model]] = LRUCache(MAX_KNOWN)
 
     def known(self, path: str, sha256: str) -> Model | None:
-        """The checkpoint at `path` if it was already checked and is the same file still."""
+        """Return the checkpoint at `path` if it was checked and hasn't changed since."""
         state, found = self._known.get((path, sha256), (None, None))
         return found if found is not None and state == state_of(found.path) else None
 
     def get(self, path: str, sha256: str, flops: float | None = None) -> Model:
-        """The checkpoint at `path`, relative to the root, whose digest must be `sha256`; `flops` are those of an image.
+        """Return the checkpoint at `path` below the root if its digest is `sha256`; `flops` are per image.
 
         Raises:
-            CheckpointError: the file is gone, isn't the recorded one, or has no contract of ours.
+            CheckpointError: the file is missing, isn't the recorded one, or has no contract of ours.
         """
         file = self.root / path
-        state = state_of(file)  # taken before it is read, so that what is remembered is never older than this
+        state = state_of(file)  # read before the file, so that the cache is never older than it
         content, contract, _ = read_checkpoint(file, expected_sha256=sha256)
         found = Model(file, sha256, contract, *cost_of(len(content), flops))
         self._known[path, sha256] = state, found
@@ -59,7 +59,7 @@ class Models:
 
 
 def state_of(path: Path) -> object:
-    """A value that changes with the file; equal to no other one where there is no file."""
+    """Return a value that changes with the file; a missing file equals nothing."""
     try:
         status = path.stat()
     except OSError:

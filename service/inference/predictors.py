@@ -1,7 +1,7 @@
-"""Loads predictors from checkpoints, within a memory budget.
+"""Load predictors from checkpoints within a memory budget.
 
-Which ones may be loaded is decided elsewhere: files that the database names by digest, safetensors only, and
-architectures that a paper's `__all__` lists (`stages.papers.build_model`).
+Other modules restrict what is loaded: files whose digest is in the database, only safetensors, and only architectures
+in a paper's `__all__` (`stages.papers.build_model`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.device import keep_freed_memory
 
 KEEP_SECONDS = 60.0
-"""Weights that a client used so recently stay, whatever a client loads that has more of them in memory."""
+"""Weights that a client used within this time are safe from other clients with more weights in memory."""
 
 
 @dataclass
 class _Loaded:
-    """A predictor, and its uses: the last one and by whom, and the last one by any other client."""
+    """A predictor, its last use with the client, and the last use by any other client."""
 
     predictor: Predictor
     size_bytes: int
@@ -32,17 +32,17 @@ class _Loaded:
 
 
 class PredictorCache:
-    """Keeps predictors up to `budget_bytes` of weights, and the last one whatever its size."""
+    """Keeps predictors up to `budget_bytes` of weights, and the last one regardless of size."""
 
     def __init__(self, *, device: str, budget_bytes: int) -> None:
         self.device, self.budget_bytes = device, budget_bytes
-        self._loaded: dict[str, _Loaded] = {}  # the least recently used one first
+        self._loaded: dict[str, _Loaded] = {}  # least recently used first
 
     def get(self, path: Path, sha256: str, client: str = "") -> Predictor:
-        """The predictor of the checkpoint at `path`, whose digest must be `sha256`.
+        """Return the predictor of the checkpoint at `path`, whose digest must be `sha256`.
 
         Raises:
-            CheckpointError: the file is gone, isn't the recorded one, or holds no model of ours.
+            CheckpointError: the file is missing, isn't the recorded one, or has no model of ours.
         """
         now, found = time.monotonic(), self._loaded.pop(sha256, None)
         if found is None:
@@ -56,9 +56,10 @@ class PredictorCache:
         return found.predictor
 
     def _make_room(self, new: _Loaded) -> None:
-        """Drop weights for new ones.
+        """Evict weights to make room for new ones.
 
-        Those go first that no other client used lately, then those of clients who have more than the one that asks.
+        First go those that no other client used recently, then those of clients with more weights than the one that
+        asks.
         """
         while self._loaded and self.size_bytes + new.size_bytes > self.budget_bytes:
             held = Counter({new.client: new.size_bytes})
@@ -70,7 +71,7 @@ class PredictorCache:
                 used_by_others = one.used_by_others if one.client == new.client else one.used
                 return new.used - used_by_others < KEEP_SECONDS, held[one.client] <= held[new.client]  # noqa: B023
 
-            del self._loaded[min(self._loaded, key=rank)]  # the first of equals is the least recently used
+            del self._loaded[min(self._loaded, key=rank)]  # among equals, the least recently used comes first
 
     @property
     def loaded(self) -> dict[str, int]:
@@ -79,17 +80,17 @@ class PredictorCache:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all weights in memory."""
+        """Bytes of all weights in memory."""
         return sum(self.loaded.values())
 
 
 def settle(threads: int) -> None:
-    """Set up a process that only runs passes: this many threads each, and memory is kept for the next one."""
+    """Set up a process that only runs passes: this number of threads, and memory is kept for the next pass."""
     keep_freed_memory()
     torch.set_num_threads(threads)
 
 
 def weight_bytes(predictor: Predictor) -> int:
-    """Size of parameters and buffers as they lie in memory."""
+    """Return the bytes of parameters and buffers in memory."""
     tensors = predictor.network.state_dict().values()
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

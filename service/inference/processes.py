@@ -102,9 +102,9 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """True if the process is running, neither ended nor stopped by a signal.
+        """Return True if the process is running, neither ended nor suspended by a signal.
 
-        A stopped parent, the preloaded process, reports no end.
+        The preloaded process doesn't report ends while it is suspended.
         """
         is_running = self._process is not None and self._process.is_alive()
         return is_running and _statistics(self.pid)[:1] not in (["T"], ["Z"])
@@ -203,6 +203,6 @@ def load_ahead() -> None:
 
 
 def leave_signals_to_the_server() -> None:
-    """A function that closes the connection when it has finished."""
+    """Return a function that closes the connection when it has finished."""
     for number in SERVERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Requests and answers of the Open Inference Protocol v2: JSON, and tensors as raw bytes behind the JSON.
+"""Requests and answers of the Open Inference Protocol v2: JSON, and tensors as raw bytes after the JSON.
 
 A request has one tensor `image`, UINT8 [N, C, H, W]; an answer has `probabilities`, FP32 [N, K], and `classes`, INT64
 [N], the likeliest class of each image.
@@ -17,11 +17,11 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 INPUT = "image"
 OUTPUTS = {"probabilities": ("FP32", "<f4"), "classes": ("INT64", "<i8")}
-MAX_OUTPUTS_BYTES = 64 * 1024  # of what is asked for, as JSON
+MAX_OUTPUTS_BYTES = 64 * 1024  # of the part that is read, as JSON
 
 _Level = Annotated[int, Meta(ge=0, le=255)]
 _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-_Id = Annotated[str, Meta(max_length=1024)]  # it is sent back
+_Id = Annotated[str, Meta(max_length=1024)]  # it is returned
 _FLAT, _NESTED = list[_Level], list[list[list[list[_Level]]]]
 _OPENS_TWICE = re.compile(rb"\s*\[\s*\[")
 Value = TypeVar("Value")
@@ -36,7 +36,7 @@ class _Tensor(Struct):
     name: str
     datatype: str
     shape: tuple[_Count, _Count, _Count, _Count]
-    data: Raw | UnsetType = UNSET  # read once it is known how much there may be
+    data: Raw | UnsetType = UNSET  # parsed once its maximal size is known
     parameters: _TensorParameters | UnsetType = UNSET
 
 
@@ -63,12 +63,12 @@ class _Request(Struct):
 
 
 class TensorError(ValueError):
-    """A request that the protocol or the model doesn't allow; the message says what was expected and what came."""
+    """A request that the protocol or the model doesn't allow; the message has the expected and the received value."""
 
 
 @dataclass(frozen=True)
 class InferRequest:
-    """`images` uint8 [N, C, H, W]; `outputs` maps a name to whether its tensor is wanted as raw bytes."""
+    """`images` are uint8 [N, C, H, W]; `outputs` maps names to whether the tensor is requested as raw bytes."""
 
     identity: str | None
     images: np.ndarray
@@ -76,10 +76,10 @@ class InferRequest:
 
 
 def read_request(body: bytes, header_length: str | None, shape: tuple[int, int, int], max_images: int) -> InferRequest:
-    """The request in `body`, whose first `header_length` bytes (all of them where None) are JSON.
+    """Parse the request in `body`, whose first `header_length` bytes (None: all) are JSON.
 
-    What it takes is bounded by the body and by the images that it may have: JSON that isn't asked for is skipped, and
-    numbers are read once their count is known to be that of the shape.
+    The body and the maximal number of images limit the work: unneeded JSON is skipped, and numbers are parsed only if
+    their count fits the shape.
 
     Raises:
         TensorError: the protocol or the model doesn't allow the request.
@@ -136,7 +136,7 @@ def _image(tensor: _Tensor, raw: bytes, shape: tuple[int, int, int], max_images:
 
 
 def _levels(data: bytes, shape: tuple[int, int, int, int]) -> np.ndarray:
-    """The numbers of a list, flat or nested as `shape` says.  Commas and brackets are counted before any is read."""
+    """Return the numbers of a list, flat or nested like `shape`. Commas and brackets are counted before parsing."""
     images, channels, height, width = shape
     size, rows = images * channels * height * width, images * channels * height
     lists = 1 + images + images * channels + rows
@@ -178,7 +178,7 @@ def _wanted(given: Raw | UnsetType, by_default: bool) -> dict[str, bool]:
 
 
 def write_answer(probabilities: np.ndarray, request: InferRequest, head: Mapping[str, Any]) -> tuple[bytes, int | None]:
-    """The body, and the length of its JSON if raw tensors follow it.  `head`: the other fields of the answer."""
+    """Return the body, and the length of its JSON if raw tensors follow. `head` has the answer's other fields."""
     arrays = {"probabilities": probabilities, "classes": probabilities.argmax(axis=1)}
     outputs: list[dict[str, Any]] = []
     raw: list[bytes] = []
@@ -197,7 +197,7 @@ def write_answer(probabilities: np.ndarray, request: InferRequest, head: Mapping
 
 
 def describe_tensors(shape: Sequence[int], classes: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Inputs and outputs of a model, as its metadata lists them; −1 is the number of images."""
+    """Return inputs and outputs of a model for its metadata; −1 is the number of images."""
     inputs = [{"name": INPUT, "datatype": "UINT8", "shape": [-1, *shape]}]
     shapes = {"probabilities": [-1, classes], "classes": [-1]}
     return inputs, [

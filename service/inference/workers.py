@@ -1,7 +1,7 @@
 """Processes that run forward passes.
 
-A pass is hundreds of small operations, each of which needs the interpreter for a moment.  In the process that answers
-HTTP they would wait for it most of the time, so passes run in separate interpreters with their own models.
+A pass has hundreds of small operations that each need the interpreter briefly. In the HTTP process they would mostly
+wait for it, so passes run in separate interpreters with their own models.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Loaded = dict[str, int]  # bytes of weights by digest
 Answer = tuple[Literal["probabilities"], np.ndarray, Loaded] | tuple[Literal["refused", "failed"], str, Loaded]
 CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _BEGIN = "begin"  # asked and answered before the first pass
-LEAST_SECONDS, TIMES_SLOWER = 30.0, 100  # a pass has so many, and so many times those that are estimated
+LEAST_SECONDS, TIMES_SLOWER = 30.0, 100  # minimal time of a pass, and a multiple of its estimated time
 
 
 class PassFailed(RuntimeError):
-    """The network raised an error; the message says which."""
+    """The network raised an error, which is in the message."""
 
 
 class NeverBegan(ProcessGone):
-    """The process ended before it took the pass."""
+    """The process ended before it received the pass."""
 
 
 class Worker(Process):
-    """One process with models of its own."""
+    """One process with its own models."""
 
     def __init__(self, *, device: str, budget_bytes: int, threads: int, pass_seconds: float = 120.0) -> None:
         arguments = (device, budget_bytes, threads)
@@ -59,15 +59,15 @@ class Worker(Process):
         return model.sha256 in self._loaded
 
     def probabilities(self, model: Model, images: np.ndarray, client: str = "") -> np.ndarray:
-        """Class probabilities, float32 [N, K], of uint8 images [N, C, H, W] in one pass; loads the model first.
+        """Return class probabilities float32 [N, K] of uint8 images [N, C, H, W] in one pass; load the model first.
 
-        Room for it is made at the expense of `client`.
+        Memory for it is taken from `client`'s share.
 
         Raises:
-            CheckpointError: the weights are gone, or aren't the recorded ones.
+            CheckpointError: the weights are missing, or aren't the recorded ones.
             PassFailed: the network failed on these images.
-            ProcessGone: the process has ended, or loading and pass take longer than its time.
-            NeverBegan: it had ended before.
+            ProcessGone: the process has ended, or loading and pass exceed its time limit.
+            NeverBegan: it had ended before the pass.
         """
         if not self._has_begun:
             try:
@@ -85,12 +85,12 @@ class Worker(Process):
 
 
 def cores_here() -> int:
-    """Number of cores that this process may use; a container's share of time isn't seen."""
+    """Return the number of cores that this process may use, ignoring a container's CPU quota."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_here() -> int:
-    """Bytes that the service may take: the machine's memory, or the container's limit if that is lower."""
+    """Return the bytes that the service may use: the machine's memory or a container's lower limit."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for limit in CONTAINER_LIMITS:
         with suppress(OSError, ValueError):  # no such file, or "max"
@@ -99,7 +99,7 @@ def memory_here() -> int:
 
 
 def _answer_until_closed(connection: Connection, device: str, budget_bytes: int, threads: int) -> None:
-    """The whole life of a worker."""
+    """Run the main loop of a worker."""
     leave_signals_to_the_server()
     module = importlib.import_module("service.inference.predictors")  # imports torch, which the server never needs
     module.settle(threads)

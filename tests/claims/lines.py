@@ -1,4 +1,4 @@
-"""Result lines as `evaluate` writes them, with numbers that a test chooses."""
+"""Result lines in the format of `evaluate`, with numbers chosen by tests."""
 
 import dataclasses
 import math
@@ -58,16 +58,16 @@ def copy_project(root: Path) -> None:
 
 
 def publish(root: Path, lines: Sequence[ResultLine]) -> None:
-    """Lines of one experiment as its evidence."""
+    """Publish lines of one experiment as evidence."""
     (root / "data" / "evidence").mkdir(exist_ok=True)
     evidence = [EvidenceLine(result=line, cost=cost(line), origin=ORIGIN) for line in map(as_evaluated, lines)]
     (root / "data" / "evidence" / f"{lines[0].experiment}.jsonl").write_bytes(write_lines(evidence))
 
 
 def as_evaluated(line: ResultLine) -> ResultLine:
-    """The line with curves to its last epoch, and a whole number of right images with their bitmap and best epoch.
+    """Complete a line with curves to the last epoch, a whole number of correct images, their bitmap and the best epoch.
 
-    A table's errors are those of its selected epoch, in every epoch.
+    A table has the errors of its selected epoch in every epoch.
     """
     protocol = line.spec["protocol"]
     curves = list(line.curves[: protocol["epochs"]])
@@ -96,7 +96,7 @@ def as_evaluated(line: ResultLine) -> ResultLine:
 
 @cache
 def loaded(dataset: str) -> Provenance:
-    """The loaders' output for a data set that is present as its publisher delivers it: every file, every row."""
+    """Return the provenance of a data set that is complete as published: every file and row."""
     source = params().datasets[dataset]
     files = {}
     for file in source.files:
@@ -119,9 +119,9 @@ def results(
     excluded: int = 0,
     environment: str = "the first",
 ) -> list[ResultLine]:
-    """One line per arm and replicate; None diverged.  `curves` are test errors by replicate, validation alike.
+    """One line per arm and replicate; None means diverged. `curves` are test and validation errors by replicate.
 
-    Tables have squared errors instead.  On complete data unless `provenance` says otherwise.
+    Tables have squared errors instead. Data are complete unless `provenance` says otherwise.
     """
     known = params()
     plan = known.experiments[experiment]
@@ -223,7 +223,7 @@ def trials(lines: Sequence[ResultLine], *, is_evidence: bool = False, follows_pl
 
 
 def judge(*wanted: ClaimLine, entered: Sequence[Trial] = ()) -> list[Judgement]:
-    """Judgements of a few claims, without findings."""
+    """Judge a few claims without findings."""
     return judge_all(wanted, entered)[0]
 
 

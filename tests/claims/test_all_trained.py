@@ -1,4 +1,4 @@
-"""Everything trained: every run of every experiment as printed, with made-up numbers, on one card."""
+"""Verdicts when every run of every experiment has finished as printed, with made-up numbers, on one GPU."""
 
 import dataclasses
 import fnmatch
@@ -24,18 +24,18 @@ OBSERVED = (
     *("kernel_width_gap", "metric_distance_from_identity", "norm_error", "gaussian_distance"),
     *("displacement_over_steps", "accuracy_after_inversion"),
 )
-"""Numbers from inside a network that claims are about."""
+"""Observed metrics of trained networks that claims refer to."""
 METRICS = {
     "images": ("accuracy", "best_epoch_accuracy", "calibration_error", "loss", *OBSERVED),
     "table": ("mse", "log_mse", "selected_mse", "selected_log_mse"),
     "text": ("loss", "perplexity"),
 }
-"""What `evaluate` measures on test samples, by the kind of the data."""
+"""Metrics that `evaluate` measures on test samples, by kind of data."""
 COMPUTED = "`python -m stages.analyse` computes it, and hasn't run here."
 
 
 def trained(experiment: ExperimentParams) -> list[ResultLine]:
-    """All replicates of all arms; each arm is a point better than the one before it."""
+    """Return all replicates of all arms; each arm is a point better than the previous one."""
     replicates = range(experiment.replicates)
     values = {
         arm: [0.5 + 0.01 * place % 0.4 + 0.001 * math.sin(place + 7 * replicate) for replicate in replicates]
@@ -51,7 +51,7 @@ def trained(experiment: ExperimentParams) -> list[ResultLine]:
 
 
 def parameters_of(arm: ArmParams) -> float:
-    """About as many as a network of equal layers has, twice that with its own biases; two million for others."""
+    """Estimate the parameters: those of equal layers, doubled by unshared biases; two million for other networks."""
     width, depth = arm.model.get("width"), arm.model.get("depth")
     if width is None or depth is None:
         return 2e6
@@ -59,14 +59,14 @@ def parameters_of(arm: ArmParams) -> float:
 
 
 def measured(kind: str, metrics: Sequence[Measurement], parameters: float) -> tuple[Measurement, ...]:
-    """The first of `metrics` under every name that this kind has."""
+    """Return the first of `metrics` under every name that this kind uses."""
     first, *rest = metrics
     named = [dataclasses.replace(first, metric=name, value=in_metric(name, first.value)) for name in METRICS[kind]]
     return (*named, *rest, Measurement(metric="parameters", split="none", value=parameters))
 
 
 def in_metric(name: str, value: float) -> float:
-    """Squared errors fall where accuracies grow."""
+    """Convert to a squared error, which falls as accuracy grows."""
     return math.log(1 - value) if "log" in name else 1 - value if "mse" in name else value
 
 
@@ -81,7 +81,7 @@ def judge_all(root: Path) -> list[JudgedClaim]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose evidence consists of these results of every experiment, and its database."""
+    """A project with these results of every experiment as evidence, and its database."""
     root = tmp_path_factory.mktemp("all-trained")
     copy_project(root)
     for experiment in params().experiments.values():
@@ -90,8 +90,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_every_claim_that_can_be_decided_is_decided_or_left_open_by_statistics(root: Path) -> None:
-    """On complete data as the loaders write them: none is called decidable, and then `not tested`."""
+def test_every_decidable_claim_is_decided_or_statistically_open(root: Path) -> None:
+    """No claim may count as decidable and then be `not tested` on complete data."""
     judged = judge_all(root)
     waiting = {
         row.claim.id: row.verdict.explanation
@@ -99,13 +99,11 @@ def test_every_claim_that_can_be_decided_is_decided_or_left_open_by_statistics(r
         if row.verdict.is_decidable and row.verdict.status in (Status.NOT_TESTED, Status.OTHER_HARDWARE)
     }
     assert {claim for claim, why in waiting.items() if why != COMPUTED} == set()
-    assert {claim for claim in waiting if is_trained(claim)} == {"ninformer.text.c10.acc_vs_localvit"}, (
-        "a contradiction"
-    )
+    assert {claim for claim in waiting if is_trained(claim)} == {"ninformer.text.c10.acc_vs_localvit"}
     assert sum(row.verdict.basis == "results" for row in judged) > 170
 
 
-def test_what_cannot_be_decided_says_so_with_its_own_reason(root: Path) -> None:
+def test_undecidable_claims_have_their_own_reasons(root: Path) -> None:
     never = [row for row in judge_all(root) if row.claim.experiment and not row.verdict.is_decidable]
     untested = {row.claim.id: row.verdict for row in never if row.verdict.status == Status.NOT_TESTED}
     assert {claim for claim, verdict in untested.items() if verdict.explanation == PER_BYTE} == {
@@ -114,8 +112,8 @@ def test_what_cannot_be_decided_says_so_with_its_own_reason(root: Path) -> None:
     assert all(claims()[claim].kind in ("value", "figure", "qualitative", "setup") for claim in untested), untested
 
 
-def test_the_plan_has_the_replicates_that_a_claim_needs() -> None:
-    """A value needs `minimum` replicates, a gain the first look; otherwise no plan decides it, however it comes out."""
+def test_plans_have_the_replicates_that_claims_need() -> None:
+    """A value needs `minimum` replicates and a gain the first interim analysis; with fewer, no result could decide."""
     rules = params().verdicts
     for line in claims().values():
         needs_a_number = line.kind in ("value", "ratio", "gap") and line.unit != "nats per token"
@@ -128,13 +126,12 @@ def test_the_plan_has_the_replicates_that_a_claim_needs() -> None:
 
 
 @pytest.mark.parametrize("dataset", sorted(params().datasets))
-def test_a_complete_official_data_set_may_decide(dataset: str) -> None:
+def test_complete_official_data_may_decide(dataset: str) -> None:
     assert loaded(dataset) == "full"
 
 
 @pytest.mark.parametrize("claim", ["dac.isic.r20.base", "nmn.gpt.valloss.rel", "nmn.gpt.memory"])
-def test_a_part_of_the_data_decides_no_number_and_says_so(claim: str) -> None:
-    """The former outcome for all of ISIC 2019 and OpenWebText, too: it was called a cut budget."""
+def test_partial_data_decide_no_number(claim: str) -> None:
     line = claims()[claim]
     lines = [
         dataclasses.replace(one, data=dataclasses.replace(one.data, provenance="subset"))
@@ -146,13 +143,13 @@ def test_a_part_of_the_data_decides_no_number_and_says_so(claim: str) -> None:
 
 
 def statuses_of_results(lines_of: Callable[[ExperimentParams], list[ResultLine]]) -> set[Status]:
-    """Verdicts that these results of every experiment give; all claims are judged."""
+    """Return the verdicts on all claims given these results of every experiment."""
     lines = [line for experiment in params().experiments.values() for line in lines_of(experiment)]
     return {one.verdict.status for one in judge(*claims().values(), entered=trials(lines)) if one.basis == "results"}
 
 
-def test_a_cut_budget_decides_nothing() -> None:
-    """Real data and many epochs under `quick` may indicate an order, whatever the number of replicates."""
+def test_shortened_runs_decide_nothing() -> None:
+    """Under `quick`, real data and many epochs may indicate an order, however many replicates there are."""
 
     def cut(experiment: ExperimentParams) -> list[ResultLine]:
         return [dataclasses.replace(line, profile="quick") for line in trained(experiment)]
@@ -160,8 +157,8 @@ def test_a_cut_budget_decides_nothing() -> None:
     assert statuses_of_results(cut) == {Status.AGREES, Status.DISAGREES, Status.NOT_TESTED, Status.SHOWN}
 
 
-def test_replicates_that_diverged_reproduce_nothing() -> None:
-    """One of each arm; a number printed without diverged replicates isn't reproduced."""
+def test_diverged_replicates_reproduce_nothing() -> None:
+    """One replicate of each arm diverged; a number printed without diverged replicates isn't reproduced."""
 
     def lost(experiment: ExperimentParams) -> list[ResultLine]:
         gone = Divergence(step=9, last_finite_step=8, last_finite_loss=None)
@@ -183,7 +180,7 @@ def client(root: Path) -> Iterator[TestClient]:
         yield client
 
 
-def test_a_claim_shows_the_epoch_that_each_arm_chose_and_its_standard_error(client: TestClient) -> None:
+def test_claim_shows_each_arms_selected_epoch_and_standard_error(client: TestClient) -> None:
     arms = client.get("/api/v1/claims/dac.fig5").json()["arms"]
     page = client.get("/claims/dac.fig5").text
     single = client.get("/api/v1/claims/ninformer.table2.mnist.vit").json()["arms"]
@@ -193,7 +190,7 @@ def test_a_claim_shows_the_epoch_that_each_arm_chose_and_its_standard_error(clie
     assert single == []
 
 
-def test_every_page_and_report_can_show_it(root: Path, client: TestClient) -> None:
+def test_all_pages_and_reports_render(root: Path, client: TestClient) -> None:
     papers = {experiment.paper for experiment in params().experiments.values()}
     claims = client.get("/api/v1/claims?limit=1000").json()
     pages = ["/", "/compare", *(f"/papers/{paper}" for paper in papers)]

@@ -1,4 +1,4 @@
-"""The chosen epoch and its standard error stay with the claim, and Figures 5 and 6 have every arm's."""
+"""A claim keeps each arm's selected epoch and standard error, and Figures 5 and 6 show all arms."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ def figure(name: str, lines: list) -> tuple:
     return judged.arms
 
 
-def test_a_gain_keeps_the_epoch_that_each_arm_chose() -> None:
+def test_gain_keeps_each_arms_selected_epoch() -> None:
     (judged,) = judge(claims()["dac.table3.c10.v1.abs"], entered=trials(dac_lines(0.08, 0.07, 0.0813)))
     assert [(arm.arm, arm.role, arm.epoch, arm.epochs, arm.n) for arm in judged.arms] == [
         (SHARED, "ablation", 6, 9, 5),
@@ -25,10 +25,10 @@ def test_a_gain_keeps_the_epoch_that_each_arm_chose() -> None:
     ]
 
 
-def test_figure_6_has_each_arm_in_the_metric_of_appendix_b_with_interval() -> None:
+def test_figure_6_uses_the_metric_of_appendix_b_with_intervals() -> None:
     lines = dac_lines(0.08, 0.07, 0.0813)
     base, dac = figure("dac.fig6", lines)
-    assert (base.arm, dac.arm) == (BASE, DAC), "not the ablation, which the figure doesn't show"
+    assert (base.arm, dac.arm) == (BASE, DAC), "the figure omits the ablation"
     curves = np.array([[1 - (row.test_accuracy or 0) for row in line.curves] for line in lines if line.arm == BASE])
     chosen = window_error(curves, curves)
     assert (base.value, base.stderr, base.epoch) == (chosen.value, chosen.stderr, chosen.epoch + 1)
@@ -37,14 +37,14 @@ def test_figure_6_has_each_arm_in_the_metric_of_appendix_b_with_interval() -> No
     assert (base.flops, dac.experiment) == (1e6, "dac-resnet-cifar10")
 
 
-def test_figure_5_waits_for_an_arm_that_has_one_fold() -> None:
+def test_figure_5_omits_an_arm_with_a_single_fold() -> None:
     curves = {"vgg20-16": [[0.2, 0.1, 0.1, 0.1, 0.1, 0.11]] * 5, "dac-vgg20-16": [[0.2, 0.1, 0.1, 0.1, 0.1, 0.1]]}
     lines = results("dac-vgg-cifar10", {arm: [0.9] * len(rows) for arm, rows in curves.items()}, curves=curves)
     assert [arm.arm for arm in figure("dac.fig5", lines)] == ["vgg20-16"]
 
 
-def test_a_cut_budget_beside_the_printed_one_adds_no_arm() -> None:
-    """For each experiment the most informative results are drawn, once."""
+def test_shortened_runs_add_no_arm_to_a_figure() -> None:
+    """Only the best results of each experiment are drawn."""
     short = [
         dataclasses.replace(line, profile="quick", run_key=f"{line.run_key[:-1]}0") for line in dac_lines(0.2, 0.2, 0.2)
     ]

@@ -1,4 +1,4 @@
-"""How often an order seen early in training holds: computed again from the published curves, and left out in turn."""
+"""The share of early orders that hold at the end of training, recomputed from published curves and cross-validated."""
 
 import math
 from collections import defaultdict
@@ -14,12 +14,12 @@ from stages.runs.evidence import EvidenceLine, ResultLine, read_lines
 from stages.verdicts.others import CALIBRATED_AT, CALIBRATED_PAIRS, DEMANDED, ELSEWHERE, GAPS, HELD, calibrate
 
 SPREAD = LOG_SPREAD * math.sqrt(2)
-"""What the plan assumes of the difference of two logarithms, and so the unit of a gap."""
+"""The plan's assumed SD of a difference of two logarithms, used as the unit of gaps."""
 
 
 @cache
 def networks() -> dict[str, list[ResultLine]]:
-    """The published full runs of the SGEMM networks with 5 and 8 layers, by arm."""
+    """Return the published full runs of the SGEMM networks with 5 and 8 layers, by arm."""
     found: dict[str, list[ResultLine]] = defaultdict(list)
     for line in (row.result for row in read_lines(Path("data/evidence/dac-sgemm.jsonl"), EvidenceLine)):
         if line.profile == "paper" and line.spec["model"]["arguments"]["depth"] in (5, 8):
@@ -28,7 +28,7 @@ def networks() -> dict[str, list[ResultLine]]:
 
 
 def at(line: ResultLine, share: float) -> float:
-    """Logarithm of the test error at the best validation epoch among the first `share` of all epochs."""
+    """Return the log test error at the best validation epoch within the first `share` of training."""
     curve = line.curves[: max(1, round(share * len(line.curves)))]
     return math.log(min(curve, key=lambda epoch: epoch.val_loss or math.inf).test_loss or math.nan)
 
@@ -39,22 +39,22 @@ def rates(arms: Collection[str], share: float) -> tuple[tuple[int, int], ...]:
     return calibrate(early, final, SPREAD)
 
 
-def test_the_recorded_rates_are_those_of_the_published_curves() -> None:
+def test_recorded_rates_follow_from_the_published_curves() -> None:
     assert {len(lines) for lines in networks().values()} == {5}
     assert math.comb(len(networks()), 2) == CALIBRATED_PAIRS
     assert rates(networks(), CALIBRATED_AT) == HELD
 
 
 @pytest.mark.parametrize("left_out", ["x5", "x8"])
-def test_orders_with_the_demanded_gap_hold_as_often_in_networks_left_out(left_out: str) -> None:
-    """Networks of one depth are left out; the next test is of another experiment."""
+def test_rates_are_equal_in_networks_left_out(left_out: str) -> None:
+    """Leaves out the networks of one depth."""
     ours, others = ([arm for arm in networks() if arm.endswith(left_out) == is_out] for is_out in (True, False))
     own, learnt = (np.array(rates(arms, CALIBRATED_AT))[GAPS.index(DEMANDED) :].sum(axis=0) for arms in (ours, others))
     assert own[0] / own[1] == pytest.approx(learnt[0] / learnt[1], abs=0.03)
 
 
-def test_the_rates_of_the_experiment_left_out_are_those_of_an_order_that_vanishes() -> None:
-    """NMN's prototypes on MNIST are the only other pair with full runs; the error of one is larger only at first."""
+def test_recorded_rates_elsewhere_are_those_of_a_temporary_order() -> None:
+    """NMN's prototypes on MNIST are the only other pair with full runs; they differ only early in training."""
     errors: dict[str, list[list[float]]] = defaultdict(list)
     for line in (row.result for row in read_lines(Path("data/evidence/nmn-mnist-inversion.jsonl"), EvidenceLine)):
         if line.arm.endswith("-ten-epochs"):
@@ -66,8 +66,8 @@ def test_the_rates_of_the_experiment_left_out_are_those_of_an_order_that_vanishe
     assert tuple(found[GAPS.index(DEMANDED) :].sum(axis=0)) == ELSEWHERE and found[:, 1].sum() == 100
 
 
-def test_at_three_percent_of_training_a_pair_says_the_opposite() -> None:
-    """Why nothing is indicated below 30 %: DAC trains more slowly at first, and better in the end."""
+def test_orders_at_3_percent_of_training_are_often_reversed() -> None:
+    """This is why nothing is indicated below 30 %: DAC trains more slowly at first and ends better."""
     pairs = [arm for arm in networks() if arm.startswith("dac-")]
     bases = [arm.removeprefix("dac-") for arm in pairs]
     early, late = (

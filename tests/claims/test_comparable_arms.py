@@ -1,4 +1,4 @@
-"""The statements of HyperBF's paper on its two arms, and why results on real data may decide no number."""
+"""Claims that HyperBF's two arms are comparable, and why results on partial data decide no number."""
 
 import pytest
 
@@ -19,8 +19,8 @@ HYPERBF = "hyperbf-cifar10"
         (-0.02, Status.REVERSED, Status.NOT_REPRODUCED),
     ],
 )
-def test_hyperbf_is_comparable_unless_it_is_clearly_behind(gain: float, comparable: Status, gap: Status) -> None:
-    """The headline, separate from the printed loss of 0.49 points, which is a number and not a claim."""
+def test_hyperbf_is_comparable_unless_clearly_behind(gain: float, comparable: Status, gap: Status) -> None:
+    """The headline is judged separately from the printed loss of 0.49 points."""
     values = {"vit": [0.7561 + step for step in SPREAD], "hyperbf": [0.7561 + gain + step for step in SPREAD[::-1]]}
     lines = results(HYPERBF, values, metric="best_epoch_accuracy")
     headline, loss = judge(
@@ -31,7 +31,7 @@ def test_hyperbf_is_comparable_unless_it_is_clearly_behind(gain: float, comparab
     assert headline.is_decidable and len(headline.entries) == 10
 
 
-def test_part_of_the_data_is_not_called_a_cut_budget() -> None:
+def test_partial_data_are_distinguished_from_another_protocol() -> None:
     (value,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", MNIST, provenance="subset")))
     assert value.verdict.explanation.startswith("Real data, but a part of them;")
     (old,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", MNIST), follows_plan=False))

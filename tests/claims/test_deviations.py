@@ -1,4 +1,4 @@
-"""Deviations: the records beside the papers' models, and the pages that present them to a reader."""
+"""Deviations: records for the papers' models, and the pages that show them."""
 
 import dataclasses
 import fnmatch
@@ -29,8 +29,8 @@ def test_every_pattern_matches_a_claim_of_its_paper(paper: str, found: dict[str,
             assert fnmatch.filter(ids, pattern), f"{name}: {pattern} matches no claim"
 
 
-def test_every_number_that_training_decides_is_touched(found: dict[str, PaperDeviations]) -> None:
-    """None of the five papers says enough to run it as it is."""
+def test_every_trained_number_has_a_deviation(found: dict[str, PaperDeviations]) -> None:
+    """None of the five papers is complete enough to run without additions."""
     records = [record for paper in found.values() for record in paper.deviations.values()]
     touching = {claim for record in records for claim in touched(record, CLAIMS)}
     kinds = ("value", "order", "difference", "gap", "equivalence")
@@ -41,10 +41,10 @@ def test_every_number_that_training_decides_is_touched(found: dict[str, PaperDev
     assert rest == {"nmn.ext.gpt.thr.linear", "nmn.ext.gpt.thr.aether"}, rest
 
 
-def test_the_address_of_public_code_names_its_version(found: dict[str, PaperDeviations]) -> None:
-    """What `code` says is of one commit: public code changes, and another version may do otherwise.
+def test_public_code_is_linked_at_a_commit(found: dict[str, PaperDeviations]) -> None:
+    """Other versions may behave differently.
 
-    Code that we had no copy of has no version that we could name; `before_use` says so, and no `code` is told.
+    For code that we couldn't read there is no version: `before_use` says so and `code` is empty.
     """
     public = {paper.paper: paper for paper in found.values() if paper.repository}
     unseen = {name for name, paper in public.items() if any("we had no copy" in said for said in paper.before_use)}
@@ -55,25 +55,25 @@ def test_the_address_of_public_code_names_its_version(found: dict[str, PaperDevi
         assert any(one.code for one in paper.deviations.values()) is (name not in unseen), name
 
 
-def test_what_a_paper_is_praised_for_is_in_its_text(found: dict[str, PaperDeviations]) -> None:
-    """Its highlights: no claim of a web page, which the paper doesn't print."""
+def test_highlighted_claims_are_in_the_papers(found: dict[str, PaperDeviations]) -> None:
+    """Claims from web pages, which the paper doesn't print, are not highlights."""
     elsewhere = {claim.id for claim in CLAIMS if claim.place == "authors' web pages"}
     assert elsewhere
     for paper in found.values():
         assert not [name for one in paper.argument for name in fnmatch.filter(elsewhere, one)], paper.paper
 
 
-def test_a_pattern_touches_whole_ids_only() -> None:
+def test_pattern_matches_whole_ids() -> None:
     claims = [dataclasses.replace(CLAIMS[0], id=name) for name in ("p.a", "p.ab")]
     record = RecordedDeviation(subject="s", claims=("p.a",), paper="", ours="", why="")
     assert touched(record, claims) == ["p.a"]
 
 
-def test_a_paper_without_a_file_has_none() -> None:
+def test_paper_without_a_file_has_no_deviations() -> None:
     assert read_deviations(["nobody"]) == []
 
 
-def test_an_unknown_key_names_file_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_key_is_reported_by_file_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "__init__.py").write_text("")
     (tmp_path / "deviations.yaml").write_text("deviations:\n  x: {subject: s, claim: [], paper: a, ours: b, why: c}\n")
     monkeypatch.setattr("stages.claims.lines.source_path", lambda module: tmp_path / "__init__.py")

@@ -1,4 +1,4 @@
-"""Claims about a whole grid of arms: the mean gain over its pairs, and trainings that failed."""
+"""Claims about a whole grid of arms: the mean gain over its pairs, and failed trainings."""
 
 import dataclasses
 import math
@@ -21,15 +21,15 @@ SLICE = tuple(f"{width}x5" for width in WIDTHS)
 
 
 def grid(gain: float, pairs: tuple[str, ...] = SLICE) -> dict[str, list[float | None]]:
-    """Ln mse of base networks near their size's level, and of DAC networks `gain` below."""
+    """Return ln mse of base networks close to their size's level, and of DAC networks `gain` below."""
     levels = {size: -3 - number / 4 for number, size in enumerate(pairs)}
     base = {f"mlp-{size}": [level + step for step in STEPS] for size, level in levels.items()}
     dac = {f"dac-mlp-{size}": [level - gain - step for step in STEPS] for size, level in levels.items()}
     return {**base, **dac}  # type: ignore[dict-item]
 
 
-def test_a_gain_is_the_mean_over_the_pairs_that_have_results() -> None:
-    """Pyramids are no pairs of Figure 4, and an arm without its partner enters nothing."""
+def test_gain_is_the_mean_over_pairs_with_results() -> None:
+    """Pyramids aren't pairs of Figure 4, and an arm without its partner is ignored."""
     values = grid(0.25) | grid(9.0, ("pyramid-50x5",)) | {"dac-mlp-100x8": [-99.0] * 5}
     (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
     assert gain.ours == pytest.approx(0.25)
@@ -40,15 +40,15 @@ def test_a_gain_is_the_mean_over_the_pairs_that_have_results() -> None:
     assert len(gain.entries) == 2 * 7 * 5
 
 
-def test_a_replicate_that_diverged_in_one_pair_is_lost_to_the_mean() -> None:
+def test_replicate_that_diverged_in_one_pair_counts_as_diverged() -> None:
     values = grid(0.25)
     values["dac-mlp-50x5"][4] = None
     (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
     assert gain.verdict.n_diverged == 1
-    assert gain.verdict.status is Status.UNRESOLVED, "the arm ahead has it"
+    assert gain.verdict.status is Status.UNRESOLVED, "the leading arm diverged"
 
 
-def test_a_training_failed_when_it_diverged_or_is_far_from_its_size() -> None:
+def test_training_fails_if_it_diverges_or_is_far_from_its_size() -> None:
     lines = results(
         "dac-sgemm", {"mlp-25x5": [0.01, 0.012, None, 0.2], "dac-mlp-25x5": [0.01] * 4}, metric="selected_mse"
     )
@@ -73,7 +73,7 @@ def test_failures_are_counted_once_over_the_whole_grid() -> None:
     base, dac = judge(*(claims()[i] for i in ids), entered=trials(lines))
     assert base.ours == 8
     assert "Ours 8 of 290 − the paper's 15 of 576" in base.verdict.explanation
-    # Pairs alone: 53 base arms have a DAC network of their own width.
+    # Pairs only: 53 base arms have a DAC network of equal width.
     assert dac.verdict.status is Status.SUPPORTED
     assert "0 of 265 against 8 of 265" in dac.verdict.explanation
     few = judge(*(claims()[i] for i in ids), entered=trials([line for line in lines if line.replicate < 4]))
@@ -81,13 +81,13 @@ def test_failures_are_counted_once_over_the_whole_grid() -> None:
     assert "the test runs once, on all of them" in few[0].verdict.explanation and few[0].ours is None
 
 
-def test_log_mse_is_averaged_as_a_logarithm() -> None:
+def test_log_mse_is_averaged_on_the_log_scale() -> None:
     values = {"mlp-25x5": [math.log(0.01), math.log(0.04)] * 2, "dac-mlp-25x5": [math.log(0.01)] * 4}
     (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
-    assert gain.ours == pytest.approx(math.log(4) / 3), "the first three of four replicates are a planned look"
+    assert gain.ours == pytest.approx(math.log(4) / 3), "the first three of four replicates are a planned analysis"
 
 
-def test_a_begun_depth_waits_until_it_is_whole() -> None:
+def test_incomplete_depth_is_excluded() -> None:
     values = grid(0.25) | grid(0.90, ("50x8", "71x8"))
     (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
     assert gain.ours == pytest.approx(0.25)
@@ -97,7 +97,7 @@ def test_a_begun_depth_waits_until_it_is_whole() -> None:
     assert "depth 5 and 8 with every width; depth 6, 11 and 16 didn't run" in gain.verdict.explanation
 
 
-def test_pairs_of_no_whole_depth_say_nothing_of_the_grid() -> None:
+def test_pairs_without_a_complete_depth_decide_nothing() -> None:
     values = grid(0.25, ("25x5", "50x5", "50x8"))
     (gain,) = judge(claims()[GAIN], entered=trials(results("dac-sgemm", values, metric="selected_log_mse")))
     assert gain.ours == pytest.approx(0.25)
@@ -105,7 +105,7 @@ def test_pairs_of_no_whole_depth_say_nothing_of_the_grid() -> None:
     assert gain.verdict.explanation.startswith("Of no width or depth has every pair run")
 
 
-def test_pairs_that_ran_on_two_machines_are_mentioned() -> None:
+def test_pairs_from_two_machines_are_mentioned() -> None:
     here, there = (
         results("dac-sgemm", grid(0.25, sizes), metric="selected_log_mse", environment=where * 12)
         for sizes, where in ((SLICE[:3], "a"), (SLICE[3:], "b"))
@@ -114,7 +114,7 @@ def test_pairs_that_ran_on_two_machines_are_mentioned() -> None:
     assert "They ran in 2 environments" in gain.verdict.explanation
 
 
-def test_what_has_no_interval_says_nothing_of_one() -> None:
+def test_gain_without_an_interval_mentions_none() -> None:
     one = grid(0.25, ("25x5",))
     few = {arm: values[:2] for arm, values in grid(0.25).items()}
     for values in (one, few):
@@ -124,7 +124,7 @@ def test_what_has_no_interval_says_nothing_of_one() -> None:
 
 
 def uneven(low: float, high: float, depths: Sequence[int] = (5, 8)) -> dict[str, list[float | None]]:
-    """A gain that rises from `low` at the smallest width to `high` at the largest, with a little noise of each pair."""
+    """Return gains that rise from `low` at the smallest width to `high` at the largest, with little noise per pair."""
     values: dict[str, list[float | None]] = {}
     for number, width in enumerate(WIDTHS):
         gain = low + (high - low) * number / (len(WIDTHS) - 1)
@@ -137,7 +137,7 @@ def uneven(low: float, high: float, depths: Sequence[int] = (5, 8)) -> dict[str,
     ("low", "high", "status"),
     [(0.25, 0.25, Status.REPRODUCED), (0.13, 0.31, Status.NOT_REPRODUCED), (0.23, 0.29, Status.INCONCLUSIVE)],
 )
-def test_a_uniform_gain_is_judged_once_by_the_whole_grid(low: float, high: float, status: Status) -> None:
+def test_uniform_gain_is_judged_once_on_the_whole_grid(low: float, high: float, status: Status) -> None:
     for depths, judged in (((5, 8), Status.INCONCLUSIVE), ((5, 6, 8, 11, 16), status)):
         lines = results("dac-sgemm", uneven(low, high, depths), metric="selected_log_mse")
         uniform, gain = judge(*(claims()[i] for i in ("dac.sgemm.uniform", GAIN)), entered=trials(lines))
@@ -147,7 +147,7 @@ def test_a_uniform_gain_is_judged_once_by_the_whole_grid(low: float, high: float
     assert "of 35 pairs" not in uniform.verdict.explanation + gain.verdict.explanation
 
 
-def test_a_gain_by_depth_has_the_widths_as_its_error() -> None:
+def test_gain_by_depth_has_its_error_from_widths() -> None:
     for high, status in ((0.2, Status.REPRODUCED), (0.4, Status.NOT_REPRODUCED)):
         values = uneven(0.2, 0.2, (5, 6, 8, 11, 16)) | uneven(high, high, (8,))
         (depth,) = judge(
@@ -157,8 +157,8 @@ def test_a_gain_by_depth_has_the_widths_as_its_error() -> None:
         assert "F(4, 24) = " in depth.verdict.explanation
 
 
-def test_our_two_depths_leave_a_uniform_gain_open_and_show_it_at_every_width() -> None:
-    """With seeds alone as the error the same 14 pairs gave F(6, 112) = 13.8 and p = 4e-5 at the margin."""
+def test_two_depths_leave_a_uniform_gain_open_and_show_every_width() -> None:
+    """With seeds as the only error, these 14 pairs gave F(6, 112) = 13.8 and p = 4e-5 at the margin."""
     published = read_lines(ROOT / "data" / "evidence" / "dac-sgemm.jsonl", EvidenceLine)
     lines = [
         line.result for line in published if line.result.arm.endswith(("x5", "x8")) and "pyramid" not in line.result.arm
@@ -181,7 +181,7 @@ def test_our_two_depths_leave_a_uniform_gain_open_and_show_it_at_every_width() -
     assert scipy.stats.ncf.sf(f, 6, 6, 12 / 7 * 0.0625**2 / variance) == pytest.approx(0.11, abs=0.005)
 
 
-def test_levels_need_whole_slices() -> None:
+def test_uniform_gain_needs_complete_slices() -> None:
     values = grid(0.25, ("25x5", "50x5", "50x8"))
     (uniform,) = judge(
         claims()["dac.sgemm.uniform"], entered=trials(results("dac-sgemm", values, metric="selected_log_mse"))
@@ -191,7 +191,7 @@ def test_levels_need_whole_slices() -> None:
 
 
 def sized(levels: dict[str, tuple[float, int]]) -> list[ResultLine]:
-    """Lines of arms with a level and a number of parameters."""
+    """Return lines of arms with a level and a number of parameters."""
     values = {arm: [level + step for step in STEPS] for arm, (level, _) in levels.items()}
     return [
         dataclasses.replace(
@@ -204,7 +204,7 @@ def sized(levels: dict[str, tuple[float, int]]) -> list[ResultLine]:
 LOW, HIGH = "dac.sgemm.crossover_low", "dac.sgemm.crossover_high"
 
 
-def test_a_crossover_compares_networks_of_one_depth_and_size() -> None:
+def test_crossover_compares_networks_of_equal_depth_and_size() -> None:
     lines = sized(
         {
             "dac-mlp-18x5": (-4.3, 3223),
@@ -230,7 +230,7 @@ def test_a_crossover_compares_networks_of_one_depth_and_size() -> None:
     assert low.verdict.size is None and low.basis == "results"
 
 
-def test_a_crossover_the_other_way_round_is_reversed() -> None:
+def test_opposite_crossover_is_reversed() -> None:
     lines = sized({"dac-mlp-18x5": (-4.6, 3223), "mlp-25x5": (-4.5, 3126)})
     low, high = judge(claims()[LOW], claims()[HIGH], entered=trials(lines))
     assert low.verdict.status is Status.REVERSED

@@ -1,4 +1,4 @@
-"""A change made after the data were seen is reported with the verdict; a change without a reason is refused."""
+"""Verdicts report changes made after data were seen; a change without a reason is refused."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ from tests.project import git
 GAIN = "dac.sgemm.gain"
 
 
-def test_every_change_is_written_down() -> None:
+def test_every_change_is_recorded() -> None:
     lacking = pending(
         list(claims().values()), params().verdicts, read_history(ROOT / PATH), known=claims(), published=()
     )
@@ -29,7 +29,7 @@ def test_every_change_is_written_down() -> None:
     assert what == [], 'say why: claimcheck history --why "…" [the claims whose verdicts it may touch], and commit'
 
 
-def test_the_digest_covers_row_metric_rules_and_code() -> None:
+def test_digest_covers_row_metric_rules_and_code() -> None:
     claim, rules = claims()[GAIN], params().verdicts
     margins = dataclasses.replace(rules.margins, log_mse_share=0.26)
     digests = [
@@ -42,11 +42,11 @@ def test_the_digest_covers_row_metric_rules_and_code() -> None:
     assert len(set(digests)) == len(digests)
 
 
-def test_a_new_column_changes_no_row() -> None:
+def test_new_column_does_not_change_a_rows_digest() -> None:
     assert digest_row(claims()[GAIN]) == digest_row(dataclasses.replace(claims()[GAIN], trials=None))
 
 
-def test_a_swapped_metric_shows_on_the_claims_page_in_words(tmp_path: Path) -> None:
+def test_changed_metric_is_explained_on_the_claims_page(tmp_path: Path) -> None:
     copy_project(tmp_path)
     listed = tmp_path / "data" / "claims.csv"
     text = listed.read_text()
@@ -82,7 +82,7 @@ def test_a_swapped_metric_shows_on_the_claims_page_in_words(tmp_path: Path) -> N
     assert "after results were published" in page and "The last epoch looked better." in page
 
 
-def test_the_command_writes_down_what_changed_and_nothing_twice(tmp_path: Path) -> None:
+def test_history_command_records_each_change_once(tmp_path: Path) -> None:
     copy_project(tmp_path)
     (tmp_path / "data" / "evidence").mkdir()
     shutil.copy(ROOT / "data" / "evidence" / "hyperbf-cifar10.jsonl", tmp_path / "data" / "evidence")
@@ -99,7 +99,7 @@ def test_the_command_writes_down_what_changed_and_nothing_twice(tmp_path: Path) 
     assert last.after_evidence and last.why == "A digit was misread."
 
 
-def test_a_line_that_is_no_change_is_refused_with_its_number(tmp_path: Path) -> None:
+def test_invalid_history_line_is_refused_by_number(tmp_path: Path) -> None:
     (tmp_path / "history.jsonl").write_text('{"date": "2026-11-24"}\n')
     with pytest.raises(ClaimsError, match="line 1"):
         read_history(tmp_path / "history.jsonl")
@@ -109,8 +109,8 @@ def test_a_line_that_is_no_change_is_refused_with_its_number(tmp_path: Path) -> 
         read_history(tmp_path / "history.jsonl")
 
 
-def test_a_verdict_by_a_rule_written_after_its_results_says_after_how_many(published: str) -> None:
-    """Whoever changes what judges a claim, once results of its experiments are public, writes a rule's line."""
+def test_verdict_by_a_late_rule_states_how_many_results_existed(published: str) -> None:
+    """A change of judging after results are public adds a line to the rule."""
     history = read_history(ROOT / PATH)
     with open_results(published)() as session:
         judged = [row for row in list_judged(session, ClaimFilter()) if row.verdict.estimate is not None]
@@ -127,7 +127,7 @@ def test_a_verdict_by_a_rule_written_after_its_results_says_after_how_many(publi
         assert seen == seen_before_rule(name, history) and seen <= (by_results[name].scope or {"pairs": 1})["pairs"]
 
 
-def test_a_rule_s_line_changes_no_state_and_has_what_was_seen() -> None:
+def test_rule_line_changes_no_state_and_lists_earlier_results() -> None:
     history = read_history(ROOT / PATH)
     listed, rules = list(claims().values()), params().verdicts
     without = [change for change in history if change.subject != "rule"]
@@ -139,10 +139,10 @@ def test_a_rule_s_line_changes_no_state_and_has_what_was_seen() -> None:
         dataclasses.replace(rule, seen=None)
 
 
-def test_code_that_altered_nothing_says_so_in_its_line(tmp_path: Path) -> None:
+def test_history_line_says_whether_code_altered_verdicts(tmp_path: Path) -> None:
     code = [change for change in read_history(ROOT / PATH) if change.subject == "code"][-1]
     for alters in (True, False):
         append(tmp_path / "history.jsonl", [code], date="2026-11-24", why="Names.", alters=alters)
     told = read_history(tmp_path / "history.jsonl")
     assert [change.alters for change in told] == [True, False]
-    assert "seen" not in (tmp_path / "history.jsonl").read_text(), "a line says what it must"
+    assert "seen" not in (tmp_path / "history.jsonl").read_text(), "no optional field is written"

@@ -1,4 +1,4 @@
-"""Claims that no training decides: findings, counts, settings, reasons; and that every claim gets a verdict."""
+"""Claims that need no training (findings, counts, settings, reasons), and a verdict for every claim."""
 
 import dataclasses
 import random
@@ -33,7 +33,7 @@ def with_finding(claim: str, status: str) -> Finding:
 @pytest.mark.parametrize(
     "claim", ["brownian.walk", "ninformer.text.c10.acc_vs_localvit", "dac.wide.params", "dac.thm.c1.2"]
 )
-def test_a_finding_decides(claim: str, status: str) -> None:
+def test_finding_decides_the_claim(claim: str, status: str) -> None:
     (judgement,), _ = judge_claims(
         [claims()[claim]], params(), findings={claim: with_finding(claim, status)}, groups={}, devices={}
     )
@@ -42,8 +42,8 @@ def test_a_finding_decides(claim: str, status: str) -> None:
     assert judgement.ours == 0.5
 
 
-def test_numbers_that_agree_with_each_other_are_not_yet_true() -> None:
-    """2.69 is 11.2 % below 3.03, and whether a trained model is, training says; a number that can't be stays out."""
+def test_consistent_numbers_still_need_training() -> None:
+    """Consistent: 2.69 is 11.2 % below 3.03. Only training can confirm it, but a contradiction needs none."""
     claim = claims()["nmn.gpt.valloss.rel"]
     losses = {"gpt2": [0.903, 0.901, 0.902], "aether-gpt": [0.801, 0.803, 0.802]}
     run = trials(results("nmn-gpt", losses, metric="validation_loss"))
@@ -73,7 +73,7 @@ def test_numbers_that_agree_with_each_other_are_not_yet_true() -> None:
         ("dac.sgemm.setup.resp_max", Status.HOLDS, 3397.08),
     ],
 )
-def test_a_count_of_the_data_is_exact_or_rounded_as_printed(claim: str, status: Status, ours: float) -> None:
+def test_count_of_the_data_is_exact_or_rounded_as_printed(claim: str, status: Status, ours: float) -> None:
     (judgement,) = judge(claims()[claim])
     assert (judgement.verdict.status, judgement.ours, judgement.basis) == (status, ours, "params")
 
@@ -91,13 +91,13 @@ def test_a_count_of_the_data_is_exact_or_rounded_as_printed(claim: str, status: 
         ("ninformer.setup.mixer_token_dim", "Printed 512; ours 512."),
     ],
 )
-def test_a_setting_that_we_have_is_as_printed(claim: str, explanation: str) -> None:
+def test_matching_setting_is_as_printed(claim: str, explanation: str) -> None:
     (judgement,) = judge(claims()[claim])
     assert (judgement.verdict.status, judgement.verdict.explanation) == (Status.AS_PRINTED, explanation)
-    assert not judgement.is_decidable, "a setting is no claim that a badge counts"
+    assert not judgement.is_decidable, "badges don't count settings"
 
 
-def test_the_printed_rounding_of_a_setting_is_allowed_for() -> None:
+def test_setting_allows_for_printed_rounding() -> None:
     claim = claims()["dac.sgemm.setup.params_min"]
     for used, status in ((1747, Status.AS_PRINTED), (1751, Status.DEVIATES)):
         verdict = agree(claim, [used])
@@ -107,25 +107,25 @@ def test_the_printed_rounding_of_a_setting_is_allowed_for() -> None:
     assert agree(dataclasses.replace(claim, value=0.3, precision=None), [0.1 + 0.2]).status is Status.AS_PRINTED
 
 
-def test_one_experiment_that_departs_is_enough() -> None:
+def test_one_deviating_experiment_makes_a_setting_deviate() -> None:
     claim = dataclasses.replace(claims()["ninformer.setup.dim"], experiment="*", paper="dac", metric="protocol.epochs")
     verdict = judge_setting(dataclasses.replace(claim, value=100.0), params())
     assert verdict.status is Status.DEVIATES
     assert re.match(r"Printed 100; ours (\d+, )*100, ", verdict.explanation)
 
 
-def test_a_setting_that_nothing_holds_says_so() -> None:
+def test_unknown_setting_is_explained() -> None:
     (judgement,) = judge(dataclasses.replace(claims()["ninformer.setup.dim"], metric="model.colour"))
     assert judgement.verdict.explanation == "The params files don't hold model.colour."
 
 
-def test_a_reason_is_told_and_never_counted() -> None:
+def test_claim_with_a_reason_is_not_decidable() -> None:
     (judgement,) = judge(claims()["nmn.ext.vits.c10.base"])
     assert (judgement.verdict.status, judgement.is_decidable) == (Status.NOT_TESTED, False)
     assert judgement.verdict.explanation == "Outside the guide, and neither architecture nor protocol is given."
 
 
-def test_every_claim_has_a_verdict_or_a_reason_whatever_has_run() -> None:
+def test_every_claim_has_a_verdict_or_a_reason() -> None:
     placed = place_claims(CLAIMS, read_claims(CLAIMS), params())
     judged, tables = judge_claims(placed, params(), findings={}, groups={}, devices={})
     assert [judgement.claim.id for judgement in judged] == list(claims())
@@ -149,7 +149,7 @@ def test_every_claim_has_a_verdict_or_a_reason_whatever_has_run() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_placeholder_runs_change_no_verdict(seed: int) -> None:
-    """Whichever experiments and arms ran on placeholder data, and on which device: only real data may decide."""
+    """Placeholder results must not decide, for any experiments, arms and devices."""
     chance = random.Random(seed)
     networks = [f"{kind}-{width}x5" for width in (50, 71) for kind in ("mlp", "dac-mlp")]
     errors = {arm: [chance.gauss(-5, 0.05) for _ in range(5)] for arm in networks}
@@ -176,12 +176,12 @@ def test_placeholder_runs_change_no_verdict(seed: int) -> None:
     assert without == with_them
 
 
-def test_a_new_kind_is_a_class_and_a_row_of_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_kind_needs_only_a_class_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, "rounded", KindFacts(number="model"))
     monkeypatch.setattr(Kind, "classes", {**Kind.classes})
 
     class RoundedKind(ValueKind, kinds="rounded"):
-        """The number of one model, within a tenth."""
+        """A value of one model with a margin of a tenth."""
 
         test = "as a value, within a tenth"
         margin = 0.1

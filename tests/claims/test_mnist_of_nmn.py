@@ -1,4 +1,4 @@
-"""Claims on NMN's MNIST run: numbers printed for single epochs, and the window between frameworks."""
+"""Claims about NMN's MNIST run: values at single epochs, and the range across frameworks."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ FAIR = (Status.HOLDS_UNDER_READING, Status.INCONCLUSIVE, Status.UNRESOLVED, Stat
 
 
 def of_epochs(values: Sequence[float], at: int) -> list[Trial]:
-    """NMN's perceptron on MNIST, three epochs: `values` of the replicates in epoch `at`, as accuracy and as loss."""
+    """Return NMN's perceptron on MNIST for three epochs, with these accuracies and losses at epoch `at`."""
     lines = results("nmn-mnist", {"yat-mlp": values}, curves={"yat-mlp": [[0.5] * 3] * len(values)})
     return trials(
         [
@@ -34,7 +34,7 @@ def of_epochs(values: Sequence[float], at: int) -> list[Trial]:
 
 
 @pytest.mark.parametrize(("curve", "at"), [("accuracy", 1), ("accuracy", 2), ("test_loss", 2), ("train_loss", 3)])
-def test_a_number_printed_for_an_epoch_is_read_from_that_epoch(curve: str, at: int) -> None:
+def test_value_of_an_epoch_is_read_at_that_epoch(curve: str, at: int) -> None:
     claim = claims()[f"nmn.ext.mnist.{curve}.epoch{at}"]
     assert claim.value is not None
     values = [claim.value + 1e-4 * math.sin(replicate) for replicate in range(10)]
@@ -43,7 +43,7 @@ def test_a_number_printed_for_an_epoch_is_read_from_that_epoch(curve: str, at: i
         assert judgement.verdict.status is status, judgement.verdict.explanation
 
 
-def test_a_training_that_ended_before_the_printed_epoch_has_no_number() -> None:
+def test_training_shorter_than_the_printed_epoch_has_no_value() -> None:
     claim = dataclasses.replace(claims()["nmn.ext.mnist.test_loss.epoch2"], metric="epoch_4_test_loss")
     (judgement,) = judge(claim, entered=of_epochs([0.2] * 10, 2))
     assert judgement.verdict.explanation == "There are results, but no result holds epoch_4_test_loss."
@@ -53,7 +53,7 @@ def test_a_training_that_ended_before_the_printed_epoch_has_no_number() -> None:
     ("s", "status"),
     [(0.001, Status.REVERSED), (0.004, Status.UNRESOLVED), (0.008, Status.SUPPORTED), (0.0, Status.UNRESOLVED)],
 )
-def test_the_window_between_frameworks_is_noise_if_seeds_spread_as_far(s: float, status: Status) -> None:
+def test_range_across_frameworks_is_noise_if_seeds_spread_as_widely(s: float, status: Status) -> None:
     draws = np.linspace(-1, 1, 10)
     values = 0.95 + s * draws / draws.std(ddof=1)
     (judgement,) = judge(
@@ -67,9 +67,7 @@ def test_the_window_between_frameworks_is_noise_if_seeds_spread_as_far(s: float,
     ("at", "status", "by_a_reading"),
     [(0.9497, Status.REPRODUCED, Status.HOLDS_UNDER_READING), (0.90, Status.NOT_REPRODUCED, Status.INCONCLUSIVE)],
 )
-def test_trainings_of_an_experiment_that_is_our_reading_refute_nothing(
-    at: float, status: Status, by_a_reading: Status
-) -> None:
+def test_trainings_of_our_reading_refute_nothing(at: float, status: Status, by_a_reading: Status) -> None:
     claim = claims()["nmn.ext.mnist.accuracy.epoch3"]
     entered = trials(results("nmn-mnist", {"yat-mlp": [at + 1e-4 * math.sin(seed) for seed in range(10)]}))
     (printed,) = judge(claim, entered=entered)

@@ -1,4 +1,4 @@
-"""Claims about the inside of trained networks, decided by the quantities that evaluation recorded."""
+"""Claims about the inside of trained networks, decided by recorded observations."""
 
 from collections.abc import Sequence
 
@@ -53,7 +53,7 @@ def judged(claim: str, entered: Sequence[Trial]) -> Judgement:
         ((1.0,) * 5, Status.UNRESOLVED),
     ],
 )
-def test_the_smaller_width_is_on_one_side(claim: str, gaps: Sequence[float | None], status: Status) -> None:
+def test_width_gap_is_on_one_side_of_its_bound(claim: str, gaps: Sequence[float | None], status: Status) -> None:
     judgement = judged(claim, ran(claim, gaps))
     assert (judgement.verdict.status, judgement.is_decidable) == (status, True), judgement.verdict.explanation
     assert judgement.basis == "results" and len(judgement.entries) == len(gaps)
@@ -70,8 +70,8 @@ def test_the_smaller_width_is_on_one_side(claim: str, gaps: Sequence[float | Non
         ((0.6, 1.9, 1.2, 0.7, 1.6), Status.INCONCLUSIVE),
     ],
 )
-def test_independent_steps_are_those_within_half_of_one(ratios: Sequence[float], status: Status) -> None:
+def test_displacement_ratio_must_be_within_half_of_one(ratios: Sequence[float], status: Status) -> None:
     judgement = judged(MOTION, ran(MOTION, ratios))
     assert judgement.verdict.status is status, judgement.verdict.explanation
     assert judgement.verdict.margin == 0.5
-    assert judgement.verdict.prediction is None, "no run of the paper's has this number"
+    assert judgement.verdict.prediction is None, "the paper gives no number for a run"

@@ -1,4 +1,4 @@
-"""The power of each claim's plan: the source of its spread, and the statement made beforehand."""
+"""The power of each claim's plan: the source of its spread, and the statement made in advance."""
 
 import dataclasses
 import math
@@ -17,11 +17,11 @@ from tests.claims.test_trained import MNIST
 
 @pytest.fixture(scope="module")
 def judged() -> dict[str, Judgement]:
-    """Every claim, with no runs."""
+    """All judgements without any run."""
     return {judgement.claim.id: judgement for judgement in judge(*claims().values())}
 
 
-def test_every_claim_of_trained_models_that_can_be_decided_has_its_power(judged: dict[str, Judgement]) -> None:
+def test_every_decidable_trained_claim_has_its_power(judged: dict[str, Judgement]) -> None:
     without = {
         judgement.claim.id
         for judgement in judged.values()
@@ -38,10 +38,10 @@ def test_every_claim_of_trained_models_that_can_be_decided_has_its_power(judged:
         assert "We plan" in power.explanation and "nan" not in power.explanation
 
 
-def test_the_spread_is_printed_or_assumed_before_anything_runs(judged: dict[str, Judgement]) -> None:
+def test_spread_is_printed_or_assumed_before_any_run(judged: dict[str, Judgement]) -> None:
     sources = Counter(judgement.power.source for judgement in judged.values() if judgement.power)
     assert sources.keys() == {"printed", "assumed", None}
-    assert sources[None] == 9, "four observations of σ, one of motion, a range of memory, noise, two shares of failures"
+    assert sources[None] == 9, "four observations of σ, one of motion, a range of memory, noise, two failure rates"
     printed = judged["dac.table1.c10.v1.r20.base"].power
     assert printed is not None and printed.source == "printed" and printed.spread == pytest.approx(0.0012 * 5**0.5)
     assert "the paper's standard error times √5" in printed.explanation
@@ -55,7 +55,7 @@ def test_the_spread_is_printed_or_assumed_before_anything_runs(judged: dict[str,
     assert grid is not None and grid.spread == pytest.approx(LOG_SPREAD * math.sqrt(2 / 35))
 
 
-def test_the_assumed_spread_of_an_accuracy_is_that_of_the_errors_that_dac_prints() -> None:
+def test_assumed_spread_of_accuracy_equals_that_of_dacs_errors() -> None:
     ratios = [
         claim.stderr * math.sqrt(claim.n or 1) / math.sqrt(claim.value * (1 - claim.value) / source.test)
         for claim in claims().values()
@@ -67,7 +67,7 @@ def test_the_assumed_spread_of_an_accuracy_is_that_of_the_errors_that_dac_prints
     assert np.sqrt(np.mean(np.square(ratios))) == pytest.approx(CHANCE_SHARE, abs=0.03)
 
 
-def test_our_own_replicates_take_the_place_of_an_assumption() -> None:
+def test_our_replicates_replace_the_assumed_spread() -> None:
     value, lead = judge(
         claims()["ninformer.table2.mnist.vit"],
         claims()["ninformer.rank.mnist.ninformer"],
@@ -79,7 +79,7 @@ def test_our_own_replicates_take_the_place_of_an_assumption() -> None:
     assert (lead.power.source, lead.power.spread) == ("measured", pytest.approx(spread * 2**0.5))
 
 
-def test_what_no_plan_can_decide_is_known_before_anything_runs(judged: dict[str, Judgement]) -> None:
+def test_undecidable_plans_are_known_before_any_run(judged: dict[str, Judgement]) -> None:
     error_too_large = judged["dac.table2.imagenette.v1.r32.base"].power
     assert error_too_large is not None and not error_too_large.can_reproduce
     assert "No plan can reproduce it: the paper's own error, 0.0045, would have to be below" in (
@@ -93,8 +93,8 @@ def test_what_no_plan_can_decide_is_known_before_anything_runs(judged: dict[str,
     assert tiny.needed is not None and tiny.needed > 100
 
 
-def test_a_plan_shorter_than_a_value_needs_is_named() -> None:
-    """Three seeds where a ratio needs five."""
+def test_plan_shorter_than_a_value_needs_is_reported() -> None:
+    """Three seeds, although a ratio needs five."""
     experiment = params().experiments["nmn-gpt"]
     claim = claims()["nmn.gpt.valloss.rel"]
     short = dataclasses.replace(experiment, seeds=experiment.seeds[:3])
@@ -104,8 +104,8 @@ def test_a_plan_shorter_than_a_value_needs_is_named() -> None:
     assert "The plan is too short: nothing is judged before 5 replicates." in power.explanation
 
 
-def test_comparable_arms_are_not_held_to_the_papers_own_error(judged: dict[str, Judgement]) -> None:
-    """The test concerns only our arms, so a plan can support the paper's statement about one run each."""
+def test_power_of_comparable_arms_ignores_the_papers_error(judged: dict[str, Judgement]) -> None:
+    """The test compares only our arms, so a plan can support the paper's statement about one run each."""
     for name in ("c10", "c100", "tin"):
         power = judged[f"hyperbf.comparable.{name}"].power
         assert power is not None and power.supported is not None and power.supported > 0.3
@@ -113,8 +113,8 @@ def test_comparable_arms_are_not_held_to_the_papers_own_error(judged: dict[str, 
         assert "under one reading at least with more than 99 %" in power.explanation
 
 
-def test_failures_are_compared_with_those_of_the_same_experiment() -> None:
-    """Another experiment with arms of the same names may count failures, too."""
+def test_failures_are_compared_within_the_experiment() -> None:
+    """Another experiment may count failures of arms with the same names."""
     known = claims()
     elsewhere = [
         dataclasses.replace(known[f"dac.sgemm.fail.{name}"], id=name, experiment="another", value=1.0, trials=9)

@@ -1,4 +1,4 @@
-"""Training to exactly the printed numbers reproduces them: the opposite extreme of `test_all_trained`."""
+"""If training gives exactly the printed numbers, claims are reproduced: the opposite of `test_all_trained`."""
 
 import dataclasses
 import fnmatch
@@ -18,13 +18,13 @@ from tests.test_claims import FIVE
 
 ERRORS = ("min_error", "window_error")
 COUNTS = ("failures", "tally", "wins", "significant_wins")
-UNPRINTED = {"fraction": 0.3, "nats": -4.0}  # an error of networks that the paper prints none of
+UNPRINTED = {"fraction": 0.3, "nats": -4.0}  # assumed error of networks without a printed one
 Printed = dict[str, dict[str, float]]
 """`{arm: {metric: value}}`."""
 
 
 def printed(experiment: ExperimentParams) -> Printed:
-    """The numbers that the paper prints for an experiment's arms, and those that its gains imply for the rest."""
+    """Return the printed numbers of an experiment's arms, and those that its gains imply for the others."""
     found: Printed = defaultdict(dict)
     here = [claim for claim in claims().values() if fnmatch.fnmatch(experiment.name, claim.experiment or "")]
     for claim in here:
@@ -43,15 +43,14 @@ def printed(experiment: ExperimentParams) -> Printed:
 
 
 def is_gain(claim: ClaimLine) -> bool:
-    """True for claims with an arm that may lack its own number; an implied order is between two arms that have one."""
+    """Return True for claims with an arm that may lack its own number; both arms of an implied order have one."""
     return claim.kind in ("difference", "gap") or (claim.kind == "order" and claim.metric == "window_error")
 
 
 def as_printed(experiment: ExperimentParams) -> list[ResultLine]:
-    """Every replicate of every arm: means are the printed numbers, with a spread far below any gain.
+    """Return every replicate of every arm with the printed number as mean and a spread far below any gain.
 
-    Accuracies differ by whole images.
-    Errors dip once, to the lowest of any epoch, and end where the validation errors are least.
+    Accuracies differ by whole images. Errors have their minimum at one epoch and end at the lowest validation error.
     """
     known, replicates = printed(experiment), experiment.replicates
     noise, shares = {}, {}
@@ -93,7 +92,7 @@ def as_printed(experiment: ExperimentParams) -> list[ResultLine]:
 
 
 def of_epoch(own: dict[str, float], row: EpochRow) -> dict[str, float]:
-    """What is printed for this epoch of the curves, by its column."""
+    """Return the printed values of this epoch by column."""
     start = f"epoch_{row.epoch}_"
     return {name.removeprefix(start): value for name, value in own.items() if name.startswith(start)}
 
@@ -108,11 +107,11 @@ def judged() -> list[Judgement]:
 
 
 def of_a_reading(row: Judgement, status: Status) -> Status:
-    """What trainings that give the claim this status say of it: less where the experiment is a reading of ours."""
+    """Weaken the status if the experiment is our reading."""
     return Status.HOLDS_UNDER_READING if row.claim.reading else status
 
 
-def test_a_printed_value_is_reproduced(judged: list[Judgement]) -> None:
+def test_printed_values_are_reproduced(judged: list[Judgement]) -> None:
     values = {row.claim.id: row for row in judged if row.claim.kind == "value"}
     tested = {
         claim: row.verdict.status
@@ -120,9 +119,9 @@ def test_a_printed_value_is_reproduced(judged: list[Judgement]) -> None:
         if not row.verdict.status.startswith(Status.NOT_TESTED)
     }
     assert len(tested) > 70
-    # Two draws of 4,223 test pictures, ours and the paper's, may differ by more than the margin.
+    # Our test set and the paper's, both samples of 4,223 pictures, may differ by more than the margin.
     assert {tested.pop(claim) for claim in list(tested) if claim.startswith("dac.isic.")} == {Status.UNDECIDABLE}
-    # Its printed error is as large as the margin.
+    # The printed error is as large as the margin.
     assert tested.pop("dac.table2.imagenette.v1.r32.base") == Status.UNDECIDABLE
     wrong = {name: said for name, said in tested.items() if said != of_a_reading(values[name], Status.REPRODUCED)}
     assert wrong == {}
@@ -133,12 +132,12 @@ def test_a_printed_value_is_reproduced(judged: list[Judgement]) -> None:
     }
 
 
-def test_a_printed_gain_is_supported_and_of_its_size(judged: list[Judgement]) -> None:
+def test_printed_gains_are_supported_with_their_size(judged: list[Judgement]) -> None:
     gains = [row for row in judged if row.claim.kind in ("order", "difference") and row.basis == "results"]
     assert len(gains) > 50
     for row in gains:
         said = f"{row.claim.id}: {row.verdict.explanation}"
-        alike = row.claim.id == "dac.sgemm.small"  # it prints no number; here all base networks are alike
+        alike = row.claim.id == "dac.sgemm.small"  # no printed number; here all base networks are alike
         assert row.verdict.status == of_a_reading(row, Status.REVERSED if alike else Status.SUPPORTED), said
         if row.claim.value is None:
             assert row.verdict.size is None
@@ -153,43 +152,43 @@ def test_a_printed_gain_is_supported_and_of_its_size(judged: list[Judgement]) ->
     )
 
 
-def test_the_papers_own_rerun_is_predicted_wherever_its_number_is_had(judged: list[Judgement]) -> None:
+def test_rerun_prediction_contains_the_papers_number(judged: list[Judgement]) -> None:
     kinds = ("value", "order", "difference")
     numbers = [row for row in judged if row.claim.kind in kinds and row.claim.value is not None and row.verdict.n >= 5]
     assert len(numbers) > 120
     predictions = {row.claim.id: (row.verdict.size or row.verdict).prediction for row in numbers}
     missed = {name for name, prediction in predictions.items() if prediction is None or not prediction.holds}
-    # It prints 0.0097 where the errors that it prints differ by 0.0096, and these replicates hardly differ.
+    # The paper prints 0.0097, but its errors differ by 0.0096, and these replicates hardly differ.
     assert missed == {"dac.mba.dac", *(f"dac.mba.k{copies}_below_dac" for copies in (2, 4, 8))}
     for row in numbers:
         prediction = predictions[row.claim.id]
         assert prediction is not None and (prediction.low <= row.claim.value <= prediction.high) == prediction.holds
 
 
-def test_a_printed_loss_is_of_its_size_and_comparable_where_the_paper_says_so(judged: list[Judgement]) -> None:
+def test_printed_losses_have_their_size_and_are_comparable_as_claimed(judged: list[Judgement]) -> None:
     gaps = {row.claim.id: row.verdict.status for row in judged if row.claim.kind == "gap"}
     assert len(gaps) == 3 + 4 + 2
-    # Smaller than their margins, so no gap at all would be the same.
+    # Smaller than their margins, so no gap at all would also agree.
     tiny = ("dac.table1.c100.v1.r44.order", *(f"dac.table3.{name}.abs" for name in ("c10.v2", "c100.v1", "c100.v2")))
     assert {gaps.pop(claim) for claim in tiny} == {Status.UNDECIDABLE}
     assert {claim: status for claim, status in gaps.items() if status != Status.REPRODUCED} == {}
     comparable = {row.claim.id: row.verdict.status for row in judged if row.claim.kind == "equivalence"}
     assert comparable == {
         "hyperbf.comparable.c10": Status.SUPPORTED,
-        "hyperbf.comparable.c100": Status.UNRESOLVED,  # its 1.6 points are the limit of what the paper calls so
+        "hyperbf.comparable.c100": Status.UNRESOLVED,  # its 1.6 points equal the limit of the paper's "acceptable"
         "hyperbf.comparable.tin": Status.HOLDS_UNDER_READING,
-        "hyperbf.rbf.acceptable": Status.REVERSED,  # it prints no number; here this arm has half of all images right
+        "hyperbf.rbf.acceptable": Status.REVERSED,  # no printed number; here this arm is right on half of all images
         "dac.sgemm.weights_saturate": Status.SUPPORTED,
-        "dac.fig3.small": Status.REVERSED,  # it prints no number; here all base networks are alike
+        "dac.fig3.small": Status.REVERSED,  # no printed number; here all base networks are alike
     }
 
 
-def test_what_is_left_open_is_known(judged: list[Judgement]) -> None:
+def test_claims_left_open_are_as_expected(judged: list[Judgement]) -> None:
     others = {
         row.claim.id: row.verdict.status
         for row in judged
         if row.basis == "results" and row.claim.kind in ("ratio", "range", *COUNTS, "uniform")
     }
     open_still = {claim for claim, status in others.items() if status not in (Status.REPRODUCED, Status.SUPPORTED)}
-    # Its largest printed loss is a limit; no memory is made up, and no training failed.
+    # The largest printed loss is a limit, no memory is made up, and no training failed.
     assert open_still == {"hyperbf.comparable", "nmn.gpt.memory", "dac.sgemm.fail.base", "dac.sgemm.fail.dac"}

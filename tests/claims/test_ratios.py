@@ -1,4 +1,4 @@
-"""A ratio of means, and a printed range of ratios, judged by their intervals."""
+"""Ratios of means and printed ranges of ratios, judged by their intervals."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def sides(ours: Sequence[float], theirs: Sequence[float]) -> ClaimSamples:
 
 
 def judge_memory(saved: list[float]) -> Verdict:
-    """The verdict on a printed saving of 15 to 25 %, by pairs that save these shares."""
+    """Judge a printed saving of 15 to 25 % on pairs with these savings."""
     return of(MEMORY).decide(sides([1 - share for share in saved], [1.0] * len(saved)), params())[0]
 
 
@@ -58,13 +58,13 @@ def judge_memory(saved: list[float]) -> Verdict:
         ([0.20, 0.21], Status.INCONCLUSIVE),
     ],
 )
-def test_a_range_is_decided_by_the_interval_of_the_mean_or_by_equal_bytes(saved: list[float], status: Status) -> None:
+def test_range_is_decided_by_the_interval_or_by_equal_bytes(saved: list[float], status: Status) -> None:
     assert judge_memory(saved).status is status, judge_memory(saved).explanation
 
 
 @pytest.mark.parametrize(("spread", "errs"), [(0.02, 0.13), (0.05, 0.33)])
-def test_a_range_errs_at_its_level_where_one_without_an_interval_erred_more_often(spread: float, errs: float) -> None:
-    """A true saving of 25 %, the printed end: the mean of five often lies beyond its rounding."""
+def test_range_errs_at_its_level_unlike_a_bare_mean(spread: float, errs: float) -> None:
+    """With a true saving of 25 %, the printed end, the mean of five often lies beyond its rounding."""
     drawn = np.random.default_rng(0).normal(0.25, spread, (20_000, 5))
     assert np.mean(drawn.mean(axis=1) > 0.26) == pytest.approx(errs, abs=0.01)
     with statuses_only():
@@ -72,20 +72,20 @@ def test_a_range_errs_at_its_level_where_one_without_an_interval_erred_more_ofte
     assert np.mean(refuted) <= above(RULES.alpha_outside / 2, 400)
 
 
-def test_a_range_says_its_middle_and_predicts_no_rerun() -> None:
+def test_range_states_its_middle_and_has_no_prediction() -> None:
     verdict = judge_memory([0.20, 0.21, 0.19, 0.20, 0.22])
     assert "− the middle of the printed range, 0.2 = " in verdict.explanation
     assert "margin ±0.06" in verdict.explanation and verdict.prediction is None
 
 
-def test_equal_replicates_of_a_measured_ratio_have_an_unknown_spread() -> None:
-    """A memory may be equal to the byte; a loss that is equal five times says that seeds were not varied."""
+def test_equal_replicates_of_a_measured_ratio_have_unknown_spread() -> None:
+    """Memory may be equal to the byte, but five equal losses mean that seeds weren't varied."""
     loss = dataclasses.replace(MEMORY, metric="validation_loss")
     verdict, _ = of(loss).decide(sides([0.8] * 5, [1.0] * 5), params())
     assert verdict.status is Status.INCONCLUSIVE and "spread is unknown" in verdict.explanation
 
 
-def test_replicates_that_wait_for_the_next_look_change_no_ratio() -> None:
+def test_replicates_beyond_an_analysis_do_not_change_a_ratio() -> None:
     ours, base = [0.80, 0.83, 0.81, 0.82], [0.70, 0.69, 0.72, 0.10]
     ratio = of(CLAIM).relative(sides(ours, base))
     assert sum(ratio.sample.values[:3]) / 3 == pytest.approx(sum(ours[:3]) / sum(base[:3]) - 1)
@@ -93,10 +93,8 @@ def test_replicates_that_wait_for_the_next_look_change_no_ratio() -> None:
 
 @settings(max_examples=15, deadline=None, report_multiple_bugs=False)
 @given(st.integers(0, 10**6), st.floats(0.02, 0.5), st.floats(0.005, 0.1), st.floats(0.01, 0.6))
-def test_a_ratio_judged_by_another_margin_says_what_it_said_it_would(
-    seed: int, true: float, spread: float, margin: float
-) -> None:
-    """The spread of a ratio depends on the margin, and so do the margins at which its verdict flips."""
+def test_ratio_flips_at_the_predicted_margins(seed: int, true: float, spread: float, margin: float) -> None:
+    """A ratio's spread depends on the margin, and so do the margins at which its verdict changes."""
     random = np.random.default_rng(seed)
     drawn = sides(*(random.normal(mean, spread, 5).tolist() for mean in (1 + true, 1.0)))
     printed = dataclasses.replace(CLAIM, value=0.3, precision=None)
@@ -114,9 +112,9 @@ def test_a_ratio_judged_by_another_margin_says_what_it_said_it_would(
     assert_says_what_it_would_say(judge_range, margin)
 
 
-def test_a_margin_that_is_a_share_of_the_printed_number_grows_with_it() -> None:
+def test_relative_margin_scales_with_the_printed_number() -> None:
     expected = {"dac.sgemm.gain": 0.25, "ninformer.text.c10.acc_vs_mixer": 0.5, "nmn.ext.mnist.accuracy.epoch3": -0.1}
     found = {name: kind_of(claims()[name], RULES).slope for name in expected}
     assert found == pytest.approx(expected, abs=1e-4)
     floor = dataclasses.replace(claims()["ninformer.text.c10.acc_vs_mixer"], value=0.01)
-    assert kind_of(floor, RULES).slope == 0, "at least the rounding, whatever is printed"
+    assert kind_of(floor, RULES).slope == 0, "the margin is at least the rounding"

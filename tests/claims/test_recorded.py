@@ -1,4 +1,4 @@
-"""Recording into a real database: the results that count, and a row for every claim of the five papers."""
+"""Recording into a real database: selected results, and a row for every claim of the five papers."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def keep(root: Path, given: list[ResultLine]) -> None:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All params and claims.  MNIST is published, the same runs gave other numbers later, and HyperBF ran at smoke."""
+    """All params and claims, with MNIST published, later local results of the same runs, and HyperBF at smoke."""
     root = tmp_path_factory.mktemp("ledger")
     copy_project(root)
     published = results("ninformer-mnist", MNIST)
@@ -76,8 +76,8 @@ def test_published_evidence_takes_precedence_over_later_runs(session: Session) -
     assert claim.verdict.n == 5
 
 
-def test_judging_between_two_records_agrees_with_the_database(root: Path, session: Session) -> None:
-    """A run that is published and was evaluated again elsewhere counts once in both."""
+def test_judging_outside_the_database_agrees_with_it(root: Path, session: Session) -> None:
+    """A published run that was evaluated again elsewhere counts once in both."""
     today = {one.claim.id: (str(one.verdict.status), one.verdict.n) for one in judge_today(root, params()).judgements}
     recorded = list_judged(session, ClaimFilter())
     assert today == {row.claim.id: (row.verdict.status, row.verdict.n) for row in recorded}
@@ -92,13 +92,13 @@ def test_verdict_has_size_table_and_deviations(session: Session) -> None:
     assert [family.name for family in list_families(session)] == list(params().verdicts.families)
 
 
-def test_a_claim_of_several_experiments_is_found_under_each(session: Session) -> None:
+def test_claim_of_several_experiments_is_listed_with_each(session: Session) -> None:
     for dataset in ("mnist", "cifar10", "cifar100"):
         found = {row.claim.id: row for row in list_judged(session, ClaimFilter(dataset=dataset))}
         assert found["ninformer.setup.epochs"].datasets == ("mnist", "cifar10", "cifar100")
 
 
-def test_a_badge_counts_what_can_be_decided(session: Session) -> None:
+def test_badge_counts_decidable_claims(session: Session) -> None:
     counts = {row.paper: row for row in tally(session)}
     assert sum(row.claims for row in counts.values()) == len(claims())
     for row in counts.values():
@@ -114,7 +114,7 @@ TIMES = [f"ninformer.table3.mnist.{arm}" for arm in ("vit", "mlpmixer", "localvi
 
 
 def write_findings(root: Path, claims: Sequence[str], error: str | None) -> None:
-    """The same contradicted finding for each of `claims`."""
+    """Write the same contradicted finding for each of `claims`."""
     finding = {"holds": False, "contradicted": True, "computed": {}, "explanation": "Computed."}
     lines = [{**finding, "claim": claim, "paper": "ninformer", "error": error} for claim in claims]
     (root / "data" / "findings.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -132,14 +132,14 @@ def test_error_in_several_places_counts_once(root: Path, tmp_path: Path, error: 
     against = [row for row in decidable if Status(row.verdict.status) in AGAINST_THE_PAPER]
     assert ours.by_basis["finding"] == {"contradicted": counted}
     assert ours.against == len(against) - 4 + counted
-    assert ours.by_verdict["contradicted"] == ours.by_kind["value"]["contradicted"] == 4, "claims, at every place"
+    assert ours.by_verdict["contradicted"] == ours.by_kind["value"]["contradicted"] == 4, "one per claim"
     assert ours.decidable == ours.in_favour + ours.against + ours.open + ours.waiting == len(decidable) - 4 + counted
     assert ours.errors == ({error: 4} if error else {})
     assert same_error == ((TIMES[0], *TIMES[2:]) if error else ())
 
 
-def test_numbers_that_agree_under_a_reading_wait_for_the_trained_pair(root: Path, tmp_path: Path) -> None:
-    """A count decides only claims that no training can decide."""
+def test_consistent_numbers_wait_for_training(root: Path, tmp_path: Path) -> None:
+    """A count decides only claims that training can't."""
     other = shutil.copytree(root, tmp_path / "root")
     readings = [
         {"name": name, "text": "t", "holds": holds, "ours": None} for name, holds in (("a", False), ("b", True))
@@ -157,7 +157,7 @@ def test_numbers_that_agree_under_a_reading_wait_for_the_trained_pair(root: Path
 
 
 def smaller(root: Path, place: Path) -> Path:
-    """A copy with MNIST's experiments only, which is fast to record."""
+    """Return a copy with only MNIST's experiments, which is fast to record."""
     shutil.copytree(root, place)
     (place / "data" / "results" / "hyperbf-cifar10.jsonl").unlink()
     index = yaml.safe_load((place / "params.yaml").read_text())
@@ -166,7 +166,7 @@ def smaller(root: Path, place: Path) -> Path:
     return place
 
 
-def test_another_rule_is_another_digest_and_another_verdict(root: Path, tmp_path: Path) -> None:
+def test_changed_rule_changes_the_digest_and_the_verdict(root: Path, tmp_path: Path) -> None:
     other = smaller(root, tmp_path / "root")
     index = yaml.safe_load((other / "params.yaml").read_text())
     index["verdicts"]["margins"]["error_share"] = 0.001
@@ -175,12 +175,12 @@ def test_another_rule_is_another_digest_and_another_verdict(root: Path, tmp_path
     with open_results(str(other / "data" / "results.db"))() as session:
         claim = session.get_one(VerdictRow, VIT)
     assert claim.rules != params().verdicts.digest()
-    assert claim.status == "undecidable at this margin", "it is the printed rounding now, and the paper ran once"
+    assert claim.status == "undecidable at this margin", "margin: the printed rounding; the paper ran once"
 
 
 def test_result_of_a_changed_protocol_decides_nothing(root: Path, tmp_path: Path) -> None:
     other = smaller(root, tmp_path / "root")
-    path = other / "params" / "ninformer-cifar10.yaml"  # from which MNIST's inherits
+    path = other / "params" / "ninformer-cifar10.yaml"  # MNIST's inherits from it
     path.write_text(path.read_text().replace("lr: 0.001", "lr: 0.01"))
     record(other, "data/results.db")
     with open_results(str(other / "data" / "results.db"))() as session:
@@ -188,8 +188,8 @@ def test_result_of_a_changed_protocol_decides_nothing(root: Path, tmp_path: Path
         assert session.get_one(VerdictRow, LEAD).status == "indicative: agrees"
 
 
-def test_one_group_of_results_speaks_for_verdicts_and_comparison(tmp_path: Path) -> None:
-    """Of two indicative groups, the one with more arms counts, even if the other has more replicates."""
+def test_verdicts_and_comparison_use_the_same_results(tmp_path: Path) -> None:
+    """Of two indicative groups, the one with more arms is used, even if the other has more replicates."""
     copy_project(tmp_path)
     broad = results("ninformer-mnist", {arm: values[:3] for arm, values in MNIST.items()}, epochs=40)
     deep = results("ninformer-mnist", {arm: MNIST[arm][:4] for arm in ("local-vit", "ninformer")}, epochs=50)

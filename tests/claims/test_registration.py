@@ -1,4 +1,4 @@
-"""A verdict is confirmatory only if its runs were trained after a committed registration that still fits."""
+"""A verdict is confirmatory only if its runs were trained after a committed, still matching registration."""
 
 import dataclasses
 import shutil
@@ -40,7 +40,7 @@ VALUES: Values = {ARM: [0.981, 0.982, 0.983, 0.984, 0.985], "vit": [0.97] * N}
 
 
 def commit(root: Path, subject: str) -> str:
-    """Commit everything, also where nothing has changed; returns the revision."""
+    """Commit everything, even without changes; return the revision."""
     git(root, "add", "-A")
     git(root, "commit", "-q", "--allow-empty", "-m", subject)
     return git(root, "rev-parse", "HEAD")
@@ -48,7 +48,7 @@ def commit(root: Path, subject: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-    """A clone with the commits `before` a registration, of it (`registered`), and `after` it."""
+    """A clone with commits `before`, `registered` and `after` a registration."""
 
     root: Path
     before: str
@@ -56,7 +56,7 @@ class Story:
     after: str
 
     def mark(self, *revisions: str | None, root: Path | None = None, **changed: object) -> RegistrationMark:
-        """The mark of a claim on replicates published by these revisions (None: not published)."""
+        """Return the claim's mark for replicates published by these revisions (None: not published)."""
         found = trials(results(EXPERIMENT, {ARM: VALUES[ARM][: len(revisions)]}))
         origins = [None if one is None else dataclasses.replace(ORIGIN, revision=one) for one in revisions]
         made = [dataclasses.replace(trial, origin=origin) for trial, origin in zip(found, origins, strict=True)]
@@ -72,7 +72,7 @@ def mark(
 
 
 def make_clone(root: Path) -> Path:
-    """A project under git whose history of claims is complete."""
+    """A project under git with a complete history of claims."""
     copy_project(root)
     done = claimcheck(root, "history", "--why", "the code of today", "--alters-nothing")
     assert done.returncode == 0, done.stderr
@@ -106,7 +106,7 @@ def copy(story: Story, tmp_path: Path) -> Path:
         ("none before after after after", "exploratory", None),  # one is known to be too early
     ],
 )
-def test_only_runs_published_after_the_registration_are_confirmatory(
+def test_only_runs_published_after_registration_are_confirmatory(
     story: Story, published: str, mark: str, why: str | None
 ) -> None:
     revisions = {**vars(story), "none": None, "elsewhere": "1" * 40}
@@ -115,25 +115,25 @@ def test_only_runs_published_after_the_registration_are_confirmatory(
     assert mark != "confirmatory" or (found.after, found.runs, found.registrations) == (5, 5, ("early",))
 
 
-def test_a_claim_without_registration_is_exploratory(story: Story) -> None:
+def test_unregistered_claim_is_exploratory(story: Story) -> None:
     other = claims()["ninformer.table2.mnist.vit"]
     found = story.mark(*[story.after] * N, claim=other)
     assert (found.mark, found.why) == ("exploratory", "no registration covers the claim")
 
 
-def test_without_git_nothing_is_confirmatory(copy: Path, story: Story) -> None:
+def test_nothing_is_confirmatory_without_git(copy: Path, story: Story) -> None:
     shutil.rmtree(copy / ".git")
     found = story.mark(*[story.after] * N, root=copy)
     assert (found.mark, found.why) == ("unknown", "git can't say when 5 of 5 runs were trained")
 
 
-def test_a_registration_that_is_not_committed_confirms_nothing(copy: Path, story: Story) -> None:
+def test_uncommitted_registration_confirms_nothing(copy: Path, story: Story) -> None:
     git(copy, "rm", "-q", "--cached", str(FILE))
     git(copy, "commit", "-qm", "forget it")
     assert story.mark(*[story.after] * N, root=copy).mark == "unknown"
 
 
-def test_a_changed_row_margin_or_rule_is_exploratory_and_named(story: Story) -> None:
+def test_changed_row_margin_or_rule_makes_a_claim_exploratory(story: Story) -> None:
     claim, rules = claims()[CLAIM], params().verdicts
     moved = story.mark(*[story.after] * N, claim=dataclasses.replace(claim, value=0.97))
     assert moved.mark == "exploratory" and f"row: value {claim.value} -> 0.97" in moved.why
@@ -153,7 +153,7 @@ def test_a_changed_row_margin_or_rule_is_exploratory_and_named(story: Story) -> 
 def test_changed_judging_code_is_exploratory_if_it_alters_the_claim(
     copy: Path, story: Story, alters: bool, of: str, wanted: str
 ) -> None:
-    """The registration is of older code, from which lines of the history lead to today's."""
+    """The registration is of older code, which the history's lines connect with today's."""
     older = dataclasses.replace(read_registration(copy / FILE), code="0" * 16)
     rewrite(copy, older)
     last = Change(
@@ -170,15 +170,15 @@ def test_changed_judging_code_is_exploratory_if_it_alters_the_claim(
     revision = commit(copy, "later")
     found = story.mark(*[revision] * N, root=copy, history=[last, later])
     assert found.mark == wanted and ("code: Another test." in found.why) == (wanted == "exploratory")
-    assert story.mark(*[revision] * N, root=copy, history=[last]).mark == "exploratory", "no line tells of the change"
+    assert story.mark(*[revision] * N, root=copy, history=[last]).mark == "exploratory", "no line records it"
 
 
 def rewrite(root: Path, registration: Registration) -> None:
-    """Write a changed registration with a digest that fits."""
+    """Write a changed registration with a matching digest."""
     (root / FILE).write_text(write_text(seal(registration)))
 
 
-def test_a_registration_edited_after_its_commit_is_noticed(copy: Path, story: Story) -> None:
+def test_registration_edited_after_its_commit_is_detected(copy: Path, story: Story) -> None:
     text = (copy / FILE).read_text()
     (copy / FILE).write_text(text.replace("Before anything", "After everything"))
     with pytest.raises(ClaimsError, match="not as it was written"):
@@ -188,16 +188,14 @@ def test_a_registration_edited_after_its_commit_is_noticed(copy: Path, story: St
         done.returncode == 1 and "not as it was written" in done.stdout and "not committed as it is now" in done.stdout
     )
     rewrite(copy, dataclasses.replace(read_registration(story.root / FILE), why="After everything"))
-    assert story.mark(*[story.after] * N, root=copy).mark == "unknown", (
-        "the digest fits, but it isn't the committed file"
-    )
+    assert story.mark(*[story.after] * N, root=copy).mark == "unknown", "not the committed file"
     again = commit(copy, "edit the registration")
-    assert story.mark(*[story.after] * N, root=copy).mark == "exploratory", "its commit is the last that changed it"
+    assert story.mark(*[story.after] * N, root=copy).mark == "exploratory", "its latest commit counts"
     assert story.mark(*[again] * N, root=copy).mark == "confirmatory"
 
 
-def test_a_run_trained_before_and_published_after_is_exploratory(tmp_path: Path) -> None:
-    """Publishing names the revision of that moment, so the registration itself has to know what was there."""
+def test_run_trained_before_registration_is_exploratory(tmp_path: Path) -> None:
+    """Publishing records the current revision, so the registration itself lists existing runs."""
     root = make_clone(tmp_path)
     (root / "data" / "evidence").mkdir()
     publish(root, "1" * 40, {ARM: VALUES[ARM][:2]})
@@ -232,13 +230,13 @@ def publish(root: Path, revision: str, values: Values) -> None:
         (("register", "other", CLAIM), 'expected a name, claims and --why "…", or --check'),
     ],
 )
-def test_what_is_refused_is_said_in_a_line_and_writes_nothing(story: Story, words: Sequence[str], said: str) -> None:
+def test_invalid_registration_is_refused_in_one_line(story: Story, words: Sequence[str], said: str) -> None:
     done = claimcheck(story.root, *words)
     assert done.returncode != 0 and said in done.stderr and done.stderr.count("\n") == 1
     assert [path.name for path in (story.root / FOLDER).iterdir()] == ["early.json"]
 
 
-def test_a_change_that_no_line_of_the_history_tells_is_refused_and_checked(copy: Path) -> None:
+def test_unrecorded_change_blocks_registration_and_fails_the_check(copy: Path) -> None:
     listed = copy / "data" / "claims.csv"
     row = next(line for line in listed.read_text().splitlines() if line.startswith(f"{CLAIM},"))
     listed.write_text(listed.read_text().replace(row, row.replace(f"{claims()[CLAIM].value}", "0.9", 1)))
@@ -248,8 +246,8 @@ def test_a_change_that_no_line_of_the_history_tells_is_refused_and_checked(copy:
     assert checked.returncode == 1 and "judged by another rule than registered; row: value" in checked.stdout
 
 
-def test_the_margin_of_a_registration_is_that_of_the_judge() -> None:
-    """For every claim that training decides, judged by results as if all had been trained."""
+def test_registered_margin_is_that_of_the_judge() -> None:
+    """For every trained claim, with results of all experiments."""
     for judgement in judged_with(5):
         claim, verdict = judgement.claim, judgement.verdict
         told = verdict if verdict.size is None else verdict.size
@@ -257,7 +255,7 @@ def test_the_margin_of_a_registration_is_that_of_the_judge() -> None:
             assert told.margin == pytest.approx(kind_of(claim, params().verdicts).margin), claim.id
 
 
-def test_a_confirmatory_verdict_says_so_in_the_database(copy: Path, story: Story) -> None:
+def test_database_has_the_registration_mark(copy: Path, story: Story) -> None:
     (copy / "data" / "evidence").mkdir()
     publish(copy, story.after, VALUES)
     record(copy, "results.db")
@@ -266,8 +264,8 @@ def test_a_confirmatory_verdict_says_so_in_the_database(copy: Path, story: Story
     assert marks[CLAIM] == "confirmatory" and marks["ninformer.table2.mnist.vit"] == "exploratory"
 
 
-def test_every_registered_claim_is_judged_as_one_registration_says() -> None:
-    """A reworded note or an edited judge voids what was registered: change it back, or register before the next run."""
+def test_every_registered_claim_still_matches_one_registration() -> None:
+    """If a reworded note or edited judge voids a registration, revert it or register again before the next run."""
     rules, history, today = params().verdicts, read_history(ROOT / HISTORY), claims()
     standing: dict[str, list[bool]] = {}
     for registration in read_registrations(ROOT):

@@ -1,4 +1,4 @@
-"""A verdict beside those that the same results would give in the other metrics that the paper's words allow."""
+"""Verdicts under other metrics that the paper's words allow."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from tests.claims.lines import claims, judge, results, trials
 
 
 def accuracies(last: float, best: float) -> Judgement:
-    """The verdict on a printed accuracy of the last epoch where replicates end at `last` and once reached `best`."""
+    """Judge a printed last-epoch accuracy on replicates that end at `last` and peak at `best`."""
     claim = claims()["ninformer.table2.c10.vit"]
     spread = [-0.002, -0.001, 0.0, 0.001, 0.002]
     lines = results("ninformer-cifar10", {"vit": [last + d for d in spread]})
@@ -25,7 +25,7 @@ def accuracies(last: float, best: float) -> Judgement:
     return judgement
 
 
-def test_another_metric_may_change_the_verdict_and_is_shown() -> None:
+def test_verdict_by_another_metric_is_shown() -> None:
     printed = claims()["ninformer.table2.c10.vit"].value
     assert printed is not None
     judgement = accuracies(last=printed, best=printed + 0.05)
@@ -35,16 +35,16 @@ def test_another_metric_may_change_the_verdict_and_is_shown() -> None:
     assert variant.ours is not None and abs(variant.ours - printed - 0.05) < 1e-9
 
 
-def test_it_is_what_the_claim_would_get_if_its_row_named_that_metric() -> None:
+def test_variant_equals_the_verdict_of_a_claim_with_that_metric() -> None:
     claim = claims()["ninformer.table2.c10.vit"]
     lines = results("ninformer-cifar10", {"vit": [0.598, 0.599, 0.6, 0.601, 0.602]}, metric="best_epoch_accuracy")
     (alone,) = judge(dataclasses.replace(claim, metric="best_epoch_accuracy"), entered=trials(lines))
     (variant,) = accuracies(last=0.5, best=0.6).variants
-    assert alone.variants == (), "no result holds the accuracy of the last epoch"
+    assert alone.variants == (), "no result has the last epoch's accuracy"
     assert alone.verdict.status is variant.status
     assert (alone.verdict.low, alone.verdict.high) == pytest.approx((variant.low, variant.high))
 
 
-def test_a_claim_that_nothing_has_decided_has_no_variants() -> None:
+def test_undecided_claim_has_no_variants() -> None:
     (judgement,) = judge(claims()["ninformer.table2.c10.vit"])
     assert judgement.verdict.status is Status.NOT_TESTED and judgement.variants == ()

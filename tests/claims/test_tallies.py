@@ -1,4 +1,4 @@
-"""A paper's count of orders: its cases are judged with α divided over them."""
+"""A paper's count of orders is judged with α divided over its cases."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from stages.verdicts import Status
 from tests.claims.lines import claims, judge_all, results, trials
 
 
-def test_one_order_reversed_at_alpha_alone_does_not_reverse_nine() -> None:
+def test_order_reversed_only_at_full_alpha_does_not_reverse_a_tally() -> None:
     ranks = [claim for claim in claims().values() if claim.family == "ninformer.table2"]
     steps = [-0.001, 0.0, 0.001, 0.0005, -0.0005]
     levels = {"mlp-mixer": 0.971, "vit": 0.971 + 0.00168, "local-vit": 0.978, "ninformer": 0.986}

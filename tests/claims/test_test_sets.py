@@ -1,12 +1,12 @@
-"""If no test set is published, ours differs from the paper's (decision 0031)."""
+"""Without a published test set, ours differs from the paper's (decision 0031)."""
 
 import dataclasses
 
 from tests.claims.lines import claims, judge, results, trials
 
 
-def test_only_a_test_set_of_ours_adds_its_draw() -> None:
-    """ISIC 2019 has no published one; CIFAR-10's is the paper's own."""
+def test_unpublished_test_set_adds_sampling_error() -> None:
+    """ISIC 2019 has no published test set; CIFAR-10 has."""
     errors = [0.2705 + step for step in (-1e-4, 1e-4, 0.0, 5e-5, -5e-5)]
     halves = {}
     for experiment, claim in (
@@ -19,5 +19,5 @@ def test_only_a_test_set_of_ours_adds_its_draw() -> None:
         (judgement,) = judge(dataclasses.replace(claims()[claim], stderr=None, n=None), entered=trials(lines))
         halves[experiment] = (judgement.verdict.high - judgement.verdict.low) / 2
     assert halves["dac-resnet-cifar10"] < 0.001
-    drawn = (2 * 0.2705 * 0.7295 / 4223) ** 0.5  # of two test sets of 4,223 pictures
+    drawn = (2 * 0.2705 * 0.7295 / 4223) ** 0.5  # two test sets of 4,223 pictures
     assert 1.6 < halves["dac-isic2019"] / drawn < 1.7

@@ -1,4 +1,4 @@
-"""Verdicts by trained models, kind by kind, from result lines with known numbers."""
+"""Verdicts on trained models, kind by kind, from result lines with known numbers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def test_other_arms_never_change_the_verdict_on_a_value(other: list[float]) -> N
         for arms in ({}, {"mlp-mixer": other})
     )
     assert alone == with_peer
-    assert with_peer.spread == pytest.approx(np.std(MNIST["vit"], ddof=1)), "the s shown is the arm's own"
+    assert with_peer.spread == pytest.approx(np.std(MNIST["vit"], ddof=1)), "s is the arm's own"
 
 
 def test_verdict_lists_its_runs_and_counts_their_cost_once() -> None:
@@ -51,7 +51,7 @@ def test_no_verdict_before_the_first_planned_analysis() -> None:
     short = {arm: values[:4] for arm, values in MNIST.items()}
     value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(results("ninformer-mnist", short)))
     assert (value.verdict.status, value.verdict.replicates_expected) == (Status.INCONCLUSIVE, 5)
-    assert (lead.verdict.status, lead.verdict.n) == (Status.SUPPORTED, 3), "orders are judged from three replicates on"
+    assert (lead.verdict.status, lead.verdict.n) == (Status.SUPPORTED, 3), "orders need three replicates"
     assert lead.verdict.size is not None and lead.verdict.size.status is Status.INCONCLUSIVE
     one = {arm: values[:1] for arm, values in MNIST.items()}
     value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(results("ninformer-mnist", one)))
@@ -59,7 +59,7 @@ def test_no_verdict_before_the_first_planned_analysis() -> None:
     assert (value.verdict.n, value.verdict.low) == (1, None)
 
 
-def test_a_missing_arm_leaves_its_claims_untested() -> None:
+def test_missing_arm_leaves_its_claims_untested() -> None:
     lines = [line for line in results("ninformer-mnist", MNIST) if line.arm != "local-vit"]
     value, lead = judge(claims()[VIT], claims()[LEAD], entered=trials(lines))
     assert value.verdict.status is Status.REPRODUCED
@@ -146,7 +146,7 @@ BASE, DAC, SHARED = "resnet20-v1", "dac-resnet20-v1", "shared-resnet20-v1"
 
 
 def dac_lines(base: float, dac: float, shared: float, *, folds: int = 5, epochs: int = 9) -> list:
-    """Return lines of folds whose error is lowest at epoch 6; each fold has an offset that all arms share."""
+    """Return lines of folds with the lowest error at epoch 6; each fold has an offset that all arms share."""
     curves = {
         arm: [
             [level + 0.003 * fold + 0.0001 * ((fold * 7 + number) % 3) + 0.002 * abs(e - 5) for e in range(epochs)]
@@ -166,9 +166,7 @@ def test_lowest_fold_mean_over_epochs_is_compared_by_fold() -> None:
     assert (order.verdict.status, order.verdict.n) == (Status.SUPPORTED, 5)
     assert "shared folds" in order.verdict.explanation
     assert "for these training images, which the folds share; allowing for others: +" in order.verdict.explanation
-    assert order.verdict.high is not None and order.verdict.high - (order.ours or 0) < 0.001, (
-        "the folds' offsets cancel"
-    )
+    assert order.verdict.high is not None and order.verdict.high - (order.ours or 0) < 0.001, "offsets cancel"
 
 
 def test_fold_after_the_last_complete_analysis_does_not_affect_the_epoch() -> None:
@@ -230,11 +228,11 @@ def test_table_is_judged_by_mean_gain_and_by_the_papers_count() -> None:
     judged, (table,) = judge_all(ranks, trials(lines))
     assert table.family == "ninformer.table2" and len(table.claims) == 9
     assert (table.sentence.tested, table.sentence.ahead) == (3, 2)
-    # The three orders lead step by step from the first arm to the last, so their mean is a third of the total gain.
+    # The three orders lead stepwise from the first arm to the last, so their mean is a third of the total gain.
     assert table.sentence.gain == pytest.approx((0.9861 - 0.9712 + 0.9779 - 0.9779) / 3)
     assert table.sentence.text.startswith("Mean gain of 3 of 9 orders on 1 data set +")
     tally = next(judgement for judgement in judged if judgement.claim.id == "ninformer.rank")
-    assert (tally.verdict.status, tally.ours) == (Status.REVERSED, 2), "9 of 9 can't hold with one reversed"
+    assert (tally.verdict.status, tally.ours) == (Status.REVERSED, 2), "9 of 9 is impossible with one reversed"
     assert "Ours: 2 supported, each at α; 1 reversed, each at α/9." in tally.verdict.explanation
 
 

@@ -28,7 +28,7 @@ def undisturbed(template: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project of two runs that train for seconds, with their operations counted, which loads more than that."""
+    """A project of two runs that train for seconds, with operations counted in advance."""
     folder = make_project(tmp_path_factory.mktemp("small") / "project", epochs=100)
     counted = Path(shutil.copytree(folder, folder.with_name("counted")))
     command = [sys.executable, "-m", "stages.cli", "run", EXPERIMENT, "--device", "cpu"]
@@ -49,7 +49,7 @@ def project(template: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def nodes(object_server: ObjectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """They see nothing of the projects that tests make, nor of our code, where this user may hide folders from them."""
+    """The cluster's nodes can't see the projects or our code, if this user may hide folders from them."""
     may_hide = shutil.which("unshare") and not subprocess.run(["unshare", "--mount", "true"], check=False).returncode
     hidden = [tmp_path_factory.getbasetemp(), REPOSITORY / "stages"] if may_hide else []
     nodes = Nodes(object_server.environment, hidden)
@@ -62,7 +62,7 @@ def nodes(object_server: ObjectServer, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def two_nodes(nodes: Nodes) -> Iterator[Nodes]:
-    """The cluster, with what an earlier test took from it put back."""
+    """The cluster, repaired after an earlier test."""
     nodes.add(2 - len(nodes.workers))
     yield nodes
     nodes.end_commands()

@@ -1,4 +1,4 @@
-"""One fault in the life of `claimcheck run`, drawn from a seed, and what has to be true once the command has ended."""
+"""A random fault during `claimcheck run`, and what must hold after the command has ended."""
 
 import random
 import re
@@ -25,7 +25,7 @@ from tests.project import EXPERIMENT
 GONE = "its process is gone"
 PARENT = "the process that started its slot was killed"
 UNCONNECTED = "the connection to the cluster is lost"
-# The engine and what breaks; why attempts may be lost for it.
+# (engine, fault): reasons for which attempts may be lost.
 KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("local", "slot"): (GONE,),
     ("ray", "task"): ("its process was killed",),
@@ -40,12 +40,12 @@ KINDS: dict[tuple[str, str], tuple[str, ...]] = {
 }
 MAY_END_THE_COMMAND = ("slot", "parent", "engine", "everything")
 AT_THE_START = 0.25
-"""Part of the faults that come at any time since the start, which is mostly imports; the others come in training."""
+"""Share of faults at any time after the start, which is mostly imports; the others come during training."""
 
 
 @dataclass
 class Mishap:
-    """What a seed stands for, and then what came of it: attempts lost, by reason, and commands started again."""
+    """The fault of a seed and its consequences: lost attempts by reason, and restarts of the command."""
 
     seed: int
     project: Path
@@ -72,7 +72,7 @@ class Mishap:
         return "a folder" if isinstance(self.store, RunStore) else "objects"
 
     def suffer(self) -> None:
-        """Start the command, let it happen, and start it again until all is trained."""
+        """Start the command, apply the fault, and restart until everything is trained."""
         process = self._start()
         if self.random.random() < AT_THE_START:
             self._sleep(process, self.random.uniform(0.0, 6.0))
@@ -94,7 +94,7 @@ class Mishap:
         return start_command(self.project, self.nodes, options, self.environment)
 
     def _works(self) -> list[str]:
-        """Runs whose state is saved."""
+        """Return the runs with a saved state."""
         scratch = self.store.scratch
         return [work for work in scratch.list_works() if scratch.holds(f"{work}/{STATE}")]
 
@@ -103,7 +103,7 @@ class Mishap:
             process.wait(seconds)
 
     def _strike(self, process: subprocess.Popen[bytes]) -> bool:
-        """Whether there was anything to break."""
+        """Apply the fault; return False if there was no target."""
         if process.poll() is not None:
             return False
         return bool(getattr(self, f"_{self.what.replace(' ', '_')}")(process))
@@ -160,7 +160,7 @@ class Mishap:
         return True
 
     def left_running(self) -> list[str]:
-        """Processes of the command, wherever they are: those that work in the project, and tasks on nodes."""
+        """List the command's processes: those working in the project, and tasks on nodes."""
         here = [process for process in psutil.process_iter() if cwd_of(process) == str(self.project.resolve())]
         return [name_of(process) for process in [*here, *self.nodes.trainings()]]
 
@@ -168,7 +168,7 @@ class Mishap:
         return (self.project / "output").read_text()
 
     def check(self, undisturbed: dict[str, tuple[bytes, bytes]]) -> None:
-        """Every result once, bit for bit the undisturbed one; attempts with reasons; nothing left."""
+        """Check that results exist once and equal the undisturbed ones, attempts have reasons, and nothing is left."""
         assert outcomes_in(self.store) == undisturbed, self.output()
         leases = Leases(self.store)
         for run_key in undisturbed:
@@ -182,7 +182,7 @@ class Mishap:
 
 
 def slots_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Processes that train for a command on this machine: forks of one that has loaded torch."""
+    """List the processes that train for a command on this machine, forked from the preloaded one."""
     return [slot for server in children_called("forkserver", process.pid) for slot in children_called("", server.pid)]
 
 

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine, a group of real processes a node: what kills the group loses the node."""
+"""A local Ray cluster in which each node is a process group, so that killing the group loses the node."""
 
 import os
 import re
@@ -23,7 +23,7 @@ TASK = re.compile(r"ray::tiny-")
 AGENTS = ("dashboard-agent-grpc-port", "dashboard-agent-listen-port", "metrics-export-port", "runtime-env-agent-port")
 ALONE = ("--include-dashboard=false", "--no-monitor")
 HOST = "127.0.0.2"
-"""Ray would take the machine's own address for 127.0.0.1."""
+"""Ray would replace 127.0.0.1 by the machine's own address."""
 
 
 def free_port() -> int:
@@ -34,9 +34,9 @@ def free_port() -> int:
 
 
 class Nodes:
-    """A head that trains nothing, and nodes with one processor each; on this machine alone, with a token.
+    """A head that doesn't train, and nodes with one processor each, local only, with a token.
 
-    Folders that are `hidden` are empty to everything on the nodes, as on machines without a common file system.
+    `hidden` folders are empty on the nodes, as on machines without a shared file system.
     """
 
     def __init__(self, environment: dict[str, str], hidden: Sequence[Path] = ()) -> None:
@@ -54,7 +54,7 @@ class Nodes:
             "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
             "RAY_USAGE_STATS_ENABLED": "0",
             "XDG_CACHE_HOME": str(self.cache),
-            # no workers before there is a task, and none that gives way to whatever else this machine does
+            # start workers only for tasks, and never pause one because the machine is busy
             "RAY_prestart_worker_first_driver": "0",
             "RAY_worker_niceness": "0",
         }
@@ -65,19 +65,19 @@ class Nodes:
         self._all: list[subprocess.Popen[bytes]] = []
 
     def start(self, workers: int) -> None:
-        """The head, and then all nodes at once."""
+        """Start the head, then all nodes at once."""
         self.head = self._start(["--head", f"--port={self.port}", "--num-cpus=0", *ALONE])
         self.add(workers)
 
     def add(self, workers: int, *resources: str, sees_all: bool = False) -> None:
-        """That many more nodes, all at once, with one processor each unless `resources` says otherwise."""
+        """Start that many more nodes at once, with one processor each unless `resources` says otherwise."""
         hidden = () if sees_all else self.hidden
         options = [f"--address={self.address}", *(resources or ("--num-cpus=1",))]
         with ThreadPoolExecutor() as pool:
             self.workers += pool.map(lambda _: self._start(options, hidden), range(workers))
 
     def _start(self, options: list[str], hidden: Sequence[Path] = ()) -> subprocess.Popen[bytes]:
-        """A node that has started; Ray gives a node's own agents 15 s, which a busy machine may exceed."""
+        """Start a node and wait for it; its agents have 15 s, which a busy machine may exceed."""
         for _ in range(5):
             node = self._begin(options, hidden)
             self._all.append(node)
@@ -97,7 +97,7 @@ class Nodes:
                 [
                     *apart,
                     *(RAY, "start", "--block", f"--node-ip-address={HOST}", "--disable-usage-stats"),
-                    # each its own, as on its own machine: two that start at once in one take the same socket's name
+                    # separate temporary folders, because nodes that start at once would use the same socket name
                     f"--temp-dir={tempfile.mkdtemp(dir=self.folder)}",
                     "--include-log-monitor=false",
                     *(f"--object-store-memory={STORE_BYTES}", *(f"--{name}={free_port()}" for name in AGENTS)),
@@ -115,15 +115,15 @@ class Nodes:
         return self._log_of[node.pid].read_bytes()
 
     def kill(self, node: subprocess.Popen[bytes]) -> None:
-        """Everything of a node at once, by SIGKILL."""
+        """Kill a node's processes with SIGKILL."""
         kill_session(node.pid)
         node.wait()
         if node in self.workers:
             self.workers.remove(node)
 
     def restart(self, workers: int) -> None:
-        """Kill the head, without which its nodes end by themselves, and start it again at the same address."""
-        assert self.head is not None, "it runs"
+        """Kill the head, after which its nodes exit, and start it again at the same address."""
+        assert self.head is not None, "the head runs"
         self.kill(self.head)
         for node in self.workers:
             node.wait(60)
@@ -131,7 +131,7 @@ class Nodes:
         self.start(workers)
 
     def end_commands(self) -> None:
-        """What a failed test has left running; what it submitted ends with it."""
+        """Stop commands left by a failed test, including their tasks."""
         while self.commands:
             kill_session(self.commands.pop().pid)
         wait_for(lambda: not self.trainings(), 60)
@@ -142,21 +142,21 @@ class Nodes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def trainings(self) -> list[psutil.Process]:
-        """Processes of the nodes in which a task runs: Ray calls them by it."""
+        """List the node processes that run a task, recognised by the name that Ray gives them."""
         found = of_sessions({node.pid for node in self.workers})
         return [process for process in found if TASK.match(name_of(process))]
 
     def training_node(self) -> subprocess.Popen[bytes]:
-        """A node in which a task runs."""
+        """Return a node that runs a task."""
         sessions = {os.getsid(process.pid) for process in self.trainings()}
         return next(node for node in self.workers if node.pid in sessions)
 
 
 def without_grammar(folder: Path) -> str:
-    """A PYTHONPATH that hides an optional package from Ray's processes.
+    """Return a PYTHONPATH that hides an optional package from Ray's processes.
 
-    They all import jsonschema, which would compile the package's grammar: that takes a second of processor time, and
-    Ray ends a node whose agents take 15 s to start.
+    jsonschema, which all of them import, would compile the package's grammar for a second, and Ray kills a node whose
+    agents need 15 s to start.
     """
     (folder / "rfc3987_syntax.py").write_text("raise ImportError\n")
     return str(folder)
@@ -189,8 +189,8 @@ def kill_session(leader: int) -> None:
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 240.0) -> None:
-    """Poll until `condition()` holds."""
+    """Poll until `condition()` is true."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited too long"
+        assert time.monotonic() < deadline, "condition still false"
         time.sleep(0.05)

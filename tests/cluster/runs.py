@@ -1,4 +1,4 @@
-"""A project of two experiments, its trainings on a cluster as a person calls them, and what came of each."""
+"""Train a project of two experiments on a cluster from the command line, and read the outcomes."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def two_experiments(folder: Path) -> Path:
-    """Four runs, of a few seconds each."""
+    """Create four runs of a few seconds each."""
     make_project(folder, epochs=200)
     content = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text())
     for arm in content["arms"].values():
@@ -38,14 +38,14 @@ def two_experiments(folder: Path) -> Path:
 
 
 def start(project: Path, nodes: Nodes, *, device: str = "cpu", **environs: str) -> subprocess.Popen[bytes]:
-    """All trainings, on the cluster."""
+    """Start all trainings on the cluster."""
     return start_command(project, nodes, ["--all", "--device", device, "--engine", "ray"], environs)
 
 
 def start_command(
     project: Path, nodes: Nodes, options: list[str], environs: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """`claimcheck run`; its output goes to a file: nobody reads a pipe meanwhile, and a full one would hold it up."""
+    """Start `claimcheck run` with output to a file, because a full pipe would block it."""
     with (project / "output").open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-c", HASTY, "run", *options],
@@ -60,7 +60,7 @@ def start_command(
 
 
 def finish(process: subprocess.Popen[bytes], project: Path, code: int = 0) -> str:
-    """Wait for its end; returns all output so far."""
+    """Wait for the end and return all output so far."""
     process.wait(timeout=400)
     output = (project / "output").read_text()
     assert process.returncode == code, output
@@ -73,7 +73,7 @@ def saved_states(project: Path) -> list[Path]:
 
 
 def outcomes_in(store: Store) -> dict[str, tuple[bytes, bytes]]:
-    """(history, weights) of each published run by key, read as another machine reads them."""
+    """Return (history, weights) of each published run by key, read like another machine does."""
     folders = {run_key: store.whole(run_key) for run_key in store.run_keys()}
     return {
         run_key: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
@@ -89,7 +89,7 @@ def attempts(project: Path) -> dict[str, list[Attempt]]:
 
 
 def lost_reasons(project: Path) -> list[str]:
-    """Of attempts that were lost; each run was published by its last attempt."""
+    """Return the reasons of lost attempts; check that each run was published by its last attempt."""
     found = attempts(project)
     assert [[one.end for one in of_run].count("published") for of_run in found.values()] == [1] * 4
     assert all(of_run[-1].end == "published" for of_run in found.values())

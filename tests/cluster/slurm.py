@@ -1,4 +1,4 @@
-"""Slurm of one node on this machine: munged, slurmctld and slurmd as Debian has them, in a folder of their own."""
+"""A local Slurm cluster of one node in its own folder: munged, slurmctld and slurmd from Debian."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "sinfo")
 
 
 def missing() -> list[str]:
-    """Programs that aren't here; all of them need root."""
+    """List missing programs; all of them need root."""
     return [name for name in PROGRAMS if shutil.which(name) is None] or ([] if os.geteuid() == 0 else ["root"])
 
 
@@ -29,7 +29,7 @@ def ports() -> list[int]:
 
 @contextmanager
 def slurm(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment in which commands reach it."""
+    """Return the environment in which commands reach the cluster."""
     host, (controller, node) = socket.gethostname().split(".")[0], ports()
     for name in ("state", "spool", "munge"):
         (folder / name).mkdir(mode=0o700)

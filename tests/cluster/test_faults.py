@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine: killed nodes, nodes that see nothing of the clone, and several GPUs."""
+"""A local Ray cluster: killed nodes, nodes without access to the clone, and several GPUs."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 
-def test_a_killed_node_loses_no_result(
+def test_killed_node_loses_no_result(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
     process = start(project, two_nodes)
@@ -47,7 +47,7 @@ def test_a_killed_node_loses_no_result(
     assert {(group.node, group.device) for group in session.groups} == {(socket.gethostname(), "cpu")}
 
 
-def test_a_process_that_stands_still_is_ended_and_followed(
+def test_frozen_process_is_killed_and_replaced(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
     process = start(project, two_nodes)
@@ -61,7 +61,7 @@ def test_a_process_that_stands_still_is_ended_and_followed(
     wait_for(lambda: not standing.is_running(), 30)
 
 
-def test_nodes_that_see_nothing_of_the_clone_train_by_what_is_sent_and_a_store_by_url(
+def test_nodes_without_access_to_the_clone_train_from_shipped_code_and_a_url_store(
     two_nodes: Nodes,
     object_server: ObjectServer,
     project: Path,
@@ -78,12 +78,12 @@ def test_nodes_that_see_nothing_of_the_clone_train_by_what_is_sent_and_a_store_b
     assert outcomes_in(store) == undisturbed
     assert [one.end for key in undisturbed for one in Leases(store).attempts(key)] == ["published"] * 4, output
     read = {path for node in two_nodes.workers for path in seen_by(node.pid, project)}
-    assert read == set(), "to the nodes the project is empty"
+    assert read == set(), "the project is empty on the nodes"
     brought = [path for path in (two_nodes.cache / "claimcheck" / "packed").iterdir() if not path.name.startswith(".")]
     assert [path.name for path in brought] == [read_info(project / "data" / "processed" / "mnist").digest]
 
 
-def test_without_an_address_a_cluster_of_this_machine_is_started_and_ended(
+def test_local_cluster_is_started_and_stopped_without_an_address(
     project: Path, undisturbed: dict[str, tuple[bytes, bytes]], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "stages.cli", "run", "--all", "--engine", "ray", "--device", "cpu,cpu"]
@@ -95,14 +95,14 @@ def test_without_an_address_a_cluster_of_this_machine_is_started_and_ended(
     assert [process.cmdline() for process in psutil.process_iter() if is_in(process, project)] == []
 
 
-def test_another_token_than_the_clusters_is_one_line(two_nodes: Nodes, project: Path) -> None:
+def test_wrong_cluster_token_is_one_line(two_nodes: Nodes, project: Path) -> None:
     output = finish(start(project, two_nodes, RAY_AUTH_TOKEN="0" * 64), project, code=1)
     said = f"claimcheck run: the Ray cluster {two_nodes.address} wants the token that its nodes were started with"
     assert output.splitlines()[-1].startswith(said), output
-    assert "InvalidAuthToken" not in output, "what Ray writes every second"
+    assert "InvalidAuthToken" not in output, "Ray repeats this every second"
 
 
-def test_a_node_whose_keys_were_exported_after_its_start_ends_the_command(
+def test_node_with_keys_exported_too_late_ends_the_command(
     two_nodes: Nodes, object_server: ObjectServer, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = {name: value for name, value in object_server.environment.items() if "KEY" in name}
@@ -123,7 +123,7 @@ def test_a_node_whose_keys_were_exported_after_its_start_ends_the_command(
 
 
 def seen_by(pid: int, folder: Path) -> list[str]:
-    """What a process finds in a folder."""
+    """Return what a process sees in a folder."""
     return os.listdir(f"/proc/{pid}/root{folder.resolve()}") if os.path.exists(f"/proc/{pid}/root{folder}") else []
 
 
@@ -148,7 +148,7 @@ PRETENCE = """
 
 @pytest.fixture
 def with_two_gpus(nodes: Nodes) -> Iterator[Nodes]:
-    """The cluster with a node more, whose processors would take several runs at once."""
+    """The cluster plus a node with two GPUs, whose processors would allow several runs at once."""
     nodes.add(1, "--num-cpus=8", "--num-gpus=2", sees_all=True)
     node = nodes.workers[-1]
     yield nodes
@@ -156,9 +156,9 @@ def with_two_gpus(nodes: Nodes) -> Iterator[Nodes]:
     nodes.kill(node)
 
 
-def test_runs_on_two_gpus_follow_each_other_on_a_node_with_two(with_two_gpus: Nodes, project: Path) -> None:
+def test_runs_are_limited_to_one_per_gpu(with_two_gpus: Nodes, project: Path) -> None:
     shutil.copytree(REPOSITORY / "stages", project / "stages", ignore=shutil.ignore_patterns("__pycache__"))
-    worker, seen = project / "stages" / "worker.py", project / "seen"  # the worker is in no run key
+    worker, seen = project / "stages" / "worker.py", project / "seen"  # the worker isn't in any run key
     source = worker.read_text()
     assert source.count(CHOICE) == 1
     worker.write_text(source.replace(CHOICE, PRETENCE.format(seen=str(seen))))

@@ -1,7 +1,7 @@
-"""Something breaks at a random moment, on either engine and either store: every result is there once, bit for bit.
+"""Random faults on either engine and either store leave every result once, bit for bit.
 
-A seed stands for a fault (`tests.cluster.mishaps`).  Five are in `make test-cluster`; `CLAIMCHECK_SOAK_KILLS` says
-how many the soak takes, and `CLAIMCHECK_SOAK_SEED` from which on: where an earlier one ended, its report is continued.
+Each seed is a fault (`tests.cluster.mishaps`). `make test-cluster` runs five; for the soak, `CLAIMCHECK_SOAK_KILLS`
+sets the number and `CLAIMCHECK_SOAK_SEED` the first seed: if an earlier soak ended there, its report is continued.
 """
 
 import json
@@ -43,7 +43,7 @@ def try_seed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Try]:
-    """Lets the fault of a seed happen, and checks what came of it."""
+    """Apply the fault of a seed and check the outcome."""
     for name, value in object_server.environment.items():
         monkeypatch.setenv(name, value)
 
@@ -59,13 +59,13 @@ def try_seed(
     object_server.up()
 
 
-def test_after_a_killed_task_every_result_is_there_once(try_seed: Try) -> None:
-    """Killed nodes are in `test_faults.py`, killed slots and parents in `tests/scheduling/test_kill.py`."""
+def test_every_result_exists_once_after_a_killed_task(try_seed: Try) -> None:
+    """`test_faults.py` kills nodes, `tests/scheduling/test_kill.py` slots and parents."""
     try_seed(1)
 
 
 @pytest.mark.slow(hours=True)
-def test_after_a_hundred_faults_every_result_is_there_once(try_seed: Try) -> None:
+def test_every_result_exists_once_after_a_hundred_faults(try_seed: Try) -> None:
     faults, stores, lost, again = _before()
     for seed in range(SEED, SEED + KILLS):
         began = time.monotonic()
@@ -91,7 +91,7 @@ def test_after_a_hundred_faults_every_result_is_there_once(try_seed: Try) -> Non
 
 
 def _before() -> tuple[Counter[str], Counter[str], Counter[str], Counter[str]]:
-    """What the report says that ended at this seed."""
+    """Return the report that ended at this seed."""
     path = Path(os.environ.get("CLAIMCHECK_SOAK_REPORTS", "docs/soak")) / f"{REPORT}.json"
     known: dict[str, Any] = json.loads(path.read_text()) if SEED and path.exists() else {}
     if known.get("next_seed") != SEED:

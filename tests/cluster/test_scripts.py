@@ -1,4 +1,4 @@
-"""What starts a cluster on Slurm or by SkyPilot, as far as it can be read without either."""
+"""Static checks of the Slurm and SkyPilot scripts, without either installed."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from tests.project import REPOSITORY
 JOB = REPOSITORY / "deploy" / "slurm" / "claimcheck.sbatch"
 
 
-def test_the_job_has_no_fault_that_shellcheck_knows() -> None:
+def test_slurm_job_passes_shellcheck() -> None:
     program = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
     if program is None:
         pytest.skip("no shellcheck here; on Debian: apt install shellcheck")
@@ -29,15 +29,15 @@ case "$0 $1" in *claimcheck\\ run) exit 1;; esac
 """
 
 
-def test_the_keys_of_the_task_are_skypilots_and_its_commands_are_shell() -> None:
-    """SkyPilot 0.14.1 reads the task; it isn't installed here, so its keys are compared with those."""
+def test_skypilot_task_has_valid_keys_and_shell() -> None:
+    """The keys are those that SkyPilot 0.14.1, which isn't installed here, reads."""
     assert set(SKYPILOT) == {"name", "num_nodes", "resources", "workdir", "envs", "secrets", "setup", "run"}
     done = subprocess.run(["bash", "-n"], input=SKYPILOT["setup"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def run_on(rank: int, folder: Path) -> tuple[int, list[str]]:
-    """The exit code on the machine of that rank, and which commands of ours were called, with Ray's address."""
+    """Return the exit code on the machine of that rank, and our commands that ran, with Ray's address."""
     (folder / ".venv" / "bin").mkdir(parents=True)
     for name in ("ray", "claimcheck", "dvc"):
         (folder / ".venv" / "bin" / name).write_text(LOGGED)
@@ -48,7 +48,7 @@ def run_on(rank: int, folder: Path) -> tuple[int, list[str]]:
     return done.returncode, (folder / "log").read_text().splitlines()
 
 
-def test_the_first_machine_packs_the_data_before_it_trains_and_ends_as_the_training_ends(tmp_path: Path) -> None:
+def test_first_machine_packs_the_data_trains_and_exits_with_the_training(tmp_path: Path) -> None:
     ours = "[10.0.0.1:6479 token]"
     assert run_on(0, tmp_path) == (
         1,
@@ -62,7 +62,7 @@ def test_the_first_machine_packs_the_data_before_it_trains_and_ends_as_the_train
     )
 
 
-def test_every_other_machine_joins_the_first(tmp_path: Path) -> None:
+def test_other_machines_join_the_first(tmp_path: Path) -> None:
     address = "10.0.0.1:6479"
     joined = f"ray start --block --address={address} --disable-usage-stats [{address} token]"
     assert run_on(1, tmp_path) == (0, [joined])

@@ -1,4 +1,4 @@
-"""The job for Slurm: run, stopped and requeued by a real Slurm of one node."""
+"""The Slurm job is run, stopped and requeued by a real one-node Slurm."""
 
 import subprocess
 import sys
@@ -48,11 +48,11 @@ def submit(project: Path, reach: dict[str, str]) -> None:
 
 
 def ends(project: Path) -> list[list[str | None]]:
-    """How the attempts of each run ended."""
+    """Return how the attempts of each run ended."""
     return sorted([one.end for one in of_run] for of_run in attempts(project).values())
 
 
-def test_a_job_starts_a_cluster_trains_and_ends_it(project: Path, reach: dict[str, str]) -> None:
+def test_job_starts_a_cluster_trains_and_stops_it(project: Path, reach: dict[str, str]) -> None:
     submit(project, reach)
     log = project / "claimcheck-1.log"
     wait_for(lambda: state_of(reach) in ENDED, 500)
@@ -62,20 +62,20 @@ def test_a_job_starts_a_cluster_trains_and_ends_it(project: Path, reach: dict[st
     assert not left_running(project), "the cluster has ended with the job"
 
 
-def test_a_job_whose_time_is_nearly_over_saves_and_goes_on_from_there(project: Path, reach: dict[str, str]) -> None:
+def test_job_near_its_time_limit_saves_and_resumes_when_requeued(project: Path, reach: dict[str, str]) -> None:
     submit(project, reach)
     wait_for(lambda: saved_states(project), 300)
     scancel(reach, "USR1")
     wait_for(lambda: state_of(reach) == "PENDING", 120)
     assert saved_states(project) and not left_running(project)
-    # Slurm lets two minutes pass before it starts a job again
+    # Slurm waits two minutes before it starts a job again
     subprocess.run(["scontrol", "update", "JobId=1", "StartTime=now"], env=reach, check=True)
     wait_for(lambda: state_of(reach) in ENDED, 300)
     assert state_of(reach) == "COMPLETED", (project / "claimcheck-1.log").read_text()
     assert ends(project) in ([["published"], ["stopped", "published"]], [["stopped", "published"]] * 2)
 
 
-def test_a_job_that_is_asked_to_stop_saves_and_ends(project: Path, reach: dict[str, str]) -> None:
+def test_stopped_job_saves_and_ends(project: Path, reach: dict[str, str]) -> None:
     submit(project, reach)
     wait_for(lambda: saved_states(project), 300)
     scancel(reach, "TERM")
@@ -94,7 +94,7 @@ def state_of(reach: dict[str, str]) -> str:
 
 
 def show(reach: dict[str, str], what: str) -> str:
-    """A field of the only job."""
+    """Return a field of the only job."""
     command = ["scontrol", "show", "job", "1"]
     shown = subprocess.run(command, env=reach, capture_output=True, text=True, check=False, timeout=30).stdout
     return shown.partition(f"{what}=")[2].partition(" ")[0].strip()

@@ -1,4 +1,4 @@
-"""The store is out of reach for a minute while two clones, one on a cluster and one on this machine, train into it."""
+"""The store is unavailable for a minute while two clones, one on a cluster, train into it."""
 
 import shutil
 import signal
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="no Ray here; `make cluster` adds it"),
 ]
 AWAY_SECONDS = 60.0
-"""As long as a lease lives, and four times as long as these engines let a task be silent."""
+"""As long as a lease, and four times the silence that these engines allow a task."""
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def server(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.mark.parametrize("how", ["refuses", "is silent"])
-def test_nobody_loses_or_takes_over_a_run(
+def test_no_run_is_lost_or_taken_over_while_the_store_is_away(
     two_nodes: Nodes,
     server: ObjectServer,
     project: Path,
@@ -45,7 +45,7 @@ def test_nobody_loses_or_takes_over_a_run(
     tmp_path: Path,
     how: str,
 ) -> None:
-    """Both clones want all runs, and both are training when the store goes."""
+    """Both clones want all runs, and both are training when the store goes down."""
     store = ObjectStore(f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}", project / "read")
     leases, other = Leases(store), Path(shutil.copytree(project, tmp_path / "other"))
 
@@ -55,7 +55,7 @@ def test_nobody_loses_or_takes_over_a_run(
 
     here = start_command(other, two_nodes, ["--all", "--device", "cpu"], {"CLAIMCHECK_STORE": store.address})
     wait_for(lambda: [work for work in store.scratch.list_works() if work in undisturbed])
-    here.send_signal(signal.SIGSTOP)  # it would have trained everything by the time that Ray is ready
+    here.send_signal(signal.SIGSTOP)  # otherwise everything would be trained before Ray is ready
     there = start(project, two_nodes, CLAIMCHECK_STORE=store.address)
     wait_for(lambda: len(owners()) == 2 and two_nodes.trainings())
     here.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""`BackgroundEvaluator` evaluates trained experiments while DVC goes on, in a fork that ends with its caller."""
+"""`BackgroundEvaluator` evaluates trained experiments while DVC continues, in a fork that ends with its caller."""
 
 import os
 import time

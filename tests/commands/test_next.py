@@ -1,4 +1,4 @@
-"""`claimcheck next`: its proposal, and `--run`, which trains only that."""
+"""`claimcheck next` proposes runs, and `--run` trains only those."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_next_proposes_runs_that_complete_analyses_and_trains_only_those(tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("trained; `make repro` evaluates and judges them\n")
     assert len(list(RunStore(project / "data" / "store").run_keys())) == 10
-    assert not (project / "data" / "runs").exists(), "what an experiment's folder holds is for its stage to say"
+    assert not (project / "data" / "runs").exists(), "the stage itself updates an experiment's folder"
     again = claimcheck(project, "next", "--budget", "1h")
     assert again.stdout.splitlines() == [
         "2 claims at an interim analysis with complete trainings: run `make repro` to judge them",
@@ -74,7 +74,7 @@ def test_run_is_refused_under_profiles_that_decide_nothing(tmp_path: Path) -> No
         ("--budget 1h --run --engine rays", 1, "no engine 'rays'; known: local, ray (--engine or CLAIMCHECK_ENGINE"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path: Path, words: str, code: int, said: str) -> None:
+def test_mistake_is_one_line(tmp_path: Path, words: str, code: int, said: str) -> None:
     done = claimcheck(make_waiting(tmp_path), "next", *words.split())
     assert (done.returncode, done.stderr.count("\n")) == (code, 1)
     assert done.stderr.startswith(f"claimcheck next: {said}")

@@ -1,4 +1,4 @@
-"""`claimcheck status`: verdicts and trainings, as tables, JSON and metrics, and live on a terminal."""
+"""`claimcheck status`: verdicts and trainings as tables, JSON and metrics, and live on a terminal."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def project(recorded: Path, tmp_path: Path) -> Path:
 
 
 def train_in(project: Path, *, dashboard: str = "") -> None:
-    """A journal that says that one of two runs trains, under its lease, half of it done; the other one failed."""
+    """Write a journal in which one run trains under its lease and is half done, and another failed."""
     store = RunStore(project / "data" / "store")
     protocol = Protocol(optimizer=OptimizerSpec(name="sgd", lr=0.1), batch_size=1, epochs=1)
     specs = [
@@ -73,17 +73,17 @@ def train_in(project: Path, *, dashboard: str = "") -> None:
         journal.report(event)
 
 
-def test_without_trainings_it_is_the_verdicts_alone(project: Path) -> None:
+def test_status_without_trainings_shows_only_verdicts(project: Path) -> None:
     done = claimcheck(project, "status", "dac")
     assert done.returncode == 0 and done.stdout.startswith("paper  decided") and "trains" not in done.stdout
     document = json.loads(claimcheck(project, "status", "dac", "--json").stdout)
     assert [row["paper"] for row in document["papers"]] == ["dac"]
     assert document["trainings"] == {"sessions": [], "rows": [], "left_seconds": None, "finished": [], "brought": []}
     assert claimcheck(project, "status", "--watch").stdout == "no training has run in this store yet\n"
-    assert not (project / "data" / "store").exists(), "who looks leaves nothing"
+    assert not (project / "data" / "store").exists(), "reading writes nothing"
 
 
-def test_one_snapshot_has_every_state_by_experiment_and_node(project: Path) -> None:
+def test_snapshot_has_every_state_by_experiment_and_node(project: Path) -> None:
     train_in(project, dashboard="http://127.0.0.1:8265")
     shown = claimcheck(project, "status", "--watch").stdout
     assert shown.startswith("ray engine on ") and "; dashboard: http://127.0.0.1:8265\n" in shown
@@ -96,7 +96,7 @@ def test_one_snapshot_has_every_state_by_experiment_and_node(project: Path) -> N
     assert everything.startswith("paper") and LABEL in everything
 
 
-def test_metrics_are_what_prometheus_reads(project: Path) -> None:
+def test_metrics_are_valid_prometheus_format(project: Path) -> None:
     train_in(project)
     path = project / "claimcheck.prom"
     assert claimcheck(project, "status", "--prometheus", str(path)).returncode == 0
@@ -118,7 +118,7 @@ def test_metrics_are_what_prometheus_reads(project: Path) -> None:
     assert "none/x.prom: no folder " in nowhere.stderr
 
 
-def test_no_torch_is_loaded(project: Path) -> None:
+def test_status_does_not_import_torch(project: Path) -> None:
     train_in(project)
     code = "import sys; from stages.cli import main; main(['status', '--watch']); print('torch' in sys.modules)"
     words = [sys.executable, "-c", code]
@@ -126,7 +126,7 @@ def test_no_torch_is_loaded(project: Path) -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
-def test_on_a_terminal_it_stays_until_ctrl_c(project: Path) -> None:
+def test_status_on_a_terminal_runs_until_ctrl_c(project: Path) -> None:
     train_in(project)
     pressed: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""`claimcheck why`: each reason that a run has, by its label and by its key."""
+"""`claimcheck why` explains each reason for a run, by label and by key."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def why(project: Path, run: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(300)
-def test_a_run_is_new_then_trained_then_changed(tmp_path: Path) -> None:
+def test_run_is_new_then_trained_then_changed(tmp_path: Path) -> None:
     project = make_waiting(tmp_path)
     new = why(project, RUN)
     assert new["reason"] == "to be trained: nothing was trained for this cell before"
@@ -54,7 +54,7 @@ def test_a_run_is_new_then_trained_then_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_an_attempt_that_was_killed_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_killed_attempt_is_explained(tmp_path: Path) -> None:
     project = make_waiting(tmp_path)
     edit(project / "params.yaml", lambda p: p["profiles"]["paper"].update(overrides={"epochs": 3000, "batch_size": 16}))
     process = start_training(project, "--runs", "ninformer.0")
@@ -69,8 +69,8 @@ def test_an_attempt_that_was_killed_is_told_with_its_reason(tmp_path: Path) -> N
     assert attempt["end"] == "lost"
 
 
-def test_a_published_run_is_explained_in_a_fresh_clone(tmp_path: Path) -> None:
-    """Without data and store: by evidence; code that lines show to be the same is no change."""
+def test_published_run_is_explained_in_a_fresh_clone(tmp_path: Path) -> None:
+    """Without data and store it uses evidence; equivalent code is no change."""
     (tmp_path / "data").mkdir()
     for part in (
         "params",
@@ -103,13 +103,13 @@ def test_a_published_run_is_explained_in_a_fresh_clone(tmp_path: Path) -> None:
         ("abcdef0123", "no run has a key that begins with abcdef0123: not in the params, the store or the evidence"),
     ],
 )
-def test_a_mistyped_run_gets_the_nearest(tmp_path: Path, run: str, said: str) -> None:
+def test_mistyped_run_gets_the_nearest_name(tmp_path: Path, run: str, said: str) -> None:
     done = claimcheck(make_waiting(tmp_path), "why", run)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith(f"claimcheck why: {said}")
 
 
-def test_a_key_of_several_runs_is_refused(tmp_path: Path) -> None:
+def test_key_of_several_runs_is_refused(tmp_path: Path) -> None:
     project, store = make_waiting(tmp_path), tmp_path / "data" / "store"
     for key in ("abcdef01" + "0" * 56, "abcdef02" + "0" * 56):
         RunStore(store).publish(key, {"spec.json": b"{}", "result.json": b"{}"})

@@ -1,4 +1,4 @@
-"""A small project that claims are about: two tiny arms with five seeds, as printed on data packed from a stand-in."""
+"""A small project with claims: two tiny arms with five seeds under the `paper` profile on placeholder data."""
 
 import csv
 import shutil
@@ -17,7 +17,7 @@ REPLICATES = 5
 
 
 def make_waiting(folder: Path) -> Path:
-    """A value of one arm, judged at five replicates, and an order of both, judged at three and five."""
+    """Create a value of one arm, judged at five replicates, and an order of both, judged at three and five."""
     project = make_project(folder, epochs=1, steps_per_epoch=1)
     edit(project / "params.yaml", lambda p: p.update(profile="paper"))
     tiny = {"epochs": 1, "steps_per_epoch": 1, "batch_size": 16}
@@ -38,7 +38,7 @@ def make_waiting(folder: Path) -> Path:
 
 
 def claimcheck(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command in this process, which has loaded everything already."""
+    """Run the command in this process, which has loaded everything already."""
     output, errors = StringIO(), StringIO()
     with chdir(project), redirect_stdout(output), redirect_stderr(errors):
         code = main(list(words))
@@ -46,6 +46,6 @@ def claimcheck(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def claimcheck_alone(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
+    """Run the command in its own process."""
     command = [sys.executable, "-m", "stages.cli", *words]
     return subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
-"""Validates a crate, or asks it a SPARQL question: by the packages of `reader.lock` alone, and without a network.
+"""Validate a crate or query it in SPARQL, offline and with only the packages of `reader.lock`.
 
-`reader.py CONTEXT CRATE [QUESTION]`, with RO-Crate's context in a file, prints JSON.  Nothing of ours is imported.
+`reader.py CONTEXT CRATE [QUESTION]`, where CONTEXT is a file with RO-Crate's context, prints JSON.
 """
 
 import json
@@ -18,7 +18,7 @@ ADDRESS = "https://w3id.org/ro/crate/1.1/context"
 
 
 class OnDisk(requests.adapters.BaseAdapter):
-    """Answers with a file what it is asked for."""
+    """Answers every request with a file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -34,11 +34,11 @@ class OnDisk(requests.adapters.BaseAdapter):
         return answer
 
     def close(self) -> None:
-        """Holds nothing open."""
+        """Keep nothing open."""
 
 
 def find_issues(crate: str, context: Path) -> list[str]:
-    """What the validator finds against Process Run Crate: `severity: message (entity)`."""
+    """Return the validator's findings against Process Run Crate as `severity: message (entity)`."""
     with tempfile.TemporaryDirectory() as folder:
         cache = str(Path(folder) / "cache")
         with requests_cache.CachedSession(cache, backend="sqlite", expire_after=-1) as session:
@@ -58,7 +58,7 @@ def find_issues(crate: str, context: Path) -> list[str]:
 
 
 def answer(crate: str, context: Path, question: str) -> list[list[str]]:
-    """The rows that rdflib finds in the crate's graph."""
+    """Query the crate's graph with rdflib."""
     document = json.loads((Path(crate) / "ro-crate-metadata.json").read_text())
     known = json.loads(context.read_text(encoding="utf-8"))["@context"]
     document["@context"] = [known if part == ADDRESS else part for part in document["@context"]]

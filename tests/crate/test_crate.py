@@ -1,4 +1,4 @@
-"""`claimcheck crate`, read by programs that aren't ours: RO-Crate's validator, and rdflib by a question in SPARQL."""
+"""`claimcheck crate`, read by third-party programs: RO-Crate's validator, and rdflib with SPARQL."""
 
 import hashlib
 import json
@@ -25,17 +25,17 @@ QUESTION = """
     }
 """
 HONEST = (
-    "The Action SHOULD have an endTime in ISO 8601 format",  # nobody noted when a training ended
+    "The Action SHOULD have an endTime in ISO 8601 format",  # no end times were recorded
     "The Application SHOULD have a url",  # there is no public address
     "The organization SHOULD have a URL",
-    "The SoftwareApplication id SHOULD be an absolute URI",  # it is said of the class itself
+    "The SoftwareApplication id SHOULD be an absolute URI",  # the message is about the class itself
 )
-"""What the validator recommends and the crate can't say."""
+"""Recommendations of the validator that the crate can't follow."""
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of git as a fresh clone has them, without results of a working tree."""
+    """Files in git like in a fresh clone, without results of this working tree."""
     folder = tmp_path_factory.mktemp("clone")
     for name in ("CITATION.cff", "LICENSE", "NOTICE", "dvc.yaml", "params.yaml", "params", "pyproject.toml"):
         (folder / name).symlink_to(REPOSITORY / name)
@@ -65,7 +65,7 @@ def digest(folder: Path) -> str:
     return hashlib.sha256(told.encode()).hexdigest()
 
 
-def test_the_same_files_give_the_same_bytes(clone: Path, crate: Path, tmp_path: Path) -> None:
+def test_same_files_give_the_same_bytes(clone: Path, crate: Path, tmp_path: Path) -> None:
     written = write_crate(clone, tmp_path / "again")
     assert digest(tmp_path / "again") == digest(crate)
     assert (written.trainings, written.verdicts) == (trainings(), len(claims()))
@@ -83,7 +83,7 @@ def claims() -> list[str]:
     return (REPOSITORY / "data" / "claims.csv").read_text().splitlines()[1:]
 
 
-def test_a_training_names_what_went_in_and_what_came_out(crate: Path) -> None:
+def test_training_has_its_inputs_and_outputs(crate: Path) -> None:
     entities = graph(crate)
     line = json.loads((REPOSITORY / "data" / "evidence" / "dac-sgemm.jsonl").read_text().splitlines()[0])
     result, origin = line["result"], line["origin"]
@@ -93,7 +93,7 @@ def test_a_training_names_what_went_in_and_what_came_out(crate: Path) -> None:
     assert training["instrument"] == {"@id": f"swh:1:rev:{origin['revision']}"}
     objects = [entities[one["@id"]] for one in training["object"]]
     assert objects[0]["identifier"] == result["data"]["digest"]
-    assert hashlib.sha256(objects[1]["text"].encode()).hexdigest() == result["run_key"], "the key, from what it is of"
+    assert hashlib.sha256(objects[1]["text"].encode()).hexdigest() == result["run_key"], "derived from its content"
     assert objects[2]["@id"] == "params/dac-sgemm.yaml" and (crate / "params" / "dac-sgemm.yaml").is_file()
     environment = entities[training["environment"]["@id"]]
     assert json.loads(environment["value"]) == result["environment"]
@@ -102,7 +102,7 @@ def test_a_training_names_what_went_in_and_what_came_out(crate: Path) -> None:
     assert numbers.items() <= {row["metric"]: row["value"] for row in result["metrics"]}.items() and numbers
 
 
-def test_the_crate_names_its_profile_licence_and_authors_and_every_file_it_holds(crate: Path) -> None:
+def test_crate_has_profile_licence_authors_and_all_its_files(crate: Path) -> None:
     entities = graph(crate)
     root = entities["./"]
     assert root["conformsTo"] == {"@id": PROFILE} and root["license"] == {"@id": "https://spdx.org/licenses/Apache-2.0"}
@@ -113,12 +113,12 @@ def test_the_crate_names_its_profile_licence_and_authors_and_every_file_it_holds
     assert (
         "stages/" in entities and (crate / "stages" / "cli.py").is_file() and not any("__pycache__" in f for f in files)
     )
-    assert len(root["mentions"]) == trainings() + 1, "every training, and the judging"
+    assert len(root["mentions"]) == trainings() + 1, "every training, plus the judging"
 
 
 @pytest.fixture(scope="session")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with the packages of `reader.lock`, each by its hash."""
+    """Interpreter of an environment with the hash-checked packages of `reader.lock`."""
     folder = tmp_path_factory.mktemp("reader")
     uv = shutil.which("uv", path=str(Path(sys.executable).parent))
     assert uv, "uv is in the pipeline's lock"
@@ -142,7 +142,7 @@ def ask(reader: Path, crate: Path, *question: str) -> Any:
 
 @pytest.mark.needs(network=True)
 @pytest.mark.timeout(600)
-def test_the_validator_finds_nothing_that_the_profile_requires(reader: Path, crate: Path, tmp_path: Path) -> None:
+def test_crate_passes_the_validator(reader: Path, crate: Path, tmp_path: Path) -> None:
     issues = ask(reader, crate)
     assert [one for one in issues if not one.partition(": ")[2].startswith(HONEST)] == []
     broken = Path(shutil.copytree(crate, tmp_path / "broken"))
@@ -154,7 +154,7 @@ def test_the_validator_finds_nothing_that_the_profile_requires(reader: Path, cra
 
 @pytest.mark.needs(network=True)
 @pytest.mark.timeout(600)
-def test_rdflib_tells_which_trainings_decided_a_claim(reader: Path, crate: Path, published: str) -> None:
+def test_sparql_finds_the_trainings_that_decided_a_claim(reader: Path, crate: Path, published: str) -> None:
     rows = ask(reader, crate, QUESTION)
     with open_results(published)() as session:
         (one,) = (one for one in list_judged(session, ClaimFilter()) if one.claim.id == "dac.sgemm.gain")

@@ -1,4 +1,4 @@
-"""Archives written member by member, honest ones and traps."""
+"""Archives written member by member, both valid and malicious."""
 
 import io
 import stat
@@ -41,7 +41,7 @@ def write_zip_link(path: Path, name: str, target: str) -> Path:
 
 
 def write_tar_special(path: Path, name: str, kind: bytes, target: str = "") -> Path:
-    """A tar with one member that is not a file: a link, a device, a pipe."""
+    """Write a tar with one special member: a link, a device or a pipe."""
     with tarfile.open(path, "w:gz") as archive:
         member = tarfile.TarInfo(name)
         member.type, member.linkname = kind, target

@@ -10,10 +10,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def sample_mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A mirror with the small real samples stored beside the repository, as their unpacking script writes it."""
+    """Mirror of the small real samples stored next to the repository, laid out like by their unpacking script."""
     packed = REPOSITORY.parent / "shared" / "data"
     if not packed.is_dir():
-        pytest.skip("no real samples: they lie beside the repository, in shared/data")
+        pytest.skip("no real samples next to the repository, in shared/data")
     mirror = tmp_path_factory.mktemp("mirror")
     content = (packed / "tiny-imagenet/tiny-imagenet-200-subset.zip").read_bytes()
     write_folder(mirror / "tinyimagenet", {"tiny-imagenet-200.zip": content})

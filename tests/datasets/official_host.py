@@ -1,4 +1,4 @@
-"""A small HTTP server on 127.0.0.1 that plays the official hosts, faults included."""
+"""A local HTTP server that acts as the official hosts, including faults."""
 
 import threading
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Self
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The host's response to one path; `promised_bytes` is the Content-Length if it isn't the true one."""
+    """The host's response to one path; `promised_bytes` overrides the true Content-Length."""
 
     body: bytes = b""
     status: int = 200
@@ -18,7 +18,7 @@ class Answer:
 
 
 class OfficialHost:
-    """Serves `answers` by file name and records requests; anything else is a 404."""
+    """Serves `answers` by file name and records requests; other names are 404."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
@@ -38,7 +38,7 @@ class OfficialHost:
                 self.wfile.write(answer.body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's name)
-                """Log nothing."""
+                """Discard log messages."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})

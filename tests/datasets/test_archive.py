@@ -1,4 +1,4 @@
-"""Archives with traps of every kind, and pictures in them."""
+"""Malicious and damaged archives, and pictures in archives."""
 
 import io
 import tarfile
@@ -23,7 +23,7 @@ def contents(archive: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("name", ["../escaped", "a/../../escaped", "/absolute", "C:/windows", "a\\..\\escaped"])
-def test_name_that_leads_out_is_refused(tmp_path: Path, suffix: str, name: str) -> None:
+def test_member_path_outside_the_folder_is_refused(tmp_path: Path, suffix: str, name: str) -> None:
     archive = write_archive(tmp_path / f"a{suffix}", [("good", b""), (name, b"bad")])
     with pytest.raises(DatasetError, match="the name leads out of the archive"):
         contents(archive)
@@ -43,9 +43,9 @@ def test_link_or_device_is_refused(tmp_path: Path, kind: bytes) -> None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("twin", ["same", "./same"])
-def test_member_that_comes_twice_is_named(tmp_path: Path, suffix: str, twin: str) -> None:
+def test_repeated_member_is_reported(tmp_path: Path, suffix: str, twin: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # zipfile's, on writing
+        warnings.simplefilter("ignore")  # zipfile warns when writing
         archive = write_archive(tmp_path / f"a{suffix}", [("same", b"1"), (twin, b"2")])
     with pytest.raises(DatasetError, match="same: comes twice"):
         contents(archive)
@@ -62,7 +62,7 @@ def test_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, suffix: str) -> N
             pass
 
 
-def test_what_grows_like_text_is_no_bomb(tmp_path: Path) -> None:
+def test_text_like_compression_is_not_a_bomb(tmp_path: Path) -> None:
     text = np.random.RandomState(0).bytes(17 << 19).hex().encode()
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("text", text)
@@ -72,7 +72,7 @@ def test_what_grows_like_text_is_no_bomb(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("content", [b"", b"neither zip nor tar" * 100], ids=["empty", "other"])
-def test_what_is_no_archive_is_named(tmp_path: Path, suffix: str, content: bytes) -> None:
+def test_file_that_is_no_archive_is_reported(tmp_path: Path, suffix: str, content: bytes) -> None:
     path = tmp_path / f"a{suffix}"
     path.write_bytes(content)
     with pytest.raises(DatasetError, match=r"not a readable (zip|tar) archive"):
@@ -80,21 +80,21 @@ def test_what_is_no_archive_is_named(tmp_path: Path, suffix: str, content: bytes
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_archive_that_is_cut_short_is_named(tmp_path: Path, suffix: str) -> None:
+def test_truncated_archive_is_reported(tmp_path: Path, suffix: str) -> None:
     archive = write_archive(tmp_path / f"a{suffix}", [("one", bytes(range(256)) * 100), ("two", b"2" * 5000)])
     archive.write_bytes(archive.read_bytes()[:-60])
     with pytest.raises(DatasetError):
         contents(archive)
 
 
-def test_damaged_member_of_a_zip_is_named(tmp_path: Path) -> None:
+def test_damaged_zip_member_is_reported(tmp_path: Path) -> None:
     archive = write_zip(tmp_path / "a.zip", [("one", b"right content")])
     archive.write_bytes(archive.read_bytes().replace(b"right content", b"wrong content"))
     with pytest.raises(DatasetError, match=r"a.zip, one: can't be read \(Bad CRC-32"):
         contents(archive)
 
 
-def test_encrypted_member_is_named(tmp_path: Path) -> None:
+def test_encrypted_member_is_reported(tmp_path: Path) -> None:
     archive = write_zip(tmp_path / "a.zip", [("one", b"secret")])
     content = bytearray(archive.read_bytes())
     content[6] |= 1  # general purpose flag of the file's own header
@@ -111,7 +111,7 @@ def jpeg(pixels: np.ndarray) -> bytes:
 
 
 def stripes(height: int, width: int) -> np.ndarray:
-    """Red grows from left to right, green from top to bottom."""
+    """Return stripes: red grows from left to right, green from top to bottom."""
     pixels = np.zeros((height, width, 3), dtype=np.uint8)
     pixels[:, :, 0] = np.linspace(0, 255, width)
     pixels[:, :, 1] = np.linspace(0, 255, height)[:, None]
@@ -128,7 +128,7 @@ def test_picture_of_the_right_size_keeps_its_pixels() -> None:
 def test_shorter_side_is_fitted_and_the_middle_kept(height: int, width: int) -> None:
     square = decode_square(jpeg(stripes(height, width)), 80, "here").astype(int)
     assert square.shape == (3, 80, 80)
-    # As much is missing on one side as on the other, in the longer direction only.
+    # Both sides are cropped equally, and only along the longer dimension.
     red, green = square[0, 40], square[1, :, 40]
     cut = (1 - 160 / 213) / 2 * 255
     for ramp, is_cut in ((red, width > height), (green, height > width)):
@@ -136,13 +136,13 @@ def test_shorter_side_is_fitted_and_the_middle_kept(height: int, width: int) -> 
         assert abs(255 - ramp[-1] - (cut if is_cut else 0)) < 5
 
 
-def test_shrinking_averages_instead_of_picking() -> None:
+def test_shrinking_averages_pixels() -> None:
     board = (np.indices((64, 64)).sum(0) % 2 * 255).astype(np.uint8)
     small = decode_square(jpeg(np.stack([board] * 3, axis=2)), 32, "here")
     assert abs(small.astype(int) - 127).max() < 10
 
 
-def test_grey_picture_gets_three_equal_channels() -> None:
+def test_grey_picture_has_three_equal_channels() -> None:
     square = decode_square(jpeg(stripes(64, 64)[:, :, 0]), 64, "here")
     np.testing.assert_array_equal(square[0], square[1])
     np.testing.assert_array_equal(square[0], square[2])
@@ -159,19 +159,19 @@ def png() -> bytes:
     [b"", b"<!doctype html>", jpeg(stripes(64, 64))[:-200], jpeg(stripes(64, 64))[:30], png()],
     ids=["empty", "page", "cut", "header", "png"],
 )
-def test_what_is_no_whole_jpeg_is_named(content: bytes) -> None:
+def test_invalid_jpeg_is_reported(content: bytes) -> None:
     with pytest.raises(DatasetError, match="archive, picture: not a whole JPEG picture"):
         decode_square(content, 64, "archive, picture")
 
 
 def resized(content: bytes, height: int, width: int) -> bytes:
-    """The same file claiming other dimensions, in its frame header."""
+    """Return the file with other dimensions in its frame header."""
     at = content.index(b"\xff\xc0") + 5
     return content[:at] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + content[at + 4 :]
 
 
 @pytest.mark.parametrize(("height", "width"), [(9000, 8000), (60000, 60000)])
-def test_picture_that_unpacks_to_too_many_pixels_is_refused(height: int, width: int) -> None:
+def test_picture_with_too_many_pixels_is_refused(height: int, width: int) -> None:
     with pytest.raises(DatasetError, match="pixels"):
         decode_square(resized(jpeg(stripes(64, 64)), height, width), 64, "here")
 
@@ -186,7 +186,7 @@ def test_pictures_come_in_the_order_of_the_archive(tmp_path: Path, suffix: str) 
         np.testing.assert_array_equal(image, decode_square(jpeg(pictures[name]), 8, name))
 
 
-def test_archive_without_a_labelled_picture_is_named(tmp_path: Path) -> None:
+def test_archive_without_labelled_pictures_is_reported(tmp_path: Path) -> None:
     archive = write_archive(tmp_path / "a.zip", [("a.JPEG", jpeg(stripes(8, 8)))])
     with pytest.raises(DatasetError, match="has no labelled picture"):
         read_pictures(archive, {}, 8)

@@ -16,7 +16,7 @@ from tests.datasets.test_archive import jpeg
 
 COUNTS = (18, 12, 6, 6, 6, 6, 6, 6)
 IMAGES = {f"ISIC_{100 * label + number:07d}": label for label, count in enumerate(COUNTS) for number in range(count)}
-# Three melanomas are one lesion; of two nevi each, three times.
+# Three melanomas share one lesion; so do two nevi, three times.
 LESIONS = {f"ISIC_{number:07d}": "MSK_1" for number in range(3)} | {
     f"ISIC_{100 + number:07d}": f"BCN_{number // 2}" for number in range(6)
 }
@@ -27,7 +27,7 @@ def pixels(image: str) -> np.ndarray:
 
 
 def flat(image: str, shape: tuple[int, int]) -> np.ndarray:
-    """Fast to make and small: each picture has a single, different colour."""
+    """Make small pictures quickly: each has a single, distinct colour."""
     number = list(IMAGES).index(image)
     return np.full((*shape, 3), (3 * number, 255 - 3 * number, 7 * number % 256), dtype=np.uint8)
 
@@ -39,7 +39,7 @@ def write(
     copy_of: dict[str, str] | None = None,
     shape: tuple[int, int] | None = None,
 ) -> None:
-    """The official files; a picture in `copy_of` has another one's content, and all have `shape`, height and width."""
+    """Write the official files; pictures in `copy_of` repeat another's content, and all have this `shape`."""
     sources = {image: (copy_of or {}).get(image, image) for image in IMAGES}
     contents = {
         image: jpeg(pixels(source) if shape is None else flat(source, shape)) for image, source in sources.items()
@@ -57,7 +57,7 @@ def write(
 
 
 def split_images(folder: Path) -> tuple[set[str], set[str]]:
-    """Names of the training and of the test pictures, recovered from their pixels."""
+    """Return the names of training and test pictures, recovered from their pixels."""
     names = {}
     for image in IMAGES:
         key = decode_square(jpeg(pixels(image)), 80, image).tobytes()
@@ -66,7 +66,7 @@ def split_images(folder: Path) -> tuple[set[str], set[str]]:
     return {names[row.tobytes()] for row in train.images}, {names[row.tobytes()] for row in test.images}
 
 
-def test_split_is_disjoint_whole_and_always_the_same(tmp_path: Path) -> None:
+def test_split_is_disjoint_complete_and_deterministic(tmp_path: Path) -> None:
     write(tmp_path)
     for split, counts in (("test", [3, 2, 1, 1, 1, 1, 1, 1]), ("train", [15, 10, 5, 5, 5, 5, 5, 5])):
         labels = isic2019.read_split(tmp_path, split).labels  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_split_is_disjoint_whole_and_always_the_same(tmp_path: Path) -> None:
 
 
 def test_pictures_of_one_lesion_stay_together() -> None:
-    """True for any order drawn from the names: forty other numberings of the lesions, too."""
+    """Whatever order the names give: also for forty other numberings of the lesions."""
     for number in range(40):
         lesions = {image: f"{lesion}_{number}" for image, lesion in LESIONS.items()}
         test = isic2019.choose_test(IMAGES, {image: lesions.get(image, image) for image in IMAGES})
@@ -87,11 +87,11 @@ def test_pictures_of_one_lesion_stay_together() -> None:
 
 
 def torn(test: set[str]) -> set[str]:
-    """Lesions with pictures in both splits."""
+    """Return the lesions with pictures in both splits."""
     return {LESIONS[image] for image in LESIONS if image in test} & {LESIONS[i] for i in LESIONS if i not in test}
 
 
-def test_metadata_keep_lesions_whole_that_would_be_torn_without(tmp_path: Path) -> None:
+def test_metadata_prevent_splitting_lesions(tmp_path: Path) -> None:
     (tmp_path / "without").mkdir()
     write(tmp_path / "without", lesions=None)
     assert torn(split_images(tmp_path / "without")[1])
@@ -99,7 +99,7 @@ def test_metadata_keep_lesions_whole_that_would_be_torn_without(tmp_path: Path) 
     assert not torn(split_images(tmp_path)[1])
 
 
-def test_files_of_the_same_content_stay_together(tmp_path: Path) -> None:
+def test_files_with_equal_content_stay_together(tmp_path: Path) -> None:
     copies = {f"ISIC_{number:07d}": "ISIC_0000017" for number in range(12, 17)}
     write(tmp_path, copy_of=copies)
     manifest_free = load_params().datasets["isic2019"]
@@ -129,7 +129,7 @@ TRUTH_FAULTS = {
 
 
 @pytest.mark.parametrize("fault", TRUTH_FAULTS)
-def test_fault_of_the_ground_truth_is_named(tmp_path: Path, fault: str) -> None:
+def test_invalid_ground_truth_is_reported(tmp_path: Path, fault: str) -> None:
     before, after, message = TRUTH_FAULTS[fault]
     write(tmp_path)
     text = (tmp_path / TRUTH).read_text()
@@ -139,7 +139,7 @@ def test_fault_of_the_ground_truth_is_named(tmp_path: Path, fault: str) -> None:
         isic2019.read_split(tmp_path, "train")
 
 
-def test_metadata_without_lesions_are_named(tmp_path: Path) -> None:
+def test_metadata_without_lesions_are_reported(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / METADATA).write_text("image,sex\n")
     with pytest.raises(DatasetError, match="has no column lesion_id"):
@@ -161,22 +161,22 @@ def provenance(home: Path, source: DatasetSource = WHOLE) -> str:
     return prepare(source, manifest, home, home / "packed").provenance
 
 
-def test_all_pictures_in_their_official_sizes_are_the_whole_set(tmp_path: Path) -> None:
+def test_all_pictures_in_official_sizes_are_the_full_set(tmp_path: Path) -> None:
     folder = tmp_path / "downloads" / "isic2019"
     folder.mkdir(parents=True)
     write(folder, shape=(450, 600))
     assert provenance(tmp_path) == "full"
     assert provenance(tmp_path, dataclasses.replace(WHOLE, complete_by_content=False)) == "subset"
-    assert provenance(tmp_path, dataclasses.replace(WHOLE, train=56)) == "subset", "one of 67 isn't there"
+    assert provenance(tmp_path, dataclasses.replace(WHOLE, train=56)) == "subset", "one of 67 is missing"
     (folder / METADATA).unlink()
-    assert provenance(tmp_path) == "subset", "without metadata lesions are torn apart"
+    assert provenance(tmp_path) == "subset", "without metadata, lesions are split"
     shrunk = tmp_path / "shrunk" / "downloads" / "isic2019"
     shrunk.mkdir(parents=True)
     write(shrunk, shape=(224, 224))
-    assert provenance(tmp_path / "shrunk") == "subset", "a shrunk copy under the official names, as they circulate"
+    assert provenance(tmp_path / "shrunk") == "subset", "shrunk copies circulate under the official names"
 
 
-def test_real_sample_lying_unpacked_becomes_a_subset(tmp_path: Path, sample_mirror: Path) -> None:
+def test_unpacked_real_sample_becomes_a_subset(tmp_path: Path, sample_mirror: Path) -> None:
     source = load_params().datasets["isic2019"]
     manifest = fetch_dataset("isic2019", source, tmp_path, sample_mirror, lambda line: None)
     assert [file.name for file in manifest.files] == [TRUTH, ARCHIVE], "the sample has no metadata"

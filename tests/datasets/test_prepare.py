@@ -1,4 +1,4 @@
-"""Preparing a data set: what is packed, checked against its declaration, and how complete it is."""
+"""Preparing a data set: its packed content, checks against its declaration, and its provenance."""
 
 import dataclasses
 import re
@@ -31,7 +31,7 @@ BATCH_2 = "cifar-10-batches-bin/data_batch_2.bin"
 
 
 def pack(dataset: TinyDataset, home: Path, source: DatasetSource | None = None) -> PackedInfo:
-    """Fetch from the downloads and prepare under another declaration, if one is given."""
+    """Fetch from the downloads and prepare, under another declaration if given."""
     dataset.write(home / "downloads/tiny")
     manifest = fetch_dataset("tiny", dataset.source, home, None, lambda line: None)
     return prepare(source or dataset.source, manifest, home, home / "processed/tiny")
@@ -43,7 +43,7 @@ def provenance_of(source: DatasetSource, manifest: Manifest, test: int = TEST) -
 
 
 def changed_mirror(dataset: TinyDataset, mirror: Path, name: str, rows: list[int] | None) -> Manifest:
-    """Fetch from a mirror in which the last byte of `name` is changed, and declared so."""
+    """Fetch from a mirror in which the last byte of `name` is changed and declared inexact."""
     content = bytearray(dataset.files[name])
     content[-1] ^= 1
     dataset.write(mirror / "tiny")
@@ -63,7 +63,7 @@ def test_official_files_become_the_packed_set(tmp_path: Path, dataset: TinyDatas
     assert images.labels.tolist() == [index % 10 for index in range(TRAIN)]
 
 
-def test_inexact_test_row_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_inexact_test_row_is_omitted_and_counted(tmp_path: Path) -> None:
     dataset = tiny_cifar10()
     manifest = changed_mirror(dataset, tmp_path, TEST_BATCH, [199])
     info = prepare(dataset.source, manifest, tmp_path, tmp_path / "processed/tiny")
@@ -80,11 +80,11 @@ def test_inexact_test_row_is_left_out_and_counted(tmp_path: Path) -> None:
     [
         (TEST_BATCH, [199], "full"),
         (TEST_BATCH, [198, 199], "subset"),  # more than half a percent
-        (TEST_BATCH, None, "subset"),  # which rows isn't known
+        (TEST_BATCH, None, "subset"),  # unknown which rows
         (BATCH_2, [199], "subset"),
     ],
 )
-def test_few_inexact_test_rows_are_accepted_and_no_others(
+def test_only_few_inexact_test_rows_are_accepted(
     tmp_path: Path, name: str, rows: list[int] | None, provenance: str
 ) -> None:
     dataset = tiny_cifar10()
@@ -92,7 +92,7 @@ def test_few_inexact_test_rows_are_accepted_and_no_others(
     assert prepare(dataset.source, manifest, tmp_path, tmp_path / "packed").provenance == provenance
 
 
-def test_data_set_without_one_of_its_files_is_a_subset(tmp_path: Path) -> None:
+def test_data_set_with_a_missing_file_is_a_subset(tmp_path: Path) -> None:
     dataset = tiny_mnist()
     dataset.write(tmp_path / "downloads/tiny")
     manifest = fetch_dataset("tiny", dataset.source, tmp_path, None, lambda line: None)
@@ -101,7 +101,7 @@ def test_data_set_without_one_of_its_files_is_a_subset(tmp_path: Path) -> None:
     assert provenance_of(dataset.source, part) == "subset"
 
 
-def test_stand_in_is_never_taken_for_the_data_set(tmp_path: Path) -> None:
+def test_placeholder_data_are_marked_as_embedded(tmp_path: Path) -> None:
     manifest = Manifest(dataset="tiny", source="embedded")
     info = prepare(tiny_cifar10().source, manifest, tmp_path, tmp_path / "packed")
     assert (info.provenance, info.source) == ("embedded", "embedded")
@@ -120,14 +120,14 @@ CLASSES_GONE = {
 
 
 @pytest.mark.parametrize("split", CLASSES_GONE)
-def test_missing_class_is_named(tmp_path: Path, split: str) -> None:
+def test_missing_class_is_reported(tmp_path: Path, split: str) -> None:
     files, message = CLASSES_GONE[split]
     with pytest.raises(DatasetError, match=message):
         pack(tiny_cifar10(files), tmp_path)
     assert not (tmp_path / "processed").exists()
 
 
-def test_class_that_goes_with_the_inexact_rows_is_missed(tmp_path: Path) -> None:
+def test_class_with_only_inexact_rows_is_missing(tmp_path: Path) -> None:
     labels = np.append(np.arange(TEST - 1) % 9, 9)
     dataset = tiny_cifar10(cifar10_files(test_labels=labels))
     manifest = changed_mirror(dataset, tmp_path, TEST_BATCH, [199])
@@ -135,7 +135,7 @@ def test_class_that_goes_with_the_inexact_rows_is_missed(tmp_path: Path) -> None
         prepare(dataset.source, manifest, tmp_path, tmp_path / "packed")
 
 
-def test_label_outside_the_classes_is_named(tmp_path: Path) -> None:
+def test_invalid_label_is_reported(tmp_path: Path) -> None:
     labels = np.arange(TRAIN) % 10
     labels[13] = 10
     with pytest.raises(DatasetError, match="tiny, train: row 13 has label 10; labels go from 0 to 9"):
@@ -152,14 +152,14 @@ DECLARATIONS: Mapping[str, tuple[dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("case", DECLARATIONS)
-def test_difference_from_the_declaration_is_named(tmp_path: Path, case: str) -> None:
+def test_deviation_from_the_declaration_is_reported(tmp_path: Path, case: str) -> None:
     change, message = DECLARATIONS[case]
     dataset = tiny_cifar10()
     with pytest.raises(DatasetError, match=message):
         pack(dataset, tmp_path, dataclasses.replace(dataset.source, **change))  # type: ignore[arg-type]
 
 
-def test_raw_file_that_changed_after_fetch_is_named(tmp_path: Path) -> None:
+def test_raw_file_changed_after_fetch_is_reported(tmp_path: Path) -> None:
     dataset = tiny_mnist()
     pack(dataset, tmp_path)
     manifest = fetch_dataset("tiny", dataset.source, tmp_path, None, lambda line: None)
@@ -177,7 +177,7 @@ def test_raw_file_that_changed_after_fetch_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"), [(None, "no such file"), ("{", "not a manifest"), ("{}", "not a manifest")]
 )
-def test_bad_manifest_says_how_to_make_it(tmp_path: Path, text: str | None, message: str) -> None:
+def test_bad_manifest_explains_how_to_recreate_it(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "tiny.json"
     if text is not None:
         path.write_text(text)
@@ -189,14 +189,14 @@ ROW = 3073
 
 
 def with_shared_pixels() -> TinyDataset:
-    """The third test picture is the second one of the second training batch, under another class."""
+    """The third test picture equals the second one of the second training batch, under another class."""
     files = cifar10_files()
     test = bytearray(files[TEST_BATCH])
     test[2 * ROW + 1 : 3 * ROW] = files[BATCH_2][ROW + 1 : 2 * ROW]
     return tiny_cifar10({**files, TEST_BATCH: bytes(test)})
 
 
-def test_image_in_both_splits_is_found_whatever_its_class() -> None:
+def test_image_in_both_splits_is_found_regardless_of_class() -> None:
     train = ImageSet(np.arange(4 * 12, dtype=np.uint8).reshape(4, 3, 2, 2), np.arange(4))
     test = ImageSet(np.stack([train.images[3] + 1, train.images[2]]), np.array([9, 9]))
     assert find_shared(train, test) == [(2, 1)]
@@ -215,7 +215,7 @@ def test_official_sets_share_as_many_images_as_declared(tmp_path: Path, declared
         assert prepare(source, manifest, tmp_path, tmp_path / "packed").shared_test_images == 1
 
 
-def test_part_of_a_data_set_shares_no_image(tmp_path: Path) -> None:
+def test_subset_is_not_checked_for_shared_images(tmp_path: Path) -> None:
     dataset = with_shared_pixels()
     source = dataclasses.replace(
         dataset.source, files=tuple(dataclasses.replace(file, md5="0" * 32) for file in dataset.source.files)
@@ -228,7 +228,7 @@ def test_part_of_a_data_set_shares_no_image(tmp_path: Path) -> None:
         prepare(source, manifest, tmp_path, tmp_path / "packed")
 
 
-def test_count_of_each_class_is_the_declared_one() -> None:
+def test_class_counts_are_the_declared_ones() -> None:
     images = ImageSet(np.zeros((50, 3, 32, 32), dtype=np.uint8), np.arange(50) % 10)
     source = tiny_cifar10().source
     for right in (None, 5, (5,) * 10):
@@ -239,7 +239,7 @@ def test_count_of_each_class_is_the_declared_one() -> None:
         check_split(images, "train", declared, "tiny, train", may_be_part=False)
 
 
-def test_statistics_are_those_of_numpy() -> None:
+def test_statistics_equal_numpys() -> None:
     images = np.random.RandomState(0).randint(0, 256, (20, 3, 8, 8)).astype(np.uint8)
     images[:, 1] //= 7
     mean, std = pixel_statistics(images)
@@ -247,7 +247,7 @@ def test_statistics_are_those_of_numpy() -> None:
     np.testing.assert_allclose(std, images.std((0, 2, 3), dtype=np.float64) / 255, rtol=1e-12)
 
 
-def test_statistics_know_nothing_of_the_test_set(tmp_path: Path) -> None:
+def test_statistics_ignore_the_test_set(tmp_path: Path) -> None:
     seen = []
     for seed in (0, 1):
         files = cifar10_files()
@@ -278,7 +278,7 @@ def packed_set(folder: Path) -> tuple[ImageSet, ImageSet, PackedInfo]:
     return train, test, info
 
 
-def test_packed_set_is_the_same_bytes_twice(tmp_path: Path) -> None:
+def test_packing_is_deterministic(tmp_path: Path) -> None:
     packed_set(tmp_path / "a")
     packed_set(tmp_path / "b")
     contents = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("a", "b")]
@@ -286,7 +286,7 @@ def test_packed_set_is_the_same_bytes_twice(tmp_path: Path) -> None:
     assert set(contents[0]) == {"train.safetensors", "test.safetensors", "dataset.json"}
 
 
-def test_packed_set_replaces_the_old_one_whole(tmp_path: Path) -> None:
+def test_packed_set_fully_replaces_the_old_one(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     folder.mkdir()
     (folder / "stale.safetensors").write_bytes(b"")
@@ -312,7 +312,7 @@ def test_failed_write_leaves_the_old_set(tmp_path: Path, monkeypatch: pytest.Mon
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 
-def test_digest_turns_with_every_part() -> None:
+def test_digest_changes_with_every_part() -> None:
     train, test = image_set(6, 0), image_set(4, 1)
     pixel = train.images.copy()
     pixel[0, 0, 0, 0] ^= 1
@@ -327,26 +327,26 @@ def test_digest_turns_with_every_part() -> None:
     assert len({digest_images(*variant) for variant in variants}) == len(variants)
 
 
-def test_digest_is_of_the_values_and_not_of_their_layout() -> None:
+def test_digest_ignores_memory_layout() -> None:
     train, test = image_set(6, 0), image_set(4, 1)
     turned = ImageSet(np.asfortranarray(train.images), train.labels.astype(">i8"))
     assert digest_images(turned, test, CLASSES) == digest_images(train, test, CLASSES)
 
 
-def test_missing_set_says_how_to_make_it(tmp_path: Path) -> None:
+def test_missing_set_explains_how_to_make_it(tmp_path: Path) -> None:
     for read in (read_info, lambda folder: read_images(folder, "train")):
         with pytest.raises(PackedDataError, match=r"no such file; `python -m stages.preprocess tiny` writes it"):
             read(tmp_path / "tiny")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"test_rows": null, "classes": [], "shape": [], "extra": 1}'])
-def test_damaged_description_is_named(tmp_path: Path, text: str) -> None:
+def test_damaged_description_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "dataset.json").write_text(text)
     with pytest.raises(PackedDataError, match=r"dataset.json: not the description of a packed set"):
         read_info(tmp_path)
 
 
-def test_damaged_split_is_named(tmp_path: Path) -> None:
+def test_damaged_split_is_reported(tmp_path: Path) -> None:
     packed_set(tmp_path / "tiny")
     path = tmp_path / "tiny/test.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
@@ -362,7 +362,7 @@ Kind = tuple[tuple[int, int, int], int]
 
 
 @pytest.mark.parametrize("kind", ALL, ids=["mnist", "cifar10", "cifar100", "tinyimagenet", "stl10", "isic"])
-def test_stand_in_has_the_shape_and_classes_of_its_data_set(kind: Kind) -> None:
+def test_placeholder_data_have_the_shape_and_classes_of_their_data_set(kind: Kind) -> None:
     shape, classes = kind
     train, test = compose_stand_in("any", shape, classes)
     assert train.images.shape == (max(128, classes), *shape)
@@ -377,19 +377,19 @@ def test_stand_in_has_the_shape_and_classes_of_its_data_set(kind: Kind) -> None:
     ("name", "kind", "digest"),
     [("mnist", MNIST, "c2c936e2243d"), ("cifar10", CIFAR10, "1faaea649f59"), ("cifar100", CIFAR100, "81930dbb751a")],
 )
-def test_stand_in_is_the_same_on_every_machine(name: str, kind: Kind, digest: str) -> None:
+def test_placeholder_data_are_equal_on_every_machine(name: str, kind: Kind, digest: str) -> None:
     train, test = compose_stand_in(name, *kind)
     assert digest_images(train, test, class_names(kind[1])).startswith(digest)
 
 
 def cells(images: np.ndarray, places: int) -> set[bytes]:
-    """The handwriting in images [N, 1, 8, 8 * places]: at this size every source appears pixel by pixel."""
+    """Return the digits in images [N, 1, 8, 8 * places]; at this size every source is copied pixel by pixel."""
     ink = (images[:, 0].astype(int) * 16 + 254) // 255
     return {cell.astype(np.uint8).tobytes() for part in np.split(ink, places, axis=2) for cell in part}
 
 
 @pytest.mark.parametrize(("classes", "places"), [(10, 1), (100, 2)])
-def test_no_handwriting_is_in_both_splits(classes: int, places: int) -> None:
+def test_no_digit_is_in_both_splits(classes: int, places: int) -> None:
     train, test = compose_stand_in("any", (1, 8, 8 * places), classes)
     images, _ = load_sources()
     sources = {image.tobytes() for image in images}
@@ -398,7 +398,7 @@ def test_no_handwriting_is_in_both_splits(classes: int, places: int) -> None:
     assert cells(train.images, places).isdisjoint(cells(test.images, places))
 
 
-def test_label_reads_off_the_image_as_tens_and_units() -> None:
+def test_label_is_the_two_digit_number_in_the_image() -> None:
     images, digits = load_sources()
     meaning = {image.tobytes(): int(digit) for image, digit in zip(images, digits, strict=True)}
     train, _ = compose_stand_in("any", (1, 8, 16), 100)
@@ -413,7 +413,7 @@ IMAGES = {name: source for name, source in DATASETS.items() if source.kind == "i
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_reader_reads_the_declared_files_and_no_other(name: str) -> None:
+def test_reader_reads_exactly_the_declared_files(name: str) -> None:
     source = IMAGES[name]
     reader = READERS[source.reader]
     assert {file for split in ("train", "test") for file in reader.files[split]} == {f.name for f in source.files}
@@ -421,7 +421,7 @@ def test_reader_reads_the_declared_files_and_no_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_declaration_names_terms_place_and_digests(name: str) -> None:
+def test_declaration_has_terms_place_and_digests(name: str) -> None:
     source = DATASETS[name]
     assert source.licence and source.homepage.startswith("http")
     assert source.urls and all(url.startswith("http") and url.endswith("/") for url in source.urls)
@@ -430,8 +430,8 @@ def test_declaration_names_terms_place_and_digests(name: str) -> None:
         assert file.sha256 is None or len(bytes.fromhex(file.sha256)) == 32
 
 
-def test_two_data_sets_have_files_without_a_digest() -> None:
-    """Nobody publishes any for them; a third such set would have to say why, too."""
+def test_only_two_data_sets_have_files_without_a_digest() -> None:
+    """No digests are published for them; another such set needs a reason, too."""
     unpinned = {name for name, source in DATASETS.items() for f in source.files if f.md5 is None and f.sha256 is None}
     assert unpinned == {"isic2019", "openwebtext"}
 
@@ -444,7 +444,7 @@ def test_counts_of_classes_add_up(name: str) -> None:
             assert np.broadcast_to(parts, source.classes).sum() == whole
 
 
-def test_shared_folder_holds_the_same_files() -> None:
+def test_shared_folder_has_the_same_files() -> None:
     sharing = {name: source for name, source in DATASETS.items() if source.folder is not None}
     assert sharing
     for source in sharing.values():
@@ -452,13 +452,13 @@ def test_shared_folder_holds_the_same_files() -> None:
         assert (source.files, source.archive, source.urls) == (other.files, other.archive, other.urls)
 
 
-def test_the_page_names_the_files_that_are_written(tmp_path: Path) -> None:
+def test_page_lists_the_written_files(tmp_path: Path) -> None:
     named = set(re.findall(r"`(\w+\.safetensors)`", PAGE)) | {"dataset.json"}
     for name in ("mnist", "sgemm", "tinyshakespeare"):
         prepare(DATASETS[name], Manifest(dataset=name, source="embedded"), tmp_path, tmp_path / name)
         assert {path.name for path in (tmp_path / name).iterdir()} == named, name
 
 
-def test_the_notice_names_every_data_set() -> None:
+def test_notice_lists_every_data_set() -> None:
     notice = (REPOSITORY / "NOTICE").read_text()
     assert [source.title for source in DATASETS.values() if source.title.split(",")[0] not in notice] == []

@@ -1,4 +1,4 @@
-"""Raw formats, from bytes written by hand."""
+"""Raw formats, read from handwritten bytes."""
 
 import gzip
 import struct
@@ -39,7 +39,7 @@ def write(folder: Path, name: str, content: bytes) -> Path:
     return path
 
 
-def test_idx_values_come_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_idx_values_keep_the_files_order(tmp_path: Path) -> None:
     content = struct.pack(">IIII", 0x803, 2, 2, 3) + bytes(range(12))
     path = write(tmp_path, "images.gz", gzip.compress(content))
     expected = [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]
@@ -70,7 +70,7 @@ def test_mnist_split_pairs_images_with_labels(tmp_path: Path) -> None:
     ],
     ids=["no gzip", "cut gzip", "labels", "empty", "a value short", "no header"],
 )
-def test_bad_idx_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+def test_bad_idx_file_is_reported(tmp_path: Path, content: bytes, message: str) -> None:
     path = write(tmp_path, "images.gz", content)
     with pytest.raises(DatasetError, match=message):
         read_idx(path, IMAGES_MAGIC)
@@ -89,7 +89,7 @@ def test_cifar10_rows_are_class_then_colour_planes(tmp_path: Path) -> None:
     assert split.images[:, :, 0, 0].tolist() == [[10, 20, number] for number in range(1, 6)]
 
 
-def test_cifar_pixels_go_along_the_rows_of_the_image(tmp_path: Path) -> None:
+def test_cifar_pixels_are_stored_row_by_row(tmp_path: Path) -> None:
     plane = bytes(range(256)) * 4
     path = write(tmp_path, "batch.bin", bytes([0]) + plane * 3)
     _, images = read_rows(path, label_bytes=1)
@@ -105,7 +105,7 @@ def test_cifar100_takes_the_fine_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 3072, 3074])
-def test_bad_cifar_file_is_named(tmp_path: Path, size: int) -> None:
+def test_bad_cifar_file_is_reported(tmp_path: Path, size: int) -> None:
     path = write(tmp_path, "batch.bin", bytes(size))
     with pytest.raises(DatasetError, match=f"batch.bin: {size:,} bytes are not a whole number of rows"):
         read_rows(path, label_bytes=1)
@@ -125,7 +125,7 @@ def test_stl10_planes_are_stored_column_by_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 27_647, 27_649])
-def test_bad_stl10_file_is_named(tmp_path: Path, size: int) -> None:
+def test_bad_stl10_file_is_reported(tmp_path: Path, size: int) -> None:
     write(tmp_path, "stl10_binary/test_X.bin", bytes(size))
     write(tmp_path, "stl10_binary/test_y.bin", bytes([1]))
     with pytest.raises(DatasetError, match=f"test_X.bin: {size:,} bytes are not a whole number of pictures"):
@@ -144,7 +144,7 @@ def picture(root: str, split: str, wnid: str, name: str = "ILSVRC2012_val_000002
 
 @pytest.mark.parametrize(("reader", "root", "wnids"), READERS)
 def test_folder_is_the_class(tmp_path: Path, reader: ImageReader, root: str, wnids: tuple[str, str, str]) -> None:
-    """Two training pictures and a test picture beside other files that such archives hold."""
+    """Two training pictures and a test picture, plus other files that such archives contain."""
     first, fifth, last = wnids
     members: Entries = [
         (picture(root, "train", last, "n03888257_3-x"), jpeg(stripes(160, 213))),
@@ -173,14 +173,14 @@ FAULTS: dict[str, tuple[Entries, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_the_archive_is_refused_by_name(tmp_path: Path, fault: str) -> None:
+def test_faulty_image_archive_is_refused(tmp_path: Path, fault: str) -> None:
     members, message = FAULTS[fault]
     write_tar(tmp_path / "imagenette2-160.tgz", members)
     with pytest.raises(DatasetError, match=message):
         IMAGENETTE.read_split(tmp_path, "train")
 
 
-def test_real_sample_lying_unpacked_becomes_a_subset(tmp_path: Path, sample_mirror: Path) -> None:
+def test_unpacked_real_sample_becomes_a_subset(tmp_path: Path, sample_mirror: Path) -> None:
     source = load_params().datasets["imagenette"]
     manifest = fetch_dataset("imagenette", source, tmp_path, sample_mirror, lambda line: None)
     info = prepare(source, manifest, tmp_path, tmp_path / "packed")
@@ -220,7 +220,7 @@ def official_layout(**changes: bytes | None) -> Entries:
     return [(names.get(key, key), content) for key, content in (members | changes).items() if content is not None]
 
 
-def test_folder_and_annotation_give_the_class(tmp_path: Path) -> None:
+def test_folder_and_annotation_determine_the_class(tmp_path: Path) -> None:
     write_zip(tmp_path / TINY_ARCHIVE, official_layout())
     train, test = (TINY_IMAGENET.read_split(tmp_path, split) for split in ("train", "test"))  # type: ignore[arg-type]
     assert (train.images.shape, train.labels.tolist()) == ((2, 3, 64, 64), [199, 0])
@@ -228,13 +228,13 @@ def test_folder_and_annotation_give_the_class(tmp_path: Path) -> None:
     np.testing.assert_array_equal(train.images[0], decode_square(jpeg(stripes(64, 64)), 64, "here"))
 
 
-def test_smaller_version_is_the_same_pictures_shrunk(tmp_path: Path) -> None:
+def test_smaller_version_has_the_same_pictures_shrunk(tmp_path: Path) -> None:
     write_zip(tmp_path / TINY_ARCHIVE, official_layout())
     large, small = (reader.read_split(tmp_path, "train") for reader in (TINY_IMAGENET, TINY_IMAGENET_32))
     assert small.images.shape == (2, 3, 32, 32)
     assert small.labels.tolist() == large.labels.tolist()
     means = large.images.reshape(2, 3, 32, 2, 32, 2).mean((3, 5))
-    # Bilinear with antialiasing weighs four pixels in a direction; on ramps that is the mean of the middle two.
+    # Antialiased bilinear shrinking weighs four pixels per direction; on ramps that is the mean of the middle two.
     assert abs(small.images[:, :, 1:-1, 1:-1] - means[:, :, 1:-1, 1:-1]).max() < 4
 
 
@@ -260,7 +260,7 @@ TINY_FAULTS: dict[str, tuple[dict[str, bytes | None], str]] = {
 
 
 @pytest.mark.parametrize("fault", TINY_FAULTS)
-def test_a_fault_of_tiny_imagenet_is_refused_by_name(tmp_path: Path, fault: str) -> None:
+def test_faulty_tiny_imagenet_archive_is_refused(tmp_path: Path, fault: str) -> None:
     changes, message = TINY_FAULTS[fault]
     write_zip(tmp_path / TINY_ARCHIVE, official_layout(**changes))
     with pytest.raises(DatasetError, match=message):
@@ -277,6 +277,6 @@ def test_real_sample_becomes_a_subset(tmp_path: Path, sample_mirror: Path, datas
     assert info.shape == source.shape
     train = read_images(tmp_path / "packed", "train")
     assert np.bincount(train.labels).tolist() == [3] * 200
-    # ImageNet's published mean and deviation, of other sizes of these pictures.
+    # ImageNet's published mean and deviation, for other sizes of these pictures.
     np.testing.assert_allclose(info.mean, (0.485, 0.456, 0.406), atol=0.03)
     assert [path.name for path in (tmp_path / "downloads").iterdir()] == ["tinyimagenet"]

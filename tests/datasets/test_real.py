@@ -1,4 +1,4 @@
-"""The real data sets, from a mirror to the packed form, against facts that others have published about them."""
+"""Real data sets, from a mirror to the packed form, compared with independently published facts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(900)]
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Mean and deviation of the training pixels per channel, in [0, 1], and the first classes of each split.
+    """Mean and deviation of the training pixels per channel in [0, 1], and the first classes of each split.
 
-    The pixel statistics are those that training recipes print to four digits; the counts are the publishers'.
+    The statistics are the four digits in published training recipes; the counts are the publishers'.
     """
 
     mean: tuple[float, ...]
@@ -61,7 +61,7 @@ FACTS = {
 
 
 @pytest.mark.parametrize("dataset", FACTS)
-def test_real_data_set_is_the_published_one(tmp_path: Path, real_mirror: Path, dataset: str) -> None:
+def test_real_data_set_matches_published_facts(tmp_path: Path, real_mirror: Path, dataset: str) -> None:
     source = load_params().datasets[dataset]
     manifest = fetch_dataset(dataset, source, tmp_path, real_mirror, lambda line: None)
     info = prepare(source, manifest, tmp_path, tmp_path / "packed")
@@ -79,7 +79,7 @@ def test_real_data_set_is_the_published_one(tmp_path: Path, real_mirror: Path, d
     assert left_out.sum() == info.excluded_test_images == source.test - len(test)
 
 
-def test_inexact_cifar10_images_are_left_out(tmp_path: Path, real_mirror: Path) -> None:
+def test_inexact_cifar10_images_are_omitted(tmp_path: Path, real_mirror: Path) -> None:
     source = load_params().datasets["cifar10"]
     manifest = fetch_dataset("cifar10", source, tmp_path, real_mirror, lambda line: None)
     if manifest.source == "official":
@@ -97,7 +97,7 @@ def test_inexact_cifar10_images_are_left_out(tmp_path: Path, real_mirror: Path) 
     ("dataset", "file"),
     [("cifar10", "cifar-10-batches-bin/batches.meta.txt"), ("cifar100", "cifar-100-binary/fine_label_names.txt")],
 )
-def test_class_names_are_those_of_the_official_list(real_mirror: Path, dataset: str, file: str) -> None:
+def test_class_names_match_the_official_list(real_mirror: Path, dataset: str, file: str) -> None:
     path = real_mirror / dataset / file
     if not path.is_file():
         pytest.skip(f"this mirror has no {file}")

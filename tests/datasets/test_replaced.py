@@ -1,4 +1,4 @@
-"""Files without a published digest, such as a person's own: a replaced one is noticed, and taken when accepted."""
+"""Files without a published digest, such as a user's own: replacing one is detected and must be accepted."""
 
 import dataclasses
 import hashlib
@@ -41,7 +41,7 @@ def put(path: Path, content: bytes) -> Path:
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project whose only data set is the user's own; both verbs run in it."""
+    """A project in which fetch and preprocess run and whose only data set is the user's own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     monkeypatch.delenv("CLAIMCHECK_MIRROR", raising=False)
@@ -58,7 +58,7 @@ def packed_digest() -> str:
     return str(json.loads(Path("data/processed/mine/dataset.json").read_text(encoding="utf-8"))["digest"])
 
 
-def test_a_replaced_file_is_noticed_and_taken_when_accepted(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replaced_file_is_detected_and_used_once_accepted(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = put(work / "data/downloads/mine" / NAME, OLD)
     assert fetch.main(["mine"]) == 0 and preprocess.main(["mine"]) == 0
     before = packed_digest()
@@ -72,7 +72,7 @@ def test_a_replaced_file_is_noticed_and_taken_when_accepted(work: Path, capsys: 
         "`dvc repro -f -s fetch@mine` and `dvc repro`. Else put the old one back"
     )
     assert path.read_bytes() == NEW and digest_in_manifest() == sha256(OLD)
-    assert preprocess.main(["mine"]) == 1, "the raw file isn't that of the manifest"
+    assert preprocess.main(["mine"]) == 1, "the raw file doesn't match the manifest"
     assert fetch.main(["mine", "--accept"]) == 0
     assert digest_in_manifest() == sha256(NEW)
     assert fetch.main(["mine"]) == 0 and preprocess.main(["mine"]) == 0
@@ -80,7 +80,7 @@ def test_a_replaced_file_is_noticed_and_taken_when_accepted(work: Path, capsys: 
 
 
 @pytest.mark.slow(hours=True)
-def test_what_is_said_is_what_real_dvc_needs(work: Path) -> None:
+def test_printed_remedy_works_with_real_dvc(work: Path) -> None:
     shutil.copytree(REPOSITORY / "stages", "stages", ignore=shutil.ignore_patterns("__pycache__"))
     Path("params").mkdir()
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
@@ -105,9 +105,7 @@ def test_what_is_said_is_what_real_dvc_needs(work: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["mirror", "host"])
-def test_a_replaced_file_is_never_overwritten_from_elsewhere(
-    tmp_path: Path, official_host: OfficialHost, other: str
-) -> None:
+def test_replaced_file_is_never_overwritten(tmp_path: Path, official_host: OfficialHost, other: str) -> None:
     path = put(tmp_path / "downloads/mine" / NAME, OLD)
     source, mirror = mine(), None
     if other == "mirror":
@@ -122,7 +120,7 @@ def test_a_replaced_file_is_never_overwritten_from_elsewhere(
     assert path.read_bytes() == NEW
 
 
-def test_a_file_replaced_in_the_mirror_is_said_and_taken_when_accepted(tmp_path: Path) -> None:
+def test_file_replaced_in_the_mirror_is_reported_and_used_once_accepted(tmp_path: Path) -> None:
     theirs, said = put(tmp_path / "mirror/mine" / NAME, OLD), []
     fetch_dataset("mine", mine(), tmp_path, tmp_path / "mirror", said.append)
     theirs.write_bytes(NEW)
@@ -143,7 +141,7 @@ def test_a_file_replaced_in_the_mirror_is_said_and_taken_when_accepted(tmp_path:
 
 
 @pytest.mark.parametrize("place", ["downloads", "mirror"])
-def test_a_replaced_archive_is_noticed_though_its_files_are_taken_out_already(tmp_path: Path, place: str) -> None:
+def test_replaced_archive_is_detected_after_extraction(tmp_path: Path, place: str) -> None:
     source, said = mine(archive=True), []
     old, new = tar_gz({NAME: OLD}), tar_gz({NAME: NEW})
     archive = put(tmp_path / place / "mine" / "mine.tar.gz", old)
@@ -165,12 +163,12 @@ def test_a_replaced_archive_is_noticed_though_its_files_are_taken_out_already(tm
     assert said == []
 
 
-def test_a_file_of_ones_own_with_a_digest_in_params_says_where_the_new_one_belongs(tmp_path: Path) -> None:
+def test_replaced_file_with_a_digest_in_params_explains_where_to_change_it(tmp_path: Path) -> None:
     source = mine(sha256=sha256(OLD))
     path = put(tmp_path / "downloads/mine" / NAME, OLD)
     fetch_dataset("mine", source, tmp_path, None, str)
     path.write_bytes(NEW)
-    with pytest.raises(DatasetError, match="expected sha256"):  # what was published isn't accepted away
+    with pytest.raises(DatasetError, match="expected sha256"):  # a published digest can't be overridden
         fetch_dataset("mine", source, tmp_path, None, str, accept=True)
     with pytest.raises(DatasetError) as caught:
         fetch_dataset("mine", source, tmp_path, None, str)

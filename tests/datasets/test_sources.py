@@ -1,4 +1,4 @@
-"""Fetching from downloads, mirror and official host, with every fault that a host can have."""
+"""Fetching from downloads, mirror and official host, including every host fault."""
 
 import hashlib
 import json
@@ -59,7 +59,7 @@ def put_in_mirror(dataset: TinyDataset, mirror: Path) -> Path:
 
 
 @pytest.mark.parametrize("dataset", [tiny_cifar10(), tiny_mnist()], ids=["archive", "files"])
-def test_official_files_are_fetched_whole(tmp_path: Path, official_host: OfficialHost, dataset: TinyDataset) -> None:
+def test_official_files_are_fetched(tmp_path: Path, official_host: OfficialHost, dataset: TinyDataset) -> None:
     manifest = fetch(serve(official_host, dataset), tmp_path)
     folder = tmp_path / "downloads/tiny"
     assert {name: (folder / name).read_bytes() for name in dataset.files} == dataset.files
@@ -71,7 +71,7 @@ def test_official_files_are_fetched_whole(tmp_path: Path, official_host: Officia
 
 
 @pytest.mark.parametrize("place", ["downloads", "mirror", "downloads without a file"])
-def test_downloads_come_before_mirror_before_network_which_is_asked_for_what_is_missing(
+def test_downloads_precede_the_mirror_and_the_network_fills_gaps(
     tmp_path: Path, official_host: OfficialHost, place: str
 ) -> None:
     dataset = tiny_mnist()
@@ -86,7 +86,7 @@ def test_downloads_come_before_mirror_before_network_which_is_asked_for_what_is_
 
 
 @pytest.mark.parametrize("place", ["downloads", "mirror"])
-def test_official_archive_lying_about_is_used_and_left(tmp_path: Path, place: str) -> None:
+def test_existing_official_archive_is_used_and_kept(tmp_path: Path, place: str) -> None:
     dataset = tiny_cifar10()
     archive = tmp_path / place / "tiny" / ARCHIVE
     archive.parent.mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_official_archive_lying_about_is_used_and_left(tmp_path: Path, place: st
     assert archive.exists()
 
 
-def test_manifest_is_the_same_whichever_way_the_bytes_came(tmp_path: Path, official_host: OfficialHost) -> None:
+def test_manifest_does_not_depend_on_the_source(tmp_path: Path, official_host: OfficialHost) -> None:
     dataset = tiny_mnist()
     source = serve(official_host, dataset)
     put_in_mirror(dataset, tmp_path / "mirror")
@@ -123,7 +123,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_host_fault_is_named_and_leaves_nothing(tmp_path: Path, official_host: OfficialHost, fault: str) -> None:
+def test_host_fault_is_reported_and_leaves_nothing(tmp_path: Path, official_host: OfficialHost, fault: str) -> None:
     answer, message = FAULTS[fault]
     source = serve(official_host, tiny_cifar10())
     official_host.answers[ARCHIVE] = answer
@@ -132,7 +132,7 @@ def test_host_fault_is_named_and_leaves_nothing(tmp_path: Path, official_host: O
     assert files_below(tmp_path) == set()
 
 
-def test_unreachable_host_or_proxy_is_named_with_every_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_host_or_proxy_has_all_remedies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/"
@@ -171,7 +171,7 @@ def test_wrong_byte_in_downloads_is_reported_and_replaced(tmp_path: Path, offici
     assert any("not used" in line and str(path) in line for line in said)
 
 
-def test_inexact_file_that_is_not_declared_is_refused(tmp_path: Path) -> None:
+def test_undeclared_inexact_file_is_refused(tmp_path: Path) -> None:
     dataset = tiny_cifar10()
     other = tiny_cifar10(cifar10_files(test_labels=np.arange(TEST)[::-1] % 10))
     other.write(tmp_path / "mirror/tiny")
@@ -188,7 +188,7 @@ def test_inexact_file_that_is_not_declared_is_refused(tmp_path: Path) -> None:
         ('{"complete": true, "files": {}, "inexact_test_rows": [200]}', "inexact_test_rows has 200; .* 0 to 199"),
     ],
 )
-def test_bad_mirror_description_is_named(tmp_path: Path, document: str, message: str) -> None:
+def test_bad_mirror_description_is_reported(tmp_path: Path, document: str, message: str) -> None:
     dataset = tiny_mnist()
     dataset.write(tmp_path / "mirror/tiny")
     (tmp_path / "mirror/tiny/mirror.json").write_text(document)
@@ -196,7 +196,7 @@ def test_bad_mirror_description_is_named(tmp_path: Path, document: str, message:
         fetch(dataset.source, tmp_path, tmp_path / "mirror")
 
 
-def test_mirror_names_are_never_paths(tmp_path: Path) -> None:
+def test_mirror_names_with_path_separators_are_refused(tmp_path: Path) -> None:
     dataset = tiny_mnist()
     folder = put_in_mirror(dataset, tmp_path / "mirror")
     document = json.loads((folder / "mirror.json").read_text())
@@ -206,14 +206,14 @@ def test_mirror_names_are_never_paths(tmp_path: Path) -> None:
     assert files_below(tmp_path / "home") == {f"downloads/tiny/{name}" for name in (*dataset.files, "mirror.json")}
 
 
-def test_other_members_of_an_archive_are_not_written(tmp_path: Path, official_host: OfficialHost) -> None:
+def test_other_archive_members_are_not_extracted(tmp_path: Path, official_host: OfficialHost) -> None:
     files = cifar10_files()
     dataset = tiny_cifar10(files, archive=tar_gz({"cifar-10-batches-bin/readme.html": b"no", **files}))
     fetch(serve(official_host, dataset), tmp_path / "home")
     assert files_below(tmp_path) == {f"home/downloads/tiny/{name}" for name in (*files, "mirror.json")}
 
 
-def test_wrong_file_in_an_archive_is_named(tmp_path: Path, official_host: OfficialHost) -> None:
+def test_wrong_file_in_an_archive_is_reported(tmp_path: Path, official_host: OfficialHost) -> None:
     files = cifar10_files()
     dataset = tiny_cifar10(files, archive=tar_gz({**files, TEST_BATCH: b"wrong"}))
     with pytest.raises(ChecksumMismatch, match=rf"{ARCHIVE}, {TEST_BATCH}: expected md5 .* \(5 bytes\)"):
@@ -221,7 +221,7 @@ def test_wrong_file_in_an_archive_is_named(tmp_path: Path, official_host: Offici
     assert files_below(tmp_path / "downloads/tiny").isdisjoint({TEST_BATCH, ARCHIVE})
 
 
-def test_remains_of_a_killed_fetch_are_cleared(tmp_path: Path, official_host: OfficialHost) -> None:
+def test_leftovers_of_a_killed_fetch_are_removed(tmp_path: Path, official_host: OfficialHost) -> None:
     dataset = tiny_mnist()
     partial = (tmp_path / "downloads/tiny" / IMAGES).with_name(f".{Path(IMAGES).name}.partial")
     partial.parent.mkdir(parents=True)
@@ -230,7 +230,7 @@ def test_remains_of_a_killed_fetch_are_cleared(tmp_path: Path, official_host: Of
     assert files_below(tmp_path / "downloads/tiny") == {*dataset.files, "mirror.json"}
 
 
-def test_unknown_dataset_lists_the_known() -> None:
+def test_unknown_dataset_lists_the_known_ones() -> None:
     source = tiny_mnist().source
     with pytest.raises(DatasetError, match="no data set 'svhn'; known: cifar10, mnist"):
         find_source({"mnist": source, "cifar10": source}, "svhn")
@@ -239,7 +239,7 @@ def test_unknown_dataset_lists_the_known() -> None:
 
 
 def quiet(line: str) -> None:
-    """Say nothing."""
+    """Discard the line."""
 
 
 def fetched(dataset: TinyDataset, home: Path) -> Path:
@@ -248,7 +248,7 @@ def fetched(dataset: TinyDataset, home: Path) -> Path:
     return home / "downloads/tiny"
 
 
-def test_mirror_of_what_was_fetched_serves_another_machine(tmp_path: Path) -> None:
+def test_mirror_of_fetched_files_serves_another_machine(tmp_path: Path) -> None:
     dataset = tiny_mnist()
     info = copy_to_mirror(dataset.source, fetched(dataset, tmp_path / "here"), tmp_path / "mirror/tiny")
     assert info.complete
@@ -257,7 +257,7 @@ def test_mirror_of_what_was_fetched_serves_another_machine(tmp_path: Path) -> No
     assert there == here
 
 
-def test_mirror_carries_inexact_rows_on(tmp_path: Path) -> None:
+def test_mirror_keeps_inexact_rows(tmp_path: Path) -> None:
     dataset = tiny_cifar10()
     dataset.write(tmp_path / "first/tiny")
     path = tmp_path / "first/tiny" / TEST_BATCH
@@ -286,7 +286,7 @@ def test_command_mirrors_every_fetched_data_set(
     write_params(tmp_path, "quick", tiny=dataset.source, other=dataset.source)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
-    assert main(["mirror"]) == 1, "nothing was fetched yet"
+    assert main(["mirror"]) == 1, "nothing is fetched yet"
     fetched(dataset, tmp_path / "data")
     assert main(["mirror"]) == 0
     assert "mirror: tiny: 4 files, complete" in capsys.readouterr().out
@@ -334,16 +334,16 @@ def test_interrupted_bytes_leave_nothing(tmp_path: Path) -> None:
         (Pin(official_md5=MD5), True),
         (Pin(official_sha256=SHA256), True),
         (Pin(official_md5=MD5, official_sha256=SHA256), True),
-        (Pin(official_md5=MD5, official_sha256="1" * 64), "expected sha256 1111"),  # two digests are both wanted
+        (Pin(official_md5=MD5, official_sha256="1" * 64), "expected sha256 1111"),  # both digests are required
         (Pin(official_md5="0" * 32, official_sha256=SHA256), "expected md5 0000"),
         (Pin(official_md5="0" * 32, inexact_sha256=SHA256), False),
         (Pin(official_md5="0" * 32, inexact_sha256="1" * 64), "expected sha256 1111"),
-        (Pin(), None),  # nobody has published a digest
+        (Pin(), None),  # no digest is published
         (Pin(inexact_sha256=SHA256), False),
         (Pin(inexact_sha256="1" * 64), "expected sha256 1111"),
     ],
 )
-def test_pin_tells_official_from_declared_inexact_and_from_wrong_bytes(pin: Pin, result: bool | str | None) -> None:
+def test_pin_distinguishes_official_declared_inexact_and_wrong_bytes(pin: Pin, result: bool | str | None) -> None:
     digests = Digests(md5=MD5, sha256=SHA256, size_bytes=77)
     if isinstance(result, str):
         with pytest.raises(ChecksumMismatch, match=result):
@@ -356,7 +356,7 @@ PICTURES, TRUTH, METADATA = test_isic2019.ARCHIVE, test_isic2019.TRUTH, test_isi
 
 
 def declare_isic(archive: str = PICTURES) -> DatasetSource:
-    """As `params.yaml` declares ISIC 2019, for the pictures of its test."""
+    """Declare ISIC 2019 as in `params.yaml`, for the pictures of its test."""
     files = SourceFile(name=METADATA, optional=True), SourceFile(name=TRUTH), SourceFile(name=archive)
     return declare("isic2019", (3, 80, 80), *files, classes=8, train=55, test=11, title="tiny")
 
@@ -368,14 +368,14 @@ def written(folder: Path) -> dict[str, bytes]:
 
 
 def loose(folder: Path) -> dict[str, bytes]:
-    """The same files with the archive's content instead of the archive, and without the metadata."""
+    """Return the official files with the archive unpacked and without the metadata."""
     files = written(folder)
     members = {member.name: member.read() for member in walk(folder / PICTURES)}
     return {TRUTH: files[TRUTH], **members}
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".tgz"])
-def test_unpacked_part_becomes_the_archive_always_the_same(tmp_path: Path, suffix: str) -> None:
+def test_unpacked_part_is_packed_deterministically(tmp_path: Path, suffix: str) -> None:
     files = loose(tmp_path / "official")
     write_folder(tmp_path / "mirror/tiny", files)
     source = declare_isic(archive=f"archive{suffix}")
@@ -387,7 +387,7 @@ def test_unpacked_part_becomes_the_archive_always_the_same(tmp_path: Path, suffi
     assert list(packed) == sorted(packed)
 
 
-def test_mirror_of_a_mirror_lacks_what_that_lacked(tmp_path: Path) -> None:
+def test_mirror_of_a_mirror_lacks_the_same_files(tmp_path: Path) -> None:
     write_folder(tmp_path / "mirror/tiny", loose(tmp_path / "official"))
     manifest = fetch(declare_isic(), tmp_path, tmp_path / "mirror")
     info = copy_to_mirror(declare_isic(), tmp_path / "downloads/tiny", tmp_path / "second/tiny")
@@ -396,7 +396,7 @@ def test_mirror_of_a_mirror_lacks_what_that_lacked(tmp_path: Path) -> None:
 
 
 def hostile(folder: Path, name: str) -> None:
-    """A mirror whose description lists `name` beside the unpacked part."""
+    """A mirror whose description lists `name` besides the unpacked part."""
     document = json.loads((folder / "mirror.json").read_text())
     document["files"][name] = document["files"][TRUTH]
     (folder / "mirror.json").write_text(json.dumps(document))
@@ -406,7 +406,7 @@ def hostile(folder: Path, name: str) -> None:
     ("name", "message"),
     [("../../outside", "leads out"), ("linked", "leads out"), ("gone.jpg", "lists gone.jpg, which isn't there")],
 )
-def test_hostile_description_of_a_part_is_refused(tmp_path: Path, name: str, message: str) -> None:
+def test_malicious_description_of_a_part_is_refused(tmp_path: Path, name: str, message: str) -> None:
     folder = tmp_path / "mirror/tiny"
     write_folder(folder, loose(tmp_path / "official"))
     (tmp_path / "outside").write_bytes((folder / TRUTH).read_bytes())

@@ -34,7 +34,7 @@ from tests.datasets.tiny import declare
 
 
 def declare_text(train: int, test: int) -> DatasetSource:
-    """A user's own text file, declared as in docs/data.md."""
+    """Declare a user's own text file as in docs/data.md."""
     file = SourceFile(name="mine.txt")
     return declare("text", (8,), file, kind="text", classes=256, train=train, test=test, title="mine")
 
@@ -48,7 +48,7 @@ def pack(folder: Path, content: bytes, train: int, test: int) -> None:
     assert (info.kind, info.provenance, info.vocabulary) == ("text", "subset", 256)
 
 
-def test_tokens_are_the_bytes_and_the_last_tenth_is_the_test_set(tmp_path: Path) -> None:
+def test_tokens_are_bytes_and_the_last_tenth_is_the_test_set(tmp_path: Path) -> None:
     content = "Grüße, 21 characters".encode()
     pack(tmp_path, content, 19, 3)
     train, test = (read_tokens(tmp_path / "packed", split) for split in ("train", "test"))  # type: ignore[arg-type]
@@ -60,12 +60,12 @@ def test_tokens_are_the_bytes_and_the_last_tenth_is_the_test_set(tmp_path: Path)
     ("content", "message"),
     [(b"caf\xe9 in Latin-1", r"not UTF-8 text \(byte 3\)"), (b"", "too short"), (b"0123456789\0", "binary")],
 )
-def test_what_is_no_text_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+def test_invalid_text_is_reported(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(DatasetError, match=f"mine.txt: {message}"):
         pack(tmp_path, content, 1, 1)
 
 
-def test_digest_turns_with_every_token_the_border_and_the_window() -> None:
+def test_digest_changes_with_tokens_split_and_window() -> None:
     def tokens(text: bytes) -> TokenSet:
         return TokenSet(np.frombuffer(text, dtype=np.uint8).astype(np.uint16))
 
@@ -74,7 +74,7 @@ def test_digest_turns_with_every_token_the_border_and_the_window() -> None:
     assert len(digests) == 2 * len(variants)
 
 
-def test_stand_in_is_text_of_ours_and_the_same_everywhere(tmp_path: Path) -> None:
+def test_placeholder_text_is_grammatical_and_equal_everywhere(tmp_path: Path) -> None:
     source = load_params().datasets["tinyshakespeare"]
     info = prepare(source, Manifest(dataset="tinyshakespeare", source="embedded"), tmp_path, tmp_path / "packed")
     assert (info.provenance, info.digest[:12]) == ("embedded", "f7e066e9c3dc")
@@ -85,8 +85,8 @@ def test_stand_in_is_text_of_ours_and_the_same_everywhere(tmp_path: Path) -> Non
     assert compose_stand_in("other") != compose_stand_in("tinyshakespeare")
 
 
-def test_rows_of_a_stand_in_are_few_and_short(tmp_path: Path) -> None:
-    """The cost of the smoke run: a language model of printed size reads the whole test part."""
+def test_placeholder_rows_are_few_and_short(tmp_path: Path) -> None:
+    """They limit the smoke run, in which a language model of printed size reads the whole test part."""
     source = load_params().datasets["openwebtext"]
     info = prepare(source, Manifest(dataset="openwebtext", source="embedded"), tmp_path, tmp_path / "packed")
     assert (source.shape, info.shape) == ((1024,), (32,))
@@ -95,13 +95,13 @@ def test_rows_of_a_stand_in_are_few_and_short(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (8, 8)])
-def test_a_shape_that_is_no_window_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_invalid_window_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
     source = dataclasses.replace(declare_text(1, 1), shape=shape)
     with pytest.raises(DatasetError, match=r"mine: a text's shape is \[tokens of a window\]; params.yaml: \["):
         prepare(source, Manifest(dataset="mine", source="embedded"), tmp_path, tmp_path / "packed")
 
 
-def test_real_text_is_the_pinned_one(tmp_path: Path, sample_mirror: Path) -> None:
+def test_real_text_matches_its_digest(tmp_path: Path, sample_mirror: Path) -> None:
     source = load_params().datasets["tinyshakespeare"]
     manifest = fetch_dataset("tinyshakespeare", source, tmp_path, sample_mirror, lambda line: None)
     info = prepare(source, manifest, tmp_path, tmp_path / "packed")
@@ -132,7 +132,7 @@ def web_text(folder: Path, *files: bytes) -> Path:
     return path
 
 
-def test_sample_is_the_first_bytes_of_the_pages_in_their_order(tmp_path: Path) -> None:
+def test_sample_is_the_first_bytes_of_the_pages_in_order(tmp_path: Path) -> None:
     path = web_text(tmp_path, pages_xz(b"one", b"two"), pages_xz(b"three"), b"is never looked at")
     assert read_sample(path, 15) == b"one\n\ntwo\n\nthree"
     assert read_sample(path, 7) == b"one\n\ntw"
@@ -156,7 +156,7 @@ CUT = pages_xz(np.random.RandomState(0).bytes(5000))[:2000]
 
 
 @pytest.mark.parametrize("content", [b"no xz", CUT, pages_xz(bytes(1 << 25))], ids=["other", "cut", "bomb"])
-def test_damaged_pages_are_named(tmp_path: Path, content: bytes) -> None:
+def test_damaged_pages_are_reported(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(DatasetError, match=r"urlsf_subset00.tar, openwebtext/urlsf_subset00-0_data.xz"):
         read_sample(web_text(tmp_path, content), 1000)
 
@@ -178,7 +178,7 @@ def declare_table(train: int, test: int, columns: int = 14) -> DatasetSource:
     return declare("sgemm", (columns,), file, kind="table", classes=0, train=train, test=test, title="tiny")
 
 
-def test_row_is_fourteen_settings_and_four_runs(tmp_path: Path) -> None:
+def test_row_has_fourteen_settings_and_four_runs(tmp_path: Path) -> None:
     settings, times = prepare_table.read_rows(write(tmp_path, HEADER, FIRST, SECOND))
     assert settings.tolist() == [
         [16, 16, 16, 8, 8, 8, 8, 2, 1, 1, 0, 0, 0, 0],
@@ -205,15 +205,15 @@ FAULTS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:loadtxt")  # numpy's, on a table without rows
+@pytest.mark.filterwarnings("ignore:loadtxt")  # numpy warns about a table without rows
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_of_the_table_is_named(tmp_path: Path, fault: str) -> None:
+def test_faulty_table_is_reported(tmp_path: Path, fault: str) -> None:
     lines, message = FAULTS[fault]
     with pytest.raises(DatasetError, match=message):
         prepare_table.read_rows(write(tmp_path, *lines))
 
 
-def test_columns_are_logarithms_standardised_by_training_rows_alone() -> None:
+def test_columns_are_logarithms_standardised_by_training_rows() -> None:
     settings = np.tile([16, 16, 16, 8, 8, 8, 8, 2, 1, 1, 0, 0, 0, 0], (4, 1))
     settings[1], settings[2, 0], settings[3, 0] = [128, 128, 32, 32, 32, 32, 32, 8, 8, 8, 1, 1, 1, 1], 64, 32
     rows = {"train": np.array([0, 1]), "test": np.array([2, 3])}
@@ -225,9 +225,9 @@ def test_columns_are_logarithms_standardised_by_training_rows_alone() -> None:
     assert splits["test"].targets.tolist() == [2.0, np.float32(math.log2(3))]
 
 
-def test_the_first_run_is_the_target_and_the_range_is_of_all_four(tmp_path: Path) -> None:
+def test_target_is_the_first_run_and_the_range_covers_all_four(tmp_path: Path) -> None:
     source = dataclasses.replace(declare_table(2, 0), response_range=(50.0, 118.55))
-    greatest = "128,128,32,32,32,32,32,8,8,8,1,1,1,1,50,51,52,53"  # of every setting, so that every column varies
+    greatest = "128,128,32,32,32,32,32,8,8,8,1,1,1,1,50,51,52,53"  # every setting, so that every column varies
     write(tmp_path / "downloads/tiny", HEADER, FIRST, greatest)
     manifest = fetch_dataset("tiny", source, tmp_path, None, lambda line: None)
     prepare(source, manifest, tmp_path, tmp_path / "packed")
@@ -235,7 +235,7 @@ def test_the_first_run_is_the_target_and_the_range_is_of_all_four(tmp_path: Path
     assert sorted(2**targets) == pytest.approx([50.0, 115.26])
 
 
-def test_split_is_disjoint_whole_and_always_the_same() -> None:
+def test_split_is_disjoint_complete_and_deterministic() -> None:
     counts: dict[Split, int] = {"train": 85, "test": 15}
     rows = split_rows(counts)
     assert {split: len(part) for split, part in rows.items()} == counts
@@ -244,7 +244,7 @@ def test_split_is_disjoint_whole_and_always_the_same() -> None:
     assert rows["train"].tolist() != list(range(85))
 
 
-def test_digest_turns_with_every_part() -> None:
+def test_digest_changes_with_every_part() -> None:
     table = TableSet(np.ones((2, 3), dtype=np.float32), np.ones(2, dtype=np.float32))
     other = TableSet(np.zeros((2, 3), dtype=np.float32), np.ones(2, dtype=np.float32))
     third = TableSet(np.ones((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32))
@@ -266,14 +266,14 @@ def test_digest_turns_with_every_part() -> None:
         (declare_table(1, 1, columns=13), r"rows have 14 columns; params.yaml: \(13,\)"),
     ],
 )
-def test_difference_from_the_declaration_is_named(tmp_path: Path, source: DatasetSource, message: str) -> None:
+def test_deviation_from_the_declaration_is_reported(tmp_path: Path, source: DatasetSource, message: str) -> None:
     write(tmp_path / "downloads/tiny", HEADER, FIRST, SECOND)
     manifest = fetch_dataset("tiny", source, tmp_path, None, lambda line: None)
     with pytest.raises(DatasetError, match=message):
         prepare(source, manifest, tmp_path, tmp_path / "packed")
 
 
-def test_stand_in_has_the_columns_of_the_table_and_the_same_digest_everywhere(tmp_path: Path) -> None:
+def test_placeholder_table_has_the_real_columns_and_one_digest_everywhere(tmp_path: Path) -> None:
     source = load_params().datasets["sgemm"]
     info = prepare(source, Manifest(dataset="sgemm", source="embedded"), tmp_path, tmp_path / "packed")
     assert (info.kind, info.provenance, info.shape) == ("table", "embedded", (14,))
@@ -286,7 +286,7 @@ def test_stand_in_has_the_columns_of_the_table_and_the_same_digest_everywhere(tm
     assert [table.features.dtype for table in tables] == [np.float32] * 2
 
 
-def test_stand_in_can_be_learnt_but_not_by_one_column() -> None:
+def test_placeholder_table_can_be_learnt_but_not_from_one_column() -> None:
     settings, times = prepare_table.compose_stand_in(640)
     splits, _, _ = standardise(settings, times, split_rows({"train": 576, "test": 64}))
     train, test = splits["train"], splits["test"]
@@ -299,7 +299,7 @@ def test_stand_in_can_be_learnt_but_not_by_one_column() -> None:
     assert error(slice(0, 14)) < 0.3 * test.targets.var() < min(error(slice(i, i + 1)) for i in range(14))
 
 
-def test_pinned_table_counts_whatever_archive_it_comes_in(tmp_path: Path, official_host: OfficialHost) -> None:
+def test_pinned_table_is_accepted_in_any_archive(tmp_path: Path, official_host: OfficialHost) -> None:
     content = write(tmp_path / "raw", HEADER, FIRST, SECOND).joinpath(prepare_table.FILE).read_bytes()
     members = [
         (f"__MACOSX/._{prepare_table.FILE}", b"a file manager's"),
@@ -322,7 +322,7 @@ def test_pinned_table_counts_whatever_archive_it_comes_in(tmp_path: Path, offici
 
 
 @pytest.mark.slow(hours=True)
-def test_real_table_is_whole_and_known_by_its_digest(tmp_path: Path, sample_mirror: Path) -> None:
+def test_real_table_is_complete_and_matches_its_digest(tmp_path: Path, sample_mirror: Path) -> None:
     source = load_params().datasets["sgemm"]
     manifest = fetch_dataset("sgemm", source, tmp_path, sample_mirror, lambda line: None)
     info = prepare(source, manifest, tmp_path, tmp_path / "packed")
@@ -330,8 +330,8 @@ def test_real_table_is_whole_and_known_by_its_digest(tmp_path: Path, sample_mirr
     tables = [read_table(tmp_path / "packed", split) for split in SPLITS]
     assert [len(table) for table in tables] == [205_360, 36_240]
     times = 2 ** np.concatenate([table.targets for table in tables])
-    # `prepare` has compared the declared range, 13.25 to 3397.08 ms, with all four runs; these are of the first.
+    # `prepare` checks the declared range, 13.25 to 3397.08 ms, on all four runs; these are of the first.
     assert (times.min().round(2), times.max().round(2)) == (13.29, 3339.63)
     np.testing.assert_allclose(tables[0].features.mean(0, dtype=np.float64), 0, atol=1e-6)
     np.testing.assert_allclose(tables[0].features.std(0, dtype=np.float64), 1, atol=1e-6)
-    assert abs(tables[1].features.mean(0)).max() > 1e-4, "the test rows were not used"
+    assert abs(tables[1].features.mean(0)).max() > 1e-4, "no test row was used"

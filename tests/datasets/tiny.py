@@ -1,4 +1,4 @@
-"""Data sets in the official formats, small enough for a test; written here byte by byte, not with our readers."""
+"""Tiny data sets in the official formats, written byte by byte without our readers."""
 
 import dataclasses
 import gzip
@@ -32,7 +32,7 @@ class TinyDataset:
     archive: bytes | None = None
 
     def at(self, *urls: str) -> DatasetSource:
-        """The declaration with these official addresses."""
+        """Return the declaration with these official addresses."""
         return dataclasses.replace(self.source, urls=urls)
 
     def write(self, folder: Path) -> None:
@@ -42,7 +42,7 @@ class TinyDataset:
 
 
 def cifar10_files(train_labels: np.ndarray | None = None, test_labels: np.ndarray | None = None) -> dict[str, bytes]:
-    """Five batches and a test batch: a row is the class byte, then 3,072 pixel bytes."""
+    """Make five training batches and a test batch: each row is the class byte, then 3,072 pixel bytes."""
     random = np.random.RandomState(0)
     train = np.arange(TRAIN) % 10 if train_labels is None else train_labels
     test = np.arange(TEST) % 10 if test_labels is None else test_labels
@@ -55,7 +55,7 @@ def cifar10_files(train_labels: np.ndarray | None = None, test_labels: np.ndarra
 
 
 def tiny_cifar10(files: Mapping[str, bytes] | None = None, archive: bytes | None = None) -> TinyDataset:
-    """Fifty training and 200 test images in the layout of CIFAR-10, in an archive."""
+    """Make fifty training and 200 test images in the layout of CIFAR-10, in an archive."""
     files = cifar10_files() if files is None else files
     archive = tar_gz(files) if archive is None else archive
     pins = tuple(SourceFile(name=name, md5=md5(content)) for name, content in files.items())
@@ -65,7 +65,7 @@ def tiny_cifar10(files: Mapping[str, bytes] | None = None, archive: bytes | None
 
 
 def tiny_mnist() -> TinyDataset:
-    """Fifty training and 200 test images in the four idx files of MNIST."""
+    """Make fifty training and 200 test images in the four idx files of MNIST."""
     random = np.random.RandomState(1)
     files = {}
     for prefix, count in (("train", TRAIN), ("t10k", TEST)):
@@ -78,7 +78,7 @@ def tiny_mnist() -> TinyDataset:
 
 
 def declare(reader: str, shape: tuple[int, ...], *files: SourceFile, **fields: Any) -> DatasetSource:
-    """Declare a data set without official addresses: ten classes of images, unless `fields` say otherwise."""
+    """Declare ten classes of images without official addresses, unless `fields` override them."""
     known: dict[str, Any] = {
         "title": reader,
         "classes": 10,
@@ -101,7 +101,7 @@ def tar_gz(files: Mapping[str, bytes]) -> bytes:
 
 
 def write_mirror_json(folder: Path, dataset: TinyDataset, inexact_test_rows: list[int] | None = None) -> None:
-    """`mirror.json` of the files that lie in `folder`, as the mirror format has it."""
+    """Write `mirror.json` for the files in `folder`."""
     files = {}
     for file in dataset.source.files:
         content = (folder / file.name).read_bytes()

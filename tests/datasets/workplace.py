@@ -1,4 +1,4 @@
-"""A folder with its own `params.yaml`, in which a verb runs."""
+"""A folder with its own `params.yaml` for running stages."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def write_params(folder: Path, profile: str, **datasets: DatasetSource) -> None:
-    """The repository's `params.yaml` under one of its profiles, with these data sets instead and no experiment."""
+    """Write the repository's `params.yaml` with one of its profiles, these data sets and no experiment."""
     params = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
     schema = TypeAdapter(DatasetSource)
     params["profile"] = profile

@@ -1,4 +1,4 @@
-"""Metrics, costs, and evaluation while the next run trains."""
+"""Metrics, costs, and evaluation during the next training."""
 
 import math
 import shutil
@@ -48,7 +48,7 @@ Scored = tuple[np.ndarray, np.ndarray]
 
 @st.composite
 def scored(draw: st.DrawFn) -> Scored:
-    """Float32 probabilities [n, K] and labels [n], classes without images and ties included."""
+    """Draw float32 probabilities [n, K] and labels [n], including ties and classes without images."""
     n, classes = draw(st.integers(1, 40)), draw(st.integers(2, 6))
     weights = draw(hnp.arrays(np.int64, (n, classes), elements=st.integers(0, 20))) + np.eye(classes, dtype=int)[0]
     labels = draw(hnp.arrays(np.int64, n, elements=st.integers(0, classes - 1)))
@@ -56,17 +56,17 @@ def scored(draw: st.DrawFn) -> Scored:
 
 
 def test_confidence_on_a_bin_edge_belongs_to_the_lower_bin() -> None:
-    # (0, 1/2] holds the sure coin (right), (1/2, 1] the certain image (wrong).
+    # (0, 1/2] contains the certain coin (right), (1/2, 1] the certain image (wrong).
     probabilities, labels = np.array([[0.5, 0.5], [1.0, 0.0]]), np.array([0, 1])
     assert expected_calibration_error(probabilities, labels, bins=2) == pytest.approx((0.5 + 1.0) / 2, rel=1e-12)
 
 
-def test_a_probability_of_zero_costs_a_finite_loss() -> None:
+def test_zero_probability_has_a_finite_loss() -> None:
     loss = cross_entropy(np.array([[1.0, 0.0]], dtype=np.float32), np.array([1]))
     assert loss == pytest.approx(126 * math.log(2), rel=1e-12)
 
 
-def test_of_equal_probabilities_the_lowest_class_counts() -> None:
+def test_tied_probabilities_select_the_lowest_class() -> None:
     assert correctness(np.full((1, 4), 0.25), np.array([0])).all()
 
 
@@ -114,19 +114,19 @@ def test_loss_and_calibration_equal_scikit_learn() -> None:
         (np.array([[np.nan, 1.0]]), np.array([0]), "row 0 of the probabilities"),
     ],
 )
-def test_arrays_that_are_no_scores_are_refused(probabilities: np.ndarray, labels: np.ndarray, message: str) -> None:
+def test_invalid_scores_are_refused(probabilities: np.ndarray, labels: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         accuracy(probabilities, labels)
 
 
 def build_vit() -> ViT:
-    """The model as printed for CIFAR-10."""
+    """Build the model as printed for CIFAR-10."""
     sizes = {"image_size": 32, "in_channels": 3, "num_classes": 10, "patch_size": 4, "dim": 256, "depth": 4}
     return ViT(**sizes, num_heads=4, mlp_dim=512, dropout=0.0)
 
 
 class Composed(nn.Module):
-    """Operations that reach the counter whole or in parts: einsum, bilinear, grouped and transposed convolution."""
+    """Operations that may be decomposed before counting: einsum, bilinear, grouped and transposed convolution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Composed(nn.Module):
         return self.bilinear(mixed, F.scaled_dot_product_attention(mixed, rows, rows))
 
 
-def test_flops_equal_torchs_own_counter() -> None:
+def test_flops_equal_torchs_counter() -> None:
     model, images = Composed(), torch.zeros(1, 4, 4, 4)
     with FlopCounterMode(display=False) as counter:
         model(images)
@@ -153,7 +153,7 @@ def test_flops_do_not_depend_on_mode_or_dtype() -> None:
     assert flops_per_sample(model.double().eval(), (3, 32, 32)) == flops
 
 
-def test_counting_and_timing_leave_the_model_as_it_was() -> None:
+def test_counting_and_timing_do_not_change_the_model() -> None:
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12), nn.Dropout(0.5), nn.Linear(12, 2)).train()
     model[1].eval()
     modes = [module.training for module in model.modules()]
@@ -163,13 +163,13 @@ def test_counting_and_timing_leave_the_model_as_it_was() -> None:
     torch.manual_seed(0)
     flops_per_sample(model, (3, 2, 2))
     Stopwatch((3, 2, 2), batch_size=4, warmup=1, repeats=2).time("a", model)
-    assert torch.equal(torch.rand(1), expected), "no number was drawn from the global generator"
+    assert torch.equal(torch.rand(1), expected), "the global generator is untouched"
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_parameters_count_once_and_only_where_they_train() -> None:
+def test_shared_parameters_count_once_if_trainable() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
     assert count_parameters(model) == 12 + 6 + 12
     model[2].weight = model[0].weight
@@ -179,7 +179,7 @@ def test_parameters_count_once_and_only_where_they_train() -> None:
 
 
 class Clocked(nn.Module):
-    """Its passes take `seconds` by its own clock, one after the other."""
+    """A network whose passes take `seconds` on its own clock, one after another."""
 
     def __init__(self, seconds: list[float]) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class Clocked(nn.Module):
         return images * self.scale
 
 
-def test_latency_is_the_median_per_sample_without_the_warmup_of_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latency_is_the_median_per_sample_without_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Clocked([9.0, 9.0, 0.25, 3.0, 9.0, 9.0, 0.5, 0.75])
     monkeypatch.setattr(cost, "time", model)
     watch = Stopwatch((1, 2, 2), batch_size=10, warmup=2, repeats=4)
@@ -221,7 +221,7 @@ def test_passes_are_divided_between_rounds(repeats: int, counted: list[int]) -> 
 
 
 @pytest.mark.parametrize(("batch_size", "warmup", "repeats"), [(0, 1, 1), (1, -1, 1), (1, 0, 0)])
-def test_an_empty_measurement_is_refused(batch_size: int, warmup: int, repeats: int) -> None:
+def test_empty_measurement_is_refused(batch_size: int, warmup: int, repeats: int) -> None:
     with pytest.raises(ValueError, match="expected at least 1, 0, 1"):
         Stopwatch((1, 2, 2), batch_size=batch_size, warmup=warmup, repeats=repeats)
 
@@ -239,7 +239,7 @@ def test_gpu_flops_latency_and_memory() -> None:
         watch.time("vit", model)
     latency = watch.latencies()["vit"]
     assert latency.device == torch.cuda.get_device_name()
-    assert latency.seconds_per_sample > on_cpu / 1e15, "no device does a quadrillion operations a second in float32"
+    assert latency.seconds_per_sample > on_cpu / 1e15, "no device does a quadrillion float32 operations a second"
     torch.cuda.reset_peak_memory_stats()
     held = torch.zeros(2**26, dtype=torch.uint8, device="cuda")
     assert peak_memory_bytes(torch.device("cuda")) >= held.nbytes + sum(p.nbytes for p in model.parameters())
@@ -259,7 +259,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("trained")
-def test_the_stage_writes_what_was_measured_ahead_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_writes_cached_measurements_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main([EXPERIMENT]) == 0
     alone = RESULTS.read_bytes()
     for folder in ("data/results", "data/store/evaluated", "data/store/timed"):
@@ -273,7 +273,7 @@ def test_the_stage_writes_what_was_measured_ahead_to_the_byte(monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("trained")
-def test_the_stage_waits_for_what_is_measured_ahead_and_not_the_other_way_round() -> None:
+def test_stage_waits_for_background_evaluation_but_not_vice_versa() -> None:
     with ThreadPoolExecutor() as pool:
         with Kept("timed").held(EXPERIMENT) as is_ours:
             assert is_ours

@@ -1,9 +1,8 @@
-"""Write cuda_dtypes.json: for each operator of PyTorch, the types of number that its CUDA kernel takes on an H100.
+"""Write cuda_dtypes.json: the dtypes that each PyTorch operator's CUDA kernel supports on an H100.
 
-Origin: the operator database of PyTorch's own tests (`op_db`, its version is inside), not our code.  Where an operator
-is in it several times, the types are those of all entries.  Needs the package expecttest, and no GPU: what the database
-asks of one is answered here.
-Run from the repository root: python tests/golden/make_cuda_dtypes.py
+Origin: the operator database of PyTorch's own tests (`op_db`, version inside), not our code. The dtypes of operators
+with several entries are combined. Needs the package expecttest but no GPU, because the database's queries are answered
+here. Run from the repository root: python tests/golden/make_cuda_dtypes.py
 """
 
 import json
@@ -17,7 +16,7 @@ HOPPER = 9, 0
 
 
 def read_database() -> dict[str, set[str]]:
-    """Names of types by the name of the operator, as in `torch.ops.aten`; `backward …` for its gradients."""
+    """Return dtypes by operator name, as in `torch.ops.aten`; `backward …` has those of its gradients."""
     with (
         patch("torch.cuda.is_available", lambda: True),
         patch("torch.cuda.get_device_capability", lambda *device: HOPPER),
@@ -26,7 +25,7 @@ def read_database() -> dict[str, set[str]]:
 
         for name in dir(common_cuda):
             if name.startswith("SM"):
-                bool(getattr(common_cuda, name))  # asks now, and remembers
+                bool(getattr(common_cuda, name))  # queried on import and cached
     from torch.testing._internal.common_methods_invocations import op_db
 
     found: dict[str, set[str]] = {}

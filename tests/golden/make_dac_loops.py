@@ -1,8 +1,8 @@
-"""Write dac_loops.npz: equations 3, 4, 5 and 7 of the DAC paper as loops over plain numbers, in float64.
+"""Write dac_loops.npz: equations 3, 4, 5 and 7 of the DAC paper as loops over plain numbers in float64.
 
-Origin: the printed equations, in NumPy's random numbers and Python's arithmetic; neither our code nor PyTorch.
-`<case>/x`, `weight`, `bias`, `upstream` go in; `<case>/output`, `grad_x`, `grad_weight`, `grad_bias` come out: the
-gradients of the sum of output times upstream.  Run from the repository root: python tests/golden/make_dac_loops.py
+Origin: the printed equations with NumPy's random numbers and Python's arithmetic, without our code or PyTorch.
+Inputs are `<case>/x`, `weight`, `bias` and `upstream`; `<case>/output`, `grad_x`, `grad_weight` and `grad_bias` are the
+output and the gradients of sum(output · upstream). Run from the repository root: python tests/golden/make_dac_loops.py
 """
 
 from itertools import product
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 PATH = Path(__file__).with_name("dac_loops.npz")
-# name: (images, inputs, outputs, height, width, kernel, stride, padding, one bias a weight)
+# name: (images, inputs, outputs, height, width, kernel, stride, padding, one bias per weight)
 CONVOLUTIONS = {
     "plain": (2, 3, 2, 5, 6, (3, 3), (1, 1), (1, 1), False),
     "strided": (1, 2, 3, 6, 7, (3, 3), (2, 2), (1, 1), False),
@@ -43,7 +43,7 @@ def convolution(
     stride: tuple[int, int],
     padding: tuple[int, int],
 ) -> dict[str, np.ndarray]:
-    """Equation 5; a position outside the image adds nothing."""
+    """Equation 5; positions outside the image add nothing."""
     out, dx, dw, db = np.zeros_like(upstream), np.zeros_like(x), np.zeros_like(w), np.zeros_like(b)
     for s, i, h, k in product(*map(range, upstream.shape)):
         for j, a, c in product(*map(range, w.shape[1:])):

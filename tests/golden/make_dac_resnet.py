@@ -1,7 +1,7 @@
-"""Write dac_resnet.npz: small ResNets v1 and v2 with option A shortcuts in float64; weights, images, logits, gradients.
+"""Write dac_resnet.npz: small ResNets v1 and v2 with option A shortcuts, with outputs and gradients in float64.
 
-Origin: torchvision's BasicBlock and timm's PreActBasic (their versions are inside), not our code.  `v1/<name>` and
-`v2/<name>` keep the names of the modules below.  Run from the repository root: python tests/golden/make_dac_resnet.py
+Origin: torchvision's BasicBlock and timm's PreActBasic (versions inside), not our code. `v1/<name>` and `v2/<name>` use
+the module names below. Run from the repository root: python tests/golden/make_dac_resnet.py
 """
 
 from functools import partial
@@ -63,13 +63,13 @@ class V2(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv(x)
         for block, (i, o, s) in zip(self.blocks, SIZES, strict=True):
-            # timm's own shortcut takes the activated input; the DAC paper's takes the input.
+            # timm's own shortcut takes the activated input, the DAC paper's takes the input.
             x = block.conv2(block.norm2(block.conv1(block.norm1(x)))) + OptionA(o - i, s)(x)
         return self.fc(F.relu(self.bn(x)).mean((2, 3)))
 
 
 def make_vectors() -> dict[str, np.ndarray]:
-    """All arrays of the file; random weights and running statistics, so that no BN hides at 0 or 1."""
+    """Return all arrays of the file, with random weights and running statistics to exercise every BN."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:

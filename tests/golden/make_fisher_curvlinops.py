@@ -1,10 +1,10 @@
-"""Makes `fisher_curvlinops.npz`: curvature matrices of a layer with tokens, by a library that is not ours.
+"""Write fisher_curvlinops.npz: curvature matrices of a layer with tokens, from an independent library.
 
-    pip install curvlinops-for-pytorch==3.0.1        (a test-time origin only; it is not in the lock)
-    python tests/golden/make_fisher_curvlinops.py
+pip install curvlinops-for-pytorch==3.0.1        (not in the lock)
+python tests/golden/make_fisher_curvlinops.py
 
-`kronecker` is K-FAC's "expand" form with the empirical Fisher, `per_sample` the empirical Fisher matrix itself; both
-over the parameters of the first Linear layer, the weight row by row and then the bias, in float64.
+`kronecker` is K-FAC's "expand" form with the empirical Fisher, `per_sample` the empirical Fisher matrix. Both cover the
+parameters of the first Linear layer in float64: the weight row by row, then the bias.
 """
 
 from importlib.metadata import version

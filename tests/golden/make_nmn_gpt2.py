@@ -1,8 +1,8 @@
 """Write nmn_gpt2.npz: a small GPT-2 of transformers in float64; weights, tokens, logits, gradients.
 
-Origin: transformers (its version is inside), which this repository doesn't install.  `model/<parameter>` keeps its
-names; its Conv1D has weights [in, out].  `gradients/<parameter>` are those of sum(logits · logit_weights).
-Run from the repository root where transformers is installed: python tests/golden/make_nmn_gpt2.py
+Origin: transformers (version inside), which this repository doesn't install. `model/<parameter>` uses its names, and
+its Conv1D has weights [in, out]. `gradients/<parameter>` are those of sum(logits · logit_weights). Run from the
+repository root where transformers is installed: python tests/golden/make_nmn_gpt2.py
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ VOCABULARY, CONTEXT, WIDTH, DEPTH, NUM_HEADS = 11, 8, 6, 2, 3
 
 
 def make_vectors() -> dict[str, np.ndarray]:
-    """All arrays of the file; random weights everywhere, so that no bias and no LayerNorm hides at 0 or 1."""
+    """Return all arrays of the file, with random weights to exercise every bias and LayerNorm."""
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=WIDTH, n_layer=DEPTH, n_head=NUM_HEADS
     )

@@ -1,9 +1,9 @@
 """Write nmn_yat.npz: layers of the released package nmn in float64, and its example's networks at full size.
 
 Origin: nmn 0.3.5 from the package registry (version inside), torch sub-package; its example script also imports wandb,
-datasets, matplotlib and seaborn.  Layers: `<case>/<parameter>` with the package's names, `<case>/inputs`,
-`<case>/outputs`, `<case>/upstream` and the gradients of sum(outputs · upstream).  Networks: only logits and image
-gradients, since `fill` regenerates their 11 million weights.  Run from the repository root where these packages are
+datasets, matplotlib and seaborn. Layers have `<case>/<parameter>` with the package's names, `<case>/inputs`,
+`<case>/outputs`, `<case>/upstream` and the gradients of sum(outputs · upstream). Networks have only logits and image
+gradients, because `fill` regenerates their 11 million weights. Run from the repository root with these packages
 installed: python tests/golden/make_nmn_yat.py
 """
 
@@ -19,7 +19,7 @@ WIDE = torch.float64
 
 
 def fill(parameters: Iterable[Tensor], seed: int) -> None:
-    """Normal weights of deviation 1 / √fan_in in the order given; numbers (vectors) are within 0.5 and 1.5."""
+    """Fill with normal weights of deviation 1 / √fan_in in the order given; vectors are between 0.5 and 1.5."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in parameters:
@@ -31,7 +31,7 @@ def fill(parameters: Iterable[Tensor], seed: int) -> None:
 
 
 def make_layers() -> dict[str, tuple[nn.Module, tuple[int, ...], dict[str, Tensor]]]:
-    """Case -> (layer of the package, shape of its input, further keywords of its forward)."""
+    """Return case -> (layer of the package, shape of its input, further keywords of its forward)."""
     from nmn.torch import MultiHeadYatAttention, YatConv2D, YatNMN
 
     causal = torch.ones(5, 5, dtype=torch.bool).tril().expand(2, 1, 5, 5)

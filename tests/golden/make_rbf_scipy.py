@@ -1,4 +1,4 @@
-"""Write rbf_scipy.npz: Mahalanobis distances of SciPy, kernels of scikit-learn, and HyperBF units from them in NumPy.
+"""Write rbf_scipy.npz: Mahalanobis distances of SciPy, kernels of scikit-learn, and HyperBF units built from them.
 
 Origin: SciPy's `cdist(metric="mahalanobis", VI=WᵀW)` and scikit-learn's `rbf_kernel` (versions inside), not our code.
 Run from the repository root: python tests/golden/make_rbf_scipy.py

@@ -1,10 +1,11 @@
-"""Write {ninformer,brownian,hyperbf}_timm.npz: small models and layers of timm in float64 with outputs and gradients.
+"""Write {ninformer,brownian,hyperbf}_timm.npz: small models and layers of timm, with outputs and gradients.
 
-Origin: timm (its version is inside), not our code.  `<model>/<parameter>` keeps timm's names.  The models have the
-papers' forms.  NiNformer: ViT and MLP-Mixer without class token, bias in qkv and a last LayerNorm, positions only in
-`positioned_vit`; `conv` and `se_conv` are timm's inverted residuals without their shortcut, which are LocalViT's CONV
-without and with squeeze-and-excitation, over a grid of tokens.  Brownian: learned positions, LayerNorm before the mean
-over tokens, and the attention of the first block.  HyperBF: class token, ReLU, no bias in qkv.
+Origin: timm (version inside) in float64, not our code. `<model>/<parameter>` uses timm's names. The models follow the
+papers.
+NiNformer: ViT and MLP-Mixer without class token, with bias in qkv and a last LayerNorm, and positions only in
+`positioned_vit`; `conv` and `se_conv`, LocalViT's CONV without and with squeeze-and-excitation, are timm's inverted
+residuals without their shortcut on a grid of tokens. Brownian: learned positions, LayerNorm before the mean over
+tokens, and the attention of the first block. HyperBF: class token, ReLU, no bias in qkv.
 Run from the repository root: python tests/golden/make_timm.py
 """
 
@@ -39,7 +40,7 @@ def drawing() -> Callable[..., Tensor]:
 
 
 def fill(model: nn.Module, draw: Callable[..., Tensor]) -> nn.Module:
-    """Random weights everywhere, so that no bias and no LayerNorm hides at 0 or 1."""
+    """Fill with random weights to exercise every bias and LayerNorm."""
     model.double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -73,7 +74,7 @@ def make_brownian() -> Vectors:
     model = fill(make_vit(num_classes=5, **form), draw)
     images, weights = draw(3, 3, 12, 12), draw(3, 5)
     attention = model.blocks[0].attn
-    attention.fused_attn = False  # so that the softmax passes its dropout, where a hook can see it
+    attention.fused_attn = False  # otherwise the softmax skips its dropout, where a hook can see it
     seen: list[Tensor] = []
     attention.attn_drop.register_forward_hook(lambda module, args, output: seen.append(output.detach()))
     found = run("vit", "", model, images, weights)
@@ -85,7 +86,7 @@ def squeeze_excite(channels: int, **_: object) -> nn.Module:
 
 
 def make_ninformer() -> Vectors:
-    """Later names come last, so that the draws of the earlier ones stay."""
+    """Add new names last, so that the draws of earlier ones stay."""
     draw = drawing()
     images, weights = draw(3, 3, 12, 12), draw(3, 5)
     vectors = inputs(images, weights)

@@ -1,4 +1,4 @@
-"""An operator's value and gradients, for comparison with those of another."""
+"""Compare an operator's value and gradients with another's."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ def in_doubles(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def value_and_gradients(layer: Layer, tensors: Sequence[Tensor], upstream: Tensor | None = None) -> list[Tensor]:
-    """The value of `layer(*tensors)`, and each tensor's gradient of a fixed weighting of it."""
+    """Return the value of `layer(*tensors)`, and each tensor's gradient of a fixed weighting of it."""
     out = layer(*tensors)
     if upstream is None:
         upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
@@ -42,9 +42,9 @@ def value_and_gradients(layer: Layer, tensors: Sequence[Tensor], upstream: Tenso
 
 def assert_alike(fast: Sequence[Tensor], doubles: Sequence[Tensor]) -> None:
     for got, wanted in zip(fast, doubles, strict=True):
-        # The gradient of a factor is a sum over everything, in which most of it cancels.
+        # A factor's gradient is a sum over everything, most of which cancels.
         error = 1e-5 if wanted.ndim else 1e-3
-        # With one key alone there is no gradient but rounding.
+        # With a single key the gradient is only rounding.
         torch.testing.assert_close(got.double(), wanted, rtol=error, atol=error * max(0.1, float(wanted.abs().max())))
 
 
@@ -53,19 +53,19 @@ def assert_errs_at_most_twice_as_much(
 ) -> None:
     """`fast` and PyTorch's `plain` are in half precision; `least` is a share of the largest number."""
     for got, theirs, truth in zip(fast, plain, exact, strict=True):
-        share = least if truth.ndim else 2 * least  # in a factor's gradient most of a sum cancels
+        share = least if truth.ndim else 2 * least  # most of a factor's gradient cancels
         bound = 2 * (theirs.double() - truth).abs().max() + share * max(0.1, float(truth.abs().max()))
         assert got.dtype == theirs.dtype and (got.double() - truth).abs().max() <= bound
 
 
 def load_case(case: str) -> dict[str, Tensor]:
-    """The arrays of one case of nmn_yat.npz by their names."""
+    """Return the arrays of one case of nmn_yat.npz by name."""
     with np.load(VECTORS) as file:
         return {k.removeprefix(f"{case}/"): torch.from_numpy(v) for k, v in file.items() if k.startswith(f"{case}/")}
 
 
 def check_layer(layer: nn.Module, case: str, names: Mapping[str, Sequence[str]], **keywords: Tensor) -> None:
-    """`layer` gives the outputs and all gradients of the package; `names`: ours -> theirs, stacked along the rows."""
+    """Check that `layer` has the package's outputs and gradients; `names` maps ours to theirs, stacked along rows."""
     vectors = load_case(case)
     layer.double()
     parameters = dict(layer.named_parameters())

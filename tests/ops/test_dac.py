@@ -1,4 +1,4 @@
-"""DAC and MBA connections against loops from the equations, their references, and known layers."""
+"""DAC and MBA connections compared with loops over the equations, their references, and known layers."""
 
 import math
 from collections.abc import Callable
@@ -26,9 +26,9 @@ def loops() -> dict[str, np.ndarray]:
         return dict(file)
 
 
-def test_a_padded_pixel_adds_nothing_even_with_a_positive_bias() -> None:
+def test_padding_adds_nothing_even_with_a_positive_bias() -> None:
     x, w, b = torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 3, 3), torch.ones(1, 1)
-    expected = torch.full((1, 1, 2, 2), 4.0)  # each corner of the image sees the 4 pixels, each relu(1 + 0)
+    expected = torch.full((1, 1, 2, 2), 4.0)  # each corner of the image sees 4 pixels, each relu(1 + 0)
     for bias in (b, b[..., None, None].expand(1, 1, 3, 3)):
         for operator in (dac_conv2d_reference, dac_conv2d):
             assert torch.equal(operator(x, w, bias, 1, 1), expected)
@@ -55,7 +55,7 @@ def test_convolution_equals_loops_in_value_and_gradients(
         np.testing.assert_allclose(tensor.detach().numpy(), loops[f"{case}/{name}"], rtol=0, atol=1e-9, err_msg=name)
 
 
-def test_without_biases_it_is_relu_and_a_plain_layer() -> None:
+def test_without_biases_dac_is_relu_and_a_plain_layer() -> None:
     x, w = drawn((2, 3, 9, 8), (4, 3, 3, 3))
     plain = F.conv2d(x.relu(), w, stride=2, padding=1)
     torch.testing.assert_close(dac_conv2d(x, w, torch.zeros(4, 3).double(), 2, 1), plain, rtol=0, atol=1e-12)
@@ -63,7 +63,7 @@ def test_without_biases_it_is_relu_and_a_plain_layer() -> None:
     torch.testing.assert_close(dac_linear(x, w, torch.zeros_like(w)), F.linear(x.relu(), w), rtol=0, atol=1e-12)
 
 
-def test_no_activated_copy_is_kept_for_the_backward_pass() -> None:
+def test_backward_pass_stores_no_activated_copy() -> None:
     kept: list[int] = []
     x, w, b = (tensor.requires_grad_() for tensor in drawn((2, 8, 10, 10), (16, 8, 3, 3), (16, 8)))
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
@@ -71,7 +71,7 @@ def test_no_activated_copy_is_kept_for_the_backward_pass() -> None:
     assert sum(kept) == x.numel() + w.numel() + b.numel()
 
 
-def test_modules_start_he_normal_with_zero_biases_and_run_their_operator() -> None:
+def test_modules_start_he_normal_with_zero_biases() -> None:
     torch.manual_seed(0)
     conv, dense = DACConv2d(32, 48, 3, stride=2, padding=1), DACLinear(400, 300)
     for module, fan_in in ((conv, 32 * 9), (dense, 400)):
@@ -86,13 +86,13 @@ def test_modules_start_he_normal_with_zero_biases_and_run_their_operator() -> No
     assert torch.equal(dense(rows), dac_linear(rows, dense.weight, dense.bias))
 
 
-def test_a_fully_unshared_module_has_a_bias_for_each_weight() -> None:
+def test_fully_unshared_module_has_a_bias_per_weight() -> None:
     module = DACConv2d(3, 4, (3, 5), is_fully_unshared=True)
     assert module.bias.shape == module.weight.shape == (4, 3, 3, 5)
     assert DACConv2d(3, 4, (3, 5)).bias.shape == (4, 3)
 
 
-def test_equation_3_equals_loops_as_printed_and_as_activation_with_a_linear_layer() -> None:
+def test_equation_3_equals_loops_and_its_factored_form() -> None:
     with np.load(GOLDEN) as loops:
         x, weight, bias, expected = (
             torch.from_numpy(loops[f"mba/{name}"]) for name in ("x", "weight", "bias", "output")
@@ -101,7 +101,7 @@ def test_equation_3_equals_loops_as_printed_and_as_activation_with_a_linear_laye
     torch.testing.assert_close(F.linear(mba(x, bias), weight.flatten(1)), expected, rtol=0, atol=1e-9)
 
 
-def test_module_starts_with_zero_biases_which_make_it_relu_repeated() -> None:
+def test_zero_biases_make_mba_a_repeated_relu() -> None:
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     assert torch.equal(MBA(3, 4)(x), x.relu().repeat_interleave(4, dim=1))
 
@@ -119,6 +119,6 @@ def test_module_starts_with_zero_biases_which_make_it_relu_repeated() -> None:
         (mba, ((2, 3), (4, 2)), "expected"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(operator: Layer, shapes: tuple[tuple[int, ...], ...], message: str) -> None:
+def test_mismatched_shapes_are_refused(operator: Layer, shapes: tuple[tuple[int, ...], ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         operator(*map(torch.zeros, shapes))

@@ -1,4 +1,4 @@
-"""Every operator against its printed equation, in value and every gradient; float32 takes the fast paths."""
+"""Every operator equals its printed equation in value and every gradient; float32 takes the fast paths."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -89,7 +89,7 @@ def of_causal_yat_attention(count: int) -> Case:
 
 
 METRICS = {"euclidean": None, "factored": "metric_factor", "free": "metric"}
-# A free metric's form may be negative and has no root then, so it goes with the Gaussian alone.
+# A free metric may give negative squared distances without a root, so only the Gaussian kernel uses it.
 KERNELS = [(metric, "gaussian") for metric in METRICS] + [("euclidean", "laplacian"), ("factored", "laplacian")]
 REFERENCE_KERNELS = {"gaussian": rbf.gaussian_reference, "laplacian": rbf.laplacian_reference}
 
@@ -179,10 +179,8 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_operator_equals_its_equation_in_value_and_every_gradient(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stages.ops.dac_recompute._BLOCK", 2000)  # so that output channels come in several blocks
+def test_operator_equals_its_equation_in_value_and_every_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.ops.dac_recompute._BLOCK", 2000)  # enough for several blocks of output channels
     case = CASES[name]
     doubles = in_doubles(case.tensors)
     exact = value_and_gradients(case.reference, doubles)
@@ -196,7 +194,7 @@ def test_an_operator_equals_its_equation_in_value_and_every_gradient(
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "MBA" not in name and "laplacian" not in name])
-def test_in_bfloat16_an_operator_errs_at_most_twice_as_much_as_pytorch(name: str) -> None:
+def test_bfloat16_operator_errs_at_most_twice_as_much_as_pytorch(name: str) -> None:
     case = CASES[name]
     halves = as_leaves(case.tensors, torch.bfloat16)
     exact = value_and_gradients(case.reference, in_doubles(halves))
@@ -205,7 +203,7 @@ def test_in_bfloat16_an_operator_errs_at_most_twice_as_much_as_pytorch(name: str
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("Yat") or ", stride 1" in name])
-def test_under_autocast_an_operator_computes_in_float32(name: str) -> None:
+def test_operator_computes_in_float32_under_autocast(name: str) -> None:
     case = CASES[name]
     floats = as_leaves(case.tensors, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):

@@ -8,7 +8,7 @@ from tests.project import REPOSITORY
 
 
 @pytest.mark.parametrize("page", sorted((REPOSITORY / "docs" / "operators").glob("*.md")), ids=lambda page: page.stem)
-def test_examples_of_an_operators_page_run(page: Path) -> None:
+def test_docstring_examples_of_operators_run(page: Path) -> None:
     torch.manual_seed(0)
     names: dict[str, object] = {}
     (example,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""Every pixel value is normalised by the equation, whatever the size of the image."""
+"""Every pixel value is normalised by the equation, at any image size."""
 
 import torch
 
@@ -9,7 +9,7 @@ VALUES = torch.arange(256, dtype=torch.uint8)
 CPU = torch.device("cpu")
 
 
-def test_every_value_follows_the_equation_to_its_roundings() -> None:
+def test_every_value_equals_the_equation_within_rounding() -> None:
     images = VALUES.view(1, 1, 8, 32).repeat(2, 3, 1, 1)
     found = Normalization(MEAN, STD, (3, 8, 32), CPU)(images)
     mean, std = (torch.tensor(numbers, dtype=torch.float64).view(3, 1, 1) for numbers in (MEAN, STD))
@@ -19,7 +19,7 @@ def test_every_value_follows_the_equation_to_its_roundings() -> None:
     assert torch.all((found.double() - wanted).abs() <= 2**-24 * rounded)
 
 
-def test_a_number_does_not_depend_on_its_place() -> None:
+def test_value_does_not_depend_on_its_position() -> None:
     alone = torch.cat([Normalization(MEAN, STD, (3, 1, 1), CPU)(value.expand(1, 3, 1, 1)) for value in VALUES])
     among = Normalization(MEAN, STD, (3, 7, 11), CPU)(VALUES.view(-1, 1, 1, 1).expand(-1, 3, 7, 11))
     assert torch.equal(among, alone.expand_as(among))

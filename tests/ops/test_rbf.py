@@ -1,4 +1,4 @@
-"""HyperBF's functions and layers: equation by hand, SciPy's numbers, and the fast forms against the equation."""
+"""HyperBF's functions and layers compared with hand calculations, SciPy, and the equation's plain form."""
 
 import math
 from collections.abc import Callable
@@ -30,8 +30,8 @@ def golden() -> dict[str, Tensor]:
         return {name: torch.from_numpy(file[name]) for name in file.files if name != "origin"}
 
 
-def test_free_metric_reference_gives_a_hand_worked_case() -> None:
-    # M is not symmetric: xMx = 1, tMt = 0 and xMt = 2 give 1 + 0 - 4, which is no squared distance.
+def test_free_metric_reference_equals_a_hand_calculation() -> None:
+    # M isn't symmetric: xMx = 1, tMt = 0 and xMt = 2 give 1 + 0 - 4, which is no squared distance.
     x, t, m = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 2.0], [0.0, 0.0]])
     assert rbf.free_metric_reference(x, t, m).item() == -3
 
@@ -55,8 +55,8 @@ def test_references_equal_scipy_and_scikit_learn(golden: dict[str, Tensor]) -> N
         torch.testing.assert_close(ours, golden[name], rtol=0, atol=1e-9, msg=name)
 
 
-def test_near_vectors_far_from_the_origin_keep_their_distances_in_bfloat16() -> None:
-    """‖k‖² / 2 is near 2,048, where one bfloat16 column would be off by up to 8; scores differ by less than that."""
+def test_close_vectors_far_from_the_origin_keep_their_distances_in_bfloat16() -> None:
+    """‖k‖² / 2 is close to 2,048, where a bfloat16 column errs by up to 8; scores differ by less."""
     grid = torch.Generator().manual_seed(0)
     q, k = (8 + torch.randint(-6, 7, (1, n, 64), generator=grid).double() / 16 for n in (8, 40))
     v = draw(1, 40, 64, seed=3).bfloat16()
@@ -65,7 +65,7 @@ def test_near_vectors_far_from_the_origin_keep_their_distances_in_bfloat16() -> 
     torch.testing.assert_close(ours.double(), exact, rtol=0, atol=0.03)
 
 
-def test_attention_of_keys_of_one_norm_is_softmax_attention() -> None:
+def test_attention_with_keys_of_equal_norm_is_softmax_attention() -> None:
     q, k, v = (draw(2, 9, 16, seed=seed) for seed in (1, 2, 3))
     k = 4 * F.normalize(k, dim=-1)
     plain = F.scaled_dot_product_attention(q, k, v, scale=2 * BETA)
@@ -77,7 +77,7 @@ def test_attention_of_keys_of_one_norm_is_softmax_attention() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
-def test_a_sample_on_a_centre_has_finite_gradients(kernel: str) -> None:
+def test_sample_at_a_centre_has_finite_gradients(kernel: str) -> None:
     x = draw(3, 8, seed=1, dtype=torch.float32).requires_grad_()
     out = rbf.rbf_feedforward(x, x.detach().clone(), torch.ones(2, 3), beta=1.0, kernel=kernel)
     (gradient,) = torch.autograd.grad(out.sum(), [x])
@@ -115,7 +115,7 @@ def perturb(module: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("samples", [1, 2], ids=["fewer tokens than width", "more"])
-def test_attention_layer_is_the_equation_in_every_head(samples: int) -> None:
+def test_attention_layer_equals_the_equation_in_every_head(samples: int) -> None:
     layer = RBFAttention(12, 3, bias=True, dtype=torch.float64)
     perturb(layer)
     x = noise(samples, 7, 12)
@@ -128,7 +128,7 @@ def test_attention_layer_is_the_equation_in_every_head(samples: int) -> None:
 
 
 @pytest.mark.parametrize("change", [partial(prune.l1_unstructured, name="weight", amount=0.5), weight_norm])
-def test_what_is_done_to_the_projection_holds_with_many_tokens(change: Callable[[nn.Linear], Any]) -> None:
+def test_changes_of_the_projection_apply_to_many_tokens(change: Callable[[nn.Linear], Any]) -> None:
     layer = RBFAttention(4, 1, bias=True, dtype=torch.float64)
     perturb(layer)
     change(layer.qkv)
@@ -136,20 +136,20 @@ def test_what_is_done_to_the_projection_holds_with_many_tokens(change: Callable[
     torch.testing.assert_close(layer(x), torch.cat([layer(one[None]) for one in x]))
 
 
-def test_the_projections_pass_can_be_watched() -> None:
+def test_hooks_on_the_projection_are_called() -> None:
     layer, seen = RBFAttention(4, 1), []
     layer.qkv.register_forward_hook(lambda *_: seen.append(True))
     layer(noise(3, 3, 4).float())
     assert seen == [True]
 
 
-def test_a_projection_of_another_type_keeps_it() -> None:
+def test_projection_of_another_type_keeps_it() -> None:
     layer = RBFAttention(4, 1)
     layer.qkv.bfloat16(), layer.projection.bfloat16()
     assert layer(noise(3, 3, 4).bfloat16()).dtype == torch.bfloat16
 
 
-def test_attention_layer_with_a_free_metric_is_the_authors_form() -> None:
+def test_attention_layer_with_a_free_metric_has_the_authors_form() -> None:
     layer = RBFAttention(4, 1, metric="free", dtype=torch.float64)
     perturb(layer)
     x = noise(2, 5, 4)
@@ -158,7 +158,7 @@ def test_attention_layer_with_a_free_metric_is_the_authors_form() -> None:
     torch.testing.assert_close(layer(x), mixed @ layer.projection.weight.T + layer.projection.bias, rtol=0, atol=1e-9)
 
 
-def test_feedforward_layer_is_the_equation() -> None:
+def test_feedforward_layer_equals_the_equation() -> None:
     layer = RBFFeedForward(6, 9, 4, metric="factored", beta=0.1, dtype=torch.float64)
     perturb(layer)
     x = noise(3, 6)
@@ -176,7 +176,7 @@ def test_normalised_laplacian_feedforward_layer_averages_its_values() -> None:
     torch.testing.assert_close(layer(noise(3, 6)), expected, rtol=0, atol=1e-9)
 
 
-def test_layers_start_as_stated() -> None:
+def test_layers_start_as_documented() -> None:
     torch.manual_seed(0)
     attention, feedforward = RBFAttention(768, 4), RBFFeedForward(768, 200, 768, metric="free")
     assert attention.metric_factor is not None and torch.equal(attention.metric_factor, torch.eye(192))
@@ -187,12 +187,12 @@ def test_layers_start_as_stated() -> None:
     assert feedforward.centers.var().item() == pytest.approx(1, abs=0.02)
 
 
-def test_layers_are_made_on_the_device_and_in_the_type_given() -> None:
+def test_layers_are_created_with_the_given_device_and_type() -> None:
     assert {str(p.device) for p in RBFAttention(8, 2, device="meta").parameters()} == {"meta"}
     assert {p.dtype for p in RBFFeedForward(8, 5, 8, dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
 
 
-def test_impossible_layers_are_refused() -> None:
+def test_invalid_layers_are_refused() -> None:
     with pytest.raises(ValueError, match="num_heads is 3; expected a divisor of embed_dim, which is 8"):
         RBFAttention(8, 3)
     with pytest.raises(ValueError, match="metric is 'learned'; known: euclidean, factored, free"):

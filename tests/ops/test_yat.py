@@ -1,4 +1,4 @@
-"""The Yat layers against the printed equation, hand-worked numbers and the released package."""
+"""Yat layers compared with the printed equation, hand calculations and the released package."""
 
 import math
 from collections.abc import Callable
@@ -27,8 +27,8 @@ WIDE = torch.float64
 
 
 @pytest.mark.parametrize("b", [0.0, 5.0, -1000.0])
-def test_a_unit_of_integers_that_meets_its_input_is_exact(b: float) -> None:
-    """Distance 0 without rounding: the response is (‖w‖² + b)² / ε, and the distance gives no gradient."""
+def test_integer_unit_equal_to_its_input_is_exact(b: float) -> None:
+    """At distance 0 without rounding the response is (‖w‖² + b)² / ε, and the distance has no gradient."""
     w = torch.tensor([[3.0, -4, 12]])
     x, bias = w.clone().requires_grad_(), torch.tensor([b], requires_grad=True)
     response = yat_linear(x, w, bias, epsilon=1e-5)
@@ -39,7 +39,7 @@ def test_a_unit_of_integers_that_meets_its_input_is_exact(b: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_units_that_meet_their_inputs_stay_between_zero_and_the_peak(dtype: torch.dtype) -> None:
+def test_units_equal_to_their_inputs_stay_between_zero_and_the_peak(dtype: torch.dtype) -> None:
     x = draw(256, 768).to(dtype)
     norms = x.double().square().sum(-1)
     leaf = x.clone().requires_grad_()
@@ -49,12 +49,12 @@ def test_units_that_meet_their_inputs_stay_between_zero_and_the_peak(dtype: torc
     met = response.diagonal().double()
     assert (response >= 0).all()
     assert (met <= norms.square() / 1e-5 * (1 + 2**-7)).all()
-    # The error of the distance is within 16 units in the last place of the norms; how large depends on the processor.
+    # The distance errs by at most 16 ulp of the norms, depending on the processor.
     assert (met >= norms.square() / (1e-5 + 32 * torch.finfo(torch.float32).eps * norms) * (1 - 2**-7)).all()
 
 
-def test_a_distance_that_rounding_makes_negative_counts_as_zero() -> None:
-    """One feature: every product is rounded once, in the same way on every processor."""
+def test_negative_rounded_distance_counts_as_zero() -> None:
+    """One feature: every product is rounded once, equally on every processor."""
     x = 1 + torch.rand(256, generator=torch.Generator().manual_seed(0))
     w = torch.nextafter(x, torch.tensor(2.0))
     unclamped = x.square() + w.square() - 2 * (x * w)
@@ -67,12 +67,12 @@ def test_a_distance_that_rounding_makes_negative_counts_as_zero() -> None:
     torch.testing.assert_close(leaf.grad, 2 * x * w.square() / epsilon)
 
 
-def test_guide_scale_is_that_of_equation_two() -> None:
+def test_guide_scale_equals_equation_two() -> None:
     assert guide_scale(torch.tensor(1.0, dtype=WIDE), 128).item() == pytest.approx(128 / math.log(129), rel=1e-12)
     assert guide_scale(torch.tensor(0.5, dtype=WIDE), 9).item() == pytest.approx(math.sqrt(9 / math.log(10)))
 
 
-def test_readings_of_the_scale_differ_in_value_and_in_the_gradient_of_alpha() -> None:
+def test_readings_of_the_scale_differ_in_value_and_gradient() -> None:
     base = 128 / math.log(129)
     slopes = {}
     for reading in ("guide", "multiplier"):
@@ -85,7 +85,7 @@ def test_readings_of_the_scale_differ_in_value_and_in_the_gradient_of_alpha() ->
 
 
 @pytest.mark.parametrize(("reading", "expected", "alphas"), [(None, 1.0, 0), (1.5, 1.5, 0), ("multiplier", 1.0, 1)])
-def test_constant_scales_are_not_learned(reading: ScaleReading, expected: float, alphas: int) -> None:
+def test_constant_scales_are_not_trained(reading: ScaleReading, expected: float, alphas: int) -> None:
     scale = YatScale(5, reading)
     value = scale()
     value = value.item() if isinstance(value, Tensor) else value
@@ -117,7 +117,7 @@ def test_dense_starts_xavier_normal_with_uniform_biases() -> None:
     assert [p.item() for name, p in layer.named_parameters() if name == "scale.alpha"] == [1.0]
 
 
-def test_dense_stands_where_a_linear_stood() -> None:
+def test_dense_replaces_a_linear() -> None:
     torch.manual_seed(0)
     assert isinstance(YatLinear(4, 3), nn.Linear)
     assert YatLinear(4, 3, False, None, WIDE)(draw(2, 4)).shape == (2, 3)
@@ -134,11 +134,11 @@ PACKAGE = {
 
 
 def of_attention() -> list[Tensor]:
-    """q, k, v, scale, epsilon: 2 heads, 5 queries, 7 keys."""
+    """Return q, k, v, scale, epsilon: 2 heads, 5 queries, 7 keys."""
     return [draw(3, 2, 5, 4), draw(3, 2, 7, 4, seed=1), draw(3, 2, 7, 6, seed=2), torch.tensor(0.7), torch.tensor(0.3)]
 
 
-def test_a_query_without_a_key_gets_zeros_as_in_the_package() -> None:
+def test_query_without_keys_gets_zeros_as_in_the_package() -> None:
     layer = YatAttention(6, 2, bias=False, scale="package")
     names = {ours: theirs for ours, theirs in PACKAGE.items() if not ours.endswith("bias")}
     mask = load_case("attention_keyless")["mask"]
@@ -152,7 +152,7 @@ def test_a_query_without_a_key_gets_zeros_as_in_the_package() -> None:
     assert leaf.grad is not None and leaf.grad.abs().max() == 0
 
 
-def test_causal_mask_joins_a_given_mask() -> None:
+def test_causal_mask_combines_with_a_given_mask() -> None:
     q, k, v, s, eps = of_attention()
     mask = torch.ones(5, 7, dtype=torch.bool)
     mask[:, 1] = False
@@ -161,7 +161,7 @@ def test_causal_mask_joins_a_given_mask() -> None:
     assert torch.equal(both, one)
 
 
-def test_spherical_attention_ignores_the_length_of_queries_and_keys() -> None:
+def test_spherical_attention_ignores_the_norms_of_queries_and_keys() -> None:
     q, k, v, s, _ = of_attention()
     once, scaled = (yat_attention(q * f, k * f, v, scale=s, epsilon=1e-12, is_spherical=True) for f in (1, 10))
     torch.testing.assert_close(once, scaled, rtol=1e-7, atol=1e-7)
@@ -169,8 +169,8 @@ def test_spherical_attention_ignores_the_length_of_queries_and_keys() -> None:
 
 @pytest.mark.parametrize("is_spherical", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_queries_that_equal_keys_give_finite_values_and_gradients(dtype: torch.dtype, is_spherical: bool) -> None:
-    """With q = k the diagonal's distance is 0 or rounding; ε = 0.1, since the score there is ‖q‖⁴ / ε."""
+def test_equal_queries_and_keys_give_finite_values_and_gradients(dtype: torch.dtype, is_spherical: bool) -> None:
+    """With q = k the diagonal's distance is 0 or rounding; ε = 0.1, because the score there is ‖q‖⁴ / ε."""
     q = draw(2, 2, 32, 64).to(dtype).requires_grad_()
     mixed = yat_attention(q, q, q, is_causal=True, epsilon=0.1, is_spherical=is_spherical)
     mixed.float().square().sum().backward()
@@ -187,7 +187,7 @@ def test_package_scale_divides_by_the_root_of_the_head_dimension() -> None:
     torch.testing.assert_close(package(draw(2, 5, 12)), learned(draw(2, 5, 12)))
 
 
-def test_dropout_acts_on_the_weights_in_training_alone() -> None:
+def test_dropout_acts_on_weights_during_training_only() -> None:
     torch.manual_seed(0)
     layer = YatAttention(12, 3, dropout=0.5).double()
     x = draw(2, 5, 12)
@@ -199,7 +199,7 @@ def test_dropout_acts_on_the_weights_in_training_alone() -> None:
 @pytest.mark.parametrize(
     ("kernel_size", "dilation", "padding"), [((3, 3), 1, "same"), ((2, 4), 3, "same"), ((3, 2), 2, "valid")]
 )
-def test_padding_in_words_is_that_of_pytorch(kernel_size: tuple[int, int], dilation: int, padding: str) -> None:
+def test_padding_by_name_equals_pytorchs(kernel_size: tuple[int, int], dilation: int, padding: str) -> None:
     x, w = draw(1, 2, 9, 8), draw(3, 2, *kernel_size, seed=1)
     pads = []
     for size in reversed(kernel_size):
@@ -209,13 +209,13 @@ def test_padding_in_words_is_that_of_pytorch(kernel_size: tuple[int, int], dilat
     torch.testing.assert_close(yat_conv2d(x, w, padding=padding, dilation=dilation), by_hand)
 
 
-def test_a_word_that_is_no_padding_is_refused() -> None:
+def test_unknown_padding_name_is_refused() -> None:
     with pytest.raises((ValueError, RuntimeError), match=r"[Pp]adding"):
         yat_conv2d(draw(1, 2, 5, 5), draw(3, 2, 3, 3), padding="full")
 
 
-def test_a_patch_that_meets_its_kernel_is_clamped() -> None:
-    """Float32 patches of 2,304 numbers that equal their kernel: no negative distance, finite gradients."""
+def test_patch_equal_to_its_kernel_is_clamped() -> None:
+    """Float32 patches of 2,304 numbers equal to their kernel have no negative distance and finite gradients."""
     x = draw(64, 256, 3, 3).float()
     leaf = x.clone().requires_grad_()
     response = yat_conv2d(leaf, x, epsilon=1e-5)
@@ -225,7 +225,7 @@ def test_a_patch_that_meets_its_kernel_is_clamped() -> None:
     assert (response.flatten().topk(64).values > 1e6).all()
 
 
-def test_conv_starts_as_a_conv_of_pytorch() -> None:
+def test_conv_starts_like_pytorchs() -> None:
     torch.manual_seed(0)
     ours = YatConv2d(16, 32, 3)
     torch.manual_seed(0)
@@ -235,7 +235,7 @@ def test_conv_starts_as_a_conv_of_pytorch() -> None:
     assert ours.weight.var().item() == pytest.approx(1 / (16 * 9) / 3, rel=0.05)
 
 
-def test_conv_stands_where_a_conv_stood() -> None:
+def test_conv_replaces_a_pytorch_conv() -> None:
     layer = YatConv2d(4, 8, (3, 5), (2, 1), (1, 2), 1, 2, False, "circular", None, WIDE)
     plain = nn.Conv2d(4, 8, (3, 5), (2, 1), (1, 2), 1, 2, False, "circular", None, WIDE)
     assert layer(draw(2, 4, 9, 9)).shape == plain(draw(2, 4, 9, 9)).shape
@@ -262,7 +262,7 @@ DENSE = {"weight": ["weight"], "bias": ["bias"], "scale.alpha": ["alpha"], "epsi
         ("attention_spherical", YatAttention(6, 2, scale="package", epsilon=0.1, is_spherical=True), {}),
     ],
 )
-def test_a_layer_equals_that_of_the_released_package(case: str, layer: nn.Module, keywords: dict[str, Any]) -> None:
+def test_layer_equals_the_released_package(case: str, layer: nn.Module, keywords: dict[str, Any]) -> None:
     theirs = PACKAGE if isinstance(layer, YatAttention) else DENSE
     check_layer(layer, case, {name: theirs[name] for name, _ in layer.named_parameters()}, **keywords)
 
@@ -277,6 +277,6 @@ def test_a_layer_equals_that_of_the_released_package(case: str, layer: nn.Module
         (partial(YatAttention, 12, 3, scale="sqrt"), "scale is 'sqrt'; known: learned, package"),
     ],
 )
-def test_impossible_options_are_refused(build: Callable[[], nn.Module], message: str) -> None:
+def test_invalid_options_are_refused(build: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()

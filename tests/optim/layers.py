@@ -1,4 +1,4 @@
-"""Small problems on which every curvature can be written out densely."""
+"""Small problems for which every curvature matrix can be computed densely."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from stages.optim.capture import LayerBatch, LayerCapture
 
 
 class TokenNetwork(nn.Module):
-    """A Linear on each token, tanh, mean over tokens, a Linear head.  [B, T, 3] -> [B, 3]."""
+    """A Linear on each token, tanh, mean over tokens, and a Linear head. [B, T, 3] -> [B, 3]."""
 
     def __init__(self, *, bias: bool = True) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Problem:
         return capture.take(layer)
 
     def sample_gradients(self, layer: str = "mix") -> Tensor:
-        """[B, O, I], the bias as the last column, by autograd for one sample after the other."""
+        """Return gradients [B, O, I] by autograd for one sample at a time, with the bias as the last column."""
         module = getattr(self.network, layer)
         gradients = []
         for tokens, label in zip(self.tokens, self.labels, strict=True):
@@ -55,7 +55,7 @@ def make_problem(*, samples: int = 5, tokens: int = 4, bias: bool = True, seed: 
 
 
 def dense(product: object, shape: torch.Size | tuple[int, int]) -> Tensor:
-    """The matrix of a linear map of matrices, over row-major vectors."""
+    """Return the matrix of a linear map of matrices over row-major vectors."""
     assert callable(product)
     basis = torch.eye(shape[0] * shape[1], dtype=torch.float64)
     return torch.stack([product(unit.reshape(shape)).flatten() for unit in basis], dim=1)

@@ -1,4 +1,4 @@
-"""CG-FAC: conjugate gradients as printed, the direction is the dense damped solution; the page's example runs."""
+"""CG-FAC: conjugate gradients follow the printed algorithm and find the damped solution."""
 
 from functools import partial
 from typing import Literal
@@ -20,7 +20,7 @@ Spec = partial(OptimizerSpec, name="cg_fac", lr=0.1)
 
 
 def dense_fisher(reading: str, samples: Tensor, inputs: Tensor, gradients: Tensor) -> Tensor:
-    """Loops over samples and tokens; samples [B, O, I]."""
+    """Sum over samples and tokens in loops; samples are [B, O, I]."""
     if reading == "per-sample":
         return sum(torch.outer(g.flatten(), g.flatten()) for g in samples) / len(samples)
     columns = [(b, t) for b in range(inputs.shape[0]) for t in range(inputs.shape[1])]
@@ -30,7 +30,7 @@ def dense_fisher(reading: str, samples: Tensor, inputs: Tensor, gradients: Tenso
 
 
 @pytest.mark.parametrize("reading", ["kronecker", "per-sample"])
-def test_step_is_minus_lr_times_the_dense_damped_solution(reading: Literal["kronecker", "per-sample"]) -> None:
+def test_step_is_minus_lr_times_the_damped_solution(reading: Literal["kronecker", "per-sample"]) -> None:
     problem = make_problem()
     layer, batch = problem.network.mix, problem.captured()
     fisher = dense_fisher(reading, problem.sample_gradients(), batch.inputs, batch.gradients)
@@ -47,7 +47,7 @@ def test_step_is_minus_lr_times_the_dense_damped_solution(reading: Literal["kron
     assert ((step + 0.5 * exact).norm() / exact.norm()).item() < 1e-6
 
 
-def test_matrix_free_equals_factors_of_the_batch_and_both_equal_kfac() -> None:
+def test_matrix_free_and_factored_cg_fac_equal_kfac() -> None:
     moved = []
     for kind in (
         partial(CGFAC, cg_iterations=8, cg_tolerance=0.0),
@@ -63,7 +63,7 @@ def test_matrix_free_equals_factors_of_the_batch_and_both_equal_kfac() -> None:
     torch.testing.assert_close(moved[2], moved[0], rtol=0, atol=1e-6)
 
 
-def test_warm_start_comes_nearer_with_the_same_iterations() -> None:
+def test_warm_start_is_more_accurate_after_equal_iterations() -> None:
     def error(warm_start: bool) -> float:
         problem = make_problem()
         optimizer = CGFAC(
@@ -87,7 +87,7 @@ def test_warm_start_comes_nearer_with_the_same_iterations() -> None:
     assert error(True) < 0.5 * error(False)
 
 
-def test_build_reads_the_spec_and_leaves_the_rest_to_the_class() -> None:
+def test_build_uses_the_spec_and_class_defaults() -> None:
     network = make_problem().network
     optimizer = cg_fac.build(network, Spec(damping=0.5, cg_iterations=4, warm_start=True, layers=("mix",), rest="adam"))
     assert (optimizer.damping, optimizer.cg_iterations, optimizer.warm_start) == (0.5, 4, True)
@@ -98,7 +98,7 @@ def test_build_reads_the_spec_and_leaves_the_rest_to_the_class() -> None:
     assert (peer.factor_decay, peer.update_interval) == (0.5, 7)
 
 
-def test_build_refuses_what_it_would_ignore() -> None:
+def test_build_refuses_unsupported_options() -> None:
     network = make_problem().network
     with pytest.raises(
         ValueError, match="optimizer sets cg_iterations, reading, which it doesn't take; it takes damping"
@@ -114,7 +114,7 @@ def draw_system(n: int = 12, condition: float = 1e4, seed: int = 0) -> tuple[Ten
 
 
 def algorithm_1(matrix: Tensor, b: Tensor, x0: Tensor, m: int) -> Tensor:
-    """Lines 5-16 as printed, α with its missing index, without an early exit."""
+    """Lines 5-16 as printed, α with its missing index, without early exit."""
     x = [x0]
     r = [b - matrix @ x0]
     p, rho = [r[0]], [r[0].norm() ** 2]
@@ -128,7 +128,7 @@ def algorithm_1(matrix: Tensor, b: Tensor, x0: Tensor, m: int) -> Tensor:
     return x[m]
 
 
-def test_iterates_are_those_of_the_printed_algorithm() -> None:
+def test_iterates_equal_the_printed_algorithm() -> None:
     matrix, b = draw_system()
     for m in range(1, 8):
         x = conjugate_gradient(lambda v: matrix @ v, b, None, iterations=m, tolerance=0.0)
@@ -153,14 +153,14 @@ def test_stops_at_the_relative_squared_residual() -> None:
         assert (b - matrix @ shorter).square().sum() > tolerance * b.square().sum()
 
 
-def test_zero_gradient_gives_zero_and_no_division_by_it() -> None:
+def test_zero_gradient_gives_zero_without_dividing_by_it() -> None:
     matrix, b = draw_system()
     for start in (None, torch.ones_like(b)):
         x = conjugate_gradient(lambda v: matrix @ v, torch.zeros_like(b), start, iterations=20, tolerance=0.0)
         assert torch.equal(x, torch.zeros_like(b))
 
 
-def test_iterating_past_convergence_stays_finite_in_float32_at_any_scale() -> None:
+def test_iterating_past_convergence_stays_finite_at_any_scale() -> None:
     matrix, b = (t.float() for t in draw_system(condition=10.0))
     for damped in (1.0, 1e-4):
         for scale in (1e-30, 1e-18, 1e-10, 1.0, 1e6):
@@ -174,14 +174,14 @@ def test_iterating_past_convergence_stays_finite_in_float32_at_any_scale() -> No
             torch.testing.assert_close(x * (damped / scale), torch.linalg.solve(matrix, b), rtol=1e-3, atol=1e-4)
 
 
-def test_a_start_of_another_size_than_the_gradient_is_dropped_not_overflowed() -> None:
+def test_start_of_a_very_different_size_is_dropped() -> None:
     matrix, b = (t.float() for t in draw_system())
     x = conjugate_gradient(lambda v: matrix @ v, b * 1e-30, torch.ones_like(b) * 1e20, iterations=5, tolerance=0.0)
     assert x.isfinite().all() and x @ b > 0
 
 
-def test_on_a_gpu_no_number_is_read_on_the_way() -> None:
-    """A fake tensor has none to read, and refuses."""
+def test_solver_reads_no_values_from_the_gpu() -> None:
+    """Fake tensors refuse to be read."""
     with FakeTensorMode():
         matrix, b, start = (torch.ones(shape, device="cuda") for shape in ((12, 12), (12,), (12,)))
         for first in (None, start):
@@ -191,7 +191,7 @@ def test_on_a_gpu_no_number_is_read_on_the_way() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("tolerance", [0.0, 0.01, 0.5])
-def test_steps_of_length_0_end_where_the_loop_would(
+def test_zero_length_steps_end_like_the_loop(
     monkeypatch: pytest.MonkeyPatch, tolerance: float, dtype: torch.dtype
 ) -> None:
     for seed in range(10):

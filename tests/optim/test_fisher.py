@@ -1,4 +1,4 @@
-"""What CG-FAC and K-FAC capture of a pass, and the product with the Fisher against matrices written out."""
+"""Captured passes of CG-FAC and K-FAC, and Fisher products compared with explicit matrices."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,15 +24,11 @@ Product = Callable[[LayerBatch, Tensor], Tensor]
 GOLDEN = Path(__file__).parents[1] / "golden" / "fisher_curvlinops.npz"
 
 
-def as_matrix(product: Product, batch: LayerBatch) -> Tensor:
-    return dense(lambda v: product(batch, v), (batch.gradients.shape[-1], batch.inputs.shape[-1]))
-
-
-def test_kronecker_reference_gives_a_hand_worked_case() -> None:
+def test_kronecker_reference_equals_a_hand_calculation() -> None:
     # Two samples of one token: a = 1, 2 and g = 3, 1, so A = (1 + 4) / 2, G = (9 + 1) / 2 and F = 12.5.
     batch = LayerBatch(torch.tensor([[[1.0]], [[2.0]]]), torch.tensor([[[3.0]], [[1.0]]]))
     assert kronecker_product_reference(batch, torch.tensor([[2.0]])).item() == 25.0
-    # By sample: ∇ℓ = 3 and 2, F = (9 + 4) / 2.
+    # Per sample: ∇ℓ = 3 and 2, F = (9 + 4) / 2.
     assert per_sample_product_reference(batch, torch.tensor([[2.0]])).item() == 13.0
 
 
@@ -47,12 +43,13 @@ def test_product_equals_the_matrix_of_a_released_library(product: Product, store
     )
     problem.tokens, problem.labels = torch.from_numpy(vectors["tokens"]), torch.from_numpy(vectors["labels"])
     order = torch.tensor([0, 1, 2, 4, 5, 6, 3, 7])  # theirs has the bias after the whole weight, ours in each row
-    matrix = as_matrix(product, problem.captured())[order][:, order]
+    batch = problem.captured()
+    matrix = dense(lambda v: product(batch, v), (batch.gradients.shape[-1], batch.inputs.shape[-1]))[order][:, order]
     np.testing.assert_allclose(matrix.numpy(), vectors[stored], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("samples", "tokens"), [(1, 4), (2, 4), (7, 13)])
-def test_operator_equals_the_printed_product_whichever_sides_it_adds_up(samples: int, tokens: int) -> None:
+def test_operator_equals_the_printed_product_in_both_summation_orders(samples: int, tokens: int) -> None:
     generator = torch.Generator().manual_seed(0)
     a, g = (torch.randn(samples, tokens, width, generator=generator, dtype=torch.float64) for width in (11, 5))
     batch, v = LayerBatch(a, g), torch.randn(5, 11, generator=generator, dtype=torch.float64)
@@ -78,7 +75,7 @@ def test_fast_product_equals_the_printed_one(
     torch.testing.assert_close(fast(batch, v), reference(batch, v), rtol=tolerance, atol=tolerance)
 
 
-def test_running_factors_start_at_the_identity_and_keep_their_share() -> None:
+def test_running_factors_decay_from_the_identity() -> None:
     batch, state = make_problem().captured(), {}
     a, g = kronecker_factors(batch)
     update_factors(state, batch, 0.95)
@@ -90,7 +87,7 @@ def test_running_factors_start_at_the_identity_and_keep_their_share() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_captured_inputs_and_gradients_make_the_layers_gradient(bias: bool) -> None:
+def test_captured_inputs_and_gradients_give_the_layers_gradient(bias: bool) -> None:
     problem = make_problem(bias=bias)
     batch = problem.captured()
     assert batch.inputs.shape == (5, 4, 4 if bias else 3) and batch.gradients.shape == (5, 4, 2)
@@ -98,14 +95,14 @@ def test_captured_inputs_and_gradients_make_the_layers_gradient(bias: bool) -> N
     torch.testing.assert_close(summed, gradient_matrix(problem.network.mix), rtol=0, atol=1e-12)
 
 
-def test_captured_gradients_are_those_of_each_samples_own_loss() -> None:
+def test_captured_gradients_belong_to_single_samples() -> None:
     problem = make_problem()
     batch = problem.captured()
     by_sample = torch.einsum("bto,bti->boi", batch.gradients, batch.inputs)
     torch.testing.assert_close(by_sample, problem.sample_gradients(), rtol=0, atol=1e-12)
 
 
-def test_a_pass_is_taken_once_and_clearing_drops_it() -> None:
+def test_pass_is_taken_once_and_cleared() -> None:
     problem = make_problem()
     capture = LayerCapture(problem.network, ("mix", "head"))
     problem.loss().backward()
@@ -116,7 +113,7 @@ def test_a_pass_is_taken_once_and_clearing_drops_it() -> None:
             capture.take(name)
 
 
-def test_a_layer_used_twice_adds_to_its_tokens() -> None:
+def test_layer_used_twice_adds_tokens() -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict({"layer": nn.Linear(3, 3)})
     capture = LayerCapture(model, ("layer",))
@@ -130,7 +127,7 @@ def test_a_layer_used_twice_adds_to_its_tokens() -> None:
     torch.testing.assert_close(summed, gradient_matrix(layer), rtol=1e-5, atol=1e-5)
 
 
-def test_layers_are_chosen_by_name_and_a_pattern_without_a_match_is_refused() -> None:
+def test_layers_match_patterns_and_an_unmatched_one_is_refused() -> None:
     model = nn.ModuleDict({"attention": nn.ModuleDict({"qkv": nn.Linear(2, 6), "norm": nn.LayerNorm(2)})})
     assert list(select_layers(model, ("*qkv",))) == ["attention.qkv"]
     with pytest.raises(ValueError, match=r"'\*norm' matches no nn.Linear of the model; it has attention.qkv"):

@@ -1,4 +1,4 @@
-"""The common part of CG-FAC and K-FAC: the four tests of an optimiser, exact resuming, and every keyword's effect."""
+"""Common tests of CG-FAC and K-FAC: correctness, convergence, exact resuming, and an effect of every keyword."""
 
 import io
 import math
@@ -38,7 +38,7 @@ def network() -> TokenNetwork:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
-    """The losses; each step has its own batch and runs as in the training loop."""
+    """Train with a separate batch per step as in the training loop; return the losses."""
     losses = []
     for step in steps:
         generator = torch.Generator().manual_seed(step)
@@ -56,7 +56,7 @@ def weights(model: nn.Module) -> list[Tensor]:
 
 
 def after(make: Make, steps: int = 4, **keywords: object) -> list[Tensor]:
-    """The weights after some steps."""
+    """Return the weights after some steps."""
     model = network()
     train(model, make(model, **{"lr": 0.05} | keywords), range(steps))
     return weights(model)
@@ -66,18 +66,18 @@ def equal(ours: list[Tensor], theirs: list[Tensor]) -> list[bool]:
     return [torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)]
 
 
-def test_equals_torch_sgd_where_the_curvature_is_nothing_beside_the_damping(make: Make) -> None:
+def test_equals_torch_sgd_if_damping_dominates(make: Make) -> None:
     model, damping = network(), 1e5
     theirs = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     train(model, theirs, range(5))
-    # The direction is the gradient over γ, and lr makes up for it.
+    # The direction is the gradient divided by γ, which lr compensates.
     ours = after(make, 5, lr=0.1 * damping, damping=damping, momentum=0.9, rest_lr=0.1)
     for parameter, expected in zip(ours, weights(model), strict=True):
         torch.testing.assert_close(parameter, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("rest", ["sgd", "adam"])
-def test_the_rest_moves_as_torch_moves_it(make: Make, rest: str) -> None:
+def test_other_parameters_follow_torchs_optimiser(make: Make, rest: str) -> None:
     model, twin = network(), network()
     kind = {"sgd": partial(torch.optim.SGD, momentum=0.5), "adam": partial(torch.optim.Adam, betas=(0.8, 0.9))}[rest]
     theirs = kind(twin.head.parameters(), lr=0.02, weight_decay=0.1)
@@ -98,7 +98,7 @@ def test_converges_on_a_toy(make: Make) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])
-def test_resumed_training_is_bitwise_that_without_a_stop(make: Make, cut: int) -> None:
+def test_resumed_training_is_bitwise_identical(make: Make, cut: int) -> None:
     keywords = {"lr": 0.05, "momentum": 0.9, "rest": "adam", "rest_lr": 0.01, "kl_clip": 0.01}
     straight = network()
     train(straight, make(straight, **keywords), range(8))
@@ -107,7 +107,7 @@ def test_resumed_training_is_bitwise_that_without_a_stop(make: Make, cut: int) -
     train(first, optimizer, range(cut))
     buffer = io.BytesIO()
     torch.save({"model": first.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
-    train(first, optimizer, range(cut, cut + 2))  # going on must not reach into what was saved
+    train(first, optimizer, range(cut, cut + 2))  # continuing must not change the saved state
     buffer.seek(0)
     saved = torch.load(buffer, weights_only=True)
     second = TokenNetwork()
@@ -137,7 +137,7 @@ def test_state_of_other_layers_is_refused() -> None:
         CGFAC(head, lr=0.1, layers=("head",)).load_state_dict(saved)
 
 
-def test_lr_of_every_group_is_what_the_loop_sets(make: Make) -> None:
+def test_lr_of_every_group_follows_the_loop(make: Make) -> None:
     model = network()
     optimizer = make(model, lr=0.05, rest_lr=0.01)
     before = weights(model)
@@ -186,7 +186,7 @@ def test_rest_keywords_change_the_rest(make: Make) -> None:
 
 
 def test_clipped_step_has_the_divergence_of_equation_16() -> None:
-    """½ Δᵀ (F + γ I) Δ of the step made, with F written out."""
+    """½ Δᵀ (F + γ I) Δ of the actual step, with an explicit F."""
     model, limit = network().double(), 1e-6
     optimizer = KFAC(model, lr=1.0, damping=0.01, factor_decay=0.0, kl_clip=limit, layers=("mix",), rest_lr=1e-9)
     before = torch.cat([model.mix.weight, model.mix.bias[:, None]], dim=1).detach()
@@ -199,7 +199,7 @@ def test_clipped_step_has_the_divergence_of_equation_16() -> None:
     assert (0.5 * step @ fisher @ step).item() == pytest.approx(limit, rel=1e-6)
 
 
-def test_curvature_renews_only_at_its_interval() -> None:
+def test_curvature_is_updated_at_its_interval() -> None:
     for kind in (KFAC, partial(CGFAC, factor_decay=0.5)):
         model = network()
         optimizer = kind(model, lr=0.01, update_interval=3, layers=("mix",))
@@ -211,7 +211,7 @@ def test_curvature_renews_only_at_its_interval() -> None:
         assert changed == [False, False, True, False, False, True]
 
 
-def test_non_finite_gradients_reach_the_weights_for_the_loop_to_see(make: Make) -> None:
+def test_non_finite_gradients_reach_the_weights_for_the_loop_to_detect(make: Make) -> None:
     model = network()
     optimizer = make(model, lr=0.05)
     (model(torch.randn(4, 4, 3)).sum() * math.nan).backward()
@@ -219,7 +219,7 @@ def test_non_finite_gradients_reach_the_weights_for_the_loop_to_see(make: Make) 
     assert model.mix.weight.isnan().all()
 
 
-def test_a_missing_pass_is_an_error_not_a_silent_first_order_step(make: Make) -> None:
+def test_missing_pass_is_an_error(make: Make) -> None:
     model = network()
     optimizer = make(model, lr=0.05)
     model.mix.weight.grad, model.mix.bias.grad = torch.ones(2, 3), torch.ones(2)
@@ -228,8 +228,8 @@ def test_a_missing_pass_is_an_error_not_a_silent_first_order_step(make: Make) ->
 
 
 @pytest.mark.slow(hours=True)
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler looks at what a hook is given
-def test_a_model_compiled_after_the_optimiser_was_built_trains_the_same(make: Make) -> None:
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler inspects the hooks' arguments
+def test_compiling_after_creating_the_optimiser_changes_nothing(make: Make) -> None:
     plain, compiled = network(), network()
     for model, compile_ in ((plain, False), (compiled, True)):
         optimizer = make(model, lr=0.05)
@@ -238,7 +238,7 @@ def test_a_model_compiled_after_the_optimiser_was_built_trains_the_same(make: Ma
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
-def test_a_half_precision_pass_moves_nearly_as_a_full_one(make: Make) -> None:
+def test_half_precision_pass_gives_nearly_the_same_step(make: Make) -> None:
     moved = []
     for half in (False, True):
         model = network()
@@ -281,7 +281,7 @@ def test_evaluation_between_backward_and_step_changes_nothing(make: Make) -> Non
         ({"reading": "per-sample"}, "factor_decay is 0.5; expected .* reading kronecker"),
     ],
 )
-def test_values_out_of_range_are_refused(keywords: dict[str, object], message: str) -> None:
+def test_invalid_values_are_refused(keywords: dict[str, object], message: str) -> None:
     arguments = {"lr": 0.1, "layers": ("mix",)} | keywords
     with pytest.raises(ValueError, match=message):
         CGFAC(network(), **{"factor_decay": 0.5} | arguments)

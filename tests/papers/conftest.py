@@ -6,7 +6,7 @@ from tests.project import computed_findings
 
 @pytest.fixture(scope="module")
 def found(request: pytest.FixtureRequest) -> dict[str, Finding]:
-    """The findings of the paper whose folder the test is in, by claim."""
+    """Findings by claim of the paper whose folder contains the test."""
     return {
         claim: one for claim, one in computed_findings().items() if claim.startswith(f"{request.path.parent.name}.")
     }

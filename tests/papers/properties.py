@@ -1,4 +1,4 @@
-"""Images for the tests of every paper, and the comparison with another library's network."""
+"""Images for the tests of every paper, and a comparison with another library's network."""
 
 from collections.abc import Mapping
 
@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 
 def draw_images(n: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal noise [n, 3, 12, 12], the same at each call."""
+    """Normal noise [n, 3, 12, 12], the same in each call."""
     return torch.randn(n, 3, 12, 12, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
 def renamed(vectors: Mapping[str, np.ndarray], prefix: str, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """The arrays whose names begin with `prefix`, by our names; `names` are parts of theirs and of ours."""
+    """Return arrays under our names; `names` maps parts of theirs to ours."""
     found = {}
     for name, array in vectors.items():
         if name.startswith(prefix):
@@ -25,7 +25,7 @@ def renamed(vectors: Mapping[str, np.ndarray], prefix: str, names: Mapping[str, 
 
 
 def assert_equals(model: nn.Module, vectors: Mapping[str, np.ndarray], prefix: str = "") -> None:
-    """`model` gives the stored logits and gradients of the images."""
+    """Check that `model` gives the stored logits and image gradients."""
     images = torch.from_numpy(vectors["images"]).requires_grad_()
     logits = model(images)
     (logits * torch.from_numpy(vectors["logit_weights"])).sum().backward()

@@ -1,4 +1,4 @@
-"""What holds of the findings of every paper."""
+"""Properties of every paper's findings."""
 
 import math
 from importlib import import_module
@@ -10,7 +10,7 @@ from tests.project import MARGINS, computed_findings
 
 
 @pytest.mark.parametrize("paper", analyse.papers())
-def test_each_claim_is_answered_once_by_finite_numbers_that_are_the_same_again(paper: str) -> None:
+def test_each_claim_has_one_finding_with_finite_reproducible_numbers(paper: str) -> None:
     again = import_module(f"stages.papers.{paper}.findings").findings(MARGINS)
     found = {claim: one for claim, one in computed_findings().items() if claim.startswith(f"{paper}.")}
     assert {one.claim: one for one in again} == found and len(again) == len(found)

@@ -1,4 +1,4 @@
-"""Every network of the papers, small: it learns, all of it learns, and samples keep to themselves."""
+"""Every network of the papers at test size learns with all its parameters and keeps samples separate."""
 
 import inspect
 import subprocess
@@ -56,7 +56,7 @@ def inputs_of(name: str, n: int) -> Tensor:
 
 
 def loss_of(logits: Tensor) -> Tensor:
-    """Of one class for each image or token, or of one number for each row."""
+    """Loss of one class per image or token, or of one number per row."""
     if logits.shape[1:] == (1,):
         return (logits.squeeze(1) - torch.arange(len(logits)) % 5).square().mean()
     generator = torch.Generator().manual_seed(2)
@@ -66,7 +66,7 @@ def loss_of(logits: Tensor) -> Tensor:
 
 
 @every
-def test_one_batch_is_overfitted(name: str) -> None:
+def test_model_overfits_one_batch(name: str) -> None:
     wider = {"width": 24 if "gpt" in name else 8} if name.startswith("nmn") else {}
     known = NETWORKS[name].keywords  # type: ignore[attr-defined]
     model = build(name, **{keyword: size for keyword, size in wider.items() if keyword in known})
@@ -83,7 +83,7 @@ def test_one_batch_is_overfitted(name: str) -> None:
 
 @every
 def test_every_parameter_gets_a_gradient(name: str) -> None:
-    """One step away from the start, where HyperBF's attention sees equal positions and M = I."""
+    """Parameters are moved first, because HyperBF's attention starts with equal positions and M = I."""
     model = build(name)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -94,7 +94,7 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
 
 
 @every
-def test_in_evaluation_a_sample_changes_its_own_logits_alone(name: str) -> None:
+def test_sample_in_evaluation_affects_only_its_own_logits(name: str) -> None:
     model, inputs = build(name).double().eval(), inputs_of(name, 4)
     inputs = inputs.double() if inputs.is_floating_point() else inputs
     changed = inputs.clone()
@@ -107,15 +107,15 @@ def test_in_evaluation_a_sample_changes_its_own_logits_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, make in NETWORKS.items() if "dropout" in make.keywords])  # type: ignore[attr-defined]
-def test_dropout_acts_in_training_and_not_in_evaluation(name: str) -> None:
-    # A step in training mode moves BatchNorm's statistics, so each mode gets its own models.
+def test_dropout_acts_only_in_training(name: str) -> None:
+    # Training mode updates BatchNorm's statistics, so each mode gets its own models.
     inputs, (kept, dropped) = inputs_of(name, 4), (build(name), build(name, dropout=0.5))
     assert torch.equal(kept.eval()(inputs), dropped.eval()(inputs))
     assert not torch.allclose(kept.train()(inputs), dropped.train()(inputs))
 
 
 @every
-def test_bfloat16_autocast_stays_near_float32_with_finite_gradients(name: str) -> None:
+def test_bfloat16_autocast_is_close_to_float32_with_finite_gradients(name: str) -> None:
     model, inputs = build(name), inputs_of(name, 4)
     with torch.autocast("cpu", torch.bfloat16):
         low = model(inputs)
@@ -129,17 +129,17 @@ def test_bfloat16_autocast_stays_near_float32_with_finite_gradients(name: str) -
     "name",
     [pytest.param(name, marks=[] if name == "hyperbf-hyperbf" else pytest.mark.slow(hours=True)) for name in NETWORKS],
 )
-def test_it_compiles_into_one_graph(name: str) -> None:
+def test_model_compiles_into_one_graph(name: str) -> None:
     model, inputs = build(name).eval(), inputs_of(name, 2)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(inputs), model(inputs))  # eager has fast paths, in another order of sums
+        torch.testing.assert_close(compiled(inputs), model(inputs))  # eager fast paths sum in another order
 
 
 @pytest.mark.parametrize("name", PYTORCHS_WEIGHTS)
-def test_weights_start_as_pytorch_draws_them(name: str) -> None:
-    """Uniform in ±1/√fan_in for every product's weight and bias, so a variance of 1/(3 fan_in); norms are 1 and 0."""
+def test_weights_start_like_pytorchs(name: str) -> None:
+    """Uniform in ±1/√fan_in for every product's weight and bias, with variance 1/(3 fan_in); norms are 1 and 0."""
     for place, module in build(name, dim=128, depth=1).named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             fan_in, n = module.weight[0].numel(), module.weight.numel()
@@ -175,12 +175,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "changes", "message"), REFUSED)
-def test_impossible_arguments_are_refused(name: str, changes: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(name, **changes)
 
 
-def test_models_take_keywords_alone() -> None:
+def test_models_take_only_keyword_arguments() -> None:
     for make in NETWORKS.values():
         parameters = inspect.signature(make.func).parameters.values()  # type: ignore[attr-defined]
         assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
@@ -201,7 +201,7 @@ ARGUMENTS = {
 }
 
 
-def test_a_spec_becomes_the_class_it_names() -> None:
+def test_spec_builds_the_class_it_names() -> None:
     from stages.papers.ninformer import ViT
 
     assert type(build_model(ModelSpec(path=VIT, arguments=ARGUMENTS))) is ViT
@@ -220,12 +220,12 @@ def test_a_spec_becomes_the_class_it_names() -> None:
         "",
     ],
 )
-def test_a_path_that_no_paper_exports_is_refused_with_the_choices(path: str) -> None:
+def test_unexported_path_lists_the_choices(path: str) -> None:
     with pytest.raises(ValueError, match=r"known: .*stages\.papers\.ninformer\.vit:ViT"):
         build_model(ModelSpec(path=path, arguments=ARGUMENTS))
 
 
-def test_a_hostile_path_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malicious_path_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hostile_module.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="hostile_module"):
@@ -233,7 +233,7 @@ def test_a_hostile_path_is_not_imported(tmp_path: Path, monkeypatch: pytest.Monk
     assert "hostile_module" not in sys.modules
 
 
-def test_misspelt_and_missing_arguments_are_named() -> None:
+def test_misspelt_and_missing_arguments_are_reported() -> None:
     arguments = {key: value for key, value in ARGUMENTS.items() if key != "num_heads"}
     with pytest.raises(TypeError, match="missing argument num_heads; it takes image_size"):
         build_model(ModelSpec(path=VIT, arguments=arguments))
@@ -241,12 +241,12 @@ def test_misspelt_and_missing_arguments_are_named() -> None:
         build_model(ModelSpec(path=VIT, arguments=arguments | {"num_head": 2}))
 
 
-def test_importing_the_package_loads_no_torch() -> None:
+def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, stages.papers; stages.papers.model_paths(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def test_every_known_path_names_a_class() -> None:
+def test_every_known_path_is_a_class() -> None:
     import importlib
 
     for path in model_paths():

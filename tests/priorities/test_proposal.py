@@ -1,4 +1,4 @@
-"""What is proposed to be trained next."""
+"""Proposals for the next trainings."""
 
 import dataclasses
 import fnmatch
@@ -47,15 +47,15 @@ def proposal(hours: float) -> Proposal:
         ("dac.table2.imagewoof.v1.r20.order", 0.18, 0.04),
     ],
 )
-def test_the_chance_is_that_of_the_look_which_the_hours_buy(claim: str, at_the_end: float, at_three: float) -> None:
+def test_chance_is_that_of_the_affordable_analysis(claim: str, at_the_end: float, at_three: float) -> None:
     one = proposal(2).prospects[f"{claim} 3"]
     end = proposal(2).prospects[f"{claim} 5"]
     assert (end.chance, one.chance) == (pytest.approx(at_the_end, abs=0.006), pytest.approx(at_three, abs=0.006))
     whole = foresee(claims()[claim], as_printed(params()), not_tested(""), claims().values())
-    assert whole is not None and whole.supported == end.chance, "the last look is the end of the plan"
+    assert whole is not None and whole.supported == end.chance, "the final analysis is at the end of the plan"
 
 
-def test_the_headline_order_of_ninformer_is_proposed_before_hopeless_tables() -> None:
+def test_ninformers_headline_order_precedes_hopeless_tables() -> None:
     found = proposal(2)
     completed = [name for step in found.steps for name in step.completed]
     assert "ninformer.rank.c10.ninformer 3" in completed
@@ -63,7 +63,7 @@ def test_the_headline_order_of_ninformer_is_proposed_before_hopeless_tables() ->
     assert sum(step.seconds for step in found.steps) <= 2 * HOUR
 
 
-def test_parts_of_an_argument_weigh_alike_and_their_claims_share_them() -> None:
+def test_parts_of_an_argument_have_equal_weights_shared_by_their_claims() -> None:
     papers = read_paper_deviations(params())
     weights = weigh(list(claims().values()), papers)
     assert weights["brownian.trained.motion"] == 1
@@ -75,8 +75,8 @@ def test_parts_of_an_argument_weigh_alike_and_their_claims_share_them() -> None:
         assert whole == pytest.approx(round(whole)) and whole <= len(paper.argument) + 1
 
 
-def test_what_is_decided_already_is_not_decided_again() -> None:
-    """The sign of SGEMM's gain is known, so a look counts by the chance of its size alone."""
+def test_decided_part_of_a_claim_adds_no_chance() -> None:
+    """The sign of SGEMM's gain is known, so an analysis counts only the chance for its size."""
     claim = claims()["dac.sgemm.gain"]
     power = foresee(claim, params(), not_tested(""), claims().values())
     assert power is not None and power.supported is not None and power.reproduced is not None
@@ -100,23 +100,23 @@ def completed(wanted: dict[str, set[str]], items: set[str]) -> set[str]:
 
 
 class Alike(dict[str, float]):
-    """Every set is worth 1."""
+    """Gives every claim weight 1."""
 
     def __missing__(self, name: str) -> float:
         return 1.0
 
 
-def test_what_is_worth_more_comes_first_and_what_is_worth_nothing_never() -> None:
+def test_valuable_claims_come_first_and_worthless_ones_never() -> None:
     wanted = {"many": {"a"}, "too": {"a"}, "headline": {"b"}, "hopeless": {"c"}}
     steps = choose(wanted, SECONDS, {"many": 0.1, "too": 0.2, "headline": 0.5, "hopeless": 0.0})
     assert [step.completed for step in steps] == [("headline",), ("many", "too")]
 
 
-def test_what_others_have_paid_for_is_cheap() -> None:
+def test_shared_runs_are_paid_once() -> None:
     steps = choose({"one": {"a"}, "two": {"a"}, "more": {"a", "b", "c"}, "apart": {"b"}}, SECONDS, Alike())
     assert steps[0].items == ("a",) and steps[0].completed == ("one", "two")
     assert {item for step in steps for item in step.items} == {"a", "b", "c"}
-    assert sum(len(step.items) for step in steps) == 3, "nothing is paid for twice"
+    assert sum(len(step.items) for step in steps) == 3, "no run is counted twice"
 
 
 @settings(max_examples=60, deadline=None)
@@ -124,7 +124,7 @@ def test_what_others_have_paid_for_is_cheap() -> None:
     st.dictionaries(st.sampled_from("vwxyz"), st.sets(st.sampled_from("abcd"), max_size=4), max_size=5),
     st.floats(0.5, 40),
 )
-def test_a_choice_keeps_its_promises_and_is_never_far_from_the_best(wanted: dict[str, set[str]], budget: float) -> None:
+def test_choice_is_consistent_and_close_to_optimal(wanted: dict[str, set[str]], budget: float) -> None:
     steps = choose(wanted, SECONDS, Alike(), budget)
     taken: set[str] = set()
     for step in steps:
@@ -139,7 +139,7 @@ def test_a_choice_keeps_its_promises_and_is_never_far_from_the_best(wanted: dict
         if sum(SECONDS[item] for item in items) <= budget
     ]
     best, found = (max((len(completed(wanted, items)) for items in within), default=0), len(completed(wanted, taken)))
-    assert bool(found) == bool(best) and 2 * found >= best, "half of the best at least, on sets as small as these"
+    assert bool(found) == bool(best) and 2 * found >= best, "at least half of the optimum, for sets this small"
 
 
 TOO_FEW = ("nothing is said before", "a range needs", "the test runs once")
@@ -152,7 +152,7 @@ def everything() -> list[Trial]:
 
 @cache
 def judged_with(replicates: int) -> list[Judgement]:
-    """All claims of trained models, judged by the first replicates of every arm."""
+    """Judge all trained claims with the first replicates of every arm."""
     wanted = [
         claim for claim in claims().values() if claim.facts.by == "training" and claim.experiment and not claim.reason
     ]
@@ -162,7 +162,7 @@ def judged_with(replicates: int) -> list[Judgement]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replicates", [2, 3, 5])
-def test_looks_are_where_the_judges_have_them(replicates: int) -> None:
+def test_proposed_analyses_equal_those_of_the_judges(replicates: int) -> None:
     for one in judged_with(replicates):
         (name,) = fnmatch.filter(params().experiments, one.claim.experiment or "")
         kind = kind_of(one.claim, params().verdicts)
@@ -186,7 +186,7 @@ def standing(replicates: int) -> Standing:
     return Standing(judgements=judged_with(replicates), decided_by=runs)
 
 
-def test_a_look_lacks_what_neither_results_nor_the_store_have() -> None:
+def test_analysis_needs_runs_missing_from_results_and_store() -> None:
     base = standing(2)
     (look,) = (one for one in next_looks(base, params(), ()) if one.claim.id == "dac.table2.imagewoof.v1.r20.order")
     arms = ("resnet20-v1", "dac-resnet20-v1")
@@ -194,10 +194,10 @@ def test_a_look_lacks_what_neither_results_nor_the_store_have() -> None:
     assert look.runs == {RunName("dac-imagewoof", arm, replicate) for arm in arms for replicate in range(3)}
     assert look.lacking == {RunName("dac-imagewoof", arm, 2) for arm in arms}
     (look,) = (one for one in next_looks(base, params(), look.lacking) if one.claim.id == look.claim.id)
-    assert (look.at, look.lacking) == (3, frozenset()), "trained, and not judged yet"
+    assert (look.at, look.lacking) == (3, frozenset()), "trained but not judged yet"
 
 
-def test_no_claim_that_is_settled_or_at_its_plans_end_wants_more() -> None:
+def test_settled_or_completed_claims_need_no_more_runs() -> None:
     most = max(experiment.replicates for experiment in params().experiments.values())
     assert next_looks(standing(most), params(), ()) == []
     wanted = {one.claim.id for one in next_looks(standing(3), params(), ())}
@@ -209,7 +209,7 @@ def test_no_claim_that_is_settled_or_at_its_plans_end_wants_more() -> None:
     assert settled and not wanted & settled
 
 
-def test_what_is_said_today_rests_on_the_published_results() -> None:
+def test_proposal_uses_the_published_results() -> None:
     today = standing_today(ROOT, params())
     on_mnist = {"nmn-mnist", "nmn-mnist-ten-epochs", "nmn-mnist-inversion"}
     assert {run.experiment for run in today.decided_by} == {"dac-sgemm", *on_mnist}
@@ -219,7 +219,7 @@ def test_what_is_said_today_rests_on_the_published_results() -> None:
     assert looks["dac.table1.c10.v1.r20.order"].lacking == looks["dac.table1.c10.v1.r20.order"].runs
 
 
-def test_one_training_of_two_experiments_is_one_training() -> None:
+def test_training_shared_by_two_experiments_is_one_training() -> None:
     trainings = all_trainings(as_printed(params()))
     shared = [run for run, first in trainings.first.items() if run != first]
     assert shared and all(trainings.with_same([run]) >= {run, trainings.first[run]} for run in shared)

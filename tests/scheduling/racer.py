@@ -1,7 +1,7 @@
-"""One of many processes that train the same tiny runs: `python racer.py STORE LOG SEED RUNS`, until all are published.
+"""One of many processes that train the same tiny runs: `python racer.py STORE LOG SEED RUNS`.
 
-It claims to be a machine of its own, so that only time tells others that it is gone, its clock is off by minutes, and a
-lease expires within a second.  Every claim, publication and loss is a line of the log.
+It runs until all are published, and acts as a machine of its own, so that only a timeout shows that it is gone. Its
+clock is off by minutes, and leases expire within a second. Every claim, publication and loss is logged.
 """
 
 import hashlib
@@ -20,17 +20,17 @@ from stages.scheduling.engine.leases import LeaseLost, Leases
 EXPIRY_SECONDS, HEARTBEAT_SECONDS = 0.4, 0.1
 MOST_MINUTES = 10
 AT_ONCE = 8
-"""Runs that all want at a time, so that each is wanted by several."""
+"""Number of runs wanted at a time, so that several processes want each."""
 
 
 def keys_of(runs: int) -> dict[str, bytes]:
-    """Run keys, each with the spec that it is the digest of."""
+    """Return run keys by spec."""
     specs = [json.dumps({"run": number}).encode() for number in range(runs)]
     return {hashlib.sha256(spec).hexdigest(): spec for spec in specs}
 
 
 def outcome(run_key: str, spec: bytes, token: int) -> dict[str, bytes]:
-    """An outcome that names the token under which it was trained."""
+    """An outcome that contains the token under which it was trained."""
     result = {"run_key": run_key, "token": token, "weights_sha256": hashlib.sha256(spec * 100).hexdigest()}
     files = {"spec.json": spec, "history.jsonl": b"", "weights.safetensors": spec * 100}
     return seal({**files, "result.json": json.dumps(result).encode()})

@@ -1,4 +1,4 @@
-"""Killed at any moment and started again: the same numbers, and no training is left running."""
+"""Killed at any moment and restarted, training gives the same numbers and leaves no process running."""
 
 import os
 import random
@@ -19,7 +19,7 @@ from tests.polling import wait_until
 from tests.project import EXPERIMENT, environment, make_project, outcomes, start_training, train
 from tests.soak import write_soak_report
 
-# Real processes, killed and waited for: minutes on a busy machine.
+# Real processes are killed and awaited, which takes minutes on a busy machine.
 pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(600)]
 
 
@@ -42,7 +42,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[byt
 
 
 def start_below(project: Path, program: str) -> tuple[subprocess.Popen[str], int]:
-    """A parent whose program is called `program`, and the pid of the training that it started through a shell."""
+    """Start a parent whose program is called `program`; return it and the pid of its training in a shell."""
     script = project / program
     script.write_text(
         "import subprocess, sys\n"
@@ -61,7 +61,7 @@ def start_below(project: Path, program: str) -> tuple[subprocess.Popen[str], int
     return parent, int(parent.stdout.readline())
 
 
-def test_stage_whose_dvc_is_gone_before_it_can_watch_trains_nothing(tmp_path: Path) -> None:
+def test_stage_of_a_dead_dvc_trains_nothing(tmp_path: Path) -> None:
     project = make_project(tmp_path)
     finished = subprocess.run(
         [sys.executable, "-m", "stages.train", EXPERIMENT],
@@ -75,7 +75,7 @@ def test_stage_whose_dvc_is_gone_before_it_can_watch_trains_nothing(tmp_path: Pa
     assert finished.stderr == f"train@{EXPERIMENT}: dvc started this stage and is gone already; nothing was trained\n"
 
 
-def test_training_started_by_hand_goes_on_without_its_starter(tmp_path: Path) -> None:
+def test_training_started_by_hand_survives_its_parent(tmp_path: Path) -> None:
     project = make_project(tmp_path, epochs=4000)
     parent, child = start_below(project, "terminal")
     try:
@@ -89,7 +89,7 @@ def test_training_started_by_hand_goes_on_without_its_starter(tmp_path: Path) ->
         parent.communicate()
 
 
-def test_all_slots_killed_is_said_with_an_exit_code_of_its_own(tmp_path: Path) -> None:
+def test_losing_all_slots_has_its_own_exit_code(tmp_path: Path) -> None:
     project = make_project(tmp_path, epochs=40)
     process = start_training(project, "--device", "cpu,cpu")
     wait_until(lambda: len(saved_states(project)) == 2)
@@ -102,7 +102,7 @@ def test_all_slots_killed_is_said_with_an_exit_code_of_its_own(tmp_path: Path) -
 
 
 def slots_of(pid: int) -> list[int]:
-    """Forks of the process that has loaded torch for all of them."""
+    """Return the forks of the process that has loaded torch."""
     servers = [child for child in children(pid) if b"forkserver" in command_of(child)]
     return [slot for server in servers for slot in children(server)]
 
@@ -116,7 +116,7 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.parametrize(("slots", "devices"), [(1, "cpu,cpu"), (2, "cpu"), (3, "auto")])
 def test_several_slots_train_each_run_once(tmp_path: Path, slots: int, devices: str) -> None:
-    """As many as the command names devices, or as the profile says, but no more than there are runs."""
+    """As many slots as the command or the profile sets, but no more than there are runs."""
     project = make_project(tmp_path, slots=slots)
     process = start_training(project, "--device", devices)
     wait_until(lambda: len(slots_of(process.pid)) == 2)
@@ -127,7 +127,7 @@ def test_several_slots_train_each_run_once(tmp_path: Path, slots: int, devices: 
     assert len(outcomes(project)) == 2
 
 
-def test_damaged_resume_state_starts_over_and_says_so(
+def test_damaged_resume_state_restarts_training_with_a_message(
     tmp_path: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
     project = make_project(tmp_path, epochs=40)
@@ -144,7 +144,7 @@ def test_damaged_resume_state_starts_over_and_says_so(
 
 @pytest.fixture(scope="module")
 def pace(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, float]:
-    """Seconds of an undisturbed training here: in total, and from its first saved state on."""
+    """Duration of an undisturbed training here: in total, and from its first saved state."""
     project = make_project(tmp_path_factory.mktemp("pace"), epochs=40)
     started = time.monotonic()
     process = start_training(project)
@@ -156,10 +156,10 @@ def pace(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, float]:
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"], ids=["one slot", "two slots"])
-def test_killed_at_random_moments_again_and_again(
+def test_training_killed_at_random_moments_gives_the_same_outcomes(
     tmp_path: Path, undisturbed: dict[str, tuple[bytes, bytes]], pace: tuple[float, float], devices: str
 ) -> None:
-    """Everything at once, the parent alone, a slot alone; between epochs, at start-up, while something is written."""
+    """Kills all processes, the parent or a slot, between epochs, at startup or while files are written."""
     random_ = random.Random(devices)
     victims: Counter[str] = Counter()
     for attempt in range(10):
@@ -173,12 +173,12 @@ def test_killed_at_random_moments_again_and_again(
         train(project, "--device", devices)
         assert outcomes(project) == undisturbed
         works = RunStore(project / "data" / "store").scratch.list_works()
-        assert not [work for work in works if not work.startswith(PREFIX)], "nothing is under way any more"
+        assert not [work for work in works if not work.startswith(PREFIX)], "nothing is unfinished"
         report_kills(attempt + 1, victims, slots=len(devices.split(",")))
 
 
 def report_kills(trainings: int, victims: Counter[str], *, slots: int) -> None:
-    """After each training, so that observations survive if the soak is cut off."""
+    """Write the report after each training, so that it survives if the soak is interrupted."""
     write_soak_report(
         f"killed-trainings-{slots}",
         {
@@ -195,12 +195,12 @@ def report_kills(trainings: int, victims: Counter[str], *, slots: int) -> None:
 def kill_sometime(
     process: subprocess.Popen[str], project: Path, random_: random.Random, whole: float, working: float
 ) -> str:
-    """Kill some of the training at a moment of its `whole` or `working` seconds, and see that all of it is gone.
+    """Kill some of the training's processes within its `whole` or `working` seconds, and check that all are gone.
 
-    Returns who was killed, or nobody.
+    Return what was killed, if anything.
     """
     started = time.time()
-    if random_.random() < 0.7:  # well into its work: most of the time before is spent on imports
+    if random_.random() < 0.7:  # well into its work, because most of the time before is imports
         wait_until(lambda: process.poll() is not None or any(changed_since(started, project)), seconds=400)
         moment = random_.uniform(0.0, working)
     else:

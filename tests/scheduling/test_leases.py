@@ -1,4 +1,4 @@
-"""Leases in a folder and in an object store: one owner at a time, heartbeats, take-overs and recorded attempts."""
+"""Leases in a folder and in an object store: one owner at a time, heartbeats, takeovers and recorded attempts."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ ELSEWHERE, THIRD = "another-host:boot:1:2:3", "a-third-host:boot:1:2:3"
 
 
 class Shared:
-    """Leases of one store whose owners are on machines of their own; `now` is everybody's clock."""
+    """Leases of one store whose owners are on different machines; `now` is the common clock."""
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store, self.now = store, time.time()
@@ -33,7 +33,7 @@ class Shared:
         return Leases(self.store, owner, clock=lambda: self.now, monotonic=lambda: self.now)
 
     def beat(self, run_key: str) -> int:
-        """A number that each heartbeat of the owner changes."""
+        """Return a value that changes with each heartbeat of the owner."""
         return self.store.read(run_key)[0].beat
 
 
@@ -44,7 +44,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def taken_over(store: Shared, other: Leases, run_key: str) -> bool:
-    """Whether `other` gets a run whose owner isn't heard of from now on."""
+    """Return True if `other` gets a run whose owner sends no more heartbeats."""
     if other.claim(run_key) is not None:
         return True
     store.now += EXPIRY_SECONDS
@@ -56,31 +56,31 @@ def test_several_runs_are_leased_together_or_not_at_all(store: Shared) -> None:
     lease = mine.claim("b", "a")
     assert lease is not None and lease.run_keys == ("b", "a")
     assert other.claim("0", "b") is None, "b is taken"
-    assert other.claim("0") is not None, "and 0 was given back"
+    assert other.claim("0") is not None, "0 was given back"
     mine.release(lease)
     later = other.claim("b")
     assert later is not None and later.tokens[0][1] > lease.tokens[0][1]
 
 
-def test_a_dead_owner_of_this_machine_is_followed_at_once(store: Shared) -> None:
+def test_dead_local_owner_is_replaced_at_once(store: Shared) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     here = store.leases(process_identity(os.getpid()))
     assert store.leases(process_identity(process.pid)).claim("g") is not None
-    assert here.claim("g") is None, "it lives"
+    assert here.claim("g") is None, "it is alive"
     process.communicate(b"\n")
     assert here.claim("g") is not None
     assert [one.end for one in here.attempts("g")] == ["lost", None]
 
 
-def test_a_late_riser_cannot_publish(store: Shared) -> None:
-    """Fencing: the owner slept past its expiry, another took over, the first wakes up."""
+def test_owner_that_wakes_up_after_a_takeover_cannot_publish(store: Shared) -> None:
+    """Fencing: the owner slept past its expiry, and another process took over."""
     sleeper, successor = store.leases(ELSEWHERE), store.leases(THIRD)
     old = sleeper.claim(KEY)
     assert old is not None and taken_over(store, successor, KEY)
     with pytest.raises(LeaseLost, match=f"run {KEY[:12]} was taken over while it trained; its outcome is dropped"):
         sleeper.publish(old, KEY, outcome(KEY, SPEC, old.tokens[0][1]))
     sleeper.release(old)
-    assert store.leases("a-fourth-host:boot:1:2:3").claim(KEY) is None, "releasing an old lease frees nothing"
+    assert store.leases("a-fourth-host:boot:1:2:3").claim(KEY) is None, "releasing an old lease has no effect"
     assert [one.end for one in successor.attempts(KEY)] == ["lost", None]
 
 
@@ -98,8 +98,8 @@ def test_heartbeats_keep_a_lease_beyond_its_expiry(store: Shared) -> None:
     assert other.claim("g") is not None
 
 
-def test_what_is_left_of_a_lost_lease_is_free_after_its_expiry(store: Shared) -> None:
-    """A group's second run is taken over; whoever took it wants the first one, too, and needn't wait for the loser."""
+def test_rest_of_a_lost_lease_is_free_after_its_expiry(store: Shared) -> None:
+    """A group's second run is taken over; the new owner may also claim the first, without waiting for the loser."""
     mine, other = store.leases(ELSEWHERE), store.leases(THIRD)
     lease = mine.claim("first", "second")
     assert lease is not None
@@ -108,12 +108,12 @@ def test_what_is_left_of_a_lost_lease_is_free_after_its_expiry(store: Shared) ->
         assert lost.wait(30)
         assert other.claim("first") is None
         store.now += EXPIRY_SECONDS
-        time.sleep(0.2)  # ten beats, if there were any
+        time.sleep(0.2)  # time for ten heartbeats, if there were any
         assert other.claim("first") is not None
     assert [one.end for one in other.attempts("first")] == ["lost", None], "its end releases nothing"
 
 
-def test_a_renewal_that_fails_is_reported_and_repeated(
+def test_failed_renewal_is_reported_and_retried(
     store: Shared, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     faults = [StoreFault("s3://runs", "no answer for 120 s"), OSError(errno.ENOSPC, "disk is full")]
@@ -139,8 +139,8 @@ def test_a_renewal_that_fails_is_reported_and_repeated(
     ]
 
 
-def test_whoever_claims_a_published_run_tries_nothing_whatever_becomes_of_it(store: Shared) -> None:
-    """The first is killed after the publication, before it noted it; the second before it looked at the store."""
+def test_claiming_a_published_run_never_starts_an_attempt(store: Shared) -> None:
+    """The first process is killed after publishing, before recording it; the second before reading the store."""
     killed, also_killed, here = (store.leases(f"machine-{number}:boot:1:2:3") for number in range(3))
     lease = killed.claim(KEY)
     assert lease is not None
@@ -149,7 +149,7 @@ def test_whoever_claims_a_published_run_tries_nothing_whatever_becomes_of_it(sto
     assert [(one.token, one.end) for one in here.attempts(KEY)] == [(lease.tokens[0][1], "published")]
 
 
-def test_a_process_of_another_container_is_believed_by_its_heartbeat(store: Shared) -> None:
+def test_process_of_another_container_is_judged_by_its_heartbeat(store: Shared) -> None:
     """It may have our host name, and a process id that doesn't exist here."""
     host, boot, namespace, *_ = process_identity(os.getpid()).split(":")
     assert host == socket.gethostname() and boot and namespace in os.readlink("/proc/self/ns/pid")
@@ -158,12 +158,10 @@ def test_a_process_of_another_container_is_believed_by_its_heartbeat(store: Shar
     assert store.leases(process_identity(os.getpid())).claim("g") is None
     dead = store.leases(f"{host}:{boot}:{namespace}:4194304:1")
     assert dead.claim("h") is not None
-    assert store.leases(process_identity(os.getpid())).claim("h") is not None, (
-        "of our own namespace the process table tells"
-    )
+    assert store.leases(process_identity(os.getpid())).claim("h") is not None, "our process table decides"
 
 
-def test_who_holds_a_run_and_since_when_is_told(store: Shared) -> None:
+def test_owner_of_a_run_is_described_with_its_start(store: Shared) -> None:
     leases = store.leases(process_identity(os.getpid()))
     assert leases.holder("g") is None
     lease = leases.claim("g")
@@ -175,7 +173,7 @@ def test_who_holds_a_run_and_since_when_is_told(store: Shared) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"no record at all", b"{}", b""])
-def test_a_damaged_record_of_a_folder_makes_way_and_tokens_still_grow(
+def test_damaged_lease_record_is_replaced_and_tokens_still_increase(
     damage: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = Leases(RunStore(tmp_path))
@@ -185,12 +183,12 @@ def test_a_damaged_record_of_a_folder_makes_way_and_tokens_still_grow(
     healed = Leases(RunStore(tmp_path)).claim("g")
     assert healed is not None and healed.tokens[0][1] > lease.tokens[0][1]
     assert "is damaged" in capsys.readouterr().err
-    assert len(list(tmp_path.glob("leases/g.json.damaged-*"))) == 1, "nothing is thrown away"
+    assert len(list(tmp_path.glob("leases/g.json.damaged-*"))) == 1, "the damaged file is kept"
     with pytest.raises(LeaseLost):
         old.publish(lease, "g", {"result.json": b"{}"})
 
 
-def test_each_attempt_and_its_end_are_kept(store: Shared) -> None:
+def test_attempts_and_their_ends_are_recorded(store: Shared) -> None:
     first, second = store.leases(ELSEWHERE), store.leases(THIRD)
     lease = first.claim(KEY, "h")
     assert lease is not None

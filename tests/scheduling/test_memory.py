@@ -1,4 +1,4 @@
-"""Runs that share a machine: short of memory they are tried alone, and several processes take turns."""
+"""Runs that share a machine: out-of-memory runs are retried alone, and several processes take turns."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ from tests.project import EXPERIMENT, copy_stages, edit, environment, make_proje
 
 pytestmark = pytest.mark.slow
 
-# As torch raises it, the first `SHORT` times, in whichever process.
+# Raised like torch's, the first `SHORT` times, in any process.
 HUNGRY = """
     import os
     for number in range(int(os.environ["SHORT"])):
@@ -35,7 +35,7 @@ REASON = "out of memory (CUDA out of memory. Tried to allocate 20.00 GiB)"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Its worker, which is in no run key, runs out of memory."""
+    """A project whose worker, which isn't in any run key, runs out of memory."""
     folder = make_project(tmp_path / "project", epochs=1)
     copy_stages(folder)
     worker = folder / "stages" / "worker.py"
@@ -52,13 +52,13 @@ def train(project: Path, short: int, devices: str) -> subprocess.CompletedProces
 
 
 def ends(project: Path) -> list[list[tuple[str | None, str]]]:
-    """How the attempts of each run ended, and why."""
+    """Return how and why the attempts of each run ended."""
     store = RunStore(project / "data" / "store")
     leases, keys = Leases(store), [path.stem for path in store.root.glob("leases/*.json")]
     return sorted([(one.end, one.reason) for one in leases.attempts(key)] for key in keys)
 
 
-def test_a_run_that_was_short_of_memory_is_tried_once_more_alone(project: Path, tmp_path: Path) -> None:
+def test_out_of_memory_run_is_retried_once_alone(project: Path, tmp_path: Path) -> None:
     done = train(project, 1, "cpu,cpu")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(f"{REASON}; it is tried once more, alone on its device") == 1
@@ -66,12 +66,12 @@ def test_a_run_that_was_short_of_memory_is_tried_once_more_alone(project: Path, 
     plenty = make_project(tmp_path / "plenty", epochs=1)
     command = [sys.executable, "-m", "stages.train", EXPERIMENT, "--device", "cpu,cpu"]
     subprocess.run(command, cwd=plenty, env=environment(), check=True, capture_output=True)
-    assert outcomes(project) == outcomes(plenty), "by the same batches"
+    assert outcomes(project) == outcomes(plenty), "with the same batches"
 
 
 @pytest.mark.slow(hours=True)
 @pytest.mark.parametrize(("devices", "tries"), [("cpu,cpu", 2), ("cpu", 1)])
-def test_a_run_that_is_short_of_memory_alone_fails_with_the_reason(project: Path, devices: str, tries: int) -> None:
+def test_run_out_of_memory_when_alone_fails_with_the_reason(project: Path, devices: str, tries: int) -> None:
     done = train(project, 99, devices)
     assert done.returncode == 1
     assert done.stdout.count(f": failed\n{REASON}") == 2 and "Traceback" not in done.stdout + done.stderr
@@ -92,14 +92,14 @@ def test_a_run_that_is_short_of_memory_alone_fails_with_the_reason(project: Path
         (ValueError("the paper says: out of memory"), False),
     ],
 )
-def test_want_of_memory_is_told_from_other_errors(error: Exception, is_short: bool) -> None:
+def test_out_of_memory_is_distinguished_from_other_errors(error: Exception, is_short: bool) -> None:
     assert is_out_of_memory(error) is is_short
     assert (describe_failure(error)[0] == "memory") is is_short
 
 
 @pytest.mark.slow(hours=True)
-def test_a_failing_run_is_tried_by_one_slot_only(project: Path) -> None:
-    """The other one, which waited for it, doesn't try it again."""
+def test_failing_run_is_tried_by_one_slot_only(project: Path) -> None:
+    """The other slot waited for it and must not retry it."""
     worker = project / "stages" / "worker.py"
     worker.write_text(worker.read_text().replace("torch.OutOfMemoryError(", "ValueError("))
     done = train(project, 99, "cpu,cpu")
@@ -112,7 +112,7 @@ OTHER = "tiny-other"
 
 @pytest.fixture
 def three_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of the other experiment's two arms one is the first experiment's, the other one is wide."""
+    """Two experiments that share one training; the second experiment's other arm is wide."""
     folder = make_project(tmp_path / "project", epochs=1)
     content = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text())
     content["arms"]["ninformer"]["model"]["dim"] = 1024
@@ -126,7 +126,7 @@ def three_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_longest_comes_first_and_a_shared_training_once(three_arms: Path) -> None:
+def test_longest_run_comes_first_and_shared_training_once(three_arms: Path) -> None:
     params, store = load_params(), RunStore(Path("data/store"))
     order = longest_first(params, "cpu", FlopCounts().count)
     queue = line_up({EXPERIMENT: None, OTHER: None}, params, Path("data"), store, order)
@@ -137,7 +137,7 @@ def test_the_longest_comes_first_and_a_shared_training_once(three_arms: Path) ->
     assert queue.held == {EXPERIMENT: 0, OTHER: 0}
 
 
-def test_chosen_runs_begin_in_the_order_that_is_asked_for(
+def test_chosen_runs_start_in_the_requested_order(
     three_arms: Path, object_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params, store = load_params(), ObjectStore(object_url, three_arms / "read")
@@ -152,10 +152,10 @@ def test_chosen_runs_begin_in_the_order_that_is_asked_for(
         lambda runs, together: places[runs[0].name.label.removesuffix(".0")],
     )
     assert [group.label for group in queue.groups] == [f"{OTHER} ninformer.0", f"{EXPERIMENT} vit.0"]
-    assert len(asked) == 3, "one listing of all outcomes, and one of states for each experiment"
+    assert len(asked) == 3, "one listing of all outcomes, and one of states per experiment"
 
 
-def test_what_was_trained_together_is_taken_from_the_store(three_arms: Path) -> None:
+def test_runs_trained_together_are_taken_from_the_store(three_arms: Path) -> None:
     done = claimcheck_alone(three_arms, "run", "--all", "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("3 of 3 missing runs trained; `make repro` evaluates and records them\n")
@@ -164,7 +164,7 @@ def test_what_was_trained_together_is_taken_from_the_store(three_arms: Path) -> 
     assert again.stdout.endswith("0 of 0 missing runs trained; `make repro` evaluates and records them\n")
 
 
-def test_data_that_are_not_packed_are_named_with_what_packs_them(three_arms: Path) -> None:
+def test_unpacked_data_are_reported_with_the_command_that_packs_them(three_arms: Path) -> None:
     shutil.rmtree(three_arms / "data" / "processed")
     done = claimcheck_alone(three_arms, "run", EXPERIMENT, "--device", "cpu")
     assert (done.returncode, done.stdout) == (1, "")
@@ -174,7 +174,7 @@ def test_data_that_are_not_packed_are_named_with_what_packs_them(three_arms: Pat
     )
 
 
-def test_stand_ins_are_named_where_the_profile_wants_real_data_and_others_are_left_out(three_arms: Path) -> None:
+def test_placeholder_data_are_refused_for_real_profiles_and_other_experiments_skipped(three_arms: Path) -> None:
     edit(
         three_arms / "params.yaml",
         lambda index: index["experiments"].update({"tiny-far": {"paper": "ninformer", "dataset": "cifar10"}}),

@@ -1,4 +1,4 @@
-"""Leases of an object store: the same promises as in a folder, without comparing the clocks of two machines."""
+"""Leases of an object store give the same guarantees as a folder's, without comparing clocks of two machines."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ ELSEWHERE = "another-host:boot:1:2:3"
 
 
 class Machine(Leases):
-    """A machine with clocks of its own, which only the test moves on; `skew` in seconds."""
+    """A machine whose clocks only the test advances; `skew` is in seconds."""
 
     def __init__(self, store: ObjectStore, owner: str | None = None, skew: float = 0.0) -> None:
         self.now = 1000.0
@@ -33,8 +33,8 @@ def store(object_url: str, tmp_path: Path) -> ObjectStore:
 
 
 @pytest.mark.parametrize("skew", [-600.0, 0.0, 600.0])
-def test_an_owner_elsewhere_is_followed_when_its_record_stays_the_same(store: ObjectStore, skew: float) -> None:
-    """Whatever the clocks say."""
+def test_remote_owner_is_replaced_when_its_record_stops_changing(store: ObjectStore, skew: float) -> None:
+    """Independent of clocks."""
     elsewhere, here = Machine(store, ELSEWHERE, skew), Machine(store)
     assert elsewhere.claim("g") is not None
     for _ in range(3):
@@ -42,7 +42,7 @@ def test_an_owner_elsewhere_is_followed_when_its_record_stays_the_same(store: Ob
         here.now += EXPIRY_SECONDS / 2 - 1
         elsewhere._change("g", elsewhere._held["g"][0].token, lambda mine: mine)  # a heartbeat
     here.now += 10 * EXPIRY_SECONDS
-    assert here.claim("g") is None, "seen for the first time since its last change"
+    assert here.claim("g") is None, "first seen since its last change"
     here.now += EXPIRY_SECONDS - 1
     assert here.claim("g") is None
     here.now += 1
@@ -50,7 +50,7 @@ def test_an_owner_elsewhere_is_followed_when_its_record_stays_the_same(store: Ob
     assert here.attempts("g")[0].reason == f"was not heard of for {EXPIRY_SECONDS:.0f} s"
 
 
-def test_who_was_taken_over_while_its_files_were_written_cannot_publish(
+def test_owner_replaced_while_uploading_cannot_publish(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleeper, successor = Machine(store, ELSEWHERE), Machine(ObjectStore(store.address, tmp_path / "there"))
@@ -77,7 +77,7 @@ def test_who_was_taken_over_while_its_files_were_written_cannot_publish(
     assert [one.end for one in successor.attempts(KEY)] == ["lost", "published"]
 
 
-def test_who_was_killed_between_record_and_manifest_has_published(
+def test_owner_killed_between_record_and_manifest_has_published(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed, here = Machine(store, ELSEWHERE), Machine(ObjectStore(store.address, tmp_path / "there"))
@@ -101,8 +101,8 @@ def test_who_was_killed_between_record_and_manifest_has_published(
     assert here.store.whole(KEY) is not None
 
 
-def test_a_renewal_whose_answer_was_lost_is_ours(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store took it, and then the connection broke."""
+def test_renewal_with_a_lost_response_is_ours(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store accepted it before the connection broke."""
     mine = Machine(store, ELSEWHERE)
     lease = mine.claim("g")
     assert lease is not None
@@ -119,7 +119,7 @@ def test_a_renewal_whose_answer_was_lost_is_ours(store: ObjectStore, monkeypatch
     assert [one.end for one in mine.attempts("g")] == ["failed"]
 
 
-def test_a_damaged_record_is_named(store: ObjectStore) -> None:
+def test_damaged_record_is_reported(store: ObjectStore) -> None:
     store.bucket.put("leases/g.json", b"{}")
     with pytest.raises(OSError, match=r"leases/g.json can't be read \(KeyError\): delete it"):
         Machine(store).claim("g")
@@ -127,7 +127,7 @@ def test_a_damaged_record_is_named(store: ObjectStore) -> None:
     assert Machine(store).claim("g") is not None
 
 
-def test_a_store_that_is_away_for_a_while_loses_no_lease(
+def test_temporarily_unavailable_store_loses_no_lease(
     store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases_module, "HEARTBEAT_SECONDS", 0.05)
@@ -144,10 +144,10 @@ def test_a_store_that_is_away_for_a_while_loses_no_lease(
 
 
 @pytest.mark.parametrize("waits", ["to claim it", "to write its journal"])
-def test_while_the_store_is_away_nobody_falls_silent(
+def test_lease_survives_a_store_outage_longer_than_its_expiry(
     store: ObjectStore, object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str
 ) -> None:
-    """It is away for longer than a lease lives, and back for whoever wants the run before it is for the owner."""
+    """The store returns for a competing process before it returns for the owner."""
     monkeypatch.setattr(leases_module, "EXPIRY_SECONDS", 1.0)
     monkeypatch.setattr(object_store, "LATE_SECONDS", 0.5)
     there = ObjectStore(store.address, tmp_path / "there")

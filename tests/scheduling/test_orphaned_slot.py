@@ -1,4 +1,4 @@
-"""A slot whose parent was killed says so of its attempt, and ends."""
+"""A slot whose parent was killed records it and exits."""
 
 import multiprocessing
 import os
@@ -14,10 +14,10 @@ from stages.scheduling.runner import compare, find_experiment
 from tests.project import EXPERIMENT, make_project
 
 
-def test_a_slot_that_nobody_hears_notes_that_its_parent_was_killed(
+def test_slot_with_a_closed_pipe_records_that_its_parent_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its pipe is closed, as the parent's end leaves it; what it watches lives, so that only the pipe tells."""
+    """Only the closed pipe reveals it, because the watched process is alive."""
     monkeypatch.chdir(make_project(tmp_path / "project"))
     params, store = load_params(), RunStore(Path("data/store").absolute())
     groups = compare(find_experiment(params, EXPERIMENT), params, Path("data"), store).groups

@@ -1,5 +1,6 @@
-"""Many processes, on as many machines with clocks that are minutes apart, race for the same runs and are killed or
-stopped for a while at random: each run is published once, no token is given twice, no late riser publishes.
+"""Many processes on simulated machines with wrong clocks race for the same runs while some are killed or suspended.
+
+Each run is published once, no token is given twice, and no process publishes after a takeover.
 """
 
 import json
@@ -37,7 +38,7 @@ def start(address: str, folder: Path, seed: int, runs: int) -> subprocess.Popen[
 def race(
     address: str, folder: Path, *, processes: int, runs: int, seed: int, disturbances: int, every: float
 ) -> Counter[str]:
-    """Let them race until all runs are published, disturbing one about every so many seconds; what was done to them."""
+    """Race until all runs are published, with disturbances at random intervals; return what was done."""
     started: list[subprocess.Popen[bytes]] = []
 
     def another() -> subprocess.Popen[bytes]:
@@ -65,9 +66,9 @@ def _disturb(
     disturbances: int,
     every: float,
 ) -> Counter[str]:
-    """Kill or stop for a while one about every so many seconds, with another in the place of who was killed."""
+    """Kill or suspend a process at random intervals, and replace killed ones."""
     done, store, processes = Counter[str](), racer.open_store(address, folder / "looking"), len(racing)
-    asleep: dict[subprocess.Popen[bytes], float] = {}  # since when each is
+    asleep: dict[subprocess.Popen[bytes], float] = {}  # suspended since
     while asleep or (racing and done.total() < disturbances):
         time.sleep(rng.uniform(0.5, 1.5) * every)
         for process in [one for one, since in asleep.items() if _is_late(one, store, folder, since)]:
@@ -82,7 +83,7 @@ def _disturb(
         if done.total() >= disturbances or not awake:
             continue
         process = rng.choice(awake)
-        if done["stopped for a while"] > done["killed"] or len(asleep) >= processes // 2:  # somebody has to take over
+        if done["stopped for a while"] > done["killed"] or len(asleep) >= processes // 2:  # needs a takeover
             process.kill()
             done["killed"] += 1
         else:
@@ -93,9 +94,9 @@ def _disturb(
 
 
 def _is_late(process: subprocess.Popen[bytes], store: Store, folder: Path, since: float) -> bool:
-    """True once a stopped process has a successor, however long that takes on this machine.
+    """Return True once a suspended process has a successor, however long that takes on this machine.
 
-    None comes if it has published, or holds the write lock of a folder's leases, for which nobody waits for ever.
+    There is none if it has published or holds the write lock of a folder's leases, which would block the others.
     """
     claimed, longest = _claimed(process), (5 if isinstance(store, RunStore) else 25) * racer.EXPIRY_SECONDS
     if claimed is None or store.has(claimed[0]) or time.monotonic() - since > longest:
@@ -106,7 +107,7 @@ def _is_late(process: subprocess.Popen[bytes], store: Store, folder: Path, since
 
 
 def _claimed(process: subprocess.Popen[bytes]) -> tuple[str, int] | None:
-    """The run that it holds, and its token, if the last line of its log is a claim."""
+    """Return the run and token that it holds, if the last line of its log is a claim."""
     assert isinstance(process.args, list)
     log = Path(process.args[4])
     last = log.read_text(encoding="utf-8").rpartition("\n")[0].rpartition("\n")[2].split() if log.exists() else []
@@ -114,7 +115,7 @@ def _claimed(process: subprocess.Popen[bytes]) -> tuple[str, int] | None:
 
 
 def check(address: str, folder: Path, runs: int) -> Counter[str]:
-    """Every promise, from what lies in the store and what each process wrote down; how often each thing happened."""
+    """Check all guarantees against the store and the logs; count events."""
     store = racer.open_store(address, folder / "cache")
     leases = Leases(store, "machine:boot:1:1:1")
     events = [tuple(line.split()) for log in folder.glob("*.log") for line in log.read_text().splitlines()]
@@ -126,19 +127,19 @@ def check(address: str, folder: Path, runs: int) -> Counter[str]:
     by_key = {key: int(token) for what, key, token in events if what == "published"}
     for run_key in racer.keys_of(runs):
         outcome = store.published(run_key)
-        assert outcome is not None and find_fault(outcome, run_key) is None, "whole"
+        assert outcome is not None and find_fault(outcome, run_key) is None, "complete"
         token = json.loads((outcome / "result.json").read_bytes())["token"]
-        assert by_key.get(run_key, token) == token, "the outcome is that of the process that says so"
+        assert by_key.get(run_key, token) == token, "the outcome is from the process that reported it"
         attempts = leases.attempts(run_key)
         assert [one.token for one in attempts] == sorted({one.token for one in attempts})
         assert [one.token for one in attempts if one.end == "published"] == [token]
         lost = {int(number) for what, key, number in events if what == "lost" and key == run_key}
-        assert token not in lost, "who was told that it lost has published nothing"
+        assert token not in lost, "a process that lost its lease has published nothing"
     taken_over = sum(one.end == "lost" for run_key in racer.keys_of(runs) for one in leases.attempts(run_key))
     return Counter({"taken over": taken_over}) + Counter(what for what, *_ in events)
 
 
-def test_each_run_is_published_once_whoever_is_killed(address: str, tmp_path: Path) -> None:
+def test_each_run_is_published_once_despite_kills(address: str, tmp_path: Path) -> None:
     disturbed = race(address, tmp_path, processes=3, runs=12, seed=1, disturbances=6, every=0.1)
     happened = check(address, tmp_path, runs=12)
     assert disturbed["killed"] and disturbed["stopped for a while"] and happened["taken over"]

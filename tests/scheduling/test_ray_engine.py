@@ -1,7 +1,4 @@
-"""The engine for Ray decides whom it ends, and with what share it tries again: by tasks that tell what is written here.
-
-What real processes of a cluster do to it is in `tests/cluster`.
-"""
+"""The Ray engine's decisions to end and retry tasks, with scripted tasks; `tests/cluster` has real ones."""
 
 import threading
 import time
@@ -23,8 +20,9 @@ NODE = Node(cpus=2, gpus=1, memory=10**10)
 
 
 class Script:
-    """A cluster of one node.  Each submitted task is placed at once and tells a beat every 20 ms, whoever listens; what
-    else `told` says of the group's n-th task; then, asked to stop, that it has stopped.
+    """A cluster of one node that starts tasks at once and sends a heartbeat every 20 ms.
+
+    `told` lists further messages of the group's n-th task; a task that is asked to stop confirms it.
     """
 
     name = "of this test"
@@ -41,7 +39,7 @@ class Script:
         self._arrived.append(("ready", [NODE], ""))
 
     def refuse(self) -> None:
-        """As a cluster that was started again with another token."""
+        """Reject connections, like a cluster restarted with another token."""
         self._arrived.append(("refused",))
 
     def receive(self, seconds: float) -> list[tuple[Any, ...]]:
@@ -77,7 +75,7 @@ class Script:
 
 
 class Trainings:
-    """Two groups on such a cluster, by an engine with little patience; `seen` are its events."""
+    """Two groups on such a cluster, with short timeouts; `seen` are the engine's events."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         patience = Patience(silent=0.3, stuck=0.4, stopping=5, unreachable=5)
@@ -105,16 +103,16 @@ def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainings:
     return Trainings(tmp_path, monkeypatch)
 
 
-def test_nobody_is_silent_while_the_engine_waits_for_a_store(
+def test_tasks_are_not_timed_out_while_the_engine_waits_for_a_store(
     trainings: Trainings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal, an outcome or a claim may keep it waiting for longer than a task may be silent."""
+    """Writing the journal, an outcome or a claim may take longer than a task's timeout."""
     cluster = Script({trainings.groups[0].label: [[("progress", {"step": 1})]]})
 
     def report(event: Event) -> None:
         trainings.seen.append(event)
         if event.kind == "progress":
-            time.sleep(0.6)  # a store that is away
+            time.sleep(0.6)  # an unavailable store
             threading.Timer(0.3, trainings.stop.set).start()
 
     monkeypatch.setattr(trainings, "report", report)
@@ -123,8 +121,8 @@ def test_nobody_is_silent_while_the_engine_waits_for_a_store(
     assert [trainings.ends(number) for number in (0, 1)] == [[("stopped", "asked to")]] * 2
 
 
-def test_a_task_that_lives_and_takes_no_step_is_ended_and_follows_itself_five_times(trainings: Trainings) -> None:
-    """The thread that tells its beats goes on whatever the training does."""
+def test_task_that_takes_no_step_is_ended_and_retried_five_times(trainings: Trainings) -> None:
+    """Its heartbeat thread continues regardless of the training."""
     del trainings.groups[1]
     cluster = Script({}, takes_steps=False)
     trainings.run(cluster, ["cpu"])
@@ -134,7 +132,7 @@ def test_a_task_that_lives_and_takes_no_step_is_ended_and_follows_itself_five_ti
     assert trainings.seen[-1].message == f"lost 5 times without a new state in between, the last time because {reason}"
 
 
-def test_want_of_memory_is_noted_and_tried_once_more_with_the_whole_device(trainings: Trainings) -> None:
+def test_out_of_memory_is_recorded_and_retried_once_with_the_whole_device(trainings: Trainings) -> None:
     short = [("failed", [trainings.keys[0]], "memory", "out of memory (20 GiB)"), ("ended", "")]
     del trainings.groups[1]
     cluster = Script({trainings.groups[0].label: [short, short]})
@@ -144,8 +142,8 @@ def test_want_of_memory_is_noted_and_tried_once_more_with_the_whole_device(train
     assert trainings.kinds(0) == ["started", "memory", "started", "failed"]
 
 
-def test_a_task_that_ray_ended_for_want_of_memory_gets_the_whole_node(trainings: Trainings) -> None:
-    """It has the memory of all processors, and no neighbour that takes some of it."""
+def test_task_killed_by_ray_for_memory_gets_the_whole_node(trainings: Trainings) -> None:
+    """It then has the memory of all processors and no neighbours."""
     short = [("ended", SHORT_OF_MEMORY)]
     del trainings.groups[1]
     cluster = Script({trainings.groups[0].label: [short, short]})
@@ -156,7 +154,7 @@ def test_a_task_that_ray_ended_for_want_of_memory_gets_the_whole_node(trainings:
     assert trainings.ends(0) == [lost, lost, ("stopped", "asked to")]
 
 
-def test_a_cluster_that_wants_another_token_is_not_asked_again(
+def test_cluster_with_another_token_is_not_contacted_again(
     trainings: Trainings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Script({})
@@ -173,14 +171,14 @@ def test_a_cluster_that_wants_another_token_is_not_asked_again(
     assert [trainings.ends(number) for number in (0, 1)] == [[lost], [lost]]
 
 
-def test_a_node_that_cant_use_the_store_stops_all_and_is_named(trainings: Trainings) -> None:
+def test_node_without_access_to_the_store_stops_everything_by_name(trainings: Trainings) -> None:
     cluster = Script({trainings.groups[1].label: [[("shut_out", "s3://b: access is refused"), ("ended", "")]]})
     with pytest.raises(EngineError, match=r"node there can't use the store: s3://b: access is refused; .*`ray start`"):
         trainings.run(cluster, ["cpu", "cpu"])
     assert [trainings.ends(number) for number in (0, 1)] == [[("stopped", "asked to")], []]
 
 
-def test_a_run_that_another_process_trains_is_asked_for_as_seldom_as_its_store_says(
+def test_run_held_by_another_process_is_polled_at_the_stores_interval(
     trainings: Trainings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del trainings.groups[1]

@@ -89,7 +89,7 @@ def test_several_devices_train_one_run_and_report_its_states(project: Path) -> N
 
     def without_dropout(content: Any) -> None:
         for arm in content["arms"].values():
-            arm["model"]["dropout"] = 0.0  # rejected with several devices
+            arm["model"]["dropout"] = 0.0  # several devices reject it
 
     edit(project / "params" / f"{EXPERIMENT}.yaml", without_dropout)
     group = group_of(project)
@@ -158,7 +158,7 @@ def test_data_are_transferred_once_and_verified(project: Path) -> None:
     kept = place(elsewhere, digest, packed)
     assert kept.name == digest and place(elsewhere, digest, packed) == kept and len(brought) == 1
     (kept / "train.safetensors").write_bytes((kept / "train.safetensors").read_bytes()[:-1])
-    assert place(elsewhere, digest, packed) == kept and len(brought) == 2, "a damaged copy is brought anew"
+    assert place(elsewhere, digest, packed) == kept and len(brought) == 2, "a damaged copy is fetched again"
 
 
 def test_data_that_differ_from_the_run_key_are_not_trained_on(project: Path) -> None:
@@ -205,14 +205,14 @@ def test_gpus_that_share_a_run_are_whole_and_on_one_node(project: Path) -> None:
     shares.learn(group, {"key": {"result.json": b'{"peak_memory_bytes": 4000000000}'}})
     shares.learn_device(80_000_000_000)
     assert shares.of(group, NODES, is_alone=False) == (Share(cpus=2, gpus=2), "cuda:0+cuda:1", 2)
-    assert shares.room(NODES) == 2 + 2, "one group on each of two nodes, and two that wait"
+    assert shares.room(NODES) == 2 + 2, "one group on each of two nodes, and two waiting"
     assert shares.lack(NODES) == ""
     asked = "a run takes 3 GPUs of one node, and no node of the cluster has more than 2: it waits for one"
     assert Shares(["cuda+cuda+cuda"]).lack(NODES) == asked
     assert "takes a GPU of one node" in Shares(["cuda"]).lack(NODES[:1]) and not Shares(["cpu"]).lack(NODES[:1])
     assert Shares(["auto+auto"]).of(group, NODES, is_alone=False)[1] == "cuda:0+cuda:1"
     share, device, threads = Shares(["cpu+cpu"]).of(group, NODES, is_alone=False)
-    assert (share.cpus, device, threads) == (6, "cpu+cpu", 6), "which the two processes divide"
+    assert (share.cpus, device, threads) == (6, "cpu+cpu", 6), "divided between the two processes"
 
 
 def test_inbox_keeps_the_newest_state_and_the_order_of_other_messages() -> None:

@@ -1,4 +1,4 @@
-"""Two at once where one is meant: the second waits or is refused, and says for whom and what to do; one is killed."""
+"""Two simultaneous commands: the second waits or is refused with a reason, and continues if the first is killed."""
 
 import os
 import signal
@@ -20,13 +20,13 @@ pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(600)]
 
 
 def ends(project: Path) -> list[list[tuple[str | None, str]]]:
-    """How the attempts of each run ended, and why."""
+    """Return how and why the attempts of each run ended."""
     store = RunStore(project / "data" / "store")
     leases = Leases(store)
     return sorted([(one.end, one.reason) for one in leases.attempts(key)] for key in store.run_keys())
 
 
-def test_a_second_runner_waits_for_the_first_and_follows_it_when_that_is_killed(tmp_path: Path) -> None:
+def test_second_runner_waits_for_the_first_and_takes_over_if_it_is_killed(tmp_path: Path) -> None:
     undisturbed = make_project(tmp_path / "undisturbed", epochs=40)
     train(undisturbed)
     project = make_project(tmp_path / "project", epochs=40)
@@ -59,7 +59,7 @@ def start_repro(checkout: Path, *command: str) -> subprocess.Popen[str]:
 
 
 def is_gone(group: int) -> bool:
-    """True once no process of the group is left, nor one that nobody has reaped yet."""
+    """Return True once no process of the group is left, not even a zombie."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -67,7 +67,7 @@ def is_gone(group: int) -> bool:
     return False
 
 
-def test_a_second_repro_names_the_first_and_after_a_kill_the_next_goes_on(tmp_path: Path) -> None:
+def test_second_repro_names_the_first_and_a_kill_frees_the_next(tmp_path: Path) -> None:
     checkout = make_checkout(tmp_path / "checkout", epochs=40)
     first = start_repro(checkout, "stages.cli", "repro")
     wait_for(lambda: saved_states(checkout))
@@ -79,10 +79,10 @@ def test_a_second_repro_names_the_first_and_after_a_kill_the_next_goes_on(tmp_pa
         f"`kill {first.pid}`: its finished trainings are kept\n"
     )
     by_hand, _ = start_repro(checkout, "dvc", "repro").communicate(timeout=120)
-    assert "is busy, it is being blocked by" in by_hand and "(PID" in by_hand, "DVC itself says as much"
+    assert "is busy, it is being blocked by" in by_hand and "(PID" in by_hand, "DVC's own message says the same"
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
-    wait_for(lambda: is_gone(first.pid), 60)  # DVC takes a lock's process for alive until it has been reaped
+    wait_for(lambda: is_gone(first.pid), 60)  # DVC considers a lock's process alive until it has been reaped
     third = start_repro(checkout, "stages.cli", "repro")
     output, _ = third.communicate(timeout=300)
     assert third.returncode == 0, output

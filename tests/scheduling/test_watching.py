@@ -1,4 +1,4 @@
-"""Journals of trainings, and what a watcher makes of them: with real leases, and with a real process that is killed."""
+"""Journals of trainings and their summary, with real leases and a real process that is killed."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> RunStore:
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Both clocks of journals, to be set."""
+    """Both clocks of journals, set by tests."""
     told = [1000.0]
     monkeypatch.setattr("stages.scheduling.journal.time.time", lambda: told[0])
     monkeypatch.setattr("stages.scheduling.journal.time.monotonic", lambda: told[0])
@@ -44,7 +44,7 @@ def only_row(watched: Watched) -> ProgressRow:
     return row
 
 
-def test_a_watcher_sees_states_speed_costs_and_what_is_left(store: RunStore, now: list[float]) -> None:
+def test_summary_has_states_speed_costs_and_remaining_time(store: RunStore, now: list[float]) -> None:
     leases = Leases(store)
     with journal(store) as written:
         lease = leases.claim(*GROUPS[0].run_keys)
@@ -78,7 +78,7 @@ def test_a_watcher_sees_states_speed_costs_and_what_is_left(store: RunStore, now
     assert not seen.is_live and only_row(seen).runs["stopped"] == 1 and seen.left_seconds == 0
 
 
-def test_what_costs_are_unknown_for_is_left_out_and_not_called_free(store: RunStore, now: list[float]) -> None:
+def test_unknown_costs_are_omitted_not_zero(store: RunStore, now: list[float]) -> None:
     with journal(store) as written:
         Leases(store).claim(*GROUPS[0].run_keys)
         written.report(Event(kind="started", label="a x.0", device="tpu:0"))
@@ -88,7 +88,7 @@ def test_what_costs_are_unknown_for_is_left_out_and_not_called_free(store: RunSt
     assert (row.seconds, row.usd, row.left_seconds, row.left_usd) == (10, None, None, None)
 
 
-def test_only_a_lease_makes_a_training_run(store: RunStore, now: list[float]) -> None:
+def test_training_needs_a_lease_to_count_as_running(store: RunStore, now: list[float]) -> None:
     with journal(store) as written:
         written.report(Event(kind="started", label="a x.0", device="cpu"))
         now[0] += 10
@@ -96,7 +96,7 @@ def test_only_a_lease_makes_a_training_run(store: RunStore, now: list[float]) ->
         assert only_row(watch(store, PRICES, now[0])).runs["lost"] == 1, "nobody holds the lease"
 
 
-def test_a_dead_owner_runs_nothing_whatever_its_journal_says(store: RunStore) -> None:
+def test_dead_owner_runs_nothing_despite_its_journal(store: RunStore) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     owner = process_identity(child.pid)
     assert Leases(store, owner).claim(*GROUPS[0].run_keys) is not None
@@ -111,7 +111,7 @@ def test_a_dead_owner_runs_nothing_whatever_its_journal_says(store: RunStore) ->
     assert not seen.is_live
 
 
-def test_a_journal_says_where_its_cluster_shows_itself(store: RunStore) -> None:
+def test_journal_has_the_address_of_its_dashboard(store: RunStore) -> None:
     with journal(store) as written:
         written.report(Event(kind="started", label="a x.0", dashboard="http://127.0.0.1:8265"))
         written.report(Event(kind="finished", label="a x.0"))
@@ -119,8 +119,8 @@ def test_a_journal_says_where_its_cluster_shows_itself(store: RunStore) -> None:
     assert session.dashboard == "http://127.0.0.1:8265"
 
 
-def test_a_machine_that_fell_silent_runs_nothing(store: RunStore, now: list[float]) -> None:
-    """Of a process elsewhere nobody here knows whether it lives: its silence decides, as for its lease."""
+def test_silent_machine_runs_nothing(store: RunStore, now: list[float]) -> None:
+    """A remote process can only be judged by its silence, like its lease."""
     written = journal(store)
     written.session.owner = "elsewhere:boot:1:7:9"
     Leases(store, written.session.owner).claim(*GROUPS[0].run_keys)
@@ -136,7 +136,7 @@ def test_a_machine_that_fell_silent_runs_nothing(store: RunStore, now: list[floa
     assert watch(store, PRICES, now[0], ["b"]).rows == []
 
 
-def test_of_two_processes_the_one_that_trains_is_told(store: RunStore, now: list[float]) -> None:
+def test_summary_shows_the_process_that_trains(store: RunStore, now: list[float]) -> None:
     with journal(store, GROUPS[:1]) as first, journal(store, GROUPS[:1]) as second:
         Leases(store).claim(*GROUPS[0].run_keys)
         first.report(Event(kind="started", label="a x.0", device="cpu"))
@@ -147,7 +147,7 @@ def test_of_two_processes_the_one_that_trains_is_told(store: RunStore, now: list
         assert {state: n for state, n in row.runs.items() if n} == {"running": 1}
 
 
-def test_a_failure_is_told_until_somebody_has_trained_the_run(store: RunStore, now: list[float]) -> None:
+def test_failure_is_shown_until_the_run_is_trained(store: RunStore, now: list[float]) -> None:
     with journal(store, GROUPS[:1]) as first:
         first.report(Event(kind="failed", label="a x.0", message="no keys"))
     assert [(group.label, group.message) for group in watch(store, PRICES, now[0]).failed] == [("a x.0", "no keys")]
@@ -158,7 +158,7 @@ def test_a_failure_is_told_until_somebody_has_trained_the_run(store: RunStore, n
     assert watched.failed == [] and only_row(watched).runs["done"] == 1
 
 
-def test_progress_is_written_seldom_and_its_end_always(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_saved_rarely_but_its_end_always(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[str] = []
     save = FolderScratch.save
 
@@ -176,7 +176,7 @@ def test_progress_is_written_seldom_and_its_end_always(store: RunStore, monkeypa
     assert session.ended and session.groups[0].share == 1
 
 
-def test_a_store_that_takes_no_progress_stops_no_training(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_progress_stops_no_training(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
     store.root.mkdir(parents=True)
     (store.root / "work").write_text("a file where the folder belongs")
     with journal(store) as written:
@@ -185,7 +185,7 @@ def test_a_store_that_takes_no_progress_stops_no_training(store: RunStore, capsy
     assert said.startswith("progress couldn't be written for `claimcheck status`: ") and said.count("\n") == 1
 
 
-def test_journals_of_the_past_go_and_foreign_ones_are_passed_over(store: RunStore) -> None:
+def test_old_journals_are_removed_and_foreign_ones_skipped(store: RunStore) -> None:
     for _ in range(25):
         with journal(store):
             pass
@@ -194,6 +194,6 @@ def test_journals_of_the_past_go_and_foreign_ones_are_passed_over(store: RunStor
     assert watch(store, PRICES, time.time()).sessions
 
 
-def test_without_a_journal_nothing_is_created(store: RunStore) -> None:
+def test_watching_without_a_journal_creates_nothing(store: RunStore) -> None:
     assert watch(store, PRICES, 0.0) == Watched(sessions=(), rows=(), finished=(), left_seconds=None)
     assert not store.root.exists()

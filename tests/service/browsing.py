@@ -1,4 +1,4 @@
-"""A real Chromium for tests, which skip where a machine has none."""
+"""A real Chromium for tests, which are skipped if none is installed."""
 
 import shutil
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ IN_A_BROWSER = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (apt install chromium)"),
 ]
 VIEWPORT: ViewportSize = {"width": 1280, "height": 900}
-EVERYTHING = {"rules": {"target-size": {"enabled": True}}}  # which asks for 24 pixels, or as much room around
+EVERYTHING = {"rules": {"target-size": {"enabled": True}}}  # axe's rule: 24 pixels, or as much space around
 OF_COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"]}
 OF_COLOURS_AND_TARGETS = {"runOnly": [*OF_COLOURS["runOnly"], "target-size"]}
 
 
 def found_in(page: Page, options: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """Violations that axe finds, each with its first place."""
+    """Return the violations that axe finds, each with its first element."""
     found = Axe().run(page, options=options | {"resultTypes": ["violations"]}).response["violations"]
     return [(item["id"], item["nodes"][0]["target"]) for item in found]
 
@@ -42,7 +42,7 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def open_page(browser: Browser, address: str) -> Iterator[Page]:
-    """A page of the service at `address`, in a context of its own."""
+    """Open a page of the service at `address` in its own context."""
     context = browser.new_context(base_url=address, viewport=VIEWPORT)
     page = context.new_page()
     page.set_default_timeout(60_000)
@@ -52,15 +52,15 @@ def open_page(browser: Browser, address: str) -> Iterator[Page]:
 
 @contextmanager
 def watched(page: Page, address: str) -> Iterator[Page]:
-    """Fails on any message in the console and any request to another host; leaves the page as it came.
+    """Fail on any console message and any request to another host; reset the page afterwards.
 
-    A new page is a new process of Chromium, which takes longer than most tests.
+    A new page starts a process of Chromium, which is slower than most tests.
     """
     messages: list[str] = []
     strangers: list[str] = []
 
     def note(message: ConsoleMessage) -> None:
-        # Chromium reports every refused upload and every page that isn't there, which tests provoke.
+        # Chromium reports every rejected upload and missing page, which tests provoke.
         is_missing = "status of 404" in message.text and message.location["url"].endswith("/nothing")
         if "status of 422" not in message.text and not is_missing:
             messages.append(f"{message.type}: {message.text}")
@@ -69,7 +69,7 @@ def watched(page: Page, address: str) -> Iterator[Page]:
         messages.append(str(error))
 
     def note_stranger(request: Request) -> None:
-        if not _is_ours(request.url, address):
+        if not request.url.startswith((address, "data:", f"blob:{address}", "about:")):
             strangers.append(request.url)
 
     page.on("console", note)
@@ -88,7 +88,3 @@ def watched(page: Page, address: str) -> Iterator[Page]:
     page.remove_listener("request", note_stranger)
     assert not messages, messages
     assert not strangers, strangers
-
-
-def _is_ours(url: str, address: str) -> bool:
-    return url.startswith((address, "data:", f"blob:{address}", "about:"))

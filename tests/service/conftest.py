@@ -31,7 +31,7 @@ IN_GIT = ("claims-history.jsonl", "claims.csv", "evidence", "models", "registrat
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository root with MNIST as printed, CIFAR-100 at quick and CIFAR-10 on stand-ins, recorded."""
+    """A repository root with MNIST as printed, CIFAR-100 at quick and CIFAR-10 on placeholder data, recorded."""
     root = make_root(tmp_path_factory.mktemp("service"))
     record(root, "data/results.db")
     return root
@@ -39,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own_root(root: Path, tmp_path: Path) -> Path:
-    """A copy of it that a test may change."""
+    """A copy of the root that a test may change."""
     return Path(shutil.copytree(root, tmp_path / "root"))
 
 
@@ -51,14 +51,14 @@ def settings(root: Path) -> Settings:
 
 @pytest.fixture(scope="session")
 def service(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """The same in its own process, as it is set by default."""
+    """The service in its own process with default settings."""
     with running(root, tmp_path_factory.mktemp("service-log")) as service:
         yield service
 
 
 @contextmanager
 def serving(settings: Settings, *, peer: str = "testclient") -> Iterator[TestClient]:
-    """A client, at the address `peer`, of a service that has started and is warm; the service ends with the block."""
+    """Yield a client, with the address `peer`, of a started and warm service, which ends with the block."""
     app = create_app(settings)
     with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False, client=(peer, 50_000)) as client:
         while not app.state.claimcheck.readiness.is_warm:
@@ -68,7 +68,7 @@ def serving(settings: Settings, *, peer: str = "testclient") -> Iterator[TestCli
 
 @contextmanager
 def reading(settings: Settings) -> Iterator[TestClient]:
-    """A client of a service that shows what is recorded; it hasn't started, so no model answers."""
+    """Return a client of a service that shows results but isn't started, so no model answers."""
     yield TestClient(create_app(settings), "http://127.0.0.1", raise_server_exceptions=False)
 
 
@@ -80,7 +80,7 @@ def client(settings: Settings) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="session")
 def published_client(published: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """A client of a service on the evidence and the models in git, without the data that this clone has packed."""
+    """A client of a service on the evidence and models in git, without this clone's packed data."""
     root = tmp_path_factory.mktemp("published")
     link(root, (path.name for path in REPOSITORY.iterdir() if path.name != "data" and not path.name.startswith(".")))
     with serving(Settings(root=root, database=published)) as client:
@@ -88,7 +88,7 @@ def published_client(published: str, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def link(root: Path, names: Iterable[str]) -> None:
-    """Link what the repository has under these names, and its data in git, into `root`."""
+    """Link these files of the repository, and its data in git, into `root`."""
     (root / "data").mkdir(parents=True)
     for name in (*names, *(f"data/{name}" for name in IN_GIT)):
         (root / name).symlink_to(REPOSITORY / name)
@@ -96,9 +96,9 @@ def link(root: Path, names: Iterable[str]) -> None:
 
 @pytest.fixture(scope="session")
 def computed_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The evidence and the models in git with what is computed without training, as a repro computes it.
+    """The evidence and models in git plus findings that need no training.
 
-    The first of the processes that want it makes it for all.
+    The first test process builds it for all.
     """
     own = tmp_path_factory.getbasetemp()
     root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "computed"
@@ -118,7 +118,7 @@ def computed_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def computed_client(computed_root: Path) -> Iterator[TestClient]:
-    """A client of a service on it."""
+    """A client of a service on `computed_root`."""
     with serving(Settings(root=computed_root, database="data/results.db")) as client:
         yield client
 
@@ -137,20 +137,20 @@ def open_tab(browser: Browser, service: Running) -> Iterator[Page]:
 
 @pytest.fixture
 def page(open_tab: Page, service: Running) -> Iterator[Page]:
-    """A page of `service`, which a module's tests share one after the other; see `watched`."""
+    """A page of `service`, shared by a module's tests one after another; see `watched`."""
     with watched(open_tab, service.address) as page:
         yield page
 
 
 @pytest.fixture
 def new_page(browser: Browser, service: Running) -> Iterator[Page]:
-    """A page for what can't be taken back."""
+    """A new page for actions that can't be undone."""
     with open_page(browser, service.address) as page, watched(page, service.address):
         yield page
 
 
 def png(seed: int = 0, size: tuple[int, int] = (32, 32), mode: str = "RGB") -> bytes:
-    """A noise image."""
+    """Return a noise image."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).convert(mode).save(buffer, "PNG")
@@ -158,7 +158,7 @@ def png(seed: int = 0, size: tuple[int, int] = (32, 32), mode: str = "RGB") -> b
 
 
 def keys_file(folder: Path, **named: str) -> Path:
-    """A file of keys: of each name the lines of its table, or just the key."""
+    """Write a file of keys, each given as the lines of its table or just the key."""
     place = folder / "keys.toml"
     tables = [
         f"[{name}]\n" + (lines if "=" in lines else f'sha256 = ["{digest_of(lines)}"]') for name, lines in named.items()

@@ -1,4 +1,4 @@
-"""Reads the drawings of a page as a person does: numbers by the ticks of the axes, names by the legend."""
+"""Read a page's charts as people do: numbers by axis ticks, names by the legend."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from html import unescape
 
 SIZES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "%": 0.01, "ms": 1e-3, "µs": 1e-6}
 Places = Sequence[tuple[float, float]]
-"""Numbers with their places in percent."""
+"""Numbers and their positions in percent."""
 
 
 def number_of(text: str) -> float:
-    """The number that a tick writes: 0.95 of "95 %", 3000 of "3 k"."""
+    """Parse a tick's number: "95 %" is 0.95, "3 k" is 3000."""
     number, _, unit = unescape(text).replace("−", "-").replace(",", "").partition(" ")
     return float(number) * SIZES.get(unit.removesuffix("FLOP").removesuffix("B"), 1)
 
 
 def read(place: float, ticks: Places) -> float:
-    """The number at a place; the axis is logarithmic if its ticks are nearer to that."""
+    """Return the number at a position, on a logarithmic axis if its ticks fit better."""
     (low, start), (high, end) = ticks[0], ticks[-1]
     share = (place - start) / (end - start)
     middle, at = ticks[len(ticks) // 2]
@@ -32,7 +32,7 @@ def read(place: float, ticks: Places) -> float:
 
 @dataclass(frozen=True)
 class Drawn:
-    """`inks`: (colour, dashes) of each name in the legend; `lines`: (x, y) of each line by name and dashes."""
+    """A chart: `inks` has (colour, dashes) by legend name; `lines` has (x, y) by name and dashes."""
 
     x: Places
     y: Places
@@ -48,7 +48,7 @@ def drawings(html: str) -> list[str]:
 
 
 def drawn(html: str, name: str) -> Drawn:
-    """The drawing with this id."""
+    """Return the chart with this id."""
     (figure,) = (part for part in drawings(html) if part.startswith(f' class="chart" id="{name}"'))
     return read_drawing(figure)
 

@@ -1,4 +1,4 @@
-"""Files that somebody might upload, each with the status that it deserves.  All are made here, none is kept."""
+"""Hostile and unusual uploads, each with its expected status, generated on the fly."""
 
 import io
 import pickle
@@ -41,20 +41,20 @@ def chunk(name: bytes, data: bytes) -> bytes:
 def png_of(
     width: int, height: int, *, depth: int = 8, colour: int = 2, data: bytes = b"", is_interlaced: bool = False
 ) -> bytes:
-    """A PNG whose header may promise any size."""
+    """Make a PNG whose header may claim any size."""
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, is_interlaced)
     start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
     return start + chunk(b"IDAT", data or zlib.compress(bytes(64))) + chunk(b"IEND", b"")
 
 
 def within_png(*chunks: bytes) -> bytes:
-    """A good PNG with these chunks before its pixels."""
+    """Make a valid PNG with these chunks before its pixels."""
     whole = encode("PNG")
     return whole[:33] + b"".join(chunks) + whole[33:]
 
 
 def within_jpeg(*segments: bytes) -> bytes:
-    """A good JPEG with these segments behind its first marker."""
+    """Make a valid JPEG with these segments after its first marker."""
     whole = encode("JPEG")
     return whole[:2] + b"".join(segments) + whole[2:]
 
@@ -65,14 +65,14 @@ def segment(kind: int, data: bytes) -> bytes:
 
 @cache
 def jpeg_of_scans(side: int, scans: int) -> bytes:
-    """A progressive JPEG whose last scan is repeated, so that there are `scans`."""
+    """Make a progressive JPEG with `scans` scans by repeating the last."""
     whole = encode("JPEG", Image.new("RGB", (side, side), (120, 30, 200)), progressive=True, quality=50)
     last = whole.rindex(b"\xff\xda")
     return whole[:-2] + (scans - whole.count(b"\xff\xda")) * whole[last:-2] + b"\xff\xd9"
 
 
 def interlaced(side: int) -> bytes:
-    """A black PNG of one bit a pixel in the seven passes of Adam7."""
+    """Make a black one-bit PNG in the seven passes of Adam7."""
     passes = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
     sizes = [(-(-(side - left) // right), -(-(side - top) // down)) for left, top, right, down in passes]
     data = zlib.compress(bytes(sum(rows * (1 + (columns + 7) // 8) for columns, rows in sizes)))
@@ -80,7 +80,7 @@ def interlaced(side: int) -> bytes:
 
 
 def jpeg_of(width: int, height: int) -> bytes:
-    """A real JPEG whose frame header promises another size."""
+    """Make a JPEG whose frame header claims another size."""
     content = bytearray(encode("JPEG"))
     place = content.index(b"\xff\xc0")
     content[place + 5 : place + 9] = struct.pack(">HH", height, width)
@@ -88,7 +88,7 @@ def jpeg_of(width: int, height: int) -> bytes:
 
 
 def webp_of(width: int, height: int) -> bytes:
-    """An extended WebP whose canvas is as large as it says."""
+    """Make an extended WebP whose canvas has the claimed size."""
     content = bytearray(encode("WEBP", picture("RGBA"), lossless=True, exif=b"Exif\0\0MM\0*\0\0\0\x08\0\0\0\0\0\0"))
     place = content.index(b"VP8X") + 8
     content[place + 4 : place + 10] = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
@@ -137,7 +137,7 @@ def odd_but_fine() -> Iterator[Hostile]:
 
 
 def broken_metadata() -> Iterator[Hostile]:
-    """It says nothing of the pixels, so they are answered."""
+    """Only metadata are broken, so these are answered."""
     kinds = (b"tEXt", b"zTXt", b"iTXt", b"iCCP", b"eXIf", b"pHYs", b"gAMA", b"cHRM", b"sRGB", b"tIME", b"acTL", b"sPLT")
     for kind in kinds:
         for data in (b"", b"x", b"x\0\5noise", b"Exif\0\0garbage"):
@@ -221,7 +221,7 @@ def bombs() -> Iterator[Hostile]:
 
 
 def laborious() -> Iterator[Hostile]:
-    """Small files that mean much work."""
+    """Small files that need much work."""
     yield Hostile("progressive jpeg of 2,000 scans", jpeg_of_scans(4000, 2000), 413, "more than 100 scans")
     yield Hostile("small jpeg of 101 scans", jpeg_of_scans(32, 101), 413, "more than 100 scans")
     yield Hostile("small jpeg of 100 scans", jpeg_of_scans(32, 100), 200)

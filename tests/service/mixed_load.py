@@ -1,6 +1,6 @@
-"""A mix of everything that people and attackers send to a service, repeated, and its effect on the process.
+"""A repeated mix of requests of users and attackers, and its effect on the service's processes.
 
-Every request knows the answer that it deserves; requests with another answer are kept, with that answer.
+Every request has an expected response; unexpected responses are recorded.
 """
 
 import http.client
@@ -29,13 +29,13 @@ MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
 VIT, MIXER = "ninformer-cifar100.vit.0", "ninformer-cifar100.mlp-mixer.0"
 INFER = "/v2/models/ninformer-cifar100.vit/infer"
 LISTS = ("runs?limit=5", "claims?limit=3", "checkpoints", "experiments", "papers", "datasets", "verdicts")
-IDLE_SECONDS = 2.0  # the server closes a connection that nobody has used for 5
+IDLE_SECONDS = 2.0  # the server closes connections after 5 idle seconds
 PAGES = ("/", "/docs", "/papers/ninformer", "/claims/ninformer.table2.cifar100.vit", "/compare?format=csv", "/metrics")
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One request and the status that it deserves; it is counted under `kind`."""
+    """A request with its expected status, counted under `kind`."""
 
     kind: str
     path: str
@@ -70,7 +70,7 @@ def tensor(*, is_binary: bool) -> Ask:
 
 
 def people(seed: int, run_key: str) -> Iterator[Ask]:
-    """Requests of ordinary users.  The last one names a model whose weights the test has removed."""
+    """Return requests of ordinary users; the last one's model has weights that the test has removed."""
     photo = encode("JPEG", picture(size=(64, 48)).resize((2000, 1500)), quality=20)
     yield upload("image", f"checkpoint={VIT}", 200, png(seed))
     yield upload("photo", f"checkpoint={MIXER}", 200, photo)
@@ -98,9 +98,9 @@ def attackers() -> list[Ask]:
 
 
 class Load:
-    """This many clients, each on a kept-alive connection, together sending `per_second` requests per second.
+    """Clients on kept-alive connections that together send `per_second` requests per second.
 
-    `honest` has the time at which each of the ordinary requests began, and its duration, both in seconds.
+    `honest` has the start and duration of each ordinary request in seconds.
     """
 
     def __init__(self, service: Running, run_key: str, *, clients: int, per_second: float) -> None:
@@ -113,7 +113,7 @@ class Load:
         self._attackers = attackers()
 
     def run(self, seconds: float, meanwhile: Callable[[], None]) -> None:
-        """Send requests for this long; `meanwhile` is called about once a second."""
+        """Send requests for so many seconds; `meanwhile` is called about once a second."""
         until = time.monotonic() + seconds
         threads = [threading.Thread(target=self._client, args=(seed, until)) for seed in range(self.clients)]
         for thread in threads:
@@ -123,7 +123,7 @@ class Load:
             time.sleep(1)
 
     def excuse(self, seconds: float) -> None:
-        """From now on, and for so long, 503 is a right answer: something that the service needs is broken."""
+        """Accept 503 for so many seconds, because something that the service needs is broken."""
         self.excused_until = max(self.excused_until, time.monotonic() + seconds)
 
     def _client(self, seed: int, until: float) -> None:
@@ -156,11 +156,11 @@ class Load:
             status = response.status
         except (ConnectionError, http.client.HTTPException) as error:
             connection.close()
-            if is_kept:  # an idle connection that the server has just closed: a client asks once more, on a new one
+            if is_kept:  # the server may have just closed an idle connection, so the request is repeated on a new one
                 self.answers["kept connection was closed", 0] += 1
                 self._ask(self._connect(), ask, is_kept=False)
                 return
-            if ask.status != 413:  # the server may close before all of a body that is too large has been sent
+            if ask.status != 413:  # the server may close before a too large body is sent completely
                 self.unexpected.append(f"{ask.kind} {ask.path}: {error!r}")
                 return
             status = 413
@@ -175,7 +175,7 @@ class Load:
             connection.close()
 
     def _go_away(self, chance: random.Random) -> None:
-        """Half a request, then nothing more."""
+        """Send half a request and close."""
         body = form(png())
         head = f"POST /predict?checkpoint={VIT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {MULTIPART}\r\n"
         content = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
@@ -186,7 +186,7 @@ class Load:
 
 @dataclass
 class Watch:
-    """Memory, open files and threads of a service and its workers, at each observation."""
+    """Memory, open files and threads of a service and its workers at each observation."""
 
     pid: int
     started: float = field(default_factory=time.monotonic)
@@ -197,7 +197,7 @@ class Watch:
     threads: list[int] = field(default_factory=list)
 
     def look(self) -> None:
-        """Observe it; not at a moment at which one of its processes is ending."""
+        """Observe the processes, at a moment when none is ending."""
         try:
             self._look(self._family())
         except psutil.Error:
@@ -207,14 +207,14 @@ class Watch:
         memory = [member.memory_info().rss for member in family]
         threads, files = ([getattr(member, name)() for member in family] for name in ("num_threads", "num_fds"))
         self.seconds.append(time.monotonic() - self.started)
-        # what several share counts in each: a share of it would change with whoever else maps the same libraries
+        # shared memory counts in each process: its proportional share would depend on unrelated ones
         self.megabytes.append(sum(memory) / 2**20)
         self.service_megabytes.append(memory[0] / 2**20)
         self.threads.append(sum(threads))
         self.files.append(sum(files))
 
     def workers(self) -> list[psutil.Process]:
-        """The processes that infer and decode: children of the one that they are forked from."""
+        """Return the inference and decoding processes, which are children of the process that forks them."""
         family = psutil.Process(self.pid).children()
         servers = [member for member in family if any("forkserver" in word for word in member.cmdline())]
         return [worker for server in servers for worker in server.children()]
@@ -228,11 +228,11 @@ class Watch:
         return [service, *service.children(recursive=True)]
 
     def growth(self, values: list[float] | list[int]) -> float:
-        """From the second quarter's median to the last quarter's: in the first quarter the service finds its size."""
+        """Return the growth from the second quarter's median to the last's; the service warms up in the first."""
         quarter = len(values) // 4
         return statistics.median(values[-quarter:]) - statistics.median(values[quarter : 2 * quarter])
 
     def by_parts(self, parts: int) -> list[float]:
-        """Median megabytes of each part of the time."""
+        """Return the median megabytes of each part of the time."""
         found = np.array_split(self.megabytes, min(parts, len(self.megabytes)))
         return [round(float(np.median(part)), 1) for part in found]

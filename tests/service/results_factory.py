@@ -1,4 +1,4 @@
-"""Result lines as `evaluate` writes them and small real checkpoints, for a repository root that `record` reads."""
+"""Make a root with result lines as by `evaluate` and small real checkpoints, for `record`."""
 
 import csv
 import dataclasses
@@ -52,7 +52,7 @@ SMALL = {"dim": 8, "depth": 1, "num_heads": 2, "mlp_dim": 8, "token_dim": 8, "ch
 
 
 def make_root(root: Path) -> Path:
-    """MNIST as printed on full data, CIFAR-100 at quick (published) and smoke, CIFAR-10 on stand-ins only."""
+    """Write MNIST as printed on full data, CIFAR-100 at quick (published) and smoke, CIFAR-10 on placeholder data."""
     write_params(root)
     write_claims(root)
     write_findings(root)
@@ -66,7 +66,7 @@ def make_root(root: Path) -> Path:
 
 
 def write_params(root: Path) -> None:
-    """Three experiments of the index, each with the arms of the paper's table."""
+    """Write three experiments, each with the arms of the paper's table."""
     index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
     index["experiments"] = {name: index["experiments"][name] for name in PAPER_ACCURACY}
     used = {entry["dataset"] for entry in index["experiments"].values()}
@@ -83,7 +83,7 @@ def write_params(root: Path) -> None:
 
 
 def write_claims(root: Path) -> None:
-    """Table 2's accuracies and Table 3's times of MNIST."""
+    """Write Table 2's accuracies and Table 3's times of MNIST."""
     (root / "data").mkdir(exist_ok=True)
     table2 = {
         "place": "Table 2",
@@ -109,7 +109,7 @@ def write_claims(root: Path) -> None:
 
 
 def write_findings(root: Path) -> None:
-    """One finding, about a time that can't be right."""
+    """Write one finding, about an impossible time."""
     finding = {
         "claim": "ninformer.table3.mnist.vit",
         "paper": "ninformer",
@@ -131,9 +131,9 @@ def add_results(
     diverged: tuple[str, int] | None = None,
     code: dict[str, str] | None = None,
 ) -> list[ResultLine]:
-    """One result for every planned run of a profile, with small weights; as evidence if `published` is given.
+    """Add a result with small weights for every planned run of a profile, as evidence if `published` is given.
 
-    `code` has those digests of the runs' fingerprint that differ from the tree's.
+    `code` overrides digests of the runs' fingerprints.
     """
     params = load_params(root)
     experiment, profile = params.experiments[name], params.profiles[profile_name]
@@ -241,7 +241,7 @@ def _result_line(experiment, planned, spec, data, profile, cut, weights, is_dive
 
 
 def without_test_images(line: ResultLine, excluded: int) -> ResultLine:
-    """The same predictions without the last `excluded` test images."""
+    """Return the same predictions without the last `excluded` test images."""
     assert line.correct is not None and line.confusion is not None
     n = line.data.test_images - excluded
     correct = unpack_correct(line.correct, line.data.test_images)[:n]
@@ -302,7 +302,7 @@ def _write(root: Path, name: str, results: list[ResultLine], costs: list[CostLin
 
 
 def as_published(line: ResultLine, cost: CostLine, published: str, *, machine: str | None = None) -> EvidenceLine:
-    """A local result as evidence; `machine`: from another machine of that name."""
+    """Turn a local result into evidence, from the machine named `machine` if given."""
     if machine is not None:
         environment = {**line.environment, "device_name": machine}
         digest = environment_digest(environment)

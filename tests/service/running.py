@@ -1,4 +1,4 @@
-"""A service in its own process, as people start it."""
+"""A service in its own process, started like users start it."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from benchmarks.server import free_port
 
 @dataclass(frozen=True)
 class Running:
-    """The address that it listens on, its process, and the file of its log."""
+    """The service's address, process and log file."""
 
     host: str
     port: int
@@ -31,9 +31,9 @@ class Running:
 def running(
     root: Path, folder: Path, *, code: Path | None = None, python: str = sys.executable, **environment: str
 ) -> Iterator[Running]:
-    """`python -m service` on `root`, ready; ended with the block.
+    """Run `python -m service` on `root`, ready to answer, until the block ends.
 
-    `environment` names settings; `code` is a copy of this repository to use in its place, `python` an interpreter.
+    `environment` has settings; `code` is a copy of this repository to run instead, `python` another interpreter.
     """
     port = free_port()
     log = folder / "service.log"
@@ -63,6 +63,6 @@ def wait_until_ready(service: Running) -> None:
         try:
             with urlopen(f"{service.address}/health/ready", timeout=5):
                 return
-        except OSError:  # refused, or not yet as fast as it will be
+        except OSError:  # refused, or not warm yet
             time.sleep(0.1)
     raise AssertionError(f"{service.address} is not ready: {service.log.read_text()}")

@@ -1,4 +1,4 @@
-"""Asking the models in a real Chromium: files, test images, links to answers."""
+"""Asking models in a real Chromium: files, test images, links to answers."""
 
 from pathlib import Path
 
@@ -15,11 +15,11 @@ pytestmark = IN_A_BROWSER
 
 @pytest.fixture
 def page(new_page: Page) -> Page:
-    """A page for each test: requests that are held where others uploaded before end Playwright's own process."""
+    """A page per test: requests that an earlier test holds back would end Playwright's process."""
     return new_page
 
 
-def test_a_dropped_image_is_answered_by_every_arm_side_by_side(page: Page) -> None:
+def test_dropped_image_is_answered_by_all_arms(page: Page) -> None:
     page.goto("/?dataset=cifar100")
     page.evaluate(
         """bytes => {
@@ -66,7 +66,7 @@ def answers_in(page: Page) -> list[str]:
     return page.locator("#answers .top").all_inner_texts()
 
 
-def test_a_link_to_a_sample_is_answered_alike_by_whoever_opens_it(page: Page) -> None:
+def test_link_to_a_sample_gives_everyone_the_same_answer(page: Page) -> None:
     page.goto("/?dataset=cifar100")
     page.get_by_role("checkbox").first.uncheck()
     page.locator("[name=sample]").nth(3).check()
@@ -80,7 +80,7 @@ def test_a_link_to_a_sample_is_answered_alike_by_whoever_opens_it(page: Page) ->
     assert page.locator("[name=sample]:checked").count() == 1
 
 
-def test_a_link_holds_a_small_image_that_no_server_is_told(page: Page, tmp_path: Path) -> None:
+def test_link_contains_a_small_image_that_is_not_sent_to_a_server(page: Page, tmp_path: Path) -> None:
     (tmp_path / "own.png").write_bytes(png(3))
     page.goto("/?dataset=cifar100")
     page.set_input_files("#file", tmp_path / "own.png")
@@ -96,7 +96,7 @@ def test_a_link_holds_a_small_image_that_no_server_is_told(page: Page, tmp_path:
     assert not [url for url in asked if "image=" in url.partition("#")[0]]
 
 
-def test_a_large_image_is_linked_to_in_fewer_pixels_and_the_page_says_so(page: Page, tmp_path: Path) -> None:
+def test_large_image_is_linked_in_fewer_pixels_with_a_note(page: Page, tmp_path: Path) -> None:
     (tmp_path / "large.png").write_bytes(png(4, size=(300, 200)))
     page.goto("/?dataset=cifar100")
     page.set_input_files("#file", tmp_path / "large.png")
@@ -115,17 +115,17 @@ def test_a_large_image_is_linked_to_in_fewer_pixels_and_the_page_says_so(page: P
         "image=",
         "image=%",
         "image=PHN2ZyBvbmxvYWQ9YWxlcnQoMSk-",  # <svg onload=alert(1)>
-        "image=" + "iVBO" + "A" * 40_000,  # begins as a PNG, and is larger than any link of ours
+        "image=" + "iVBO" + "A" * 40_000,  # starts like a PNG but is longer than any of our links
     ],
 )
-def test_a_link_that_holds_no_image_of_ours_asks_nothing_and_says_so(page: Page, fragment: str) -> None:
+def test_invalid_image_link_sends_nothing_and_shows_a_message(page: Page, fragment: str) -> None:
     page.on("request", lambda request: pytest.fail(request.url) if "/predict" in request.url else None)
     page.goto(f"/?dataset=cifar100#{fragment}")
     page.get_by_text("The link holds no image that can be read here.").wait_for()
     assert page.locator("#file").evaluate("input => input.files.length") == 0
 
 
-def test_an_answer_never_stands_under_another_picture(page: Page, tmp_path: Path) -> None:
+def test_answer_is_never_shown_with_another_picture(page: Page, tmp_path: Path) -> None:
     for name, seed in (("first.png", 1), ("second.png", 2)):
         (tmp_path / name).write_bytes(png(seed))
     held: list[Route] = []
@@ -147,7 +147,7 @@ def test_an_answer_never_stands_under_another_picture(page: Page, tmp_path: Path
     assert page.locator("#status").inner_text() == ""
 
 
-def test_a_form_without_a_model_says_so_in_words_of_the_page(page: Page, tmp_path: Path) -> None:
+def test_form_without_a_model_shows_a_message(page: Page, tmp_path: Path) -> None:
     (tmp_path / "image.png").write_bytes(png())
     page.goto("/?dataset=cifar100")
     for box in page.get_by_role("checkbox").all():
@@ -157,7 +157,7 @@ def test_a_form_without_a_model_says_so_in_words_of_the_page(page: Page, tmp_pat
     page.get_by_text("Choose at least one model.").wait_for()
 
 
-def test_a_key_is_asked_for_and_sent_and_never_shown(browser: Browser, root: Path, tmp_path: Path) -> None:
+def test_key_is_requested_and_sent_but_never_shown(browser: Browser, root: Path, tmp_path: Path) -> None:
     (tmp_path / "image.png").write_bytes(png())
     with running(root, tmp_path, CLAIMCHECK_KEYS=str(keys_file(tmp_path, all="right"))) as service:
         page = browser.new_context(base_url=service.address).new_page()

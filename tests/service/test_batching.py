@@ -40,7 +40,7 @@ TOLERANCE = 1e-5
 
 
 class Touchy(nn.Module):
-    """Mean and maximum of an image as logits, unless its first pixel says otherwise; counts images of each pass."""
+    """Gives an image's mean and maximum as logits unless its first pixel triggers a fault; counts images per pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ CONTRACT = InputContract(
 
 
 class InProcessWorker:
-    """Worker without a process, so that a test can see its networks; a deadly image ends it."""
+    """A worker without a process, so that a test can inspect its networks; a deadly image ends it."""
 
     networks: ClassVar[dict[str, Touchy]] = {}
     numbers = itertools.count()
@@ -125,7 +125,7 @@ def image(first: int) -> np.ndarray:
 def started(
     *workers: Runner, max_batch: int = 8, max_wait_seconds: float = 0.2, max_waiting_seconds: float = 1.0
 ) -> Iterator[Batcher]:
-    """Run a batcher, with one worker if none is given."""
+    """Run a batcher, by default with one worker."""
     batcher = Batcher(
         workers or [InProcessWorker()],
         max_batch=max_batch,

@@ -1,4 +1,4 @@
-"""What a paper's page says before all else is so: its figures are those of the params, claims or findings."""
+"""Notes that open each paper's page have the figures of params, claims and findings."""
 
 import re
 from fnmatch import fnmatchcase
@@ -25,7 +25,7 @@ def computed(client: TestClient, claim: str) -> dict[str, float]:
     return found
 
 
-def test_every_paper_s_page_begins_with_it(computed_client: TestClient) -> None:
+def test_every_papers_page_opens_with_its_notes(computed_client: TestClient) -> None:
     for found in read_deviations(PAPERS):
         html = computed_client.get(f"/papers/{found.paper}").text
         head = text_of(html[: html.index("</section>")])
@@ -37,7 +37,7 @@ def test_every_paper_s_page_begins_with_it(computed_client: TestClient) -> None:
         assert ("decided yet" in sentence) == (counts["in_favour"] + counts["opposed"] == 0)
 
 
-def test_figures_are_those_of_params_claims_and_findings(computed_client: TestClient, told: dict[str, str]) -> None:
+def test_figures_agree_with_params_claims_and_findings(computed_client: TestClient, told: dict[str, str]) -> None:
     params, claims = (
         load_params(REPOSITORY),
         {claim.id: claim for claim in read_claims(REPOSITORY / "data" / "claims.csv")},
@@ -73,7 +73,7 @@ def test_figures_are_those_of_params_claims_and_findings(computed_client: TestCl
     assert f"{parameters:.0f} % more parameters and {wide:.1f} % more operations" in told["dac"]
 
 
-def test_what_speaks_for_a_paper_is_about_what_it_proposes(computed_client: TestClient) -> None:
+def test_highlights_are_about_the_papers_own_proposal(computed_client: TestClient) -> None:
     arguments = {found.paper: found.argument for found in read_deviations(PAPERS)}
     ids = {claim.id for claim in read_claims(REPOSITORY / "data" / "claims.csv")}
     for paper, patterns in arguments.items():
@@ -83,7 +83,7 @@ def test_what_speaks_for_a_paper_is_about_what_it_proposes(computed_client: Test
             assert any(fnmatchcase(claim, one) for one in patterns), f"{side}: {claim}"
 
 
-def test_every_number_that_a_finding_computed_has_a_caption_without_a_name_of_the_code(
+def test_every_computed_number_has_a_readable_caption(
     computed_client: TestClient,
 ) -> None:
     claims = computed_client.get("/api/v1/claims?limit=1000").json()
@@ -95,7 +95,7 @@ def test_every_number_that_a_finding_computed_has_a_caption_without_a_name_of_th
         assert not re.search(r"_|\b(c10|c100|vit|k\d|n\d+|bf16|pct)\b|percent|\{", found[0]), found[0]
 
 
-def test_every_caption_is_of_a_number_that_there_is(computed_client: TestClient) -> None:
+def test_every_caption_matches_a_computed_number(computed_client: TestClient) -> None:
     claims = computed_client.get("/api/v1/claims?limit=1000").json()
     names = {(claim["paper"], name) for claim in claims if claim["finding"] for name in claim["finding"]["computed"]}
     for row in captions():

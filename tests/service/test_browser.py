@@ -1,4 +1,4 @@
-"""The page as people see it: a real server, a real Chromium."""
+"""The page in a real Chromium, with a real server."""
 
 import re
 
@@ -23,12 +23,12 @@ UNALIGNED = """table => {
         }).map(cell => cell.parentElement.textContent),
     ];
 }"""
-"""Ticks that are cut off, and rows whose lines are not above the ticks, or broken."""
+"""Ticks that are cut off, and rows whose line is broken or not above the ticks."""
 OVERFLOWING = "items => items.filter(item => item.scrollWidth > item.clientWidth).map(item => item.textContent)"
 
 
 @pytest.mark.parametrize("path", ["/?dataset=mnist", "/?dataset=mnist&metric=inference_time"])
-def test_a_phone_shows_the_verdict_beside_the_number(page: Page, path: str) -> None:
+def test_phone_shows_the_verdict_with_the_number(page: Page, path: str) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     page.goto(path)
     assert page.locator(".scroll:has(> .rows)").evaluate_all(OVERFLOWING) == []
@@ -44,7 +44,7 @@ def test_a_phone_shows_the_verdict_beside_the_number(page: Page, path: str) -> N
         assert page.locator(".board").evaluate(UNALIGNED) == []
 
 
-def test_a_phone_keeps_long_titles_on_their_cards_and_shades_the_side_of_a_table_that_goes_on(page: Page) -> None:
+def test_phone_wraps_long_titles_and_shades_scrollable_tables(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 740})
     page.goto("/")
     for title in ("SGEMM GPU kernel performance", "OpenWebText, first 900 MB"):
@@ -73,21 +73,21 @@ MISPLACED = """() => [...document.querySelectorAll(".plane")].flatMap(plane => {
         ...names.filter((one, at) => names.slice(at + 1).some(other => crosses(one, other))),
     ];
 })"""
-"""Ticks that are not below the field of a drawing, and texts that are cut off or cover each other."""
+"""Ticks outside a chart's area, and texts that are cut off or overlap."""
 
 
 @pytest.mark.parametrize("path", ["/experiments/ninformer-cifar100?cost=parameters", "/experiments/ninformer-mnist"])
-def test_drawings_have_their_ticks_below_them_and_texts_that_cover_no_other(page: Page, path: str) -> None:
+def test_charts_have_ticks_below_and_no_overlapping_texts(page: Page, path: str) -> None:
     page.goto(path)
     for width in (1280, 700, 360):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.locator(".plane").count() == 2 and page.evaluate(MISPLACED) == []
         if "cifar100" in path:
             names = page.locator(f".plane text:text-is('{LONG_TITLE}'), .plane + ul li:text-is('{LONG_TITLE}')")
-            assert names.locator("visible=true").count() == 2, "whole at every width"
+            assert names.locator("visible=true").count() == 2, "fits at every width"
 
 
-def test_a_drawing_tells_what_is_under_the_pointer(page: Page) -> None:
+def test_chart_shows_the_values_under_the_pointer(page: Page) -> None:
     page.goto("/experiments/ninformer-mnist")
     box = page.locator("#bands .field").bounding_box()
     assert box is not None
@@ -100,14 +100,14 @@ def test_a_drawing_tells_what_is_under_the_pointer(page: Page) -> None:
     assert re.fullmatch(r"ViT, epoch \d+: [\d.]+ % \([\d.]+ to [\d.]+ %\)", told.split("\n")[0])
 
 
-def test_axe_finds_text_without_contrast_in_the_dark(page: Page) -> None:
+def test_axe_detects_poor_contrast_in_dark_mode(page: Page) -> None:
     page.emulate_media(color_scheme="dark")
     page.goto("/")
     page.locator(".lead").evaluate("lead => { lead.style.color = 'rgb(34, 34, 34)' }")
     assert found_in(page, OF_COLOURS) == [("color-contrast", [".lead"])]
 
 
-def test_a_reviewer_compares_two_specs_by_keyboard_and_can_send_the_address(page: Page) -> None:
+def test_two_specs_are_compared_by_keyboard_at_a_shareable_address(page: Page) -> None:
     page.goto("/experiments/ninformer-mnist")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -122,7 +122,7 @@ def test_a_reviewer_compares_two_specs_by_keyboard_and_can_send_the_address(page
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-def test_the_result_and_the_way_to_try_a_model_are_on_the_first_screen(page: Page, width: int, height: int) -> None:
+def test_result_and_link_to_the_models_are_on_the_first_screen(page: Page, width: int, height: int) -> None:
     page.set_viewport_size({"width": width, "height": height})
     page.goto("/?dataset=mnist")
     for place in (page.locator("[data-label=Ours]").first, page.get_by_role("link", name="Try the models")):

@@ -1,4 +1,4 @@
-"""Shortened runs rank nothing and say how short they are; a model that learnt nothing is said to be at chance."""
+"""Shortened runs aren't ranked and state how short they are; models at chance are labelled."""
 
 import re
 from html import unescape
@@ -10,7 +10,7 @@ from service.pages.models import ERRORS, first_looks
 from stages.results import Claim, ClaimFilter, Dataset, JudgedClaim, VerdictRow, compare, list_judged, open_results
 
 
-def test_a_model_at_chance_is_said_to_be_and_no_other(published_client: TestClient) -> None:
+def test_only_models_at_chance_are_labelled_so(published_client: TestClient) -> None:
     (classes,) = (
         item["classes"] for item in published_client.get("/api/v1/datasets").json() if item["name"] == "cifar10"
     )
@@ -24,8 +24,8 @@ def test_a_model_at_chance_is_said_to_be_and_no_other(published_client: TestClie
     assert len(ours) > 10 and "is at chance" not in published_client.get("/?dataset=mnist").text
 
 
-def test_wherever_a_number_at_chance_stands_the_page_says_so(published_client: TestClient, published: str) -> None:
-    """On the experiment's page, in the leaderboard, and next to a claim that the model had."""
+def test_every_number_at_chance_is_labelled_on_all_pages(published_client: TestClient, published: str) -> None:
+    """On the experiment's page, in the leaderboard, and with claims about the model."""
     (comparison,) = [
         item
         for item in published_client.get("/compare?dataset=cifar10").json()["comparisons"]
@@ -53,8 +53,8 @@ def test_wherever_a_number_at_chance_stands_the_page_says_so(published_client: T
     assert look.chance is not None and said in look.chance
 
 
-def test_no_shortened_or_placeholder_run_has_a_difference(published: str) -> None:
-    """Neither against a printed number nor against another model, in any metric."""
+def test_shortened_and_placeholder_runs_have_no_difference(published: str) -> None:
+    """Neither with a printed number nor with another model, in any metric."""
     with open_results(published)() as session:
         for metric in (None, "accuracy", "best_epoch_accuracy", "min_error"):
             for comparison in compare(session, metric=metric):
@@ -65,7 +65,7 @@ def test_no_shortened_or_placeholder_run_has_a_difference(published: str) -> Non
                         assert not told and (arm.no_difference or not arm.run_keys), (comparison.experiment, arm.arm)
 
 
-def test_no_first_look_is_of_a_difference_or_a_time(published: str) -> None:
+def test_previews_show_no_differences_or_times(published: str) -> None:
     with open_results(published)() as session:
         datasets = list(session.scalars(select(Dataset)))
         for paper in ("hyperbf", "ninformer", "nmn", "brownian", "dac"):
@@ -76,8 +76,8 @@ def test_no_first_look_is_of_a_difference_or_a_time(published: str) -> None:
             assert not [row for row in judged if row.claim.id in looks and row.claim.metric == "inference_time"]
 
 
-def test_a_model_is_not_shown_without_the_best_of_its_table(published_client: TestClient) -> None:
-    """CG-FAC's accuracy after a shortened run stands with K-FAC's wherever a claim about it is listed."""
+def test_preview_of_a_model_includes_the_best_of_its_table(published_client: TestClient) -> None:
+    """CG-FAC's accuracy after a shortened run appears with K-FAC's wherever a claim about it is listed."""
     for address in ("/papers/brownian", "/claims/brownian.second_order_accuracy"):
         html = unescape(published_client.get(address).text)
         assert "27.31" in html
@@ -85,7 +85,7 @@ def test_a_model_is_not_shown_without_the_best_of_its_table(published_client: Te
             assert ("27.31" in look) <= ("39.57" in look), address
 
 
-def test_a_paper_s_page_says_how_short_the_grey_numbers_runs_are(published_client: TestClient) -> None:
+def test_papers_page_states_how_short_preview_runs_are(published_client: TestClient) -> None:
     html = unescape(published_client.get("/papers/ninformer").text)
     (note,) = re.findall(r'(?s)<p class="note"><span class="first-look">(.*?)</p>', html)
     for name, title in (("mnist", "MNIST"), ("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100")):

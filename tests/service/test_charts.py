@@ -1,4 +1,4 @@
-"""Drawings of the pages: a number's place agrees with the axis, whatever the numbers."""
+"""Charts: positions agree with the axes for any numbers."""
 
 import math
 from itertools import pairwise
@@ -38,7 +38,7 @@ def render(drawing: Drawing) -> Drawn:
 @example([98765.0, 98765.4], False)
 @example([-1e30, 1e30], False)
 @example([1e-30, 1e30], True)
-def test_every_number_has_the_place_that_round_ticks_say(values: list[float], is_upright: bool) -> None:
+def test_positions_agree_with_round_ticks(values: list[float], is_upright: bool) -> None:
     axis = Axis(values, tick_in("nats"), is_upright=is_upright)
     places = [axis.at(value) for value in values]
     assert all(0 <= place <= 100 for place in places)
@@ -58,11 +58,11 @@ def test_every_number_has_the_place_that_round_ticks_say(values: list[float], is
     ("values", "is_log"),
     [([0.01, 0.2], True), ([1.0, 9.0], False), ([0.0, 5.0], False), ([-3.0, 90.0], False), ([7.0], False)],
 )
-def test_more_than_a_decade_of_positive_numbers_has_a_logarithmic_axis(values: list[float], is_log: bool) -> None:
+def test_positive_numbers_over_a_decade_have_a_logarithmic_axis(values: list[float], is_log: bool) -> None:
     assert Axis(values, str).is_log == is_log
 
 
-def test_few_epochs_are_whole_on_their_axis() -> None:
+def test_epoch_ticks_are_whole_numbers() -> None:
     for last in (1, 2, 3, 7, 400):
         ticks = Axis(range(1, last + 1), "{:g}".format, is_linear=True, is_whole=True).ticks
         assert ticks and all(tick.number == int(tick.number) for tick in ticks)
@@ -72,7 +72,7 @@ def test_few_epochs_are_whole_on_their_axis() -> None:
 @given(
     st.lists(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=70), min_size=1, max_size=5), st.sampled_from([1, 5])
 )
-def test_lines_bands_and_labels_are_where_the_axes_say(curves: list[list[float]], smooth: int) -> None:
+def test_lines_bands_and_labels_agree_with_the_axes(curves: list[list[float]], smooth: int) -> None:
     points = [
         CurvePointOut(arm=str(arm), epoch=epoch, replicates=2, mean=mean, low=0.9 * mean, high=1.2 * mean)
         for arm, means in enumerate(curves)
@@ -107,7 +107,7 @@ def test_lines_bands_and_labels_are_where_the_axes_say(curves: list[list[float]]
 @given(st.lists(st.tuples(positive.filter(lambda x: 1e2 < x < 1e12), st.floats(-9, 9)), min_size=1, max_size=9))
 @example([(1e6, 0.5)] * 8)
 @example([(101.0, 0.0), (102.0, 0.0), (110.0, 0.0)])
-def test_points_of_a_figure_are_where_their_numbers_say_and_no_name_covers_another(
+def test_points_agree_with_their_numbers_and_names_do_not_overlap(
     models: list[tuple[float, float]],
 ) -> None:
     names = [f"Model {number}" for number in range(len(models))]
@@ -126,7 +126,7 @@ def test_points_of_a_figure_are_where_their_numbers_say_and_no_name_covers_anoth
         arms=(*arms, arm_of(0, "f", None, 0.5)),
     )
     figures = draw_arms(record, {name: name for name in names}, ink_of(names))
-    assert list(figures) == (["e"] if len(arms) > 1 else []), "a point alone compares nothing"
+    assert list(figures) == (["e"] if len(arms) > 1 else []), "a single point compares nothing"
     for drawing in figures.values():
         found = render(drawing)
         assert len(found.points) == len(arms) == len(drawing.dots)
@@ -144,14 +144,14 @@ def test_points_of_a_figure_are_where_their_numbers_say_and_no_name_covers_anoth
                 assert all(b <= left or right <= a or abs(y - other) >= 15 for a, b, other in spans[:at])
         else:
             named = set(names) if len(names) <= MOST_NAMED else set()
-            assert {name for name, _, _ in drawing.key} == named, "the legend has names that find no place"
+            assert {name for name, _, _ in drawing.key} == named, "the legend has names that don't fit"
 
 
-def test_every_role_has_a_mark_of_its_own() -> None:
+def test_every_role_has_its_own_mark() -> None:
     assert set(SHAPES) == set(get_args(Role)) and len(set(SHAPES.values())) == len(SHAPES)
 
 
-def test_pairs_are_drawn_one_below_the_other_with_the_paper_s_gain() -> None:
+def test_pairs_are_drawn_in_rows_with_the_papers_gain() -> None:
     pairs = [
         PairGain(experiment="e", arm=arm, against=f"{arm}-base", gain=gain, low=gain - 0.1, high=gain + 0.1, n=5)
         for arm, gain in (("a", 0.2), ("b", -0.1))
@@ -171,9 +171,9 @@ def test_pairs_are_drawn_one_below_the_other_with_the_paper_s_gain() -> None:
     assert mark_pairs([], titles, Claim(id="c")) is None
 
 
-def test_nothing_to_draw_is_no_chart(client: TestClient) -> None:
+def test_empty_chart_is_omitted(client: TestClient) -> None:
     assert 'class="plot-cell' in client.get("/?dataset=cifar10").text, "the paper's values"
-    assert 'class="plot-cell' not in client.get("/?dataset=cifar10&metric=calibration_error").text, "stand-ins alone"
+    assert 'class="plot-cell' not in client.get("/?dataset=cifar10&metric=calibration_error").text, "placeholders"
     assert drawings(client.get("/experiments/ninformer-cifar10").text) == []
     assert draw_overlay([], {}, {}, "nats") is None
 
@@ -186,20 +186,20 @@ def judge(
     return JudgedClaim(claim=claim, verdict=row, experiments=(), datasets=())
 
 
-def test_our_number_is_a_share_of_the_printed_one_with_its_interval() -> None:
+def test_our_number_is_a_share_of_the_printed_one_with_an_interval() -> None:
     value = judge("a", value=0.5, ours=0.4, estimate=-0.1, low=-0.2, high=0.0)
-    assert share_of(value) == pytest.approx((0.8, 0.6, 1.0)), "of a value the interval is of the difference"
+    assert share_of(value) == pytest.approx((0.8, 0.6, 1.0)), "a value's interval is that of the difference"
     gain = judge("b", kind="difference", value=0.5, ours=0.4, estimate=0.4, low=0.3, high=0.6)
-    assert share_of(gain) == pytest.approx((0.8, 0.6, 1.2)), "of a gain it is of the gain"
+    assert share_of(gain) == pytest.approx((0.8, 0.6, 1.2)), "a gain's interval is its own"
     lower = judge("c", kind="gap", value=-0.5, ours=-0.4, estimate=-0.4, low=-0.6, high=-0.3)
-    assert share_of(lower) == pytest.approx((0.8, 0.6, 1.2)), "its ends rise also below zero"
+    assert share_of(lower) == pytest.approx((0.8, 0.6, 1.2)), "ends are in order also for negative numbers"
     within = judge("d", value=0.15, basis="finding", ours=0.25)
     within.claim.high = 0.25
     assert share_of(within) == (1.0, None, None)
     assert share_of(judge("e", value=None, ours=1.0)) is share_of(judge("f", basis="params", ours=1.0)) is None
 
 
-def test_numbers_that_fall_together_are_one_dot_and_an_interval_that_is_seen_stands_alone() -> None:
+def test_overlapping_numbers_share_a_dot_but_visible_intervals_do_not() -> None:
     exact = [judge(name, basis="finding", status="holds", ours=1.0 + 0.001 * n) for n, name in enumerate("abc")]
     false = judge("d", basis="finding", status="contradicted", ours=0.3)
     wide = judge("e", ours=0.8, estimate=-0.2, low=-0.5, high=0.1)
@@ -212,12 +212,12 @@ def test_numbers_that_fall_together_are_one_dot_and_an_interval_that_is_seen_sta
     assert by_claim["a"].x == pytest.approx(WIDTH / 1.5, abs=0.1) and by_claim["d"].label == "1 nats → 0.3 nats"
     assert (by_claim["e"].low, by_claim["e"].high) == pytest.approx((WIDTH / 3, WIDTH * 1.1 / 1.5), abs=0.1)
     ordered = [row.claim.id for row, _ in draw_lines([*exact, false, wide], names)]
-    assert ordered == [*"deabc"], "what fails comes first"
+    assert ordered == [*"deabc"], "failures come first"
     far = draw_strip([judge("f", basis="finding", ours=4.2)], {"f": "F"}).dots[0]
     assert far.x == WIDTH and far.label == "4.2 × ▸"
 
 
-def test_a_claim_is_drawn_in_its_unit_with_the_margin_around_the_printed_number() -> None:
+def test_claim_is_drawn_in_its_unit_with_the_margin_around_the_printed_number() -> None:
     gain = judge("a", kind="difference", value=0.25, ours=0.2, estimate=0.2, low=0.1, high=0.3, margin=0.05)
     plot = draw_claim(gain, "A")
     assert plot is not None and plot.same == pytest.approx((0.2, 0.3))
@@ -230,4 +230,4 @@ def test_a_claim_is_drawn_in_its_unit_with_the_margin_around_the_printed_number(
     assert draw_claim(judge("c", basis="finding", ours=1.0), "C") is None, "computed without training: no interval"
     alike = judge("d", kind="equivalence", value=0.016, estimate=-0.002, low=-0.004, high=0.0, margin=0.005)
     drawn = draw_claim(alike, "D")
-    assert drawn is not None and drawn.printed == 0, "comparable arms differ by nothing"
+    assert drawn is not None and drawn.printed == 0, "comparable arms are expected to differ by 0"

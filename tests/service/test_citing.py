@@ -1,4 +1,4 @@
-"""A claim as others cite it: BibTeX, JSON-LD, badges."""
+"""Citing a claim: BibTeX, JSON-LD, badges."""
 
 import itertools
 import json
@@ -38,14 +38,14 @@ def linked_data(client: TestClient, address: str) -> dict[str, Any]:
     return read
 
 
-def test_a_decided_claim_is_a_review_for_search_engines(client: TestClient) -> None:
+def test_decided_claim_is_a_review_for_search_engines(client: TestClient) -> None:
     review, claim = linked_data(client, GAIN), client.get(f"/api/v1{GAIN}").json()
     assert (review["@context"], review["@type"]) == ("https://schema.org", "ClaimReview")
     assert (claim["verdict"]["status"], claim["verdict"]["size"]["status"]) == ("supported", "inconclusive")
     assert review["reviewRating"]["alternateName"] == "holds, size open, at 5 and 8 layers, exploratory"
     assert review["reviewRating"]["ratingValue"] == review["reviewRating"]["bestRating"] - 1, "its size is open"
     part = linked_data(client, "/claims/dac.sgemm.crossover_low")["reviewRating"]
-    assert part["ratingValue"] == part["bestRating"] - 1, "it is said of four sizes alone"
+    assert part["ratingValue"] == part["bestRating"] - 1, "its statement covers four sizes only"
     (counted,) = client.get("/api/v1/claims?verdict=holds&limit=1").json()
     whole = linked_data(client, f"/claims/{counted['id']}")["reviewRating"]
     assert whole["ratingValue"] == whole["bestRating"] == 5
@@ -57,7 +57,7 @@ def test_a_decided_claim_is_a_review_for_search_engines(client: TestClient) -> N
     assert against["reviewRating"]["ratingValue"] == against["reviewRating"]["worstRating"] == 1
 
 
-def test_a_claim_is_cited_with_verdict_and_digest(client: TestClient) -> None:
+def test_claim_is_cited_with_verdict_and_digest(client: TestClient) -> None:
     found = re.search(r"(?s)@misc\{.*?\n\}", client.get(GAIN).text)
     assert found is not None
     entry, verdict = unescape(found[0]), client.get(f"/api/v1{GAIN}").json()["verdict"]
@@ -67,12 +67,10 @@ def test_a_claim_is_cited_with_verdict_and_digest(client: TestClient) -> None:
         and verdict["digest"][:12] in entry
         and "year = {2026}" in entry
     )
-    assert entry.count("{") == entry.count("}") and "url =" not in entry, (
-        "the host that answered is no permanent address"
-    )
+    assert entry.count("{") == entry.count("}") and "url =" not in entry, "the answering host is no permanent address"
 
 
-def test_citations_name_the_permanent_address_that_an_operator_sets(client: TestClient, published: str) -> None:
+def test_citations_use_the_configured_permanent_address(client: TestClient, published: str) -> None:
     settings = Settings(root=REPOSITORY, database=published, address="https://claims.example/check/")
     own = TestClient(create_app(settings), base_url="http://127.0.0.1")
     digest = client.get(f"/api/v1{GAIN}").json()["verdict"]["digest"][:12]
@@ -85,7 +83,7 @@ def test_citations_name_the_permanent_address_that_an_operator_sets(client: Test
         assert len(entries) == 1 and f"url = {{https://claims.example/check{url}}}" in entries[0]
 
 
-def test_a_cited_address_says_whether_its_verdict_still_stands(client: TestClient) -> None:
+def test_cited_address_reports_a_changed_verdict(client: TestClient) -> None:
     digest = client.get(f"/api/v1{GAIN}").json()["verdict"]["digest"]
     assert "Nothing has changed since" in client.get(f"{GAIN}?cited={digest[:12]}").text
     html = client.get(f"{GAIN}?cited=0123456789ab").text
@@ -93,7 +91,7 @@ def test_a_cited_address_says_whether_its_verdict_still_stands(client: TestClien
     assert "was cited" not in client.get(GAIN).text
 
 
-def test_pairs_and_tables_have_our_number_as_compare_has_it(client: TestClient) -> None:
+def test_pairs_and_tables_have_the_same_numbers_as_compare(client: TestClient) -> None:
     pairs = client.get(f"/api/v1{GAIN}").json()["pairs"]
     assert len(pairs) == 14
     for ours in (pair["ours"] for pair in pairs):
@@ -103,7 +101,7 @@ def test_pairs_and_tables_have_our_number_as_compare_has_it(client: TestClient) 
     assert tables and not {"gain", "low", "high"} & set(tables[0]) and "ours" in tables[0]
 
 
-def test_a_claim_says_how_often_and_where_it_was_tried(client: TestClient, published: str) -> None:
+def test_claim_states_the_number_of_trainings_and_environments(client: TestClient, published: str) -> None:
     keys = {run["run_key"] for run in client.get(f"/api/v1{GAIN}").json()["runs"]}
     with closing(sqlite3.connect(published)) as database:
         found = dict(database.execute("SELECT run_key, environment_digest FROM results"))
@@ -113,7 +111,7 @@ def test_a_claim_says_how_often_and_where_it_was_tried(client: TestClient, publi
     assert "trainings in" not in client.get("/claims/ninformer.table2.mnist.vit").text
 
 
-def test_a_table_is_cited_with_the_digest_of_all_results(client: TestClient) -> None:
+def test_table_is_cited_with_the_digest_of_all_results(client: TestClient) -> None:
     found = re.search(r"(?s)@misc\{.*?\n\}", client.get("/experiments/dac-sgemm").text)
     assert found is not None
     entry, content = unescape(found[0]), client.get("/health/ready").json()["detail"][len("results ") :][:12]
@@ -121,7 +119,7 @@ def test_a_table_is_cited_with_the_digest_of_all_results(client: TestClient) -> 
     assert "full-length training on official data" in entry and "url =" not in entry
 
 
-def test_badges_say_the_verdict_and_are_well_formed(client: TestClient) -> None:
+def test_badges_show_the_verdict_and_are_valid_svg(client: TestClient) -> None:
     answer = client.get(f"{GAIN}/badge.svg")
     assert answer.headers["content-type"] == "image/svg+xml"
     title = ElementTree.fromstring(answer.text).findtext("{http://www.w3.org/2000/svg}title")
@@ -150,14 +148,14 @@ SCHEMES = ("javascript:", "data:text/html,", "vbscript:", "file:", "//", "http:"
 
 
 @given(st.text(" \t\n\r\0\x01\x0b\x1f\xa0", max_size=3), st.sampled_from(SCHEMES), st.data())
-def test_what_a_browser_would_run_is_no_web_address(before: str, scheme: str, data: st.DataObject) -> None:
-    """A browser drops leading controls and blanks, and tabs and line feeds anywhere, and ignores case."""
+def test_executable_address_is_no_web_address(before: str, scheme: str, data: st.DataObject) -> None:
+    """Browsers ignore leading controls and blanks, tabs and line feeds anywhere, and case."""
     changed = "".join(data.draw(st.sampled_from([c, c.upper(), f"\t{c}", f"{c}\n"])) for c in scheme)
     assert not is_web_address(f"{before}{changed}alert(1)")
 
 
 OURS = {"address", "paper.repository", "repository", "contact_link"}
-"""What comes from elsewhere: the first two are links if they are web addresses, the others are validated settings."""
+"""Values from elsewhere: the first two are linked if they are web addresses, the others are validated settings."""
 MADE_HERE = {"here(column)", "without(line.name)", "line.address", "problem.type", "picture"} | {
     *("image.address", "image.sample.address", "item.address"),
     *("here(word=none)", "here(word=word)", "here(number)", "here(by=column, back=column == sort and not reverse)"),
@@ -165,7 +163,7 @@ MADE_HERE = {"here(column)", "without(line.name)", "line.address", "problem.type
 }
 
 
-def test_no_other_link_of_a_page_begins_with_data() -> None:
+def test_links_to_stored_addresses_are_checked() -> None:
     templates = REPOSITORY / "service" / "templates"
     begun = re.compile(r"""\b(?:href|src|\w*action|poster|srcset|data)=["']?\{[{%] *([^}%|]+?) *[}%|]""")
     found = {name: begun.findall(name.read_text()) for name in templates.rglob("*.html")}
@@ -175,7 +173,7 @@ def test_no_other_link_of_a_page_begins_with_data() -> None:
         assert parts.count(f'href="{{{{ {guarded} }}}}"') == parts.count(f"if {guarded} | is_web_address %}}"), guarded
 
 
-def test_an_address_that_runs_is_no_link(own_root: Path) -> None:
+def test_executable_address_is_not_linked(own_root: Path) -> None:
     with closing(sqlite3.connect(own_root / "data" / "results.db")) as database, database:
         names = [name for (name,) in database.execute("SELECT name FROM papers")]
         for name, scheme in zip(names, itertools.cycle((" JAVASCRIPT:", "data:text/html,", "java\tscript:"))):
@@ -202,13 +200,13 @@ def test_an_address_that_runs_is_no_link(own_root: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:ConjunctiveGraph:DeprecationWarning")
 @pytest.mark.parametrize(("address", "rows"), [("/?dataset=mnist", 10), ("/experiments/ninformer-mnist", 4)])
-def test_results_on_data_sets_and_of_experiments_are_croissant_whose_tables_can_be_read(
+def test_results_are_croissant_data_sets_with_readable_tables(
     client: TestClient, address: str, rows: int, tmp_path: Path
 ) -> None:
     described = linked_data(client, address)
     (table,) = described["distribution"]
     (tmp_path / table["@id"]).write_bytes(client.get(table["contentUrl"]).content)
-    table["contentUrl"] = table["@id"]  # the test's client has no port
+    table["contentUrl"] = table["@id"]  # the test client has no port
     (tmp_path / "croissant.json").write_text(json.dumps(described))
     read = mlcroissant.Dataset(tmp_path / "croissant.json")
     assert not read.metadata.ctx.issues.errors
@@ -218,7 +216,7 @@ def test_results_on_data_sets_and_of_experiments_are_croissant_whose_tables_can_
     assert described["url"] == f"http://127.0.0.1{address}" and described["isBasedOn"]["name"]
 
 
-def test_a_paper_is_an_article_that_our_page_is_about(client: TestClient) -> None:
+def test_paper_is_an_article_that_our_page_is_about(client: TestClient) -> None:
     article = linked_data(client, "/papers/dac")
     assert (article["@type"], article["url"]) == ("ScholarlyArticle", "https://arxiv.org/abs/2301.00924v3")
     assert article["subjectOf"]["url"] == "http://127.0.0.1/papers/dac"

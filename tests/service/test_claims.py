@@ -1,4 +1,4 @@
-"""Claims and verdicts over HTTP: MNIST as printed with three replicates, CIFAR-100 at quick, CIFAR-10 on stand-ins."""
+"""Claims over HTTP: MNIST as printed with three replicates, CIFAR-100 at quick, CIFAR-10 on placeholder data."""
 
 import csv
 import io
@@ -12,14 +12,14 @@ from tests.service.results_factory import REPOSITORY
 from tests.service.test_errors import assert_problem
 
 
-def test_every_claim_comes_with_a_verdict(client: TestClient) -> None:
+def test_every_claim_has_a_verdict(client: TestClient) -> None:
     claims = client.get("/api/v1/claims").json()
     assert len(claims) == 16
     assert {claim["verdict"]["rules"] for claim in claims} == {load_params(REPOSITORY).verdicts.digest()}
     assert all(claim["verdict"]["explanation"].endswith(".") for claim in claims)
 
 
-def test_stand_ins_and_short_runs_give_no_verdict(client: TestClient) -> None:
+def test_placeholder_and_short_runs_give_no_verdict(client: TestClient) -> None:
     for dataset in ("cifar10", "cifar100"):
         claims = client.get(f"/api/v1/claims?dataset={dataset}").json()
         assert len(claims) == 4
@@ -27,7 +27,7 @@ def test_stand_ins_and_short_runs_give_no_verdict(client: TestClient) -> None:
         assert {claim["verdict"]["ours"] for claim in claims} == {None}
 
 
-def test_a_claim_shows_the_runs_behind_its_verdict_and_what_they_cost(client: TestClient) -> None:
+def test_claim_shows_its_runs_and_their_cost(client: TestClient) -> None:
     claim = client.get("/api/v1/claims/ninformer.table2.mnist.ninformer").json()
     assert claim["experiments"] == ["ninformer-mnist"] and claim["datasets"] == ["mnist"]
     assert [(run["arm"], run["replicate"], run["source"]) for run in claim["runs"]] == [
@@ -66,7 +66,7 @@ def test_counts_by_verdict_agree_with_the_list(client: TestClient) -> None:
     assert client.get("/api/v1/verdicts?paper=nobody").status_code == 404
 
 
-def test_compare_shows_the_verdicts_of_each_arm(client: TestClient) -> None:
+def test_compare_shows_each_arms_verdicts(client: TestClient) -> None:
     (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
     for arm in comparison["arms"]:
         claims = [client.get(f"/api/v1/claims/{verdict['claim']}").json() for verdict in arm["verdicts"]]

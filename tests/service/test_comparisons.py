@@ -10,7 +10,7 @@ from stages.results.estimates import COLUMNS
 OFFERS = {"json": "application/json", "csv": "text/csv"}
 
 
-def test_compare_returns_the_four_arms_ours_beside_the_papers(client: TestClient) -> None:
+def test_compare_returns_four_arms_with_ours_and_the_papers_numbers(client: TestClient) -> None:
     response = client.get("/compare?dataset=cifar100")
     assert response.headers["content-type"] == "application/json"
     (comparison,) = response.json()["comparisons"]
@@ -29,13 +29,13 @@ def test_compare_returns_the_four_arms_ours_beside_the_papers(client: TestClient
     assert "not a verdict" in comparison["label"]
 
 
-def test_without_a_filter_every_experiment_is_compared(client: TestClient) -> None:
+def test_every_experiment_is_compared_without_a_filter(client: TestClient) -> None:
     names = [comparison["experiment"] for comparison in client.get("/compare").json()["comparisons"]]
     assert names == ["ninformer-mnist", "ninformer-cifar10", "ninformer-cifar100"]
     assert client.get("/compare?paper=ninformer").json() == client.get("/compare").json()
 
 
-def test_a_stand_in_is_never_compared(client: TestClient) -> None:
+def test_placeholder_results_are_never_compared(client: TestClient) -> None:
     (comparison,) = client.get("/compare?dataset=cifar10").json()["comparisons"]
     assert comparison["label"].startswith("placeholder data")
     reason = "placeholder data: its number says nothing about the claim"
@@ -49,8 +49,8 @@ def test_a_stand_in_is_never_compared(client: TestClient) -> None:
         assert (row["reason"], row["provenance"]) == (reason, "embedded")
 
 
-def test_results_are_cut_to_a_provenance(client: TestClient) -> None:
-    """CIFAR-100 was run on part of the data and on stand-ins."""
+def test_results_are_filtered_by_provenance(client: TestClient) -> None:
+    """CIFAR-100 has runs on part of the data and on placeholder data."""
     answers = {}
     for name in ("full", "subset", "embedded"):
         (answers[name],) = client.get(f"/compare?dataset=cifar100&provenance={name}").json()["comparisons"]
@@ -67,7 +67,7 @@ def test_results_are_cut_to_a_provenance(client: TestClient) -> None:
     assert refused.json()["detail"] == "query.provenance: input should be 'embedded', 'subset' or 'full', got 'half'"
 
 
-def test_both_errors_stand_beside_the_numbers(client: TestClient) -> None:
+def test_both_numbers_have_their_standard_errors(client: TestClient) -> None:
     (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
     assert comparison["printed_metrics"] == ["accuracy", "inference_time"]
     for arm in comparison["arms"]:
@@ -75,7 +75,7 @@ def test_both_errors_stand_beside_the_numbers(client: TestClient) -> None:
         assert (arm["ours"]["n"], arm["printed"]["n"], arm["printed"]["stderr"]) == (3, 1, None)
 
 
-def test_csv_holds_the_numbers_of_json(client: TestClient) -> None:
+def test_csv_has_the_same_numbers_as_json(client: TestClient) -> None:
     (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
     by_format = client.get("/compare?dataset=mnist&format=csv")
     by_accept = client.get("/compare?dataset=mnist", headers={"accept": "text/csv, application/json;q=0.5"})
@@ -105,7 +105,7 @@ def test_csv_holds_the_numbers_of_json(client: TestClient) -> None:
         ("text/html, */*;q=0.8", "json"),
     ],
 )
-def test_accept_is_read_as_rfc_9110_says(accept: str, choice: str) -> None:
+def test_accept_header_follows_rfc_9110(accept: str, choice: str) -> None:
     assert preferred(accept, OFFERS) == choice
 
 
@@ -117,13 +117,13 @@ def test_accept_is_read_as_rfc_9110_says(accept: str, choice: str) -> None:
         ("/api/v1/claims?datset=mnist", "cursor, dataset"),
     ],
 )
-def test_a_misspelt_parameter_is_refused_with_the_known_ones(client: TestClient, address: str, known: str) -> None:
+def test_misspelt_parameter_lists_the_known_ones(client: TestClient, address: str, known: str) -> None:
     answer = client.get(address)
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith(f"unknown query parameter 'datset'; known: {known}")
 
 
-def test_a_parameter_that_counts_once_is_refused_twice(client: TestClient) -> None:
+def test_duplicate_query_parameter_is_422(client: TestClient) -> None:
     answer = client.get("/compare?dataset=mnist&dataset=cifar10")
     assert (answer.status_code, answer.json()["detail"]) == (
         422,
@@ -131,7 +131,7 @@ def test_a_parameter_that_counts_once_is_refused_twice(client: TestClient) -> No
     )
 
 
-def test_a_route_without_parameters_takes_none(client: TestClient) -> None:
+def test_route_without_parameters_rejects_any(client: TestClient) -> None:
     answer = client.get("/api/v1/claims/ninformer.table2.c100.vit?format=csv")
     assert (answer.status_code, answer.json()["detail"]) == (422, "unknown query parameter 'format'; it takes none")
 
@@ -140,9 +140,7 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,imag
 
 
 @pytest.mark.parametrize("accept", [None, "*/*", "application/json", "application/json, text/html", BROWSER])
-def test_compare_is_a_page_for_clients_that_prefer_html_and_json_for_all_others(
-    client: TestClient, accept: str | None
-) -> None:
+def test_compare_is_html_only_for_clients_that_prefer_it(client: TestClient, accept: str | None) -> None:
     headers = {"accept": accept} if accept else {}
     answer = client.get("/compare?dataset=cifar100", headers=headers)
     is_page = accept == BROWSER

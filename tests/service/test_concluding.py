@@ -1,4 +1,4 @@
-"""A claim's box says for which part of a grid it holds, what is open and why, and when its rule was written."""
+"""A claim's conclusion: the part of the grid it covers, what is open and why, and when its rule was written."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def record(claim: Claim, status: str = "unresolved", changes: tuple[ClaimChange,
     return ClaimRecord(claim=claim, verdict=verdict, **places, **none)
 
 
-def test_a_conclusion_says_which_way_and_by_how_much() -> None:
+def test_conclusion_states_direction_and_size() -> None:
     titles = {"a": "NiNformer", "b": "ViT"}
     order = Claim(id="x", kind="order", metric="accuracy", unit="fraction", arm="a", baseline_arm="b")
     assert conclude(record(order, estimate=-0.0123, low=-0.03, high=0.01), titles) == (
@@ -56,7 +56,7 @@ def test_a_conclusion_says_which_way_and_by_how_much() -> None:
     )
 
 
-def test_sizes_that_were_compared_are_named_and_of_others_nothing_is_said() -> None:
+def test_conclusion_lists_only_the_compared_sizes() -> None:
     high = Claim(kind="ahead_from", **{**GRID, "value": 1e5, "unit": "parameters"})
     few = vars(Scope(pairs=2, models=29, planned_models=111))
     found = replace(record(high, "supported", scope=few, **NUMBERS), sizes=(143_801, 163_984))
@@ -75,7 +75,7 @@ def test_sizes_that_were_compared_are_named_and_of_others_nothing_is_said() -> N
     assert part_of(record(grid, scope=vars(Scope(pairs=9, planned_pairs=9)), **NUMBERS)) == ""
 
 
-def test_a_gain_that_grows_says_so_and_one_that_wavers_does_not() -> None:
+def test_trend_is_stated_only_if_significant() -> None:
     widths = {18: 0.156, 25: 0.127, 35: 0.178, 50: 0.206, 71: 0.275, 100: 0.309, 141: 0.307}
     alike = Claim(kind="uniform", factor="width", **GRID)
     grows = trend_of(widths)
@@ -105,7 +105,7 @@ def client(published_client: TestClient) -> TestClient:
     return published_client
 
 
-def test_a_claim_s_page_begins_with_what_came_out_for_the_part_that_ran(client: TestClient) -> None:
+def test_claim_page_opens_with_the_result_for_the_part_that_ran(client: TestClient) -> None:
     html = client.get("/claims/dac.sgemm.gain").text
     box = unescape(html[html.index('<div class="fidelity') :].partition("</div>")[0])
     verdict = client.get("/api/v1/claims/dac.sgemm.gain").json()["verdict"]
@@ -127,7 +127,7 @@ def test_a_claim_s_page_begins_with_what_came_out_for_the_part_that_ran(client: 
     assert "We trained both models again" in box and verdict["explanation"] not in box.partition("<summary>")[0]
 
 
-def test_no_page_calls_a_rule_fixed_beforehand_that_was_not(client: TestClient, published: str) -> None:
+def test_pages_mark_every_rule_written_after_results(client: TestClient, published: str) -> None:
     claims = client.get("/api/v1/claims?limit=1000").json()
     later = {claim["id"]: claim for claim in claims if claim["verdict"]["seen_before_rule"] is not None}
     assert {"dac.sgemm.uniform", "dac.sgemm.crossover_low", "dac.sgemm.crossover_high"} <= set(later)
@@ -148,7 +148,7 @@ def change(why: str, subject: str = "claim", *, alters: bool = True, day: int = 
     return ClaimChange(subject=subject, changed=changed, alters=alters, date=f"2026-11-{day:02}", why=why)
 
 
-def test_what_touched_the_claim_s_own_row_or_rule_is_apart() -> None:
+def test_changes_of_the_claims_own_row_or_rule_are_separate() -> None:
     touching, others = sort_changes(
         [
             change("names", "code", alters=False),
@@ -166,7 +166,7 @@ def test_what_touched_the_claim_s_own_row_or_rule_is_apart() -> None:
     assert [item.why for item in others] == ["names", "spaces", "a remark", "margins", "judged otherwise"]
 
 
-def test_a_claim_s_page_folds_what_altered_nothing(published_client: TestClient) -> None:
+def test_claim_page_folds_changes_without_effect(published_client: TestClient) -> None:
     told: list[Mapping[str, Any]] = published_client.get("/api/v1/claims/dac.sgemm.gain").json()["changes"]
     html = unescape(published_client.get("/claims/dac.sgemm.gain").text)
     section = html[html.index('id="changes-title"') : html.index('id="cite-title"')]

@@ -1,4 +1,4 @@
-"""The content of the image, rehearsed without an engine: the Dockerfile's own lines are read and run in a folder."""
+"""The container image without an engine: the Dockerfile's own lines are parsed and run in a folder."""
 
 import io
 import json
@@ -24,8 +24,8 @@ EXACT = re.compile(r"[a-z]+:\d+\.\d+(\.\d+)?-[a-z-]*[a-z]+")
 
 
 def stages() -> dict[str, list[str]]:
-    """The lines of each stage, preceded by those of the stage that it builds on."""
-    found: dict[str, list[str]] = {"": []}  # what precedes them all
+    """Return the lines of each stage, preceded by those of its base stage."""
+    found: dict[str, list[str]] = {"": []}  # before any FROM
     name = ""
     for line in DOCKERFILE.splitlines():
         if begun := re.fullmatch(r"FROM (\S+) AS (\S+)", line):
@@ -37,15 +37,15 @@ def stages() -> dict[str, list[str]]:
 
 
 def built_from() -> list[Path]:
-    """Files that .dockerignore lets into the build."""
+    """Return the files that .dockerignore allows into the build."""
     rules = (REPOSITORY / ".dockerignore").read_text().splitlines()
     roots = [REPOSITORY / rule.removeprefix("!") for rule in rules if rule.startswith("!")]
     found = [path for root in roots for path in ([root] if root.is_file() else root.rglob("*"))]
     return [path for path in found if path.is_file() and "__pycache__" not in path.parts]
 
 
-def test_images_are_named_exactly() -> None:
-    """By tag, unless who builds names another, as by its digest."""
+def test_images_have_exact_tags() -> None:
+    """The build may override them, for example by digest."""
     assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) - set(stages()) == {"${PYTHON_IMAGE}"}
     python = re.search(r"^ARG PYTHON_IMAGE=(\S+)$", DOCKERFILE, re.MULTILINE)
     database = re.fullmatch(r"\$\{POSTGRES_IMAGE:-(\S+)\}", COMPOSE["services"]["database"]["image"])
@@ -54,15 +54,15 @@ def test_images_are_named_exactly() -> None:
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
-def test_an_image_runs_as_nobody_and_says_how_it_feels(target: str) -> None:
+def test_image_runs_unprivileged_with_a_health_check(target: str) -> None:
     lines = stages()[target]
     assert [line for line in lines if line.startswith("USER ")] == ["USER 10001"]
-    assert lines[-1] == "USER 10001" and "chown" not in " ".join(lines), "the last line: it owns nothing below /app"
+    assert lines[-1] == "USER 10001" and "chown" not in " ".join(lines), "last: nothing below /app is the service's"
     assert sum(line.startswith("HEALTHCHECK") and "/health/ready" in line for line in lines) == 1
     assert f"{target}-packages" in " ".join(lines) and "pip install" not in " ".join(lines)
 
 
-def test_compose_gives_the_service_no_more_than_it_needs() -> None:
+def test_compose_gives_the_service_minimal_rights() -> None:
     for name, service in COMPOSE["services"].items():
         assert (service.get("read_only") or name == "database") and service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
@@ -73,25 +73,25 @@ def test_compose_gives_the_service_no_more_than_it_needs() -> None:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Iterator[str]:
-    """The interpreter of an environment with the packages of serve alone, torch of this environment's kind."""
+    """Interpreter of an environment with only the `serve` packages and this environment's torch variant."""
     packages = tmp_path / "packages"
     backend = Path(sys.prefix, "torch-backend").read_text(encoding="utf-8").strip()
     environment = {**os.environ, "VENV": str(packages), "PYTHON": sys.executable}
     subprocess.run([REPOSITORY / ".ci/setup", "serving", backend], env=environment, check=True)
     yield str(packages / "bin/python")
-    shutil.rmtree(packages)  # gigabytes, unless they are links into uv's cache
+    shutil.rmtree(packages)  # gigabytes unless hard-linked from uv's cache
 
 
 def package_names(python: str) -> set[str]:
-    """What is installed where this interpreter looks."""
+    """List the packages that this interpreter finds."""
     code = "from importlib.metadata import distributions as d; print(*{one.name.lower() for one in d()})"
     return set(subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
-@pytest.mark.needs(network=True)  # pip asks for uv, whatever is in caches
+@pytest.mark.needs(network=True)  # pip's resolver needs uv's cache
 @pytest.mark.timeout(900)
-def test_what_is_copied_records_and_serves_with_the_packages_of_serve_alone(tmp_path: Path, python: str) -> None:
-    """The `cpu` target from its COPY lines to its health check."""
+def test_copied_files_record_and_serve_with_only_the_serve_packages(tmp_path: Path, python: str) -> None:
+    """Follows the `cpu` target from its COPY lines to its health check."""
     assert package_names(python) < package_names(sys.executable)
     assert not {"dvc", "celery", "asyncssh", "gevent", "diskcache", "uv"} & package_names(python)
 

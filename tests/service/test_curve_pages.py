@@ -1,4 +1,4 @@
-"""Learning curves of models and runs of several experiments in one chart."""
+"""Learning curves of several models, runs and experiments in one chart."""
 
 import csv
 import html as markup
@@ -19,7 +19,7 @@ def run_of(client: TestClient, arm: str) -> str:
     return key
 
 
-def test_models_and_runs_of_several_experiments_are_lines_of_one_chart(client: TestClient) -> None:
+def test_chart_combines_models_and_runs_of_several_experiments(client: TestClient) -> None:
     key = run_of(client, "vit")
     html = client.get(f"/curves?line={NINFORMER}&line={FAR}&line={key[:7]}&curve=test_loss").text
     found = drawn(html, "overlay")
@@ -46,7 +46,7 @@ def test_models_and_runs_of_several_experiments_are_lines_of_one_chart(client: T
     assert [y for _, y in third] == pytest.approx([row["test_loss"] for row in result["curves"]], rel=0.01)
 
 
-def test_a_model_has_one_colour_on_every_page_and_lines_of_one_model_differ_in_their_dashes(client: TestClient) -> None:
+def test_model_has_one_colour_everywhere_and_its_lines_differ_in_dashes(client: TestClient) -> None:
     inks = drawn(client.get(f"/curves?line={FAR}&line={VIT}&line={NINFORMER}&line={MIXER}").text, "overlay").inks
     (colour, dash), (near, other) = inks["ViT (ninformer-cifar100)"], inks["ViT (ninformer-mnist)"]
     assert colour == near and dash != other
@@ -61,8 +61,8 @@ def test_a_model_has_one_colour_on_every_page_and_lines_of_one_model_differ_in_t
             assert re.search(rf'stroke="{known[title][0]}"[^>]*/></svg>(<a [^>]*>)?{title}', html), (address, title)
 
 
-def test_the_basket_grows_and_shrinks_by_addresses_alone(client: TestClient) -> None:
-    """As a browser without JavaScript fills it: the form's own fields, with an empty one for what isn't chosen."""
+def test_lines_are_added_and_removed_by_links_only(client: TestClient) -> None:
+    """Without JavaScript, browsers send the form's own fields, with an empty one for no choice."""
     html = client.get("/curves").text
     assert drawings(html) == [] and f'<option value="{VIT}">ViT</option>' in html
     html = client.get("/curves", params=[("line", VIT), ("line", "")]).text
@@ -76,7 +76,7 @@ def test_the_basket_grows_and_shrinks_by_addresses_alone(client: TestClient) -> 
     assert re.findall(r'type="hidden" name="line" value="([^"]+)"', html) == [FAR]
 
 
-def test_what_placeholders_were_trained_to_is_not_drawn(client: TestClient) -> None:
+def test_placeholder_curves_are_not_drawn(client: TestClient) -> None:
     html = client.get(f"/curves?line=ninformer-cifar10.vit&line={FAR}").text
     assert "no curve on real data" in html
     assert list(drawn(html, "overlay").inks) == ["ViT (ninformer-cifar100)"]
@@ -86,7 +86,7 @@ def test_what_placeholders_were_trained_to_is_not_drawn(client: TestClient) -> N
     assert drawings(client.get(f"/curves?line={run['run_key']}").text) == []
 
 
-def test_a_loss_in_nats_shares_no_axis_with_a_squared_error(published_client: TestClient) -> None:
+def test_loss_in_nats_and_squared_error_have_separate_axes(published_client: TestClient) -> None:
     sgemm = re.findall(r'<option value="(dac-sgemm\.[^"]+)"', published_client.get("/curves").text)[0]
     html = published_client.get(f"/curves?line=ninformer-mnist.vit&line={sgemm}&curve=test_loss").text
     assert list(drawn(html, "overlay").inks) == ["ViT (ninformer-mnist)"]
@@ -103,19 +103,19 @@ def test_a_loss_in_nats_shares_no_axis_with_a_squared_error(published_client: Te
         (".", 404, "unknown experiment ''"),
     ],
 )
-def test_a_line_that_is_not_there_is_explained(client: TestClient, line: str, status: int, detail: str) -> None:
+def test_missing_line_is_explained(client: TestClient, line: str, status: int, detail: str) -> None:
     answer = client.get("/curves", params={"line": line})
     assert answer.status_code == status and detail in answer.json()["detail"]
 
 
-def test_more_lines_than_colours_are_refused_and_one_line_counts_once(client: TestClient) -> None:
+def test_more_lines_than_colours_are_refused_but_repeated_lines_count_once(client: TestClient) -> None:
     names = [f"ninformer-mnist.{number}" for number in range(MOST_LINES + 1)]
     answer = client.get("/curves", params={"line": names})
     assert answer.status_code == 422 and answer.json()["detail"] == "9 lines; one chart shows at most 8"
     assert client.get("/curves", params={"line": [VIT] * (MOST_LINES + 1)}).status_code == 200
 
 
-def test_full_runs_and_placeholders_are_no_first_look(client: TestClient) -> None:
+def test_full_and_placeholder_runs_are_not_previews(client: TestClient) -> None:
     cells = {
         claim: cell
         for cell in client.get("/papers/ninformer").text.split("<td")

@@ -1,4 +1,4 @@
-"""Real decoding processes: their limits, their replacement, and whose turn it is."""
+"""Real decoding processes: limits, replacement and fair scheduling."""
 
 import asyncio
 import os
@@ -42,12 +42,12 @@ pytestmark = pytest.mark.slow
 
 SHAPE, GREY = (3, 32, 32), (1, 28, 28)
 SMALL = Upload("small.png", png())
-TEXTS = ((b"zTXt", b"note\0\0"), (b"iTXt", b"note\0\1\0\0\0"), (b"iCCP", b"x\0\0"))  # what their data begin with
+TEXTS = ((b"zTXt", b"note\0\0"), (b"iTXt", b"note\0\1\0\0\0"), (b"iCCP", b"x\0\0"))  # how their data start
 
 
 @cache
 def large() -> Upload:
-    """Of 4 million pixels: some 50 ms, in a process."""
+    """Return an image of 4 million pixels, which takes a process about 50 ms."""
     return Upload("large.png", encode("PNG", Image.new("RGB", (2000, 2000), (200, 30, 60))))
 
 
@@ -89,10 +89,10 @@ def test_each_image_is_decoded_to_each_shape_in_order() -> None:
     run(scene)
 
 
-def test_an_image_beyond_its_time_ends_its_process_and_the_next_one_has_a_new_one(
+def test_slow_image_ends_its_process_which_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(decoding_module, "BUSY", 0.0)  # whatever else this machine does, it isn't too busy
+    monkeypatch.setattr(decoding_module, "BUSY", 0.0)  # generous, in case this machine is busy
 
     async def scene() -> None:
         slow = Upload("slow.jpg", jpeg_of_scans(4000, 100))
@@ -111,7 +111,7 @@ def test_an_image_beyond_its_time_ends_its_process_and_the_next_one_has_a_new_on
     run(scene)
 
 
-def test_the_time_is_that_of_all_images_of_a_request() -> None:
+def test_time_limit_covers_all_images_of_a_request() -> None:
     async def scene() -> None:
         async with decoding(seconds=0.4) as decoder:
             with pytest.raises(ImageError, match="the limit for all images of a request"):
@@ -120,7 +120,7 @@ def test_the_time_is_that_of_all_images_of_a_request() -> None:
     run(scene)
 
 
-def test_an_image_beyond_its_memory_is_refused_and_its_process_lives_on() -> None:
+def test_image_beyond_the_memory_limit_is_refused_and_its_process_survives() -> None:
     async def scene() -> None:
         async with decoding(memory_bytes=40 << 20) as decoder:
             huge = Upload("huge.png", encode("PNG", Image.new("RGB", (4000, 4000))))
@@ -132,7 +132,7 @@ def test_an_image_beyond_its_memory_is_refused_and_its_process_lives_on() -> Non
     run(scene)
 
 
-def test_the_pixels_of_a_request_are_bounded_before_any_is_decoded() -> None:
+def test_pixel_limit_of_a_request_is_checked_before_decoding() -> None:
     async def scene() -> None:
         async with decoding(max_pixels=11_000_000) as decoder:
             for process in decoder.processes:
@@ -145,7 +145,7 @@ def test_the_pixels_of_a_request_are_bounded_before_any_is_decoded() -> None:
 
 
 def end_at_once(connection: Connection) -> None:
-    """A decoder that any image ends but a good one."""
+    """Exit for any image but a valid one."""
     while connection.recv()[0] == GOOD:
         connection.send([])
     os._exit(1)
@@ -155,7 +155,7 @@ def end_at_birth(_connection: Connection) -> None:
     os._exit(1)
 
 
-def test_an_image_that_ends_two_processes_is_refused() -> None:
+def test_image_that_ends_two_processes_is_refused() -> None:
     async def scene() -> None:
         async with decoding() as decoder:
             decoder._idle = [Process("decoding", end_at_once, seconds=60.0)]
@@ -165,7 +165,7 @@ def test_an_image_that_ends_two_processes_is_refused() -> None:
     run(scene)
 
 
-def test_an_image_is_not_called_damaged_where_no_decoder_works() -> None:
+def test_image_is_not_called_damaged_if_no_decoder_works() -> None:
     async def scene() -> None:
         async with decoding() as decoder:
             for process in decoder.processes:
@@ -181,7 +181,7 @@ def test_an_image_is_not_called_damaged_where_no_decoder_works() -> None:
     run(scene)
 
 
-def test_a_lost_decoder_is_replaced_by_who_asks_for_readiness() -> None:
+def test_readiness_check_replaces_a_lost_decoder() -> None:
     async def scene() -> None:
         async with decoding() as decoder:
             for process in decoder.processes:
@@ -209,18 +209,18 @@ print(type(_answer(content, [SHAPE], 512 << 20, has_all)).__name__)
 """
 
 
-def test_a_limit_of_memory_from_outside_is_no_fault_of_an_image() -> None:
+def test_external_memory_limit_is_not_blamed_on_an_image() -> None:
     done = python("-c", LIMITED, cwd=REPOSITORY, env=dict(os.environ))
     assert done.stdout.split() == ["False", "list", "InferenceStopped"], done.stderr
 
 
 def end_killed(connection: Connection) -> None:
-    """A decoder that somebody kills."""
+    """Act as a decoder that another process kills."""
     connection.recv()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_an_image_whose_processes_were_killed_is_not_called_damaged() -> None:
+def test_image_is_not_called_damaged_if_its_process_was_killed() -> None:
     async def scene() -> None:
         async with decoding() as decoder:
             decoder._idle = [Process("decoding", end_killed, seconds=60.0)]
@@ -231,7 +231,7 @@ def test_an_image_whose_processes_were_killed_is_not_called_damaged() -> None:
 
 
 def stop_when_asked(decoder: Decoder) -> None:
-    """Stop each process as soon as it was found running, so that it gets no processor for what it is asked."""
+    """Suspend each process as soon as it is seen running, so that it can't do its work."""
 
     def stopping(process: Process, ask: Callable[..., Any]) -> Callable[..., Any]:
         def stop(*arguments: object) -> object:
@@ -245,7 +245,7 @@ def stop_when_asked(decoder: Decoder) -> None:
         process.ask = stopping(process, process.ask)  # type: ignore[method-assign]
 
 
-def test_an_image_whose_process_gets_no_processor_is_not_called_slow() -> None:
+def test_image_is_not_called_slow_if_its_process_gets_no_cpu() -> None:
     async def scene() -> None:
         async with decoding(seconds=0.5) as decoder:
             stop_when_asked(decoder)
@@ -255,7 +255,7 @@ def test_an_image_whose_process_gets_no_processor_is_not_called_slow() -> None:
     run(scene)
 
 
-def test_a_request_with_many_large_images_lets_others_go_first() -> None:
+def test_request_with_many_large_images_lets_others_go_first() -> None:
     async def scene() -> None:
         done: list[str] = []
 
@@ -272,7 +272,7 @@ def test_a_request_with_many_large_images_lets_others_go_first() -> None:
     run(scene)
 
 
-def test_images_that_take_longer_than_their_size_says_delay_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpectedly_slow_images_delay_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Semaphore(0)
 
     def answer(_decoder: Decoder, _process: Process, content: bytes, _shapes: object, share: _Share) -> list[Any]:
@@ -300,7 +300,7 @@ def test_images_that_take_longer_than_their_size_says_delay_no_other_client(monk
     run(scene)
 
 
-def test_the_newest_request_of_the_heaviest_client_makes_room_and_cancelled_ones_give_their_turns_back() -> None:
+def test_full_queue_rejects_the_heaviest_clients_newest_request() -> None:
     async def scene() -> None:
         async def ask(client: str, images: int) -> None:
             current_client.set(client)
@@ -325,7 +325,7 @@ def test_the_newest_request_of_the_heaviest_client_makes_room_and_cancelled_ones
 
 
 def laborious_and_tiny() -> list[bytes]:
-    """Files of at most `TINY_BYTES` that mean as much work as such a file can."""
+    """Return files of at most `TINY_BYTES` that need as much work as possible."""
     zeros = [chunk(name, start + zlib.compress(bytes(900_000))) for name, start in TEXTS]
     frames = [Image.new("L", (2, 2), number) for number in range(40)]
     return [
@@ -342,8 +342,8 @@ def laborious_and_tiny() -> list[bytes]:
     ]
 
 
-def test_what_is_decoded_on_the_event_loop_is_soon_done() -> None:
-    """A request's images have other requests between them, so none may hold the loop up."""
+def test_images_decoded_on_the_event_loop_are_fast() -> None:
+    """Other requests run between a request's images, so none may block the loop."""
     looked_at = 0
     for content in [*laborious_and_tiny(), *(case.content for case in hostile_images())]:
         upload = Upload("a", content)
@@ -365,7 +365,7 @@ def test_what_is_decoded_on_the_event_loop_is_soon_done() -> None:
 
 
 @pytest.mark.parametrize(("name", "start"), TEXTS)
-def test_a_part_that_may_grow_a_thousand_times_is_not_decoded_on_the_event_loop(name: bytes, start: bytes) -> None:
+def test_highly_compressed_chunk_is_not_decoded_on_the_event_loop(name: bytes, start: bytes) -> None:
     content = within_png(chunk(name, start + zlib.compress(bytes(900_000))))
     plain = within_png(chunk(b"abCd", bytes(len(content) - len(within_png()) - 12)))
     assert len(plain) == len(content) <= TINY_BYTES

@@ -1,4 +1,4 @@
-"""What runs the service for others, under `deploy/` and in `compose.yaml`: by linters, and against a real service."""
+"""`deploy/` and `compose.yaml`, checked by linters and with a real service."""
 
 import http.client
 import re
@@ -39,7 +39,7 @@ def lint(*command: str) -> str:
 
 
 def unit_here(folder: Path) -> Path:
-    """The unit with this clone in the place of the one that it is written for."""
+    """Write the unit with this clone as its installation folder."""
     text = UNIT.read_text()
     assert "/opt/claimcheck/.venv/bin/python -m service" in text
     place = folder / UNIT.name
@@ -49,7 +49,7 @@ def unit_here(folder: Path) -> Path:
     return place
 
 
-def test_the_unit_is_one_and_confines_the_service(tmp_path: Path) -> None:
+def test_systemd_unit_is_valid_and_confines_the_service(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze here; on Debian: apt install systemd")
     assert lint("systemd-analyze", "verify", str(unit_here(tmp_path))).strip() == ""
@@ -59,11 +59,11 @@ def test_the_unit_is_one_and_confines_the_service(tmp_path: Path) -> None:
     assert re.search(r"Overall exposure level for claimcheck.service: [01]\.\d", found), found
 
 
-def test_the_manifest_fits_the_schemas_of_kubernetes() -> None:
+def test_manifest_matches_kubernetes_schemas() -> None:
     lint("kubernetes-validate", "--strict", str(MANIFEST))
 
 
-def test_compose_fits_its_specification_and_starts_again() -> None:
+def test_compose_file_matches_its_schema_and_restarts() -> None:
     compose = REPOSITORY / "compose.yaml"
     lint("check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(compose))
     services = yaml.safe_load(compose.read_text())["services"]
@@ -74,7 +74,7 @@ def test_compose_fits_its_specification_and_starts_again() -> None:
     }
 
 
-def test_a_pod_has_no_more_than_it_needs() -> None:
+def test_pod_has_minimal_rights() -> None:
     dockerfile = (REPOSITORY / "Dockerfile").read_text()
     assert POD["securityContext"]["runAsNonRoot"] and f"USER {POD['securityContext']['runAsUser']}" in dockerfile
     assert not POD["automountServiceAccountToken"]
@@ -84,12 +84,10 @@ def test_a_pod_has_no_more_than_it_needs() -> None:
     assert set(CONTAINER["resources"]["limits"]) == {"cpu", "memory", "ephemeral-storage"}
     assert OBJECTS["ConfigMap"]["data"]["CLAIMCHECK_WORKERS"] == CONTAINER["resources"]["limits"]["cpu"]
     ends = POD["terminationGracePeriodSeconds"]
-    assert ends > 30 + float(OBJECTS["ConfigMap"]["data"]["CLAIMCHECK_DRAIN_SECONDS"]), (
-        "requests are finished within 30 s"
-    )
+    assert ends > 30 + float(OBJECTS["ConfigMap"]["data"]["CLAIMCHECK_DRAIN_SECONDS"]), "requests end within 30 s"
 
 
-def test_limits_of_memory_hold_all_that_the_service_may_take() -> None:
+def test_memory_limits_cover_all_that_the_service_may_use() -> None:
     compose = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())["services"]["service"]["mem_limit"]
     for written, workers in ((CONTAINER["resources"]["limits"]["memory"], 2), (compose, MAX_WORKERS)):
         limit = int(re.fullmatch(r"(\d+)[Gg]i?", written)[1]) << 30  # type: ignore[index]
@@ -98,19 +96,19 @@ def test_limits_of_memory_hold_all_that_the_service_may_take() -> None:
     assert memory_of(Settings(model_memory_bytes=1), 2, limit)["weights"] == 1
 
 
-def test_every_setting_that_is_named_exists() -> None:
+def test_every_setting_mentioned_exists() -> None:
     known = {f"CLAIMCHECK_{name.upper()}" for name in Settings.model_fields}
     known |= {"CLAIMCHECK_DATABASE_PASSWORD", "CLAIMCHECK_READER_PASSWORD"}
     for path in (UNIT, MANIFEST, REPOSITORY / "compose.yaml", REPOSITORY / "Dockerfile"):
         assert set(re.findall(r"CLAIMCHECK_[A-Z_]+", path.read_text())) - {"CLAIMCHECK_"} <= known, path.name
 
 
-def test_the_probes_are_answered_by_a_service_with_these_settings(root: Path, tmp_path: Path) -> None:
-    """As the node sends them: to the pod's address, whose name nobody knows."""
+def test_service_with_these_settings_answers_probes(root: Path, tmp_path: Path) -> None:
+    """Sent like a node does: to the pod's address instead of a host name."""
     settings: dict[str, Any] = OBJECTS["ConfigMap"]["data"] | {"CLAIMCHECK_KEYS": str(keys_file(tmp_path, ann="key"))}
-    settings["CLAIMCHECK_ALLOWED_HOSTS"] += ",127.0.0.1"  # by which this test waits for it
+    settings["CLAIMCHECK_ALLOWED_HOSTS"] += ",127.0.0.1"  # this test waits for the public port
     stall = float(re.findall(r"WatchdogSec=(\d+)", UNIT.read_text())[0])
-    assert stall > Settings().stall_seconds, "a stall ends with stacks in the log, where it can"
+    assert stall > Settings().stall_seconds, "a stall is logged with stacks if possible"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(10)

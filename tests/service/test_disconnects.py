@@ -10,7 +10,7 @@ from service.slots import current_client
 
 
 class Client:
-    """Goes away after so many seconds; `was_watched` says whether anyone looked."""
+    """Disconnects after so many seconds; `was_watched` records whether it was polled."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.was_watched = seconds, False
@@ -21,7 +21,7 @@ class Client:
         return {"type": "http.disconnect"}
 
 
-def test_work_whose_client_goes_away_is_cancelled() -> None:
+def test_work_is_cancelled_if_its_client_disconnects() -> None:
     ended: list[str] = []
 
     async def work() -> None:
@@ -36,14 +36,14 @@ def test_work_whose_client_goes_away_is_cancelled() -> None:
             await unless_gone(Client(0.01).receive, work())
         assert raised.value.status_code == 503
         task = asyncio.current_task()
-        assert task is not None and not task.cancelling(), "the task itself goes on"
+        assert task is not None and not task.cancelling(), "the task itself continues"
         await asyncio.sleep(0)
 
     asyncio.run(scene())
     assert ended == ["cancelled"]
 
 
-def test_an_answer_that_is_soon_there_has_nobody_watch_for_its_client() -> None:
+def test_fast_answer_is_not_watched_for_a_disconnect() -> None:
     async def scene() -> None:
         client = Client(60)
         assert await unless_gone(client.receive, asyncio.sleep(0, "answer")) == "answer"
@@ -53,7 +53,7 @@ def test_an_answer_that_is_soon_there_has_nobody_watch_for_its_client() -> None:
     asyncio.run(scene())
 
 
-def test_a_client_that_stays_gets_its_answer_and_nothing_watches_afterwards() -> None:
+def test_connected_client_gets_its_answer_and_watching_ends() -> None:
     async def scene() -> None:
         assert await unless_gone(Client(60).receive, asyncio.sleep(3 * LOOK_SECONDS, "answer")) == "answer"
         await asyncio.sleep(0)
@@ -62,7 +62,7 @@ def test_a_client_that_stays_gets_its_answer_and_nothing_watches_afterwards() ->
     asyncio.run(scene())
 
 
-def test_who_cancels_the_request_cancels_it() -> None:
+def test_cancelling_the_request_cancels_its_work() -> None:
     async def scene() -> None:
         task = asyncio.create_task(unless_gone(Client(60).receive, asyncio.sleep(60)))
         await asyncio.sleep(2 * LOOK_SECONDS)
@@ -77,7 +77,7 @@ SCOPE: Scope = {"type": "http", "headers": []}
 
 
 class Bodies:
-    """Requests that are received whole and then wait for `go`."""
+    """Requests that are received completely and then wait for `go`."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -102,7 +102,7 @@ class Bodies:
         await self.limited(SCOPE, receive, answered)
 
 
-def test_one_client_has_half_of_the_room_and_gives_it_back() -> None:
+def test_one_client_may_use_half_of_the_body_memory() -> None:
     async def scene() -> None:
         here = Bodies()
         asyncio.get_running_loop().call_later(0.05, here.go.set)
@@ -118,7 +118,7 @@ def test_one_client_has_half_of_the_room_and_gives_it_back() -> None:
     asyncio.run(scene())
 
 
-def test_all_clients_together_have_the_room() -> None:
+def test_all_clients_share_the_body_memory() -> None:
     async def scene() -> None:
         here = Bodies()
         tasks = [asyncio.create_task(here.send(client, 40)) for client in ("ann", "ben")]
@@ -132,7 +132,7 @@ def test_all_clients_together_have_the_room() -> None:
     asyncio.run(scene())
 
 
-def test_one_body_as_large_as_allowed_always_has_room() -> None:
+def test_largest_allowed_body_always_fits() -> None:
     async def scene() -> None:
         here = Bodies()
         here.go.set()

@@ -72,7 +72,7 @@ def key(client: TestClient) -> str:
         ("/static/nothing.css", 404, "nothing at this address"),
     ],
 )
-def test_a_bad_request_is_answered_with_a_problem(client: TestClient, path: str, status: int, words: str) -> None:
+def test_bad_request_is_problem_details(client: TestClient, path: str, status: int, words: str) -> None:
     response = client.get(path)
     assert_problem(response, status, words)
     assert response.json()["instance"] == path.partition("?")[0]
@@ -82,7 +82,7 @@ BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;
 
 
 def assert_page(page: Response, problem: Response) -> None:
-    """The same status in the house's frame, the sentence for programs in small, a link home, and no internals."""
+    """Check for the same status in our page layout, with the machine-readable detail, a link home, and no internals."""
     assert page.status_code == problem.status_code
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.headers["vary"].split(", ")[0] == "Accept" and problem.headers["vary"] == "Accept"
@@ -107,7 +107,7 @@ def assert_page(page: Response, problem: Response) -> None:
         ("/?sample=x&dataset=mnist", "This can’t be answered as asked", "Query.sample", "", None),
     ],
 )
-def test_a_problem_is_told_in_plain_words_with_what_may_have_been_meant(
+def test_error_page_explains_the_problem_and_suggests_a_name(
     client: TestClient, path: str, title: str, lead: str, asked: str, first: str | None
 ) -> None:
     answer = client.get(path, headers=BROWSER)
@@ -121,7 +121,7 @@ def test_a_problem_is_told_in_plain_words_with_what_may_have_been_meant(
     assert "/api/" not in page.partition('<p class="note">')[0]
 
 
-def test_addresses_for_programs_answer_a_browser_with_problem_details_too(client: TestClient) -> None:
+def test_api_addresses_return_problem_details_to_browsers(client: TestClient) -> None:
     paths = [
         path for path in client.get("/api/v1/openapi.json").json()["paths"] if path not in ("/compare", "/predict")
     ]
@@ -130,7 +130,7 @@ def test_addresses_for_programs_answer_a_browser_with_problem_details_too(client
         assert (response.status_code, response.headers["content-type"]) == (405, "application/problem+json"), path
 
 
-def test_a_form_without_javascript_says_what_is_wrong(client: TestClient, settings: Settings) -> None:
+def test_form_without_javascript_explains_the_error(client: TestClient, settings: Settings) -> None:
     for address, content in ((VIT, b"no image"), ("/predict", png()), (VIT, bytes(settings.max_body_bytes))):
         pair = [client.post(address, files={"file": content}, headers=sent) for sent in (BROWSER, {})]
         assert_page(*pair)
@@ -146,14 +146,14 @@ def chunks() -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("declared", [None, "10", "-1", "99999999999999999999999999"])
-def test_a_body_is_counted_as_it_comes_whatever_its_length_says(client: TestClient, declared: str | None) -> None:
+def test_body_is_counted_regardless_of_content_length(client: TestClient, declared: str | None) -> None:
     headers = {"content-type": "multipart/form-data; boundary=b"}
     if declared is not None:
         headers["content-length"] = declared
     assert_problem(client.post(VIT, content=chunks(), headers=headers), 413, "larger than 1,000,000 bytes")
 
 
-def test_predict_says_what_it_takes(client: TestClient) -> None:
+def test_predict_lists_what_it_accepts(client: TestClient) -> None:
     assert_problem(client.post(VIT, json={"file": "x"}), 415, "multipart/form-data")
     assert_problem(client.post(VIT, files={"image": png()}), 422, "no image; send a file as file=")
     assert_problem(client.post("/predict", files={"file": png()}), 422, "no model is named; use checkpoint=")
@@ -166,7 +166,7 @@ def test_predict_says_what_it_takes(client: TestClient) -> None:
     assert_problem(client.post(VIT, content=b"junk", headers={"content-type": "multipart/form-data"}), 400)
 
 
-def test_stand_in_models_answer_only_by_name(client: TestClient) -> None:
+def test_placeholder_models_answer_only_by_name(client: TestClient) -> None:
     response = client.post("/predict?dataset=cifar10&arm=vit", files={"file": png()})
     assert_problem(response, 409, f"no weights of vit trained on real cifar10 data are here; {STAND_INS}")
     response = client.post("/predict?dataset=cifar10", files={"file": png()})
@@ -174,8 +174,8 @@ def test_stand_in_models_answer_only_by_name(client: TestClient) -> None:
     assert response.json()["detail"].endswith(f"a model trained on real cifar10 data are here; {STAND_INS}: {listed}")
 
 
-def test_a_data_set_without_weights_says_why_nothing_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real results are there, their weights are not; a table's models take no image."""
+def test_data_set_without_weights_explains_why_nothing_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are real but their weights are missing; models of a table take no image."""
     root = make_root(tmp_path)
     shutil.rmtree(root / "data" / "runs" / "ninformer-cifar100")
     monkeypatch.setattr("service.database.queries.MAX_NAMES", 2)
@@ -196,7 +196,7 @@ def test_a_data_set_without_weights_says_why_nothing_answers(tmp_path: Path, mon
             assert_problem(client.post(f"/predict?dataset={dataset}", files={"file": png()}), 409, detail)
 
 
-def test_a_database_that_is_absent_or_broken_is_unavailable(tmp_path: Path) -> None:
+def test_missing_or_broken_database_is_503(tmp_path: Path) -> None:
     paths = ("/", "/health/ready", "/api/v1/claims")
     with serving(Settings(root=tmp_path)) as client:
         for path in paths:

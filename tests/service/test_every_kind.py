@@ -1,4 +1,4 @@
-"""Every kind of page on the published evidence, as wide as a desk's and as narrow as a telephone's, light and dark."""
+"""Every kind of page on the published evidence, on desktops and phones, light and dark."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ COVERED = """() => [...document.querySelectorAll("dt, .stamp")]
             && child.getBoundingClientRect().bottom > term.nextElementSibling.getBoundingClientRect().top
             && child.getBoundingClientRect().top < term.nextElementSibling.getBoundingClientRect().bottom))
     .map(term => term.textContent)"""
-"""Names of a list that reach over what stands beside them."""
+"""Terms of a list that overlap their descriptions."""
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +43,8 @@ def visit(page: Page, path: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_page_of_each_kind_is_whole_on_a_desk_and_on_a_telephone_in_light_and_in_the_dark(
-    visitor: Page, kind: str
-) -> None:
-    """Axe finds nothing, folded or not, with targets of 24 pixels; nothing is cut off, covered or beyond the side."""
+def test_every_kind_of_page_is_accessible_and_fits_all_screens(visitor: Page, kind: str) -> None:
+    """Axe finds nothing, folded or unfolded, with targets of 24 pixels; nothing is cut off, covered or off-screen."""
     visitor.emulate_media(color_scheme="light", reduced_motion="reduce")
     visitor.set_viewport_size({"width": 1280, "height": 900})
     visit(visitor, KINDS[kind])
@@ -60,7 +58,7 @@ def test_a_page_of_each_kind_is_whole_on_a_desk_and_on_a_telephone_in_light_and_
     assert found_in(visitor, OF_COLOURS_AND_TARGETS) == []
 
 
-def test_the_longest_paper_page_has_its_contents_within_three_screens_of_a_telephone_and_folds_what_waits(
+def test_paper_page_fits_three_phone_screens(
     visitor: Page,
 ) -> None:
     visitor.set_viewport_size(PHONE)
@@ -68,7 +66,7 @@ def test_the_longest_paper_page_has_its_contents_within_three_screens_of_a_telep
     contents = visitor.get_by_role("navigation", name="On this page")
     box = contents.bounding_box()
     assert box and box["y"] < 3 * PHONE["height"]
-    assert contents.evaluate("list => list.scrollWidth <= list.clientWidth"), "all of them are seen"
+    assert contents.evaluate("list => list.scrollWidth <= list.clientWidth"), "all of them are visible"
     assert visitor.evaluate("document.documentElement.scrollHeight") < 14_500
     folded = visitor.locator("#place-2 details")
     assert folded.locator("summary").inner_text() == "32 numbers of the paper, none tested yet"

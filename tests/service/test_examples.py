@@ -1,4 +1,4 @@
-"""The reference's examples are what a service on the published evidence answers, and its first lines run."""
+"""The reference's examples match answers of a service on the published evidence, and its first lines run."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def client(published_client: TestClient) -> TestClient:
 
 
 def shape(value: Any) -> Any:
-    """Names and kinds of values, not the values: a new verdict makes an example older, not wrong."""
+    """Return names and types of values: a new verdict makes an example older, not wrong."""
     if isinstance(value, dict):
         return {name: dict if name in OPEN else shape(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -35,18 +35,18 @@ def shape(value: Any) -> Any:
     return float if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
 
 
-def test_examples_are_what_the_published_evidence_answers(client: TestClient) -> None:
-    """Otherwise: `python -m service --examples > service/examples.json`, and the OpenAPI document anew."""
+def test_examples_match_answers_on_the_published_evidence(client: TestClient) -> None:
+    """To update: `python -m service --examples > service/examples.json`, then the OpenAPI document."""
     committed, asked = load_examples(), collect(Ask(client))
     assert list(asked) == list(committed)
     for name, example in asked.items():
         assert example["curl"] == committed[name]["curl"]
         assert shape(example["answer"]) == shape(committed[name]["answer"]), name
     top = asked["predict"]["answer"]["images"][0]["answers"][0]["top"]
-    assert top[0]["name"] == "7", "what was drawn"
+    assert top[0]["name"] == "7", "the drawn image"
 
 
-def test_every_example_stands_in_the_document_and_on_its_page(client: TestClient) -> None:
+def test_every_example_is_in_the_openapi_document_and_on_its_page(client: TestClient) -> None:
     operations = [
         item for path in client.get("/api/v1/openapi.json").json()["paths"].values() for item in path.values()
     ]
@@ -55,7 +55,7 @@ def test_every_example_stands_in_the_document_and_on_its_page(client: TestClient
     for name, example in load_examples().items():
         assert by_name[name]["x-codeSamples"][0]["source"] == example["curl"]
         assert by_name[name]["responses"]["200"]["content"]["application/json"]["example"] == example["answer"]
-        here = example["curl"].replace("127.0.0.1:8000", "127.0.0.1")  # where the page is asked for
+        here = example["curl"].replace("127.0.0.1:8000", "127.0.0.1")  # only where the page is requested
         assert here.replace("&", "&amp;").replace("'", "&#39;") in page, name
     assert "…" not in str(load_examples()), "no example is made up"
     assert ":8000" not in page and 'at = "http://127.0.0.1"' in page
@@ -68,7 +68,7 @@ def service(published: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
-def test_every_line_of_the_reference_works_as_it_stands(service: Running, tmp_path: Path) -> None:
+def test_every_curl_line_of_the_reference_works(service: Running, tmp_path: Path) -> None:
     for name, example in load_examples().items():
         script = example["curl"].replace("127.0.0.1:8000", f"{service.host}:{service.port}")
         script = script.replace("curl ", "curl --fail --silent --show-error ")
@@ -79,17 +79,17 @@ def test_every_line_of_the_reference_works_as_it_stands(service: Running, tmp_pa
         assert type(json.loads(done.stdout)) is type(example["answer"]), name
 
 
-def test_the_drawn_seven_is_among_the_static_files() -> None:
+def test_drawn_seven_is_a_static_file() -> None:
     static = REPOSITORY / "service" / "static"
     assert {"inputs": [tensor_of((static / SEVEN).read_bytes())]} == json.loads((static / SEVEN_AS_TENSOR).read_text())
     assert tensor_of((static / SEVEN).read_bytes()) == tensor_of(draw_seven())
 
 
-def test_long_lists_and_open_objects_are_cut() -> None:
+def test_long_lists_and_objects_are_shortened() -> None:
     assert cut({"a": [1, 2], "code": dict.fromkeys("abcdef", 0)}) == {"a": [1], "code": dict.fromkeys("abcd", 0)}
 
 
-def test_the_first_lines_run_as_they_stand(service: Running) -> None:
+def test_first_lines_of_the_reference_run(service: Running) -> None:
     lines = FIRST_LINES.read_text()
     assert f"```python\n{lines}```" in (REPOSITORY / "docs" / "quickstart.md").read_text()
     assert len([line for line in lines.splitlines() if line]) <= 10
@@ -99,4 +99,4 @@ def test_the_first_lines_run_as_they_stand(service: Running) -> None:
     assert done.returncode == 0, done.stderr
     assert "DAC, 5 layers of 141 units" in done.stdout and "..." not in done.stdout
     judged = [row["id"] for row in claims if row["verdict"]["basis"] == "results" and row["verdict"]["low"] is not None]
-    assert len(judged) > 4 and all(claim in done.stdout for claim in judged), "all that trainings decided"
+    assert len(judged) > 4 and all(claim in done.stdout for claim in judged), "everything decided by training"

@@ -1,4 +1,4 @@
-"""An experiment's page and the curves behind it."""
+"""Experiment pages and their curves."""
 
 import re
 from pathlib import Path
@@ -17,13 +17,13 @@ from tests.service.test_pages import Page
 
 
 def curves_of(client: TestClient, arm: str) -> list[list[dict[str, Any]]]:
-    """The curves of each compared replicate, as its run has them."""
+    """Return the curves of each compared replicate from its run."""
     (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
     keys = next(item["run_keys"] for item in comparison["arms"] if item["arm"] == arm)
     return [client.get(f"/api/v1/runs/{key}").json()["results"][0]["curves"] for key in keys]
 
 
-def test_curves_are_mean_lowest_and_highest_of_the_compared_replicates(client: TestClient) -> None:
+def test_curves_are_mean_minimum_and_maximum_of_the_compared_replicates(client: TestClient) -> None:
     points = client.get("/api/v1/experiments/ninformer-mnist/curves?arm=vit&curve=test_loss").json()
     replicates = curves_of(client, "vit")
     assert len(replicates) == 3 and len(points) == len(replicates[0]) == 100
@@ -34,7 +34,7 @@ def test_curves_are_mean_lowest_and_highest_of_the_compared_replicates(client: T
         assert (point["low"], point["high"]) == (min(values), max(values))
 
 
-def test_the_band_is_drawn_from_the_curves(client: TestClient) -> None:
+def test_band_is_drawn_from_the_curves(client: TestClient) -> None:
     html = client.get("/experiments/ninformer-mnist?curve=test_accuracy&arm=vit&arm=ninformer").text
     found = drawn(html, "bands")
     points = client.get("/api/v1/experiments/ninformer-mnist/curves?arm=vit&arm=ninformer&limit=500").json()
@@ -49,22 +49,22 @@ def test_the_band_is_drawn_from_the_curves(client: TestClient) -> None:
     assert re.findall(r'name="arm" value="([^"]+)" checked', html) == ["vit", "ninformer"]
 
 
-def test_one_replicate_has_no_band_and_a_stand_in_no_curve(client: TestClient) -> None:
+def test_single_replicate_has_no_band_and_placeholder_run_no_curve(client: TestClient) -> None:
     assert drawn(client.get("/experiments/ninformer-cifar100").text, "bands").bands == []
     html = client.get("/experiments/ninformer-cifar10").text
     assert drawings(html) == [] and "models were trained on placeholder data only" in html
 
 
-def test_a_profile_without_curves_leaves_the_choice_of_another(client: TestClient) -> None:
+def test_profile_without_curves_still_offers_other_profiles(client: TestClient) -> None:
     html = client.get("/experiments/ninformer-cifar100?profile=smoke").text
     assert "models were trained on placeholder data only" in html and 'name="curve"' not in html
     assert re.findall(r'<option value="(quick|smoke)"( selected)?>', html) == [("quick", ""), ("smoke", " selected")]
     assert 'formaction="/experiments/ninformer-cifar100#curves-title"' in html
     lone = client.get("/experiments/ninformer-cifar10").text
-    assert 'name="profile"' not in lone and "#curves-title" not in lone, "nothing to choose, nothing to send"
+    assert 'name="profile"' not in lone and "#curves-title" not in lone, "no choice, so no form"
 
 
-def test_cost_stands_against_the_compared_metric(client: TestClient) -> None:
+def test_cost_is_plotted_against_the_compared_metric(client: TestClient) -> None:
     html = client.get("/experiments/ninformer-mnist?cost=latency_seconds_per_sample").text
     (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
     points = {told.partition(": ")[0]: point for told, point in drawn(html, "cost").points.items()}
@@ -75,7 +75,7 @@ def test_cost_stands_against_the_compared_metric(client: TestClient) -> None:
         assert interval == pytest.approx((arm["ours"]["low"], arm["ours"]["high"]), abs=1e-3)
 
 
-def test_the_result_that_a_cost_stands_against_can_be_chosen(client: TestClient) -> None:
+def test_metric_plotted_against_cost_can_be_chosen(client: TestClient) -> None:
     html = client.get("/experiments/ninformer-mnist?metric=loss&cost=parameters").text
     assert re.findall(r'<option value="(\w+)" selected>Test loss', html) == ["loss"]
     (comparison,) = client.get("/compare?dataset=mnist&metric=loss").json()["comparisons"]
@@ -87,7 +87,7 @@ def test_the_result_that_a_cost_stands_against_can_be_chosen(client: TestClient)
     assert refused.status_code == 422 and "known: accuracy" in refused.text
 
 
-def test_only_what_differs_between_two_arms_is_shown_unless_all_is_asked_for(client: TestClient) -> None:
+def test_only_differences_between_two_arms_are_shown_by_default(client: TestClient) -> None:
     chosen = "/experiments/ninformer-mnist?left=vit&right=ninformer"
     experiment = client.get("/api/v1/experiments/ninformer-mnist").json()
     vit, ninformer = (next(arm for arm in experiment["arms"] if arm["name"] == name) for name in ("vit", "ninformer"))
@@ -103,7 +103,7 @@ def test_only_what_differs_between_two_arms_is_shown_unless_all_is_asked_for(cli
     assert "Nothing: both have the same values." in same
 
 
-def test_what_is_claimed_of_its_models_stands_with_its_verdict(tmp_path: Path) -> None:
+def test_claims_about_its_models_are_shown_with_verdicts(tmp_path: Path) -> None:
     root = make_root(tmp_path)
     with (root / "data" / "claims.csv").open("a") as file:
         file.write(
@@ -115,7 +115,7 @@ def test_what_is_claimed_of_its_models_stands_with_its_verdict(tmp_path: Path) -
         verdict = client.get("/api/v1/claims/rank").json()["verdict"]
         assert 'id="claims-title"' not in client.get("/experiments/ninformer-cifar100").text
     table = html[html.index('<table class="claims rows">') :].partition("</table>")[0]
-    assert re.findall('href="/claims/([^"]+)"', table) == ["rank"], "values and settings stand elsewhere"
+    assert re.findall('href="/claims/([^"]+)"', table) == ["rank"], "values and settings are shown elsewhere"
     (cells,) = Page(table).rows[1:]
     assert verdict["size"]["status"] == "inconclusive"
     assert cells[1:5] == [

@@ -1,4 +1,4 @@
-"""The export, read by the tools that people read it with."""
+"""The export, read with the tools that users have."""
 
 import io
 import json
@@ -19,7 +19,7 @@ TABLES = [table.name for table in export.TABLES]
 
 
 def stored(root: Path, table: str) -> list[dict[str, Any]]:
-    """The rows as SQLite has them."""
+    """Return the rows from SQLite."""
     with sqlite3.connect(root / "data" / "results.db") as connection:
         connection.row_factory = sqlite3.Row
         rows = [dict(row) for row in connection.execute(f"SELECT * FROM {table}")]
@@ -28,7 +28,7 @@ def stored(root: Path, table: str) -> list[dict[str, Any]]:
 
 
 def plain(table: str, rows: list[dict[str, Any]]) -> list[str]:
-    """Rows without order; JSON texts parsed, truth values as numbers."""
+    """Return rows without order, with JSON parsed and booleans as numbers."""
     json_columns = {column.name for column in export.find_table(table).columns if "JSON" in str(column.type)}
 
     def value_of(name: str, value: Any) -> Any:
@@ -40,7 +40,7 @@ def plain(table: str, rows: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_table_in_parquet_holds_every_row_of_the_database(client: TestClient, root: Path, table: str) -> None:
+def test_parquet_table_has_every_row_of_the_database(client: TestClient, root: Path, table: str) -> None:
     answer = client.get(f"/api/v1/export/{table}.parquet")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/vnd.apache.parquet")
     read = parquet.read_table(io.BytesIO(answer.content))
@@ -48,7 +48,7 @@ def test_a_table_in_parquet_holds_every_row_of_the_database(client: TestClient, 
     assert read.schema.names == [column.name for column in export.find_table(table).columns]
 
 
-def test_the_zip_holds_every_table_of_one_state(client: TestClient) -> None:
+def test_zip_has_every_table_from_one_state(client: TestClient) -> None:
     answer = client.get("/api/v1/export.zip")
     assert answer.headers["content-type"] == "application/zip"
     with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
@@ -60,7 +60,7 @@ def test_the_zip_holds_every_table_of_one_state(client: TestClient) -> None:
     assert files["epochs.parquet"].metadata.num_rows > 100
 
 
-def test_a_large_table_is_written_in_pieces(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_table_is_written_in_pieces(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "ROWS_AT_ONCE", 50)
     written = io.BytesIO()
     with open_results(str(root / "data" / "results.db"))() as session:
@@ -70,8 +70,8 @@ def test_a_large_table_is_written_in_pieces(root: Path, monkeypatch: pytest.Monk
     assert max(groups) == 50 and sum(groups) == len(stored(root, "epochs"))
 
 
-def test_an_export_is_sent_in_ranges(client: TestClient) -> None:
-    """As data-frame libraries read it by its address."""
+def test_export_supports_ranges(client: TestClient) -> None:
+    """Data-frame libraries use them when they read from a URL."""
     tables = ("/api/v1/runs?format=csv", "/compare?format=csv")
     for address in ("/api/v1/export/claims.parquet", "/api/v1/export.zip", *tables):
         whole = client.get(address, headers={"accept-encoding": "identity"})
@@ -91,17 +91,17 @@ def test_an_export_is_sent_in_ranges(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("accepted", "is_packed"), [("gzip;q=0", False), ("gzip; q=0.0, br", False), ("gzip;q=0.5", True)]
 )
-def test_gzip_is_not_sent_where_it_is_refused(client: TestClient, accepted: str, is_packed: bool) -> None:
+def test_gzip_is_not_used_if_refused(client: TestClient, accepted: str, is_packed: bool) -> None:
     answer = client.get("/compare", headers={"accept-encoding": accepted})
     assert ("content-encoding" in answer.headers) == is_packed
 
 
 @pytest.mark.parametrize("name", ["nothing", "pg_class", "results;drop", "..%2fresults", "results%00", "x" * 5000])
-def test_what_is_no_table_is_not_found(client: TestClient, name: str) -> None:
+def test_unknown_table_is_404(client: TestClient, name: str) -> None:
     assert_problem(client.get(f"/api/v1/export/{name}.parquet"), 404)
 
 
-def test_the_export_s_tables_are_named_in_its_reference(client: TestClient) -> None:
+def test_tables_of_the_export_are_documented(client: TestClient) -> None:
     document = client.get("/api/v1/openapi.json").json()
     described = document["paths"]["/api/v1/export/{table}.parquet"]["get"]["description"]
     assert [name for name in TABLES if name not in described] == []

@@ -25,12 +25,12 @@ from tests.service.running import Running, running
 
 pytestmark = pytest.mark.slow
 
-ROWS = 200_000  # of curves, so that no socket buffer holds the export
+ROWS = 200_000  # of curves, so that the export exceeds all socket buffers
 
 
 @pytest.fixture(scope="module")
 def large(root: Path, postgresql: Callable[[], str]) -> str:
-    """A database on PostgreSQL with curves of many epochs."""
+    """A PostgreSQL database with curves of many epochs."""
     url = postgresql()
     record(root, url)
     with psycopg.connect(url) as connection:
@@ -54,7 +54,7 @@ def service(root: Path, large: str, tmp_path_factory: pytest.TempPathFactory) ->
 def get(
     service: Running, path: str, timeout: float = 60, source: str = "127.0.0.1"
 ) -> tuple[int, float, dict[str, str]]:
-    """Status, seconds and headers."""
+    """Return status, seconds and headers."""
     begun = time.monotonic()
     connection = http.client.HTTPConnection(service.host, service.port, timeout=timeout, source_address=(source, 0))
     try:
@@ -125,7 +125,7 @@ def exports_of(service: Running, size: int) -> set[tuple[int, int]]:
     """Return the inode and time of each file without a name of `size` bytes that the service has open."""
     found = set()
     for path in Path(f"/proc/{service.process.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed since: each answer opens the export again
+        with suppress(FileNotFoundError):  # closed since then; each answer opens the export again
             status = path.stat()
             if "(deleted)" in os.readlink(path) and status.st_size == size:
                 found.add((status.st_ino, status.st_mtime_ns))
@@ -140,7 +140,7 @@ def test_export_is_built_once_for_concurrent_clients(service: Running) -> None:
 
     with ThreadPoolExecutor(8) as visitors:
         made = set().union(*visitors.map(ask, range(8)))
-    assert len(made) == 1, "eight asked"
+    assert len(made) == 1, "all eight asked"
 
 
 def test_client_without_a_database_slot_gets_retry_after(service: Running, large: str) -> None:
@@ -162,7 +162,7 @@ def test_client_without_a_database_slot_gets_retry_after(service: Running, large
         connection.rollback()
         found = [one.result() for one in asked]
     counts = Counter((status, headers.get("retry-after")) for status, _, headers in found)
-    # 10 s: a reader that the lock timeout ended, on a machine that took longer over the questions above.
+    # 10 s, or the lock timeout on a slow machine.
     assert set(counts) <= {(200, None), (503, "2"), (503, "10")} and counts[503, "2"] > 90, counts
     assert max(seconds for _, seconds, _ in found) < 12
     assert get(service, "/api/v1/papers")[0] == 200
@@ -251,9 +251,7 @@ def test_silent_connections_leave_room_for_probes_and_other_clients(service: Run
 
 
 def test_many_slow_parses_do_not_delay_probes(service: Running) -> None:
-    """4,000 chunks of a byte come in one packet; this many packets take seconds of the event loop, which accepts one
-    connection at a time.
-    """
+    """4,000 one-byte chunks per packet; so many packets keep the event loop, which accepts connections, busy."""
     head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=b\r\n"
     content = head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 4000 + b"0\r\n\r\n"
     alone: list[float] = []
@@ -278,8 +276,8 @@ def test_many_slow_parses_do_not_delay_probes(service: Running) -> None:
     assert max(alive) < 40 * statistics.median(alone), (max(alive), alone)
 
 
-def test_a_probe_waits_neither_for_requests_that_were_reset_nor_for_all_that_came_before_it(service: Running) -> None:
-    """All connections wait to be accepted while the process is stopped."""
+def test_probe_is_not_delayed_by_reset_or_earlier_connections(service: Running) -> None:
+    """All connections wait in the backlog while the process is suspended."""
     asked = {"/reset": 100, "/waiting": 200}
     with ExitStack() as ending:
         ending.callback(service.process.send_signal, signal.SIGCONT)
@@ -303,7 +301,7 @@ def test_a_probe_waits_neither_for_requests_that_were_reset_nor_for_all_that_cam
     assert '"path": "/reset"' not in log
 
 
-def test_a_low_limit_on_open_files_leaves_fewer_connections_and_no_fault(root: Path, tmp_path: Path) -> None:
+def test_low_open_file_limit_reduces_connections_without_errors(root: Path, tmp_path: Path) -> None:
     limited = tmp_path / "python"
     limited.write_text(f'#!/bin/sh\nulimit -n 150\nexec "{sys.executable}" "$@"\n')
     limited.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The short way reads a form as the parser of all forms does, or leaves it to that parser."""
+"""The fast path reads a form like the general parser, or leaves it to that."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -23,7 +23,7 @@ PIECES = [
 
 
 def by_the_parser(kind: str, body: bytes) -> list[tuple[str, str | None, bytes]] | None:
-    """Field, file name and content of every part; None for what is no form."""
+    """Return field, file name and content of every part, or None for an invalid form."""
 
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
@@ -51,7 +51,7 @@ def assert_alike(kind: str, body: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["a.png", "a b_c-1.JPG", "x"])
 @pytest.mark.parametrize("content", [b"", png(), b"\r\n--", b"--b", b"a\r\n-b\r\n"], ids=len)
-def test_a_form_of_one_file_is_read(name: str, content: bytes) -> None:
+def test_form_with_one_file_is_read(name: str, content: bytes) -> None:
     for more in ([], ["Content-Type: image/png"]):
         body = part(f'name="file"; filename="{name}"', content, *more) + END
         assert only_file(KIND.encode(), body) == ("file", name, content)
@@ -60,19 +60,19 @@ def test_a_form_of_one_file_is_read(name: str, content: bytes) -> None:
 
 @pytest.mark.filterwarnings("ignore:Unclosed file <tempfile:ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_hostile_form_is_read_alike_or_left(subtests: pytest.Subtests) -> None:
+def test_hostile_form_is_read_alike_or_declined(subtests: pytest.Subtests) -> None:
     for case in forms():
         with subtests.test(case.name):
             assert_alike(case.content_type, case.content)
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12))
-def test_pieces_of_a_form_are_read_alike_or_left(pieces: list[bytes]) -> None:
+def test_random_form_is_read_alike_or_declined(pieces: list[bytes]) -> None:
     assert_alike(KIND, b"".join(pieces))
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=6), st.sampled_from(["a.png", 'a"b', "ä", "a\\b", "%41", ""]))
-def test_a_file_of_pieces_is_read_alike_or_left(pieces: list[bytes], name: str) -> None:
+def test_random_file_is_read_alike_or_declined(pieces: list[bytes], name: str) -> None:
     assert_alike(KIND, part(f'name="file"; filename="{name}"', b"".join(pieces)) + END)
 
 
@@ -86,5 +86,5 @@ def test_a_file_of_pieces_is_read_alike_or_left(pieces: list[bytes], name: str) 
         "dataset=a&" + "&".join(["arm=a"] * (MAX_NAMES + 1)),
     ],
 )
-def test_a_query_that_is_refused_or_not_plain_is_left_to_the_route(text: str) -> None:
+def test_invalid_or_complex_query_is_left_to_the_route(text: str) -> None:
     assert read_query(text.encode()) is None

@@ -1,8 +1,8 @@
-"""Requests made up by Schemathesis from the OpenAPI document: every answer is one that the document declares.
+"""Schemathesis generates requests from the OpenAPI document; every answer must be declared there.
 
-Its checks: no server error, a declared status with its content type, schema and headers, nothing invalid taken,
-unknown methods refused with Allow, and nothing valid refused, but where no schema can say what is valid: a cursor that
-was given out, bytes that are an image, numbers as many as a model takes, names that only the database knows.
+Checks: no server error; a declared status with its content type, schema and headers; nothing invalid accepted; unknown
+methods refused with Allow; and nothing valid refused, except where no schema can describe validity: cursors, image
+bytes, tensor sizes, and names in the database.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HARD = settings(GENTLY, max_examples=200, derandomize=False)
 
 @pytest.fixture(scope="module")
 def operations() -> list[APIOperation]:
-    """Operations of the document.  Schemathesis takes seconds to load, which listing tests must not."""
+    """Operations of the document, loaded lazily because importing Schemathesis takes seconds."""
     import schemathesis
     from schemathesis.checks import load_all_checks
 
@@ -43,12 +43,12 @@ def operations() -> list[APIOperation]:
 
 
 def is_beyond_a_schema(case: schemathesis.Case) -> bool:
-    """A cursor, a body, or, in a comparison, the names of profiles and metrics."""
+    """Return True for a cursor, a body or, in a comparison, names of profiles and metrics."""
     operation = case.operation
     return operation.path == "/compare" or bool(operation.body) or "cursor" in operation.query
 
 
-def test_few_operations_take_what_no_schema_describes(operations: list[APIOperation]) -> None:
+def test_few_operations_have_inputs_beyond_the_schema(operations: list[APIOperation]) -> None:
     left_out = [operation for operation in operations if is_beyond_a_schema(operation.Case())]
     assert len(left_out) == 13 and len(operations) > 2 * len(left_out)
 
@@ -57,7 +57,7 @@ def test_few_operations_take_what_no_schema_describes(operations: list[APIOperat
 @pytest.mark.parametrize(
     "effort", [GENTLY, pytest.param(HARD, marks=pytest.mark.slow(hours=True))], ids=["gently", "hard"]
 )
-def test_every_answer_is_a_declared_one(
+def test_every_answer_is_declared(
     operations: list[APIOperation], effort: settings, service: Running, subtests: pytest.Subtests
 ) -> None:
     from schemathesis.checks import positive_data_acceptance

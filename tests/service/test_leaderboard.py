@@ -19,7 +19,7 @@ def models(client: TestClient, address: str) -> list[str]:
     return [row[0] for row in Page(body).rows]
 
 
-def test_models_of_all_experiments_stand_in_one_order(published_client: TestClient) -> None:
+def test_models_of_all_experiments_share_one_ranking(published_client: TestClient) -> None:
     found = published_client.get("/compare?dataset=cifar10&metric=accuracy").json()["comparisons"]
     results = {
         (arm["title"], item["title"]): arm["ours"]["value"] for item in found for arm in item["arms"] if arm["ours"]
@@ -30,11 +30,11 @@ def test_models_of_all_experiments_stand_in_one_order(published_client: TestClie
     assert models(published_client, "/leaderboard?dataset=cifar10&reverse=true") == expected[::-1]
 
 
-def test_the_least_error_comes_first_where_lower_is_better(published_client: TestClient) -> None:
+def test_lowest_error_is_ranked_first(published_client: TestClient) -> None:
     assert models(published_client, "/leaderboard?dataset=sgemm")[0] == "DAC, 5 layers of 141 units"
 
 
-def test_it_is_sorted_by_cost_and_a_column_without_numbers_is_left_out(published_client: TestClient) -> None:
+def test_leaderboard_sorts_by_cost_and_omits_empty_columns(published_client: TestClient) -> None:
     html = published_client.get("/leaderboard?dataset=sgemm&sort=parameters").text
     assert Page(html).rows[1][0] == "5 layers of 18 units"
     assert "FLOP per sample" not in html and "–" not in html.partition("<tbody>")[2].partition("</tbody>")[0]
@@ -55,14 +55,14 @@ def test_models_are_filtered_by_their_data(published_client: TestClient) -> None
         assert len(titles) < len(everything) or kind == "full"
 
 
-def test_placeholders_have_no_place_in_it(client: TestClient) -> None:
+def test_placeholder_results_are_not_ranked(client: TestClient) -> None:
     assert "No model has a result" in client.get("/leaderboard?dataset=cifar10").text
     assert len(models(client, "/leaderboard?dataset=cifar100&profile=quick")) == 4
     assert "No model has a result" in client.get("/leaderboard?dataset=cifar100&profile=smoke").text
     assert "MNIST" in client.get("/leaderboard").text, "the first data set with results"
 
 
-def test_an_emptied_database_is_no_fault(own_root: Path) -> None:
+def test_empty_database_is_no_error(own_root: Path) -> None:
     with closing(sqlite3.connect(own_root / "data" / "results.db")) as database, database:
         names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for name in names:
@@ -73,12 +73,12 @@ def test_an_emptied_database_is_no_fault(own_root: Path) -> None:
             assert client.get(path).status_code in (200, 404), path
 
 
-def test_models_are_filtered_by_their_size(published_client: TestClient) -> None:
+def test_models_are_filtered_by_size(published_client: TestClient) -> None:
     found = published_client.get("/compare?dataset=cifar10&metric=accuracy").json()["comparisons"]
     sizes = [arm["cost"]["parameters"] for item in found for arm in item["arms"] if arm["ours"]]
     html = published_client.get("/leaderboard?dataset=cifar10").text
     offered = [int(most) for most in re.findall(r'<option value="(\d+)"[^>]*>up to ', html)]
-    assert offered, "the models are of several sizes"
+    assert offered, "the models have several sizes"
     for most in offered:
         smaller = [size for size in sizes if size <= most]
         assert 0 < len(smaller) < len(sizes)
@@ -91,9 +91,7 @@ def test_models_are_filtered_by_their_size(published_client: TestClient) -> None
 
 
 @pytest.mark.parametrize("dataset", ["cifar10", "sgemm"])
-def test_times_in_one_table_are_of_one_machine_as_many_threads_and_one_precision(
-    published_client: TestClient, dataset: str
-) -> None:
+def test_times_in_one_table_share_machine_threads_and_precision(published_client: TestClient, dataset: str) -> None:
     compared = published_client.get(f"/compare?dataset={dataset}").json()["comparisons"]
     timed = Counter(
         (arm["cost"]["latency_device"], arm["cost"]["latency_threads"], "bfloat16" in (item["cut"] or ""))
@@ -115,7 +113,7 @@ def test_times_in_one_table_are_of_one_machine_as_many_threads_and_one_precision
         assert f"<small>{name}</small>" in page
 
 
-def test_models_that_differ_in_their_optimiser_alone_say_by_which_and_of_what_network(
+def test_models_that_differ_only_in_optimiser_are_labelled_by_it(
     published_client: TestClient,
 ) -> None:
     rows = re.findall(r"(?s)<tr>(.*?)</tr>", published_client.get("/leaderboard?dataset=cifar10").text)

@@ -1,4 +1,4 @@
-"""Every verdict word is explained once."""
+"""Every verdict word has one explanation."""
 
 import csv
 import re
@@ -28,8 +28,8 @@ def test_every_status_has_one_of_four_words_a_reason_and_an_explanation() -> Non
     ]
 
 
-def test_no_page_has_another_word_than_the_four_as_a_headline(published_client: TestClient) -> None:
-    """On badges, tabs and headings of every kind of page; a status of the API may stand in a sentence."""
+def test_headlines_use_only_the_four_words(published_client: TestClient) -> None:
+    """On badges, tabs and headings of every kind of page; sentences may contain a status of the API."""
     pages = ["/", "/method", "/claims", "/claims?verdict=reversed", "/?dataset=sgemm", "/?dataset=mnist", "/papers/dac"]
     pages += ["/papers/nmn", "/papers/ninformer", "/claims/dac.sgemm.gain", "/claims/nmn.ext.mnist.frameworks"]
     pages += ["/experiments/dac-sgemm", "/versus?dataset=sgemm&a=dac-mlp-141x5&b=mlp-141x5"]
@@ -46,7 +46,7 @@ def test_no_page_has_another_word_than_the_four_as_a_headline(published_client: 
     assert seen == set(Word)
 
 
-def test_the_method_s_page_explains_every_word(client: TestClient) -> None:
+def test_method_page_explains_every_word(client: TestClient) -> None:
     page, sheet = client.get("/method").text, client.get("/static/style.css").text
     assert not {"&lt;span", "&lt;br", "<!--"} & {*re.findall(r"&lt;\w+|<!--", page)}
     html = unescape(page)
@@ -57,7 +57,7 @@ def test_the_method_s_page_explains_every_word(client: TestClient) -> None:
         assert f'.badge.verdict.{COLOURS[word]}::before {{ content: "{icon} " / ""; }}' in sheet
 
 
-def test_claims_are_found_by_every_word_in_any_order(client: TestClient) -> None:
+def test_claims_are_found_by_words_in_any_order(client: TestClient) -> None:
     def found(address: str) -> list[str]:
         return re.findall(r'href="/claims/([^"]+)"', client.get(address).text)
 
@@ -70,7 +70,7 @@ def test_claims_are_found_by_every_word_in_any_order(client: TestClient) -> None
     assert client.get("/claims?verdict=maybe").status_code == 422
 
 
-def test_the_method_s_page_has_each_margin_and_level_of_the_rules(published_client: TestClient) -> None:
+def test_method_page_has_every_margin_and_level_of_the_rules(published_client: TestClient) -> None:
     html = unescape(published_client.get("/method").text)
     rules = load_params(REPOSITORY).verdicts
     margins = html[html.index('id="how-wide-margins-are"') : html.index('id="interim-analyses"')]
@@ -86,7 +86,7 @@ def test_the_method_s_page_has_each_margin_and_level_of_the_rules(published_clie
     levels = html[html.index('id="interim-analyses"') : html.index('id="kinds-of-claims"')]
     claims = published_client.get("/api/v1/claims?limit=1000").json()
     verdicts = [claim["verdict"] for claim in claims if claim["verdict"]["confidence"] and claim["verdict"]["n"]]
-    # Parts of a grid share the level of a look, which the table has undivided.
+    # Parts of a grid share an analysis's level, which the table gives undivided.
     used = {
         ((verdict["scope"] or {}).get("whole_confidence", verdict["confidence"]), verdict["n"]) for verdict in verdicts
     }
@@ -97,7 +97,7 @@ def test_the_method_s_page_has_each_margin_and_level_of_the_rules(published_clie
         assert f"{as_confidence(level)} after {n}" in levels, "a verdict has a level that the table lacks"
 
 
-def test_what_waits_and_what_never_can_be_decided_are_two_words_everywhere(published_client: TestClient) -> None:
+def test_waiting_and_undecidable_claims_are_distinguished_everywhere(published_client: TestClient) -> None:
     claims = published_client.get("/api/v1/claims?limit=1000").json()
     for claim in claims:
         verdict, standing = claim["verdict"], claim["verdict"]["standing"]
@@ -123,7 +123,7 @@ def test_what_waits_and_what_never_can_be_decided_are_two_words_everywhere(publi
     )
 
 
-def test_a_tab_s_page_has_as_many_claims_as_the_tab_and_its_data_say(published_client: TestClient) -> None:
+def test_tab_and_its_page_have_the_same_number_of_claims(published_client: TestClient) -> None:
     for paper in published_client.get("/api/v1/verdicts").json()["papers"]:
         assert f">all {paper['claims']}</a>" in published_client.get(f"/papers/{paper['paper']}").text
     html = published_client.get("/papers/nmn").text
@@ -136,10 +136,10 @@ def test_a_tab_s_page_has_as_many_claims_as_the_tab_and_its_data_say(published_c
         rows = published_client.get(data).json()
         assert len(rows) == int(number) and {row["verdict"]["word"] for row in rows} == {word}
     for before in ("holds under a reading", "waiting", "can’t be tested here", "reproduced"):
-        assert published_client.get("/papers/nmn", params={"verdict": before}).status_code == 200, "links of before"
+        assert published_client.get("/papers/nmn", params={"verdict": before}).status_code == 200, "old links"
 
 
-def test_titles_mark_what_is_our_choice(published_client: TestClient) -> None:
+def test_titles_mark_our_choices(published_client: TestClient) -> None:
     titles = {claim["id"]: claim["title"] for claim in published_client.get("/api/v1/claims?limit=1000").json()}
     assert all(titles.values())
     for name, title in titles.items():
@@ -150,7 +150,7 @@ def test_titles_mark_what_is_our_choice(published_client: TestClient) -> None:
             assert "our choice" in title, name
 
 
-def test_the_csv_names_every_claim_and_the_unit_of_its_numbers(published_client: TestClient) -> None:
+def test_csv_has_claim_titles_and_units(published_client: TestClient) -> None:
     rows = list(csv.DictReader(published_client.get("/api/v1/claims?format=csv").text.splitlines()))
     assert len(rows) > 300 and all(row["title"] for row in rows)
     of_training = [row for row in rows if row["verdict.estimate"] and row["verdict.basis"] == "results"]

@@ -1,4 +1,4 @@
-"""Each verdict by training carries its mark, confirmatory or exploratory, on every page and in every answer."""
+"""Every verdict by training is marked confirmatory or exploratory on all pages and in all answers."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def verdicts(published_client: TestClient) -> Verdicts:
     return {claim["id"]: claim["verdict"] for claim in published_client.get("/api/v1/claims?limit=1000").json()}
 
 
-def test_verdicts_by_training_have_a_mark_and_no_other_has(verdicts: Verdicts) -> None:
+def test_only_verdicts_by_training_have_a_mark(verdicts: Verdicts) -> None:
     trained = {
         name
         for name, verdict in verdicts.items()
@@ -30,7 +30,7 @@ def test_verdicts_by_training_have_a_mark_and_no_other_has(verdicts: Verdicts) -
     assert {f"dac.sgemm.{name}" for name in ("gain", "uniform", "depth", "crossover_low", "crossover_high")} <= trained
 
 
-def test_a_mark_stands_with_each_verdict_by_training_on_every_page(
+def test_mark_is_shown_with_each_verdict_on_every_page(
     published_client: TestClient, published: str, verdicts: Verdicts
 ) -> None:
     marks = {name: verdict["registration"]["mark"] for name, verdict in verdicts.items() if verdict["registration"]}
@@ -46,7 +46,7 @@ def test_a_mark_stands_with_each_verdict_by_training_on_every_page(
             shown = re.findall(r'class="mark"[^>]*>([^<]+)<', item)
             assert sorted(shown) == sorted(marks[name] for name in linked if name in marks), f"{address}: {item}"
             seen |= linked & marks.keys()
-    assert seen == marks.keys(), "each stands somewhere on these pages"
+    assert seen == marks.keys(), "each mark is on some of these pages"
     for name, mark in marks.items():
         html, badge = (published_client.get(f"/claims/{name}{more}").text for more in ("", "/badge.svg"))
         assert re.search(rf'class="stamp">.*?class="mark"[^>]*>{mark}<', html) and f", {mark}" in badge

@@ -1,4 +1,4 @@
-"""A model's page: measured errors, weights that load, and the claims that use it."""
+"""Model pages: measured errors, loadable weights, and claims that use the model."""
 
 import html
 import io
@@ -28,7 +28,7 @@ def kept(database: str, name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_page_shows_the_kept_answers_and_three_lines_load_weights_that_give_them(
+def test_page_shows_stored_answers_that_three_lines_of_code_reproduce(
     published_client: TestClient, published: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = published_client.get(f"/models/{name}").text
@@ -60,12 +60,12 @@ def test_page_shows_the_kept_answers_and_three_lines_load_weights_that_give_them
         assert answer == ("" if side == "right" else str(said))
 
 
-def test_page_names_every_claim_about_the_model_and_says_what_is_missing(published_client: TestClient) -> None:
+def test_page_lists_every_claim_about_the_model_and_what_is_missing(published_client: TestClient) -> None:
     claims = published_client.get("/api/v1/claims?experiment=ninformer-cifar100&limit=1000").json()
     page = published_client.get("/models/ninformer-cifar100.vit").text
     about = {one["id"] for one in claims if "vit" in (one["arm"], one["baseline_arm"])}
     assert about and set(re.findall(r'href="/claims/([^"#?]+)"', page)) == about
-    mistakes = set(re.findall(r"<b>([^<]+)</b> taken for <b>([^<]+)</b>", page))  # neither data nor weights are here
+    mistakes = set(re.findall(r"<b>([^<]+)</b> taken for <b>([^<]+)</b>", page))  # no data or weights here
     assert mistakes and {name.replace(" ", "_") for pair in mistakes for name in pair} <= set(CIFAR100.classes)
     assert "data:image/png;base64," in page and "not released" in page and "not on this machine" in page
     untrained = published_client.get("/models/nmn-gpt.gpt2").text
@@ -82,7 +82,7 @@ def test_models_of_placeholder_data_have_no_measured_errors(client: TestClient) 
     assert "placeholder data" in page and "Where it errs" not in page and "Learning curves" not in page
 
 
-def test_curves_of_all_parts_of_the_data_share_axes_and_are_named_by_their_part() -> None:
+def test_curves_of_all_splits_share_axes_and_are_labelled() -> None:
     def points(*values: float) -> list[CurvePointOut]:
         return [
             CurvePointOut(arm="a", epoch=number, replicates=1, mean=value, low=value, high=value)

@@ -1,4 +1,4 @@
-"""docs/notebook.ipynb runs as it stands; CLAIMCHECK_WRITE=data/results.db writes its answers and pictures anew."""
+"""docs/notebook.ipynb runs unchanged; CLAIMCHECK_WRITE=data/results.db rewrites its answers and pictures."""
 
 import base64
 import io
@@ -19,7 +19,7 @@ MOST_BYTES = 200_000
 
 
 def outputs_of(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run a cell; return what it prints and the pictures that it draws as a notebook stores them."""
+    """Run a cell; return its output and its pictures as a notebook stores them."""
     from matplotlib import pyplot
 
     printed, found = io.StringIO(), list[dict[str, Any]]()
@@ -38,7 +38,7 @@ def outputs_of(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_notebook_runs_and_its_pictures_are_those_of_its_cells(published: str, tmp_path: Path) -> None:
+def test_notebook_runs_and_its_stored_outputs_are_current(published: str, tmp_path: Path) -> None:
     matplotlib.use("agg")
     notebook, names = json.loads(NOTEBOOK.read_text()), dict[str, Any]()
     written = os.environ.get("CLAIMCHECK_WRITE")

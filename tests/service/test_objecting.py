@@ -1,4 +1,4 @@
-"""Where to object to a verdict, and which files of the repository pages show."""
+"""How to object to a verdict, and which files of the repository pages show."""
 
 import re
 
@@ -15,7 +15,7 @@ from tests.service.test_published_pages import text_of
 CLAIM = "dac.sgemm.gain"
 
 
-def test_every_claim_s_page_says_where_to_object_and_that_no_author_was_asked(
+def test_claim_page_explains_how_to_object_and_that_authors_were_not_asked(
     published_client: TestClient, published: str
 ) -> None:
     asked = "did not contact the authors of the papers"
@@ -33,12 +33,12 @@ def test_every_claim_s_page_says_where_to_object_and_that_no_author_was_asked(
 
 
 @pytest.mark.parametrize("contact", ["javascript:alert(1)", "nobody", 'a@b"c', "a b@c.org"])
-def test_a_contact_is_an_address_or_is_refused(contact: str) -> None:
+def test_contact_must_be_an_address(contact: str) -> None:
     with pytest.raises(ValidationError, match="contact"):
         Settings(contact=contact)
 
 
-def test_no_file_is_shown_but_those_that_pages_speak_of(published_client: TestClient) -> None:
+def test_only_files_mentioned_on_pages_are_shown(published_client: TestClient) -> None:
     for path in ("data/results.db", "pyproject.toml", "../README.md", "docs/../pyproject.toml", "service/app.py", ""):
         assert published_client.get(f"/files/{path}").status_code == 404
     assert all(
@@ -47,7 +47,7 @@ def test_no_file_is_shown_but_those_that_pages_speak_of(published_client: TestCl
     )
 
 
-def test_documents_are_pages_whose_links_lead_to_files_and_sections_that_are_here(published_client: TestClient) -> None:
+def test_documents_are_pages_with_working_links(published_client: TestClient) -> None:
     documents = [path for path in files_below(REPOSITORY) if path.endswith(".md")]
     pages = {f"/files/{path}": published_client.get(f"/files/{path}").text for path in documents}
     anchors = {address: set(re.findall(r' id="([^"]+)"', html)) for address, html in pages.items()}
@@ -62,7 +62,7 @@ def test_documents_are_pages_whose_links_lead_to_files_and_sections_that_are_her
                 assert anchor in anchors[path or address], (address, path, anchor)
 
 
-def test_documents_run_nothing_and_lead_nowhere_else() -> None:
+def test_documents_contain_no_scripts_or_foreign_links() -> None:
     text = (
         "# Title\n<script>alert(1)</script> [a](javascript:alert(1)) [b](../../etc/passwd) [c](own.md#d) ![e](none.png)"
     )

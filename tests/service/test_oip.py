@@ -1,4 +1,4 @@
-"""The Open Inference Protocol: by hand, and by the released client, which knows nothing of us."""
+"""The Open Inference Protocol, by hand and with the released client."""
 
 import io
 from collections.abc import Iterator
@@ -44,14 +44,14 @@ def infer_input(pixels: np.ndarray, *, is_binary: bool) -> triton.InferInput:
     return tensor
 
 
-def test_the_client_finds_a_live_and_ready_server(remote: triton.InferenceServerClient) -> None:
+def test_client_finds_a_live_and_ready_server(remote: triton.InferenceServerClient) -> None:
     assert remote.is_server_live() and remote.is_server_ready()
     assert remote.get_server_metadata()["name"] == "claimcheck"
     assert remote.is_model_ready(MODEL) and remote.is_model_ready(MNIST, "2")
     assert not remote.is_model_ready("resnet.50")
 
 
-def test_the_client_learns_names_shapes_and_versions(remote: triton.InferenceServerClient) -> None:
+def test_client_reads_names_shapes_and_versions(remote: triton.InferenceServerClient) -> None:
     assert remote.get_model_metadata(MNIST) == {
         "name": MNIST,
         "versions": ["0", "1", "2"],
@@ -67,7 +67,7 @@ def test_the_client_learns_names_shapes_and_versions(remote: triton.InferenceSer
 
 @pytest.mark.parametrize("is_binary", [True, False])
 @pytest.mark.parametrize("count", [1, 5, 70])
-def test_the_client_gets_what_the_predictor_gives(
+def test_client_gets_the_predictors_answer(
     remote: triton.InferenceServerClient,
     root: Path,
     served_checkpoints: dict[str, ServedCheckpoint],
@@ -90,7 +90,7 @@ def test_the_client_gets_what_the_predictor_gives(
     assert answer["parameters"]["run_key"] == served_checkpoints[f"{MODEL}.0"].run_key
 
 
-def test_without_named_outputs_the_client_gets_all_as_bytes(remote: triton.InferenceServerClient) -> None:
+def test_client_without_named_outputs_gets_all_as_bytes(remote: triton.InferenceServerClient) -> None:
     result = remote.infer(MNIST, [infer_input(images(2, (1, 28, 28)), is_binary=True)], model_version="1")
     assert result.as_numpy("probabilities").shape == (2, 10)
     assert result.as_numpy("classes").shape == (2,)
@@ -101,14 +101,14 @@ def test_without_named_outputs_the_client_gets_all_as_bytes(remote: triton.Infer
     ("model", "version", "words"),
     [("resnet.50", "", "unknown model 'resnet.50'"), (MODEL, "9", "unknown version '9'; known: 0")],
 )
-def test_the_client_is_told_what_is_wrong(
+def test_client_gets_an_explanation_of_errors(
     remote: triton.InferenceServerClient, model: str, version: str, words: str
 ) -> None:
     with pytest.raises(InferenceServerException, match=words):
         remote.infer(model, [infer_input(images(1), is_binary=True)], model_version=version)
 
 
-def test_the_client_is_told_what_is_not_offered(remote: triton.InferenceServerClient) -> None:
+def test_unsupported_features_are_explained_to_the_client(remote: triton.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException, match="/api/v1/checkpoints lists the models"):
         remote.get_model_repository_index()
     with pytest.raises(InferenceServerException, match=r"expected 'image', UINT8 \[N, 3, 32, 32\]; got shape"):
@@ -120,7 +120,7 @@ def test_the_client_is_told_what_is_not_offered(remote: triton.InferenceServerCl
         remote.get_model_repository_index()
 
 
-def test_a_nested_list_is_a_tensor_too(client: TestClient) -> None:
+def test_nested_list_is_accepted_as_a_tensor(client: TestClient) -> None:
     pixels = images(1, (1, 28, 28))
     tensor = {"name": "image", "datatype": "UINT8", "shape": [1, 1, 28, 28]}
     flat = client.post(f"/v2/models/{MNIST}/infer", json={"inputs": [tensor | {"data": pixels.ravel().tolist()}]})
@@ -131,7 +131,7 @@ def test_a_nested_list_is_a_tensor_too(client: TestClient) -> None:
     assert classes["data"] == [int(np.argmax(probabilities["data"]))]
 
 
-def test_oip_and_predict_answer_alike(client: TestClient) -> None:
+def test_oip_and_predict_give_the_same_answer(client: TestClient) -> None:
     """One image, sent as a PNG and as a tensor."""
     content = png(11)
     pixels = np.asarray(Image.open(io.BytesIO(content))).transpose(2, 0, 1)[None]

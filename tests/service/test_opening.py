@@ -1,4 +1,4 @@
-"""The front page answers each paper's question, and counts nothing as plainly true that depends on how it is read."""
+"""The front page answers each paper's question, and counts nothing as plainly true that depends on a reading."""
 
 import re
 from html import unescape
@@ -53,7 +53,7 @@ def judged(name: str, status: str, **about: Any) -> JudgedClaim:
         (["supported", "inconclusive"], "In part: of 2 claims, 1 holds and 1 is open."),
     ],
 )
-def test_a_question_is_answered_by_the_words_of_its_claims(statuses: list[str], said: str) -> None:
+def test_question_is_answered_by_the_words_of_its_claims(statuses: list[str], said: str) -> None:
     assert answer([judged(str(n), status) for n, status in enumerate(statuses)], {}) == said
 
 
@@ -62,7 +62,7 @@ def client(published_client: TestClient) -> TestClient:
     return published_client
 
 
-def test_the_front_page_s_numbers_are_the_verdicts_of_the_database(client: TestClient) -> None:
+def test_front_page_counts_equal_the_databases(client: TestClient) -> None:
     html = unescape(client.get("/").text)
     papers = client.get("/api/v1/verdicts").json()["papers"]
     cards = re.findall(
@@ -81,7 +81,7 @@ def test_the_front_page_s_numbers_are_the_verdicts_of_the_database(client: TestC
     assert f"Of the verdicts by training, {len(late)} are exploratory" in html and html.count("exploratory") == 1
 
 
-def test_every_number_that_the_picture_draws_is_that_of_its_claim(computed_client: TestClient) -> None:
+def test_every_number_in_the_picture_is_its_claims(computed_client: TestClient) -> None:
     html = unescape(computed_client.get("/").text)
     claims = {claim["id"]: claim for claim in computed_client.get("/api/v1/claims?limit=1000").json()}
     drawn = re.findall(r'<a href="/claims/([^"]+)" class="(\w+)"><title>([^<]+)</title>', html)
@@ -97,13 +97,13 @@ def test_every_number_that_the_picture_draws_is_that_of_its_claim(computed_clien
         for claim in claims.values()
         if claim["value"] and claim["verdict"]["ours"] and claim["verdict"]["basis"] in ("results", "finding")
     ]
-    assert len(drawn) - groups + many == len(numbers), "no number is left out"
+    assert len(drawn) - groups + many == len(numbers), "no number is missing"
     fails = [claim for claim in numbers if claim["verdict"]["word"] == "fails"]
     assert fails and len(re.findall(r'class="cross"', html)) == len(fails)
 
 
 def test_waiting_claims_are_sorted_by_what_their_plan_can_show(client: TestClient) -> None:
-    """Told again from the power of each claim."""
+    """Recomputed from each claim's power."""
     claims = client.get("/api/v1/claims?limit=1000").json()
     for paper in client.get("/api/v1/verdicts").json()["papers"]:
         told = paper["outlook"]
@@ -123,5 +123,5 @@ def test_waiting_claims_are_sorted_by_what_their_plan_can_show(client: TestClien
 
 
 def lacks(power: dict[str, Any]) -> bool:
-    """True if the plan confirms the number in less than 5 % of the cases in which it is right."""
+    """Return True if the plan confirms a correct number with a probability of less than 5 %."""
     return power["reproduced"] is not None and power["reproduced"] < 0.05

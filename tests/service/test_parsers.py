@@ -1,4 +1,4 @@
-"""Every parser that a client can reach takes time in proportion to what it reads: none can hold the event loop."""
+"""Every parser reachable by clients takes linear time, so that none can block the event loop."""
 
 import asyncio
 import itertools
@@ -24,9 +24,9 @@ from service.routes.inference import MAX_BYTES, read_query
 from stages.images import ImageError, decode_image, outline
 
 LONGEST_MESSAGE = 320 * 1024
-"""Bytes of a body that the server hands on at once: a read of the event loop behind what waits already."""
+"""Bytes of a body that the server passes on at once: one read of the event loop plus the data that already wait."""
 QUICK_BYTES, QUICK_SECONDS = 20_000, 0.1
-"""A first, short run: quadratic time shows within seconds, and not after days."""
+"""A first, short run: quadratic time shows within seconds instead of days."""
 SECONDS = 0.5
 SHAPE = (3, 32, 32)
 PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
@@ -35,9 +35,7 @@ TENSOR = b'{"inputs":[{"name":"image","datatype":"UINT8","shape":[1,3,32,32],"da
 
 @dataclass(frozen=True)
 class Parser:
-    """`read` gets each of `starts`, continued up to `limit` bytes by one byte, or by two bytes of `grammar` in turn,
-    or by one of `words`.
-    """
+    """Continue each of `starts` up to `limit` bytes with one byte, two alternating bytes of `grammar`, or a word."""
 
     name: str
     read: Callable[[bytes], object]
@@ -78,7 +76,7 @@ def read_tiny(content: bytes) -> None:
 
 
 def read_cookie(content: bytes) -> None:
-    """FastAPI reads the cookies of every request, by a function of the Python library that takes quadratic time."""
+    """FastAPI parses the cookies of every request with a quadratic function of the standard library."""
     headers = [pair for pair in [(b"cookie", content)] if not _is_ignored(*pair)]
     Request({"type": "http", "headers": headers}).cookies  # noqa: B018
 
@@ -135,14 +133,14 @@ HEADER_SECONDS = 0.1
 
 
 def takes(parser: Parser, content: bytes) -> float:
-    """Seconds of this thread, to which other processes of a busy machine don't add."""
+    """Return the seconds of this thread, which other processes don't affect."""
     began = time.thread_time()
     parser.read(content)
     return time.thread_time() - began
 
 
-def test_no_header_takes_long_on_its_way_through_the_service(client: TestClient) -> None:
-    """Every page and list asks for the same headers, so that a parser's time counts some 20 times."""
+def test_no_header_takes_long_to_process(client: TestClient) -> None:
+    """Every page and list reads the same headers, so a parser's time counts about 20 times."""
     for name, grammar in HEADERS.items():
         for period in (*grammar, *itertools.permutations(grammar, 2)):
             value = ("/" + "".join(period) * HEADER)[: HEADER - 1000].encode("latin-1")
@@ -158,10 +156,10 @@ def of_answer(client: TestClient, path: str, headers: dict[str, bytes]) -> float
 
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
 def test_no_parser_takes_long(parser: Parser) -> None:
-    """Each input gets three tries: the garbage of earlier tests may be collected during one."""
+    """Each input gets three tries, because garbage of earlier tests may be collected during one."""
     pairs = [bytes(pair) for pair in itertools.product(parser.grammar, repeat=2) if pair[0] != pair[1]]
     periods = [bytes([byte]) for byte in parser.bytes_alone] + pairs + list(parser.words)
-    read_tiny(b"x")  # loads what decoding needs
+    read_tiny(b"x")  # load what decoding needs
     for size, seconds in ((min(QUICK_BYTES, parser.limit), QUICK_SECONDS), (parser.limit, SECONDS)):
         for start, period in itertools.product(parser.starts, periods):
             content = (start + period * (size // len(period)))[:size]

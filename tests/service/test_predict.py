@@ -31,9 +31,7 @@ def weights(client: TestClient, root: Path, checkpoint: str) -> tuple[Path, str]
     return root / "data" / "runs" / checkpoint.split(".")[0] / run_key / "weights.safetensors", sha256
 
 
-def test_predict_gives_what_the_predictor_gives(
-    client: TestClient, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predict_gives_the_predictors_answer(client: TestClient, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, sha256 = weights(client, root, VIT)
     predictor = load_predictor(path, expected_sha256=sha256)
     images = [png(seed) for seed in range(4)]
@@ -57,7 +55,7 @@ def test_predict_gives_what_the_predictor_gives(
 
 
 @pytest.mark.parametrize("query", [f"checkpoint={VIT}", f"checkpoint={VIT}&top_k=1", "dataset=cifar100&arm=vit"])
-def test_the_short_way_and_the_long_one_answer_alike(client: TestClient, query: str) -> None:
+def test_fast_path_and_full_path_give_the_same_answer(client: TestClient, query: str) -> None:
     files = {"file": ("a.png", png())}
     short = client.post(f"/predict?{query}", files=files)
     long = client.post("/predict?" + query.replace("a", "%61"), files=files)
@@ -71,7 +69,7 @@ def test_the_short_way_and_the_long_one_answer_alike(client: TestClient, query: 
     assert first == second
 
 
-def test_an_answer_says_who_gave_it(client: TestClient, root: Path) -> None:
+def test_answer_identifies_its_model(client: TestClient, root: Path) -> None:
     (model,) = client.post(f"/predict?checkpoint={VIT}", files={"file": png()}).json()["models"]
     path, sha256 = weights(client, root, VIT)
     assert (model["checkpoint"], model["run_key"], model["weights_sha256"]) == (VIT, path.parent.name, sha256)
@@ -81,14 +79,14 @@ def test_an_answer_says_who_gave_it(client: TestClient, root: Path) -> None:
     assert model["seconds"] > 0
 
 
-def test_models_are_loaded_before_they_are_asked(settings: Settings) -> None:
+def test_models_are_loaded_before_the_first_request(settings: Settings) -> None:
     with serving(settings.model_copy(update={"workers": 2})) as client:
         workers = client.app.state.claimcheck.engine.workers  # type: ignore[attr-defined]
         digests = {row["sha256"] for row in client.get("/api/v1/checkpoints").json()}
         wait_until(lambda: {digest for worker in workers for digest in worker._loaded} == digests)
 
 
-def test_a_lone_request_wakes_one_worker(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_request_wakes_one_worker(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     assert client.post(f"/predict?checkpoint={VIT}", files={"file": png()}).status_code == 200
     woken: list[None] = []
     for waker in client.app.state.claimcheck.engine.batcher._wakers.values():  # type: ignore[attr-defined]
@@ -97,7 +95,7 @@ def test_a_lone_request_wakes_one_worker(client: TestClient, monkeypatch: pytest
     assert len(woken) == 1
 
 
-def test_a_dataset_asks_every_arm_or_those_named(client: TestClient) -> None:
+def test_dataset_query_asks_all_or_the_named_arms(client: TestClient) -> None:
     every = client.post("/predict?dataset=cifar100", files={"file": png()}).json()
     assert [model["arm"] for model in every["models"]] == ["vit", "mlp-mixer", "local-vit", "ninformer"]
     assert [answer["checkpoint"] for answer in every["images"][0]["answers"]] == [
@@ -107,7 +105,7 @@ def test_a_dataset_asks_every_arm_or_those_named(client: TestClient) -> None:
     assert [model["arm"] for model in named["models"]] == ["vit", "ninformer"]
 
 
-def test_names_may_come_in_the_form(client: TestClient) -> None:
+def test_names_may_be_form_fields(client: TestClient) -> None:
     by_query = client.post(f"/predict?checkpoint={VIT}", files={"file": png()}).json()
     by_form = client.post("/predict", files={"file": png()}, data={"checkpoint": VIT}).json()
     assert by_form["images"][0]["answers"] == by_query["images"][0]["answers"]
@@ -115,7 +113,7 @@ def test_names_may_come_in_the_form(client: TestClient) -> None:
     assert client.post("/predict", files={"file": png()}, data=form).json()["models"][0]["checkpoint"] == VIT
 
 
-def test_a_bad_file_leaves_the_others_their_answers(client: TestClient) -> None:
+def test_bad_file_does_not_affect_the_other_files(client: TestClient) -> None:
     files = [("file", (f"{number}.png", png(number))) for number in range(3)]
     whole = client.post(f"/predict?checkpoint={VIT}", files=files).json()["images"]
     for bad, words in (
@@ -141,7 +139,7 @@ def test_a_bad_file_leaves_the_others_their_answers(client: TestClient) -> None:
         assert none.status_code in (413, 422) and words in none.json()["detail"]
 
 
-def test_a_file_name_is_shown_and_nothing_else(client: TestClient) -> None:
+def test_file_name_is_only_displayed(client: TestClient) -> None:
     name = "../<b>\u202eevil.png"
     answer = client.post(f"/predict?checkpoint={VIT}", files={"file": (name, png())})
     assert answer.json()["images"][0]["file"] == "../<b>evil.png"
@@ -149,7 +147,7 @@ def test_a_file_name_is_shown_and_nothing_else(client: TestClient) -> None:
     assert "&lt;b&gt;evil.png" in page.text and "<b>evil" not in page.text
 
 
-def test_who_answers_is_asked_again_once_results_are_rebuilt(root: Path, tmp_path: Path) -> None:
+def test_models_are_selected_again_after_results_are_rebuilt(root: Path, tmp_path: Path) -> None:
     own = shutil.copytree(root, tmp_path / "root")
     with closing(sqlite3.connect(own / "data" / "results.db")) as database, database:
         database.execute("REPLACE INTO meta VALUES ('record', 'a1b2')")
@@ -168,7 +166,7 @@ def test_who_answers_is_asked_again_once_results_are_rebuilt(root: Path, tmp_pat
         assert client.post(address, files={"file": png()}).json()["models"][0]["replicate"] == 0
 
 
-def test_a_question_without_an_answer_is_asked_again(root: Path) -> None:
+def test_failed_selection_of_models_is_not_cached(root: Path) -> None:
     asked = []
 
     def find(_session: Session) -> list[ServedCheckpoint]:
@@ -184,6 +182,6 @@ def test_a_question_without_an_answer_is_asked_again(root: Path) -> None:
             await choices.get(("x",), find)
         assert await choices.get(("x",), find) == []
         assert await choices.get(("x",), find) == []
-        assert len(asked) == 2, "an answer is remembered, an error is not"
+        assert len(asked) == 2, "an answer is cached, an error is not"
 
     asyncio.run(scene())

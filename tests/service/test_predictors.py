@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from sqlalchemy.orm import Session
 
 from service.database.queries import ServedCheckpoint, list_checkpoints
 from service.inference.models import Models
@@ -25,19 +24,14 @@ ARMS = ("vit", "mlp-mixer", "local-vit")
 @pytest.fixture(scope="module")
 def served_checkpoints(root: Path) -> dict[str, ServedCheckpoint]:
     with open_results(str(root / "data" / "results.db"))() as session:
-        return by_arm(session)
-
-
-def by_arm(session: Session) -> dict[str, ServedCheckpoint]:
-    found = list_checkpoints(session, experiment="ninformer-cifar100")
-    return {served_checkpoint.arm: served_checkpoint for served_checkpoint in found}
+        return {one.arm: one for one in list_checkpoints(session, experiment="ninformer-cifar100")}
 
 
 def cache_of(budget_bytes: int = 1 << 30) -> PredictorCache:
     return PredictorCache(device="cpu", budget_bytes=budget_bytes)
 
 
-def test_the_models_used_last_stay_within_the_budget(
+def test_recently_used_models_stay_within_the_budget(
     root: Path, served_checkpoints: dict[str, ServedCheckpoint]
 ) -> None:
     sizes = {arm: weight_bytes(load_predictor(root / served_checkpoints[arm].path)) for arm in ARMS}
@@ -55,7 +49,7 @@ def test_the_models_used_last_stay_within_the_budget(
     assert cache.size_bytes == sizes["vit"] + sizes["local-vit"]
 
 
-def test_what_a_client_loads_evicts_its_own_weights_and_not_those_of_a_client_who_has_fewer(
+def test_client_evicts_its_own_weights_before_those_of_lighter_clients(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_results(str(root / "data" / "results.db"))() as session:
@@ -70,14 +64,14 @@ def test_what_a_client_loads_evicts_its_own_weights_and_not_those_of_a_client_wh
     get("polite", 0)
     assert get("greedy", 1, 2) == {0, 2}
     get("greedy", 0)
-    assert get("greedy", 1) == {0, 1}, "the polite one used it lately, too"
-    assert get("third", 2) == {1, 2}, "who has most makes room for who has less"
+    assert get("greedy", 1) == {0, 1}, "the light client used it recently as well"
+    assert get("third", 2) == {1, 2}, "the heaviest client makes room for lighter ones"
     later = time.monotonic() + KEEP_SECONDS
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    assert get("greedy", 0) == {0, 2}, "what nobody used lately goes, the longest unused first"
+    assert get("greedy", 0) == {0, 2}, "unused models are evicted, least recently used first"
 
 
-def test_a_model_beyond_the_budget_is_kept_alone(root: Path, served_checkpoints: dict[str, ServedCheckpoint]) -> None:
+def test_model_beyond_the_budget_is_kept_alone(root: Path, served_checkpoints: dict[str, ServedCheckpoint]) -> None:
     cache = cache_of(1)
     for arm in ARMS:
         cache.get(root / served_checkpoints[arm].path, served_checkpoints[arm].sha256)
@@ -98,7 +92,7 @@ def contract(model: ModelSpec) -> InputContract:
 
 
 def safetensors_naming(path: str) -> bytes:
-    """A well-formed file whose contract asks for `path`."""
+    """Make a well-formed file whose contract asks for `path`."""
     fields = dataclasses.asdict(contract(ModelSpec(path=path, arguments={})))
     return safetensors.torch.save({"w": torch.zeros(1)}, metadata={"claimcheck": canonical_json(fields)})
 
@@ -133,9 +127,7 @@ def other_shapes() -> bytes:
         *("no contract", "half a contract", "foreign code", "foreign name", "arguments missing", "other shapes"),
     ],
 )
-def test_a_file_that_is_no_checkpoint_is_refused_whatever_it_is_called(
-    tmp_path: Path, content: bytes, words: str
-) -> None:
+def test_file_that_is_no_checkpoint_is_refused_regardless_of_name(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "weights.safetensors").write_bytes(content)
     cache = cache_of()
     with pytest.raises(CheckpointError, match=words):
@@ -143,7 +135,7 @@ def test_a_file_that_is_no_checkpoint_is_refused_whatever_it_is_called(
     assert cache.size_bytes == 0
 
 
-def test_one_flipped_byte_is_another_digest(
+def test_flipped_byte_changes_the_digest(
     root: Path, tmp_path: Path, served_checkpoints: dict[str, ServedCheckpoint]
 ) -> None:
     content = bytearray((root / served_checkpoints["vit"].path).read_bytes())

@@ -1,4 +1,4 @@
-"""Every status on every route is problem details (RFC 9457); the routes are the application's own list."""
+"""Every status on every route is problem details (RFC 9457); routes come from the application's own list."""
 
 import pkgutil
 from collections.abc import Iterator
@@ -60,8 +60,8 @@ WITHOUT_DATABASE = (
 )
 
 
-def test_what_takes_a_thread_waits_for_its_turn() -> None:
-    """As many threads as clients would keep the interpreter from the event loop.  Other modules read the results."""
+def test_routes_that_need_a_thread_queue_for_a_slot() -> None:
+    """One thread per client would starve the event loop. The other modules read results."""
 
     def calls(dependant: Dependant) -> set[object]:
         return {dependant.call}.union(*(calls(part) for part in dependant.dependencies))
@@ -73,7 +73,7 @@ def test_what_takes_a_thread_waits_for_its_turn() -> None:
                 assert calls(route.dependant) & {_session, _turn}, route.path
 
 
-def test_metrics_are_written_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_cached_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     times, written = iter((0.0, 0.1, 0.9, 1.1, 1.2)), iter((b"first", b"second"))
     monkeypatch.setattr("service.http.metrics.time", SimpleNamespace(monotonic=lambda: next(times)))
     monkeypatch.setattr("service.http.metrics.generate_latest", lambda _registry: next(written))
@@ -86,7 +86,7 @@ def address(route: APIRoute) -> str:
 
 
 def is_problem(response: Response, status: int) -> None:
-    """In the one shape, without internals; below `/v2` the detail is also given as `error`."""
+    """Check the common format, without internals; below `/v2` the detail is also in `error`."""
     assert response.status_code == status, (response.request.url, response.text)
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
@@ -98,7 +98,7 @@ def is_problem(response: Response, status: int) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{sorted(route.methods)[0]} {route.path_format}")
-def test_a_method_that_a_route_has_not_is_405(client: TestClient, route: APIRoute) -> None:
+def test_unsupported_method_is_405(client: TestClient, route: APIRoute) -> None:
     taken = {method for other in ROUTES if other.path_format == route.path_format for method in other.methods}
     for method in METHODS:
         if method not in taken:
@@ -109,7 +109,7 @@ def test_a_method_that_a_route_has_not_is_405(client: TestClient, route: APIRout
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if "{" in route.path_format], ids=lambda r: r.path_format)
-def test_a_name_that_is_not_there_is_404(client: TestClient, route: APIRoute) -> None:
+def test_unknown_name_is_404(client: TestClient, route: APIRoute) -> None:
     method = next(iter(route.methods))
     names = dict.fromkeys([*NAMES, "model_name", "model_version"], "nothing") | {"position": "0"}
     unknown = route.path_format.format_map(names)
@@ -117,18 +117,18 @@ def test_a_name_that_is_not_there_is_404(client: TestClient, route: APIRoute) ->
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{sorted(route.methods)[0]} {route.path_format}")
-def test_a_foreign_host_is_421_and_giant_headers_are_431(client: TestClient, route: APIRoute) -> None:
+def test_foreign_host_is_421_and_giant_headers_are_431(client: TestClient, route: APIRoute) -> None:
     method = next(iter(route.methods))
     by_another_name = client.request(method, address(route), headers={"host": "10.1.2.3:8000"})
     if address(route).startswith(("/health/", "/v2/health/", "/metrics")):
-        assert by_another_name.status_code == 200, "probes and Prometheus know the address of a pod alone"
+        assert by_another_name.status_code == 200, "probes and Prometheus only know a pod's address"
     else:
         is_problem(by_another_name, 421)
     is_problem(client.request(method, address(route), headers={"x-junk": "y" * 40_000}), 431)
 
 
 @pytest.mark.parametrize("route", GETS, ids=lambda route: route.path_format)
-def test_parameters_of_the_wrong_kind_are_422(client: TestClient, route: APIRoute) -> None:
+def test_parameters_of_the_wrong_type_are_422(client: TestClient, route: APIRoute) -> None:
     allowed = {field.name for field in route.dependant.query_params}
     for dependency in route.dependant.dependencies:
         allowed |= {field.name for field in dependency.query_params}
@@ -138,7 +138,7 @@ def test_parameters_of_the_wrong_kind_are_422(client: TestClient, route: APIRout
 
 
 @pytest.mark.parametrize("route", POSTS, ids=lambda route: route.path_format)
-def test_bodies_are_413_415_or_422(client: TestClient, settings: Settings, route: APIRoute) -> None:
+def test_invalid_bodies_are_413_415_or_422(client: TestClient, settings: Settings, route: APIRoute) -> None:
     huge = {"content-length": str(settings.max_body_bytes + 1), "content-type": "multipart/form-data; boundary=b"}
     is_problem(client.post(address(route), content=b"x", headers=huge), 413)
     wrong = {"content-type": "text/plain"} if route.path == "/predict" else {"content-encoding": "gzip"}
@@ -150,7 +150,7 @@ def test_bodies_are_413_415_or_422(client: TestClient, settings: Settings, route
 
 
 @pytest.mark.parametrize("route", POSTS, ids=lambda route: route.path_format)
-def test_without_a_key_it_is_401_and_too_often_429(settings: Settings, route: APIRoute, tmp_path: Path) -> None:
+def test_missing_key_is_401_and_exceeded_rate_429(settings: Settings, route: APIRoute, tmp_path: Path) -> None:
     closed = settings.model_copy(update={"keys": keys_file(tmp_path, all="key"), "requests_per_minute": 1})
     client = TestClient(create_app(closed), base_url="http://127.0.0.1", raise_server_exceptions=False)
     is_problem(client.post(address(route)), 401)
@@ -189,7 +189,7 @@ def broken(settings: Settings) -> Iterator[TestClient]:
 
 
 @pytest.mark.parametrize("route", database_routes(), ids=lambda route: route.path_format)
-def test_without_a_database_it_is_503_and_a_fault_is_500(
+def test_missing_database_is_503_and_internal_fault_is_500(
     empty: TestClient, broken: TestClient, route: APIRoute
 ) -> None:
     is_problem(empty.get(address(route)), 503)

@@ -1,4 +1,4 @@
-"""What pages print of the published evidence: every number in the unit of its metric, and nothing that isn't one."""
+"""Pages of the published evidence print every number in its metric's unit, and no undefined ones."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def client(published_client: TestClient) -> TestClient:
 
 @pytest.fixture(scope="module")
 def run_pages(client: TestClient) -> dict[str, str]:
-    """`{address: HTML}` of one run of each model of the evidence; its replicates are laid out alike."""
+    """`{address: HTML}` of one run per model in the evidence; its replicates have the same layout."""
     runs = client.get("/api/v1/runs?limit=1000").json()
     models = {(run["experiment"], run["arm"], run["status"]): run["run_key"] for run in runs}
     addresses = {f"/runs/{key}" for key in models.values()}
@@ -37,7 +37,7 @@ def run_pages(client: TestClient) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def claims(client: TestClient) -> list[dict[str, Any]]:
-    """One claim of each shape that a page can have: paper, kind, unit, how it was decided, how it is planned."""
+    """One claim per page layout: paper, kind, unit, how it was decided and how it is planned."""
 
     def shape(claim: dict[str, Any]) -> tuple[Any, ...]:
         verdict = claim["verdict"]
@@ -63,16 +63,16 @@ def text_of(html: str) -> str:
     return unescape(re.sub(r"<[^>]+>", " ", re.sub(r"(?s)<(script|style).*?</\1>", "", html)))
 
 
-def test_no_run_page_prints_what_is_no_number(run_pages: dict[str, str]) -> None:
+def test_run_pages_print_no_undefined_number(run_pages: dict[str, str]) -> None:
     found = {address: NO_NUMBER.findall(text_of(html)) for address, html in run_pages.items()}
     assert {address: words for address, words in found.items() if words} == {}
 
 
-def test_tiles_of_runs_have_the_title_and_the_unit_of_their_metric(run_pages: dict[str, str]) -> None:
+def test_tiles_of_runs_have_their_metrics_title_and_unit(run_pages: dict[str, str]) -> None:
     seen = set()
     for address, html in run_pages.items():
         tiles = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", html)
-        measured = {unescape(title): value for title, value in tiles if title[0].isupper()}  # not what it cost
+        measured = {unescape(title): value for title, value in tiles if title[0].isupper()}  # except costs
         assert measured, address
         for title, value in measured.items():
             unit = UNITS[title]
@@ -82,7 +82,7 @@ def test_tiles_of_runs_have_the_title_and_the_unit_of_their_metric(run_pages: di
     assert {"fraction", "nats", ""} <= seen
 
 
-def test_curves_of_runs_are_percent_only_where_they_are_accuracies(run_pages: dict[str, str]) -> None:
+def test_curves_of_runs_are_percent_only_for_accuracies(run_pages: dict[str, str]) -> None:
     kinds = set()
     for address, html in run_pages.items():
         table = html[html.index("<summary>Curves as a table") :].partition("</table>")[0]
@@ -91,7 +91,7 @@ def test_curves_of_runs_are_percent_only_where_they_are_accuracies(run_pages: di
             values = re.findall(r"<td[^>]*>(.*?)</td>", cells)
             percents = [title for title, value in zip(titles, values, strict=True) if "%" in value]
             assert percents == [title for title in titles if "accuracy" in title], address
-            assert "–" not in values, f"{address}: a column that was not measured"
+            assert "–" not in values, f"{address}: a column without measurements"
         for title, told in re.findall(
             r'<figcaption>(.*?)</figcaption><div class="plane" role="img" aria-label="(.*?)">', html
         ):
@@ -100,9 +100,7 @@ def test_curves_of_runs_are_percent_only_where_they_are_accuracies(run_pages: di
     assert kinds == {"Accuracy", "Loss (nats)", "Mean squared error"}
 
 
-def test_pages_of_claims_papers_experiments_and_data_sets_print_no_undefined_number(
-    client: TestClient, claim_pages: dict[str, str]
-) -> None:
+def test_pages_print_no_undefined_number(client: TestClient, claim_pages: dict[str, str]) -> None:
     addresses = ["/", "/method", "/claims", "/curves", "/curves?line=ninformer-mnist.vit"]
     addresses += [f"/leaderboard?dataset={row['name']}" for row in client.get("/api/v1/datasets").json()]
     addresses += [f"/papers/{row['name']}" for row in client.get("/api/v1/papers").json()]
@@ -111,11 +109,11 @@ def test_pages_of_claims_papers_experiments_and_data_sets_print_no_undefined_num
     pages = {address: client.get(address) for address in addresses}
     assert {address: page.status_code for address, page in pages.items() if page.status_code != 200} == {}
     for address, html in [*claim_pages.items(), *((address, page.text) for address, page in pages.items())]:
-        words = set(NO_NUMBER.findall(text_of(html))) - {"None"}  # which begins sentences
+        words = set(NO_NUMBER.findall(text_of(html))) - {"None"}  # may begin sentences
         assert not words and ">None<" not in html, f"{address}: {words}"
 
 
-def test_the_beginning_of_a_run_s_key_leads_to_its_page(client: TestClient) -> None:
+def test_prefix_of_a_run_key_redirects_to_its_page(client: TestClient) -> None:
     (run,) = client.get("/api/v1/runs?experiment=dac-sgemm&limit=1").json()
     key = run["run_key"]
     for start in (key[:7], key[:10]):
@@ -127,7 +125,7 @@ def test_the_beginning_of_a_run_s_key_leads_to_its_page(client: TestClient) -> N
         assert client.get(f"/api/v1/runs/{unknown}").status_code == 404, unknown
 
 
-def test_a_key_s_beginning_that_several_runs_have_is_explained(published: str, tmp_path: Path) -> None:
+def test_ambiguous_prefix_of_a_run_key_is_explained(published: str, tmp_path: Path) -> None:
     own = shutil.copy(published, tmp_path / "results.db")
     with sqlite3.connect(own) as database:
         database.execute("UPDATE results SET run_key = '0000000' || substr(run_key, 8) WHERE id < 3")
@@ -135,7 +133,7 @@ def test_a_key_s_beginning_that_several_runs_have_is_explained(published: str, t
         full_run_key(session, "0" * 7)
 
 
-def test_a_claim_that_is_only_shown_shows_its_results(client: TestClient) -> None:
+def test_claim_without_a_verdict_shows_its_results(client: TestClient) -> None:
     shown = client.get("/api/v1/claims?verdict=shown").json()
     assert {"dac.fig3", "dac.sgemm.depth_weak"} <= {claim["id"] for claim in shown}
     for claim in shown:
@@ -144,7 +142,7 @@ def test_a_claim_that_is_only_shown_shows_its_results(client: TestClient) -> Non
         assert "The best of" in html and "<dd>–</dd>" not in html, claim["id"]
 
 
-def test_a_claim_on_sizes_is_drawn_over_them_with_a_line_at_the_paper_s(client: TestClient) -> None:
+def test_claim_about_sizes_is_drawn_over_sizes_with_the_papers_line(client: TestClient) -> None:
     (figure,) = drawings(client.get("/claims/dac.sgemm.crossover_low").text)
     found = read_drawing(figure)
     assert [number for number, _ in found.x] == [3e3, 1e4, 3e4, 1e5, 3e5] and len(found.points) > 20
@@ -152,7 +150,7 @@ def test_a_claim_on_sizes_is_drawn_over_them_with_a_line_at_the_paper_s(client: 
     assert read(float(at), found.x) == pytest.approx(1e4, rel=0.02)
 
 
-def test_costs_have_columns_for_what_was_measured_alone_and_a_label_each(client: TestClient) -> None:
+def test_cost_tables_have_only_measured_columns_and_unique_labels(client: TestClient) -> None:
     html = client.get("/?dataset=sgemm").text
     table = html[html.index('aria-label="Cost of ') :].partition("</table>")[0]
     assert "Training time" in table and "FLOP" not in table and "Paper’s ratio" not in table and "–" not in table
@@ -161,7 +159,7 @@ def test_costs_have_columns_for_what_was_measured_alone_and_a_label_each(client:
         assert len(set(regions)) == len(regions) > 1
 
 
-def test_no_row_of_a_deviation_is_empty(claim_pages: dict[str, str]) -> None:
+def test_deviations_have_no_empty_rows(claim_pages: dict[str, str]) -> None:
     found = [
         cell
         for html in claim_pages.values()
@@ -171,17 +169,17 @@ def test_no_row_of_a_deviation_is_empty(claim_pages: dict[str, str]) -> None:
     assert len(found) > 300 and not {"", "–", "None"} & set(found)
 
 
-def test_a_long_grid_begins_with_one_pair_whose_lines_can_be_told_apart(client: TestClient) -> None:
+def test_long_grid_starts_with_one_distinguishable_pair(client: TestClient) -> None:
     html = client.get("/experiments/dac-sgemm").text
     chosen = re.findall(r'name="arm" value="([^"]+)" checked', html)
     proposed = [name for name in chosen if name.startswith("dac-")]
     assert len(chosen) == 2 and proposed == [f"dac-{name}" for name in chosen if name not in proposed]
     assert re.search(r"2 of \d\d models are drawn; choose others", html)
-    assert '<option value="15" selected>' in html, "hundreds of epochs scatter"
+    assert '<option value="15" selected>' in html, "hundreds of epochs are noisy"
     assert '<option value="1" selected>' in client.get("/experiments/dac-sgemm?smooth=1").text
 
 
-def test_a_paper_s_page_has_its_contents_its_experiments_and_every_departure(client: TestClient) -> None:
+def test_papers_page_has_contents_experiments_and_all_deviations(client: TestClient) -> None:
     html = client.get("/papers/ninformer").text
     contents = html[html.index('aria-label="On this page"') :].partition("</nav>")[0]
     places = re.findall(r'<a href="#([^"]+)">', contents)
@@ -199,8 +197,8 @@ def test_a_paper_s_page_has_its_contents_its_experiments_and_every_departure(cli
     assert 'id="deviations"' not in client.get("/papers/ninformer?verdict=contradicted").text
 
 
-def test_no_page_prints_a_percent_sign_on_a_metric_that_is_no_fraction(client: TestClient) -> None:
-    """Of a data set of each kind, in every metric: the tables beside the papers' and the leaderboards."""
+def test_percent_signs_occur_only_on_fractions(client: TestClient) -> None:
+    """For a data set of each kind in every metric: comparison tables and leaderboards."""
     seen = set()
     for dataset, kind in (("mnist", "images"), ("sgemm", "table"), ("openwebtext", "text")):
         for metric in SHOWN_METRICS[kind]:
@@ -221,7 +219,7 @@ def test_no_page_prints_a_percent_sign_on_a_metric_that_is_no_fraction(client: T
     assert {"fraction", "nats", "seconds"} <= seen
 
 
-def test_claims_print_a_percent_sign_only_where_their_unit_is_one(
+def test_claims_have_percent_signs_only_if_their_unit_has(
     claims: list[dict[str, Any]], claim_pages: dict[str, str]
 ) -> None:
     seen = set()
@@ -236,10 +234,10 @@ def test_claims_print_a_percent_sign_only_where_their_unit_is_one(
     assert {(True, True), (False, False)} <= seen
 
 
-def test_no_page_says_diverged_of_a_run_that_finished(
+def test_finished_runs_are_never_called_diverged(
     client: TestClient, claims: list[dict[str, Any]], claim_pages: dict[str, str]
 ) -> None:
-    """A claim about how trainings end has no number of a run, and none of them diverged."""
+    """A claim about how trainings end has no value per run, and none of its runs diverged."""
     ended = {run["run_key"]: run["status"] for run in client.get("/api/v1/runs?limit=1000").json()}
     seen = set()
     for claim in claims:
@@ -251,10 +249,10 @@ def test_no_page_says_diverged_of_a_run_that_finished(
     assert {"failures", "difference"} <= seen
 
 
-def test_one_thing_has_one_word_on_all_pages_and_the_page_about_method_says_what_it_means(
+def test_pages_use_one_term_per_concept_as_the_method_page_defines_it(
     client: TestClient, claim_pages: dict[str, str]
 ) -> None:
-    """What changed since is told in the words of its time, and code is code."""
+    """Except past changes, in their original words, and code."""
     other_words = re.compile(r"\b(arms?|stand-ins?|too short runs|smoke|embedded|lottery)\b")
     pages = claim_pages | {f"/papers/{row['name']}": "" for row in client.get("/api/v1/papers").json()} | {"/": ""}
     for address, known in pages.items():
@@ -266,8 +264,8 @@ def test_one_thing_has_one_word_on_all_pages_and_the_page_about_method_says_what
     assert wanted | {"sensitivity", "calibration error"} <= glossary
 
 
-def test_every_claim_is_told_to_search_engines_as_their_kind_of_review_requires(claim_pages: dict[str, str]) -> None:
-    """The fields that schema.org's ClaimReview needs to be shown: url, claimReviewed, reviewRating and author."""
+def test_every_claim_is_a_complete_review_for_search_engines(claim_pages: dict[str, str]) -> None:
+    """Required by schema.org's ClaimReview: url, claimReviewed, reviewRating and author."""
     kinds = set()
     for address, html in claim_pages.items():
         (written,) = re.findall(r'(?s)<script type="application/ld\+json">(.*?)</script>', html)
@@ -287,7 +285,7 @@ def test_every_claim_is_told_to_search_engines_as_their_kind_of_review_requires(
     assert kinds == {"Claim", "ClaimReview"}
 
 
-def test_every_file_that_a_page_points_to_can_be_opened_here(client: TestClient, claim_pages: dict[str, str]) -> None:
+def test_every_file_linked_from_a_page_can_be_opened(client: TestClient, claim_pages: dict[str, str]) -> None:
     papers = [f"/papers/{paper['name']}" for paper in client.get("/api/v1/papers").json()]
     pages = claim_pages | {address: client.get(address).text for address in ("/", "/method", "/claims", *papers)}
     pointed: set[str] = set()
@@ -300,8 +298,8 @@ def test_every_file_that_a_page_points_to_can_be_opened_here(client: TestClient,
         assert client.get(address).status_code == 200, address
 
 
-def test_the_page_and_the_api_say_the_same_flips(claims: list[dict[str, Any]], claim_pages: dict[str, str]) -> None:
-    """If another margin would change the verdict, or that on the gain's size."""
+def test_page_and_api_agree_on_deciding_margins(claims: list[dict[str, Any]], claim_pages: dict[str, str]) -> None:
+    """Including the verdict on a gain's size."""
     flips = {
         claim["id"]: stretches
         for claim in claims
@@ -315,9 +313,7 @@ def test_the_page_and_the_api_say_the_same_flips(claims: list[dict[str, Any]], c
         assert html.count('<rect class="in-use"') == 1, name
 
 
-def test_no_page_tells_a_chance_by_an_assumed_spread_without_saying_so(
-    claims: list[dict[str, Any]], claim_pages: dict[str, str]
-) -> None:
+def test_chances_by_an_assumed_spread_are_marked(claims: list[dict[str, Any]], claim_pages: dict[str, str]) -> None:
     told = set()
     for name, power in ((claim["id"], claim["verdict"]["power"]) for claim in claims if claim["verdict"]["power"]):
         section = unescape(claim_pages[f"/claims/{name}"]).partition('id="power-title"')[2].partition("</section>")[0]

@@ -1,6 +1,6 @@
-"""The service's database queries use an index: SQLite's own plans for the very queries that it sends.
+"""The service's queries use an index, according to SQLite's plans for the queries that it really sends.
 
-Without statistics the planner knows no sizes, so these plans hold for a database of any size.
+Without statistics the planner knows no sizes, so these plans hold for databases of any size.
 """
 
 import re
@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, event
 
 GROWING = {"results", "metrics", "epochs", "costs", "arrays", "checkpoints", "verdict_runs"}
-"""Tables that grow with every run; papers, arms and claims are as many as papers print."""
+"""Tables that grow with every run; papers, arms and claims don't."""
 
 FILTERS = (
     *("experiment=ninformer-mnist", "arm=vit", "profile=paper", "provenance=full", "source=local", "selected=true"),
@@ -35,7 +35,7 @@ ADDRESSES = (
 
 
 class Plans:
-    """Steps of the plan of every SELECT that was sent since the last `clear`, with its SQL."""
+    """Plan steps and SQL of every SELECT since the last `clear`."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, str]] = []
@@ -61,12 +61,12 @@ def plans(client: TestClient) -> Iterator[Plans]:
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_no_answer_reads_a_growing_table_from_end_to_end(client: TestClient, plans: Plans, address: str) -> None:
+def test_no_query_scans_a_growing_table(client: TestClient, plans: Plans, address: str) -> None:
     client.app.state.claimcheck.comparisons.__init__()  # type: ignore[attr-defined]
     key = client.get("/api/v1/runs?limit=1").json()[0]["run_key"]
     plans.clear()
     assert client.get(address.replace("{key}", key)).status_code == 200
-    assert plans.sent, "the database was asked"
+    assert plans.sent, "the database was queried"
     for step, statement in plans.sent:
         found = re.match(r"(SCAN|SEARCH) (\w+?)(?:_\d+)?(?: |$)", step)
         if found is None or found[2] not in GROWING:
@@ -77,11 +77,11 @@ def test_no_answer_reads_a_growing_table_from_end_to_end(client: TestClient, pla
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("chosen", ["", *FILTERS])
-def test_a_page_of_runs_is_found_without_their_rows(client: TestClient, plans: Plans, order: str, chosen: str) -> None:
-    """Filters and order share one index; only the page's runs themselves are read."""
+def test_page_of_runs_is_found_by_index(client: TestClient, plans: Plans, order: str, chosen: str) -> None:
+    """Filters and order share one index; only the page's own runs are read."""
     plans.clear()
     assert client.get(f"/api/v1/runs?limit=3&sort={order}&{chosen}").status_code == 200
     listed = [step for step, statement in plans.sent if statement.startswith("SELECT results.id \n")]
     assert listed and "COVERING INDEX" in listed[0], listed
     by_experiment = "experiment=" in chosen
-    assert by_experiment or "USE TEMP B-TREE FOR ORDER BY" not in listed, "sorted as the index is"
+    assert by_experiment or "USE TEMP B-TREE FOR ORDER BY" not in listed, "sorted like the index"

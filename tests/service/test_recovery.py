@@ -90,7 +90,7 @@ def test_checkpoint_that_crashes_two_workers_is_disabled_and_named(settings: Set
         assert "2 in a row; it is disabled for 10 minutes" in ask(client).json()["detail"]
         assert named in client.get(f"{infer}/ready").json()["detail"]
         assert named in client.post(f"{infer}/infer", json=model).json()["detail"]
-        assert ask(client, MIXER).status_code == 200, "the others answer on"
+        assert ask(client, MIXER).status_code == 200, "the others still answer"
         ready = client.get("/health/ready")
         assert ready.status_code == 200
         run_key = client.get(f"/api/v1/checkpoints/{VIT}").json()["run_key"]
@@ -191,7 +191,7 @@ def test_model_is_ready_only_with_its_recorded_weights(root: Path, tmp_path: Pat
         run_key = client.get(f"/api/v1/checkpoints/{VIT}").json()["run_key"]
         weights = own / "data" / "runs" / "ninformer-cifar100" / run_key / "weights.safetensors"
         content = weights.read_bytes()
-        for fate in (None, content[:-1], content[:-1] + bytes([content[-1] ^ 1])):  # gone, truncated, broken
+        for fate in (None, content[:-1], content[:-1] + bytes([content[-1] ^ 1])):  # missing, truncated, damaged
             if fate is None:
                 weights.unlink()
             else:

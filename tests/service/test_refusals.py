@@ -1,4 +1,4 @@
-"""Answers that the framework, the server or the machine would word in their own way: problem details, and logged."""
+"""Errors of the framework, server or machine become problem details and are logged."""
 
 import itertools
 import json
@@ -43,7 +43,7 @@ def change(root: Path, *statements: str) -> None:
     connection.close()
 
 
-def test_a_fault_of_ours_is_logged_and_counted_as_500_with_its_id(
+def test_internal_error_is_logged_and_counted_as_500_with_its_id(
     settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "claimcheck")
@@ -64,7 +64,7 @@ def test_a_fault_of_ours_is_logged_and_counted_as_500_with_its_id(
     assert (line["message"], line["status"], line["route"]) == ("request", 500, "/")
 
 
-def test_lines_that_nobody_reads_are_dropped_and_counted(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_lines_for_a_full_pipe_are_dropped_and_counted(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_LINES", 20)
     reader, writer = os.pipe()
     with open(reader, encoding="ascii") as read, open(writer, "w", encoding="ascii") as stderr:
@@ -87,7 +87,7 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(client: TestClient, mon
     ("sent", "status", "words"),
     [("bytes=abc", 400, "range"), ("bytes=9-2", 400, "range"), ("bytes=99999999-", 416, "the range begins beyond the")],
 )
-def test_a_range_that_is_none_is_a_problem(client: TestClient, sent: str, status: int, words: str) -> None:
+def test_invalid_range_is_a_problem(client: TestClient, sent: str, status: int, words: str) -> None:
     response = client.get("/static/style.css", headers={"range": sent})
     assert_problem(response, status, words)
     if status == 416:
@@ -99,7 +99,7 @@ def test_a_range_that_is_none_is_a_problem(client: TestClient, sent: str, status
     assert (part.status_code, len(part.content)) == (206, 10)
 
 
-def test_a_refusal_of_cors_is_a_problem(settings: Settings) -> None:
+def test_cors_rejection_is_a_problem(settings: Settings) -> None:
     friend = "https://friend.example"
     with reading(settings.model_copy(update={"cors_origins": (friend,)})) as client:
         for origin, method, words in (("https://stranger.example", "GET", "origin"), (friend, "DELETE", "method")):
@@ -115,12 +115,12 @@ def test_a_refusal_of_cors_is_a_problem(settings: Settings) -> None:
     ("path", "status"),
     [("/api/v1/papers/x", 404), ("/papers/x", 404), ("/api/v1/runs?limit=x", 422), ("/nothing", 404)],
 )
-def test_what_is_not_there_is_not_unchanged(client: TestClient, path: str, status: int) -> None:
+def test_missing_resource_is_never_304(client: TestClient, path: str, status: int) -> None:
     assert client.get(path, headers={"if-none-match": "*"}).status_code == status
     assert client.head(path, headers={"if-none-match": "*"}).status_code == status
 
 
-def test_what_is_not_acceptable_is_not_unchanged(client: TestClient) -> None:
+def test_unacceptable_type_is_never_304(client: TestClient) -> None:
     asked = {"if-none-match": "*", "accept": "image/png"}
     assert_problem(client.get("/compare", headers=asked), 406)
     for path in ("/compare", "/", "/api/v1/runs", "/api/v1/export.zip"):
@@ -150,7 +150,7 @@ def problem_in(service: Running, content: bytes) -> tuple[int, dict[str, Any]]:
     ],
     ids=range(7),
 )
-def test_what_is_no_request_is_a_problem_in_the_log_and_counted(service: Running, content: bytes) -> None:
+def test_invalid_request_is_a_logged_and_counted_problem(service: Running, content: bytes) -> None:
     def count() -> float:
         text = request(service, "GET", "/metrics")[1].decode()
         found = re.search(r'requests_total{method="other",route="none",status="400"} (\S+)', text)
@@ -162,13 +162,13 @@ def test_what_is_no_request_is_a_problem_in_the_log_and_counted(service: Running
 
     before = len(logged())
     assert problem_in(service, content)[0] == 400
-    wait_until(lambda: before < len(logged()) == count())  # a thread writes the log; the metrics are cached briefly
+    wait_until(lambda: before < len(logged()) == count())  # a thread writes the log, and metrics are cached briefly
     line = logged()[-1]
     assert (line["status"], line["client"]) == (400, "127.0.0.1") and len(line["request_id"]) == 32
     assert "Traceback" not in service.log.read_text()
 
 
-def test_a_body_of_two_lengths_is_refused_and_what_follows_is_not_read(service: Running) -> None:
+def test_body_with_two_lengths_is_refused_and_the_rest_ignored(service: Running) -> None:
     inner = head("GET", "/health/live")
     for version, length in (("1.1", f"Content-Length: {len(inner)}"), ("1.0", "X: y")):
         start = head("POST", VIT, length, "Transfer-Encoding: chunked").replace(b"HTTP/1.1", f"HTTP/{version}".encode())
@@ -190,7 +190,7 @@ def on_postgresql(root: Path, postgresql: Callable[[], str]) -> Iterator[TestCli
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_a_hostile_name_is_unknown_on_postgresql_too(on_postgresql: TestClient, kind: str) -> None:
+def test_hostile_name_is_unknown_on_postgresql(on_postgresql: TestClient, kind: str) -> None:
     name = quote(NAMES[kind], safe="%") if "%" in NAMES[kind] and len(NAMES[kind]) > 1 else quote(NAMES[kind], safe="")
     paths = [f"/api/v1/{resource}/{name}" for resource in RESOURCES]
     paths += [f"{path}?{one}={name}" for path, names in NAME_FILTERS.items() for one in names]
@@ -213,7 +213,7 @@ DAMAGES = {
 }
 
 
-def test_a_damaged_database_is_unavailable(own_root: Path) -> None:
+def test_damaged_database_is_503(own_root: Path) -> None:
     database = own_root / "data" / "results.db"
     whole = database.read_bytes()
     with reading(Settings(root=own_root)) as client:
@@ -226,8 +226,8 @@ def test_a_damaged_database_is_unavailable(own_root: Path) -> None:
             assert "the results database is damaged" in response.json()["detail"]
 
 
-def test_a_full_disk_and_no_files_left_are_no_fault_of_the_client(root: Path, tmp_path: Path) -> None:
-    """The service's files may not grow for a while, and then it may open no more of them."""
+def test_full_disk_and_exhausted_files_are_server_errors(root: Path, tmp_path: Path) -> None:
+    """First the service's files can't grow, then it can't open any more."""
     with running(root, tmp_path) as service:
         process = psutil.Process(service.process.pid)
         limit = process.rlimit(psutil.RLIMIT_FSIZE)
@@ -244,7 +244,7 @@ def test_a_full_disk_and_no_files_left_are_no_fault_of_the_client(root: Path, tm
         time.sleep(0.5)
         taken = {int(path.name) for path in Path(f"/proc/{service.process.pid}/fd").iterdir()}
         free = itertools.filterfalse(taken.__contains__, itertools.count())
-        next(free)  # is for the connection of this request
+        next(free)  # needed for this request's connection
         process.rlimit(psutil.RLIMIT_NOFILE, (next(free), limit[1]))
         status, answer, _ = request(service, "GET", LIST)
         detail = "the results database can't be opened: Too many open files"
@@ -255,7 +255,7 @@ def test_a_full_disk_and_no_files_left_are_no_fault_of_the_client(root: Path, tm
         assert "Too many open files" in service.log.read_text()
 
 
-def test_every_name_in_the_list_is_taken(client: TestClient) -> None:
+def test_every_listed_model_is_served_by_name_and_version(client: TestClient) -> None:
     listed = client.get("/api/v1/checkpoints").json()
     for row in listed:
         known = client.get(f"/v2/models/{row['model_name']}/versions/{row['model_version']}")

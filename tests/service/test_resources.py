@@ -24,7 +24,7 @@ from tests.service.results_factory import REPOSITORY
 from tests.service.test_errors import assert_problem
 
 
-def test_resources_keep_the_order_of_the_params_and_one_is_as_in_the_list(client: TestClient) -> None:
+def test_lists_keep_the_order_of_params_and_items_equal_list_entries(client: TestClient) -> None:
     (paper,) = client.get("/api/v1/papers").json()
     assert paper["title"].startswith("NiNformer") and client.get("/api/v1/papers/ninformer").json() == paper
     assert [row["name"] for row in client.get("/api/v1/datasets").json()] == ["mnist", "cifar10", "cifar100"]
@@ -44,7 +44,7 @@ def test_runs_can_be_filtered(client: TestClient) -> None:
 
 
 def walk(client: TestClient, address: str) -> list[list[dict[str, Any]]]:
-    """All pages, following their Link headers."""
+    """Follow Link headers through all pages."""
     pages = []
     while True:
         response = client.get(address)
@@ -71,7 +71,7 @@ def parse_links(header: str) -> dict[str, str]:
     ],
 )
 @pytest.mark.parametrize("limit", [1, 5, 1000])
-def test_pages_hold_every_row_once_and_in_order(client: TestClient, address: str, limit: int) -> None:
+def test_pages_have_every_row_once_and_in_order(client: TestClient, address: str, limit: int) -> None:
     whole = client.get(f"{address}?limit=1000").json()
     pages = walk(client, f"{address}?limit={limit}")
     assert [row for page in pages for row in page] == whole
@@ -87,7 +87,7 @@ def test_pages_keep_filters_and_order(client: TestClient) -> None:
     assert {row["profile"] for row in rows} == {"paper"}
 
 
-def test_a_cursor_belongs_to_its_list(client: TestClient) -> None:
+def test_cursor_is_valid_only_for_its_list(client: TestClient) -> None:
     cursor = parse_links(client.get("/api/v1/runs?limit=5").headers["link"])["next"].split("cursor=")[1]
     for address in ("/api/v1/claims?", "/api/v1/runs?profile=paper&", "/api/v1/runs?sort=-position&"):
         response = client.get(f"{address}cursor={cursor}")
@@ -99,7 +99,7 @@ CONDITIONAL = ("/", "/compare", "/api/v1/runs?limit=2", "/api/v1/claims/ninforme
 
 
 @pytest.mark.parametrize("path", CONDITIONAL)
-def test_what_a_client_has_is_not_sent_again(client: TestClient, path: str) -> None:
+def test_unchanged_resource_is_304(client: TestClient, path: str) -> None:
     first = client.get(path)
     etag = first.headers["etag"]
     assert first.headers["cache-control"] == "no-cache"
@@ -108,12 +108,12 @@ def test_what_a_client_has_is_not_sent_again(client: TestClient, path: str) -> N
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
     assert client.get(path, headers={"if-none-match": 'W/"x"'}).text == first.text
     other = client.get(path, headers={"accept": "text/csv, */*;q=0.1"}).headers["etag"]
-    assert other != etag, "another form of the same has another tag"
+    assert other != etag, "another representation has another tag"
 
 
 @pytest.mark.parametrize("path", [*CONDITIONAL, "/papers/ninformer", "/leaderboard"])
-def test_a_kept_answer_is_the_same_answer(client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """Each kind of client gets its own: plain, compressed, at another host, or a part of it."""
+def test_cached_answer_equals_a_fresh_one(client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Each kind of request has its own: plain, compressed, for another host, or a range."""
     kinds = [
         {"accept-encoding": "identity", "accept": "text/html"},
         {"accept-encoding": "gzip", "accept": "text/html"},
@@ -144,12 +144,12 @@ def test_a_kept_answer_is_the_same_answer(client: TestClient, monkeypatch: pytes
     hits = 0
     assert ask() == first
     whole = [answer for kind, answer in zip(kinds, first, strict=True) if "range" not in kind]
-    assert hits == sum(status == 200 for status, _, _ in whole), "all but parts and errors are kept"
+    assert hits == sum(status == 200 for status, _, _ in whole), "all but ranges and errors are cached"
     monkeypatch.setattr(TTLCache, "get", lambda *_: None)
-    assert ask() == first, "what is kept is what would be made anew"
+    assert ask() == first, "the cached answer equals a fresh one"
 
 
-def test_kept_answers_are_bounded() -> None:
+def test_cached_answers_are_bounded() -> None:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         size = int(scope["path"])
         scope["state"]["etag"] = scope["path"]
@@ -181,7 +181,7 @@ def test_kept_answers_are_bounded() -> None:
     assert ("http://127.0.0.1/", False, str(1_000_099)) in cache.kept
 
 
-def test_tags_and_cursors_change_with_the_content_and_not_without(own_root: Path) -> None:
+def test_tags_and_cursors_change_only_with_content(own_root: Path) -> None:
     with reading(Settings(root=own_root)) as client:
         before = client.get("/compare").headers["etag"]
         following = parse_links(client.get("/api/v1/runs?limit=5").headers["link"])["next"]
@@ -194,8 +194,8 @@ def test_tags_and_cursors_change_with_the_content_and_not_without(own_root: Path
         assert (response.status_code, response.headers["content-type"]) == (410, "application/problem+json")
 
 
-def test_a_tag_changes_with_what_pages_are_made_by(root: Path, tmp_path: Path) -> None:
-    """A browser that keeps a page would go on showing it with the contact, or the template, of before."""
+def test_tag_changes_with_settings_and_templates(root: Path, tmp_path: Path) -> None:
+    """Otherwise browsers would keep pages with an old contact or template."""
     with (
         reading(Settings(root=root)) as client,
         reading(Settings(root=root, contact="https://example.org/ask")) as other,
@@ -209,7 +209,7 @@ def test_a_tag_changes_with_what_pages_are_made_by(root: Path, tmp_path: Path) -
     assert before != edition_of((tmp_path,), "{}")
 
 
-def test_a_file_that_changes_is_sent_anew_and_one_that_goes_is_unknown(own_root: Path) -> None:
+def test_changed_file_is_sent_again_and_a_removed_one_is_404(own_root: Path) -> None:
     file = own_root / "params.yaml"
     with reading(Settings(root=own_root)) as client:
         tag = client.get("/files/params.yaml").headers["etag"]
@@ -226,7 +226,7 @@ def test_errors_have_no_tag(client: TestClient) -> None:
     assert "etag" not in client.get("/health/ready").headers
 
 
-def test_a_runs_trail_leads_from_its_checkpoint_to_data_and_machine(client: TestClient) -> None:
+def test_trail_leads_from_a_checkpoint_to_data_and_machine(client: TestClient) -> None:
     (model,) = client.post("/predict?checkpoint=ninformer-cifar100.vit.0", files={"file": png()}).json()["models"]
     provenance = client.get(f"/api/v1/runs/{model['run_key']}/trail").json()
     (trail,) = provenance["trails"]
@@ -239,8 +239,8 @@ def test_a_runs_trail_leads_from_its_checkpoint_to_data_and_machine(client: Test
     assert trail["environment"]["facts"]["torch"] == "2.15.0"
 
 
-def test_the_committed_openapi_document_is_the_services(client: TestClient) -> None:
-    """An API change shows up in review: `python -m service --openapi > docs/openapi.json` writes the file."""
+def test_committed_openapi_document_is_current(client: TestClient) -> None:
+    """To update: `python -m service --openapi > docs/openapi.json`; API changes then show up in review."""
     committed = json.loads((Path(__file__).resolve().parents[2] / "docs" / "openapi.json").read_text())
     assert client.get("/api/v1/openapi.json").json() == committed
 
@@ -249,7 +249,7 @@ def operations(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [(path, operation) for path, item in document["paths"].items() for operation in item.values()]
 
 
-def test_openapi_names_every_operation_once_and_declares_its_errors(client: TestClient) -> None:
+def test_openapi_has_unique_operations_with_declared_errors(client: TestClient) -> None:
     document = client.get("/api/v1/openapi.json").json()
     found = operations(document)
     unversioned = {path for path, _ in found if not path.startswith(("/api/v1/", "/v2"))}
@@ -269,11 +269,11 @@ def test_openapi_names_every_operation_once_and_declares_its_errors(client: Test
 
 
 def test_no_route_blocks_the_event_loop(settings: Settings, tmp_path: Path) -> None:
-    """Files, SQLite, sleeping, subprocesses: whatever waits for something does so in a thread."""
+    """Whatever waits (files, SQLite, sleeping, subprocesses) must run in a thread."""
     limits = {"counts": tmp_path / "counts.db", "requests_per_minute": 1000, "keys": keys_file(tmp_path, ann="secret")}
     with serving(settings.model_copy(update=limits)) as client, blockbuster_ctx() as blocking:
-        blocking.functions["os.stat"].deactivate()  # whether a file changed is in the kernel's memory
-        blocking.functions["io.TextIOWrapper.read"].can_block_in("processes.py", "_statistics")  # as is /proc
+        blocking.functions["os.stat"].deactivate()  # file metadata are in the kernel's memory
+        blocking.functions["io.TextIOWrapper.read"].can_block_in("processes.py", "_statistics")  # like /proc
         document = client.get("/api/v1/openapi.json").json()
         paths = [
             "/",
@@ -292,7 +292,7 @@ def test_no_route_blocks_the_event_loop(settings: Settings, tmp_path: Path) -> N
             paths += [filled] if "requestBody" not in operation else []
         found = {path: client.get(path) for path in paths}
         for size in (32, 400):
-            for form in ({}, {"top_k": "1"}):  # the short way, and that of any form
+            for form in ({}, {"top_k": "1"}):  # the fast path and the general parser
                 address = f"/predict?checkpoint=ninformer-cifar100.vit.0#{size}{form}"
                 files, headers = {"file": png(size=(size, size))}, {"authorization": "Bearer secret"}
                 found[address] = client.post(address, files=files, data=form, headers=headers)

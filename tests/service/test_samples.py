@@ -1,4 +1,4 @@
-"""Sample test images: those of the packed set, or a clear message that they aren't here."""
+"""Sample test images from the packed set, or an explanation that they are missing."""
 
 import io
 import re
@@ -158,4 +158,4 @@ def test_samples_in_git_rank_between_the_whole_set_and_placeholders(
     info.write_text(info.read_text().replace('"subset"', f'"{provenance}"'))
     samples = Samples(clone, "mnist")
     assert samples.info.provenance == ("subset" if are_few else "full")
-    assert (61 in samples, 5 in samples) == (are_few, not are_few), "positions are those of the set that is taken"
+    assert (61 in samples, 5 in samples) == (are_few, not are_few), "positions refer to the set in use"

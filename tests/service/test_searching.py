@@ -1,4 +1,4 @@
-"""What the search finds among the published claims, whose questions people typed."""
+"""Searching the published claims with realistic questions."""
 
 import re
 from collections import Counter
@@ -36,13 +36,11 @@ def find(client: TestClient, asked: str, **more: str) -> list[str]:
         ("uniform improvement", "dac.sgemm.uniform"),
     ],
 )
-def test_a_question_brings_the_claim_wanted_among_the_first_three(
-    published_client: TestClient, asked: str, wanted: str
-) -> None:
+def test_wanted_claim_is_among_the_first_three(published_client: TestClient, asked: str, wanted: str) -> None:
     assert wanted in find(published_client, asked)[:3]
 
 
-def test_a_paper_s_title_is_a_hint_and_no_match(published_client: TestClient) -> None:
+def test_papers_title_in_a_question_is_only_a_hint(published_client: TestClient) -> None:
     html = published_client.get("/claims?q=gating").text
     assert 'A paper’s title has it: <a href="/papers/ninformer">' in html
     assert find(published_client, "gating") == []
@@ -52,7 +50,7 @@ def test_a_paper_s_title_is_a_hint_and_no_match(published_client: TestClient) ->
     ("asked", "meant"),
     [("mixre", "mixer"), ("ninfomer", "ninformer"), ("hyprbf", "hyperbf")],
 )
-def test_a_typing_error_finds_claims_of_the_word_most_like_it(
+def test_typing_error_finds_claims_with_the_most_similar_word(
     published_client: TestClient, asked: str, meant: str
 ) -> None:
     html = published_client.get("/claims", params={"q": asked}).text
@@ -60,7 +58,7 @@ def test_a_typing_error_finds_claims_of_the_word_most_like_it(
     assert set() < set(find(published_client, asked)) <= set(find(published_client, meant))
 
 
-def test_a_word_unlike_all_words_of_claims_brings_the_papers(published_client: TestClient) -> None:
+def test_unknown_word_lists_the_papers(published_client: TestClient) -> None:
     html = published_client.get("/claims?q=qqzzx").text
     assert "Did you mean" not in html and all(
         f'<li><a href="/papers/{paper}">' in html for paper in ("hyperbf", "ninformer", "nmn", "brownian", "dac")
@@ -78,7 +76,7 @@ def test_a_word_unlike_all_words_of_claims_brings_the_papers(published_client: T
         ("vision transformer", "ViT"),
     ],
 )
-def test_every_spelling_finds_the_same_claims(published_client: TestClient, spellings: tuple[str, ...]) -> None:
+def test_all_spellings_find_the_same_claims(published_client: TestClient, spellings: tuple[str, ...]) -> None:
     first, *others = [find(published_client, spelling) for spelling in spellings]
     assert first and all(found == first for found in others)
 
@@ -95,9 +93,7 @@ def test_every_spelling_finds_the_same_claims(published_client: TestClient, spel
         ("nanosecond", {f"ninformer.table3.{name}.ninformer" for name in ("mnist", "c10", "c100")}),
     ],
 )
-def test_what_the_paper_calls_it_finds_all_its_claims(
-    published_client: TestClient, asked: str, wanted: set[str]
-) -> None:
+def test_papers_own_term_finds_all_its_claims(published_client: TestClient, asked: str, wanted: set[str]) -> None:
     if asked == "Local-ViT":
         claims = [row["id"] for row in published_client.get("/api/v1/claims?limit=1000").json()]
         wanted = wanted | {name for name in claims if "localvit" in name}
@@ -108,7 +104,7 @@ def test_what_the_paper_calls_it_finds_all_its_claims(
     )
 
 
-def test_a_list_of_all_claims_has_pages_and_begins_with_what_training_decided(published_client: TestClient) -> None:
+def test_list_of_claims_has_pages_and_starts_with_trained_ones(published_client: TestClient) -> None:
     everything = {row["id"]: row["verdict"] for row in published_client.get("/api/v1/claims?limit=1000").json()}
     found: list[str] = []
     for number in range(1, 7):
@@ -137,11 +133,11 @@ def test_claims_are_sorted_by_each_column_and_back(published_client: TestClient,
     }.get(column, [])
     assert ordered == sorted(ordered)
     html = published_client.get("/claims", params={"q": "yat", "sort": column, "reverse": "true"}).text
-    assert html.count("aria-sort") == html.count('<table class="claims') == 1, "one table of all papers"
-    assert f'<a href="/claims?q=yat&amp;sort={column}">' in html, "the other way round again"
+    assert html.count("aria-sort") == html.count('<table class="claims') == 1, "one table for all papers"
+    assert f'<a href="/claims?q=yat&amp;sort={column}">' in html, "links back to the first order"
 
 
-def test_only_verdicts_that_occur_can_be_chosen(published_client: TestClient) -> None:
+def test_only_occurring_verdicts_can_be_chosen(published_client: TestClient) -> None:
     html = published_client.get("/claims").text
     words = [row["verdict"]["word"] for row in published_client.get("/api/v1/claims?limit=1000").json()]
     chosen = dict(re.findall(r'verdict=[^"]+">([a-z ()]+) (\d+)</a>', html))

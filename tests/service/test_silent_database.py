@@ -1,4 +1,4 @@
-"""A database that is locked, silent or being rebuilt: answers within seconds, 503 if need be, and liveness at once."""
+"""A locked, silent or rebuilding database: answers within seconds, 503 if necessary, and liveness at once."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def assert_refused(client: TestClient, seconds: float) -> None:
         assert client.get("/health/live").status_code == 200
 
 
-def test_a_locked_file_is_503(own_root: Path) -> None:
+def test_locked_file_is_503(own_root: Path) -> None:
     with serving(Settings(root=own_root)) as client, sqlite3.connect(own_root / "data/results.db") as writer:
         writer.execute("BEGIN EXCLUSIVE")
         assert_refused(client, 4)
@@ -39,14 +39,14 @@ def test_a_locked_file_is_503(own_root: Path) -> None:
         assert client.get("/health/ready").status_code == 200
 
 
-def test_a_server_that_accepts_and_says_nothing_is_503(root: Path) -> None:
+def test_silent_server_is_503(root: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql://claimcheck@127.0.0.1:{silent.getsockname()[1]}/results"
         with serving(Settings(root=root, database=url)) as client:
             assert_refused(client, 8)
 
 
-def test_a_server_that_stands_still_is_503(root: Path, postgresql: Create, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suspended_server_is_503(root: Path, postgresql: Create, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stages.results.database.SILENT_SECONDS", 3)
     record(root, url := postgresql())
     with serving(Settings(root=root, database=url)) as client, psycopg.connect(url, autocommit=True) as own:
@@ -67,7 +67,7 @@ def test_a_server_that_stands_still_is_503(root: Path, postgresql: Create, monke
         assert client.get("/compare?dataset=cifar100").status_code == 200
 
 
-def test_a_long_reader_holds_up_the_rebuild_and_no_other_reader(root: Path, postgresql: Create) -> None:
+def test_long_reader_delays_the_rebuild_but_no_other_reader(root: Path, postgresql: Create) -> None:
     record(root, url := postgresql())
     writer = threading.Thread(target=record, args=(root, url))
     with psycopg.connect(url) as long, psycopg.connect(url, autocommit=True) as quick:

@@ -1,8 +1,8 @@
-"""Mixed load for two hours: only expected answers, and a process that doesn't grow.
+"""Mixed load for two hours gives only expected answers and no growth.
 
-The first hour swaps the SQLite database again and again.  In the second one the results are in PostgreSQL, which is
-killed and started again, and processes that infer or decode are killed: meanwhile 503 is a right answer, too.
-`CLAIMCHECK_SOAK_SECONDS` shortens each hour, for a quick check.
+In the first hour the SQLite database is replaced repeatedly. In the second one the results are in PostgreSQL, which is
+killed and restarted, and inference and decoding processes are killed: 503 is then expected, too.
+`CLAIMCHECK_SOAK_SECONDS` shortens each hour for a quick check.
 """
 
 import os
@@ -36,14 +36,14 @@ LIMITS = {
     "CLAIMCHECK_MAX_BODY_BYTES": "1000000",
     "CLAIMCHECK_MAX_IMAGES": "4",
     "CLAIMCHECK_MAX_PIXELS": "40000000",
-    "CLAIMCHECK_MODEL_MEMORY_BYTES": "100000",  # less than all models together, so some are loaded again and again
+    "CLAIMCHECK_MODEL_MEMORY_BYTES": "100000",  # less than all models together, so that some are reloaded
     "CLAIMCHECK_THREADS": "1",
 }
 
 
 @pytest.mark.slow(hours=True)
 @pytest.mark.timeout(SECONDS + 600)
-def test_mixed_load_gets_the_expected_answers_and_leaves_memory_flat(tmp_path: Path) -> None:
+def test_mixed_load_gets_expected_answers_with_constant_memory(tmp_path: Path) -> None:
     root = make_root(tmp_path)
     record(root, "data/results.db")
     database = root / "data" / "results.db"
@@ -68,14 +68,14 @@ def test_mixed_load_gets_the_expected_answers_and_leaves_memory_flat(tmp_path: P
         assert service.process.poll() is None
     write_soak_report("mixed-load", report)
     assert load.unexpected == []
-    assert {status for _, status in load.answers if status >= 500} == {503}, "only the model that was taken away"
+    assert {status for _, status in load.answers if status >= 500} == {503}, "only the removed model"
     assert watch.growth(watch.megabytes) < MAX_GROWTH_MEGABYTES, report["megabytes"]
     assert abs(watch.growth(watch.files)) <= 8 and abs(watch.growth(watch.threads)) <= 4
 
 
 @pytest.mark.slow(hours=True)
 @pytest.mark.timeout(SECONDS + 600)
-def test_killed_workers_and_a_restarted_postgresql_cost_nobody_else_an_answer(tmp_path: Path) -> None:
+def test_killed_workers_and_restarted_postgresql_affect_no_other_request(tmp_path: Path) -> None:
     programs = find_programs()
     if programs is None:
         pytest.skip("no PostgreSQL server here; on Debian: apt install postgresql")
@@ -131,7 +131,7 @@ def test_killed_workers_and_a_restarted_postgresql_cost_nobody_else_an_answer(tm
     assert load.unexpected == []
     assert {status for _, status in load.answers if status >= 500} == {503}
     assert (kills or SECONDS < 2 * KILL_SECONDS) and (restarts or SECONDS < 2 * RESTART_SECONDS)
-    # Kills decide how many workers of 330 MB there are at a moment; what they could leave behind is here.
+    # Kills change the current number of 330 MB workers, so check only what they could leave behind.
     assert watch.growth(watch.service_megabytes) < MAX_GROWTH_MEGABYTES
 
 

@@ -1,4 +1,4 @@
-"""What pages say of a paper's text and code, of our set-up, and of the repository's files."""
+"""Sources on pages: a paper's text and code, our setup, and files of the repository."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from tests.service.results_factory import REPOSITORY
 from tests.service.test_published_pages import text_of
 
 
-def test_departures_come_first_and_nothing_is_because_of_nothing(published_client: TestClient) -> None:
+def test_deviations_come_first_and_have_no_empty_reason(published_client: TestClient) -> None:
     for paper in published_client.get("/api/v1/papers").json():
         html = published_client.get(f"/papers/{paper['name']}").text
         section = html[html.index('id="deviations"') :].partition("</section>")[0]
@@ -24,7 +24,7 @@ def test_departures_come_first_and_nothing_is_because_of_nothing(published_clien
             assert re.fullmatch(r"(?s)\S.*[.?!]", text_of(cell).strip()), f"{paper['name']}: {name} {cell!r}"
 
 
-def test_each_paper_leads_to_its_text_and_code_or_says_that_it_can_t(published_client: TestClient) -> None:
+def test_every_paper_links_to_its_text_and_code_or_says_that_none_is_public(published_client: TestClient) -> None:
     links = {}
     for paper in published_client.get("/api/v1/papers").json():
         html = published_client.get(f"/papers/{paper['name']}").text
@@ -40,7 +40,7 @@ def test_each_paper_leads_to_its_text_and_code_or_says_that_it_can_t(published_c
     assert len(links["nmn"]) == len(links["hyperbf"]) == 1
 
 
-def test_files_are_links_where_the_repository_s_address_is_known(
+def test_files_are_linked_if_the_repositorys_address_is_known(
     published_client: TestClient, published: str, tmp_path: Path
 ) -> None:
     with sqlite3.connect(published) as database:

@@ -18,7 +18,7 @@ from tests.service.conftest import serving
 from tests.service.running import Running, wait_until_ready
 
 
-def test_an_impossible_device_ends_the_start_with_one_line(tmp_path: Path) -> None:
+def test_unavailable_device_prevents_the_start_with_one_line(tmp_path: Path) -> None:
     wanted = "cuda:99"
     environment = {**os.environ, "CLAIMCHECK_DEVICE": wanted, "CLAIMCHECK_ROOT": str(tmp_path)}
     done = python("-m", "service", "--port", "0", cwd=REPOSITORY, env=environment)
@@ -28,7 +28,7 @@ def test_an_impossible_device_ends_the_start_with_one_line(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("wanted", ["auto", "cpu", "cpu,cpu", "auto,cuda:1"])
-def test_the_first_device_answers(tmp_path: Path, wanted: str) -> None:
+def test_first_available_device_is_used(tmp_path: Path, wanted: str) -> None:
     auto = "cuda:0" if torch.cuda.is_available() else "cpu"
     app = create_app(Settings(root=tmp_path, device=wanted))
     assert {worker.device for worker in app.state.claimcheck.engine.workers} == {
@@ -36,7 +36,7 @@ def test_the_first_device_answers(tmp_path: Path, wanted: str) -> None:
     }
 
 
-def test_a_fault_in_warming_up_is_logged_and_keeps_no_service_from_being_ready(
+def test_warmup_failure_is_logged_but_the_service_becomes_ready(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def break_down(*_: object) -> None:
@@ -61,8 +61,8 @@ serve(app, settings, "127.0.0.1", int(sys.argv[1]))
 """
 
 
-def test_a_held_gil_ends_the_process_with_its_stack_in_the_log(root: Path, tmp_path: Path) -> None:
-    """A regular expression that takes years holds Python's lock, so that no other thread and no signal gets it."""
+def test_held_gil_ends_the_process_with_its_stack_in_the_log(root: Path, tmp_path: Path) -> None:
+    """A regular expression that runs for years holds the GIL, so no other thread and no signal handler runs."""
     port, log = free_port(), tmp_path / "service.log"
     with log.open("wb") as file:
         environment = {**os.environ, "CLAIMCHECK_ROOT": str(root)}

@@ -1,4 +1,4 @@
-"""Every list as CSV, beside the same list as JSON."""
+"""Every list as CSV, compared with the same list as JSON."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ def read_csv(text: str) -> list[dict[str, str]]:
 
 
 def leaf(row: dict[str, Any], column: str) -> Any:
-    """The value in JSON that a column's name leads to; nothing below a null object."""
+    """Return the JSON value that a column's name leads to, or nothing below a null object."""
     value: Any = row
     for name in column.split("."):
         value = None if value is None else value[name]
@@ -28,7 +28,7 @@ def leaf(row: dict[str, Any], column: str) -> Any:
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_a_list_s_csv_holds_what_its_json_holds(client: TestClient, name: str) -> None:
+def test_lists_csv_has_the_content_of_its_json(client: TestClient, name: str) -> None:
     as_json = client.get(f"/api/v1/{name}?limit=1000").json()
     answer = client.get(f"/api/v1/{name}?limit=1000", headers={"accept": "text/csv"})
     assert answer.headers["content-type"] == "text/csv; charset=utf-8"
@@ -60,7 +60,7 @@ def test_a_list_s_csv_holds_what_its_json_holds(client: TestClient, name: str) -
     assert checked > 2 * len(rows)
 
 
-def test_csv_is_whole_without_being_asked(published_client: TestClient) -> None:
+def test_csv_is_complete_without_paging(published_client: TestClient) -> None:
     for name in ("claims", "runs"):
         answer = published_client.get(f"/api/v1/{name}?format=csv")
         rest = published_client.get(f"/api/v1/{name}?limit=1000").json()
@@ -72,12 +72,12 @@ def test_csv_is_whole_without_being_asked(published_client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_a_form_that_no_list_has_is_refused(client: TestClient, name: str) -> None:
+def test_unsupported_list_format_is_refused(client: TestClient, name: str) -> None:
     assert client.get(f"/api/v1/{name}", headers={"accept": "image/png"}).status_code == 406
     assert client.get(f"/api/v1/{name}?format=xml").status_code == 422
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1 or so", "@SUM(A1)", "\tx"])
-def test_a_text_is_no_formula(text: str) -> None:
+def test_text_never_becomes_a_formula(text: str) -> None:
     (row,) = read_csv(rows_as_csv(PaperOut, [PaperOut(name="x", title=text, summary="a=b")]))
     assert row == {"name": "x", "title": f"'{text}", "summary": "a=b"}

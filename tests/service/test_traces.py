@@ -1,4 +1,4 @@
-"""Traces go to the collector that the environment names: here our own, in another thread."""
+"""Traces sent to a collector configured by the environment, here our own in another thread."""
 
 import threading
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
             thread.join()
 
 
-def test_a_request_is_a_span_of_its_callers_trace_and_probes_are_none(root: Path, tmp_path: Path) -> None:
+def test_request_is_a_span_of_its_callers_trace_but_probes_are_not(root: Path, tmp_path: Path) -> None:
     with collector() as (address, received):
         with running(root, tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=address) as service:
             ask = upload("image", "checkpoint=ninformer-cifar100.vit.0", 200, png())
@@ -52,7 +52,7 @@ def test_a_request_is_a_span_of_its_callers_trace_and_probes_are_none(root: Path
                 assert response.status == 200
             for path in ("/api/v1/papers", "/metrics", "/v2/health/live"):
                 urlopen(service.address + path, timeout=60).close()
-        assert {path for path, _ in received} == {"/v1/traces"}, "no metrics and no logs: those are ours"
+        assert {path for path, _ in received} == {"/v1/traces"}, "metrics and logs have our own format"
         requests = [ExportTraceServiceRequest.FromString(body) for _, body in received]
     spans = [
         span for one in requests for group in one.resource_spans for scope in group.scope_spans for span in scope.spans

@@ -1,4 +1,4 @@
-"""Does one model beat another?  One sentence by the judge of printed orders, and a test image by image."""
+"""Comparing two models: one sentence from the judge of printed orders, and an image-by-image test."""
 
 import re
 from html import unescape
@@ -21,10 +21,10 @@ def ask(client: TestClient, dataset: str, a: str, b: str) -> dict[str, Any]:
     return dict(answer.json())
 
 
-def test_it_says_of_every_printed_order_of_two_models_what_the_claim_s_verdict_says(
+def test_answer_agrees_with_the_claims_verdict_for_every_printed_order(
     published_client: TestClient,
 ) -> None:
-    """The numbers of the order; the size of a printed difference is a verdict of its own."""
+    """On the order only, because the size of a printed difference has a separate verdict."""
     claims = published_client.get("/api/v1/claims?limit=1000").json()
     seen = 0
     for claim in claims:
@@ -42,7 +42,7 @@ def test_it_says_of_every_printed_order_of_two_models_what_the_claim_s_verdict_s
     assert seen >= 2
 
 
-def test_the_answer_turns_with_the_question_and_is_one_sentence(published_client: TestClient) -> None:
+def test_swapping_the_models_reverses_the_one_sentence_answer(published_client: TestClient) -> None:
     yes, no = (ask(published_client, "sgemm", *pair) for pair in (PAIR, PAIR[::-1]))
     assert (yes["word"], no["word"], yes["a"]["title"]) == ("holds", "fails", no["b"]["title"])
     assert yes["gain"]["low"] == pytest.approx(-no["gain"]["high"]) and yes["p_value"] == pytest.approx(no["p_value"])
@@ -56,7 +56,7 @@ def test_the_answer_turns_with_the_question_and_is_one_sentence(published_client
 PAIR = ("dac-mlp-141x5", "mlp-141x5")
 
 
-def test_what_is_not_trained_says_so_with_power_and_cost(computed_client: TestClient) -> None:
+def test_untrained_models_get_power_and_cost(computed_client: TestClient) -> None:
     found = ask(computed_client, "cifar10", "NiNformer", "vit")
     assert found["word"] == "not tested" and found["gain"] is None and found["missing"] == 10 and found["cut"]
     hours = found["hours"]["cuda"]
@@ -68,7 +68,7 @@ def test_what_is_not_trained_says_so_with_power_and_cost(computed_client: TestCl
     assert apart["sentence"].startswith("Not known yet: no experiment trains both HyperBF (")
 
 
-def test_right_answers_are_compared_image_by_image(published_client: TestClient, published: str) -> None:
+def test_correct_answers_are_compared_image_by_image(published_client: TestClient, published: str) -> None:
     """Counted here from the bitmaps; the exact test is a sum of binomial coefficients."""
     found = ask(published_client, "mnist", "ninformer", "vit")
     (pair,) = found["images"]
@@ -100,7 +100,7 @@ def test_right_answers_are_compared_image_by_image(published_client: TestClient,
         ("dataset=mnist&a=vit&b=ninformer&metric=loss", 422, "metric"),
     ],
 )
-def test_a_bad_question_is_a_problem_on_the_route_and_a_page_in_a_browser(
+def test_invalid_question_is_a_problem_in_the_api_and_a_page_in_a_browser(
     client: TestClient, query: str, status: int, words: str
 ) -> None:
     assert_problem(client.get(f"{ADDRESS}?{query}"), status, words)
@@ -108,7 +108,7 @@ def test_a_bad_question_is_a_problem_on_the_route_and_a_page_in_a_browser(
         assert_page(client.get(f"/versus?{query}", headers=BROWSER), client.get(f"/versus?{query}"))
 
 
-def test_the_page_asks_answers_and_leads_to_the_paper_s_own_claims(published_client: TestClient) -> None:
+def test_page_asks_answers_and_links_to_the_papers_claims(published_client: TestClient) -> None:
     form = published_client.get("/versus").text
     assert 'action="/versus"' in form and "<option>NiNformer</option>" in form and 'class="told"' not in form
     html = unescape(published_client.get(f"/versus?dataset=sgemm&a={PAIR[0]}&b={PAIR[1]}").text)

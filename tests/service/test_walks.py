@@ -1,4 +1,4 @@
-"""Walks that people take, in a real Chromium: wide, and on a phone in the dark."""
+"""User journeys in a real Chromium: on a wide screen, and on a phone in dark mode."""
 
 import re
 import time
@@ -23,7 +23,7 @@ def published_service(published: str, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(params=["wide", "phone in the dark"])
 def walker(request: pytest.FixtureRequest, browser: Browser, service: Running) -> Iterator[Page]:
-    """A page on the front page; wherever the walk ends, it fits the screen and its colours can be read."""
+    """The front page; after the test, the current page must fit the screen and have readable colours."""
     with open_page(browser, service.address) as page:
         is_dark = "dark" in request.param
         page.set_viewport_size(PHONE if "phone" in request.param else WIDE)
@@ -41,7 +41,7 @@ def click(link: Locator) -> int:
 
 @pytest.fixture
 def asker(browser: Browser, published_service: Running) -> Iterator[Page]:
-    """The front page of the published evidence on a phone, whose menus fold; each step of a walk has ten seconds."""
+    """The front page of the published evidence on a phone with folded menus; each step has ten seconds."""
     with open_page(browser, published_service.address) as page:
         page.set_viewport_size(PHONE)
         page.emulate_media(reduced_motion="reduce")
@@ -66,7 +66,7 @@ QUESTIONS = {
 }
 
 
-def test_a_metric_is_switched_without_a_reload_and_back(walker: Page) -> None:
+def test_metric_is_switched_without_a_reload_and_back(walker: Page) -> None:
     click(walker.get_by_role("navigation", name="Site").get_by_role("link", name="Compare"))
     walker.evaluate("window.isSame = true")
     walker.get_by_role("navigation", name="Metric").get_by_role("link", name="Test loss").click()
@@ -78,7 +78,7 @@ def test_a_metric_is_switched_without_a_reload_and_back(walker: Page) -> None:
 
 
 @pytest.mark.parametrize(("clicks", "answer"), QUESTIONS.values(), ids=QUESTIONS)
-def test_a_question_is_answered_within_two_clicks(asker: Page, clicks: list[str], answer: str) -> None:
+def test_question_is_answered_within_two_clicks(asker: Page, clicks: list[str], answer: str) -> None:
     assert len(clicks) <= 2
     begun = time.monotonic()
     for name in clicks:
@@ -88,7 +88,7 @@ def test_a_question_is_answered_within_two_clicks(asker: Page, clicks: list[str]
     assert time.monotonic() - begun < 10
 
 
-def test_models_of_two_experiments_are_chosen_and_drawn_over_each_other(walker: Page) -> None:
+def test_models_of_two_experiments_are_drawn_in_one_chart(walker: Page) -> None:
     walker.goto("/leaderboard?dataset=mnist")
     for name in ("ViT", "NiNformer"):
         walker.get_by_role("checkbox", name=f"Choose {name}, NiNformer, Tables 2 and 3, MNIST").check()
@@ -99,7 +99,7 @@ def test_models_of_two_experiments_are_chosen_and_drawn_over_each_other(walker: 
     walker.locator("#overlay svg.field").wait_for()
     links = walker.get_by_role("region", name="Chosen models and runs").get_by_role("rowheader").all_inner_texts()
     assert sorted(text.partition(" (")[0] for text in links) == ["NiNformer", "NiNformer", "ViT"]
-    assert walker.url.count("line=") >= 3, "the address can be sent"
+    assert walker.url.count("line=") >= 3, "the address is shareable"
     click(walker.get_by_role("link", name="Leave out ViT (ninformer-mnist)"))
     walker.locator("#overlay svg.field").wait_for()
     ends = walker.locator("#overlay svg.ends text").all_text_contents()

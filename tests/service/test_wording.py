@@ -1,4 +1,4 @@
-"""How pages name a claim, which claims they show first, and how they sum up a paper."""
+"""Titles of claims, their order on pages, and summaries of papers."""
 
 import csv
 import re
@@ -42,22 +42,22 @@ def judge(name: str, status: str, basis: str = "finding", ours: float | None = N
         (["7", "7"], ["full", "embedded"], "–"),
     ],
 )
-def test_agreement_is_of_models_that_saw_real_images(answers: list[str], provenances: list[str], told: str) -> None:
+def test_agreement_is_of_models_of_real_images(answers: list[str], provenances: list[str], told: str) -> None:
     assert agreement(answers, provenances) == told
 
 
-def test_every_claim_is_named_in_words() -> None:
+def test_every_claim_has_a_title_in_words() -> None:
     with (REPOSITORY / "data" / "claims.csv").open(newline="") as file:
         metrics = {row["metric"] for row in csv.DictReader(file) if not row["statement"]}
     assert [name for name in map(name_metric, metrics) if not re.fullmatch("[A-Z][A-Za-z0-9, -]+", name)] == []
     alternatives = {metric for group in DEFENSIBLE for metric in group}
-    assert set(_WORDS) <= metrics | alternatives, "no word without a claim"
+    assert set(_WORDS) <= metrics | alternatives, "no word is unused"
     claim = Claim(id="x", arm="vit", metric="flops_per_image")
     judged = JudgedClaim(claim=claim, verdict=VerdictRow(), experiments=(), datasets=("mnist",))
     assert name_claim(judged, {"mnist": "MNIST"}, {}) == "vit: FLOPs per image (MNIST)"
 
 
-def test_what_is_found_is_in_its_own_unit_and_no_number_of_parameters() -> None:
+def test_result_is_printed_in_its_own_unit() -> None:
     by_size = Claim(id="x", kind="behind_up_to", metric="selected_log_mse", value=1e4, unit="parameters")
     by_width = Claim(id="x", kind="uniform", metric="selected_log_mse", value=0.25, unit="nats", factor="width")
     assert (print_value(by_size), print_value(by_width)) == ("worse up to 10,000 parameters", "0.25 nats")
@@ -78,14 +78,14 @@ def test_what_is_found_is_in_its_own_unit_and_no_number_of_parameters() -> None:
         (-0.01, "ratio", "inference_time", "relative gain", "lower", "1 % shorter"),
     ],
 )
-def test_a_difference_tells_its_way_whichever_way_is_better(
+def test_difference_states_its_direction(
     value: float, kind: str, metric: str, unit: str, better: str, told: str
 ) -> None:
-    """A gain in error is fewer errors, a relative gain in time is what the other model takes longer."""
+    """A gain in error means fewer errors, a relative gain in time is the other model's extra time."""
     assert print_value(Claim(id="x", kind=kind, metric=metric, value=value, unit=unit, better=better)) == told
 
 
-def test_one_error_at_several_places_counts_once() -> None:
+def test_error_at_several_places_counts_once() -> None:
     rows = [judge(name, "contradicted") for name in "abc"]
     for row in rows[:2]:
         row.claim.finding = {"error": "unit", "explanation": "The unit can't be right. By its peak."}
@@ -93,7 +93,7 @@ def test_one_error_at_several_places_counts_once() -> None:
     assert count_errors(rows[1:]) == {}
 
 
-def test_of_readings_that_all_hold_each_has_its_number() -> None:
+def test_each_of_several_readings_that_hold_has_its_number() -> None:
     readings = [{"name": "as all", "ours": 0.9997, "holds": True}, {"name": "as used", "ours": 1.0149, "holds": True}]
     claim = Claim(id="x", kind="ratio", metric="parameters_ratio", value=1.0, unit="of the baseline")
     claim.finding = {"status": "holds", "readings": readings}
@@ -109,11 +109,11 @@ def test_of_readings_that_all_hold_each_has_its_number() -> None:
     assert ours_in_words(judged) == "0.9997 times the baseline’s (as all); less from 7 tokens on (as used)"
 
 
-def test_a_number_is_as_precise_as_its_interval() -> None:
+def test_number_has_the_precision_of_its_interval() -> None:
     claim = Claim(id="x", kind="difference", metric="selected_log_mse", unit="nats")
     verdict = VerdictRow(ours=0.222512, low=0.205793, high=0.239232)
     assert print_ours(verdict, claim) == "0.223 nats higher"
-    assert print_ours(VerdictRow(ours=0.222512), claim) == "0.2225 nats higher", "there is no interval"
+    assert print_ours(VerdictRow(ours=0.222512), claim) == "0.2225 nats higher", "no interval"
     assert span_of(-0.00159, 0.42686, claim) == "−0.002 to 0.427 nats"
     assert span(-4.225, -4.1061, "nats") == "−4.225 to −4.106 nats"
     assert span(60_000.0, 60_010.0, "") == "60,000 to 60,010"
@@ -121,7 +121,7 @@ def test_a_number_is_as_precise_as_its_interval() -> None:
     assert print_ours(VerdictRow(ours=0.97123, low=0.9705, high=0.9719), fraction) == "97.12 %"
 
 
-def test_a_verdict_that_travels_says_that_its_size_is_open() -> None:
+def test_short_verdict_mentions_an_open_size() -> None:
     def told(status: str | None, scope: Scope | None = None) -> str:
         size, part = {"status": status} if status else None, vars(scope) if scope else None
         verdict = VerdictRow(status="supported", size=size, scope=part)
@@ -146,7 +146,7 @@ def judged_at(kind: str = "value", **verdict: Any) -> JudgedClaim:
     return JudgedClaim(claim=claim, verdict=VerdictRow(**verdict), experiments=(), datasets=())
 
 
-def test_the_strip_is_an_axis_of_margins_with_the_one_in_use() -> None:
+def test_strip_shows_the_margins_and_the_one_in_use() -> None:
     strip = strip_of(judged_at(by_margin=STRETCHES, margin=0.01))
     assert strip is not None
     assert [(part.status, part.side, part.label) for part in strip.parts] == [
@@ -158,7 +158,7 @@ def test_the_strip_is_an_axis_of_margins_with_the_one_in_use() -> None:
     assert strip.parts[-1].x + strip.parts[-1].width == WIDTH and strip.at == WIDTH / 2
 
 
-def test_without_flips_there_is_no_strip_and_without_a_chance_no_sentence() -> None:
+def test_strip_and_chance_are_omitted_if_undefined() -> None:
     assert strip_of(judged_at(by_margin=[], margin=0.01)) is None and strip_of(judged_at()) is None
     assert describe_chance_of_truth(judged_at()) == ""
 
@@ -176,7 +176,7 @@ def tell(claim: dict[str, Any], **power: Any) -> str | None:
 
 
 @pytest.mark.parametrize("claim", [VALUE, GAIN, {**GAIN, "kind": "equivalence"}, {**GAIN, "kind": "uniform"}])
-def test_a_chance_by_an_assumed_spread_says_so_and_is_never_near_certainty(claim: dict[str, Any]) -> None:
+def test_chance_by_an_assumed_spread_is_marked_and_never_near_certainty(claim: dict[str, Any]) -> None:
     sure = {"reproduced": 0.9999, "not_reproduced": 0.9999, "margin": 0.3, "most": 1.0, "paper_error": 0.001}
     if claim is not VALUE and claim["kind"] != "uniform":
         sure |= {"supported": 0.9999}
@@ -188,7 +188,7 @@ def test_a_chance_by_an_assumed_spread_says_so_and_is_never_near_certainty(claim
     assert close is not None and "more than 95 %, if runs scatter" in close and "97 %" not in close
 
 
-def test_where_no_spread_is_known_no_chance_is_told() -> None:
+def test_chance_is_omitted_if_no_spread_is_known() -> None:
     assert tell({**VALUE, "kind": "observed"}) is None
     assert plan_in_words(Claim(id="x", **VALUE), VerdictRow(power=None)) is None
 
@@ -203,13 +203,13 @@ def grouped(*places: str) -> dict[str, list[str]]:
     return {title: [row.claim.place for row in rows] for title, rows in found.items()}
 
 
-def test_tables_come_first_then_figures_then_the_text_each_by_number() -> None:
+def test_claims_are_ordered_by_tables_then_figures_then_text() -> None:
     found = grouped("section 5", "Figure 10", "abstract", "section 3.2", "Table 2", "Figure 3", "section 3.10")
     assert list(found) == ["Table 2", "Figure 3", "Figure 10", IN_THE_TEXT]
     assert found[IN_THE_TEXT] == ["abstract", "section 3.2", "section 3.10", "section 5"]
 
 
-def test_what_is_said_of_a_table_in_the_text_stands_with_the_table() -> None:
+def test_statements_about_a_table_are_grouped_with_it() -> None:
     assert grouped("Table 1", "section 5, Table 1", "section 5, Figure 9", "Figures 6 and 11") == {
         "Table 1": ["Table 1", "section 5, Table 1"],
         "Figures 6 and 11": ["Figures 6 and 11"],
@@ -217,7 +217,7 @@ def test_what_is_said_of_a_table_in_the_text_stands_with_the_table() -> None:
     }
 
 
-def test_a_section_with_several_claims_and_a_lone_passage_keep_their_headings() -> None:
+def test_sections_with_several_claims_keep_their_headings() -> None:
     assert list(grouped("section 4", *["section 5"] * 3)) == ["Section 4", "Section 5"]
     assert list(grouped("AetherGPT", "AetherGPT, Efficiency", "AetherGPT", "AetherResNet")) == [
         "AetherGPT",
@@ -225,7 +225,7 @@ def test_a_section_with_several_claims_and_a_lone_passage_keep_their_headings() 
     ]
 
 
-def test_a_model_s_number_is_a_result_though_computing_decides_it() -> None:
+def test_computed_number_of_a_model_is_grouped_with_results() -> None:
     cell, theorem = at_place("Table 3", basis="finding"), at_place("section 4", "theorem", "finding", arm=None)
     setting, size = at_place("section 3", "setup", "params"), at_place("section 3", "count", "params")
     operations = at_place("Table 2", basis="finding", arm=None)
@@ -234,7 +234,7 @@ def test_a_model_s_number_is_a_result_though_computing_decides_it() -> None:
     assert (parts.computed, parts.settings, parts.counted) == ([theorem, operations], [setting], [size])
 
 
-def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:
+def test_claims_outside_the_table_keep_their_order() -> None:
     titles = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
     arms = {(f"x-{dataset}", arm): arm.upper() for dataset in titles for arm in ("vit", "mixer")}
 
@@ -254,6 +254,6 @@ def test_claims_that_fill_no_table_keep_their_order_beside_it() -> None:
     more = claim("more", "vit", "mnist", "ratio", metric="loss")
     more.claim.baseline_arm = "mixer"
     (table, pairs), rest = lay_out([a, order, b, gain, c, more], titles, arms)
-    assert table.rows[0] == ("VIT", (Cell(a, [("MIXER", order)]), Cell(b))), "a gain stands beside the model's number"
+    assert table.rows[0] == ("VIT", (Cell(a, [("MIXER", order)]), Cell(b))), "a gain is shown with the model's number"
     assert pairs.rows == (("VIT against MIXER", (Cell(None, [("", gain)]), Cell(None, [("", more)]))),)
     assert (pairs.is_of_pairs, pairs.columns, rest) == (True, ("CIFAR-10", "MNIST"), [])

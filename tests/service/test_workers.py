@@ -1,4 +1,4 @@
-"""Real worker processes, killed and told to end."""
+"""Real worker processes that are killed or asked to end."""
 
 import os
 import signal
@@ -56,7 +56,7 @@ def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_signals_are_for_the_server(worker: Worker, model: Model) -> None:
+def test_workers_ignore_signals_for_the_server(worker: Worker, model: Model) -> None:
     worker.probabilities(model, images(model, 1))
     assert worker.pid is not None
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -64,7 +64,7 @@ def test_signals_are_for_the_server(worker: Worker, model: Model) -> None:
     assert worker.probabilities(model, images(model, 1)).shape == (1, len(model.contract.classes))
 
 
-def test_a_worker_that_ends_before_its_first_pass_never_began_it(model: Model) -> None:
+def test_worker_that_dies_before_its_first_pass_is_reported_as_never_begun(model: Model) -> None:
     worker = Worker(device="no such device", budget_bytes=1 << 30, threads=0)
     worker.start()
     with pytest.raises(NeverBegan):
@@ -76,8 +76,8 @@ def never_read(connection: Connection) -> None:
     time.sleep(600)
 
 
-def test_a_process_that_reads_nothing_is_given_up_and_stopped_for_good() -> None:
-    """The question is more than the system holds for it: sending stands still."""
+def test_process_that_reads_nothing_times_out_and_is_stopped() -> None:
+    """The request exceeds the pipe's buffer, so sending blocks."""
     process = Process("reading", never_read, seconds=0.5)
     process.start()
     with pytest.raises(ProcessSlow, match=r"hasn't answered for 0\.5 s"):
@@ -88,7 +88,7 @@ def test_a_process_that_reads_nothing_is_given_up_and_stopped_for_good() -> None
     assert not process.is_alive
 
 
-def test_a_file_that_moved_is_looked_for_where_it_is(tmp_path: Path, model: Model) -> None:
+def test_moved_file_is_found_by_its_new_name(tmp_path: Path, model: Model) -> None:
     models = Models(tmp_path)
     for name in ("here.safetensors", "there.safetensors"):
         (tmp_path / name).write_bytes(PATH.read_bytes())

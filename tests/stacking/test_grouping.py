@@ -1,4 +1,4 @@
-"""Runs are grouped to train together, and an interrupted stack resumes unchanged."""
+"""Runs are grouped to train together, and interrupted stacks resume unchanged."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -63,47 +63,47 @@ def test_only_long_trainings_of_small_networks_are_stacked(one: RunSpec, is_wort
     assert is_worth_stacking(one, ROWS) is is_worth_it
 
 
-def test_replicates_of_one_network_go_together(tmp_path: Path) -> None:
+def test_replicates_of_one_network_share_a_stack(tmp_path: Path) -> None:
     specs = [spec(width, seed) for width in (18, 25) for seed in range(5)]
     specs.insert(3, spec(18, 0, path="stages.papers.dac.mlp:DACMLP", epochs=1))
     found = form_groups(specs, ROWS, RunStore(tmp_path))
     assert shape(found) == [([0, 1, 2, 3, 4], 18, True), ([0], 18, False), ([0, 1, 2, 3, 4], 25, True)]
 
 
-def test_a_stack_has_a_largest_size(tmp_path: Path) -> None:
+def test_stacks_have_a_maximum_size(tmp_path: Path) -> None:
     found = form_groups([spec(18, seed) for seed in range(20)], ROWS, RunStore(tmp_path))
     assert [len(specs) for specs, _ in found] == [16, 4]
 
 
 def begun(store: RunStore, *seeds: int) -> tuple[RunSpec, ...]:
-    """A stack of these seeds that was interrupted after an epoch."""
+    """Create a stack of these seeds that was interrupted after an epoch."""
     specs = tuple(spec(18, seed) for seed in seeds)
     remember(specs, store.scratch)
     store.scratch.save(f"{stack_id(specs)}/resume.pt", b"state")
     return specs
 
 
-def test_a_stack_that_was_cut_off_is_taken_up_with_those_that_are_published(tmp_path: Path) -> None:
+def test_interrupted_stack_resumes_including_published_runs(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     store.publish(begun(store, 3, 1, 4)[0].run_key, {"result.json": b"{}"})
     found = form_groups([spec(18, seed) for seed in (0, 1, 2, 4)], ROWS, store)
     assert shape(found) == [([0, 2], 18, True), ([3, 1, 4], 18, True)]
 
 
-def test_a_stack_is_not_taken_up_where_that_trains_what_nobody_wants(tmp_path: Path) -> None:
+def test_stack_is_not_resumed_for_unwanted_runs(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     begun(store, 0, 1, 2)
     assert shape(form_groups([spec(18, 1)], ROWS, store)) == [([1], 18, True)]
 
 
-def test_a_stack_that_has_no_state_yet_is_formed_anew(tmp_path: Path) -> None:
+def test_stack_without_a_state_is_regrouped(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     (store.work(stack_id(begun(store, 1, 0))) / "resume.pt").unlink()
     assert shape(form_groups([spec(18, seed) for seed in range(3)], ROWS, store)) == [([0, 1, 2], 18, True)]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[1]", b'[{"model": 1}]'])
-def test_a_list_that_cannot_be_read_is_none(tmp_path: Path, damage: bytes) -> None:
+def test_unreadable_member_list_is_ignored(tmp_path: Path, damage: bytes) -> None:
     store = RunStore(tmp_path)
     folder = store.work(stack_id(begun(store, 1, 0)))
     (folder / "group.json").write_bytes(damage)
@@ -111,10 +111,8 @@ def test_a_list_that_cannot_be_read_is_none(tmp_path: Path, damage: bytes) -> No
     assert shape(form_groups([spec(18, seed) for seed in range(2)], ROWS, store)) == [([0, 1], 18, True)]
 
 
-def test_groups_of_many_runs_are_formed_without_comparing_each_with_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """6,000 runs took 12 s: comparing specs is quadratic, so none is compared."""
+def test_grouping_many_runs_compares_no_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quadratic comparisons of 6,000 runs took 12 s."""
     specs = [spec(width, seed) for width in range(10, 30) for seed in range(20)]
     specs += [spec(400, seed) for seed in range(20)]
 
@@ -123,5 +121,5 @@ def test_groups_of_many_runs_are_formed_without_comparing_each_with_each(
 
     monkeypatch.setattr(RunSpec, "__eq__", compared)
     found = form_groups(specs, ROWS, RunStore(tmp_path))
-    assert len(found) == 20 * 2 + 20, "stacks of 16 and 4, and those too wide for one alone"
+    assert len(found) == 20 * 2 + 20, "stacks of 16 and 4, and networks too wide to stack"
     assert sum(len(members) for members, _ in found) == len(specs)

@@ -1,4 +1,4 @@
-"""A stack against its reference, the same networks trained one by one, and from the engine to the store."""
+"""A stack compared with the same networks trained one by one, from the engine to the store."""
 
 import dataclasses
 import io
@@ -41,7 +41,7 @@ PROTOCOL = Protocol(
     observe_test=False,
 )
 REPLICATES = [Replicate(seed=seed) for seed in range(3)]
-# Sizes of the runs below, so that the compiler's work is done once; each further layer takes it seconds.
+# Equal sizes below, so that compiling is done once; each further layer takes seconds.
 COMPILED = {"depth": 2, "width": 8, "last_width": None}
 COMPILED_PROTOCOL = dataclasses.replace(PROTOCOL, batch_size=64)
 COMPILED_REPLICATES = REPLICATES[:2]
@@ -77,7 +77,7 @@ def assert_like(ours: list[tuple[Outcome, float]], expected: list[Outcome], rela
 
 
 @NETWORKS
-def test_outputs_gradients_and_statistics_are_those_of_the_networks(network: type[MLP | DACMLP]) -> None:
+def test_outputs_gradients_and_statistics_equal_single_networks(network: type[MLP | DACMLP]) -> None:
     built = [one.double() for one in networks(network)]
     stack = Stack(built)
     features = torch.randn(3, 40, 3, dtype=torch.float64)
@@ -104,17 +104,17 @@ def test_outputs_gradients_and_statistics_are_those_of_the_networks(network: typ
 
 @pytest.mark.skipif(not dense_stack.is_available(), reason="no C++ compiler here")
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
-def test_base_networks_take_steps_in_cpp_in_float32(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_base_networks_use_cpp_steps_in_float32(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     call = dense_stack.call
     monkeypatch.setattr(dense_stack, "call", lambda *arguments: calls.append(arguments[1]) or call(*arguments))
     built = networks(MLP, COMPILED_REPLICATES, **COMPILED)
     fit_stack(built, Stack, table(300), COMPILED_PROTOCOL, COMPILED_REPLICATES, is_compiled=is_compiled)
-    # 240 rows in batches of 64 are four steps, and 60 rows one batch to measure
+    # 240 rows in batches of 64 are four steps; 60 rows are one batch to measure
     assert calls == COMPILED_PROTOCOL.epochs * (["dense_stack_step"] * 4 + ["dense_stack_predict"])
 
 
-def test_networks_of_another_form_and_without_a_compiler_have_no_steps_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_networks_or_a_missing_compiler_use_no_cpp_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     def is_dense(place: int, layer: nn.Module) -> bool:
         built = networks(MLP)
         for one in built:
@@ -131,14 +131,14 @@ def test_networks_of_another_form_and_without_a_compiler_have_no_steps_in_cpp(mo
     assert not Stack(networks(MLP)).is_dense
 
 
-def test_its_code_is_all_that_is_in_no_run_key() -> None:
+def test_files_of_stack_lists_code_that_run_keys_omit() -> None:
     names = {path.name for path in files_of_stack(ModelSpec(path="stages.papers.dac.mlp:DACMLP", arguments={}))}
     assert {"stacked.py", "mlp_stack.py", "dac_stack.py", "dac.py", "dac.cpp"} <= names
     assert {"dense_stack.py", "dense_stack.cpp"} <= names
 
 
 @NETWORKS
-def test_a_stack_trains_as_its_networks_do_alone(network: type[MLP | DACMLP]) -> None:
+def test_stack_trains_like_single_networks(network: type[MLP | DACMLP]) -> None:
     expected, singles = alone(network)
     built = networks(network)
     outcomes = fit_stack(built, Stack, table(), PROTOCOL, REPLICATES, is_compiled=False)
@@ -150,7 +150,7 @@ def test_a_stack_trains_as_its_networks_do_alone(network: type[MLP | DACMLP]) ->
 
 @pytest.fixture(autouse=True, scope="module")
 def own_folder_for_compiled_code() -> None:
-    """As in the worker, which calls what is tested here."""
+    """Fresh cache folder, which the worker would normally set."""
     keep_compiled_steps_apart()
 
 
@@ -167,7 +167,7 @@ def compiled(kind: type[MLP | DACMLP], test: Regression | None = None) -> list[t
 
 
 @NETWORKS
-def test_compiled_it_is_the_same(network: type[MLP | DACMLP]) -> None:
+def test_compiled_stack_trains_like_single_networks(network: type[MLP | DACMLP]) -> None:
     expected = [
         fit(single, table(300), COMPILED_PROTOCOL, one)
         for single, one in zip(networks(network, COMPILED_REPLICATES, **COMPILED), COMPILED_REPLICATES, strict=True)
@@ -175,7 +175,7 @@ def test_compiled_it_is_the_same(network: type[MLP | DACMLP]) -> None:
     assert_like(compiled(network), expected, relative=2e-3)
 
 
-def test_the_test_set_is_in_the_curves_and_changes_nothing_else() -> None:
+def test_observing_the_test_set_changes_only_the_curves() -> None:
     test = table(40)
     watched, unwatched = compiled(MLP, test), compiled(MLP)
     singles = networks(MLP, COMPILED_REPLICATES, **COMPILED)
@@ -197,20 +197,20 @@ def test_the_test_set_is_in_the_curves_and_changes_nothing_else() -> None:
         ]
 
 
-def test_each_network_stops_by_its_own_losses_and_the_rest_go_on() -> None:
+def test_each_network_stops_early_by_its_own_losses() -> None:
     stopping = dataclasses.replace(
         PROTOCOL, epochs=40, early_stop=EarlyStopSpec(from_epoch=1, patience=1, min_delta=0.005)
     )
     expected, singles = alone(MLP, stopping)
     lengths = [len(outcome.history) for outcome in expected]
-    assert len(set(lengths)) == 3 and max(lengths) < 40, "none stops with another, so the stack shrinks"
+    assert len(set(lengths)) == 3 and max(lengths) < 40, "all stop at different epochs, so the stack shrinks"
     built = networks(MLP)
     assert_like(fit_stack(built, Stack, table(), stopping, REPLICATES, is_compiled=False), expected, relative=0.02)
     for one, single in zip(built, singles, strict=True):
         torch.testing.assert_close(one.head.weight, single.get_parameter("head.weight"), rtol=0.1, atol=0.02)
 
 
-def test_one_that_diverges_harms_no_other_and_says_where() -> None:
+def test_diverging_network_is_reported_without_affecting_others() -> None:
     built = networks(MLP)
     expected, _ = alone(MLP)
     with torch.no_grad():
@@ -219,11 +219,11 @@ def test_one_that_diverges_harms_no_other_and_says_where() -> None:
     diverged, seconds = outcomes[1]
     assert diverged.divergence == {"step": 1, "last_finite_step": 0, "last_finite_loss": None}
     assert diverged.history == diverged.epoch_seconds == []
-    assert 0 < seconds < outcomes[0][1], "what it cost is its share of the one epoch"
+    assert 0 < seconds < outcomes[0][1], "its cost is its share of the one epoch"
     assert_like([outcomes[0], outcomes[2]], [expected[0], expected[2]], relative=2e-3)
 
 
-def test_stopped_anywhere_it_goes_on_bitwise() -> None:
+def test_stack_resumes_bitwise_at_any_step() -> None:
     stopping = dataclasses.replace(
         PROTOCOL, epochs=12, early_stop=EarlyStopSpec(from_epoch=1, patience=1, min_delta=0.005)
     )
@@ -271,7 +271,7 @@ def _stored(state: StackState) -> io.BytesIO:
     return buffer
 
 
-def test_a_layer_that_it_does_not_know_is_refused() -> None:
+def test_unsupported_layer_is_refused() -> None:
     built = networks(MLP)
     for one in built:
         one.layers[2] = nn.GELU()
@@ -279,7 +279,7 @@ def test_a_layer_that_it_does_not_know_is_refused() -> None:
         Stack(built)
 
 
-def test_a_last_batch_of_one_row_is_refused_as_by_the_networks() -> None:
+def test_last_batch_of_one_row_is_refused_as_for_single_networks() -> None:
     train = partial(fit_stack, networks(MLP), Stack, table(321))
     with pytest.raises(ValueError, match="257 rows in batches of 32 leave one for the last"):
         train(PROTOCOL, REPLICATES, is_compiled=False)
@@ -310,7 +310,7 @@ def pack_line(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store in which the stack was trained without a stop."""
+    """The store of an uninterrupted stack."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLAIMCHECK_HOME", str(folder / "home"))
@@ -329,7 +329,7 @@ def specs(data: Path) -> tuple[RunSpec, ...]:
 
 
 def train(data: Path, store: Path, stop: threading.Event | None = None, stop_after: int | None = None) -> list[Event]:
-    """The stack as one group; told to stop once `stop_after` epochs are reported."""
+    """Train the stack as one group; request a stop after `stop_after` epochs are reported."""
     stop = stop or threading.Event()
     events: list[Event] = []
 
@@ -352,7 +352,7 @@ def outcome(store: Path, spec: RunSpec) -> tuple[dict[str, Any], list[dict[str, 
     return json.loads((folder / "result.json").read_text()), history
 
 
-def test_every_run_of_a_stack_is_published_as_if_it_was_alone(data: Path, whole: Path, tmp_path: Path) -> None:
+def test_every_run_of_a_stack_is_published_like_a_single_run(data: Path, whole: Path, tmp_path: Path) -> None:
     for spec in specs(data):
         result, history = outcome(whole, spec)
         single = RunStore(tmp_path / "alone" / "store")
@@ -367,14 +367,14 @@ def test_every_run_of_a_stack_is_published_as_if_it_was_alone(data: Path, whole:
         stacked, single = (dict(found["environment"]) for found in (result, alone))
         process = stacked.pop("process")
         assert process != single.pop("process"), "another canary, and other fast paths"
-        assert not [name for name in process["modules"] if len(name) > 50], "what Inductor compiles is no foreign code"
-        assert stacked == single | {"stacked": code}, "a reader sees how it was trained"
+        assert not [name for name in process["modules"] if len(name) > 50], "generated code isn't foreign"
+        assert stacked == single | {"stacked": code}, "the environment states how it was trained"
         assert len(result["epoch_seconds"]) == 3
     assert list((whole / "work").iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["stack", "alone"])
-def test_denormals_are_zero_while_it_trains_and_not_afterwards(kind: str, data: Path, tmp_path: Path) -> None:
+def test_denormals_are_flushed_only_during_training(kind: str, data: Path, tmp_path: Path) -> None:
     jobs = [Job(spec=spec, data=data, device="cpu") for spec in specs(data)]
     seen = []
     probe = torch.full((64,), 1e-39)
@@ -391,7 +391,7 @@ def test_denormals_are_zero_while_it_trains_and_not_afterwards(kind: str, data: 
 
 
 @pytest.mark.parametrize("kind", ["stack", "alone"])
-def test_data_that_change_meanwhile_give_no_outcome(kind: str, data: Path, tmp_path: Path) -> None:
+def test_data_changed_during_training_give_no_outcome(kind: str, data: Path, tmp_path: Path) -> None:
     jobs, scratch = [Job(spec=spec, data=data, device="cpu") for spec in specs(data)], FolderScratch(tmp_path / "work")
 
     def change(_: object) -> None:
@@ -401,7 +401,7 @@ def test_data_that_change_meanwhile_give_no_outcome(kind: str, data: Path, tmp_p
         train_stack(jobs, scratch, progress=change) if kind == "stack" else train_run(jobs[0], scratch, progress=change)
 
 
-def test_a_stack_of_other_code_than_its_keys_name_is_not_trained(data: Path, tmp_path: Path) -> None:
+def test_stack_of_outdated_code_is_not_trained(data: Path, tmp_path: Path) -> None:
     one, other = specs(data)
     other = dataclasses.replace(other, code={"stages.training.tables": "0" * 16})
     jobs = [Job(spec=spec, data=data, device="cpu") for spec in (one, other)]
@@ -409,7 +409,7 @@ def test_a_stack_of_other_code_than_its_keys_name_is_not_trained(data: Path, tmp
         train_stack(jobs, FolderScratch(tmp_path / "work"))
 
 
-def test_stopped_it_goes_on_where_it_was(data: Path, whole: Path, tmp_path: Path) -> None:
+def test_stopped_stack_resumes(data: Path, whole: Path, tmp_path: Path) -> None:
     stopped = tmp_path / "stopped" / "store"
     assert train(data, stopped, stop_after=1)[-1].kind == "stopped"
     assert [RunStore(stopped).published(spec.run_key) for spec in specs(data)] == [None, None]
@@ -422,7 +422,7 @@ def test_stopped_it_goes_on_where_it_was(data: Path, whole: Path, tmp_path: Path
         assert (result["weights_sha256"], history) == (expected["weights_sha256"], curve)
 
 
-def test_killed_between_two_publications_the_rest_is_published_later(
+def test_stack_killed_while_publishing_publishes_the_rest_later(
     data: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = tmp_path / "killed" / "store"
@@ -452,13 +452,13 @@ def broken_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     torch.compiler.reset()
     worker._compiles.cache_clear()
-    with torch._inductor.config.patch({"cpp.cxx": ("/bin/false",)}):  # which knows how to take it back
+    with torch._inductor.config.patch({"cpp.cxx": ("/bin/false",)}):  # monkeypatch can undo it
         yield
     worker._compiles.cache_clear()
 
 
 @pytest.mark.usefixtures("broken_compiler")
-def test_where_nothing_can_be_compiled_they_are_trained_one_by_one(
+def test_networks_are_trained_singly_without_a_compiler(
     data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     store = tmp_path / "store"
@@ -470,7 +470,7 @@ def test_where_nothing_can_be_compiled_they_are_trained_one_by_one(
         assert "stacked" not in result["environment"] and len(history) == 3
 
 
-def test_one_that_fails_alone_holds_up_no_other(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_single_network_blocks_no_other(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "can_stack", lambda device: False)
     first, second = specs(data)
     work = tmp_path / "store" / "work"

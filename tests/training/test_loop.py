@@ -1,4 +1,4 @@
-"""The training loop is repeatable, resumes at any step, never sees the test set, and reports a diverging loss."""
+"""The training loop is repeatable, resumes at any step, never uses the test set, and reports divergence."""
 
 import copy
 import io
@@ -125,7 +125,7 @@ def test_run_stopped_anywhere_and_resumed_equals_an_uninterrupted_run(
 
 
 def test_state_is_saved_once_a_minute_within_an_epoch(images: LabelledImages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training isn't notified when its node dies, so everything since the last saved state is lost."""
+    """A node may die without warning, which loses everything since the last saved state."""
     now, saved = [0.0], list[tuple[int, int]]()
 
     def take_25_seconds() -> bool:
@@ -211,10 +211,10 @@ def test_training_stops_when_the_validation_loss_no_longer_falls(images: Labelle
         early_stop=EarlyStopSpec(from_epoch=2, patience=3, min_delta=1e-4),
     )
     _, outcome = train(images, protocol, build_vit_without_dropout)
-    assert len(outcome.history) == 6, "two epochs, one to compare with, and three of patience"
+    assert len(outcome.history) == 6, "two epochs, one for comparison, and three of patience"
 
 
-def test_only_kernels_decay_if_the_spec_says_so() -> None:
+def test_only_kernels_decay_if_the_spec_sets_it() -> None:
     spec = OptimizerSpec(name="sgd", lr=1.0, weight_decay=0.5, decay="kernels")
     model = seeded_model(build_local_vit, REPLICATE)
     before = copy.deepcopy(dict(model.named_parameters()))

@@ -1,9 +1,7 @@
-"""A run that several processes or devices train: the same as one's, stopped and resumed as one."""
+"""A run trained by several processes or devices equals one device's, and resumes as a whole."""
 
 import json
 import multiprocessing
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,7 +39,7 @@ def task_of(protocol: Protocol) -> NextToken:
 
 
 def session_of(spec: RunSpec) -> Session:
-    """A session on random text; GPT-2 has a matrix that no step uses, as HyperBF's code has."""
+    """Return a session on random text; GPT-2 gets a matrix that no step uses, like HyperBF's."""
     model = seeded_model(lambda: build_model(spec.model), spec.replicate)
     if spec.model.path.endswith("GPT2"):
         model.register_parameter("unused", nn.Parameter(torch.ones(3, 3)))
@@ -66,7 +64,7 @@ def train_share(spec: RunSpec, rank: Rank, tell: Tell, should_stop: Any) -> Any:
 
 
 class BackToFront(NextToken):
-    """The same task with the rows of each batch in another order: other roundings, nothing else."""
+    """The same task with each batch's rows reversed, which changes only rounding."""
 
     def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return super().training_batch(rows.flip(0), generator)
@@ -77,10 +75,10 @@ def furthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=["GPT2", "AetherGPT"])
-def test_two_processes_train_the_network_of_one(model: str) -> None:
-    """Not bit by bit, as gradients are sums over rows in another order: losses within 1e-6, and weights as near as
-    those of one process that takes each batch back to front (Adam makes steps even of a gradient that is rounding
-    alone, such as that of the keys' biases).
+def test_two_processes_train_the_same_network_as_one(model: str) -> None:
+    """Losses agree within 1e-6, and weights as well as those of one process with reversed batches.
+
+    Gradients are sums in another order, and Adam amplifies those that are pure rounding, such as the keys' biases'.
     """
     spec = spec_of(model)
     history, arrays = run_together(partial(train_share, spec), ("cpu", "cpu"), tell=print, should_stop=lambda: False)
@@ -102,8 +100,8 @@ def shares(rows: int, size: int) -> Iterator[tuple[SharedTask, int]]:
 
 
 @pytest.mark.parametrize(("rows", "size", "expected"), [(8, 2, [4, 4]), (8, 3, [2, 3, 3]), (2, 3, [2, 2, 2])])
-def test_ranks_share_a_batch_and_weigh_their_parts(rows: int, size: int, expected: list[int]) -> None:
-    """All rows once, or, where there are too few for all ranks, all rows by each."""
+def test_ranks_divide_a_batch_and_weight_their_parts(rows: int, size: int, expected: list[int]) -> None:
+    """If there are fewer rows than ranks, every rank gets all rows."""
     found = list(shares(rows, size))
     assert [count for _, count in found] == expected
     assert sum(task.weight for task, _ in found) == pytest.approx(1)
@@ -125,7 +123,7 @@ class Normalised(nn.Module):
     ],
     ids=["dropout", "batch norm", "K-FAC"],
 )
-def test_a_training_that_would_become_another_is_refused(model: nn.Module, protocol: Protocol, why: str) -> None:
+def test_training_that_would_change_is_refused(model: nn.Module, protocol: Protocol, why: str) -> None:
     with pytest.raises(ValueError, match=f"{why}.*name one device"):
         refuse_unlike(model, task_of(protocol), protocol)
 
@@ -165,11 +163,7 @@ def files_of(trained: Trained) -> dict[str, bytes]:
     return dict(files)
 
 
-def rank_one() -> list[Any]:
-    return [process for process in multiprocessing.active_children() if process.name == "rank-1"]
-
-
-def test_a_shared_run_is_the_same_run_and_says_who_shared_it(data: Path, tmp_path: Path) -> None:
+def test_shared_run_has_the_same_key_and_records_the_sharing(data: Path, tmp_path: Path) -> None:
     scratch = RunStore(tmp_path).scratch
     together = files_of(train_run(Job(spec=SPEC, data=data, device=TOGETHER), scratch))
     alone = files_of(train_run(Job(spec=SPEC, data=data, device="cpu"), scratch))
@@ -177,13 +171,13 @@ def test_a_shared_run_is_the_same_run_and_says_who_shared_it(data: Path, tmp_pat
     ours, theirs = (json.loads(files["result.json"])["environment"] for files in (together, alone))
     shared = ours.pop("data_parallel")
     assert shared | {"code": ""} == {"world_size": 2, "backend": "gloo", "global_batch": 7, "code": ""}
-    theirs["process"]["modules"] = {}  # this process alone has loaded tests
+    theirs["process"]["modules"] = {}  # only this process has loaded the tests
     assert ours == theirs | {"threads": ours["threads"]}
     for line, expected in zip(together["history.jsonl"].splitlines(), alone["history.jsonl"].splitlines(), strict=True):
         assert json.loads(line) == pytest.approx(json.loads(expected), rel=1e-6)
 
 
-def test_stopped_and_resumed_together_gives_the_same_bits(data: Path, tmp_path: Path) -> None:
+def test_shared_run_resumes_bitwise(data: Path, tmp_path: Path) -> None:
     spec, stop = longer(12), threading.Event()
     job, store = Job(spec=spec, data=data, device=TOGETHER), RunStore(tmp_path)
     undisturbed = files_of(train_run(job, store.scratch))
@@ -192,39 +186,40 @@ def test_stopped_and_resumed_together_gives_the_same_bits(data: Path, tmp_path: 
     assert store.scratch.holds(f"{spec.run_key}/{STATE}")
     resumed_at: list[int] = []
     resumed = files_of(train_run(job, store.scratch, progress=lambda progress: resumed_at.append(progress.step)))
-    assert resumed_at[0] > 1, "it went on from the state"
+    assert resumed_at[0] > 1, "it resumed from the state"
     assert [resumed[name] for name in ("weights.safetensors", "history.jsonl")] == [
         undisturbed[name] for name in ("weights.safetensors", "history.jsonl")
     ]
 
 
-def test_a_killed_process_ends_the_others_and_the_attempt_says_so(data: Path, tmp_path: Path) -> None:
+def test_killed_process_ends_the_others_with_a_reason(data: Path, tmp_path: Path) -> None:
     store, events = RunStore(tmp_path), list[Event]()
     others = set(multiprocessing.active_children())
 
     def report(event: Event) -> None:
         events.append(event)
         if event.kind == "progress":
-            for process in rank_one():
-                os.kill(process.pid, signal.SIGKILL)
+            for process in multiprocessing.active_children():
+                if process.name == "rank-1":
+                    process.kill()
 
     group = Group(label="gpt", specs=(longer(400),), data=data)
     assert not run_groups([group], store, [TOGETHER], report, threading.Event())
-    assert not set(multiprocessing.active_children()) - others, "nothing trains on"
+    assert not set(multiprocessing.active_children()) - others, "nothing trains any more"
     reason = "rank 1 of 2 (cpu) was killed by SIGKILL, so the others were ended"
     assert events[-1].kind == "failed" and events[-1].message.startswith(reason)
     (attempt,) = Leases(store).attempts(group.run_keys[0])
     assert attempt.end == "failed" and attempt.reason is not None and attempt.reason.startswith(reason)
 
 
-def test_an_error_of_all_is_told_once_as_on_one_device(data: Path, tmp_path: Path) -> None:
+def test_error_of_all_ranks_is_reported_once(data: Path, tmp_path: Path) -> None:
     spec = replace(spec_of(MODELS[0], dropout=0.1), data_digest="d")
     with pytest.raises(ValueError, match="draws random numbers"):
         train_run(Job(spec=spec, data=data, device=TOGETHER), RunStore(tmp_path).scratch)
 
 
 @pytest.mark.slow(hours=True)
-def test_several_slots_of_several_devices_train_beside_each_other(data: Path, tmp_path: Path) -> None:
+def test_several_slots_of_several_devices_train_concurrently(data: Path, tmp_path: Path) -> None:
     groups = [
         Group(label=f"gpt.{seed}", specs=(replace(SPEC, replicate=replace(SPEC.replicate, seed=seed)),), data=data)
         for seed in range(2)
@@ -232,7 +227,7 @@ def test_several_slots_of_several_devices_train_beside_each_other(data: Path, tm
     assert run_groups(groups, RunStore(tmp_path), [TOGETHER] * 2, lambda event: None, threading.Event())
 
 
-def test_devices_that_train_together_are_named_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_of_a_shared_run_are_listed_individually(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices_of("cpu") == ("cpu",) and devices_of(TOGETHER) == ("cpu", "cpu")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert devices_of("cuda+cuda:1") == ("cuda:0", "cuda:1")
@@ -241,5 +236,5 @@ def test_devices_that_train_together_are_named_one_by_one(monkeypatch: pytest.Mo
             devices_of(wanted)
 
 
-def test_devices_that_train_together_share_no_stack() -> None:
+def test_stacks_are_not_shared_by_devices() -> None:
     assert not can_stack(TOGETHER)

@@ -1,4 +1,4 @@
-"""Trainings of tables and texts."""
+"""Trainings on tables and texts."""
 
 import math
 from typing import Any
@@ -39,7 +39,7 @@ def line(rows: int) -> TableRows:
     return TableRows(features, features @ torch.tensor([1.0, -2.0, 0.5]) + 3)
 
 
-def test_loss_is_the_mean_square_of_every_row() -> None:
+def test_loss_is_the_mean_square_over_all_rows() -> None:
     task = Regression(line(5000))
     zero = torch.nn.Linear(3, 1)
     torch.nn.init.zeros_(zero.weight), torch.nn.init.zeros_(zero.bias)
@@ -48,7 +48,7 @@ def test_loss_is_the_mean_square_of_every_row() -> None:
     assert measure(zero, task, torch.arange(10))["loss"] == pytest.approx(float((task.data.targets[:10] ** 2).mean()))
 
 
-def test_training_learns_a_line_and_validates_on_rows_it_did_not_train_on() -> None:
+def test_training_learns_a_line_and_validates_on_held_out_rows() -> None:
     task = Regression(line(1000))
     model = seeded_model(lambda: MLP(**ARGUMENTS), Replicate(seed=0))
     outcome = fit(model, task, PROTOCOL, Replicate(seed=0))
@@ -63,7 +63,7 @@ def packed(tmp_path):
     return tmp_path / "line", info
 
 
-def test_worker_trains_a_table_and_its_checkpoint_is_scored_by_mean_square(tmp_path, packed) -> None:
+def test_worker_trains_a_table_whose_checkpoint_is_scored_by_mean_square(tmp_path, packed) -> None:
     folder, info = packed
     spec = RunSpec(
         model=ModelSpec(path="stages.papers.dac.mlp:MLP", arguments=ARGUMENTS),
@@ -97,7 +97,7 @@ def test_worker_trains_a_table_and_its_checkpoint_is_scored_by_mean_square(tmp_p
     ]
     watched = score(predictor, read_rows(folder, info, "test"), info, PROTOCOL, epochs, flops)
     selected = {measurement.metric: measurement.value for measurement in watched.metrics}
-    assert (selected["selected_mse"], selected["selected_log_mse"]) == (0.3, math.log(0.3)), "not the least test error"
+    assert (selected["selected_mse"], selected["selected_log_mse"]) == (0.3, math.log(0.3)), "not the lowest test error"
     assert selected["mse"] == values["mse"].value
     assert values["flops_per_row"].value == 2 * (3 * 16 + 16 * 16 + 16)
     assert scores.correct is scores.confusion is None
@@ -127,7 +127,7 @@ def build_gpt2(context: int = 8, dropout: float = 0.1) -> nn.Module:
     return GPT2(vocabulary_size=256, context=context, width=16, depth=1, num_heads=2, dropout=dropout)
 
 
-def test_a_window_predicts_each_token_from_those_before_it() -> None:
+def test_window_predicts_each_next_token() -> None:
     data = TokenWindows(as_tokens(b"abcdefghij"), 3)
     inputs, targets = data.pick(torch.tensor([2, 0]))
     assert [bytes(row) for row in inputs.to(torch.uint8).tolist()] == [b"ghi", b"abc"]
@@ -136,7 +136,7 @@ def test_a_window_predicts_each_token_from_those_before_it() -> None:
 
 
 @pytest.mark.parametrize("length", [17, 20, 29, 33])
-def test_no_token_is_predicted_twice_and_less_than_a_window_is_left_over(length: int) -> None:
+def test_no_token_is_predicted_twice_and_less_than_a_window_remains(length: int) -> None:
     data = TokenWindows(torch.arange(length).to(torch.uint16), 4)
     inputs, targets = data.pick(torch.arange(len(data)))
     assert inputs.flatten().tolist() == list(range(4 * len(data)))
@@ -145,18 +145,18 @@ def test_no_token_is_predicted_twice_and_less_than_a_window_is_left_over(length:
 
 
 @pytest.mark.parametrize(("length", "window"), [(4, 4), (0, 1), (9, 0)])
-def test_a_text_without_one_whole_window_is_refused(length: int, window: int) -> None:
+def test_text_shorter_than_a_window_is_refused(length: int, window: int) -> None:
     with pytest.raises(ValueError, match=f"the text has {length} tokens; a window of {window} needs one more"):
         TokenWindows(torch.zeros(length, dtype=torch.uint16), window)
 
 
-def test_ids_above_a_byte_and_above_int16_stay_what_they_are() -> None:
+def test_token_ids_beyond_int16_are_preserved() -> None:
     ids = [50_256, 7, 40_000, 65_535]
     inputs, targets = TokenWindows(torch.from_numpy(np.array(ids, dtype=np.uint16)), 3).pick(torch.tensor([0]))
     assert (inputs.tolist(), targets.tolist()) == ([ids[:3]], [ids[1:]])
 
 
-def test_loss_is_the_mean_of_minus_log_probability_per_token() -> None:
+def test_loss_is_the_mean_negative_log_probability_per_token() -> None:
     task = NextToken(TokenWindows(as_tokens(b"abcabc"), 2), make_protocol())
     probabilities = torch.tensor([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]])
     targets = torch.tensor([[0, 2]])
@@ -177,14 +177,14 @@ def test_measured_loss_does_not_depend_on_the_batches(batch_size: int) -> None:
     assert measure(model, task, batch_size=batch_size)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_measuring_goes_in_order_without_overlap_in_batches_no_larger_than_trainings() -> None:
+def test_measuring_covers_windows_in_order_in_batches_up_to_trainings() -> None:
     task = NextToken(TokenWindows(torch.arange(60).to(torch.uint16), 5), make_protocol(batch_size=4))
     batches = [inputs for inputs, _ in task.plain_batches(torch.arange(len(task)), 256)]
     assert [len(inputs) for inputs in batches] == [4, 4, 3]
     assert torch.cat(batches).flatten().tolist() == list(range(55))
 
 
-def test_an_epoch_sees_every_training_window_once_and_no_validation_window() -> None:
+def test_epoch_uses_every_training_window_once_and_no_validation_window() -> None:
     protocol = make_protocol(split=SplitSpec(kind="fraction", fraction=0.25, seed=1), epochs=1)
     seen: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Products in TF32, emulated on a CPU."""
+"""TF32 products, emulated on a CPU."""
 
 import dataclasses
 import math
@@ -53,23 +53,23 @@ FLOAT32 = dataclasses.replace(TF32, precision="float32")
         (0.0, 0.0),
     ],
 )
-def test_ten_bits_of_mantissa_are_left_and_of_two_as_near_the_even_one(x: float, rounded: float) -> None:
+def test_rounding_keeps_ten_mantissa_bits_and_ties_to_even(x: float, rounded: float) -> None:
     assert round_to_tf32(torch.tensor([x])).item() == rounded
 
 
-def test_every_nan_stays_one() -> None:
+def test_nan_propagates() -> None:
     nans = torch.tensor([0x7F800001, 0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)
     assert round_to_tf32(nans).isnan().all()
 
 
-def test_rounding_agrees_with_half_precision_where_that_has_the_same_ten_bits() -> None:
+def test_rounding_agrees_with_half_precision_in_its_range() -> None:
     x = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).clamp(-60000, 60000)
     x = x[x.abs() > 2**-14]
     assert torch.equal(round_to_tf32(x), x.half().float())
 
 
 def rounded_product(f: Callable[..., Tensor], *operands: Tensor) -> list[Tensor]:
-    """A product of rounded operands, and its gradients by the chain rule with rounded operands, in float64."""
+    """Return a product of rounded operands and its gradients with rounded operands, in float64."""
     doubles = [round_to_tf32(one).double().requires_grad_() for one in operands]
     out = f(*doubles)
     back = round_to_tf32(torch.ones_like(out).float().mul(1 + 2**-12)).double()
@@ -87,7 +87,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Tensor], torch.Size, torch.Size]] = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_operands_of_a_product_are_rounded_forwards_and_backwards_and_sums_are_not(name: str) -> None:
+def test_operands_but_not_sums_are_rounded_forwards_and_backwards(name: str) -> None:
     f, *shapes = PRODUCTS[name]
     random = torch.Generator().manual_seed(1)
     leaves = [torch.randn(shape, generator=random, requires_grad=True) for shape in shapes]
@@ -96,7 +96,7 @@ def test_operands_of_a_product_are_rounded_forwards_and_backwards_and_sums_are_n
         found = [out.detach(), *torch.autograd.grad(out, leaves, torch.full_like(out, 1 + 2**-12))]
     for ours, expected in zip(found, rounded_product(f, *leaves), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
-    assert not torch.allclose(found[0], f(*leaves), rtol=1e-5, atol=1e-5), "float32 is another product"
+    assert not torch.allclose(found[0], f(*leaves), rtol=1e-5, atol=1e-5), "float32 differs"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def task(protocol: Protocol) -> ImageClassification:
     return ImageClassification(LabelledImages(images, torch.randint(0, 5, (24,), generator=random)), protocol)
 
 
-def test_a_training_in_tf32_is_near_float32_and_not_equal() -> None:
+def test_tf32_training_is_close_to_float32_but_not_equal() -> None:
     losses = []
     for protocol in (FLOAT32, TF32):
         outcome = fit(seeded_model(small, REPLICATE), task(protocol), protocol, REPLICATE)
@@ -139,7 +139,7 @@ def test_a_training_in_tf32_is_near_float32_and_not_equal() -> None:
     np.testing.assert_allclose(losses[0], losses[1], rtol=5e-3)
 
 
-def test_networks_are_trained_in_tf32_and_measured_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_train_in_tf32_and_are_measured_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     model, is_inside, seen = seeded_model(small, REPLICATE), [False], set[tuple[bool, bool]]()
 
     @contextmanager
@@ -152,10 +152,10 @@ def test_networks_are_trained_in_tf32_and_measured_in_float32(monkeypatch: pytes
     model.register_forward_hook(lambda *call: seen.add((model.training, is_inside[0])))
     protocol = dataclasses.replace(TF32, split=SplitSpec(kind="fraction", fraction=0.25))
     fit(model, task(protocol), protocol, REPLICATE, observe=lambda model: measure(model, task(TF32)))
-    assert seen == {(True, True), (False, False)}, "in training inside, at validation and for curves outside"
+    assert seen == {(True, True), (False, False)}, "in training inside; validation and curves outside"
 
 
-def test_a_stack_in_tf32_follows_its_networks_alone() -> None:
+def test_tf32_stack_follows_its_single_networks() -> None:
     protocol = dataclasses.replace(TF32, mean=(), std=(), batch_size=32, epochs=3, steps_per_epoch=None)
     features = torch.randn(256, 6, generator=torch.Generator().manual_seed(0))
     rows = Regression(TableRows(features, features.sum(1).sin()))
@@ -173,20 +173,18 @@ def test_a_stack_in_tf32_follows_its_networks_alone() -> None:
         for network, one in zip(networks(), replicates, strict=True)
         for row in fit(network, rows, protocol, one).history
     ]
-    rounded = losses(protocol, is_compiled=True)  # emulation isn't compiled, whatever is asked for
+    rounded = losses(protocol, is_compiled=True)  # emulation is never compiled
     np.testing.assert_allclose(rounded, alone, rtol=1e-2)
     assert rounded != losses(dataclasses.replace(protocol, precision="float32"), is_compiled=False)
 
 
-def test_compiled_code_is_refused_where_tf32_is_emulated() -> None:
+def test_compiling_is_refused_if_tf32_is_emulated() -> None:
     with pytest.raises(ValueError, match="set compile: false"):
         products_of(dataclasses.replace(TF32, compile=True), CPU)
 
 
 @pytest.mark.parametrize(("capability", "ok"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
-def test_a_gpu_without_tf32_is_refused_and_one_with_it_is_allowed_to(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], ok: bool
-) -> None:
+def test_gpu_needs_tf32_support(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], ok: bool) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     gpu, matmul, cudnn = torch.device("cuda"), torch.backends.cuda.matmul, torch.backends.cudnn
@@ -228,7 +226,7 @@ CASES = {
 
 
 def tasks(protocol: Protocol) -> Iterator[ImageClassification]:
-    """Digits to train on, and the others."""
+    """Return a task on training digits, and one on the others."""
     pixels, labels = load_digits(return_X_y=True)
     images = torch.tensor(pixels * 15, dtype=torch.uint8).reshape(-1, 1, 8, 8)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(7))
@@ -237,7 +235,7 @@ def tasks(protocol: Protocol) -> Iterator[ImageClassification]:
 
 
 def scores(name: str, precision: Precision) -> dict[str, list[float]]:
-    """Loss and accuracy on digits that weren't trained on, by seed."""
+    """Return loss and accuracy on digits not used for training, by seed."""
     case = CASES[name]
     shared = {"batch_size": 64, "epochs": case.epochs, "mean": (0.5,), "std": (0.5,), "precision": precision}
     protocol = Protocol(optimizer=ADAM, **shared)
@@ -252,14 +250,14 @@ def scores(name: str, precision: Precision) -> dict[str, list[float]]:
 
 
 def p_of(some: list[float], others: list[float]) -> dict[str, float]:
-    """How likely they would be this far apart by chance: as two distributions, and seed by seed."""
+    """Return the p-values of the difference: between distributions, and seed by seed."""
     tests = {"distributions": mannwhitneyu(some, others), "pairs": wilcoxon(some, others, zero_method="zsplit")}
     return {name: round(float(test.pvalue), 6) for name, test in tests.items()}
 
 
 @pytest.mark.slow(hours=True)
 @pytest.mark.timeout(3000)
-def test_accuracies_over_seeds_cannot_be_told_apart() -> None:
+def test_accuracies_of_tf32_and_float32_are_indistinguishable() -> None:
     report: dict[str, Any] = {"seeds": SEEDS}
     report["data"] = "1,797 digits of 8 x 8, 1,200 to train on; TF32 emulated on a CPU"
     for name in CASES:
@@ -280,4 +278,4 @@ def test_accuracies_over_seeds_cannot_be_told_apart() -> None:
     for name in CASES:
         assert min(report[name]["p"].values()) > ALPHA, name
         for seen in report[name]["p_were_they_two_points_apart"]:
-            assert min(seen.values()) < ALPHA, f"{name}: too noisy to tell two points"
+            assert min(seen.values()) < ALPHA, f"{name}: too noisy to detect two points"

@@ -1,4 +1,4 @@
-"""The worker: what it publishes, where it goes on, and in which environment."""
+"""The worker: published outcome, resuming, and environment."""
 
 import dataclasses
 import os
@@ -29,7 +29,7 @@ from tests.packed_table import pack_images
 
 
 def pack_noise(folder: Path) -> PackedInfo:
-    """Twelve images of 16 x 16 to train with and four to test."""
+    """Twelve images of 16 x 16 for training and four for testing."""
     draw = np.random.default_rng(0)
     train, test = (
         ImageSet(images=draw.integers(0, 256, (count, 3, 16, 16), dtype=np.uint8), labels=np.arange(count) % 2)
@@ -39,7 +39,7 @@ def pack_noise(folder: Path) -> PackedInfo:
 
 
 @pytest.mark.skipif(cpp.load_library(dropout._SOURCE) is None, reason="no C++ compiler here")
-def test_worker_drops_out_in_cpp_and_publishes_the_plain_network(
+def test_worker_uses_cpp_dropout_and_publishes_the_plain_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
@@ -82,7 +82,7 @@ def resume_state(folder: Path, *, joules: list | None = None, is_stopping: bool 
     )
 
 
-def test_a_training_that_is_over_leaves_no_state(tmp_path: Path) -> None:
+def test_finished_training_saves_no_state(tmp_path: Path) -> None:
     resume = resume_state(tmp_path)
     resume.save(TrainingState(epoch=3))
     assert resume.load() is None
@@ -91,9 +91,7 @@ def test_a_training_that_is_over_leaves_no_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("is_stopping", "epoch"), [(False, 1), (True, 2)])
-def test_states_that_take_long_are_written_seldom_and_when_it_stops(
-    tmp_path: Path, is_stopping: bool, epoch: int
-) -> None:
+def test_slow_states_are_saved_rarely_and_on_stopping(tmp_path: Path, is_stopping: bool, epoch: int) -> None:
     resume = resume_state(tmp_path, is_stopping=is_stopping)
     resume.save(TrainingState(epoch=1))
     resume.took = 60.0
@@ -102,7 +100,7 @@ def test_states_that_take_long_are_written_seldom_and_when_it_stops(
 
 
 @pytest.mark.parametrize(("before", "used"), [([100.0, 130.0], 34.0), (None, None)], ids=["known", "unknown"])
-def test_energy_is_that_of_all_attempts(tmp_path: Path, before: list[float] | None, used: float | None) -> None:
+def test_energy_includes_all_attempts(tmp_path: Path, before: list[float] | None, used: float | None) -> None:
     resume_state(tmp_path, joules=before).save(TrainingState(epoch=1))
     second = resume_state(tmp_path, joules=[500.0, 504.0])
     second.load()
@@ -110,17 +108,17 @@ def test_energy_is_that_of_all_attempts(tmp_path: Path, before: list[float] | No
 
 
 @pytest.mark.parametrize("counts", [[None], [100.0, None], [None, 100.0]])
-def test_energy_of_a_device_that_was_silent_once_is_unknown(counts: list) -> None:
+def test_energy_is_unknown_if_the_device_was_silent_once(counts: list) -> None:
     counter = iter(counts)
     assert EnergyMeter(lambda: next(counter, None)).used() is None
 
 
-def test_a_processor_reports_no_energy() -> None:
+def test_cpu_reports_no_energy() -> None:
     assert energy_joules(torch.device("cpu")) is None
 
 
 def flip(content: bytes) -> bytes:
-    """The same with one bit of a tensor's bytes changed, which `torch.load` alone doesn't see."""
+    """Flip one bit of a tensor's bytes, which `torch.load` alone doesn't detect."""
     return content[: len(content) // 2] + bytes([content[len(content) // 2] ^ 1]) + content[len(content) // 2 + 1 :]
 
 
@@ -134,7 +132,7 @@ def flip(content: bytes) -> bytes:
     ],
     ids=["bit-flipped", "truncated", "older", "empty"],
 )
-def test_a_damaged_or_older_state_is_named_and_left_out(
+def test_damaged_or_older_state_is_reported_and_ignored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes], why: str
 ) -> None:
     resume = resume_state(tmp_path)
@@ -145,7 +143,7 @@ def test_a_damaged_or_older_state_is_named_and_left_out(
     assert "run k: resume state can't be used" in (said := capsys.readouterr().err) and why in said
 
 
-def test_a_foreign_state_is_named_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_state_of_another_run_is_reported_and_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     resume_state(tmp_path).save(TrainingState(epoch=2))
     (tmp_path / "k").rename(tmp_path / "other")
     foreign = dataclasses.replace(resume_state(tmp_path), work="other")
@@ -157,13 +155,13 @@ ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
 
-def test_peak_memory_is_at_least_what_is_resident_now() -> None:
+def test_peak_memory_is_at_least_the_resident_memory() -> None:
     held = np.ones(2**24, dtype=np.uint8)
     resident = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     assert len(held) < 0.99 * resident <= peak_memory_bytes(CPU) < 20 * resident
 
 
-def test_a_gpu_says_that_its_own_generator_drew_and_a_cpu_says_what_it_always_said(
+def test_only_a_gpu_records_its_augmentation_generator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(process, "device_name", lambda device: "a GPU")
@@ -173,8 +171,8 @@ def test_a_gpu_says_that_its_own_generator_drew_and_a_cpu_says_what_it_always_sa
 
 
 @pytest.mark.slow(hours=True)
-def test_peak_memory_is_the_process_own() -> None:
-    """A small process started by a larger one, ours."""
+def test_peak_memory_excludes_the_parent_process() -> None:
+    """This large process starts a small one."""
     code = (
         "import torch; from stages.training.process import peak_memory_bytes;"
         "print(peak_memory_bytes(torch.device('cpu')))"
@@ -184,8 +182,8 @@ def test_peak_memory_is_the_process_own() -> None:
     assert int(finished.stdout) < len(ballast) < peak_memory_bytes(CPU)
 
 
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux can start the peak anew")
-def test_peak_memory_starts_anew() -> None:
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux can reset the peak")
+def test_peak_memory_can_be_reset() -> None:
     ballast = np.ones(2**26, dtype=np.uint8)
     before = peak_memory_bytes(CPU)
     del ballast
@@ -193,14 +191,14 @@ def test_peak_memory_starts_anew() -> None:
     assert peak_memory_bytes(CPU) < before - 2**25
 
 
-def test_same_machine_has_the_same_digest_and_threads_count() -> None:
+def test_environment_digest_depends_on_threads_but_not_key_order() -> None:
     facts = describe_environment(CPU)
     assert environment_digest(facts) == environment_digest(dict(reversed(facts.items())))
     assert environment_digest(facts | {"threads": facts["threads"] + 1}) != environment_digest(facts)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_missing_device_is_refused_with_what_would_work() -> None:
+def test_missing_device_is_refused_with_alternatives() -> None:
     assert pick_device("auto") == CPU
     with pytest.raises(ValueError, match="sees 0 CUDA devices here; use cpu"):
         pick_device("cuda")

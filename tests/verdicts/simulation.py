@@ -1,4 +1,4 @@
-"""Rules as in params.yaml, and the highest rate that a simulation may give."""
+"""The rules of params.yaml, and an upper bound for simulated error rates."""
 
 from stages.reported.judging import RULES
 
@@ -6,5 +6,5 @@ MARGINS = RULES.margins
 
 
 def above(rate: float, trials: int) -> float:
-    """The highest that a simulated rate may be when the true one is `rate`: three standard errors more."""
+    """Return the largest plausible simulated rate for a true `rate`: three standard errors more."""
     return rate + 3 * (rate * (1 - rate) / trials) ** 0.5

@@ -1,4 +1,4 @@
-"""Every judge that has a margin says what it would say by any other: judged again there, it must say so."""
+"""Every judge with a margin predicts its verdicts under other margins, and judging again confirms them."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ SOMETIMES = settings(max_examples=25, deadline=None, report_multiple_bugs=False)
 
 
 def assert_says_what_it_would_say(judge: Callable[[float], Verdict], margin: float) -> Verdict:
-    """Judge again just below and just above each margin at which the verdict is said to change, and far beyond."""
+    """Judge again just below and above each predicted change of verdict, and far beyond the last."""
     verdict = judge(margin)
     stretches = verdict.by_margin
     told = [*stretches[1:], None] if stretches else []
@@ -53,7 +53,9 @@ def assert_says_what_it_would_say(judge: Callable[[float], Verdict], margin: flo
 @SOMETIMES
 @example([0.0, 0.0, 1.0, 0.0, 1.0], 1.0, 0.5, 0.0, 0.05)
 @given(DRAWS, st.floats(-2, 2), MARGINS, st.sampled_from([None, 0.0, 0.1]), st.sampled_from([0.0, 0.05]))
-def test_a_value(ours: list[float], printed: float, margin: float, stderr: float | None, widening: float) -> None:
+def test_value_flips_as_predicted(
+    ours: list[float], printed: float, margin: float, stderr: float | None, widening: float
+) -> None:
     def judge(by: float) -> Verdict:
         claim = ValueClaim(value=printed, margin=by, stderr=stderr, n=5)
         return judge_value(claim, Sample.of(ours), rules=RULES, planned=5, widening=widening)
@@ -64,8 +66,8 @@ def test_a_value(ours: list[float], printed: float, margin: float, stderr: float
 @SOMETIMES
 @given(DRAWS, DRAWS, st.floats(0.1, 3), MARGINS)
 @example([2.0, 1.98, 2.01, 2.02, 1.99], [0.0, 0.01, -0.01, 0.02, 0.0], 1.9, 0.5)
-def test_a_gain_s_size(ours: list[float], theirs: list[float], gain: float, margin: float) -> None:
-    """A margin as large as the gain reproduces nothing, so that is where the last stretch begins."""
+def test_gain_size_flips_as_predicted(ours: list[float], theirs: list[float], gain: float, margin: float) -> None:
+    """A margin as large as the gain reproduces nothing, so the last stretch begins there."""
 
     def judge(by: float) -> Verdict:
         claim = GainClaim(gain=gain, margin=by, better="higher")
@@ -81,7 +83,7 @@ def test_a_gain_s_size(ours: list[float], theirs: list[float], gain: float, marg
 
 @SOMETIMES
 @given(DRAWS, DRAWS, st.sampled_from([None, 0.5, 2.0]), MARGINS, st.booleans())
-def test_comparable_arms(
+def test_comparable_arms_flip_as_predicted(
     ours: list[float], theirs: list[float], accepted: float | None, margin: float, diverges: bool
 ) -> None:
     def judge(by: float) -> Verdict:
@@ -94,7 +96,7 @@ def test_comparable_arms(
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.lists(st.floats(-1, 1), min_size=3, max_size=3), MARGINS)
-def test_a_uniform_gain(seed: int, gains: list[float], margin: float) -> None:
+def test_uniform_gain_flips_as_predicted(seed: int, gains: list[float], margin: float) -> None:
     random = np.random.default_rng(seed)
     arms = {
         at: [tuple(Sample.of(random.normal(mean, 0.1, 5).tolist()) for mean in (-gain, 0)) for _ in range(3)]
@@ -110,13 +112,13 @@ def test_a_uniform_gain(seed: int, gains: list[float], margin: float) -> None:
 
 @SOMETIMES
 @given(st.lists(st.integers(0, 5), min_size=8, max_size=8), st.integers(0, 40), st.floats(0.001, 0.5))
-def test_a_share_of_failures(ours: list[int], printed: int, margin: float) -> None:
+def test_failure_rate_flips_as_predicted(ours: list[int], printed: int, margin: float) -> None:
     failed = Failures(counts=tuple(ours), each=5)
     assert_says_what_it_would_say(lambda by: judge_proportion((printed, 40), failed, by, rules=RULES), margin)
 
 
-def test_a_value_flips_where_its_interval_ends() -> None:
-    """Not reproduced below |D| − the outer half-width, reproduced from |D| + the inner one on."""
+def test_value_changes_at_the_ends_of_its_interval() -> None:
+    """Not reproduced below |D| − the outer half-width, reproduced from |D| + the inner one."""
     ours = [0.50, 0.52, 0.51, 0.53, 0.49]
     judged = judge_value(ValueClaim(value=0.61, margin=0.05, stderr=0.0), Sample.of(ours), rules=RULES, planned=5)
     error = np.std(ours, ddof=1) / np.sqrt(5)
@@ -126,13 +128,13 @@ def test_a_value_flips_where_its_interval_ends() -> None:
     assert starts == pytest.approx((0, 0.10 - outer, 0.10 + inner))
 
 
-def test_replicates_without_spread_flip_nowhere() -> None:
+def test_equal_replicates_never_change() -> None:
     same = judge_value(ValueClaim(value=0.6, margin=0.05), Sample.of([0.5] * 5), rules=RULES)
     assert (same.by_margin, same.posterior) == ((), None)
 
 
-def test_the_chance_is_the_share_of_the_posterior_within_the_margin() -> None:
-    """Drawn from the posterior: D + SE · t, whose share within ± margin is what the formula says."""
+def test_chance_is_the_posterior_probability_within_the_margin() -> None:
+    """Compared with draws from the posterior D + SE · t."""
     ours, random = [0.50, 0.52, 0.51, 0.53, 0.49], np.random.default_rng(0)
     judged = judge_value(ValueClaim(value=0.52, margin=0.02, stderr=0.0), Sample.of(ours), rules=RULES, planned=5)
     error = np.std(ours, ddof=1) / np.sqrt(5)
@@ -141,7 +143,7 @@ def test_the_chance_is_the_share_of_the_posterior_within_the_margin() -> None:
 
 
 @given(DRAWS, DRAWS)
-def test_the_chance_of_an_order_is_its_one_sided_p_value_turned_around(ours: list[float], theirs: list[float]) -> None:
+def test_chance_of_an_order_is_one_minus_its_one_sided_p_value(ours: list[float], theirs: list[float]) -> None:
     arms = Sample.of(ours), Sample.of(theirs)
     up, down = (
         judge_gain(
@@ -154,8 +156,8 @@ def test_the_chance_of_an_order_is_its_one_sided_p_value_turned_around(ours: lis
         assert up == pytest.approx(t.pvalue, abs=1e-9) and down == pytest.approx(1 - up)
 
 
-def test_the_chance_of_a_uniform_gain_is_that_of_the_range_of_its_levels() -> None:
-    """Of two levels the range is |difference|, which has Student's t: T((m − d)/s) − T((−m − d)/s)."""
+def test_chance_of_a_uniform_gain_follows_the_range_of_its_levels() -> None:
+    """With two levels the range is |difference|, which follows Student's t: T((m − d)/s) − T((−m − d)/s)."""
     random = np.random.default_rng(3)
     arms = {
         at: [(Sample.of(random.normal(-at / 5, 0.1, 5).tolist()), Sample.of([0.0] * 5)) for _ in range(4)]

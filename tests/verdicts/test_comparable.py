@@ -1,4 +1,4 @@
-"""Arms that a paper calls comparable: no worse than by a margin, and never refuted by being better."""
+"""Comparable arms: no worse than by a margin, and never refuted for being better."""
 
 import dataclasses
 
@@ -26,13 +26,13 @@ def judge(proposed: list, baseline: list = VIT, claim: ComparableClaim = CLAIM, 
     return judge_comparable(claim, Sample.of(proposed), Sample.of(baseline), rules=RULES, pairing=pairing)  # type: ignore[arg-type]
 
 
-def test_a_wide_interval_leaves_it_open_and_says_how_many_replicates_would_decide() -> None:
+def test_wide_interval_is_open_with_the_replicates_needed() -> None:
     noisy = judge(ours(0.0, spread=30), [value + 0.01 * place for place, value in enumerate(VIT)])
     assert noisy.status is Status.UNRESOLVED
     assert noisy.replicates_expected is not None and noisy.replicates_expected > 5
 
 
-def test_the_bounds_are_scipys() -> None:
+def test_bounds_equal_scipys() -> None:
     proposed, baseline = ours(0.001), VIT
     test = stats.ttest_rel(proposed, baseline)
     verdict = judge(proposed, pairing="fold")
@@ -46,8 +46,8 @@ CASES = {
     "no replicate": ([], VIT, CLAIM, Status.NOT_TESTED),
     "before the first analysis": (ours(0.0)[:2], VIT, CLAIM, Status.UNRESOLVED),
     "identical replicates": ([0.76] * 5, [0.75] * 5, CLAIM, Status.UNRESOLVED),
-    "what the paper calls comparable": (ours(-0.0089), VIT, CLAIM, Status.HOLDS_UNDER_READING),
-    "which it doesn't say": (ours(-0.0089), VIT, STRICT, Status.REVERSED),
+    "within the paper's range": (ours(-0.0089), VIT, CLAIM, Status.HOLDS_UNDER_READING),
+    "beyond a paper without a range": (ours(-0.0089), VIT, STRICT, Status.REVERSED),
     "at the margin": (ours(-0.005), VIT, STRICT, Status.UNRESOLVED),
     "equal": (ours(0.0), VIT, STRICT, Status.SUPPORTED),
     "a lower error": ([1 - value for value in ours(0.02)], [1 - value for value in VIT], LOWER, Status.SUPPORTED),
@@ -60,7 +60,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_no_worse_than_by_the_margin_or_by_what_the_paper_calls_comparable(case: str) -> None:
+def test_verdict_on_comparable_arms(case: str) -> None:
     proposed, baseline, claim, status = CASES[case]
     verdict = judge(proposed, baseline, claim)
     assert verdict.status is status, verdict.explanation
@@ -68,7 +68,7 @@ def test_no_worse_than_by_the_margin_or_by_what_the_paper_calls_comparable(case:
 
 
 @given(st.floats(-0.05, 0.05), st.floats(0, 0.05))
-def test_a_better_arm_never_fares_worse(gain: float, lift: float) -> None:
+def test_better_arm_never_gets_a_worse_verdict(gain: float, lift: float) -> None:
     rank = [Status.REVERSED, Status.UNRESOLVED, Status.HOLDS_UNDER_READING, Status.SUPPORTED]
     before, after = (rank.index(judge(ours(value)).status) for value in (gain, gain + lift))
     assert before <= after
@@ -77,7 +77,7 @@ def test_a_better_arm_never_fares_worse(gain: float, lift: float) -> None:
 @pytest.mark.parametrize(
     ("gain", "warns"), [(0.0, False), (-0.003, True), (-0.014, True), (-0.010, False), (-0.018, True), (-0.03, False)]
 )
-def test_arms_near_the_limit_of_their_verdict_warn_of_skew(gain: float, warns: bool) -> None:
+def test_arms_near_their_limit_warn_of_skew(gain: float, warns: bool) -> None:
     still = judge([0.7561 + gain + noise / 100 for noise in NOISE])
     assert still.status is not Status.UNRESOLVED
     assert ("If the noise is skewed" in still.explanation) == warns, still.explanation

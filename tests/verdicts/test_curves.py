@@ -8,18 +8,18 @@ from stages.runs.evidence import EpochRow
 from stages.verdicts import NoCurves, arm_metric, min_over_epochs, pseudo_values, window_error
 
 RNG = np.random.default_rng(0)
-# Two folds, seven epochs: the fold mean is lowest at epoch 4, each fold's own minimum is elsewhere.
+# Two folds, seven epochs: the fold mean is lowest at epoch 4, unlike each fold's own minimum.
 SMALL = np.array([[0.9, 0.5, 0.4, 0.30, 0.20, 0.25, 0.1], [0.8, 0.6, 0.1, 0.30, 0.16, 0.25, 0.4]])
 
 
-def test_minimum_is_of_the_fold_mean_and_not_of_the_folds() -> None:
+def test_minimum_is_that_of_the_fold_mean() -> None:
     metric = min_over_epochs(SMALL)
     assert (metric.value, metric.epoch) == (pytest.approx(0.18), 4)
     assert metric.stderr == pytest.approx(stats.sem([0.20, 0.16]))
 
 
-def test_window_is_the_papers_double_sum_and_of_one_fold_it_has_no_error() -> None:
-    """Appendix B with its loops: m from all centres i, T over 25 cells, Var = σ²/5 + τ²/25."""
+def test_window_error_is_the_papers_double_sum() -> None:
+    """Appendix B as loops: m over all centres i, T over 25 cells, Var = σ²/5 + τ²/25; a single fold has no error."""
     lone = window_error(SMALL[:1], SMALL[:1], width=3)
     assert (lone.stderr, lone.folds) == (None, (lone.value,))
     v, t = RNG.uniform(0.1, 0.3, (2, 5, 40))
@@ -32,27 +32,27 @@ def test_window_is_the_papers_double_sum_and_of_one_fold_it_has_no_error() -> No
     assert metric.stderr**2 == pytest.approx(sigma2 / 5 + tau2 / 25)
 
 
-def test_a_means_pseudo_values_are_the_folds() -> None:
+def test_pseudo_values_of_a_mean_are_the_folds() -> None:
     curve = RNG.normal(0.1, 0.01, (5, 1))
     assert pseudo_values(lambda errors: float(errors.mean()), curve) == pytest.approx(curve[:, 0])
 
 
-def test_where_no_fold_moves_the_epoch_the_folds_stand_for_themselves() -> None:
+def test_pseudo_values_are_fold_values_if_the_epoch_is_stable() -> None:
     curves = RNG.normal(0.1, 0.001, (5, 9))
     curves[:, 6] -= 0.05
     assert min_over_epochs(curves).folds == pytest.approx(curves[:, 6])
 
 
-def test_where_leaving_a_fold_out_moves_the_epoch_its_share_tells() -> None:
-    """Three folds, two epochs of means 0.2 and 0.21; without the first fold the second epoch is the better one."""
+def test_pseudo_values_reflect_a_change_of_epoch() -> None:
+    """Three folds and two epochs with means 0.2 and 0.21; without the first fold, the second epoch is better."""
     curves = np.array([[0.1, 0.31], [0.25, 0.16], [0.25, 0.16]])
     without = [0.16, min(0.175, 0.235), min(0.175, 0.235)]
     shares = [0.2 + 2 * (np.mean(without) - value) for value in without]
     assert min_over_epochs(curves).folds == pytest.approx(shares)
-    assert np.mean(shares) == pytest.approx(0.2), "the value itself, as the paper has it"
+    assert np.mean(shares) == pytest.approx(0.2), "the mean remains the value, as in the paper"
 
 
-def test_shares_take_validation_and_test_together() -> None:
+def test_pseudo_values_combine_validation_and_test() -> None:
     v, t = RNG.uniform(0.1, 0.3, (2, 5, 12))
     metric = window_error(v, t)
     without = [window_error(np.delete(v, k, 0), np.delete(t, k, 0)).value for k in range(5)]
@@ -61,8 +61,8 @@ def test_shares_take_validation_and_test_together() -> None:
 
 
 @pytest.mark.parametrize(("fold", "epoch"), [(0.003, 0.0015), (0.003, 0.003), (0.001, 0.003), (0.0, 0.003)])
-def test_shares_know_the_spread_of_a_chosen_minimum_better_than_its_folds_do(fold: float, epoch: float) -> None:
-    """Errors truth + fold Z_k + epoch Z_ke over 100 epochs: both spreads are too wide, that of the shares by less."""
+def test_pseudo_values_estimate_the_spread_of_a_minimum_better(fold: float, epoch: float) -> None:
+    """Errors are truth + fold Z_k + epoch Z_ke over 100 epochs; both estimates are too large, pseudo-values less so."""
     rng = np.random.default_rng(2)
     values, at_epoch, shares = [], [], []
     for _ in range(400):
@@ -74,7 +74,7 @@ def test_shares_know_the_spread_of_a_chosen_minimum_better_than_its_folds_do(fol
 
 
 @given(st.permutations(range(5)), st.floats(-0.05, 0.05))
-def test_folds_have_no_order_and_a_shift_goes_through(order: list, shift: float) -> None:
+def test_metric_ignores_fold_order_and_follows_shifts(order: list, shift: float) -> None:
     v, t = np.random.default_rng(1).uniform(0.1, 0.3, (2, 5, 12))
     for plain, other in (
         (min_over_epochs(t), min_over_epochs(t[order] + shift)),
@@ -92,19 +92,19 @@ def test_folds_have_no_order_and_a_shift_goes_through(order: list, shift: float)
         (np.array([[0.1, 0.2], [0.1, np.nan]]), "fold 1 has no finite error at epoch 1"),
     ],
 )
-def test_curves_that_give_no_metric_are_refused(curves: np.ndarray, message: str) -> None:
+def test_curves_without_a_metric_are_refused(curves: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         min_over_epochs(curves)
 
 
 @pytest.mark.parametrize("width", [1, 4, 9])
-def test_a_window_without_a_middle_or_longer_than_the_curve_is_refused(width: int) -> None:
+def test_even_or_too_long_window_is_refused(width: int) -> None:
     with pytest.raises(ValueError, match="an odd window"):
         window_error(SMALL, SMALL, width=width)
 
 
 def run(test: list[float | None], val: list[float] | None = None) -> list[EpochRow]:
-    """Epochs from 1 on, with these errors."""
+    """Epochs from 1 on with these errors."""
     accuracies = [(None if error is None else 1 - error) for error in test]
     vals = [1 - error for error in val] if val else [None] * len(test)
     return [
@@ -113,14 +113,14 @@ def run(test: list[float | None], val: list[float] | None = None) -> list[EpochR
     ]
 
 
-def test_an_arm_s_metric_is_that_of_its_runs_curves_and_names_the_epoch_as_they_do() -> None:
-    """Cut to the shortest; epochs at which nobody looked are none."""
+def test_arm_metric_uses_the_runs_curves_and_epoch_numbers() -> None:
+    """Curves are cut to the shortest; epochs without a test are skipped."""
     t = RNG.uniform(0.1, 0.3, (3, 9))
     runs = [run([None, *map(float, errors)]) for errors in t]
     metric = arm_metric("min_error", [runs[0][:8], *runs[1:]])
     plain = min_over_epochs(t[:, :7])
     assert (metric.value, metric.stderr) == (pytest.approx(plain.value), pytest.approx(plain.stderr))
-    assert metric.epoch == plain.epoch + 2, "the first looked at is epoch 2"
+    assert metric.epoch == plain.epoch + 2, "the first tested epoch is 2"
     v = RNG.uniform(0.1, 0.3, (3, 9))
     watched = [run(list(errors), list(seen)) for errors, seen in zip(t, v, strict=True)]
     assert arm_metric("window_error", watched).value == pytest.approx(window_error(v, t).value)

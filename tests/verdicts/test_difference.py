@@ -27,14 +27,14 @@ def judge(claim: GainClaim, proposed: list, baseline: list, pairing: str = "none
     [("none", stats.ttest_ind(DAC, BASE, equal_var=False)), ("fold", stats.ttest_rel(DAC, BASE))],
     ids=["independent", "folds"],
 )
-def test_interval_and_p_are_scipys(pairing: str, test: Any) -> None:
+def test_interval_and_p_value_equal_scipys(pairing: str, test: Any) -> None:
     verdict = judge(CLAIM, DAC, BASE, pairing)
     interval = test.confidence_interval(verdict.confidence)
     assert (verdict.low, verdict.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
     assert verdict.p_value == pytest.approx(test.pvalue, rel=1e-9)
 
 
-def test_folds_show_the_corrected_interval_of_nadeau_and_bengio() -> None:
+def test_folds_show_nadeau_and_bengios_corrected_interval() -> None:
     """For 5 folds, s² (1/5 + 1/4) instead of s²/5: the interval is 1.5 times as wide."""
     plain = judge(CLAIM, DAC, BASE, "fold", planned=5)
     shown = judge(CLAIM, DAC, BASE, "fold", planned=5, folds=5)
@@ -51,22 +51,22 @@ def test_folds_show_the_corrected_interval_of_nadeau_and_bengio() -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_an_order_decided_by_less_than_three_half_widths_says_what_skew_would_do(order: int) -> None:
+def test_order_within_three_half_widths_warns_of_skew(order: int) -> None:
     still, far = ([mean + step for step in (0.0, 0.0002, 0.0001, -0.0001, -0.0002)] for mean in (0.71, 0.5))
     decided, clear = (judge(CLAIM, *(DAC, other)[::order]) for other in (still, far))
     assert decided.status is clear.status is (Status.SUPPORTED if order == 1 else Status.REVERSED)
     assert "If the noise is skewed and the spreads of the two models differ" in decided.explanation
-    assert "skewed" not in clear.explanation, "so far apart that skew can't be the reason"
+    assert "skewed" not in clear.explanation, "too far apart for skew to be the reason"
     alike = judge(CLAIM, *(DAC, [value - 0.02 for value in DAC])[::order])
-    assert "skewed" in alike.explanation, "a noisy arm may look still in five replicates"
+    assert "skewed" in alike.explanation, "five replicates may hide a noisy arm's spread"
     of_grid = judge(CLAIM, *(DAC, still)[::order], pairs=(15, 15))
     assert "skewed" not in of_grid.explanation, "the mean of many pairs is hardly skewed"
     open_still = judge(CLAIM, [value - 0.016 for value in DAC], still)
     assert open_still.status is Status.UNRESOLVED and "skewed" not in open_still.explanation
 
 
-def test_pairing_sees_what_folds_hide() -> None:
-    hard = [0.70, 0.80, 0.60, 0.75, 0.65]  # the folds differ by far more than the arms
+def test_pairing_removes_fold_effects() -> None:
+    hard = [0.70, 0.80, 0.60, 0.75, 0.65]  # the folds differ far more than the arms
     better = [value + gain for value, gain in zip(hard, GAINS, strict=True)]
     assert judge(CLAIM, better, hard, "fold").status is Status.SUPPORTED
     assert judge(CLAIM, better, hard, "none").status is Status.UNRESOLVED
@@ -91,7 +91,7 @@ def test_gain_is_proposed_minus_baseline_with_better_positive(
     assert judge(claim, *arms).status is status
 
 
-def test_size_is_judged_apart_from_the_sign() -> None:
+def test_size_is_judged_separately_from_the_sign() -> None:
     claim = GainClaim(gain=0.10, margin=0.05, better="higher", stderr=0.002, n=5)
     verdict = judge(claim, DAC, BASE, "fold")
     assert (verdict.status, verdict.size.status) == (Status.SUPPORTED, Status.NOT_REPRODUCED)
@@ -100,7 +100,7 @@ def test_size_is_judged_apart_from_the_sign() -> None:
     assert near.size.estimate == pytest.approx(np.mean(GAINS) - 0.021)
 
 
-def test_size_against_a_single_run_allows_for_that_runs_two_arms() -> None:
+def test_size_against_single_runs_allows_for_their_spread() -> None:
     size = judge(CLAIM, DAC, BASE).size
     s2 = np.var(DAC, ddof=1) + np.var(BASE, ddof=1)
     df = stats.ttest_ind(DAC, BASE, equal_var=False).df
@@ -112,8 +112,8 @@ def gap(claim: GainClaim, proposed: list, baseline: list, pairing: str = "fold")
     return judge_gap(claim, Sample.of(proposed), Sample.of(baseline), rules=RULES, pairing=pairing)
 
 
-def test_a_printed_loss_is_judged_by_its_size_alone() -> None:
-    """The paper admits a loss of 2.1 points: being ahead isn't `reversed`, losing as much isn't `supported`."""
+def test_only_the_size_of_a_printed_loss_is_judged() -> None:
+    """The paper admits a loss of 2.1 points: leading isn't `reversed`, and an equal loss isn't `supported`."""
     loss = GainClaim(gain=-0.021, margin=0.0105, better="higher", stderr=0.001, n=5)
     as_printed, ahead, level = gap(loss, BASE, DAC), gap(loss, DAC, BASE), gap(loss, [v + 3e-5 * v for v in BASE], BASE)
     assert [verdict.status for verdict in (as_printed, ahead, level)] == [
@@ -129,7 +129,7 @@ def test_a_printed_loss_is_judged_by_its_size_alone() -> None:
     assert "claims no order: the size decides" in as_printed.explanation
 
 
-def test_a_gap_waits_for_the_replicates_that_a_size_needs() -> None:
+def test_gap_needs_the_replicates_of_a_size() -> None:
     loss = GainClaim(gain=-0.021, margin=0.0105, better="higher")
     assert gap(loss, [], []).status is Status.NOT_TESTED
     assert gap(loss, BASE[:2], DAC[:2]).status is Status.INCONCLUSIVE
@@ -137,26 +137,26 @@ def test_a_gap_waits_for_the_replicates_that_a_size_needs() -> None:
     assert gap(loss, [None] * 4 + BASE[:1], DAC).status is Status.INCONCLUSIVE
 
 
-def test_a_printed_gain_no_larger_than_its_margin_is_never_of_the_same_size() -> None:
-    """+0.0004 printed, margin 0.001: no gain at all would be 'the same size', and so would its opposite."""
+def test_gain_within_its_margin_never_has_the_same_size() -> None:
+    """Printed +0.0004, margin 0.001: no gain or the opposite would count as the same size."""
     claim = GainClaim(gain=0.0004, margin=RULES.margins.difference(0.0004), better="higher", stderr=0.0, n=5)
     hardly = [value + 0.0004 + step for value, step in zip(BASE, (1e-5, -1e-5, 0, 2e-5, -2e-5), strict=True)]
     verdict = judge(claim, hardly, BASE, "fold")
     assert (verdict.status, verdict.size.status) == (Status.SUPPORTED, Status.UNDECIDABLE)
     assert "the margin is as large as the printed number" in verdict.size.explanation
-    assert judge(claim, DAC, BASE, "fold").size.status is Status.NOT_REPRODUCED, "far from it is still refuted"
+    assert judge(claim, DAC, BASE, "fold").size.status is Status.NOT_REPRODUCED, "a distant result is still refuted"
     enough = dataclasses.replace(claim, gain=0.0021, margin=RULES.margins.difference(0.0021))
     more = [value + 0.0017 for value in hardly]
     assert judge(enough, more, BASE, "fold").size.status is Status.REPRODUCED
 
 
-def test_a_fold_that_one_arm_lacks_ends_the_look() -> None:
+def test_fold_missing_in_one_arm_ends_the_analysis() -> None:
     proposed = Sample(tuple(Observation(index=fold, value=DAC[fold]) for fold in (0, 1, 2, 4)))
     verdict = judge_gain(CLAIM, proposed, Sample.of(BASE), rules=RULES, pairing="fold")
     assert verdict.n == 3
 
 
-def test_the_arm_ahead_must_not_owe_it_to_diverged_replicates() -> None:
+def test_leading_arm_with_diverged_replicates_is_unresolved() -> None:
     lost = [*DAC[:4], None]
     ahead, behind = judge(CLAIM, lost, BASE), judge(CLAIM, DAC, [*BASE[:4], None])
     assert (ahead.status, ahead.n_diverged) == (Status.UNRESOLVED, 1)
@@ -168,7 +168,7 @@ def test_the_arm_ahead_must_not_owe_it_to_diverged_replicates() -> None:
 
 
 @pytest.mark.parametrize("pairing", ["fold", "none"])
-def test_replicates_without_spread_and_tied_arms_are_unresolved(pairing: str) -> None:
+def test_equal_replicates_and_tied_arms_are_unresolved(pairing: str) -> None:
     for proposed in ([0.7] * 5, [0.8] * 5):
         verdict = judge(CLAIM, proposed, [0.7] * 5, pairing)
         assert (verdict.status, verdict.p_value) == (Status.UNRESOLVED, None)
@@ -176,7 +176,7 @@ def test_replicates_without_spread_and_tied_arms_are_unresolved(pairing: str) ->
     assert (equal.status, equal.estimate, equal.p_value) == (Status.UNRESOLVED, pytest.approx(0), pytest.approx(1))
 
 
-def test_unresolved_names_the_replicates_that_would_decide() -> None:
+def test_unresolved_states_the_replicates_that_would_decide() -> None:
     close = [value + shift for value, shift in zip(BASE, (0.01, -0.004, 0.008, -0.002, 0.006), strict=True)]
     verdict = judge(CLAIM, close, BASE, "fold")
     assert (verdict.status, verdict.replicates_expected) == (Status.UNRESOLVED, 20)
@@ -186,7 +186,7 @@ def test_unresolved_names_the_replicates_that_would_decide() -> None:
 
 
 @given(samples, samples, st.sampled_from(["fold", "none"]))
-def test_swapping_the_arms_turns_the_order_around(one: list, other: list, pairing: str) -> None:
+def test_swapping_the_arms_reverses_the_order(one: list, other: list, pairing: str) -> None:
     there, back = judge(CLAIM, one, other, pairing), judge(CLAIM, other, one, pairing)
     opposite = {Status.SUPPORTED: Status.REVERSED, Status.REVERSED: Status.SUPPORTED}
     assert back.status is opposite.get(there.status, there.status)
@@ -201,7 +201,7 @@ def test_lifting_the_proposed_arm_never_hurts_it(one: list, other: list, lift: f
 
 
 @given(samples, samples)
-def test_an_error_is_the_mirror_of_an_accuracy(one: list, other: list) -> None:
+def test_error_is_the_mirror_image_of_accuracy(one: list, other: list) -> None:
     accuracy = judge(CLAIM, one, other)
     error = judge(dataclasses.replace(CLAIM, better="lower"), [1 - value for value in one], [1 - v for v in other])
     assert accuracy.status is error.status

@@ -1,4 +1,4 @@
-"""How often orders of skewed noise and of folds are wrong, as the documents say; every judge: `test_tunnel`."""
+"""Documented error rates of orders with skewed noise and with folds; `test_tunnel` covers every judge."""
 
 from pathlib import Path
 
@@ -19,7 +19,10 @@ LOOKS = looks_of_plan(RULES.looks, 5)
 
 
 def errors(noise: str, ratio: float, trials: int = 40_000) -> tuple[float, float]:
-    """Share of decided orders of arms with equal means, one `ratio` times as noisy, and of those without a warning."""
+    """Return the share of decided orders between arms with equal means, and of those without a warning.
+
+    One arm is `ratio` times as noisy as the other.
+    """
     rng = np.random.default_rng(8)
     arms = [spread * NOISE[noise](rng, (trials, 5)) for spread in (ratio, 1.0)]
     false, silent = np.zeros(trials, bool), np.zeros(trials, bool)
@@ -34,7 +37,7 @@ def errors(noise: str, ratio: float, trials: int = 40_000) -> tuple[float, float
 
 
 def documented(row: str) -> list[float]:
-    """The numbers of a row of `docs/verdicts.md`."""
+    """Return the numbers in a row of `docs/verdicts.md`."""
     text = (Path(__file__).parents[2] / "docs" / "verdicts.md").read_text()
     (line,) = (line for line in text.splitlines() if line.startswith(f"| {row} |"))
     return [float(cell) for cell in line.strip("| ").split("|")[1:]]
@@ -42,22 +45,22 @@ def documented(row: str) -> list[float]:
 
 @pytest.mark.slow(hours=True)
 @pytest.mark.parametrize("noise", NOISE)
-def test_an_order_errs_as_often_as_the_documents_say(noise: str) -> None:
+def test_error_rates_of_orders_equal_the_documented_ones(noise: str) -> None:
     found = [100 * errors(noise, ratio)[0] for ratio in (1, 3, 10)]
     assert found == pytest.approx(documented(noise), abs=0.5)
 
 
 @pytest.mark.parametrize("noise", ["exponential", "log-normal"])
-def test_wrong_orders_of_skewed_noise_carry_the_warning(noise: str) -> None:
-    """Nine in ten do at least, and those without it are rarer than the level."""
+def test_wrong_orders_under_skew_have_the_warning(noise: str) -> None:
+    """At least nine in ten have it, and those without are rarer than the level."""
     for false, silent in (errors(noise, ratio) for ratio in (3, 10)):
         assert false > 0.09 and silent < 0.14 * false and silent < 0.03 < RULES.alpha_outside
 
 
 @pytest.mark.slow(hours=True)
 @pytest.mark.parametrize(("row", "replicates"), [("one training per fold", 5), ("two trainings per fold", 10)])
-def test_folds_err_as_often_as_the_documents_say(row: str, replicates: int) -> None:
-    """With a correlation of 0.2 between folds, 1/5, as Nadeau and Bengio assume for five: plain, and corrected."""
+def test_error_rates_of_folds_equal_the_documented_ones(row: str, replicates: int) -> None:
+    """With a correlation of 1/5 between folds, as Nadeau and Bengio assume for five: plain, and corrected."""
     trials, rng, looks = 40_000, np.random.default_rng(10), looks_of_plan(RULES.looks, replicates)
     gains = 0.2**0.5 * rng.normal(size=(trials, 1)) + 0.8**0.5 * rng.normal(size=(trials, replicates))
     false = np.zeros((2, trials), bool)

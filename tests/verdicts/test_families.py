@@ -17,7 +17,7 @@ def order(p: float | None, *, n: int = 5, status: Status = Status.SUPPORTED) -> 
 
 
 def test_false_discovery_rates_follow_benjamini_and_hochberg() -> None:
-    """Each rate is p · m/rank, made monotonic: 0.01 · 3, 0.04 · 3/2 and 0.05 · 3/3, with p over its share of α."""
+    """Each rate is p · m/rank, made monotonic: 0.01 · 3, 0.04 · 3/2, 0.05 · 3/3; p is divided by its share of α."""
     share = RULES.looks[5]
     rates = false_discovery_rates([order(0.05 * share), order(0.01 * share), order(0.04 * share)])
     assert rates == pytest.approx([0.05, 0.03, 0.05])
@@ -32,7 +32,7 @@ def test_family_includes_unresolved_orders_but_not_verdicts_on_sizes() -> None:
 
 
 def test_at_most_five_percent_of_surviving_signs_are_wrong() -> None:
-    """Eight of sixteen orders have no gain and uniform p-values; few of those that survive may be among them."""
+    """Eight of sixteen orders have no gain and uniform p-values; few of them may survive."""
     trials, share = 400, RULES.looks[5]
     null = RNG.uniform(0, share, (trials, 8))
     true = 2 * stats.norm.sf(np.abs(RNG.normal(3, 1, (trials, 8)))) * share
@@ -76,7 +76,7 @@ def test_statement_about_several_cases_is_as_weak_as_its_weakest_case() -> None:
     assert verdict.status is Status.UNRESOLVED, "one case is reversed at α, but none at α/3"
 
 
-def test_a_tally_without_evidence_is_not_tested() -> None:
+def test_tally_without_evidence_is_not_tested() -> None:
     verdict = judge_tally(15, *[[order(None, status=Status.NOT_TESTED)] * 16] * 2)
     assert (verdict.status, verdict.estimate) == (Status.NOT_TESTED, None)
 
@@ -141,7 +141,7 @@ def test_chance_rarely_reproduces_a_lead_or_refutes_a_true_replication() -> None
 
 
 def test_correlated_orders_count_as_fewer() -> None:
-    """Eight orders with the same gains count as one; nine wins of sixteen then don't differ from fifteen."""
+    """Eight orders with equal gains count as one; nine wins of sixteen then don't differ from fifteen."""
     rng = np.random.default_rng(5)
     shared, own = rng.standard_normal((2, 1, 5)).repeat(8, axis=1).reshape(16, 5), rng.standard_normal((16, 5))
     effects = []

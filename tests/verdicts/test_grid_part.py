@@ -1,4 +1,4 @@
-"""A gain over a grid of pairs of which only a part has results: the statement covers only the pairs that ran."""
+"""A gain over an incomplete grid of pairs: the statement covers only the pairs that ran."""
 
 import dataclasses
 
@@ -27,13 +27,13 @@ GRID, SLICES = cells(), cells(depths=(5, 8))
 
 
 def part_of(there: Cells, arms: np.ndarray) -> GridPart:
-    """`arms` [2, pairs, replicates]."""
+    """`arms` is [2, pairs, replicates]."""
     pairs = tuple((Sample.of(one.tolist()), Sample.of(other.tolist())) for one, other in zip(*arms, strict=True))
     return GridPart(pairs=pairs, cells=there, planned=GRID)
 
 
 def judge(there: Cells, gains: np.ndarray, *, noise: np.ndarray, claim: GainClaim = CLAIM) -> Verdict:
-    """`gains` [pairs], `noise` [2, pairs, replicates]: the arms of each pair, judged by their means."""
+    """Judge by the means of each pair's arms; `gains` is [pairs], `noise` [2, pairs, replicates]."""
     arms = noise + np.stack([gains, np.zeros_like(gains)])[:, :, None]
     part = part_of(there, arms) if len(there) < len(GRID) else None
     means = (Sample.of(arm.mean(axis=0).tolist()) for arm in arms)
@@ -41,8 +41,8 @@ def judge(there: Cells, gains: np.ndarray, *, noise: np.ndarray, claim: GainClai
     return judge_gain(claim, *means, rules=RULES, pairing="none", planned=SEEDS, part=part, pairs=ran)
 
 
-def test_depths_that_arrive_one_by_one_err_no_more_often_than_one_look_would() -> None:
-    """Without any gain, judged after each of five depths and at 3 and 5 seeds; each at the full level errs in 5.7 %."""
+def test_sequential_depths_err_no_more_often_than_one_analysis() -> None:
+    """Without any gain, judged after each of five depths at 3 and 5 seeds; at the full level each time, 5.7 % err."""
     trials, nominal = 12_000, RULES.alpha_outside / 2
     draws = np.random.default_rng(1).normal(0, 0.05, (2, trials, len(DEPTHS), len(WIDTHS), SEEDS))
     wrong = {"shared": np.zeros(trials, bool), "full": np.zeros(trials, bool)}
@@ -59,8 +59,8 @@ def test_depths_that_arrive_one_by_one_err_no_more_often_than_one_look_would() -
     assert wrong["full"].mean() == pytest.approx(0.057, abs=0.008)
 
 
-def test_a_part_needs_more_evidence_than_the_whole_grid() -> None:
-    """The sign at the parts' share of the look; the interval of the whole grid at the look's, as it decides nothing."""
+def test_part_of_a_grid_needs_more_evidence_than_the_whole() -> None:
+    """The sign uses the part's share of alpha; the whole grid's interval uses all of it, because it decides nothing."""
     part = judge(SLICES, np.full(14, 0.2), noise=some_noise(14))
     whole = judge(GRID, np.full(35, 0.2), noise=some_noise(35))
     look = RULES.alpha_outside * 2 / 3
@@ -75,19 +75,19 @@ def some_noise(pairs: int, *, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 0.01, (2, pairs, SEEDS))
 
 
-def test_the_sentence_names_the_depths_that_ran_and_those_that_did_not() -> None:
+def test_sentence_lists_the_depths_that_ran_and_the_missing_ones() -> None:
     gains = np.linspace(0.1, 0.3, 14)
     verdict = judge(SLICES, gains, noise=some_noise(14))
     assert verdict.status is Status.SUPPORTED
     assert "It is of depth 5 and 8 with every width; depth 6, 11 and 16 didn't run." in verdict.explanation
     by_seeds = judge(GRID, np.tile(gains, 3)[:35], noise=some_noise(35))
     assert "didn't run" not in by_seeds.explanation and by_seeds.status is Status.SUPPORTED
-    assert verdict.size.prediction is None, "the paper's rerun would be of every depth"
+    assert verdict.size.prediction is None, "the paper's rerun would cover every depth"
     assert by_seeds.size.prediction is not None
 
 
-def test_two_depths_say_little_of_five() -> None:
-    """Student's t with one degree of freedom: the interval of the whole grid is worked out by hand."""
+def test_two_depths_say_little_about_five() -> None:
+    """Compared with a hand calculation: Student's t with one degree of freedom."""
     gains, noise = np.tile([0.20, 0.24], 7), some_noise(14)
     verdict = judge(SLICES, gains, noise=noise)
     arms = noise + np.stack([gains, np.zeros(14)])[:, :, None]
@@ -102,15 +102,15 @@ def test_two_depths_say_little_of_five() -> None:
     assert f"96.7 % interval −{half - 0.22:.2f} to +{half + 0.22:.2f}." in verdict.explanation
 
 
-def test_slices_are_whole_levels_of_one_factor() -> None:
+def test_slices_are_complete_levels_of_one_factor() -> None:
     there = (*SLICES, GRID[1], GRID[6])
-    assert [there[number] for number in whole_slices(there, GRID)] == list(SLICES), "two pairs of depth 6 wait"
-    assert len(whole_slices(cells(widths=(18, 25)), GRID)) == 10, "two whole widths"
+    assert [there[number] for number in whole_slices(there, GRID)] == list(SLICES), "two pairs of depth 6 are excluded"
+    assert len(whole_slices(cells(widths=(18, 25)), GRID)) == 10, "two complete widths"
     assert whole_slices((GRID[0], GRID[7]), GRID) == []
     assert whole_slices(GRID, GRID) == list(range(35))
 
 
-def test_the_printed_number_is_of_every_pair() -> None:
+def test_printed_number_needs_every_pair() -> None:
     sharp = dataclasses.replace(CLAIM, stderr=0.001, n=5)
     for gain, of_whole in ((0.2, Status.REPRODUCED), (0.4, Status.NOT_REPRODUCED)):
         part = judge(SLICES, np.full(14, gain), noise=some_noise(14), claim=sharp)

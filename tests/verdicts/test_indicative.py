@@ -19,7 +19,7 @@ CLAIM = GainClaim(gain=0.02, margin=0.01, better="higher")
         ("smoke", "embedded", 100, EvidenceLevel.SILENT),
     ],
 )
-def test_what_a_run_may_say(profile: str, provenance: str, epochs: int, expected: EvidenceLevel) -> None:
+def test_evidence_level_of_a_run(profile: str, provenance: str, epochs: int, expected: EvidenceLevel) -> None:
     said = evidence_level_of(profile=profile, provenance=provenance, share=epochs / 100, rules=RULES)
     assert said is expected
 
@@ -34,12 +34,12 @@ def test_what_a_run_may_say(profile: str, provenance: str, epochs: int, expected
         ([], [0.5], Status.NOT_TESTED),
     ],
 )
-def test_a_short_run_indicates_a_direction(proposed: list, baseline: list, status: Status) -> None:
+def test_short_run_indicates_a_direction(proposed: list, baseline: list, status: Status) -> None:
     verdict = indicate_order(CLAIM, Sample.of(proposed), Sample.of(baseline), epochs_share=0.3)
     assert verdict.status is status
 
 
-def test_the_direction_is_the_claims_and_the_metrics() -> None:
+def test_direction_depends_on_the_claim_and_the_metric() -> None:
     lower = GainClaim(gain=0.02, margin=0.01, better="lower")
     worse = GainClaim(gain=-0.02, margin=0.01, better="higher")
     arms = Sample.of([0.4]), Sample.of([0.5])
@@ -60,11 +60,11 @@ def test_the_direction_is_the_claims_and_the_metrics() -> None:
         (0.0004, False, "0 to 0.5 SD held in 52% of cases among 406 pairs of SGEMM networks. Below 2 SD"),
     ],
 )
-def test_an_order_is_indicated_by_two_spreads_or_more(gain: float, indicates: bool, said: str) -> None:
+def test_order_is_indicated_from_two_spreads(gain: float, indicates: bool, said: str) -> None:
     may, told = weigh_gap(gain, 0.01)
     assert may is indicates and said in told, told
     assert told.endswith("16 of 16 held." if indicates else "too close to say.")
 
 
-def test_without_a_spread_no_order_is_indicated() -> None:
+def test_no_order_is_indicated_without_a_spread() -> None:
     assert weigh_gap(0.5, None) == (False, "Nothing says how far replicates spread, so no order is indicated.")

@@ -1,4 +1,4 @@
-"""A printed range of several numbers against the spread between seeds: hand-worked cases, and error rates simulated."""
+"""A printed range compared with the spread between seeds: hand calculations and simulated error rates."""
 
 import re
 
@@ -17,19 +17,19 @@ def sample(values: np.ndarray | list[float | None]) -> Sample:
 
 
 def spread_by(s: float, n: int = 10) -> np.ndarray:
-    """Numbers around 0.95 whose standard deviation is s."""
+    """Numbers around 0.95 with standard deviation s."""
     draws = np.linspace(-1, 1, n)
     return 0.95 + s * draws / draws.std(ddof=1)
 
 
-def test_limits_are_those_of_the_published_tables() -> None:
+def test_limits_equal_published_tables() -> None:
     """q(4, 9) = 4.415 and q(4, ∞) = 3.633 at 5 % (Harter 1960); χ²(9) at 5 % is 16.919."""
     most, least = decisive_spreads(1.0, 4, 9, 0.05)
     assert most == pytest.approx(1 / 4.415, rel=1e-3)
     assert least == pytest.approx((16.919 / 9) ** 0.5 / 3.633, rel=1e-3)
 
 
-def test_the_interval_of_the_usual_range_excludes_the_printed_one_exactly_if_it_is_decided() -> None:
+def test_range_is_decided_exactly_if_its_interval_excludes_the_printed_one() -> None:
     for s in np.linspace(0.0005, 0.01, 40):
         verdict = judge_noise(WINDOW, K, sample(spread_by(s)), rules=RULES, planned=10)
         assert verdict.low is not None and verdict.high is not None and verdict.low < verdict.high
@@ -45,7 +45,7 @@ def test_too_few_or_diverged_replicates_decide_nothing() -> None:
     assert "diverged" in lost.explanation
 
 
-def test_power_is_what_a_simulation_gives() -> None:
+def test_power_equals_a_simulation() -> None:
     text = power_of_noise(10, WINDOW, K, RULES).explanation
     most, least = decisive_spreads(WINDOW, K, 9, RULES.alpha_outside / 4)
     small, large = map(float, re.findall(r"at (?:most|least) ([\d.]+\d)", text))

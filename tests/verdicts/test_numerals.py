@@ -1,4 +1,4 @@
-"""How sentences write their numbers."""
+"""Number formatting in sentences."""
 
 import math
 
@@ -15,13 +15,13 @@ from stages.verdicts.intervals import signed, with_interval
         ((120.0, 80.0, 160.0, 0.975), "+120, 97.5 % interval +80 to +160"),
         ((0.5, 0.5, 0.5, 0.95), "+0.5, 95 % interval +0.5 to +0.5"),
         ((0.5, -math.inf, math.inf, 0.95), "+0.5, 95 % interval −inf to +inf"),
-        ((0.5, 0.0004, 0.9996, 0.98), "+0.5000, 98 % interval +0.0004 to +0.9996"),  # told from no gain
+        ((0.5, 0.0004, 0.9996, 0.98), "+0.5000, 98 % interval +0.0004 to +0.9996"),  # distinguishable from no gain
         ((-0.25, -0.4996, -0.0004, 0.98), "−0.2500, 98 % interval −0.4996 to −0.0004"),
         ((0.5, 0.0, 1.0, 0.98), "+0.50, 98 % interval +0.00 to +1.00"),
         ((0.5, 1e-12, 1.0, 0.98), "+0.50, 98 % interval +0.00 to +1.00"),  # no number has ten digits
     ],
 )
-def test_an_estimate_is_as_exact_as_its_interval(numbers: tuple[float, float, float, float], sentence: str) -> None:
+def test_estimate_has_the_precision_of_its_interval(numbers: tuple[float, float, float, float], sentence: str) -> None:
     assert with_interval(*numbers) == sentence
 
 
@@ -35,9 +35,9 @@ def test_an_estimate_is_as_exact_as_its_interval(numbers: tuple[float, float, fl
         (0.01, 0.03, 0.0, "+0.020, 95 % interval +0.010 to +0.030, margin ±0"),
     ],
 )
-def test_ends_are_told_from_the_margin(low: float, high: float, margin: float, sentence: str) -> None:
+def test_interval_ends_differ_from_the_margin(low: float, high: float, margin: float, sentence: str) -> None:
     assert with_interval((low + high) / 2, low, high, 0.95, margin) == sentence
 
 
-def test_a_number_has_its_sign() -> None:
+def test_number_has_its_sign() -> None:
     assert [signed(number) for number in (-0.03584, 0.25, 1e-7)] == ["−0.0358", "+0.25", "+1e−07"]

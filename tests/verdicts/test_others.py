@@ -8,20 +8,20 @@ from stages.verdicts.others import newcombe
 from tests.verdicts.simulation import RULES
 
 
-def test_the_papers_fisher_test() -> None:
+def test_fishers_test_equals_the_papers() -> None:
     """DAC, section 5: 15 of 576 failed against 2 of 449, p = 0.0063."""
     assert round(fisher_p((15, 576), (2, 449)), 4) == 0.0063
     ours, theirs = Failures.spread(2, 449, 1), Failures.spread(15, 576, 1)
     verdict = judge_proportions(ours, theirs, rules=RULES)
     assert verdict.status is Status.SUPPORTED
     one_sided = stats.fisher_exact([[2, 447], [15, 561]], alternative="less").pvalue
-    assert verdict.p_value == pytest.approx(2 * one_sided), "a permutation of trainings is Fisher's test"
+    assert verdict.p_value == pytest.approx(2 * one_sided), "permuting trainings is Fisher's test"
     assert verdict.explanation == (
         "2 of 449 against 15 of 576: permutation of the 449 and 576 networks, two-sided p = 0.0102."
     )
 
 
-def test_fisher_is_the_sum_of_tables_no_likelier_than_the_seen_one() -> None:
+def test_fisher_sums_tables_no_likelier_than_the_observed() -> None:
     failed, tried, trials = 5, 20, (20, 30)
     odds = [stats.hypergeom.pmf(k, sum(trials), 6, trials[0]) for k in range(7)]
     assert fisher_p((failed, tried), (1, 30)) == pytest.approx(sum(p for p in odds if p <= odds[5] * (1 + 1e-7)))
@@ -35,8 +35,8 @@ def test_order_of_two_failure_rates(proposed: int, status: Status) -> None:
     assert verdict.status is status and verdict.low <= verdict.estimate <= verdict.high
 
 
-def test_failures_of_one_network_count_as_little_as_that_network() -> None:
-    """Ten failed trainings of ten networks, or of two: with two, one exchange in four has both on one side."""
+def test_failures_within_a_network_count_as_one() -> None:
+    """Ten failed trainings of ten networks, or of two; with two, one permutation in four has both on one side."""
     none = Failures.spread(0, 10, 5)
     apart, together = Failures.spread(10, 10, 5), Failures(counts=(5, 5, *[0] * 8), each=5)
     assert judge_proportions(none, apart, rules=RULES).status is Status.SUPPORTED
@@ -45,8 +45,8 @@ def test_failures_of_one_network_count_as_little_as_that_network() -> None:
     assert fisher_p((0, 50), (10, 50)) < 0.01
 
 
-def test_newcombe_interval_is_the_published_example() -> None:
-    """56 of 70 less 48 of 80: 0.0524 to 0.3339 (Newcombe 1998, table II, method 10)."""
+def test_newcombe_interval_equals_the_published_example() -> None:
+    """56 of 70 minus 48 of 80: 0.0524 to 0.3339 (Newcombe 1998, table II, method 10)."""
     assert newcombe((56, 70), (48, 80), 0.95) == pytest.approx((0.0524, 0.3339), abs=5e-5)
 
 
@@ -59,20 +59,20 @@ def test_newcombe_interval_is_the_published_example() -> None:
         (Failures.spread(3, 18, 5), 0.0026, Status.UNDECIDABLE),
     ],
 )
-def test_a_printed_proportion(ours: Failures, margin: float, status: Status) -> None:
+def test_proportion_is_compared_with_the_printed_one(ours: Failures, margin: float, status: Status) -> None:
     assert judge_proportion((15, 576), ours, margin, rules=RULES).status is status
 
 
 @pytest.mark.parametrize(("count", "status"), [(3830, Status.REPRODUCED), (4200, Status.NOT_REPRODUCED)])
-def test_a_margin_that_is_a_share_of_a_proportion_has_its_error(count: int, status: Status) -> None:
-    """Ours lies on the margin, 40 % of 10,000, less than three standard errors of 20 % of 3,000 and its double."""
+def test_relative_margin_of_a_proportion_includes_its_error(count: int, status: Status) -> None:
+    """Ours, 40 % of 10,000, is on the margin, within three standard errors of 20 % of 3,000 and its double."""
     claimed, ours = (600, 3000), Failures.spread(count, 10_000, 1)
     assert judge_proportion(claimed, ours, 0.2, rules=RULES).status is status
     assert judge_proportion(claimed, ours, 0.2, rules=RULES, slope=1.0).status is Status.INCONCLUSIVE
 
 
 @given(st.integers(0, 50), st.integers(0, 50))
-def test_swapping_proportions_turns_the_order_around(a: int, b: int) -> None:
+def test_swapping_proportions_reverses_the_order(a: int, b: int) -> None:
     one, other = (Failures.spread(count, 10, 5) for count in (a, b))
     there, back = (judge_proportions(*sides, rules=RULES) for sides in ((one, other), (other, one)))
     opposite = {Status.SUPPORTED: Status.REVERSED, Status.REVERSED: Status.SUPPORTED}

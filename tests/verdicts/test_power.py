@@ -1,4 +1,4 @@
-"""The power of a plan, known beforehand, against experiments that are drawn and judged by the real functions."""
+"""The power of a plan, compared with simulated experiments judged by the real functions."""
 
 import dataclasses
 import math
@@ -31,7 +31,7 @@ VALUE = Design(planned=5, spread=1.0, source="assumed", because="assumed: 1", pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("margin", "paper_n"), [(3.0, 1), (2.0, 5)])
-def test_the_power_of_a_value_is_the_share_of_simulated_experiments(margin: float, paper_n: int) -> None:
+def test_power_of_a_value_equals_simulated_experiments(margin: float, paper_n: int) -> None:
     design = dataclasses.replace(VALUE, paper_n=paper_n)
     power, rng = power_of_value(design, margin, RULES), np.random.default_rng(1)
     ours, printed = rng.normal(size=(40_000, 5)), rng.normal(size=(40_000, paper_n)).mean(axis=1)
@@ -47,9 +47,7 @@ def test_the_power_of_a_value_is_the_share_of_simulated_experiments(margin: floa
 @pytest.mark.parametrize(
     ("pairing", "stderr", "at"), [("fold", None, None), ("none", 0.4, None), ("none", None, 3), ("fold", 0.4, 3)]
 )
-def test_the_power_of_a_gain_is_the_share_of_simulated_experiments(
-    pairing: str, stderr: float | None, at: int | None
-) -> None:
+def test_power_of_a_gain_equals_simulated_experiments(pairing: str, stderr: float | None, at: int | None) -> None:
     """At the end of a plan of five, or at its interim analysis of three."""
     trials, gain, margin, planned = 800, 1.5, 1.4, 5
     n = at or planned
@@ -75,7 +73,7 @@ def test_the_power_of_a_gain_is_the_share_of_simulated_experiments(
     close = 4 * 0.5 / math.sqrt(trials)
     assert power.supported == pytest.approx(supported, abs=close)
     if at is not None and stderr is None:
-        assert power.reproduced == 0, "a size needs five replicates where the paper prints no error"
+        assert power.reproduced == 0, "a size needs five replicates if the paper prints no error"
         return
     within = [
         v.size.low >= -margin and v.size.high <= margin for v in found if v.size.status is not Status.NOT_REPRODUCED
@@ -83,7 +81,7 @@ def test_the_power_of_a_gain_is_the_share_of_simulated_experiments(
     assert power.reproduced == pytest.approx(sum(within) / trials, abs=close)
 
 
-def test_more_replicates_are_named_where_they_would_do() -> None:
+def test_sufficient_number_of_replicates_is_stated() -> None:
     design = dataclasses.replace(VALUE, stderr=0.2, paper_n=5)
     power = power_of_value(design, 1.0, RULES)
     assert power.reproduced < WANTED and power.needed is not None and power.can_reproduce
@@ -93,8 +91,8 @@ def test_more_replicates_are_named_where_they_would_do() -> None:
     assert power.needed <= 10 or enough.reproduced < WANTED
 
 
-def test_a_claim_that_no_plan_can_decide_is_said_so_with_what_it_would_need() -> None:
-    """One run within one spread: 16 runs of the paper's would do, and then a plan of ours does."""
+def test_undecidable_claim_states_what_it_would_need() -> None:
+    """The paper's single run is too uncertain; 11 of its runs would suffice."""
     power = power_of_value(VALUE, 1.0, RULES)
     assert (power.needed, power.can_reproduce) == (None, False) and power.reproduced < 0.01
     assert "No plan can reproduce it: the paper's own error, 1, would have to be below 0.31, which takes 11 runs" in (
@@ -106,7 +104,7 @@ def test_a_claim_that_no_plan_can_decide_is_said_so_with_what_it_would_need() ->
 
 
 @pytest.mark.parametrize("pairing", ["fold", "none"])
-def test_the_power_at_half_the_printed_gain_is_that_of_a_gain_half_as_large(pairing: Literal["fold", "none"]) -> None:
+def test_power_at_half_the_printed_gain_is_that_of_half_the_gain(pairing: Literal["fold", "none"]) -> None:
     design = dataclasses.replace(VALUE, pairing=pairing)
     power, half = (power_of_gain(design, gain, 0.1, RULES) for gain in (2.0, 1.0))
     assert power.supported is not None and half.supported is not None
@@ -115,8 +113,8 @@ def test_the_power_at_half_the_printed_gain_is_that_of_a_gain_half_as_large(pair
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pairing", ["fold", "none"])
-def test_the_power_of_comparable_arms_is_the_share_of_simulated_experiments(pairing: str) -> None:
-    """With margins of 1.2 and 3 spreads of a difference; the paper's own error plays no part."""
+def test_power_of_comparable_arms_equals_simulated_experiments(pairing: str) -> None:
+    """With margins of 1.2 and 3 spreads of a difference; the paper's own error has no effect."""
     trials, n, claim = 800, 5, ComparableClaim(margin=1.2, better="higher", accepted=3.0)
     design = Design(planned=n, spread=1.0, source="assumed", because="assumed: 1", pairing=pairing, paper_n=1)
     power = power_of_comparable(design, claim.margin, claim.widest, RULES)
@@ -139,7 +137,7 @@ def test_the_power_of_comparable_arms_is_the_share_of_simulated_experiments(pair
     assert power_of_comparable(enough, claim.margin, claim.widest, RULES).supported >= WANTED
 
 
-def test_a_larger_spread_never_gives_more_power() -> None:
+def test_larger_spread_never_gives_more_power() -> None:
     powers = [power_of_value(dataclasses.replace(VALUE, spread=s), 3.0, RULES) for s in (0.3, 0.6, 1.0, 1.5, 3.0)]
     chances = [(power.reproduced, power.not_reproduced) for power in powers]
     assert chances == sorted(chances, reverse=True)

@@ -1,4 +1,4 @@
-"""The power of a plan for a sign, a grid, a range or failed trainings, against results drawn and judged for real."""
+"""The power of a plan for a sign, grid, range or failure rate, compared with judged simulations."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -44,24 +44,24 @@ def share(statuses: Iterable[Status], status: Status) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("planned", [3, 10])
-def test_a_side_is_told_as_often_as_is_said_at_the_least_distance(planned: int) -> None:
+def test_side_is_decided_as_often_as_stated_at_the_least_distance(planned: int) -> None:
     design = dataclasses.replace(SIGN, planned=planned)
     least = number_after("the truth is at least ", power_of_sign(design, RULES, is_known=True).explanation)
     draws = np.random.default_rng(0).normal(least, design.spread, (3000, planned))
     verdicts = (
         judge_side(0.0, "higher", Sample.of(row.tolist()), rules=RULES, planned=planned).status for row in draws
     )
-    assert share(verdicts, Status.SUPPORTED) == pytest.approx(WANTED, abs=0.04)  # two digits are said
+    assert share(verdicts, Status.SUPPORTED) == pytest.approx(WANTED, abs=0.04)  # two digits are printed
 
 
-def test_without_a_spread_the_distance_is_said_in_spreads() -> None:
+def test_distance_is_in_spreads_if_the_spread_is_unknown() -> None:
     known, unknown = (power_of_sign(SIGN, RULES, is_known=is_known) for is_known in (True, False))
     assert (unknown.spread, unknown.source, known.spread) == (None, None, 0.4)
     in_spreads = number_after("at least ", unknown.explanation)
     assert in_spreads * 0.4 == pytest.approx(number_after("at least ", known.explanation), rel=0.06)
 
 
-def test_a_plan_that_reaches_no_analysis_says_so() -> None:
+def test_plan_without_an_analysis_is_reported() -> None:
     power = power_of_sign(dataclasses.replace(SIGN, planned=2), RULES, is_known=False)
     assert not power.can_reproduce and "too few, because the first analysis is at 3" in power.explanation
 
@@ -70,7 +70,7 @@ def test_a_plan_that_reaches_no_analysis_says_so() -> None:
 @pytest.mark.parametrize(
     ("apart", "status", "spread"), [(0.0, Status.REPRODUCED, 0.07), (2.0, Status.NOT_REPRODUCED, 0.04)]
 )
-def test_a_gain_alike_everywhere_is_seen_as_often_as_is_said(apart: float, status: Status, spread: float) -> None:
+def test_power_of_a_uniform_gain_equals_a_simulation(apart: float, status: Status, spread: float) -> None:
     margin, levels, depths, n = 0.0625, 5, 4, 5
     design = dataclasses.replace(SIGN, spread=spread * (2 / n) ** 0.5, pairing="none", stderr=None)
     power = power_of_uniform(design, levels, depths, margin, RULES)
@@ -92,13 +92,13 @@ def test_a_gain_alike_everywhere_is_seen_as_often_as_is_said(apart: float, statu
 
 
 @pytest.mark.parametrize("spread", [1e-9, 1e-3])
-def test_gains_that_hardly_spread_are_always_seen_to_be_alike(spread: float) -> None:
+def test_gains_with_little_spread_are_always_found_uniform(spread: float) -> None:
     power = power_of_uniform(dataclasses.replace(SIGN, spread=spread, pairing="none"), 7, 5, 0.0625, RULES)
     assert power.reproduced == pytest.approx(1)
 
 
 @pytest.mark.slow
-def test_a_number_near_another_is_reproduced_up_to_the_spread_that_is_said() -> None:
+def test_number_is_reproduced_up_to_the_stated_spread() -> None:
     design = dataclasses.replace(SIGN, planned=5)
     largest = number_after("the standard deviation is at most ", power_of_nearness(design, 0.1, RULES).explanation)
     draws = np.random.default_rng(3).normal(1.0, largest, (3000, 5))
@@ -107,7 +107,7 @@ def test_a_number_near_another_is_reproduced_up_to_the_spread_that_is_said() -> 
     assert share(found, Status.REPRODUCED) == pytest.approx(WANTED, abs=0.05)
 
 
-def test_shares_of_failed_trainings_are_told_as_often_as_is_said() -> None:
+def test_power_of_a_failure_rate_equals_a_simulation() -> None:
     rng, networks, claimed, margin = np.random.default_rng(4), 110, (15, 576), 0.01
     power = power_of_proportion(networks, 5, claimed, margin, RULES)
     for truth, status, said in (
@@ -120,7 +120,7 @@ def test_shares_of_failed_trainings_are_told_as_often_as_is_said() -> None:
 
 
 @pytest.mark.slow
-def test_fewer_failures_are_told_as_often_as_is_said() -> None:
+def test_power_of_fewer_failures_equals_a_simulation() -> None:
     rng, networks = np.random.default_rng(5), (80, 110)
     power = power_of_proportions(networks, 5, ((2, 449), (15, 576)), RULES)
     found = []

@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCK = yaml.safe_load((ROOT / "params.yaml").read_text())["verdicts"]
 
 
-def test_the_rules_name_every_family_of_orders() -> None:
-    """But for one of which the paper claims some, and no table."""
+def test_rules_list_every_family_of_orders() -> None:
+    """Except one of which the paper claims only some orders, without a table."""
     with (ROOT / "data" / "claims.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["kind"] in ("order", "difference")]
     families = dict.fromkeys(row["family"] for row in rows if row["family"])
@@ -22,14 +22,14 @@ def test_the_rules_name_every_family_of_orders() -> None:
 
 
 @pytest.mark.parametrize("place", ["rules", "margins"])
-def test_an_unknown_rule_is_refused(place: str) -> None:
+def test_unknown_rule_is_refused(place: str) -> None:
     rules = {**BLOCK, "margins": dict(BLOCK["margins"])}
     (rules if place == "rules" else rules["margins"])["tolerance"] = 1.0
     with pytest.raises(ValidationError, match="tolerance"):
         TypeAdapter(Rules).validate_python(rules)
 
 
-def test_the_digest_tells_any_change_of_the_rules() -> None:
+def test_digest_changes_with_every_rule() -> None:
     margins = dataclasses.replace(RULES.margins, error_points=0.02)
     changes = [
         {"margins": margins},
@@ -60,6 +60,6 @@ def test_the_digest_tells_any_change_of_the_rules() -> None:
         ({"minimum": 11}, "but the last analysis is at 10"),
     ],
 )
-def test_rules_that_make_no_sense_are_refused(change: dict, message: str) -> None:
+def test_inconsistent_rules_are_refused(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(RULES, **change)

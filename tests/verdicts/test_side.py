@@ -1,4 +1,4 @@
-"""A number on one side of a bound: its wording, and how often it is wrong."""
+"""A number on one side of a bound: its wording and error rate."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def of(*values: float | None) -> Sample:
     return Sample(tuple(Observation(index=index, value=value) for index, value in enumerate(values)))
 
 
-def test_the_sentence_says_how_far_and_from_what() -> None:
+def test_sentence_states_distance_and_bound() -> None:
     verdict = judge_side(1.0, "lower", of(0.5, 0.52, 0.49, 0.51, 0.48), rules=RULES)
     assert verdict.estimate == pytest.approx(0.5)
     assert verdict.explanation.startswith("How far below 1 (mean of n = 5 networks) = +0.500, 98 % interval")

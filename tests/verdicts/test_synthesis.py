@@ -1,4 +1,4 @@
-"""A table's sentence: the gain over its orders, its error rate, and its content when the paper is right."""
+"""A table's sentence: the mean gain over its orders, its error rate, and its power if the paper is right."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ STEPS = np.array([0.001, -0.002, 0.0, 0.003, -0.002])
 
 
 def order(gain: float | None, *, dataset: str = "one", printed: float = 0.004, turn: int = 0) -> PrintedOrder:
-    """Five folds with this mean gain; `turn` says which fold has which of the steps."""
+    """Five folds with this mean gain; `turn` rotates the steps among folds."""
     steps = np.roll(STEPS, turn)
     gains = {} if gain is None else {fold: gain + float(step) for fold, step in enumerate(steps)}
     verdict = Verdict(
@@ -33,7 +33,7 @@ def table(*gains: float | None, printed: float = 0.004) -> TableSentence:
     return judge_table([order(gain, printed=printed, turn=at) for at, gain in enumerate(gains)], RULES)
 
 
-def test_the_mean_of_one_data_set_is_students_t_over_its_replicates() -> None:
+def test_mean_on_one_data_set_has_students_interval() -> None:
     gains = [0.010, 0.004, 0.016, 0.007]
     found = table(*gains)
     folds = np.mean([gain + np.roll(STEPS, at) for at, gain in enumerate(gains)], axis=0)
@@ -45,7 +45,7 @@ def test_the_mean_of_one_data_set_is_students_t_over_its_replicates() -> None:
     assert found.p_heterogeneity == pytest.approx(stats.f.sf(np.var(gains, ddof=1) / own, 3, 16))
 
 
-def test_two_data_sets_are_independent_and_weigh_by_their_orders() -> None:
+def test_data_sets_are_independent_and_weighted_by_orders() -> None:
     orders = [order(0.01), order(0.02, turn=1), order(0.06, dataset="other")]
     found = judge_table(orders, RULES)
     one = np.mean([0.01 + STEPS, 0.02 + np.roll(STEPS, 1)], axis=0)
@@ -56,18 +56,18 @@ def test_two_data_sets_are_independent_and_weigh_by_their_orders() -> None:
     assert "of these 3 orders on 2 data sets" in found.text
 
 
-def test_orders_that_repeat_each_other_count_once() -> None:
+def test_repeated_orders_count_once() -> None:
     once, thrice = (judge_table([order(0.01)] * times, RULES) for times in (1, 3))
     assert once.high - once.low == pytest.approx(thrice.high - thrice.low)
 
 
-def test_orders_that_happen_to_agree_do_not_differ() -> None:
+def test_equal_orders_have_no_heterogeneity() -> None:
     found = differences([Effect(gain=0.01, stderr=0.002, df=4), Effect(gain=0.01, stderr=0.002, df=4)])
     assert found.tau == 0 and found.share == 0
     assert differences([Effect(gain=0.01, stderr=0.002, df=4)]) is None
 
 
-def test_sentences_say_which_way_and_how_many() -> None:
+def test_sentences_state_direction_and_count() -> None:
     for sign, status in ((1, Status.SUPPORTED), (-1, Status.REVERSED)):
         found = table(*(sign * gain for gain in (0.010, 0.009, 0.011, 0.010)))
         assert found.status is status
@@ -75,13 +75,13 @@ def test_sentences_say_which_way_and_how_many() -> None:
             f"the paper's +0.004: {status}. {4 if sign > 0 else 0} of 4 ahead. They differ by no more than"
             in found.text
         )
-    assert table(-0.010, -0.008, -0.012, -0.009, printed=-0.01).status is Status.SUPPORTED, "said to be worse"
+    assert table(-0.010, -0.008, -0.012, -0.009, printed=-0.01).status is Status.SUPPORTED, "the paper's arm is worse"
     open_still = table(0.010, -0.010, 0.012, -0.011)
     assert open_still.status is Status.UNRESOLVED and "They differ by τ = 0.012 beyond chance (p = " in open_still.text
     assert (open_still.ahead, open_still.tested) == (2, 4)
 
 
-def test_orders_without_evidence_are_left_out_and_said() -> None:
+def test_orders_without_evidence_are_omitted_and_mentioned() -> None:
     found = table(0.010, None, 0.012, 0.009)
     assert found.text.startswith("Mean gain of 3 of 4 orders on 1 data set +0.0103")
     assert found.tested == 3
@@ -96,9 +96,9 @@ def test_orders_without_evidence_are_left_out_and_said() -> None:
 
 
 def simulate(gains: np.ndarray, errors: np.ndarray, shared: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean, half-width, half-width of random effects) of tables of two data sets with five folds each.
+    """Simulate (mean, half-width, half-width of random effects) of tables of two data sets with five folds each.
 
-    `shared` is the part of an order's variance that it has in common with the others on its data set.
+    `shared` is the part of an order's variance that all orders on its data set share.
     """
     rng, k = np.random.default_rng(0), gains.size
     own = rng.standard_normal((TRIALS, 2, k // 2, FOLDS))
@@ -113,8 +113,8 @@ def simulate(gains: np.ndarray, errors: np.ndarray, shared: float = 0.0) -> tupl
 
 
 @pytest.mark.parametrize(("shared", "old_errs"), [(0.0, 0.007), (0.3, 0.12), (0.5, 0.21), (0.8, 0.31)])
-def test_a_table_errs_at_its_level_where_orders_as_units_err_more_often(shared: float, old_errs: float) -> None:
-    """Sixteen orders that gain nothing; at a level of 2 %, they were taken for independent."""
+def test_table_errs_at_its_level_unlike_independent_orders(shared: float, old_errs: float) -> None:
+    """Sixteen orders without any gain at a level of 2 %; random effects treat them as independent."""
     mean, half, old = simulate(np.zeros(16), np.ones(16), shared)
     assert np.mean(np.abs(mean) > half) <= above(SHARE, TRIALS)
     assert np.mean(np.abs(mean) > old) == pytest.approx(old_errs, abs=0.02)

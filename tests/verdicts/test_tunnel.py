@@ -1,4 +1,4 @@
-"""Every judge is drawn through the wind tunnel, and every status is held to its level (`tests.verdicts.tunnel`)."""
+"""Simulate every judge in the wind tunnel and compare the error rate of every status with its level."""
 
 import dataclasses
 import json
@@ -36,9 +36,9 @@ SCREENED, CONFIRMED = map(int, os.environ.get("CLAIMCHECK_TUNNEL", "2000 12000")
 
 
 def without_generator() -> dict[str, set[Status]]:
-    """The judges that no generator calls, and those that say a status that is at risk nowhere.
+    """List judges that no generator calls, and judges with a status that is at risk in none.
 
-    A judge that hands on the status of another is covered by the generators of that one, too.
+    A judge that passes on another's status is covered by that judge's generators.
     """
     judges = judging_functions()
     called = {statement: called_by(generator) for statement, generator in GENERATORS.items()}
@@ -57,11 +57,11 @@ def without_generator() -> dict[str, set[Status]]:
     return lacking
 
 
-def test_every_judge_and_each_of_its_statuses_has_a_generator() -> None:
+def test_every_judge_and_status_has_a_generator() -> None:
     assert without_generator() == {}
 
 
-def test_a_judge_without_a_generator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_judge_without_a_generator_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def judge_anew(sample: Sample) -> Verdict:
         return Verdict(status=Status.REVERSED, explanation="")
 
@@ -74,14 +74,14 @@ def test_a_judge_without_a_generator_is_named(monkeypatch: pytest.MonkeyPatch) -
     }
 
 
-def test_every_kind_of_claim_comes_to_a_judge_with_a_generator() -> None:
+def test_every_kind_of_claim_has_a_judge_with_a_generator() -> None:
     known = judging_functions().keys()
     trained = [kind for kind in Kind.classes.values() if issubclass(kind, TrainedKind)]
     assert trained and all(reached_from(kind).keys() & known for kind in trained)
     assert {"judge_tally", "judge_wins", "judge_table"} <= known, "they judge the orders of a family"
 
 
-def test_every_world_is_drawn_and_every_limit_has_a_ceiling() -> None:
+def test_every_world_is_used_and_every_limit_has_a_ceiling() -> None:
     drawn = {world.name for generator in GENERATORS.values() for world in generator.worlds}
     assert drawn == {world.name for world in WORLDS}
     for generator in GENERATORS.values():
@@ -89,7 +89,7 @@ def test_every_world_is_drawn_and_every_limit_has_a_ceiling() -> None:
         assert limits == generator.ceilings.keys(), generator.statement
 
 
-def test_drawn_samples_are_samples() -> None:
+def test_drawn_samples_equal_ordinary_samples() -> None:
     values = np.random.default_rng(0).normal(size=5).tolist()
     for drawn, sample in ((Drawn(values), Sample.of(values)), (Drawn(values).among(range(3)), Sample.of(values[:3]))):
         for name in ("values", "finished", "n", "n_diverged", "environments", "replicates"):
@@ -100,7 +100,7 @@ def test_drawn_samples_are_samples() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("statement", GENERATORS)
 def test_no_status_errs_more_often_than_its_level(statement: str) -> None:
-    """In the worlds in which the long simulation found most errors, and those of a grid that arrives in parts."""
+    """In the worlds with most errors in the long simulation, and those of a grid that arrives in parts."""
     worlds = {one.world for one in last_report() if one.statement == statement}
     worlds |= {world.name for world in WORLDS if world.part or world.slices}
     assert too_high(worst_rates(statement, 100, worlds=worlds)) == []
@@ -118,7 +118,7 @@ def test_no_status_errs_more_often_than_its_level_in_many_experiments() -> None:
 
 
 def page_with(table: str) -> str:
-    """The page with this table in place of its own."""
+    """Return the page with its table replaced by this one."""
     before, mark, after = PAGE.read_text().partition("<!-- wind tunnel: make soak -->\n")
     return before + mark + table + "\n<!-- end -->" + after.partition("\n<!-- end -->")[2]
 
@@ -127,7 +127,7 @@ def last_report(path: Path = REPORT) -> list[Worst]:
     return [Worst(**one) for one in json.loads(path.read_text(encoding="utf-8"))["worst"]]
 
 
-def test_the_page_has_the_table_of_the_last_report() -> None:
+def test_page_has_the_table_of_the_last_report() -> None:
     printed = printed_table(last_report())
     assert PAGE.read_text() == page_with(printed)
     assert [name for name in judging_functions() if f"`{name}`" not in printed] == []

@@ -1,4 +1,4 @@
-"""A gain claimed to be alike at every level: the distances between levels, and how often they err."""
+"""Uniform gains: distances between levels, and their error rate."""
 
 import numpy as np
 import pytest
@@ -26,8 +26,8 @@ def judge(levels: Pairs, claim: UniformClaim = CLAIM) -> Verdict:
     return judge_uniform(claim, levels, rules=RULES)
 
 
-def test_the_error_is_the_interaction_of_an_analysis_of_variance_without_replication() -> None:
-    """F = MS(levels)/MS(residual) of a least-squares fit of levels and slices."""
+def test_error_is_the_interaction_of_a_two_way_anova() -> None:
+    """F = MS(levels)/MS(residual) of a least-squares fit of levels and slices without replication."""
     cell_gains = np.random.default_rng(1).normal(0.2, 0.1, (DEPTHS, 3))
     slices = [pairs(row.tolist(), seed=depth, depths=1) for depth, row in enumerate(cell_gains)]
     levels = {at: [one[at][0] for one in slices] for at in range(3)}
@@ -44,8 +44,8 @@ def test_the_error_is_the_interaction_of_an_analysis_of_variance_without_replica
     assert gains.p == pytest.approx(stats.f.sf(gains.f, 2, df))
 
 
-def test_the_error_is_never_below_that_of_the_seeds() -> None:
-    """Gains that chance lets agree in every pair."""
+def test_error_is_at_least_that_of_the_seeds() -> None:
+    """Even if gains agree in every pair by chance."""
     steps = np.array([-0.02, -0.01, 0.0, 0.01, 0.02])
     levels = {at: [(Sample.of((-5.25 + steps).tolist()), Sample.of((-5 + steps).tolist()))] * 3 for at in range(4)}
     gains = measure_levels(CLAIM, levels, N)
@@ -53,7 +53,7 @@ def test_the_error_is_never_below_that_of_the_seeds() -> None:
     assert judge(levels).status is Status.REPRODUCED
 
 
-def test_the_sentence_has_every_level_and_those_outside_the_margin() -> None:
+def test_sentence_lists_all_levels_and_those_outside_the_margin() -> None:
     verdict = judge(pairs([0.10, 0.05, 0.18, 0.21, 0.28, 0.31, 0.31], spread=0.02))
     assert "wholly outside 0.25 ± 0.0625: 0, 1. Better at every width. " in verdict.explanation
     assert "Exactly alike: F(6, 24) = " in verdict.explanation
@@ -61,8 +61,8 @@ def test_the_sentence_has_every_level_and_those_outside_the_margin() -> None:
     assert "Better" not in judge(pairs([0.0] + [0.3] * 6, spread=0.02)).explanation
 
 
-def test_two_levels_are_as_far_apart_as_a_paired_t_test_says() -> None:
-    """Of more levels, each is compared with the mean of the others, by Welch's test."""
+def test_two_levels_are_compared_by_a_paired_t_test() -> None:
+    """Each of several levels is compared with the mean of the others by Welch's test."""
     cells = np.random.default_rng(4).normal(0.2, 0.1, (2, DEPTHS))
     by_t = stats.ttest_rel(*cells).confidence_interval(0.9)
     distances = Distances.between(cells)
@@ -77,7 +77,7 @@ def test_two_levels_are_as_far_apart_as_a_paired_t_test_says() -> None:
     )
 
 
-def test_what_cannot_be_compared_is_left_open() -> None:
+def test_incomparable_levels_are_left_open() -> None:
     levels = pairs([0.25] * 7)
     levels[3][0] = (Sample.of([None, -5.0, -5.1, -5.2, -5.1]), levels[3][0][1])
     assert (judge(levels).status, judge(levels).n_diverged) == (Status.INCONCLUSIVE, 1)
@@ -89,7 +89,7 @@ def test_what_cannot_be_compared_is_left_open() -> None:
         )
 
 
-# Standard deviations that SGEMM's networks have over seeds, smallest widths first.
+# Standard deviations of SGEMM's networks over seeds, smallest widths first.
 SEEN = np.array([0.055, 0.058, 0.045, 0.037, 0.041, 0.036, 0.037])
 
 TRIALS = 4000
@@ -97,7 +97,7 @@ EDGE, ENDS = [0.25] * 3 + [0.3125] * 4, [0.25] + [0.28125] * 5 + [0.3125]
 
 
 def draw_cells(gains: list[float], interaction: float, depths: int, ratio: float = 1.0) -> np.ndarray:
-    """Gains [trials, widths, depths] over five seeds; the first width varies `ratio` times as much as seen."""
+    """Draw gains [trials, widths, depths] over five seeds; the first width varies `ratio` times as much as observed."""
     rng = np.random.default_rng(2)
     noise = np.hypot(interaction, SEEN * (2 / N) ** 0.5)[:, None] * rng.standard_normal((TRIALS, 7, depths))
     noise[:, 0] *= ratio
@@ -107,8 +107,8 @@ def draw_cells(gains: list[float], interaction: float, depths: int, ratio: float
 @pytest.mark.parametrize("ratio", [1, 10])
 @pytest.mark.parametrize("interaction", [0.0, 0.03, 0.1])
 @pytest.mark.parametrize("depths", [2, 5])
-def test_it_errs_no_more_often_than_it_says(depths: int, interaction: float, ratio: float) -> None:
-    """The statement is about the depths that a paper may have run, of which ours are a draw; one width varies more."""
+def test_error_rate_is_at_most_its_level(depths: int, interaction: float, ratio: float) -> None:
+    """The claim covers all depths that a paper might run, of which ours are a sample; one width varies more."""
     for gains in ([0.25] * 7, EDGE):
         least = Distances.between(draw_cells(gains, interaction, depths, ratio)).least(0.025)
         assert np.mean(least > CLAIM.margin) <= above(0.025, TRIALS)

@@ -20,7 +20,7 @@ def judge(claim: ValueClaim, values: list, **more: object):
     return judge_value(claim, Sample.of(values), rules=RULES, **more)
 
 
-def test_with_a_printed_error_the_interval_is_scipys_welch_interval() -> None:
+def test_interval_with_a_printed_error_is_welchs() -> None:
     paper = [0.818, 0.813, 0.815, 0.820, 0.811]
     claim = ValueClaim(value=float(np.mean(paper)), margin=0.01, stderr=float(stats.sem(paper)), n=5)
     verdict = judge(claim, FIVE)
@@ -28,12 +28,12 @@ def test_with_a_printed_error_the_interval_is_scipys_welch_interval() -> None:
     assert (verdict.low, verdict.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
 
 
-def test_with_a_single_run_the_interval_is_that_of_a_prediction() -> None:
+def test_interval_with_a_single_run_is_a_prediction_interval() -> None:
     """A new draw from the same procedure lies in mean ± t s √(1 + 1/n) (Student's t, n − 1 df)."""
     verdict = judge(ValueClaim(value=0.82, margin=0.01), FIVE)
     half = stats.t.ppf((1 + verdict.confidence) / 2, 4) * np.std(FIVE, ddof=1) * np.sqrt(1 + 1 / 5)
     assert (verdict.high - verdict.low) / 2 == pytest.approx(half, rel=1e-12)
-    assert verdict.confidence == pytest.approx(1 - 2 * 0.05 * 0.5), "half of α: the look at 3 is none for a single run"
+    assert verdict.confidence == pytest.approx(1 - 2 * 0.05 * 0.5), "half of α: a single run has no analysis at 3"
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_with_a_single_run_the_interval_is_that_of_a_prediction() -> None:
         (0.8159, 0.0100, Status.REPRODUCED),
         (0.8500, 0.0100, Status.NOT_REPRODUCED),
         (0.7700, 0.0100, Status.NOT_REPRODUCED),
-        (0.8159, 0.0010, Status.UNDECIDABLE),  # the single run alone scatters by more than the margin
+        (0.8159, 0.0010, Status.UNDECIDABLE),  # the single run alone varies by more than the margin
         (0.8159, 0.0075, Status.INCONCLUSIVE),
         (0.8134, 0.0000, Status.UNDECIDABLE),
     ],
@@ -51,7 +51,7 @@ def test_four_verdicts_of_a_value(value: float, margin: float, status: Status) -
     assert judge(ValueClaim(value=value, margin=margin), FIVE).status is status
 
 
-def test_the_sentence_has_every_number() -> None:
+def test_sentence_has_every_number() -> None:
     verdict = judge(ValueClaim(value=0.8159, margin=0.01), FIVE)
     assert verdict.explanation == (
         "Ours 0.8134 (n = 5, s = 0.0021) − the paper's 0.8159 = −0.0025, 95 % interval −0.0088 to +0.0038, "
@@ -59,8 +59,8 @@ def test_the_sentence_has_every_number() -> None:
     )
 
 
-def test_inconclusive_names_the_replicates_that_then_decide() -> None:
-    """Judged anew with that many replicates, mean and spread unchanged, it is decided; with one fewer it isn't."""
+def test_inconclusive_states_the_replicates_that_decide() -> None:
+    """Judging that many replicates with the same mean and spread decides; one fewer doesn't."""
     claim = ValueClaim(value=0.8190, margin=0.0095, stderr=0.0005, n=5)
     verdict = judge(claim, [0.809, 0.818, 0.807, 0.819, 0.814])
     assert (verdict.status, verdict.replicates_expected) == (Status.INCONCLUSIVE, 11)
@@ -77,7 +77,7 @@ def test_inconclusive_names_the_replicates_that_then_decide() -> None:
     assert decided == {10: Status.INCONCLUSIVE, 11: Status.REPRODUCED}
 
 
-def test_an_answer_far_away_is_said_to_need_more_than_a_thousand() -> None:
+def test_more_than_a_thousand_replicates_are_not_counted() -> None:
     claim = ValueClaim(value=0.8134 + 0.0100001, margin=0.01, stderr=1e-9, n=5)
     verdict = judge(claim, FIVE)
     assert (verdict.status, verdict.replicates_expected) == (Status.INCONCLUSIVE, None)
@@ -85,7 +85,7 @@ def test_an_answer_far_away_is_said_to_need_more_than_a_thousand() -> None:
 
 
 @pytest.mark.parametrize(("n", "status"), [(0, Status.NOT_TESTED), (1, Status.INCONCLUSIVE), (4, Status.INCONCLUSIVE)])
-def test_too_few_replicates_say_how_many_are_needed(n: int, status: Status) -> None:
+def test_too_few_replicates_state_how_many_are_needed(n: int, status: Status) -> None:
     claim = ValueClaim(value=0.8134, margin=0.5)
     assert judge(claim, FIVE[:n], planned=3).explanation.endswith("nothing is said before, and the plan ends with 3.")
     verdict = judge(claim, FIVE[:n])
@@ -93,27 +93,27 @@ def test_too_few_replicates_say_how_many_are_needed(n: int, status: Status) -> N
     assert verdict.explanation == f"{n} of the first 5 replicates are there; nothing is said before."
 
 
-def test_three_replicates_are_enough_where_the_paper_prints_its_error() -> None:
+def test_three_replicates_suffice_if_the_paper_prints_its_error() -> None:
     claim = ValueClaim(value=0.8127, margin=0.05, stderr=0.001, n=5)
     assert judge(claim, FIVE[:3]).status is Status.REPRODUCED
     assert judge(dataclasses.replace(claim, stderr=None), FIVE[:3]).status is Status.INCONCLUSIVE
 
 
-def test_replicates_beyond_a_look_change_nothing_and_are_mentioned() -> None:
+def test_replicates_beyond_an_analysis_are_only_mentioned() -> None:
     claim = ValueClaim(value=0.8159, margin=0.01)
     at_five, at_nine = judge(claim, FIVE), judge(claim, [*FIVE, 0.1, 0.9, 0.1, 0.9])
     assert dataclasses.replace(at_nine, explanation="") == dataclasses.replace(at_five, explanation="")
     assert "4 more wait for the next planned analysis" in at_nine.explanation
 
 
-def test_a_gap_in_the_planned_order_is_no_look() -> None:
-    """Nobody gets to choose which five of ten count."""
+def test_gap_in_the_planned_order_ends_the_analysis() -> None:
+    """Nobody may choose which five of ten count."""
     later = Sample(tuple(Observation(index=index, value=0.81) for index in (0, 1, 2, 4, 5, 6, 7, 8)))
     verdict = judge_value(ValueClaim(value=0.81, margin=0.01), later, rules=RULES)
     assert (verdict.status, verdict.n) == (Status.INCONCLUSIVE, 4)
 
 
-def test_a_replicate_twice_or_without_a_finite_value_is_an_error() -> None:
+def test_repeated_or_non_finite_replicate_is_an_error() -> None:
     with pytest.raises(DuplicateObservation, match=r"replicates \[0\] stand twice"):
         Sample((Observation(index=0, value=0.81), Observation(index=0, value=0.82)))
     for value in (float("nan"), float("inf")):
@@ -121,7 +121,7 @@ def test_a_replicate_twice_or_without_a_finite_value_is_an_error() -> None:
             Sample.of([0.81, value, 0.82])
 
 
-def test_a_diverged_replicate_stays_in_n_and_rules_out_reproduced() -> None:
+def test_diverged_replicate_counts_in_n_and_excludes_reproduced() -> None:
     claim = ValueClaim(value=0.8134, margin=0.02)
     verdict = judge(claim, [*FIVE[:4], None])
     assert judge(claim, FIVE).status is Status.REPRODUCED
@@ -134,14 +134,14 @@ def test_a_diverged_replicate_stays_in_n_and_rules_out_reproduced() -> None:
 
 @pytest.mark.parametrize("value", [0.81, 0.9])
 def test_identical_replicates_decide_nothing(value: float) -> None:
-    """Five times the same number is one run copied, not a spread of zero."""
+    """Five equal numbers are one run copied, not a spread of zero."""
     verdict = judge(ValueClaim(value=value, margin=0.01), [0.81] * 5)
     assert verdict.status is Status.INCONCLUSIVE
     assert "don't differ at all" in verdict.explanation
 
 
-def test_five_replicates_count_as_five_and_no_other_arm_adds_to_them() -> None:
-    """With the degrees of freedom of a second arm, one at chance, this verdict was `not reproduced`."""
+def test_other_arms_add_no_degrees_of_freedom() -> None:
+    """Pooled with a second arm that is at chance, this verdict would be `not reproduced`."""
     verdict = judge(ValueClaim(value=0.889, margin=0.005, n=1), [0.900, 0.908, 0.904, 0.912, 0.906], planned=5)
     assert verdict.status is Status.INCONCLUSIVE
     half = stats.t.ppf(0.95, 4) * verdict.spread * np.sqrt(1 + 1 / 5)
@@ -160,7 +160,7 @@ def test_mixed_environments_are_mentioned() -> None:
 
 
 @given(samples, shifts, st.floats(1e-4, 0.05), st.floats(1.0, 5.0))
-def test_a_wider_margin_never_turns_the_verdict_away_from_reproduced(
+def test_wider_margin_never_moves_away_from_reproduced(
     sample: list, shift: float, margin: float, factor: float
 ) -> None:
     value = float(np.mean(sample)) + shift
@@ -170,7 +170,7 @@ def test_a_wider_margin_never_turns_the_verdict_away_from_reproduced(
 
 
 @given(samples, shifts, st.floats(1.0, 5.0))
-def test_a_paper_farther_away_is_never_nearer_to_reproduced(sample: list, shift: float, factor: float) -> None:
+def test_larger_distance_never_moves_towards_reproduced(sample: list, shift: float, factor: float) -> None:
     mean = float(np.mean(sample))
     near = judge(ValueClaim(value=mean + shift, margin=0.01), sample)
     far = judge(ValueClaim(value=mean + shift * factor, margin=0.01), sample)
@@ -187,7 +187,7 @@ def test_more_unknown_test_rows_never_decide_more(
 
 
 @given(samples, shifts, st.permutations(range(5)))
-def test_order_of_replicates_and_mirror_image_change_nothing(sample: list, shift: float, order: list) -> None:
+def test_order_of_replicates_and_sign_do_not_matter(sample: list, shift: float, order: list) -> None:
     mean = float(np.mean(sample))
     verdict = judge(ValueClaim(value=mean + shift, margin=0.01), sample)
     shuffled = judge(ValueClaim(value=mean + shift, margin=0.01), [sample[index] for index in order])
@@ -198,8 +198,8 @@ def test_order_of_replicates_and_mirror_image_change_nothing(sample: list, shift
 
 
 @given(samples, shifts, st.sampled_from([2.0, 100.0, 0.01]))
-def test_the_unit_changes_nothing(sample: list, shift: float, factor: float) -> None:
-    """Percent or fraction: the same verdict and the same number of replicates."""
+def test_unit_does_not_matter(sample: list, shift: float, factor: float) -> None:
+    """Percent and fractions give the same verdict and number of replicates."""
     value = float(np.mean(sample)) + shift
     plain = judge(ValueClaim(value=value, margin=0.01), sample)
     scaled = judge(ValueClaim(value=value * factor, margin=0.01 * factor), [one * factor for one in sample])

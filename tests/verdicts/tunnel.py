@@ -1,7 +1,7 @@
-"""Wind tunnel: worlds in which a statement is false by exactly its margin, or only just true, for every judge.
+"""Wind tunnel: for every judge, simulated worlds in which a statement is false by exactly its margin or barely true.
 
-A generator draws one experiment after another from such a world and lets the real judge judge each at all its looks.
-A status that says otherwise is an error; its level is that of the rules.
+A generator draws experiments from a world and lets the real judge decide each at all its analyses. A wrong status is an
+error, whose rate must not exceed the level in the rules.
 """
 
 import dataclasses
@@ -74,12 +74,12 @@ DECIDED = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """One way in which replicates may come about; each field is a departure from independent normal draws of one SD.
+    """A distribution of replicates; each field is a departure from independent normal draws with one SD.
 
-    `noise` has mean 0 and SD 1; the proposed arm's is `ratio` times as large.  `paired`: correlation between the arms'
-    replicates of one number.  `common`: correlation between all replicates of a comparison, `cluster` between seeds of
-    one network or orders on one data set.  `interaction`: SD of the gains of one level between slices of a grid, in
-    standard errors of one pair's gain.  `best_of`: runs of which the paper prints the best.
+    `noise` has mean 0 and SD 1; the proposed arm's is `ratio` times as large. Correlations: `paired` between the arms
+    of one replicate, `common` between all replicates of a comparison, `cluster` between seeds of one network or orders
+    on one data set. `interaction` is the SD of one level's gains between slices of a grid, in standard errors of one
+    pair's gain. `best_of` is the number of runs of which the paper prints the best.
     """
 
     name: str
@@ -100,7 +100,7 @@ class World:
 
     @property
     def limit(self) -> str:
-        """The key in `LIMITS` of why no level can hold here; empty where it must."""
+        """Return the key in `LIMITS` of the reason why no level can hold here, or an empty string if it must."""
         if self.best_of > 1:
             return "best"
         return "common" if self.common else "skew" if self.noise in ("high", "low") else ""
@@ -115,7 +115,7 @@ LIMITS = {
     "tails": "Replicates with long tails, in a test of their spread or of one printed run: it takes them as normal.",
     "direction": "Short runs give a direction and no test.",
 }
-"""Why no test can hold its level in some worlds; each generator has a ceiling for the rate there instead."""
+"""Reasons why no test can hold its level in some worlds; each generator has a ceiling for the rate there instead."""
 
 
 WORLDS = (
@@ -147,7 +147,7 @@ WORLDS = (
 
 
 def noise(world: World, rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Draws of mean 0 and SD 1; those along the last axis are correlated by `common`."""
+    """Draw values with mean 0 and SD 1; those along the last axis are correlated by `common`."""
     if world.noise == "t5":
         drawn = rng.standard_t(5, shape) * 0.6**0.5
     elif world.noise == "normal":
@@ -161,7 +161,7 @@ def noise(world: World, rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def arms(world: World, rng: np.random.Generator) -> np.ndarray:
-    """[proposed and baseline, replicates], both of mean 0."""
+    """Return [proposed and baseline, replicates], both with mean 0."""
     both = noise(world, rng, 2, world.planned)
     if world.paired:
         both = world.paired**0.5 * rng.standard_normal(world.planned) + (1 - world.paired) ** 0.5 * both
@@ -174,7 +174,7 @@ def looks(world: World) -> Iterable[int]:
 
 
 class Drawn(Sample):
-    """A sample of finished replicates that keeps its values, for speed; `test_drawn_samples_are_samples`."""
+    """A sample of finished replicates that caches its values; see `test_drawn_samples_equal_ordinary_samples`."""
 
     values: list[float] = []  # noqa: RUF012 - each sample has its own; these hide the properties
     indices = range(0)
@@ -202,9 +202,10 @@ Experiment = Callable[[World, np.random.Generator], Iterator[Verdict | TableSent
 
 @dataclass(frozen=True, kw_only=True)
 class Generator:
-    """`levels`: the statuses that are errors, each with its level; `sees`: the departures of a world that it draws.
+    """Experiments for one statement.
 
-    `ceilings`: the highest rate that is accepted in worlds with each of the `LIMITS`; `limit`: the one of every world.
+    `levels` maps each erroneous status to its level, and `sees` lists the departures that the generator draws.
+    `ceilings` are accepted rates in worlds with one of the `LIMITS`; `limit` applies to every world.
     """
 
     statement: str
@@ -224,11 +225,11 @@ class Generator:
         return self.limit or world.limit
 
     def highest(self, status: Status, world: World) -> float:
-        """The highest rate that this status may have in this world."""
+        """Return the highest rate that this status may have in this world."""
         return max(self.levels[status], self.ceilings.get(self.limit_in(world), 0.0))
 
     def rates(self, world: World, experiments: int, seed: int = 0) -> dict[Status, float]:
-        """Share of experiments in which a look says each of the statuses at risk."""
+        """Return the share of experiments in which an analysis gives each status at risk."""
         rng = np.random.default_rng([seed, crc32(f"{self.statement} {world.name}".encode())])
         counts = dict.fromkeys(self.levels, 0)
         with statuses_only():
@@ -273,7 +274,7 @@ CACHED_ISF = cache(scipy.stats.studentized_range.isf)
 
 @contextmanager
 def statuses_only() -> Iterator[None]:
-    """Leave out what no status depends on and most of the time goes to: forecasts, and sentences with intervals."""
+    """Skip slow parts that don't affect the status: forecasts, and sentences with intervals."""
     with mock.patch.multiple(verdicts.grid_part.Gains, chance_within=lambda *_: None):
         patched: list[Any] = [
             mock.patch.object(scipy.stats.studentized_range, "sf", return_value=1.0),
@@ -296,7 +297,7 @@ def statuses_only() -> Iterator[None]:
 
 
 def judge_printed(world: World, rng: np.random.Generator, stderr: float | None, runs: np.ndarray) -> Iterator[Verdict]:
-    """A value that is off by the margin, six of its SD, which is `ratio` times that of the paper's runs."""
+    """Judge a value that is off by the margin, six of its SD, which is `ratio` times that of the paper's runs."""
     ours = world.ratio * (6 + noise(world, rng, world.planned))
     claim = ValueClaim(value=float(runs.mean()), margin=6 * world.ratio, stderr=stderr, n=runs.size)
     for n in looks(world):
@@ -396,7 +397,7 @@ def order_of_folds(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     tails=0.065,
 )
 def size(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
-    """The margin is half of the printed gain, and the true one half more: twelve and eighteen SD of a difference."""
+    """The margin is half of the printed gain, and the true gain is half more: 12 and 18 SD of a difference."""
     both, margin = arms(world, rng), 6 * (1 + world.ratio**2) ** 0.5
     runs = noise(dataclasses.replace(world, common=0.0), rng, 2, world.best_of).max(axis=1)
     printed = 2 * margin + world.ratio * runs[0] - runs[1]
@@ -408,7 +409,7 @@ def size(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
 
 
 def judge_alike(world: World, both: np.ndarray, loss: float, rules: Rules = RULES) -> Iterator[Verdict]:
-    """An arm that is worse by `loss` SD of a difference, against margins of 2 and 4."""
+    """Judge an arm that is worse by `loss` SD of a difference against margins of 2 and 4."""
     scale = (1 + world.ratio**2) ** 0.5
     claim = ComparableClaim(margin=2 * scale, better="higher", accepted=4 * scale)
     for n in looks(world):
@@ -441,7 +442,7 @@ def comparable_as_read(world: World, rng: np.random.Generator) -> Iterator[Verdi
 def judge_ratio(
     world: World, rng: np.random.Generator, name: str, true: float, spread: float = 0.01, **printed: Any
 ) -> Iterator[Verdict]:
-    """Both arms have this spread around 1; the relative gain of the proposed one is `true`."""
+    """Judge arms with this spread around 1; `true` is the relative gain of the proposed one."""
     claim = dataclasses.replace(claims()[name], **printed)
     sign = 1 if claim.better == "higher" else -1
     both = 1 + spread * arms(world, rng)
@@ -465,15 +466,15 @@ def judge_ratio(
     common=0.15,
 )
 def ratio(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
-    """The printed ratio is 0.16, the margin half of it and the true one 0.24."""
+    """The printed ratio is 0.16, the margin half of it, and the true one 0.24."""
     yield from judge_ratio(world, rng, "ninformer.text.c10.acc_vs_mixer", 0.24, value=0.16, n=10**6)
 
 
 @generator("A ratio of one run is off by the margin", SIZE, "noise ratio", skew=0.15, tails=0.065)
 def ratio_of_one_run(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
-    """The same, but for the error of the paper's own run, which moves the margin, too.
+    """Like `ratio`, plus the error of the paper's own run, which also moves the margin.
 
-    A paper that claims a gain prints one: with an SD of 0.1, the ratio would be negative in 5 % of its runs.
+    The SD is small because a paper that claims a gain prints one: at 0.1, 5 % of its runs would have a negative ratio.
     """
     runs = 1 + 0.004 * noise(world, rng, 2) * [world.ratio, 1]
     printed = float((runs[0] + 0.16) / runs[1] - 1)
@@ -488,7 +489,7 @@ def end_of_range(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
 
 
 def judge_grid(world: World, rng: np.random.Generator, gains: Iterable[float], margin: float) -> Iterator[Verdict]:
-    """A grid of levels with these gains, with three slices that ran, or two of five."""
+    """Judge a grid of levels with these gains, with three slices, or two of five."""
     true, planned = np.array(list(gains))[:, None], 5 if world.part else 3
     between = world.interaction * 0.4**0.5 * rng.standard_normal((true.size, planned))
     true = (true + between - between.mean(axis=1, keepdims=True))[:, : 2 if world.part else planned]
@@ -539,7 +540,7 @@ def judge_family(
     world: World,
     rng: np.random.Generator,
 ) -> Iterator[Verdict]:
-    """A paper's count of its cases, each judged with α divided as `tally_tests` says."""
+    """Judge a paper's count of cases, with α divided as in `tally_tests`."""
     drawn = [arms(world, rng) for _ in range(cases)]
     tests = []
     for parts in tally_tests(claimed, cases):
@@ -574,13 +575,13 @@ def tally_as_read(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
 
 
 def on_two_data_sets(world: World, rng: np.random.Generator) -> np.ndarray:
-    """Errors of sixteen orders in five replicates, correlated by `cluster` on each of two data sets."""
+    """Return errors of sixteen orders in five replicates, correlated by `cluster` on each of two data sets."""
     shared = rng.standard_normal((2, 1, 5)).repeat(8, axis=1).reshape(16, 5)
     return world.cluster**0.5 * shared + (1 - world.cluster) ** 0.5 * noise(world, rng, 16, 5)
 
 
 def orders_of(drawn: np.ndarray) -> list[PrintedOrder]:
-    """Gains [orders, replicates], judged; the first eight are on one data set."""
+    """Judge gains [orders, replicates]; the first eight are on one data set."""
     claim, zeros = GainClaim(gain=1.0, margin=None, better="higher"), Drawn([0.0] * drawn.shape[1])
     return [
         PrintedOrder(
@@ -619,7 +620,7 @@ def wins_by_chance(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
 
 
 def failed(world: World, rng: np.random.Generator, chance: float) -> Failures:
-    """Failed trainings of five seeds in each of 29 networks, correlated by `cluster` inside a network."""
+    """Return failed trainings of five seeds in each of 29 networks, correlated by `cluster` within a network."""
     rates = np.full(29, chance)
     if world.cluster:
         size = 1 / world.cluster - 1
@@ -641,7 +642,7 @@ def proportion(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
 
 @generator("The orders of a table gain nothing on average", SIGN, "noise cluster", skew=0.05)
 def table(world: World, rng: np.random.Generator) -> Iterator[TableSentence]:
-    """Sixteen orders on two data sets, on each of which their errors are correlated by `cluster`."""
+    """Sixteen orders on two data sets, with errors correlated by `cluster` on each."""
     gains = rng.standard_normal(16)
     drawn = on_two_data_sets(world, rng) + (gains - gains.mean())[:, None]
     for n in looks(world):
@@ -650,7 +651,7 @@ def table(world: World, rng: np.random.Generator) -> Iterator[TableSentence]:
 
 @generator("A count, a figure or a device is not the printed one", {Status.HOLDS: 0.0, Status.HOLDS_UNDER_READING: 0.0})
 def exact(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
-    """Nothing here is drawn but the count."""
+    """Only the count is drawn."""
     yield judge_count(7, int(rng.integers(8, 100)))
     yield from (judge_shown("a figure"), not_tested("not run"))
     elsewhere = judge_hardware("A100", "two cores")
@@ -675,11 +676,11 @@ def indication(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     yield indicate_order(GainClaim(gain=1.0, margin=None, better="higher"), ours, theirs, epochs_share=0.3)
 
 
-# What must have a generator, read from the code.
+# Judges that need a generator, found in the code.
 
 
 def judging_functions() -> dict[str, Callable]:
-    """The functions of `stages.verdicts` that give a verdict, and the judges that claims of trained models come to."""
+    """Return the functions of `stages.verdicts` that return a verdict, and the judges of trained claims."""
     public = {name: found for name, found in vars(verdicts).items() if inspect.isfunction(found)}
     reached = {name: found for kind in Kind.classes.values() for name, found in reached_from(kind).items()}
     inside = {
@@ -696,7 +697,7 @@ def judging_functions() -> dict[str, Callable]:
 
 
 def reached_from(judge: Any) -> dict[str, Callable]:
-    """The functions of `stages.claims` and `stages.verdicts` that a judge, or the class of a kind, names, and so on."""
+    """Return the functions of `stages.claims` and `stages.verdicts` that a judge or a kind's class reaches."""
     methods = [one for base in getattr(judge, "__mro__", ()) for one in vars(base).values() if inspect.isfunction(one)]
     todo, found = methods or [judge], {}
     while todo:
@@ -715,7 +716,7 @@ def reached_from(judge: Any) -> dict[str, Callable]:
 
 
 def statuses_of(function: Callable) -> set[Status]:
-    """The decided statuses that the code of a judge, and what it calls, can say."""
+    """Return the decided statuses in the code of a judge and its callees."""
     functions = [function, *reached_from(function).values()]
     codes = [code for one in functions if one.__name__ not in LEFT_OUT for code in _codes(one.__code__)]
     names = {name for code in codes for name in code.co_names}
@@ -724,7 +725,7 @@ def statuses_of(function: Callable) -> set[Status]:
 
 @cache
 def judges_of(statement: str) -> frozenset[str]:
-    """The judging functions that an experiment of this generator calls."""
+    """Return the judging functions that this generator's experiments call."""
     called = called_by(GENERATORS[statement])
     return frozenset(name for name, function in judging_functions().items() if function.__code__ in called)
 
@@ -737,10 +738,10 @@ def _codes(code: Any) -> Iterator[Any]:
 
 
 def called_by(generator: Generator) -> set[Any]:
-    """The code that an experiment of this generator runs in `stages`."""
+    """Return the code in `stages` that this generator's experiments run."""
     seen = set()
     rng = np.random.default_rng(0)
-    list(generator.experiment(generator.worlds[0], rng))  # whatever it reads once, it reads now
+    list(generator.experiment(generator.worlds[0], rng))  # fill caches first
     sys.setprofile(lambda frame, event, _: seen.add(frame.f_code) if event == "call" else None)
     try:
         for _ in range(3):
@@ -750,12 +751,12 @@ def called_by(generator: Generator) -> set[Any]:
     return seen
 
 
-# The table.
+# Table.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worst:
-    """The highest rate of a status over the worlds with one limit, in which world, by how many experiments."""
+    """The highest rate of a status among the worlds with one limit, with its world and number of experiments."""
 
     statement: str
     status: str
@@ -773,9 +774,9 @@ class Worst:
 def worst_rates(
     statement: str, screened: int, confirmed: int = 0, *, worlds: Collection[str] | None = None
 ) -> list[Worst]:
-    """For each status and limit, the world (of `worlds`) with the highest of the rates in `screened` experiments.
+    """Find for each status and limit the world with the highest rate in `screened` experiments.
 
-    If there are any `confirmed`, the rate is that of as many new experiments in that world.
+    If `confirmed` is positive, estimate that world's rate with as many new experiments.
     """
     judged = GENERATORS[statement]
     drawn = [world for world in judged.worlds if worlds is None or world.name in worlds]
@@ -803,7 +804,7 @@ def worst_rates(
 
 
 def too_high(worst: Iterable[Worst]) -> list[str]:
-    """Sentences about the rates that are more than three standard errors above what they may be."""
+    """Describe the rates that exceed their maximum by more than three standard errors."""
     return [
         f"{one.statement}: {one.status} in {one.rate:.1%}, at most {one.highest:.1%}, in the world: {one.world}"
         for one in worst
@@ -812,7 +813,7 @@ def too_high(worst: Iterable[Worst]) -> list[str]:
 
 
 def printed_table(worst: Iterable[Worst]) -> str:
-    """The table of `docs/verdicts.md`: a row for each generator."""
+    """Return the table of `docs/verdicts.md` with a row per generator."""
     rows = [
         "| what is false, or only just true | judge | error: level, highest rate, world | limits |",
         "|---|---|---|---|",

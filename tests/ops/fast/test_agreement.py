@@ -1,4 +1,4 @@
-"""A fast path that claims PyTorch's bits is tried once, and isn't used where its bits differ."""
+"""A fast path that should equal PyTorch bit for bit is tried once and disabled if it differs."""
 
 from collections.abc import Callable
 
@@ -25,14 +25,14 @@ def way(made: list[str], *values: float) -> Callable[[], list[Tensor]]:
     return make
 
 
-def test_the_answer_is_found_once() -> None:
+def test_agreement_is_checked_once() -> None:
     made: list[str] = []
     for _ in range(3):
         assert agrees_here("a sum", way(made, 1.0, NAN), way(made, 1.0, NAN))
     assert len(made) == 2
 
 
-def test_a_path_that_differs_is_told_once_and_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_differing_path_is_reported_once_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     made: list[str] = []
     for _ in range(3):
         assert not agrees_here("a sum", way(made, 1.0), way(made, 1.0 + 2**-23))
@@ -41,16 +41,16 @@ def test_a_path_that_differs_is_told_once_and_by_name(capsys: pytest.CaptureFixt
     assert torch.backends.cpu.get_cpu_capability() in told[0]
 
 
-@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of the switch itself
-def test_it_is_tried_again_when_pytorch_takes_other_routines() -> None:
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # warns about a deprecated switch
+def test_agreement_is_checked_again_for_other_routines_of_pytorch() -> None:
     made: list[str] = []
     assert agrees_here("a sum", way(made, 1.0), way(made, 1.0))
     with torch.backends.mkldnn.flags(enabled=False):
         assert not agrees_here("a sum", way(made, 1.0), way(made, 2.0))
-    assert agrees_here("a sum", way(made, 1.0), way(made, 2.0)), "as it was before"
+    assert agrees_here("a sum", way(made, 1.0), way(made, 2.0)), "remembered from before"
 
 
-def test_it_can_be_tried_in_inference_and_without_gradients() -> None:
+def test_agreement_is_checked_in_inference_and_without_gradients() -> None:
     def with_gradient() -> list[Tensor]:
         x = torch.ones(3, requires_grad=True)
         return [*torch.autograd.grad(x.sum(), x)]
@@ -75,11 +75,11 @@ def test_it_can_be_tried_in_inference_and_without_gradients() -> None:
         (torch.ones(2).bfloat16(), torch.ones(2).bfloat16(), True),
     ],
 )
-def test_what_counts_as_the_same(found: Tensor, wanted: Tensor, answer: bool) -> None:
+def test_same_bits_treats_nans_and_zeros_correctly(found: Tensor, wanted: Tensor, answer: bool) -> None:
     assert same_bits(found, wanted) == answer
 
 
-def test_all_numbers_of_bfloat16() -> None:
+def test_all_numbers_lists_every_bfloat16_value() -> None:
     numbers = all_numbers()
     assert numbers.dtype == torch.bfloat16 and len(numbers.view(torch.int16).unique()) == 2**16
     assert numbers.isnan().sum() == 254 and numbers.isinf().sum() == 2

@@ -1,4 +1,4 @@
-"""Attention in C++ matches the printed formulas, in value and every gradient."""
+"""Attention in C++ equals the printed formulas in value and every gradient."""
 
 import math
 from functools import partial
@@ -23,7 +23,7 @@ def positive(*values: float) -> list[Tensor]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the C++ functions that were called."""
+    """Names of the C++ functions called."""
     names: list[str] = []
     real = attention._call
     monkeypatch.setattr(attention, "_call", lambda name, *rest: (names.append(name), real(name, *rest)))
@@ -32,7 +32,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("keeps_weights", [True, False])
 @pytest.mark.parametrize("count", [1, 9, 67])
-def test_causal_gaussian_attention_with_weights_kept_or_made_again(
+def test_causal_gaussian_attention_with_cached_or_recomputed_weights(
     count: int, keeps_weights: bool, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "_is_small", lambda query, value: keeps_weights)
@@ -55,7 +55,7 @@ def test_causal_gaussian_attention_with_weights_kept_or_made_again(
     [(12, None, True, 32), (13, None, True, 2), (12, 0.05, True, 2), (12, None, False, 2)],
     ids=["small", "larger than keys and values", "yat", "inference"],
 )
-def test_weights_are_kept_for_gradients_of_small_gaussian_attention(
+def test_weights_are_cached_for_gradients_of_small_gaussian_attention(
     queries: int, epsilon: float | None, trains: bool, row: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Tensor] = []
@@ -71,8 +71,8 @@ def test_weights_are_kept_for_gradients_of_small_gaussian_attention(
 
 @pytest.mark.parametrize("width", [5, 16, 17, 33])
 @pytest.mark.parametrize("epsilon", [None, 0.05], ids=["gaussian", "yat"])
-def test_attention_in_bfloat16_is_that_of_float32_rounded(epsilon: float | None, width: int, calls: list[str]) -> None:
-    """Everything in between is float32."""
+def test_bfloat16_attention_equals_rounded_float32(epsilon: float | None, width: int, calls: list[str]) -> None:
+    """All intermediate values are float32."""
     shapes = (2, 70, 3, width), (2, 83, 3, width), (2, 83, 3, 4)
     halves = [leaf.detach().bfloat16().transpose(1, 2).requires_grad_() for leaf in leaves(*shapes)]
     floats = [half.detach().float().requires_grad_() for half in halves]
@@ -90,8 +90,8 @@ def test_attention_in_bfloat16_is_that_of_float32_rounded(epsilon: float | None,
     assert all(torch.equal(got, right.to(got.dtype)) for got, right in zip(found, wanted, strict=True))
 
 
-def test_a_key_that_meets_its_query_is_at_distance_zero(calls: list[str]) -> None:
-    """One feature, so that products are rounded alike everywhere: equation 4 gives negative distances here."""
+def test_key_next_to_its_query_has_distance_zero(calls: list[str]) -> None:
+    """One feature makes rounding equal everywhere; equation 4 gives negative distances here."""
     q = 1 + torch.rand(256, generator=torch.Generator().manual_seed(0))
     k = torch.nextafter(q, torch.tensor(2.0))
     unclamped = q.square() + k.square() - 2 * (q * k)
@@ -111,8 +111,8 @@ def test_a_key_that_meets_its_query_is_at_distance_zero(calls: list[str]) -> Non
 
 
 @pytest.mark.parametrize("keys", [1, 15, 17, 33])
-def test_what_stands_behind_the_last_key_is_in_no_sum(keys: int, calls: list[str]) -> None:
-    """For a query of zeros without an epsilon it is 0 / 0."""
+def test_padding_after_the_last_key_is_ignored(keys: int, calls: list[str]) -> None:
+    """For a zero query without epsilon it would be 0 / 0."""
     q, k, v = leaves((2, 1, 5, 6), (2, 1, keys, 6), (2, 1, keys, 3))
     with torch.no_grad():
         q[..., 0, :] = 0
@@ -128,7 +128,7 @@ def test_what_stands_behind_the_last_key_is_in_no_sum(keys: int, calls: list[str
     assert calls == ["attention_forward", "attention_backward"]
 
 
-def test_attention_of_two_types_is_left_to_pytorch(calls: list[str]) -> None:
+def test_mixed_or_half_types_are_left_to_pytorch(calls: list[str]) -> None:
     q, k, v = leaves((2, 5, 6), (2, 5, 6), (2, 5, 6))
     assert attention.attention(q.bfloat16(), k, v, 0.3, None) is None
     assert attention.attention(q, k, v.bfloat16(), 0.3, None) is None
@@ -137,7 +137,7 @@ def test_attention_of_two_types_is_left_to_pytorch(calls: list[str]) -> None:
 
 
 @pytest.mark.parametrize("layer", [yat_attention, partial(rbf_attention, beta=0.2)])
-def test_attention_reads_heads_where_they_lie_and_answers_alike_on_any_threads(layer: Layer) -> None:
+def test_strided_heads_give_equal_results_on_any_number_of_threads(layer: Layer) -> None:
     packed = leaves((2, 9, 3 * 4 * 6))[0]
 
     def heads(packed: Tensor) -> list[Tensor]:
@@ -152,9 +152,7 @@ def test_attention_reads_heads_where_they_lie_and_answers_alike_on_any_threads(l
     finally:
         torch.set_num_threads(before)
     copied = value_and_gradients(lambda packed: layer(*(x.contiguous() for x in heads(packed))), [packed])
-    assert found[0][0].transpose(1, 2).is_contiguous(), (
-        "heads of a token lie side by side, as the projection reads them"
-    )
+    assert found[0][0].transpose(1, 2).is_contiguous(), "a token's heads are adjacent, as the projection expects"
     for one, three, contiguous in zip(*found, copied, strict=True):
         assert torch.equal(one, three) and torch.equal(one, contiguous)
 
@@ -175,7 +173,7 @@ def test_large_scores_of_equal_keys_share_their_weight(size: float, causal: bool
 
 
 @pytest.mark.parametrize("shapes", [((2, 4, 64), (2, 4, 16), (2, 4, 8)), ((2, 4, 6), (2, 9, 6), (2, 4, 8))], ids=str)
-def test_tensors_that_do_not_fit_are_pytorchs_to_refuse(shapes: tuple[tuple[int, ...], ...], calls: list[str]) -> None:
+def test_mismatched_shapes_are_left_to_pytorch_to_reject(shapes: tuple[tuple[int, ...], ...], calls: list[str]) -> None:
     tensors = [torch.randn(shape) for shape in shapes]
     with pytest.raises(RuntimeError, match="size"):
         yat_attention(*tensors)
@@ -185,13 +183,13 @@ def test_tensors_that_do_not_fit_are_pytorchs_to_refuse(shapes: tuple[tuple[int,
 
 
 @pytest.mark.parametrize("shapes", [((2, 0, 6), (2, 3, 6), (2, 3, 4)), ((0, 2, 6), (0, 3, 6), (0, 3, 4))], ids=str)
-def test_nothing_in_is_nothing_out(shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_empty_tensors_give_empty_results(shapes: tuple[tuple[int, ...], ...]) -> None:
     q, k, v = (torch.randn(shape) for shape in shapes)
     assert yat_attention(q, k, v).shape == (*q.shape[:-1], v.shape[-1])
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # of torch.func itself
-def test_transformations_go_to_pytorch(calls: list[str]) -> None:
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # torch.func itself warns
+def test_functional_transformations_use_pytorch(calls: list[str]) -> None:
     q, k, v = (x.detach() for x in leaves(*[(1, 2, 5, 6)] * 3))
     plain = yat_attention(q, k, v)
     calls.clear()
@@ -212,7 +210,7 @@ def test_transformations_go_to_pytorch(calls: list[str]) -> None:
     ],
     ids=["attention", "DAC", "dropout of a tenth", "dropout"],
 )
-def test_the_default_type_changes_nothing(layer: Layer, shapes: list[tuple[int, ...]]) -> None:
+def test_default_dtype_has_no_effect(layer: Layer, shapes: list[tuple[int, ...]]) -> None:
     tensors, found = leaves(*shapes), []
     for default in (torch.float32, torch.float64):
         torch.manual_seed(3)
@@ -225,7 +223,7 @@ def test_the_default_type_changes_nothing(layer: Layer, shapes: list[tuple[int, 
     assert found[1][0].dtype == torch.float32 and all(map(torch.equal, *found))
 
 
-def test_the_gradient_of_a_sum_lies_nowhere(calls: list[str]) -> None:
+def test_expanded_gradient_of_a_sum_is_supported(calls: list[str]) -> None:
     q, k, v = leaves(*[(1, 2, 5, 6)] * 3)
     whole = torch.autograd.grad(yat_attention(q, k, v), (q, k, v), torch.ones(1, 2, 5, 6))
     sums = torch.autograd.grad(yat_attention(q, k, v).sum(), (q, k, v))
@@ -233,7 +231,7 @@ def test_the_gradient_of_a_sum_lies_nowhere(calls: list[str]) -> None:
 
 
 def weights_beside_one(scores: Tensor) -> Tensor:
-    """What a key with this score weighs beside one with the score 0; score 2 q·k − t of a query 0 is −t."""
+    """Return the weight of a key with this score next to one with score 0; 2 q·k − t of a zero query is −t."""
     count = len(scores)
     q, k = torch.zeros(count, 1, 1), torch.zeros(count, 2, 1)
     terms, v = torch.stack([torch.zeros(count), -scores], dim=1), torch.tensor([[0.0], [1.0]]).expand(count, 2, 1)
@@ -242,7 +240,7 @@ def weights_beside_one(scores: Tensor) -> Tensor:
     return mixed.flatten()
 
 
-def test_exponentials_hold_to_their_lower_end() -> None:
+def test_exponentials_are_accurate_down_to_underflow() -> None:
     ends = [-float("inf"), -1e4, -100.0, -87.4, -87.33, -87.32]
     halves = math.log(2) * torch.arange(-125.5, 0)
     scores = torch.cat([torch.tensor(ends), halves, torch.linspace(-87.33, 0, 20_001)])
@@ -251,20 +249,20 @@ def test_exponentials_hold_to_their_lower_end() -> None:
 
 
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0x7FC00001, 0x7FFFFFFF, -0x7FFFFF, -1])
-def test_the_weight_of_every_nan_is_one(bits: int) -> None:
+def test_every_nan_gives_a_nan_weight(bits: int) -> None:
     nans = torch.full((20,), bits, dtype=torch.int32).view(torch.float32)
     assert nans.isnan().all() and weights_beside_one(nans).isnan().all()
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_nan_stays_nan(place: int) -> None:
+def test_nan_propagates(place: int) -> None:
     tensors = leaves(*[(1, 3, 5)] * 3)
     with torch.no_grad():
         tensors[place].view(-1)[0] = float("nan")
     assert yat_attention(*tensors).isnan().any()
 
 
-def test_doubles_and_masks_go_to_pytorch(calls: list[str]) -> None:
+def test_float64_and_masks_use_pytorch(calls: list[str]) -> None:
     q, k, v = leaves(*[(1, 3, 5)] * 3)
     yat_attention(*in_doubles([q, k, v]))
     yat_attention(q, k, v, torch.ones(3, 3, dtype=torch.bool))
@@ -291,7 +289,7 @@ def test_compiled_attention_keeps_its_kernels(name: str, dtype: torch.dtype, cal
     assert all(torch.equal(*pair) for pair in zip(compiled, eager, strict=True))
 
 
-def test_operators_hold_to_what_compilers_are_told() -> None:
+def test_operators_are_described_correctly_to_compilers() -> None:
     query, key, value = (x.detach().transpose(1, 2) for x in leaves(*[(2, 9, 3, 16)] * 3))
     scale, epsilon = torch.tensor(0.4), torch.tensor(0.1)
     norms = key.square().sum(-1)

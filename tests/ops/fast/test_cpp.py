@@ -1,4 +1,4 @@
-"""C++ beside a module is compiled when needed, and its threads belong to its own process."""
+"""C++ sources are compiled when needed, and their threads belong to their own process."""
 
 import os
 import platform
@@ -23,15 +23,13 @@ pytestmark = pytest.mark.skipif(cpp.load_library(attention.SOURCE) is None, reas
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A source with one function, which compiles in a moment."""
+    """A source with one function, which compiles quickly."""
     source = tmp_path / "small.cpp"
     source.write_text('#include "cpp.h"\nextern "C" int seven() { return 7; }')
     return source
 
 
-def test_a_library_is_compiled_again_when_its_header_changes(
-    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_header_recompiles_the_library(tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     built = []
     for addition in ("", "", "// another"):
@@ -44,7 +42,7 @@ def test_a_library_is_compiled_again_when_its_header_changes(
     assert built == [1, 1, 2]
 
 
-def test_all_that_need_a_library_at_once_wait_for_one_to_compile_it(
+def test_concurrent_users_of_a_library_compile_it_once(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler, compiled = tmp_path / "c++", tmp_path / "compiled"
@@ -54,15 +52,13 @@ def test_all_that_need_a_library_at_once_wait_for_one_to_compile_it(
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with ThreadPoolExecutor(3) as pool:  # each opens the lock itself, as a process would
+    with ThreadPoolExecutor(3) as pool:  # opens the lock separately, like a process
         libraries = [*pool.map(cpp.load_library.__wrapped__, [small] * 3)]
     assert all(library is not None and library.seven() == 7 for library in libraries)
     assert compiled.read_text() == "once\n"
 
 
-def test_a_process_that_is_killed_while_it_compiles_holds_up_no_other(
-    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_compiling_process_blocks_no_other(tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler, started = tmp_path / "c++", tmp_path / "started"
     compiler.write_text(f'#!/bin/sh\ncase "$*" in *-shared*) touch {started}; exec sleep 60;; esac\necho version\n')
     compiler.chmod(0o755)
@@ -74,7 +70,7 @@ def test_a_process_that_is_killed_while_it_compiles_holds_up_no_other(
         [sys.executable, "-c", script], cwd=REPOSITORY, env=environment, start_new_session=True
     ) as one:
         wait_until(started.exists)
-        one.kill()  # its compiler goes on
+        one.kill()  # its compiler continues
         one.wait()
         try:
             monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -85,10 +81,10 @@ def test_a_process_that_is_killed_while_it_compiles_holds_up_no_other(
 
 
 @pytest.mark.parametrize("home", ["a file", "none"])
-def test_without_a_home_libraries_are_kept_in_the_users_own_temporary_files(
+def test_libraries_are_stored_in_temporary_files_without_a_home(
     home: str, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A home where even root can't write: its `.cache` is a file."""
+    """Even root can't write to this home, because its `.cache` is a file."""
     (tmp_path / "home").write_text("")
     (tmp_path / "temporary").mkdir()
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -107,7 +103,7 @@ def test_without_a_home_libraries_are_kept_in_the_users_own_temporary_files(
     assert len(list(folder.glob("*.so"))) == 1
 
 
-def test_a_folder_in_which_others_can_write_is_not_trusted(
+def test_folder_writable_by_others_is_not_trusted(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "home").write_text("")
@@ -121,11 +117,11 @@ def test_a_folder_in_which_others_can_write_is_not_trusted(
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
-def test_triton_keeps_its_kernels_at_home_if_it_can(
+def test_triton_cache_is_in_the_home_folder_if_writable(
     is_writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("TRITON_CACHE_DIR", "TRITON_HOME"):
-        monkeypatch.setenv(name, "")  # undone afterwards
+        monkeypatch.setenv(name, "")  # restored afterwards
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     home = tmp_path / "home"
@@ -138,7 +134,7 @@ def test_triton_keeps_its_kernels_at_home_if_it_can(
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names of x86's processors")
 @pytest.mark.parametrize(("capability", "march"), [("default", "x86-64"), ("avx2", "x86-64-v3"), ("avx512", "native")])
-def test_code_is_for_the_processor_that_pytorch_plays(
+def test_code_targets_the_processor_that_pytorch_emulates(
     capability: str, march: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
@@ -146,10 +142,10 @@ def test_code_is_for_the_processor_that_pytorch_plays(
 
 
 @pytest.mark.parametrize("given", ["", "shared"])
-def test_compiled_steps_are_kept_by_processor_and_by_the_one_that_is_played(
+def test_compiled_steps_are_cached_by_real_and_emulated_processor(
     given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a disk that machines of different kinds share."""
+    """Machines of different kinds may share a disk."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folders = []
     for processor, played in (("one", "AVX512"), ("one", "AVX2"), ("other", "AVX512"), ("one", "AVX512")):
@@ -163,7 +159,7 @@ def test_compiled_steps_are_kept_by_processor_and_by_the_one_that_is_played(
     assert {folder.parent for folder in folders} == {tmp_path / (given or f"torchinductor_{os.getuid()}")}
 
 
-def test_a_fork_has_threads_of_its_own() -> None:
+def test_fork_has_its_own_threads() -> None:
     code = """
 import os, sys, torch
 from stages.ops.yat_attention import yat_attention

@@ -1,4 +1,4 @@
-"""Batches in one pass over their bytes: bit by bit those of PyTorch's operators."""
+"""Batches made in one pass over their bytes equal those of PyTorch's operators bit for bit."""
 
 import re
 
@@ -30,7 +30,7 @@ def images_of(count: int, *shape: int) -> tuple[Tensor, Normalization]:
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 96, 64), (2, 7, 5), (1, 1, 1)], ids=str)
 @pytest.mark.parametrize("name", SPECS)
-def test_a_batch_has_the_bits_of_the_plain_one(shape: tuple[int, ...], name: str) -> None:
+def test_batch_equals_the_plain_one_bit_for_bit(shape: tuple[int, ...], name: str) -> None:
     images, normalization = images_of(60, *shape)
     fast = crops.crops_of(images, SPECS[name].crop_padding, normalization)
     assert fast is not None
@@ -41,9 +41,9 @@ def test_a_batch_has_the_bits_of_the_plain_one(shape: tuple[int, ...], name: str
         assert same_bits(fast(rows, draws.offsets, draws.flipped), wanted)
 
 
-def test_every_corner_and_the_middle_are_cut_as_planned() -> None:
+def test_every_offset_is_cropped_as_planned() -> None:
     images, normalization = images_of(1, 1, 3, 4)
-    padding = 5  # more than the image: windows may be empty
+    padding = 5  # larger than the image, so windows may be empty
     fast = crops.crops_of(images, padding, normalization)
     assert fast is not None
     augmenter = BatchAugmenter(images, AugmentationSpec(crop_padding=padding, horizontal_flip=True))
@@ -56,7 +56,7 @@ def test_every_corner_and_the_middle_are_cut_as_planned() -> None:
 
 
 @pytest.mark.parametrize("row", [-1, 60])
-def test_a_row_that_is_no_image_is_refused(row: int) -> None:
+def test_invalid_row_is_refused(row: int) -> None:
     images, normalization = images_of(60, 3, 8, 8)
     fast = crops.crops_of(images, 0, normalization)
     assert fast is not None
@@ -64,16 +64,16 @@ def test_a_row_that_is_no_image_is_refused(row: int) -> None:
         fast(torch.tensor([5, row]), None, None)
 
 
-def test_other_arithmetic_leaves_the_batches_to_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
-    images, normalization = images_of(2, 3, 8, 9)  # of a shape that no other test has asked about
-    normalization.shift[1, 3, 4] += 1e-6  # as of a build that rounds otherwise somewhere in an image
+def test_different_rounding_leaves_batches_to_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
+    images, normalization = images_of(2, 3, 8, 9)  # a shape that no other test uses
+    normalization.shift[1, 3, 4] += 1e-6  # like a build that rounds differently somewhere in an image
     assert crops.crops_of(images, 0, normalization) is None
     assert "images of [3, 8, 9]" in capsys.readouterr().err
 
 
-def test_what_it_is_not_made_for_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_images_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     images, normalization = images_of(2, 3, 8, 8)
-    assert crops.crops_of(images.transpose(2, 3), 0, normalization) is None, "lines lie apart"
+    assert crops.crops_of(images.transpose(2, 3), 0, normalization) is None, "lines aren't contiguous"
     assert crops.crops_of(images.to("meta"), 0, normalization) is None
     monkeypatch.setattr(crops, "load_library", lambda source: None)
     assert crops.crops_of(images, 0, normalization) is None

@@ -1,4 +1,4 @@
-"""The C++ sums of DAC equal those of PyTorch."""
+"""DAC's sums in C++ equal PyTorch's."""
 
 import math
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(cpp.load_library(dac.SOURCE) is None, reason="no
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the C++ functions that were called."""
+    """Names of the C++ functions called."""
     names: list[str] = []
     real = dac._call
     monkeypatch.setattr(dac, "_call", lambda name, *rest: (names.append(name), real(name, *rest)))
@@ -26,7 +26,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_maps_in_bfloat16_are_widened_and_their_gradient_rounded(stride: int, calls: list[str]) -> None:
+def test_bfloat16_maps_are_widened_and_their_gradient_rounded(stride: int, calls: list[str]) -> None:
     x, w, b = leaves((3, 4, 9, 7), (5, 4, 3, 3), (5, 4))
     x = x.detach().bfloat16().requires_grad_()
     halves = value_and_gradients(lambda *tensors: dac_conv2d(*tensors, stride, 1), [x, w, b])
@@ -40,7 +40,7 @@ def test_maps_in_bfloat16_are_widened_and_their_gradient_rounded(stride: int, ca
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_share_the_images(threads: int) -> None:
+def test_images_are_distributed_among_threads(threads: int) -> None:
     tensors = leaves((5, 4, 8, 8), (6, 4, 3, 3), (6, 4))
 
     def run(count: int) -> list[Tensor]:
@@ -54,7 +54,7 @@ def test_threads_share_the_images(threads: int) -> None:
     together = run(threads)
     assert all(torch.equal(*pair) for pair in zip(together, run(threads), strict=True))
     for got, wanted in zip(together, run(1), strict=True):
-        # Sums in another order, of which some cancel: the rounding is that of the largest numbers.
+        # Sums in another order, some of which cancel: rounding follows the largest numbers.
         units = 4 * torch.finfo(torch.float32).eps * float(wanted.abs().max())
         torch.testing.assert_close(got, wanted, rtol=1.3e-6, atol=units)
 
@@ -69,7 +69,7 @@ def test_derivative_at_the_kink_is_zero() -> None:
 @pytest.mark.parametrize("bits", [0x7FC00000, -0x400000], ids=["nan", "negative nan"])
 @pytest.mark.parametrize("place", ["x", "weight", "bias"])
 @pytest.mark.parametrize("kernel", [1, 3])
-def test_nan_stays_nan(place: str, kernel: int, bits: int) -> None:
+def test_nan_propagates(place: str, kernel: int, bits: int) -> None:
     tensors = dict(zip(("x", "weight", "bias"), leaves((2, 3, 9, 9), (4, 3, kernel, kernel), (4, 3)), strict=True))
     with torch.no_grad():
         tensors[place].view(-1).view(torch.int32)[0] = bits
@@ -78,7 +78,7 @@ def test_nan_stays_nan(place: str, kernel: int, bits: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", [1, 3])
-def test_infinities_that_cancel_are_nan(kernel: int) -> None:
+def test_cancelling_infinities_are_nan(kernel: int) -> None:
     x, weight, bias = leaves((2, 3, 9, 9), (4, 3, kernel, kernel), (4, 3))
     with torch.no_grad():
         x[1], bias[2, 1] = math.inf, -math.inf
@@ -86,7 +86,7 @@ def test_infinities_that_cancel_are_nan(kernel: int) -> None:
     assert out[1, 2].isnan().all() and not out[1, [0, 1, 3]].isfinite().any() and out[0].isfinite().all()
 
 
-def test_layouts_other_than_contiguous_are_read_right() -> None:
+def test_non_contiguous_layouts_are_supported() -> None:
     x, weight, bias = leaves((2, 4, 9, 8), (5, 4, 3, 3), (5, 4))
     channels_last = x.detach().to(memory_format=torch.channels_last)
     assert torch.equal(dac_conv2d(channels_last, weight, bias, 1, 1), dac_conv2d(x, weight, bias, 1, 1))
@@ -94,7 +94,7 @@ def test_layouts_other_than_contiguous_are_read_right() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("stride", [0, 1, 2], ids=["dense", "convolution", "strided"])
-def test_a_compiled_layer_calls_the_same_cpp_and_has_the_same_bits(
+def test_compiled_layer_calls_the_same_cpp_with_the_same_bits(
     stride: int, dtype: torch.dtype, calls: list[str]
 ) -> None:
     def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def test_a_compiled_layer_calls_the_same_cpp_and_has_the_same_bits(
     assert all(torch.equal(*pair) for pair in zip(compiled, eager, strict=True))
 
 
-def test_an_exported_layer_needs_none_of_our_operators() -> None:
+def test_exported_layer_contains_none_of_our_operators() -> None:
     x, w, b = (tensor.detach() for tensor in leaves((3, 4, 9, 7), (5, 4, 3, 3), (5, 4)))
     layer = DACConv2d(4, 5, 3, padding=1)
     layer.load_state_dict({"weight": w, "bias": b})
@@ -120,7 +120,7 @@ def test_an_exported_layer_needs_none_of_our_operators() -> None:
         torch.testing.assert_close(program.module()(x), layer(x))
 
 
-def test_operators_hold_to_what_compilers_are_told() -> None:
+def test_operators_are_described_correctly_to_compilers() -> None:
     x, w, b = leaves((3, 4, 9, 7), (5, 4, 3, 3), (5, 4))
     torch.library.opcheck(dac._forward_operator, (x.detach(), w.detach(), b.detach(), [1, 1], [9, 7]))
     rows = x.detach().reshape(1, 1, -1, 4).permute(0, 3, 1, 2)
@@ -130,7 +130,7 @@ def test_operators_hold_to_what_compilers_are_told() -> None:
     torch.library.opcheck(dac._backward_operator, (rows, point, biases, grad, [0, 0]))
 
 
-def test_without_a_compiler_pytorch_does_it(tmp_path) -> None:
+def test_pytorch_is_used_without_a_compiler(tmp_path) -> None:
     script = (
         "import torch\n"
         "from stages.ops.fast import dac\n"

@@ -1,4 +1,4 @@
-"""The fast dropout is PyTorch's, bit by bit: values, gradients, and the generator afterwards."""
+"""Fast dropout equals PyTorch's bit for bit: values, gradients, and the generator's state."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ LAYOUTS = {
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the C++ functions that were called."""
+    """Names of the C++ functions called."""
     assert all(map(dropout._draws_alike, (torch.float32, torch.bfloat16)))
     names: list[str] = []
     real = dropout.call
@@ -31,7 +31,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def everything(layer: nn.Module, x: Tensor, drawn_before: int) -> list[Tensor]:
-    """Value, gradient and the generator's next numbers, after it has drawn some."""
+    """Return value, gradient and the generator's next numbers, after some draws."""
     torch.manual_seed(3)
     torch.rand(drawn_before)
     x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
@@ -51,7 +51,7 @@ def everything(layer: nn.Module, x: Tensor, drawn_before: int) -> list[Tensor]:
 def test_same_bits_as_pytorch(layout: str, p: float, drawn_before: int, dtype: torch.dtype, calls: list[str]) -> None:
     x = LAYOUTS[layout].to(dtype)
     fast, plain = everything(Dropout(p), x, drawn_before), everything(nn.Dropout(p), x, drawn_before)
-    # A gradient that lies otherwise than its input is PyTorch's business.
+    # PyTorch handles a gradient with another layout than its input.
     half = "_half" * (dtype == torch.bfloat16)
     both_lie_alike = layout in ("rows", "one", "long")
     assert calls == [f"dropout_forward{half}", *[f"dropout_backward{half}"] * both_lie_alike]
@@ -60,7 +60,7 @@ def test_same_bits_as_pytorch(layout: str, p: float, drawn_before: int, dtype: t
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_no_number_stays_none(dtype: torch.dtype, calls: list[str]) -> None:
+def test_nan_and_infinity_are_handled_like_pytorch(dtype: torch.dtype, calls: list[str]) -> None:
     x = torch.tensor([float("inf"), float("nan"), -1.0, -0.0, torch.finfo(dtype).max], dtype=dtype).repeat(50)
     fast, plain = everything(Dropout(0.5), x, 0), everything(nn.Dropout(0.5), x, 0)
     assert calls
@@ -68,8 +68,8 @@ def test_what_is_no_number_stays_none(dtype: torch.dtype, calls: list[str]) -> N
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
-def test_sums_before_it_are_added_in_the_same_order(p: float) -> None:
-    """A gradient that comes back in another layout goes on in that layout, as PyTorch's does."""
+def test_gradients_of_preceding_sums_are_added_in_the_same_order(p: float) -> None:
+    """A gradient in another layout keeps that layout, as in PyTorch."""
     found = []
     for layer in (Dropout(p), nn.Dropout(p)):
         torch.manual_seed(0)
@@ -80,8 +80,8 @@ def test_sums_before_it_are_added_in_the_same_order(p: float) -> None:
     assert torch.equal(*found)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # of torch.func itself
-def test_transformations_and_second_derivatives_are_pytorchs(calls: list[str]) -> None:
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # torch.func itself warns
+def test_transformations_and_second_derivatives_use_pytorch(calls: list[str]) -> None:
     x, layer = torch.randn(50), Dropout(0.5)
     torch.manual_seed(0)
     wanted = F.dropout(x, 0.5)
@@ -96,7 +96,7 @@ def test_transformations_and_second_derivatives_are_pytorchs(calls: list[str]) -
     x.requires_grad_()
     (first,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
-    assert set(second.tolist()) == {0.0, 8.0}  # 2 / (1 - p)² where kept
+    assert set(second.tolist()) == {0.0, 8.0}  # 2 / (1 - p)² if kept
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_transformations_and_second_derivatives_are_pytorchs(calls: list[str]) -
         (Dropout(0.5), torch.randn(0, 4)),
     ],
 )
-def test_everything_else_is_left_to_pytorch(layer: Dropout, x: Tensor, calls: list[str]) -> None:
+def test_unsupported_inputs_use_pytorch(layer: Dropout, x: Tensor, calls: list[str]) -> None:
     torch.manual_seed(0)
     fast = layer(x), torch.rand(1)
     torch.manual_seed(0)
@@ -121,7 +121,7 @@ def test_everything_else_is_left_to_pytorch(layer: Dropout, x: Tensor, calls: li
     assert all(map(torch.equal, fast, plain))
 
 
-def test_compiled_code_is_pytorchs(calls: list[str]) -> None:
+def test_compiled_code_uses_pytorch(calls: list[str]) -> None:
     found = []
     for layer in (Dropout(0.3), nn.Dropout(0.3)):
         torch.compiler.reset()
@@ -129,13 +129,13 @@ def test_compiled_code_is_pytorchs(calls: list[str]) -> None:
     assert not calls and all(map(torch.equal, *found))
 
 
-def test_in_place_stays_in_place(calls: list[str]) -> None:
+def test_in_place_dropout_stays_in_place(calls: list[str]) -> None:
     x = torch.ones(100)
     assert Dropout(0.5, inplace=True)(x) is x and x.sum() != 100 and not calls
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_another_generator_is_noticed(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_another_generator_is_detected(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     before = torch.default_generator.get_state()
     monkeypatch.setattr(cpp, "_answers", {})
     assert dropout._draws_alike(dtype)
@@ -145,7 +145,7 @@ def test_another_generator_is_noticed(monkeypatch: pytest.MonkeyPatch, dtype: to
     assert torch.equal(torch.default_generator.get_state(), before)
 
 
-def test_hooks_and_layers_of_others_stay() -> None:
+def test_hooks_and_subclasses_are_preserved() -> None:
     class Own(nn.Dropout):
         pass
 

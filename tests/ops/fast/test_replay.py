@@ -1,7 +1,7 @@
-"""Recorded passes, rehearsed on the CPU: all but the recording, which is done by calling the loop's function again.
+"""CUDA graph replay, rehearsed on the CPU by calling the loop's function again instead of recording.
 
-Batches are copied into places that stay, gradients are left in places that stay, and a training is bit for bit the
-plain loop's, wherever it is stopped; what can't be recorded, or isn't the same, stays eager and says why.
+Batches are copied to fixed tensors, gradients stay in place, and training equals the plain loop bit for bit wherever it
+is stopped. Steps that can't be recorded or differ stay eager with a reason.
 """
 
 import copy
@@ -37,7 +37,7 @@ STEPS = 4
 
 
 class Rehearsed:
-    """Instead of a graph: the work is done again, and what it makes is copied to where it was made first."""
+    """Acts as a graph: repeats the work and copies its results to the first results' tensors."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.parameters, self.replays = list(model.parameters()), 0
@@ -82,7 +82,7 @@ def train(
     state: TrainingState | None = None,
     stop_after: int | None = None,
 ) -> Run:
-    """A training, or its part before a stop, with the plain passes or with replayed ones."""
+    """Train with plain or replayed passes, optionally up to a stop."""
     run, steps = Run(seeded_model(network, REPLICATE)), iter(range(1000))
     if make_recorder is not None:
 
@@ -115,16 +115,16 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_a_replayed_training_is_the_plain_one_bit_by_bit(monkeypatch: pytest.MonkeyPatch, name: Any) -> None:
+def test_replayed_training_equals_the_plain_one_bit_for_bit(monkeypatch: pytest.MonkeyPatch, name: Any) -> None:
     optimizer = OptimizerSpec(name=name, lr=0.01, momentum=0.9 if name == "sgd" else 0.0)
     plain, ours = train(monkeypatch, optimizer=optimizer), train(monkeypatch, Rehearsed, optimizer=optimizer)
     assert ours.history == plain.history and same_weights(ours.model, plain.model)
-    # Three full batches in each of three epochs, and one to compare; last batches are smaller and eager.
+    # Three full batches in each of three epochs, plus one for comparison; smaller last batches are eager.
     assert ours.passes.recorded.recorder.replays == 3 * (STEPS - 1) + 1
 
 
 @pytest.mark.parametrize("stop_after", range(1, 3 * STEPS - 1, 3))
-def test_it_may_be_stopped_and_resumed_at_any_step(monkeypatch: pytest.MonkeyPatch, stop_after: int) -> None:
+def test_replayed_training_resumes_at_any_step(monkeypatch: pytest.MonkeyPatch, stop_after: int) -> None:
     plain = train(monkeypatch)
     first = train(monkeypatch, Rehearsed, stop_after=stop_after)
     assert first.state is not None
@@ -147,7 +147,7 @@ class Unlike(Rehearsed):
 
 
 class Stale(Rehearsed):
-    """Draws the same numbers again at each replay, as a graph would that the generator isn't registered with."""
+    """Draws the same numbers at each replay, like a graph whose generator isn't registered."""
 
     def replay(self) -> None:
         state = torch.get_rng_state()
@@ -163,7 +163,7 @@ class Stale(Rehearsed):
         (Stale, "of its values from an eager one"),
     ],
 )
-def test_what_fails_or_is_not_the_same_stays_eager_and_says_why(
+def test_failing_or_different_replay_falls_back_to_eager_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recorder: type[Rehearsed], reason: str
 ) -> None:
     plain, ours = train(monkeypatch), train(monkeypatch, recorder)
@@ -173,7 +173,7 @@ def test_what_fails_or_is_not_the_same_stays_eager_and_says_why(
     assert said.count("steps stay eager") == 1 and reason in said
 
 
-def test_it_is_off_unless_asked_for_by_name_and_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_is_used_only_on_request_and_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, passes = torch.device("cuda"), lambda inputs, targets: inputs
     monkeypatch.delenv(replay.SETTING, raising=False)
     assert not is_wanted(gpu) and replayed(passes, network(), gpu) is passes
@@ -182,7 +182,7 @@ def test_it_is_off_unless_asked_for_by_name_and_on_a_gpu(monkeypatch: pytest.Mon
     assert isinstance(replayed(passes, network(), gpu), Replayed)
 
 
-def test_layers_that_an_optimiser_watches_are_not_recorded(
+def test_layers_watched_by_an_optimiser_are_not_recorded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, passes = network(), lambda inputs, targets: inputs

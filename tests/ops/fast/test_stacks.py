@@ -1,4 +1,4 @@
-"""Operators for several networks at once, DAC's layer and steps of dense ones, equal PyTorch's, network by network."""
+"""Operators for several networks at once (DAC layers and dense steps) equal PyTorch's, network by network."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not dense_stack.is_available(), reason="no C++ c
 
 
 def dac_operands(networks: int, samples: int, inputs: int, units: int) -> list[Tensor]:
-    """X [M, I, B], weight and bias [M, U, I]."""
+    """Return x [M, I, B], and weight and bias [M, U, I]."""
     return leaves((networks, inputs, samples), (networks, units, inputs), (networks, units, inputs))
 
 
@@ -30,15 +30,13 @@ def dac_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("networks", "samples", "inputs", "units"), [(1, 1, 1, 1), (3, 40, 14, 18), (2, 1100, 25, 1), (4, 257, 35, 33)]
 )
-def test_dac_of_each_network_equals_the_reference_in_float64(
-    networks: int, samples: int, inputs: int, units: int
-) -> None:
+def test_dac_stack_equals_the_reference_in_float64(networks: int, samples: int, inputs: int, units: int) -> None:
     tensors = dac_operands(networks, samples, inputs, units)
     assert_alike(value_and_gradients(dac_stack, tensors), value_and_gradients(dac_reference, in_doubles(tensors)))
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_nan_stays_in_its_network(place: int) -> None:
+def test_nan_stays_in_its_network(place: int) -> None:
     tensors = dac_operands(3, 20, 5, 4)
     with torch.no_grad():
         tensors[place][1].view(-1)[0] = float("nan")
@@ -48,7 +46,7 @@ def test_a_nan_stays_in_its_network(place: int) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_nan_reaches_the_gradients_of_its_network(place: int) -> None:
+def test_nan_reaches_only_the_gradients_of_its_network(place: int) -> None:
     tensors = dac_operands(3, 20, 5, 4)
     grad = torch.ones(3, 4, 20)
     with torch.no_grad():
@@ -74,7 +72,7 @@ SIZES = pytest.mark.parametrize(
 
 
 def operands(networks: int, samples: int, features: int, widths: list[int]) -> list[Tensor]:
-    """Features [M, B, F], targets [M, B] and parameters, in the order of `dense_stack.losses`."""
+    """Return features [M, B, F], targets [M, B] and parameters, in the order of `dense_stack.losses`."""
     generator = torch.Generator().manual_seed(networks + samples + features + sum(widths))
 
     def normal(*shape: int) -> Tensor:
@@ -106,7 +104,7 @@ def plain(features: Tensor, targets: Tensor) -> Callable[..., Tensor]:
 def outputs(
     x: Tensor, *parameters: Tensor, training: bool, statistics: tuple[Tensor, ...] = ()
 ) -> tuple[Tensor, list[Tensor]]:
-    """One network's predictions [B] from features [B, F], by PyTorch's operators, and its batch's statistics."""
+    """Return one network's predictions [B] from features [B, F] by PyTorch's operators, and the batch's statistics."""
     found: list[Tensor] = []
     *hidden, weight, bias = parameters
     for place in range(0, len(hidden), 3):
@@ -119,7 +117,7 @@ def outputs(
 
 
 @SIZES
-def test_losses_and_gradients_equal_those_of_each_network_in_float64(
+def test_losses_and_gradients_equal_single_networks_in_float64(
     networks: int, samples: int, features: int, widths: list[int]
 ) -> None:
     x, targets, *parameters = operands(networks, samples, features, widths)
@@ -128,7 +126,7 @@ def test_losses_and_gradients_equal_those_of_each_network_in_float64(
 
 
 @SIZES
-def test_statistics_are_those_of_the_batch(networks: int, samples: int, features: int, widths: list[int]) -> None:
+def test_statistics_equal_those_of_the_batch(networks: int, samples: int, features: int, widths: list[int]) -> None:
     x, targets, *parameters = operands(networks, samples, features, widths)
     _, statistics = dense_stack.losses(x, targets, parameters, EPSILON)
     doubles = [x.double(), *in_doubles(parameters)]
@@ -138,9 +136,7 @@ def test_statistics_are_those_of_the_batch(networks: int, samples: int, features
 
 
 @SIZES
-def test_predictions_are_made_by_the_statistics_given(
-    networks: int, samples: int, features: int, widths: list[int]
-) -> None:
+def test_predictions_use_the_given_statistics(networks: int, samples: int, features: int, widths: list[int]) -> None:
     x, _, *parameters = operands(networks, samples, features, widths)
     generator = torch.Generator().manual_seed(1)
     statistics = [torch.rand(networks, units, generator=generator) + 0.1 for units in widths for _ in range(2)]
@@ -152,7 +148,7 @@ def test_predictions_are_made_by_the_statistics_given(
     assert_alike([dense_stack.predict(x, parameters, statistics, EPSILON)], [torch.stack(expected)])
 
 
-def test_variances_do_not_suffer_from_a_mean_far_away() -> None:
+def test_variances_are_accurate_despite_a_large_mean() -> None:
     x, targets, *parameters = operands(2, 200, 3, [4])
     x += 1000
     _, (_, variance) = dense_stack.losses(x, targets, parameters, EPSILON)
@@ -161,7 +157,7 @@ def test_variances_do_not_suffer_from_a_mean_far_away() -> None:
 
 
 @pytest.mark.parametrize(("samples", "features", "widths"), [(2, 5, [4, 4]), (3, 1, [1]), (70, 1, [1, 1, 1])], ids=str)
-def test_where_gradients_vanish_but_for_epsilon_they_are_small(samples: int, features: int, widths: list[int]) -> None:
+def test_gradients_that_vanish_without_epsilon_are_accurate(samples: int, features: int, widths: list[int]) -> None:
     x, targets, *parameters = operands(3, samples, features, widths)
     ours = value_and_gradients(fast(x, targets), parameters)
     expected = value_and_gradients(plain(x.double(), targets.double()), in_doubles(parameters))
@@ -170,7 +166,7 @@ def test_where_gradients_vanish_but_for_epsilon_they_are_small(samples: int, fea
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5 * largest)
 
 
-def test_features_that_networks_share_are_read_right() -> None:
+def test_shared_features_are_supported() -> None:
     x, _, *parameters = operands(3, 20, 8, [8, 8])
     statistics = [torch.ones(3, 8)] * 4
     shared = x[:1].expand(3, 20, 8)
@@ -180,7 +176,7 @@ def test_features_that_networks_share_are_read_right() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("place", range(7))
-def test_what_is_no_number_stays_in_its_network_and_is_seen(place: int, value: float) -> None:
+def test_nan_and_infinity_stay_in_their_network_and_are_detected(place: int, value: float) -> None:
     x, targets, *parameters = tensors = operands(3, 20, 5, [4])
     with torch.no_grad():
         tensors[place][1].view(-1)[0] = value
@@ -192,13 +188,13 @@ def test_what_is_no_number_stays_in_its_network_and_is_seen(place: int, value: f
         assert torch.equal(got[1].isfinite(), wanted[1].isfinite())
 
 
-def test_statistics_that_do_not_fit_are_refused() -> None:
+def test_mismatched_statistics_are_refused() -> None:
     x, _, *parameters = operands(2, 20, 5, [4])
     with pytest.raises(ValueError, match="statistics have shapes"):
         dense_stack.predict(x, parameters, [torch.ones(2, 4), torch.ones(2, 5)], EPSILON)
 
 
-def test_they_do_not_apply_where_products_are_watched_or_features_have_gradients() -> None:
+def test_dense_stack_is_not_used_under_rounding_or_for_feature_gradients() -> None:
     x, *_ = operands(2, 20, 5, [4])
     assert dense_stack.applies(x)
     assert not dense_stack.applies(x.double()) and not dense_stack.applies(x.requires_grad_())
@@ -214,7 +210,7 @@ STACKS: dict[str, tuple[Layer, Callable[..., list[Tensor]], int]] = {
     "DAC": (dac_stack, lambda: dac_operands(5, 33, 7, 6), 0),
     "dense": (dense_losses, lambda: operands(5, 33, 7, [6, 5]), 2),
 }
-"""The operator, its operands, and how many of them have no gradient."""
+"""The operator, its operands, and the number of operands without gradient."""
 both = pytest.mark.parametrize("name", STACKS)
 
 
@@ -225,7 +221,7 @@ def found(name: str, tensors: list[Tensor]) -> list[Tensor]:
 
 @both
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_share_the_networks(name: str, threads: int) -> None:
+def test_networks_are_distributed_among_threads(name: str, threads: int) -> None:
     def run(count: int) -> list[Tensor]:
         before = torch.get_num_threads()
         torch.set_num_threads(count)
@@ -238,7 +234,7 @@ def test_threads_share_the_networks(name: str, threads: int) -> None:
 
 
 @both
-def test_layouts_other_than_contiguous_are_read_right(name: str) -> None:
+def test_non_contiguous_layouts_are_supported(name: str) -> None:
     _, make, fixed = STACKS[name]
     tensors = make()
     turned = [tensor.detach().mT.contiguous().mT for tensor in tensors]
@@ -259,7 +255,7 @@ def test_other_types_are_refused(name: str, dtype: torch.dtype) -> None:
 
 
 @both
-def test_shapes_that_do_not_fit_are_refused(name: str) -> None:
+def test_mismatched_shapes_are_refused(name: str) -> None:
     layer, make, _ = STACKS[name]
     for place, tensor in enumerate(make()):
         tensors = make()
@@ -282,7 +278,7 @@ def test_second_derivatives_are_refused(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_compilers_are_told_what_the_operators_give() -> None:
+def test_operators_are_described_correctly_to_compilers() -> None:
     operators = torch.ops.claimcheck
     tensors = dac_operands(2, 20, 5, 4)
     torch.library.opcheck(operators.dac_stack, tensors)

@@ -1,4 +1,4 @@
-"""Triton kernels of DAC and Yat attention without a GPU: in Triton's interpreter, and compiled for an H100."""
+"""Triton kernels of DAC and Yat attention without a GPU: interpreted, and compiled for an H100."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from tests.ops.gradients import (
 )
 
 pytest.importorskip("triton", reason="Triton comes with a CUDA build of torch; this one has none")
-# Said before Triton warns of it: a product followed by a sum may round once.
+# Known before Triton warns: a product followed by a sum may be rounded once.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import triton
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that the CPU's tensors are on a GPU, whose kernels Triton's interpreter runs."""
+    """Pretend that CPU tensors are on a GPU, and run kernels in Triton's interpreter."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for owner in (dac_triton, yat_triton):
         for name, kernel in vars(owner).copy().items():
@@ -94,13 +94,13 @@ CASES: dict[str, tuple[Layer, Layer, list[Tensor]]] = {
 
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize("name", CASES)
-def test_a_kernel_equals_the_equation_in_value_and_every_gradient(name: str) -> None:
+def test_kernel_equals_the_equation_in_value_and_every_gradient(name: str) -> None:
     fast, reference, tensors = CASES[name]
     assert_alike(value_and_gradients(fast, tensors), value_and_gradients(reference, in_doubles(tensors)))
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_dac_in_half_precision_errs_at_most_twice_as_much_as_pytorch() -> None:
+def test_half_precision_dac_errs_at_most_twice_as_much_as_pytorch() -> None:
     halves = as_leaves(leaves((2, 20, 6, 5), (9, 20, 3, 3), (9, 20)), torch.float16)
     reference = partial(dac_conv2d_reference, stride=1, padding=1)
     fast = value_and_gradients(lambda x, w, b: dac_taps(x, w, b, (1, 1), (6, 5)), halves)
@@ -110,10 +110,10 @@ def test_dac_in_half_precision_errs_at_most_twice_as_much_as_pytorch() -> None:
 
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize("apart", [1.0, 0.03], ids=["far", "near"])
-def test_yat_in_half_precision_errs_at_most_twice_as_much_as_pytorch(
+def test_half_precision_yat_errs_at_most_twice_as_much_as_pytorch(
     apart: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Scores are moderate: where one weight is all, gradients are nothing but rounding.
+    # Scores are moderate, because gradients of a one-hot weight are only rounding errors.
     k, v = leaves(*[(1, 1, 40, 16)] * 2)
     k = k.detach() / 2
     q = k + apart * torch.randn(k.shape, generator=torch.Generator().manual_seed(7)) / 2
@@ -124,7 +124,7 @@ def test_yat_in_half_precision_errs_at_most_twice_as_much_as_pytorch(
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_heads_are_read_where_they_lie() -> None:
+def test_strided_heads_are_supported() -> None:
     packed = leaves((2, 9, 3 * 2 * 6))[0]
 
     def heads(packed: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def test_large_scores_of_equal_keys_share_their_weight() -> None:
 
 
 @pytest.mark.parametrize(("pairs", "tokens", "taken"), [(1, 1024, True), (2**20, 1024, False)])
-def test_addresses_are_counted(pairs: int, tokens: int, taken: bool) -> None:
+def test_tensors_beyond_the_address_range_are_not_supported(pairs: int, tokens: int, taken: bool) -> None:
     x = torch.empty(1, 1, tokens, 64, device="meta").expand(pairs, 2, tokens, 64)
     factor = torch.empty((), device="meta")
     assert yat_triton.applies(x, x, x, factor, factor) == taken
@@ -153,7 +153,7 @@ def test_addresses_are_counted(pairs: int, tokens: int, taken: bool) -> None:
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_where_q_is_k_gradients_are_those_of_equal_vectors() -> None:
+def test_equal_queries_and_keys_have_finite_nonzero_gradients() -> None:
     q = leaves((1, 1, 4, 16))[0].detach()
     k, v = q.clone(), leaves((1, 1, 4, 5))[0].detach()
     q.requires_grad_()
@@ -171,7 +171,7 @@ def test_derivative_at_the_kink_is_zero() -> None:
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize("name", ["convolution", "Yat attention, 5 queries"])
 @pytest.mark.parametrize("place", range(3))
-def test_nan_stays_nan(name: str, place: int) -> None:
+def test_nan_propagates(name: str, place: int) -> None:
     layer, _, tensors = CASES[name]
     tensors = [tensor.detach().clone() for tensor in tensors]
     tensors[place].view(-1)[0] = float("nan")
@@ -180,7 +180,7 @@ def test_nan_stays_nan(name: str, place: int) -> None:
 
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize("name", ["convolution", "causal Yat attention, 1"])
-def test_a_compiler_takes_the_kernels_as_they_are(name: str) -> None:
+def test_compiled_layer_uses_the_same_kernels(name: str) -> None:
     layer, _, tensors = CASES[name]
     compiled = torch.compile(lambda *operands: layer(*operands), backend="aot_eager", fullgraph=True)
     pairs = zip(value_and_gradients(compiled, tensors), value_and_gradients(layer, tensors), strict=True)
@@ -197,7 +197,7 @@ def test_a_compiler_takes_the_kernels_as_they_are(name: str) -> None:
     ],
     ids=["float64", "a wide head", "two types"],
 )
-def test_what_the_kernels_cannot_take_goes_to_pytorch(tensors: list[Tensor]) -> None:
+def test_unsupported_inputs_use_pytorch(tensors: list[Tensor]) -> None:
     assert not yat_triton.applies(*tensors, *factors())
     assert yat_attention(*tensors).shape == tensors[2].shape
 
@@ -205,9 +205,9 @@ def test_what_the_kernels_cannot_take_goes_to_pytorch(tensors: list[Tensor]) -> 
 def built_for_h100(
     kernel: Any, kinds: dict[str, str], constants: dict[str, Any], *, aligned: tuple[str, ...], warps: int, steps: int
 ) -> tuple[str, int]:
-    """PTX, and the bytes of stack that a thread takes: what doesn't fit its registers.
+    """Return PTX and each thread's stack bytes, which hold what doesn't fit its registers.
 
-    `kinds`: the type of the numbers behind each argument that is an address; those and `aligned` divide by 16.
+    `kinds` are the element types of pointer arguments; these and `aligned` are divisible by 16.
     """
     signature = {arg: f"*{kinds[arg]}" if arg in kinds else "i32" for arg in kernel.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")
@@ -218,7 +218,7 @@ def built_for_h100(
     target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
     built = triton.compile(source, target=target, options={"num_warps": warps, "num_stages": steps})
     assert "sm_90" in built.asm["ptx"]
-    # As NVIDIA's tool beside Triton reads it.
+    # Same parsing as by NVIDIA's tool in Triton.
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
@@ -245,7 +245,7 @@ IN_FLOAT = {"PATCHES": 32, "OUTPUTS": 2, "PIXELS": 32}
         *(("yat forward", kind, 64) for kind in ("fp16", "fp32")),
     ],
 )
-def test_kernels_compile_for_an_h100_without_spilling_in_half_types(name: str, kind: str, size: int) -> None:
+def test_kernels_for_an_h100_do_not_spill_registers_in_half_types(name: str, kind: str, size: int) -> None:
     is_half = kind != "fp32"
     if name.startswith("yat "):
         part = name.removeprefix("yat ")

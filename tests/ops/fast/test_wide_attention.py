@@ -1,4 +1,4 @@
-"""In bfloat16 on a CPU attention goes through float32; other types don't."""
+"""On a CPU, bfloat16 attention is computed in float32; other types are unchanged."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +14,7 @@ from tests.ops.gradients import as_leaves, leaves, value_and_gradients
 
 @pytest.fixture(scope="module", autouse=True)
 def _kept() -> Iterator[None]:
-    """For these tests only."""
+    """Register the override for these tests only."""
     before = torch.compiler.config.cache_key_tag
     library = use_wide_attention()
     assert use_wide_attention() is library and torch.compiler.config.cache_key_tag != before
@@ -43,7 +43,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_bfloat16_is_that_of_float32_rounded(option: str) -> None:
+def test_bfloat16_attention_equals_rounded_float32(option: str) -> None:
     options = OPTIONS[option]
     halves = draw(torch.bfloat16)
     found = attended(halves, **options)
@@ -63,7 +63,7 @@ def test_other_types_are_left_to_pytorch(dtype: torch.dtype) -> None:
     assert torch.equal(ours[0], out)
 
 
-def test_a_mask_of_another_type_is_refused_as_before() -> None:
+def test_mask_of_another_type_is_still_refused() -> None:
     with pytest.raises(RuntimeError, match="BFloat16"):
         F.scaled_dot_product_attention(*draw(torch.bfloat16), attn_mask=torch.zeros(17, 17, dtype=torch.float64))
 

@@ -20,7 +20,7 @@ SMALL = {
 
 @pytest.fixture
 def small_vit() -> Build:
-    """A freshly drawn small model, with any keyword changed."""
+    """A function that builds a randomly initialised small model with any keyword changed."""
 
     def build(**changes: int) -> ViT:
         torch.manual_seed(0)

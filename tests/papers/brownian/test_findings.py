@@ -1,4 +1,4 @@
-"""The paper's findings, and docs/papers/brownian.md against them and the code."""
+"""The paper's findings, and docs/papers/brownian.md compared with them and the code."""
 
 import math
 import re
@@ -23,7 +23,7 @@ from stages.params.experiment import load_params
 from stages.runs.evidence import EvidenceLine, read_lines
 
 
-def test_all_hold_some_of_them_as_read_in_one_way(found: dict[str, Finding]) -> None:
+def test_all_findings_hold_some_under_a_reading(found: dict[str, Finding]) -> None:
     assert {finding.status for finding in found.values()} == {"holds", "holds under a reading"}
     read = {claim: [one.holds for one in finding.readings] for claim, finding in found.items() if finding.readings}
     assert read == {
@@ -37,7 +37,7 @@ def test_all_hold_some_of_them_as_read_in_one_way(found: dict[str, Finding]) -> 
     }
 
 
-def test_dependences_are_those_of_theory(found: dict[str, Finding]) -> None:
+def test_dependences_equal_theory(found: dict[str, Finding]) -> None:
     times = found["brownian.motion.independent"].computed
     assert times["correlation_of_two_times"] == pytest.approx(0.5, abs=0.02), "√(s / t) of a quarter and 1"
     components = found["brownian.components.independent"].computed
@@ -46,18 +46,18 @@ def test_dependences_are_those_of_theory(found: dict[str, Finding]) -> None:
     assert (heads["heads_over_one_full_head"], heads["heads_over_as_many_full_heads"]) == (1, 1 / 8)
 
 
-def test_numbers_beside_the_identities_are_as_theory_has_them(found: dict[str, Finding]) -> None:
+def test_computed_numbers_equal_theory(found: dict[str, Finding]) -> None:
     ito = found["brownian.ito"].computed
-    # The discretised integral of a smooth function errs by the root of the step: 8 = √64 between the ends.
+    # The discretised integral of a smooth function errs by the root of the step: 8 = √64 from first to last.
     assert ito["rms_error_at_32_steps"] / ito["rms_error_at_2048_steps"] == pytest.approx(8, rel=0.15)
     assert abs(ito["mean_of_squared_end"] - 1) < 3 * ito["standard_error_of_it"]
-    # ∫ (3B + t) dt has mean 1/2 and variance 9/3; its root mean square is what leaving it out costs.
+    # ∫ (3B + t) dt has mean 1/2 and variance 9/3; omitting it costs its root mean square.
     assert ito["rms_error_without_the_second_order_term"] == pytest.approx(math.sqrt(9 / 3 + 1 / 4), rel=0.05)
     fisher = found["brownian.fisher.step"].computed
     assert fisher["loss_change_with_minus_sign"] < 0 < fisher["loss_change_with_plus_sign"]
     motion = found["brownian.motion"].computed
     assert motion["mean_probability_of_staying"] > 0.98 and motion["rank_in_the_limit"] == 1
-    # Forever after, start and end are independent draws of a nearly uniform distribution over ten tokens 2 d apart.
+    # In the long run, start and end are independent draws of a nearly uniform distribution over ten tokens 2 d apart.
     assert motion["largest_mean_squared_displacement"] == pytest.approx(2 * 64 * 9 / 10, rel=0.05)
 
 
@@ -66,7 +66,7 @@ PAGE = (ROOT / "docs" / "papers" / "brownian.md").read_text()
 SHAPES = {"mnist": (1, 28, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100)}
 
 
-def test_table_of_sizes_is_what_the_code_gives() -> None:
+def test_table_of_sizes_equals_the_code() -> None:
     rows = re.findall(r"^\| (\w+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE, flags=re.MULTILINE)
     shown = {name: tuple(int(cell.replace(",", "")) for cell in cells) for name, *cells in rows}
     computed = {}
@@ -88,8 +88,8 @@ def test_table_of_sizes_is_what_the_code_gives() -> None:
     assert shown == computed
 
 
-def test_equal_time_is_that_of_the_evidence() -> None:
-    """Training seconds of one revision in one environment; CG-FAC gets the epochs that 20 of Adam's leave time for."""
+def test_equal_time_follows_from_the_evidence() -> None:
+    """Training seconds of one revision in one environment: CG-FAC gets as many epochs as fit into Adam's 20."""
     lines = read_lines(ROOT / "data" / "evidence" / "brownian-cifar10.jsonl", EvidenceLine)
     assert len({(line.origin.revision, line.result.environment_digest) for line in lines}) == 1
     seconds = {line.result.arm: line.cost.train_seconds for line in lines}
@@ -100,8 +100,8 @@ def test_equal_time_is_that_of_the_evidence() -> None:
     assert f"SGD took {times['sgd']:.2f} times Adam's seconds and K-FAC {times['kfac']:.2f} times" in PAGE
 
 
-def test_table_of_staying_is_what_the_walk_gives() -> None:
-    """For random tokens on the sphere, Q = K: the mean diagonal of P."""
+def test_table_of_staying_equals_the_walks() -> None:
+    """For random tokens on the sphere with Q = K: the mean diagonal of P."""
     (head,) = re.findall(r"^\| width \|(.+)\|$", PAGE, flags=re.MULTILINE)
     numbers = [int(cell.split()[0].replace(",", "")) for cell in head.split("|")]
     rows = re.findall(r"^\| (\d+) \| ([01]\.\d{3} .+)\|$", PAGE, flags=re.MULTILINE)
@@ -113,7 +113,7 @@ def test_table_of_staying_is_what_the_walk_gives() -> None:
             assert cell.strip() == f"{attention_transition(tokens, tokens).diagonal().mean():.3f}"
 
 
-def test_numbers_in_the_text_are_the_findings() -> None:
+def test_numbers_in_the_text_equal_the_findings() -> None:
     motion, fisher = token_motion().computed, fisher_and_its_step()[0].computed
     solver, price = conjugate_gradients_reach_the_solution().computed, no_matrix_is_formed().computed
     assert f"with probability {motion['mean_probability_of_staying']:.3f}" in PAGE

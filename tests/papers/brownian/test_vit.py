@@ -33,7 +33,7 @@ def timm_vectors() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def timm_twin(timm_vectors: dict[str, np.ndarray]) -> ViT:
-    """Ours with timm's weights."""
+    """Our model with timm's weights."""
     model = ViT(
         image_size=12, in_channels=3, num_classes=5, patch_size=4, dim=8, depth=2, num_heads=2, mlp_dim=16
     ).double()
@@ -46,7 +46,7 @@ def test_equals_timm_in_logits_and_image_gradients(timm_twin: ViT, timm_vectors:
     assert_equals(timm_twin, timm_vectors)
 
 
-def test_transition_is_timms_attention_and_what_the_forward_pass_uses(
+def test_transition_equals_timms_attention_and_the_forward_passs(
     timm_twin: ViT, timm_vectors: dict[str, np.ndarray]
 ) -> None:
     block = timm_twin.blocks[0]
@@ -59,7 +59,7 @@ def test_transition_is_timms_attention_and_what_the_forward_pass_uses(
     torch.testing.assert_close(block.attention(x), expected, rtol=0, atol=1e-12)
 
 
-def test_default_layers_are_the_projections_of_attention_and_nothing_else(small_vit: Build) -> None:
+def test_default_layers_are_the_projections_of_attention(small_vit: Build) -> None:
     assert list(select_layers(small_vit(), ATTENTION_LAYERS)) == [
         f"blocks.{block}.attention.{layer}" for block in (0, 1) for layer in ("qkv", "projection")
     ]

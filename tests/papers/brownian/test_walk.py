@@ -1,4 +1,4 @@
-"""The walk of tokens: chains and spheres against hand-worked cases, and its numbers inside a network."""
+"""The walk of tokens: hand calculations for chains and spheres, and its numbers inside a network."""
 
 import math
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def test_transitions_equal_loops_over_tokens() -> None:
     assert_exact(gaussian_transition(q, 0.7), gaussian / gaussian.sum(1, keepdim=True))
 
 
-def test_two_states_give_the_hand_worked_chain() -> None:
+def test_two_states_equal_a_hand_calculation() -> None:
     assert_exact(stationary_distribution(TWO_STATES), torch.tensor([0.75, 0.25], dtype=torch.float64))
     assert_exact(spectrum(TWO_STATES), torch.tensor([1.0, 0.6], dtype=torch.float64))
     assert dobrushin(TWO_STATES).item() == pytest.approx(0.6)
@@ -66,7 +66,7 @@ def test_two_states_give_the_hand_worked_chain() -> None:
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (3, 6, 4), (2, 3, 6, 4)])
-def test_batches_are_chains_side_by_side(shape: tuple[int, ...]) -> None:
+def test_batches_are_independent_chains(shape: tuple[int, ...]) -> None:
     transition = attention_transition(draw(*shape), draw(*shape, seed=1))
     stationary = stationary_distribution(transition)
     assert stationary.shape == shape[:-1]
@@ -79,7 +79,7 @@ def test_batches_are_chains_side_by_side(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_attention_matrix_contracts_to_one_point(seed: int) -> None:
-    """Every step keeps at most the Dobrushin share of a difference, and powers fall to their limit at that pace."""
+    """A step keeps at most the Dobrushin share of a difference, and powers converge at least at that rate."""
     transition = attention_transition(draw(8, 4, seed=seed), draw(8, 4, seed=100 + seed))
     share = dobrushin(transition).item()
     assert spectrum(transition)[0].item() == pytest.approx(1.0) and spectrum(transition)[1] <= share + 1e-12 < 1
@@ -90,7 +90,7 @@ def test_any_attention_matrix_contracts_to_one_point(seed: int) -> None:
     assert (mean_squared_distance(far) / mean_squared_distance(tokens)).item() < 1e-6
 
 
-def test_mean_squared_distance_is_that_over_pairs() -> None:
+def test_mean_squared_distance_averages_over_pairs() -> None:
     v = draw(2, 5, 3)
     pairs = [[(v[b, i] - v[b, j]).square().sum() for i in range(5) for j in range(5) if i != j] for b in range(2)]
     expected = torch.stack([torch.stack(row).mean() for row in pairs])
@@ -98,13 +98,13 @@ def test_mean_squared_distance_is_that_over_pairs() -> None:
     assert_exact(squared_distances(v).sum(dim=(1, 2)) / 20, expected)
 
 
-def test_walk_of_small_steps_on_a_full_circle_tends_to_a_brownian_motion() -> None:
+def test_small_steps_on_a_dense_circle_approach_brownian_motion() -> None:
     """A step's angle has the kernel's variance up to a share of σ², so four times the steps leave a quarter."""
     distances = [distance_to_brownian_motion(steps) for steps in (8, 32, 128)]
     assert distances[0] / distances[1] == pytest.approx(4, rel=0.05)
     assert distances[1] / distances[2] == pytest.approx(4, rel=0.05)
     assert distances[2] < 1e-3
-    assert distance_to_brownian_motion(32, tokens=1024) == pytest.approx(distances[1], rel=1e-3), "tokens are enough"
+    assert distance_to_brownian_motion(32, tokens=1024) == pytest.approx(distances[1], rel=1e-3), "enough tokens"
     assert distance_to_brownian_motion(512, tokens=16) > 0.5, "a step shorter than the gap between tokens goes nowhere"
 
 
@@ -121,7 +121,7 @@ def identity_vit(small_vit: Build) -> ViT:
     return model
 
 
-def test_head_rows_are_chains_by_hand(small_vit: Build) -> None:
+def test_head_rows_equal_hand_calculated_chains(small_vit: Build) -> None:
     model, images = small_vit().eval(), draw_images()
     rows = head_rows(model, images)
     assert [(row["block"], row["head"]) for row in rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
@@ -141,9 +141,9 @@ def test_head_rows_are_chains_by_hand(small_vit: Build) -> None:
     assert row["row_sum_error"] < 1e-12 and row["second_eigenvalue"] <= row["dobrushin"] + 1e-9
 
 
-def test_gaussian_distance_is_zero_in_the_papers_setting_and_only_there(small_vit: Build) -> None:
+def test_gaussian_distance_is_zero_only_in_the_papers_setting(small_vit: Build) -> None:
     model, images = identity_vit(small_vit), draw_images()
-    # LayerNorm's ε keeps a token of small variance off the sphere; larger images make that nothing.
+    # LayerNorm's ε keeps tokens of small variance off the sphere; larger images make this negligible.
     [row] = head_rows(model, images * 100)
     assert row["gaussian_distance"] < 1e-5
     nn.init.normal_(model.blocks[0].attention.qkv.weight, std=0.3)
@@ -174,7 +174,7 @@ def test_probing_changes_nothing(small_vit: Build) -> None:
 
 
 class Steps(nn.Module):
-    """Replaces attention by the given steps."""
+    """Replaces attention with the given steps."""
 
     def __init__(self, step: Tensor) -> None:
         super().__init__()
@@ -201,15 +201,15 @@ def test_equal_steps_drift_and_opposite_steps_return(small_vit: Build) -> None:
     assert ratios(walking(small_vit, step, -step, step, -step)) == pytest.approx([1, 0, 1 / 3, 0], abs=1e-12)
 
 
-def test_independent_steps_go_as_far_as_a_brownian_motion(small_vit: Build) -> None:
+def test_independent_steps_travel_like_brownian_motion(small_vit: Build) -> None:
     generator = torch.Generator().manual_seed(0)
     steps = [torch.randn(4, 9, 16, generator=generator) for _ in range(4)]
-    assert ratios(walking(small_vit, *steps)) == pytest.approx([1] * 4, abs=0.12)  # 576 draws a step
+    assert ratios(walking(small_vit, *steps)) == pytest.approx([1] * 4, abs=0.12)  # 576 draws per step
     at_right_angles = list(torch.eye(16)[:4])
     assert ratios(walking(small_vit, *at_right_angles)) == pytest.approx([1] * 4)
 
 
-def test_motion_is_that_of_attention_in_the_networks_own_pass(small_vit: Build) -> None:
+def test_motion_equals_attention_in_the_forward_pass(small_vit: Build) -> None:
     model, images = small_vit().eval(), draw_images()
     with torch.no_grad():
         x = model.embed(images)
@@ -219,7 +219,7 @@ def test_motion_is_that_of_attention_in_the_networks_own_pass(small_vit: Build) 
     assert ratios(model) == pytest.approx([1, both], rel=1e-5)
 
 
-def test_observations_are_the_probe_s_rows(small_vit: Build) -> None:
+def test_observations_equal_the_probes_rows(small_vit: Build) -> None:
     model, images = small_vit().eval(), draw_images()
     observed, rows = observe(model, images), head_rows(model, images)
     assert observed.images == len(images)
@@ -231,6 +231,6 @@ def test_observations_are_the_probe_s_rows(small_vit: Build) -> None:
     assert {len(blocks) for blocks in observed.layers.values()} == {2}
 
 
-def test_another_paper_s_model_is_refused() -> None:
+def test_another_papers_model_is_refused() -> None:
     with pytest.raises(TypeError, match="model is a Linear; this paper's observations are about ViT"):
         observe(nn.Linear(2, 2), draw_images())

@@ -1,4 +1,4 @@
-"""The paper's image networks at a size for tests: 12 pixels, width 4, three blocks or five convolutions."""
+"""The paper's image networks at test size: 12 pixels, width 4, three blocks or five convolutions."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""The findings against the paper's printed numbers, the counting rules behind them, and docs/papers/dac.md."""
+"""Findings compared with the paper's printed numbers, their counting rules, and docs/papers/dac.md."""
 
 import csv
 import re
@@ -29,13 +29,13 @@ from stages.params.experiment import load_params
 from tests.project import MARGINS
 
 
-def test_printed_numbers_and_their_last_places_are_those_of_the_claims_file() -> None:
+def test_printed_numbers_equal_the_claims_file() -> None:
     with (Path(__file__).parents[3] / "data" / "claims.csv").open(newline="") as file:
         rows = {row["id"]: row for row in csv.DictReader(file)}
     assert {claim: (float(rows[claim]["value"]), float(rows[claim]["precision"] or 0)) for claim in PRINTED} == PRINTED
 
 
-def test_gains_are_those_of_the_claims_file_and_all_but_one_are_ahead(
+def test_gains_equal_the_claims_file_and_all_but_one_are_positive(
     found: dict[str, Finding], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = r"dac\.(table[12]\..*\.order|vgg\..*\.gain|wide\.order|isic\..*\.gain)"
@@ -47,8 +47,8 @@ def test_gains_are_those_of_the_claims_file_and_all_but_one_are_ahead(
     assert changed.status == "fails"
 
 
-def test_a_status_follows_the_print(found: dict[str, Finding], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With other numbers printed, findings that held no longer do."""
+def test_status_depends_on_the_printed_number(found: dict[str, Finding], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Findings that hold fail if other numbers are printed."""
     for claim, (value, unit) in PRINTED.items():
         monkeypatch.setitem(PRINTED, claim, (1.1 * value + unit, unit))
     changed = {finding.claim: finding.status for finding in findings(MARGINS) if finding.claim in PRINTED}
@@ -58,7 +58,7 @@ def test_a_status_follows_the_print(found: dict[str, Finding], monkeypatch: pyte
 @pytest.mark.parametrize(
     ("batch", "status"), [(128, "contradicted"), (64, "contradicted"), (32, "holds under a reading")]
 )
-def test_only_batches_of_32_fit_steps_and_epochs_of_imagenette(
+def test_only_batches_of_32_fit_imagenettes_steps_and_epochs(
     batch: int, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PRINTED, "dac.image.setup.steps_imagenette", (batch, 0))
@@ -66,22 +66,22 @@ def test_only_batches_of_32_fit_steps_and_epochs_of_imagenette(
     assert found.status == status
     assert found.computed["steps_of_32_an_epoch"] == 247 and round(found.computed["epochs_of_64k_steps_of_32"]) == 259
     fifth = found.computed["epochs_of_a_fifth_of_the_steps_with_4_to_1_to_1"]
-    assert fifth == pytest.approx(259.5 * batch / 128, abs=0.1), "disclosed, though it needs two other words"
+    assert fifth == pytest.approx(259.5 * batch / 128, abs=0.1), "disclosed, although two other words need it"
 
 
-def test_a_number_is_the_printed_one_up_to_half_of_its_last_place() -> None:
+def test_number_matches_up_to_half_of_the_last_printed_digit() -> None:
     assert prints_as(5.4501, 5.5, 0.1) and not prints_as(5.4499, 5.5, 0.1)
-    assert prints_as(0.105, 0.11, 0.01) and prints_as(0.125, 0.12, 0.01), "a half is decided by no rounding noise"
+    assert prints_as(0.105, 0.11, 0.01) and prints_as(0.125, 0.12, 0.01), "rounding noise doesn't decide a half"
     assert prints_as(1008, 1008, 0) and not prints_as(1009, 1008, 0)
 
 
-def test_mba_grows_about_as_the_number_of_copies(found: dict[str, Finding]) -> None:
+def test_mba_grows_with_the_number_of_copies(found: dict[str, Finding]) -> None:
     for copies in (2, 4, 8):
         assert found["dac.mba.params"].computed[f"growth_k{copies}"] == pytest.approx(copies, rel=0.005)
         assert found["dac.mba.params"].computed[f"growth_of_layers_k{copies}"] == copies
 
 
-def test_section_4s_rule_gives_5_5_percent_for_every_network(found: dict[str, Finding]) -> None:
+def test_rule_of_section_4_gives_5_5_percent_for_every_network(found: dict[str, Finding]) -> None:
     computed = {claim: found[claim].computed for claim in ("dac.vgg.flops_inc", "dac.wide.flops_inc")}
     by_rule = [
         value
@@ -93,10 +93,10 @@ def test_section_4s_rule_gives_5_5_percent_for_every_network(found: dict[str, Fi
     assert [round(value, 1) for value in by_rule] == [5.5] * 5
 
 
-def test_one_rule_prints_table_2s_operations_of_both_dac_networks_and_not_of_the_base(
+def test_one_counting_rule_gives_table_2s_dac_operations_but_not_the_bases(
     found: dict[str, Finding],
 ) -> None:
-    """Biases at a layer's input and the sums of blocks that keep their map: 0.542 and 0.918, but 0.510 for 0.509."""
+    """Biases at a layer's input and sums of blocks that keep their map: 0.542 and 0.918, but 0.510 for 0.509."""
     prints = []
     for depth, printed, ours in ((20, 0.509, 542_004_480), (32, 0.865, 916_993_280)):
         assert abs(found[f"dac.table2.gflops.r{depth}.base"].computed["gflops_with_projections"] - printed) > 0.002
@@ -112,14 +112,14 @@ def test_one_rule_prints_table_2s_operations_of_both_dac_networks_and_not_of_the
     assert "0.11 % apart, which prints otherwise" in found["dac.table2.gflops.r32.dac"].readings[1].text
 
 
-def test_no_margin_decides_a_count(found: dict[str, Finding]) -> None:
+def test_counts_do_not_depend_on_margins(found: dict[str, Finding]) -> None:
     margins = replace(MARGINS, flops_share=1.0, memory_share=1.0)
     assert {finding.claim: finding.status for finding in findings(margins)} == {
         claim: finding.status for claim, finding in found.items()
     }
 
 
-def test_section_4s_factors_are_relative_to_the_weights_alone(found: dict[str, Finding]) -> None:
+def test_factors_of_section_4_are_relative_to_weights_only(found: dict[str, Finding]) -> None:
     for what, n in (("params", 1), ("flops", 1)):
         of_weights, of_all = found[f"dac.{what}.dense"].readings
         assert (of_weights.holds, of_all.holds) == (True, False), n
@@ -128,7 +128,7 @@ def test_section_4s_factors_are_relative_to_the_weights_alone(found: dict[str, F
     assert of_all_flops == pytest.approx(3 * 3 / (2 * 3 + 1))
 
 
-def test_points_2_and_3_of_the_theorem_hold_together_for_two_pieces_without_the_last_activation(
+def test_points_2_and_3_of_the_theorem_hold_together_only_without_last_activation(
     found: dict[str, Finding],
 ) -> None:
     second, third = ({reading.name: reading.holds for reading in found[f"dac.thm.c1.{n}"].readings} for n in (2, 3))
@@ -140,22 +140,22 @@ def test_points_2_and_3_of_the_theorem_hold_together_for_two_pieces_without_the_
     assert found["dac.thm.c1.3"].computed["error_of_two_units_for_a_line"] == 0
 
 
-def test_one_copy_more_gives_every_function_on_a_bounded_interval(found: dict[str, Finding]) -> None:
+def test_one_more_copy_gives_every_function_on_a_bounded_interval(found: dict[str, Finding]) -> None:
     assert found["dac.thm.c1.1"].computed["error_with_one_copy_more_on_a_bounded_interval"] < 1e-9
 
 
 def test_pl_k_has_2k_parameters(found: dict[str, Finding]) -> None:
     assert found["dac.thm.c2"].computed == {"ways_missing_of_2k": 0}
-    assert found["dac.thm.c2"].status == "holds", "that DAC units need no more is Theorem C.1 (1), and judged there"
+    assert found["dac.thm.c2"].status == "holds", "Theorem C.1 (1) covers that DAC units need no more"
 
 
-def test_a_post_activation_joins_the_next_biases_whatever_its_sign(found: dict[str, Finding]) -> None:
+def test_post_activation_joins_the_next_biases_regardless_of_sign(found: dict[str, Finding]) -> None:
     alone, in_its_network = found["dac.prepost"].readings
     assert (alone.holds, in_its_network.holds) == (False, True)
     assert found["dac.prepost"].computed["difference_of_two_layers"] < 1e-14
 
 
-def test_the_printed_square_takes_four_units_and_its_separation_three(found: dict[str, Finding]) -> None:
+def test_printed_square_takes_four_units_and_its_separation_three(found: dict[str, Finding]) -> None:
     separation, function = found["dac.fig7b.units"].readings
     assert [(reading.ours, reading.holds) for reading in (separation, function)] == [(3, False), (4, True)]
     at_every_point, as_a_separation = found["dac.fig7b"].readings
@@ -169,7 +169,7 @@ def test_fisher_gives_known_p_values() -> None:
     assert fisher_two_sided(4, 4, 0, 4) == pytest.approx(2 / 70)
 
 
-def test_operations_of_single_layers_are_those_counted_by_hand() -> None:
+def test_operations_of_single_layers_equal_hand_counts() -> None:
     with torch.no_grad():
         conv = count_operations(DACConv2d(3, 5, 3, stride=2, padding=1), (3, 8, 8))
         dense = count_operations(DACLinear(7, 4), (7,))
@@ -181,7 +181,7 @@ def test_operations_of_single_layers_are_those_counted_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kind", [ResNetV1, DACResNetV1])
-def test_a_small_image_tells_the_cost_of_a_large_one(kind: type[nn.Module]) -> None:
+def test_small_image_gives_the_cost_of_a_large_one(kind: type[nn.Module]) -> None:
     model = kind(image_size=32, in_channels=3, num_classes=10, depth=8, width=4)
     small, large = count_operations(model, (3, 8, 8), scale=4), count_operations(model, (3, 16, 16))
     assert small == large
@@ -210,7 +210,7 @@ def test_table_has_every_network_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row[:3]).replace(" ", ""))
-def test_table_of_sizes_is_what_the_code_gives(row: tuple[str, str, str, str]) -> None:
+def test_table_of_sizes_equals_the_code(row: tuple[str, str, str, str]) -> None:
     network, classes, pixels, numbers = row
     base_kind, dac_kind, own = pair(network)
     arguments = {"image_size": int(pixels), "in_channels": 3, "num_classes": int(classes)} | own
@@ -223,7 +223,7 @@ def test_table_of_sizes_is_what_the_code_gives(row: tuple[str, str, str, str]) -
     ]
 
 
-def test_sizes_in_the_text_are_what_the_code_gives() -> None:
+def test_sizes_in_the_text_equal_the_code() -> None:
     image = {"image_size": 32, "in_channels": 3, "num_classes": 10}
     sensitivity = [
         count_parameters(DACResNetV1(**image, depth=20, width=16, has_last_shift=False)),
@@ -238,7 +238,7 @@ def test_sizes_in_the_text_are_what_the_code_gives() -> None:
     assert f"{base:,}; the DAC network of equivalent width, 5 of 71, {dac:,}" in " ".join(PAGE.split())
 
 
-def test_epochs_and_steps_of_the_larger_images_are_those_of_the_params() -> None:
+def test_epochs_and_steps_of_larger_images_equal_the_params() -> None:
     params = load_params(DOCS.parent)
     names = ["dac-imagenette", "dac-imagewoof", "dac-isic2019"]
     epochs = [params.experiments[name].printed.epochs for name in names]

@@ -1,4 +1,4 @@
-"""The paper's networks: sizes, structure and start, and what they become without biases."""
+"""The paper's networks: sizes, structure, initialisation, and their form without biases."""
 
 import math
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_weights_start_he_normal_and_all_biases_zero() -> None:
 
 @pytest.mark.parametrize("kind", [*(kind for kind, _ in OWN.values()), MLP, DACMLP])
 def test_only_kernels_are_called_weight_and_have_more_than_one_axis(kind: type[nn.Module]) -> None:
-    """Weight decay depends on this: kernels of convolutions and of the classifier, no bias, no BN (section 5)."""
+    """Weight decay relies on this: kernels of convolutions and the classifier decay, biases and BN don't."""
     model = kind(**TABLE) if kind in (MLP, DACMLP) else kind(**IMAGES | OWN[kind.__name__][1])
     decayed = {name for name, p in model.named_parameters() if name.endswith("weight") and p.ndim >= 2}
     kernels = {
@@ -69,7 +69,7 @@ def test_only_kernels_are_called_weight_and_have_more_than_one_axis(kind: type[n
 
 
 def train_on(model: nn.Module, images: Tensor, labels: Tensor, *, steps: int, batch_size: int) -> list[float]:
-    """The paper's optimiser for CIFAR-10 with its first learning rate; one random batch per step."""
+    """Train with the paper's optimiser for CIFAR-10 at its first learning rate; one random batch per step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=4e-4)
     generator, losses = torch.Generator().manual_seed(0), []
     for _ in range(steps):
@@ -85,7 +85,7 @@ def train_on(model: nn.Module, images: Tensor, labels: Tensor, *, steps: int, ba
 @pytest.mark.slow(hours=True)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", [DACResNetV1, DACResNetV2])
-def test_a_dac_network_of_full_depth_trains_200_steps_on_real_digits(kind: type[nn.Module]) -> None:
+def test_full_depth_dac_network_trains_200_steps_on_real_digits(kind: type[nn.Module]) -> None:
     pixels, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(pixels).float().view(-1, 1, 8, 8).div(8).sub(1)
     torch.manual_seed(0)
@@ -126,7 +126,7 @@ def golden() -> dict[str, np.ndarray]:
 
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Random parameters and statistics, so that nothing hides at 0 or 1."""
+    """Randomise parameters and statistics to exercise all of them."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
@@ -149,7 +149,7 @@ def test_baseline_equals_known_blocks_in_logits_and_image_gradients(
 
 
 def copy_shared(source: nn.Module, target: nn.Module) -> None:
-    """Kernels, scales and statistics from one network to another of the same structure, in order."""
+    """Copy kernels, scales and statistics in order to another network of the same structure."""
     kernels = [[p for n, p in m.named_parameters() if n.endswith("weight")] for m in (source, target)]
     with torch.no_grad():
         for ours, theirs in zip(*kernels, strict=True):
@@ -159,9 +159,7 @@ def copy_shared(source: nn.Module, target: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(("dac", "shared"), [(DACResNetV1, SharedBiasResNetV1), (DACResNetV2, SharedBiasResNetV2)])
-def test_without_biases_a_dac_network_is_the_one_with_shared_biases(
-    dac: type[nn.Module], shared: type[nn.Module]
-) -> None:
+def test_dac_network_without_biases_equals_the_shared_one(dac: type[nn.Module], shared: type[nn.Module]) -> None:
     source, target = randomised(dac(**SMALL, width=4)), randomised(shared(**SMALL, width=4), seed=1)
     for model in (source, target):
         for name, parameter in model.named_parameters():
@@ -171,8 +169,8 @@ def test_without_biases_a_dac_network_is_the_one_with_shared_biases(
     torch.testing.assert_close(source(draw_images()), target(draw_images()), rtol=1e-9, atol=1e-9)
 
 
-def test_shared_biases_in_v2_are_the_shifts_of_the_baselines_norms() -> None:
-    """So Table 3's v2 column compares two forms of one network, and its differences measure chance."""
+def test_shared_biases_in_v2_are_shifts_of_the_baselines_norms() -> None:
+    """So Table 3's v2 column compares two forms of one network, and its differences are chance."""
     base, shared = randomised(ResNetV2(**SMALL, width=4)), randomised(SharedBiasResNetV2(**SMALL, width=4), seed=1)
     copy_shared(base, shared)
     with torch.no_grad():
@@ -185,12 +183,12 @@ def test_shared_biases_in_v2_are_the_shifts_of_the_baselines_norms() -> None:
     torch.testing.assert_close(base(draw_images()), shared(draw_images()), rtol=1e-9, atol=1e-9)
 
 
-def test_mba_with_one_copy_is_the_network_with_shared_biases() -> None:
+def test_mba_with_one_copy_equals_shared_biases() -> None:
     mba, shared = MBAResNetV1(**SMALL, width=4, copies=1), SharedBiasResNetV1(**SMALL, width=4)
     mba, shared = randomised(mba), randomised(shared, seed=1)
     copy_shared(mba, shared)
     with torch.no_grad():
-        # The bias behind the last sum is the same as a shift of the last BN, one summand of it.
+        # The bias after the last sum equals a shift of the last BN, one of its summands.
         *biases, last, classifier = [p for n, p in mba.named_parameters() if n.endswith("bias")]
         *shared_biases, shift, other = [p for n, p in shared.named_parameters() if n.endswith("bias")]
         for ours, theirs in zip((*shared_biases, shift, other), (*biases, last, classifier), strict=True):
@@ -198,7 +196,7 @@ def test_mba_with_one_copy_is_the_network_with_shared_biases() -> None:
     torch.testing.assert_close(mba(draw_images()), shared(draw_images()), rtol=1e-9, atol=1e-9)
 
 
-def test_converted_blocks_hand_on_sums_below_zero() -> None:
+def test_converted_blocks_pass_on_negative_sums() -> None:
     torch.manual_seed(0)
     images = torch.randn(4, 3, 9, 9)
     for kind, has_negative in ((ResNetV1, False), (DACResNetV1, True), (ResNetV2, True), (DACResNetV2, True)):
@@ -214,7 +212,7 @@ def test_only_the_last_norm_of_a_dac_network_has_a_shift() -> None:
         assert not any(norm.bias is not None for norm in norms)
 
 
-def test_a_dac_stem_activates_the_image() -> None:
+def test_dac_stem_activates_the_image() -> None:
     torch.manual_seed(0)
     plain, activated = (DACResNetV1(**SMALL, width=4, has_dac_stem=has).eval() for has in (False, True))
     dark = -draw_images().float().abs()
@@ -222,7 +220,7 @@ def test_a_dac_stem_activates_the_image() -> None:
     assert plain.stem(dark).abs().max() > 0
 
 
-def test_a_block_adds_its_input_to_what_its_connections_give() -> None:
+def test_block_adds_its_input_to_its_connections_output() -> None:
     def nothing(inputs: int, outputs: int, stride: int) -> nn.Module:
         return nn.Conv2d(inputs, outputs, 3, stride, 1)
 
@@ -247,7 +245,7 @@ def test_base_is_convolution_norm_relu_then_mean_and_linear() -> None:
     torch.testing.assert_close(model(images), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_dac_is_convolution_then_norm_and_connection_then_relu_mean_and_linear() -> None:
+def test_dac_is_convolution_norm_connection_relu_mean_and_linear() -> None:
     torch.manual_seed(0)
     model = DACVGG(image_size=8, in_channels=3, num_classes=5, depth=5, width=4).double().train()
     connections = [module for module in model.modules() if isinstance(module, DACConv2d)]
@@ -274,7 +272,7 @@ def test_dac_is_convolution_then_norm_and_connection_then_relu_mean_and_linear()
     torch.testing.assert_close(model(images), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_other_depths_are_refused() -> None:
+def test_unsupported_depth_is_refused() -> None:
     with pytest.raises(ValueError, match="depth is 19; expected 3n \\+ 2 layers"):
         plain_plan(19, 3, 16)
 
@@ -290,7 +288,7 @@ def draw_rows(n: int = 64) -> torch.Tensor:
     return torch.randn(n, FEATURES, generator=torch.Generator().manual_seed(1))
 
 
-def test_matched_widths_are_those_of_figure_4() -> None:
+def test_matched_widths_equal_figure_4() -> None:
     assert [matched_width(width) for width in (25, 50, 100, 200)] == [18, 35, 71, 141]
 
 
@@ -299,7 +297,7 @@ def test_widths_are_constant_or_fall_evenly() -> None:
     assert hidden_widths(5, 100, 20) == [100, 80, 60, 40, 20]
 
 
-def test_impossible_widths_are_refused() -> None:
+def test_invalid_widths_are_refused() -> None:
     for sizes in ((1, 20, 20), (5, 20, 30), (5, 20, 0)):
         with pytest.raises(ValueError, match="depth, width, last_width are"):
             hidden_widths(*sizes)
@@ -317,7 +315,7 @@ def test_base_is_dense_norm_relu_then_one_linear_unit() -> None:
     torch.testing.assert_close(model(x), y @ last.weight.T + last.bias, rtol=1e-9, atol=1e-9)
 
 
-def test_dac_activates_its_input_and_everything_behind_it_by_own_biases() -> None:
+def test_dac_activates_its_input_and_every_layer_with_own_biases() -> None:
     torch.manual_seed(0)
     model, x = rectangular(DACMLP, 3, 6).double().train(), draw_rows().double()
     connections = [module for module in model.modules() if isinstance(module, DACLinear)]

@@ -1,4 +1,4 @@
-"""SGEMM's evidence at the last epoch and at the one that counts: recomputes the table of docs/papers/dac.md."""
+"""SGEMM's evidence at the last and at the selected epoch, compared with the table of docs/papers/dac.md."""
 
 import math
 import re
@@ -30,7 +30,7 @@ Errors = dict[str, list[tuple[float, float]]]
 
 @pytest.fixture(scope="module")
 def errors(published: str) -> Errors:
-    """For each compared replicate, the logs of the test error at the last epoch and at the best validation epoch."""
+    """Return the log test errors of each compared replicate at the last epoch and at the best validation epoch."""
     found: Errors = defaultdict(list)
     last, selected = aliased(tables.Metric), aliased(tables.Metric)
     wanted = (
@@ -57,18 +57,18 @@ def depth_of(arm: str) -> int:
 
 
 def minus(text: str) -> str:
-    """A number with its typographical minus."""
+    """Format a number with a typographical minus."""
     return text.replace("-", "−")
 
 
 def scores(found: list[tuple[float, float]] | None) -> str:
-    """Mean and standard deviation over the seeds at the best validation epoch."""
+    """Return mean and standard deviation over seeds at the best validation epoch."""
     best = [at_selected for _, at_selected in found or ()]
     return minus(f"{statistics.mean(best):.2f} ± {statistics.stdev(best):.2f}") if best else ""
 
 
 def gain(base: list[tuple[float, float]] | None, dac: list[tuple[float, float]] | None) -> str:
-    """Nats by which DAC is ahead at the best validation epoch, with Welch's 95 %."""
+    """Return DAC's lead in nats at the best validation epoch with Welch's 95 % interval."""
     if not base or not dac:
         return ""
     theirs, ours = ([at_selected for _, at_selected in side] for side in (base, dac))
@@ -78,7 +78,7 @@ def gain(base: list[tuple[float, float]] | None, dac: list[tuple[float, float]] 
 
 
 def table(errors: Errors) -> str:
-    """The page's rows: a base and a DAC network with equally many units, and the next wider base network."""
+    """Return the page's rows: base and DAC networks with equal numbers of units, and the next wider base network."""
     rows = []
     for units, wider in zip(UNITS, (*UNITS[1:], None), strict=True):
         for depth in DEPTHS:
@@ -92,14 +92,14 @@ def table(errors: Errors) -> str:
     return "\n".join(rows)
 
 
-def test_the_table_is_what_the_evidence_gives(errors: Errors) -> None:
+def test_table_equals_the_evidence(errors: Errors) -> None:
     assert "\n".join(re.findall(r"^\| \d+ \| \d \| .*$", PAGE, flags=re.MULTILINE)) == table(errors)
 
 
-def test_the_pairs_of_the_claim_are_those_of_the_table(errors: Errors, client: TestClient) -> None:
+def test_pairs_of_the_claim_equal_the_tables(errors: Errors, client: TestClient) -> None:
     pairs = client.get("/api/v1/claims/dac.sgemm.gain").json()["pairs"]
     page = client.get("/claims/dac.sgemm.gain").text
-    known = [arm for arm in errors if arm.startswith("dac-mlp-") and depth_of(arm) in DEPTHS]  # which ran whole
+    known = [arm for arm in errors if arm.startswith("dac-mlp-") and depth_of(arm) in DEPTHS]  # complete ones
     assert sorted(pair["arm"] for pair in pairs) == sorted(known)
     shown = re.findall(r'data-label="Gain">(.*?) nats</td>', page)
     assert [float(text.replace("−", "-")) for text in shown] == pytest.approx(
@@ -114,8 +114,8 @@ def test_the_pairs_of_the_claim_are_those_of_the_table(errors: Errors, client: T
         assert (gain["low"], gain["high"]) == pytest.approx((interval.low, interval.high))
 
 
-def test_the_page_says_at_which_sizes_who_is_ahead(errors: Errors, published: str) -> None:
-    """Pairs of about as many parameters, by those of the base network."""
+def test_page_states_which_network_leads_at_each_size(errors: Errors, published: str) -> None:
+    """Compares networks of nearly equal numbers of parameters."""
     metric, result = tables.Metric, tables.Result
     counted = select(result.arm, metric.value).join(metric).where(metric.metric == "parameters")
     with open_results(published)() as session:
@@ -129,8 +129,8 @@ def test_the_page_says_at_which_sizes_who_is_ahead(errors: Errors, published: st
                 assert f"{parameters[base] / 1000:.0f},000" in said
 
 
-def test_the_page_says_how_long_dac_takes(published: str) -> None:
-    """Five seeds together, over the base's, where both ran on one processor."""
+def test_page_states_dacs_training_time(published: str) -> None:
+    """Sums five seeds relative to the base's, for pairs on one processor."""
     spent: dict[str, float] = defaultdict(float)
     processor = {}
     with open_results(published)() as session:
@@ -150,13 +150,13 @@ def test_the_page_says_how_long_dac_takes(published: str) -> None:
     assert len(there) == 4 and f"{min(there):.1f} to {max(there):.1f} in four pairs and {most:.1f} with 141" in PAGE
 
 
-def test_the_pages_say_how_much_was_trained(errors: Errors) -> None:
+def test_pages_state_how_much_was_trained(errors: Errors) -> None:
     arms = load_params(REPOSITORY).experiments["dac-sgemm"].arms
     assert f"{len(errors)} of the {len(arms)} networks of the grid" in PAGE
     assert {len(seeds) for seeds in errors.values()} == {5}, "five seeds each"
 
 
-def test_seeds_agree_at_the_best_validation_epoch_and_not_at_the_last(errors: Errors) -> None:
+def test_seeds_agree_at_the_best_validation_epoch_but_not_at_the_last(errors: Errors) -> None:
     last, best = (
         math.sqrt(statistics.mean(statistics.variance([one[place] for one in arm]) for arm in errors.values()))
         for place in (0, 1)
@@ -164,7 +164,7 @@ def test_seeds_agree_at_the_best_validation_epoch_and_not_at_the_last(errors: Er
     assert f"{last:.2f} nats at the last epoch and {best:.2f} at the best" in PAGE
 
 
-def test_by_the_last_epoch_nothing_is_decided(published: str) -> None:
+def test_last_epoch_decides_nothing(published: str) -> None:
     with open_results(published)() as session:
         variants = {one["metric"]: one for one in session.get_one(tables.VerdictRow, "dac.sgemm.gain").variants}
         confidence = session.get_one(tables.VerdictRow, "dac.sgemm.gain").confidence
@@ -174,7 +174,7 @@ def test_by_the_last_epoch_nothing_is_decided(published: str) -> None:
     assert f"the gain is {by_last['ours']:.3f} nats, {100 * confidence:.4g} % interval {low} to {high}" in PAGE
 
 
-def test_the_pages_say_what_the_verdict_says(published: str, client: TestClient) -> None:
+def test_pages_agree_with_the_verdict(published: str, client: TestClient) -> None:
     with open_results(published)() as session:
         verdict = session.get_one(tables.VerdictRow, "dac.sgemm.gain")
     results = results_page(published)
@@ -189,8 +189,8 @@ def test_the_pages_say_what_the_verdict_says(published: str, client: TestClient)
     assert f"Its size open: {size['explanation'][:20]}" in page
 
 
-def test_the_page_says_what_weights_and_biases_gain_from_141_units(errors: Errors, published: str) -> None:
-    """Of the best base network so far, by doubling its parameters in either way."""
+def test_page_states_the_gain_of_more_weights_or_biases_from_141_units(errors: Errors, published: str) -> None:
+    """Doubles the parameters of the best base network so far in two ways."""
     best = {arm: [at_selected for _, at_selected in found] for arm, found in errors.items()}
     start = best["mlp-141x5"]
     assert (
@@ -206,7 +206,7 @@ def test_the_page_says_what_weights_and_biases_gain_from_141_units(errors: Error
     assert f"gain {verdict.estimate:.3f} nats more, {verdict.low:.3f} to {verdict.high:.3f}: `{verdict.status}`" in PAGE
 
 
-def test_times_of_two_machines_are_told_apart(client: TestClient) -> None:
+def test_times_of_different_machines_are_distinguished(client: TestClient) -> None:
     page = client.get("/?dataset=sgemm").text
     charts = [client.get(f"/experiments/dac-sgemm?cost={cost}").text for cost in ("train_seconds", "parameters")]
     notes = [line for line in page.splitlines() if "Time per sample of" in line]
@@ -214,5 +214,5 @@ def test_times_of_two_machines_are_told_apart(client: TestClient) -> None:
     assert sum("AMD EPYC" in note for note in notes) == 1
     assert "each model’s own baseline" in page
     shown = re.findall(r'name="arm" value="([^"]+)" checked', charts[0])
-    assert sum(arm.startswith("dac") for arm in shown) == len(shown) / 2, "each beside what it stands against"
+    assert sum(arm.startswith("dac") for arm in shown) == len(shown) / 2, "each with its baseline"
     assert ["Compare seconds only within one of them" in text for text in (page, *charts)] == [True, True, False]

@@ -1,4 +1,4 @@
-"""Theorem C.1, Figure 7 and equation 6, where they hold and where they don't."""
+"""Theorem C.1, Figure 7 and equation 6: cases in which they hold, and cases in which they don't."""
 
 import pytest
 import torch
@@ -12,13 +12,13 @@ def line(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_a_piecewise_linear_function_has_its_kinks_and_slopes() -> None:
+def test_piecewise_linear_function_has_its_kinks_and_slopes() -> None:
     function = PiecewiseLinear(kinks=line(0, 2), slopes=line(1, -2, 3), zero=-1.0)
     assert function(line(-3, -1, 0, 1, 2, 3)).tolist() == [-2, 0, 1, -1, -3, 0]
 
 
 @pytest.mark.parametrize("k", range(1, 9))
-def test_2k_numbers_give_k_pieces_from_the_first_zero_on_and_0_before(k: int) -> None:
+def test_2k_numbers_give_k_pieces_after_the_first_zero_and_0_before(k: int) -> None:
     function = toys.random_piecewise_linear(k, torch.Generator().manual_seed(k))
     w, b = toys.dac_parameters(function)
     assert len(w) + len(b) == 2 * k
@@ -38,8 +38,8 @@ def test_3k_plus_1_numbers_give_k_pieces_everywhere(k: int) -> None:
     torch.testing.assert_close(toys.standard_network(x, *parameters), function(x), rtol=0, atol=1e-9)
 
 
-def test_a_line_needs_two_standard_units_and_7_numbers() -> None:
-    """The bound 3k + 1 = 4 has one unit, which is constant on one side unless it is constant on both."""
+def test_line_needs_two_standard_units_and_7_numbers() -> None:
+    """The bound 3k + 1 = 4 allows one unit, which is constant on at least one side."""
     x = torch.linspace(-5, 5, 11, dtype=torch.float64)
     two = toys.standard_network(x, a=line(1, -1), b=line(0, 0), c=line(2, -2), d=line(1))
     torch.testing.assert_close(two, 2 * x + 1, rtol=0, atol=1e-12)
@@ -50,7 +50,7 @@ def test_a_line_needs_two_standard_units_and_7_numbers() -> None:
         assert far[0] == far[1] or far[2] == far[3]
 
 
-def test_a_unit_through_more_points_approximates_better() -> None:
+def test_unit_through_more_points_approximates_better() -> None:
     x = torch.linspace(0, 1, 999, dtype=torch.float64)
     errors = []
     for n in (5, 20, 80):
@@ -60,7 +60,7 @@ def test_a_unit_through_more_points_approximates_better() -> None:
     assert errors[1] < errors[0] / 9 and errors[2] < errors[1] / 9
 
 
-def test_figure_7a_separates_the_middle_point_and_no_line_can() -> None:
+def test_figure_7a_separates_the_middle_point_unlike_a_line() -> None:
     first, middle, last = toys.separating_unit(toys.SEPARATED_POINTS)
     assert middle < min(first, last)
     points = toys.SEPARATED_POINTS
@@ -87,7 +87,7 @@ def test_three_standard_units_give_the_square_and_less_than_0_everywhere_else() 
     assert toys.square_by_three_units(far).max() <= -1
 
 
-def test_two_standard_units_never_get_lower_along_the_endless_direction() -> None:
+def test_two_standard_units_do_not_decrease_along_the_endless_direction() -> None:
     generator = torch.Generator().manual_seed(0)
     steps = torch.linspace(0, 100, 50, dtype=torch.float64)[:, None]
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""The paper's architectures at a size for tests, and their arguments as the paper's tables need them."""
+"""The paper's architectures at test size, and their arguments as required by the paper's tables."""
 
 from typing import Any
 

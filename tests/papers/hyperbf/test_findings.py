@@ -1,4 +1,4 @@
-"""The paper's findings, and docs/papers/hyperbf.md against them and the code."""
+"""The paper's findings, and docs/papers/hyperbf.md compared with them and the code."""
 
 import inspect
 import re
@@ -26,14 +26,14 @@ from stages.papers.hyperbf.findings import (
 from stages.params.experiment import load_params
 
 
-def test_equivalence_needs_keys_of_one_norm_only(found: dict[str, Finding]) -> None:
+def test_equivalence_requires_keys_of_equal_norm(found: dict[str, Finding]) -> None:
     computed = found["hyperbf.identity.constnorm"].computed
     assert computed["max_abs_error_equal_key_norms_only"] < 1e-12
     assert computed["max_abs_difference_unequal_key_norms"] > 0.1
     assert [reading.holds for reading in found["hyperbf.identity.removed"].readings] == [True, False]
 
 
-def test_appendix_is_exact_with_all_of_it_under_the_bar(found: dict[str, Finding]) -> None:
+def test_appendix_is_exact_with_the_whole_expression_over_two(found: dict[str, Finding]) -> None:
     finding = found["hyperbf.identity.printed"]
     assert [reading.holds for reading in finding.readings] == [True, False, True]
     computed = finding.computed
@@ -41,7 +41,7 @@ def test_appendix_is_exact_with_all_of_it_under_the_bar(found: dict[str, Finding
     assert computed["identity_error_last_term_over_two"] == pytest.approx(computed["half_sum_of_squared_norms"])
 
 
-def test_sizes_match_with_and_without_the_matrix_that_nothing_uses(found: dict[str, Finding]) -> None:
+def test_sizes_match_with_and_without_the_unused_matrix(found: dict[str, Finding]) -> None:
     finding = found["hyperbf.params.match"]
     settings, *sizes = finding.readings
     assert settings.holds and settings.ours is None
@@ -60,16 +60,16 @@ def test_two_of_five_public_pairs_have_matching_sizes(found: dict[str, Finding])
     computed = found["hyperbf.params.match"].computed
     matching = {name for name, ratio in computed.items() if "_of_20" in name and abs(ratio - 1) < 0.05}
     assert matching == {"ratio_cifar10_of_2023_09_08", "ratio_cifar10_of_2023_09_26"}
-    assert sum("_of_20" in name for name in computed) == 4, "and the last commit's"
+    assert sum("_of_20" in name for name in computed) == 4, "plus the last commit's"
 
 
-def test_negative_scores_change_no_weight_and_flatten_the_exponentials(found: dict[str, Finding]) -> None:
+def test_negative_scores_change_no_weight_but_flatten_the_exponentials(found: dict[str, Finding]) -> None:
     finding = found["hyperbf.softmax.negative"]
     assert [reading.holds for reading in finding.readings] == [False, True]
     assert finding.computed["max_abs_error_negative_scores_made_positive"] < 1e-12
 
 
-def test_only_the_normalised_form_gives_back_a_constant(found: dict[str, Finding]) -> None:
+def test_only_the_normalised_form_reproduces_a_constant(found: dict[str, Finding]) -> None:
     computed = found["hyperbf.kernel_regression"].computed
     assert computed["constant_error_of_equation_2"] < 1e-12 < computed["constant_error_of_equation_3"]
 
@@ -108,15 +108,15 @@ def size_row(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_sizes_and_work_are_what_the_code_gives(name: str) -> None:
+def test_sizes_and_work_equal_the_code(name: str) -> None:
     assert size_row(name) in PAGE.splitlines()
 
 
-def test_every_row_of_the_sizes_is_checked() -> None:
+def test_every_row_of_sizes_is_checked() -> None:
     assert re.findall(r"^\| ([^|]+) \|(?: [\d,]+ \|){5}$", PAGE, flags=re.MULTILINE) == list(ROWS)
 
 
-def test_the_arms_are_those_that_are_trained() -> None:
+def test_documented_arms_are_the_trained_ones() -> None:
     rows = re.findall(r"^\| [^|]+ \| (`\w+`|both) \| ((?:`\w+: [^`]+`(?:, )?)*) ?\| ", PAGE, flags=re.MULTILINE)
     classes = {f"`{c.__name__}`": [c] for c in (ViT, HyperBF, HyperBFAsWritten)} | {"both": [ViT, HyperBF]}
     shown = []
@@ -140,7 +140,7 @@ def test_the_arms_are_those_that_are_trained() -> None:
     assert all(names == ["vit", "hyperbf", "vit-as-run-scale"] for names in others.values())
 
 
-def test_percentages_and_differences_are_those_of_the_findings(found: dict[str, Finding]) -> None:
+def test_percentages_and_differences_equal_the_findings(found: dict[str, Finding]) -> None:
     sizes = found["hyperbf.params.match"].computed
     assert f"HyperBF has {1 - sizes['ratio_cifar10']:.2%} fewer".replace("%", " %") in PAGE
     assert f"or {sizes['ratio_cifar10_without_the_unused_matrix'] - 1:.1%} more".replace("%", " %") in PAGE

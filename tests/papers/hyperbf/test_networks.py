@@ -1,4 +1,4 @@
-"""The paper's networks against its equations, timm and the counted sizes; their observed kernels."""
+"""The paper's networks compared with its equations, timm and counted sizes; their observed kernels."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
 
 
-def test_a_block_is_the_printed_equations_put_together() -> None:
+def test_block_equals_the_printed_equations() -> None:
     torch.manual_seed(0)
     model = HyperBF(**SMALL | HYPERBF | {"depth": 1, "feedforward_metric": "factored", "feedforward_beta": 0.05})
     block = model.double().blocks[0]
@@ -51,8 +51,8 @@ def make_feedforward(beta: float) -> RBFFeedForward:
     return RBFFeedForward(768, 20, 768, beta=beta)
 
 
-def test_with_beta_a_tenth_the_feed_forward_is_dead() -> None:
-    """|LN(x)|² = 768 and |t|² near it: exp(-0.1 · 1536) is zero in float32, and so is every gradient but the bias's."""
+def test_feed_forward_is_dead_with_beta_a_tenth() -> None:
+    """|LN(x)|² = 768 and |t|² is similar: exp(-0.1 · 1536) is zero in float32, like all gradients but the bias's."""
     layer = make_feedforward(beta=0.1)
     x = F.layer_norm(draw(260, 768), (768,)).requires_grad_()
     out = layer(x)
@@ -64,7 +64,7 @@ def test_with_beta_a_tenth_the_feed_forward_is_dead() -> None:
     assert x.grad is not None and x.grad.abs().max() == 0
 
 
-def test_with_beta_a_thousandth_the_feed_forward_is_alive() -> None:
+def test_feed_forward_is_alive_with_beta_a_thousandth() -> None:
     layer = make_feedforward(beta=0.001)
     x = F.layer_norm(draw(260, 768), (768,))
     layer(x).square().sum().backward()
@@ -75,7 +75,7 @@ def test_with_beta_a_thousandth_the_feed_forward_is_alive() -> None:
     assert 0.24 < kernel.max().item() < 0.29
 
 
-def test_as_written_residuals_lose_the_attention_of_a_dead_unit() -> None:
+def test_residuals_as_written_lose_the_attention_of_a_dead_unit() -> None:
     torch.manual_seed(0)
     own = HYPERBF | {"feedforward_beta": 1000.0}
     model = HyperBFAsWritten(**SMALL | own)
@@ -87,8 +87,8 @@ def test_as_written_residuals_lose_the_attention_of_a_dead_unit() -> None:
         assert torch.equal(model(images), before)
 
 
-def test_kernels_start_as_the_paper_finds_them_trained() -> None:
-    """Section 4: σ of attention below σ of the feed-forward, and M near I; both hold before any step."""
+def test_kernels_already_start_as_the_paper_describes_them_trained() -> None:
+    """Section 4: σ of attention below σ of the feed-forward, and M close to I; both hold before any step."""
     with torch.device("cpu"):
         model = HyperBF(**COMMON | {"image_size": 32, "num_classes": 10, "depth": 1} | HYPERBF)
     observed = model.observe_kernels()
@@ -147,14 +147,14 @@ def cubic(distance: float, a: float = -0.75) -> float:
     return a * (d**3 - 5 * d**2 + 8 * d - 4) if d < 2 else 0.0
 
 
-def test_a_table_of_the_right_size_is_not_resized() -> None:
+def test_position_table_of_the_right_size_is_not_resized() -> None:
     table = noise(1, 17, 2)
     assert resize_positions(table, 4) is table
 
 
 @pytest.mark.parametrize(("own", "grid"), [(56, 8), (7, 3), (3, 5)])
-def test_resized_positions_are_cubic_convolution_of_the_table(own: int, grid: int) -> None:
-    """Loops over the grid, borders repeated; points lie own / (grid + 0.1) apart, as in the authors' code."""
+def test_resized_positions_equal_a_cubic_convolution(own: int, grid: int) -> None:
+    """Loops over the grid with repeated borders; points are own / (grid + 0.1) apart, as in the authors' code."""
     table = noise(1, 1 + own**2, 1)
     resized = resize_positions(table, grid)
     assert torch.equal(resized[:, 0], table[:, 0])
@@ -211,7 +211,7 @@ def test_vit_equals_timm_in_logits_and_image_gradients() -> None:
 
 
 @pytest.mark.parametrize("exponent", [-0.5, -0.8])
-def test_fused_attention_is_equation_5_with_sigma_from_the_exponent(exponent: float) -> None:
+def test_fused_attention_equals_equation_5(exponent: float) -> None:
     torch.manual_seed(0)
     layer = DotProductAttention(dim=12, num_heads=2, scale_exponent=exponent, has_unused_matrix=True).double()
     x = torch.randn(2, 5, 12, dtype=torch.float64)
@@ -220,7 +220,7 @@ def test_fused_attention_is_equation_5_with_sigma_from_the_exponent(exponent: fl
     torch.testing.assert_close(layer(x), F.linear(mixed, layer.projection.weight, layer.projection.bias))
 
 
-def test_the_unused_matrix_changes_nothing_but_the_count() -> None:
+def test_unused_matrix_changes_only_the_parameter_count() -> None:
     images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     without = ViT(**SMALL | VIT | {"has_unused_matrix": False})
@@ -253,7 +253,7 @@ def built(name: str) -> nn.Module:
     return model_class(**SMALL | own)
 
 
-def test_numbers_are_means_over_the_blocks() -> None:
+def test_observed_numbers_are_means_over_blocks() -> None:
     model = built("both-metrics")
     assert isinstance(model, HyperBF)
     widths = ((0.5, 2.0), (1.0, 4.0))
@@ -266,16 +266,16 @@ def test_numbers_are_means_over_the_blocks() -> None:
     assert observed.numbers == pytest.approx({"kernel_width_gap": math.log(4), "metric_distance_from_identity": 3 / 4})
     assert [value for (value,) in observed.layers["attention_sigma"]] == pytest.approx([0.5, 1.0])
     assert [value for (value,) in observed.layers["attention_metric_change"]] == pytest.approx([3.0, 0.0])
-    assert observed.images == 0, "weights alone"
+    assert observed.images == 0, "weights only"
 
 
-def test_without_a_learned_metric_there_is_no_distance() -> None:
+def test_distance_is_absent_without_a_learned_metric() -> None:
     model_class, own = OWN["hyperbf"]
     plain = model_class(**SMALL | own | {"attention_metric": "euclidean"})
     assert observe(plain, IMAGES).numbers.keys() == {"kernel_width_gap"}
 
 
-def test_a_width_that_is_not_defined_is_no_number() -> None:
+def test_undefined_width_is_nan() -> None:
     model = built("hyperbf")
     assert isinstance(model, HyperBF)
     with torch.no_grad():
@@ -286,7 +286,7 @@ def test_a_width_that_is_not_defined_is_no_number() -> None:
     assert math.isfinite(first[0]) and math.isnan(second[0])
 
 
-def test_only_this_architecture_is_looked_into() -> None:
+def test_only_hyperbf_is_observed() -> None:
     written = HyperBFAsWritten(**SMALL | OWN["hyperbf"][1])
     assert observe(written, IMAGES).layers.keys() >= {"attention_sigma", "feedforward_sigma"}
     vit = ViT(**SMALL | OWN["vit"][1])

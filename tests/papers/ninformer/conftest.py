@@ -1,4 +1,4 @@
-"""The paper's four architectures and their variants at a size for tests, and as the params files ask for them."""
+"""The paper's four architectures and their variants, at test size and as specified in the params files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +37,7 @@ OWN |= {
     SharedNormNiNformer: OWN[NiNformer],
 }
 
-# Section 4's sizes, by keyword; dropout is the authors' code's.
+# Section 4's sizes by keyword; dropout is from the authors' code.
 PRINTED = {"patch_size": 4, "dim": 256, "depth": 4, "dropout": 0.5}
 PRINTED_OWN = {"num_heads": 4} | dict.fromkeys(("mlp_dim", "channels", "token_dim", "channel_dim"), 512)
 SHAPES = {"mnist": (1, 28, 10), "mnist at 32 px": (1, 32, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100)}
@@ -45,7 +45,7 @@ SHAPES = {"mnist": (1, 28, 10), "mnist at 32 px": (1, 32, 10), "cifar10": (3, 32
 
 @pytest.fixture(scope="session")
 def meta_models() -> dict[str, dict[str, nn.Module]]:
-    """Class name -> images -> the model at section 4's sizes, without weights."""
+    """Image shape by class -> the model at section 4's sizes, without weights."""
     models: dict[str, dict[str, nn.Module]] = {}
     for model_class, own in OWN.items():
         keywords = PRINTED | {key: PRINTED_OWN[key] for key in own}
@@ -59,7 +59,7 @@ def meta_models() -> dict[str, dict[str, nn.Module]]:
 
 @pytest.fixture(params=OWN, ids=lambda model_class: model_class.__name__)
 def small_model(request: pytest.FixtureRequest) -> Callable[..., nn.Module]:
-    """Builds one of the eight architectures: 9 tokens, 2 blocks, dropout 0 unless told."""
+    """A function that builds one of the eight architectures: 9 tokens, 2 blocks, dropout 0 by default."""
 
     def build(**changes: float) -> nn.Module:
         torch.manual_seed(0)
@@ -75,7 +75,7 @@ def params() -> Params:
 
 @pytest.fixture(scope="session")
 def printed_specs(params: Params) -> dict[tuple[str, str], ModelSpec]:
-    """(data set, arm) -> the model that the params files ask for."""
+    """(data set, arm) -> the model specified in the params files."""
     return {
         (experiment.dataset, run.name.arm): run.spec.model
         for experiment in params.experiments.values()
@@ -86,7 +86,7 @@ def printed_specs(params: Params) -> dict[tuple[str, str], ModelSpec]:
 
 @pytest.fixture(scope="session")
 def printed_models(printed_specs: dict[tuple[str, str], ModelSpec]) -> dict[tuple[str, str], nn.Module]:
-    """(data set, arm) -> that model, in evaluation mode.  Shared: a test must not train it."""
+    """(data set, arm) -> that model in evaluation mode. Shared: tests must not train it."""
     return {place: build_model(spec).eval() for place, spec in printed_specs.items()}
 
 

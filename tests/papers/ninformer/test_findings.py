@@ -1,4 +1,4 @@
-"""The findings: FLOPs against the counter, printed numbers against the claims file; docs/papers/ninformer.md."""
+"""Findings: FLOPs compared with the counter, printed numbers with the claims file, and docs/papers/ninformer.md."""
 
 import csv
 import re
@@ -36,16 +36,14 @@ def printed() -> dict[str, float]:
     return {row["id"]: float(row["value"]) for row in rows}
 
 
-def test_flops_from_the_shapes_are_what_the_counter_counts(
-    params: Params, printed_models: dict[tuple[str, str], nn.Module]
-) -> None:
+def test_flops_from_shapes_equal_the_counters(params: Params, printed_models: dict[tuple[str, str], nn.Module]) -> None:
     for ours, dataset in DATASETS.items():
         for short, arm in ARMS.items():
             counted = flops_per_sample(printed_models[dataset, arm], params.datasets[dataset].shape)
             assert image_flops(short, IMAGES[ours]) == counted, (dataset, arm)
 
 
-def test_printed_numbers_are_those_of_the_claims_file(printed: dict[str, float]) -> None:
+def test_printed_numbers_equal_the_claims_file(printed: dict[str, float]) -> None:
     times = {claim: value for claim, value in printed.items() if ".table3." in claim}
     assert times == {
         f"ninformer.table3.{dataset}.{arm}": value for dataset, row in NANOSECONDS.items() for arm, value in row.items()
@@ -57,7 +55,7 @@ def test_printed_numbers_are_those_of_the_claims_file(printed: dict[str, float])
     assert pytest.approx(printed["ninformer.text.c10.acc_vs_localvit"] * 100) == GAIN
 
 
-def test_no_printed_time_is_possible_on_the_papers_gpu(found: dict[str, Finding]) -> None:
+def test_printed_times_are_impossible_on_the_papers_gpu(found: dict[str, Finding]) -> None:
     times = [finding for claim, finding in found.items() if ".table3." in claim]
     assert len(times) == 12
     for finding in times:
@@ -73,12 +71,12 @@ def test_no_printed_time_is_possible_on_the_papers_gpu(found: dict[str, Finding]
     assert needed["times_peak"] == pytest.approx(4183.7 / 13.45, rel=1e-3)
 
 
-def test_a_launch_that_is_not_waited_for_could_take_the_printed_time(found: dict[str, Finding]) -> None:
+def test_unsynchronised_launch_could_take_the_printed_time(found: dict[str, Finding]) -> None:
     computed = found["ninformer.table3.c10.ninformer"].computed
     assert computed["milliseconds_for_all_test_images"] == pytest.approx(1.0464)
 
 
-def test_the_cards_memory_is_the_printed_one_in_billions_of_bytes_alone(found: dict[str, Finding]) -> None:
+def test_card_memory_matches_only_in_billions_of_bytes(found: dict[str, Finding]) -> None:
     assert [reading.holds for reading in found["ninformer.setup.vram"].readings] == [False, True]
 
 
@@ -102,14 +100,14 @@ def gate_that_grows_as_attention_does(n: int, attention: Callable[[int], int] = 
         ("gating_flops", gate_that_grows_as_attention_does, module.compute_finding, "fails"),
     ],
 )
-def test_with_another_number_a_finding_would_be_another(
+def test_other_numbers_change_the_finding(
     name: str, value: Any, find: Callable[[], Finding], status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, name, value)
     assert find().status == status
 
 
-def test_the_gain_over_local_vit_is_five_percent_and_not_sixteen(found: dict[str, Finding]) -> None:
+def test_gain_over_local_vit_is_five_percent_not_sixteen(found: dict[str, Finding]) -> None:
     finding = found["ninformer.text.c10.acc_vs_localvit"]
     assert finding.status == "contradicted"
     assert finding.computed["relative_gain_percent"] == pytest.approx(4.99, abs=0.005)  # 81.59 / 77.71 - 1
@@ -119,8 +117,8 @@ def test_the_gain_over_local_vit_is_five_percent_and_not_sixteen(found: dict[str
     assert len(finding.readings) == 6 and not any(reading.holds for reading in finding.readings)
 
 
-def test_the_gate_takes_more_work_than_the_attention_it_replaces(found: dict[str, Finding]) -> None:
-    """On 64 tokens of width 256 with MLPs of 512, by hand, in MFLOP."""
+def test_gate_takes_more_work_than_the_attention_it_replaces(found: dict[str, Finding]) -> None:
+    """Hand calculation in MFLOP for 64 tokens of width 256 with MLPs of 512."""
     attention, gate = 25.17 + 4.19 + 8.39, 67.11 + 8.39
     finding = found["ninformer.compute.lower"]
     assert [reading.holds for reading in finding.readings] == [False, True]
@@ -133,14 +131,14 @@ def test_the_gate_takes_more_work_than_the_attention_it_replaces(found: dict[str
     assert n > finding.computed["most_tokens_of_the_papers_images"] == 64
 
 
-def test_localvit_is_lighter_and_the_setting_equal_under_one_reading_only(
+def test_localvit_is_lighter_and_settings_are_equal_under_one_reading(
     found: dict[str, Finding], printed_models: dict[tuple[str, str], nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lighter, equal = found["ninformer.localvit.lightweight"], found["ninformer.equalized"]
     assert [reading.holds for reading in lighter.readings] == [False, False, True]
     assert lighter.computed["flops_over_vit_c10"] == 289_149_952 / 286_790_656
     sizes = [count_parameters(printed_models["cifar10", arm]) for arm in ("local-vit", "vit")]
-    assert sizes[0] > sizes[1], "with BatchNorm, too"
+    assert sizes[0] > sizes[1], "also with BatchNorm"
     assert [reading.holds for reading in equal.readings] == [True, False]
     assert equal.computed["ninformer_over_mlpmixer_c10"] == 437_785_600 / 270_013_440
     monkeypatch.setitem(NANOSECONDS["c10"], "localvit", 150.0)
@@ -162,9 +160,7 @@ def test_cost_is_linear_but_weights_grow_with_the_tokens(found: dict[str, Findin
 PAGE = (ROOT / "docs" / "papers" / "ninformer.md").read_text()
 
 
-def test_table_of_sizes_is_what_the_code_gives(
-    params: Params, printed_models: dict[tuple[str, str], nn.Module]
-) -> None:
+def test_table_of_sizes_equals_the_code(params: Params, printed_models: dict[tuple[str, str], nn.Module]) -> None:
     rows = re.findall(r"^\| (\w+) \| ([\w-]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE, flags=re.MULTILINE)
     shown = {(dataset, arm): (int(n.replace(",", "")), int(f.replace(",", ""))) for dataset, arm, n, f in rows}
     assert len(shown) == 12, "four arms on three data sets"
@@ -176,7 +172,7 @@ def test_table_of_sizes_is_what_the_code_gives(
     assert shown == computed
 
 
-def test_table_of_variants_is_what_the_code_gives(meta_models: dict[str, dict[str, nn.Module]]) -> None:
+def test_table_of_variants_equals_the_code(meta_models: dict[str, dict[str, nn.Module]]) -> None:
     rows = re.findall(r"^\| `(\w+)` \| .+? \| (.+) \|$", PAGE, flags=re.MULTILINE)
     shown = {name: [int(cell.replace(",", "")) for cell in cells.split(" | ")] for name, cells in rows}
     computed = {
@@ -188,7 +184,7 @@ def test_table_of_variants_is_what_the_code_gives(meta_models: dict[str, dict[st
     assert len(shown) == 4
 
 
-def test_arithmetic_of_the_page_is_right() -> None:
+def test_arithmetic_of_the_page_is_correct() -> None:
     sums = re.findall(r"([\d.]+) / ([\d.]+) [-−] 1 = (-?[\d.]+\d)( %)?", PAGE)
     assert len(sums) == 3
     for numerator, denominator, result, percent in sums:

@@ -1,4 +1,4 @@
-"""The paper's networks against loops over its equations, hand-worked cases and timm; their sizes."""
+"""The paper's networks compared with loops over its equations, hand calculations and timm; their sizes."""
 
 import math
 from collections.abc import Callable
@@ -86,8 +86,8 @@ def test_block_equals_loops_over_the_equations(block_class: type[nn.Module]) -> 
     torch.testing.assert_close(block(x), expected, rtol=0, atol=1e-9)
 
 
-def test_shared_layer_norm_is_both_of_the_equations_norms() -> None:
-    """As run, the equations' block with equal scales and shifts; their gradient is the sum of the two."""
+def test_shared_layer_norm_serves_both_norms_of_the_equations() -> None:
+    """Equals the equations' block with equal scales and shifts; its gradient is the sum of the two."""
     shared, x = make_block(SharedNormBlock)
     separate, _ = make_block()
     weights = dict(shared.state_dict())
@@ -111,11 +111,11 @@ def test_feed_forward_drops_hidden_and_output_units() -> None:
     mlp.contract.weight.data.fill_(1.0)
     mlp.contract.bias.data.zero_()
     rows = [row[row != 0] / 2 for row in mlp(torch.ones(50, 200))]
-    assert len({round(row[0].item(), 4) for row in rows}) == 50, "equal inputs differ by the hidden units they lost"
+    assert len({round(row[0].item(), 4) for row in rows}) == 50, "equal inputs differ by the dropped hidden units"
 
 
 @pytest.mark.parametrize(("image_size", "patch_size"), [(28, 3), (4, 8), (28, 0), (0, 4)])
-def test_impossible_patches_are_refused(image_size: int, patch_size: int) -> None:
+def test_invalid_patches_are_refused(image_size: int, patch_size: int) -> None:
     with pytest.raises(ValueError, match=f"patch_size is {patch_size}"):
         count_patches(image_size, patch_size)
 
@@ -145,7 +145,7 @@ def batch_norm(x: np.ndarray, norm: nn.BatchNorm2d) -> np.ndarray:
 
 
 def depthwise_by_hand(grid: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """grid: [rows, columns, channels], zeros around it; weight: [channels, 1, 3, 3]."""
+    """grid: [rows, columns, channels] with zero padding; weight: [channels, 1, 3, 3]."""
     size = len(grid)
     mixed = np.zeros_like(grid)
     for row in range(size):
@@ -169,7 +169,7 @@ def make_layer(dropout: float = 0.5) -> LocalFeedForward:
     return layer
 
 
-def test_dropout_stands_after_the_last_batch_norm() -> None:
+def test_dropout_follows_the_last_batch_norm() -> None:
     layer, without = make_layer(dropout=0.5).train(), make_layer(dropout=0.0).train()
     torch.manual_seed(0)
     tokens = torch.randn(8, 9, 4, dtype=torch.float64)
@@ -228,9 +228,7 @@ def test_separable_conv_drops_hidden_and_output_units() -> None:
     assert (layer(tokens) == 0).double().mean().item() == pytest.approx(0.5, abs=0.05)
     nn.init.ones_(layer.contract.weight)
     kept = [sample[sample != 0] for sample in layer(tokens)]
-    assert len({round(values[0].item(), 5) for values in kept}) == 8, (
-        "equal inputs differ by the hidden units they lost"
-    )
+    assert len({round(values[0].item(), 5) for values in kept}) == 8, "equal inputs differ by the dropped hidden units"
 
 
 OUR_NAMES_VIT = {
@@ -253,7 +251,7 @@ def test_vit_equals_timm_in_logits_and_image_gradients(
         image_size=12, in_channels=3, num_classes=5, patch_size=4, dim=8, depth=2, num_heads=2, mlp_dim=16, dropout=0.0
     ).double()
     weights = renamed(timm_vectors, f"{name}/", OUR_NAMES_VIT)
-    if name == "positioned_vit":  # theirs has a batch axis
+    if name == "positioned_vit":  # timm's has a batch axis
         weights["patch_embedding.positions"] = weights["patch_embedding.positions"][0]
     model.load_state_dict(weights)
     assert_equals(model, timm_vectors, f"{name}_")
@@ -284,7 +282,7 @@ PRINTED = {
 }
 
 
-def test_every_params_block_builds_a_model_that_maps_its_images_to_its_classes(
+def test_every_params_block_builds_a_model_for_its_images_and_classes(
     params: Params, printed_models: dict[tuple[str, str], nn.Module]
 ) -> None:
     assert len(printed_models) >= len(PRINTED)
@@ -304,14 +302,14 @@ def test_arms_of_a_data_set_differ_only_in_their_own_keywords(
         assert len({tuple(block[key] for key in shared) for block in blocks}) == 1
 
 
-def test_dropout_stands_only_in_the_mlps(small_model: Build) -> None:
+def test_dropout_is_only_in_the_mlps(small_model: Build) -> None:
     dropouts = {name.rsplit(".", 1)[0] for name, m in small_model().named_modules() if isinstance(m, nn.Dropout)}
     assert dropouts
     assert all(name.endswith(("mlp", "conv")) for name in dropouts)
 
 
-def test_only_vit_cannot_tell_the_order_of_patches(small_model: Build) -> None:
-    """No positions and a mean over tokens: Procedure 1's ViT sees a bag of patches; the others don't."""
+def test_only_vit_ignores_the_order_of_patches(small_model: Build) -> None:
+    """Without positions, Procedure 1's ViT averages over a bag of patches."""
     model = small_model().double().eval()
     images = draw_images().double()
     patches = F.unfold(images, kernel_size=4, stride=4)

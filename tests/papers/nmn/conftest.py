@@ -1,4 +1,4 @@
-"""The paper's models at a size for tests."""
+"""The paper's models at test size."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,7 @@ SMALL: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
 
 @pytest.fixture
 def build_small() -> Callable[..., nn.Module]:
-    """`build_small("gpt2", depth=1)`."""
+    """For example `build_small("gpt2", depth=1)`."""
 
     def build(name: str, **changes: Any) -> nn.Module:
         torch.manual_seed(0)

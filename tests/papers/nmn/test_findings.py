@@ -1,4 +1,4 @@
-"""The findings of the paper's analysis, and docs/papers/nmn.md against them and the code."""
+"""Findings of the paper's analysis, and docs/papers/nmn.md compared with them and the code."""
 
 import csv
 import re
@@ -40,7 +40,7 @@ from tests.project import MARGINS
 PAGE = Path(__file__).parents[3] / "docs" / "papers" / "nmn.md"
 
 
-def test_a_layer_keeps_more_than_relu_unless_all_is_worked_out_again(found: dict[str, Finding]) -> None:
+def test_layer_stores_more_than_relu_unless_everything_is_recomputed(found: dict[str, Finding]) -> None:
     kept = found["nmn.memory.activations"].computed
     assert kept["yat_saved_maps_of_Bn"] > kept["linear_relu_saved_maps_of_Bn"] == 1
     assert kept["recomputed_yat_saved_maps_of_Bn"] == 0
@@ -48,13 +48,13 @@ def test_a_layer_keeps_more_than_relu_unless_all_is_worked_out_again(found: dict
     assert saved == [1 - 3 / 2, 1 - 3 / 3, 1 - 3 / 4]
 
 
-def test_the_opposite_of_a_key_scores_a_quarter_of_its_squared_norm(found: dict[str, Finding]) -> None:
+def test_opposite_of_a_key_scores_a_quarter_of_its_squared_norm(found: dict[str, Finding]) -> None:
     computed = found["nmn.theory.aligned"].computed
     assert computed["response_to_the_opposite"] == pytest.approx(computed["quarter_of_the_squared_norm"], rel=1e-6)
     assert computed["response_to_an_orthogonal"] < 1e-12
 
 
-def test_squared_norms_of_hidden_layers_are_not_known_ahead(found: dict[str, Finding]) -> None:
+def test_squared_norms_of_hidden_layers_are_not_known_in_advance(found: dict[str, Finding]) -> None:
     computed = found["nmn.precomputed"].computed
     assert computed["change_of_hidden_norms_between_batches"] > 0.01 > computed["share_of_squared_norms"]
 
@@ -69,7 +69,7 @@ def test_work_with_reuse_is_one_product_and_lower_terms(found: dict[str, Finding
     assert computed["differences_flops_per_Bnd"] == pytest.approx(5, abs=0.01)
 
 
-def test_the_three_ways_to_count_compute_the_same_layer() -> None:
+def test_three_ways_to_count_compute_the_same_layer() -> None:
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(5, 7, generator=generator, dtype=torch.float64) for _ in range(2))
     b = torch.randn(5, generator=generator, dtype=torch.float64)
@@ -78,14 +78,14 @@ def test_the_three_ways_to_count_compute_the_same_layer() -> None:
     torch.testing.assert_close(two, differences)
 
 
-def test_float32_distance_errs_by_more_than_epsilon_where_a_unit_meets_its_input(found: dict[str, Finding]) -> None:
+def test_float32_distance_of_equal_vectors_errs_by_more_than_epsilon(found: dict[str, Finding]) -> None:
     computed = found["nmn.identity.distance"].computed
     assert computed["largest_error_float32_where_w_is_x"] > 1e-5
     assert 0.1 < computed["negative_share_float32_where_w_is_x"] < 0.6
     assert [reading.holds for reading in found["nmn.epsilon"].readings] == [True, False]
 
 
-def test_responses_level_off_where_a_gaussian_vanishes(found: dict[str, Finding]) -> None:
+def test_responses_level_off_although_a_gaussian_vanishes(found: dict[str, Finding]) -> None:
     """Along the kernel itself it is (t / (t − 1))² of (w·u)² at t norms."""
     computed = found["nmn.theory.decay"].computed
     assert computed["own_direction_10_times"] == pytest.approx((10 / 9) ** 2, rel=1e-4)
@@ -95,15 +95,15 @@ def test_responses_level_off_where_a_gaussian_vanishes(found: dict[str, Finding]
     assert computed["gaussian_10_times"] < 1e-15
 
 
-def test_three_units_of_one_weight_are_a_radial_unit(found: dict[str, Finding]) -> None:
-    """((d + 1)² + (d − 1)²) / 2 − d² is 1, so what is left of the three is 1 over the distance."""
+def test_three_units_of_one_weight_make_a_radial_unit(found: dict[str, Finding]) -> None:
+    """((d + 1)² + (d − 1)²) / 2 − d² is 1, so the three add up to 1 over the distance."""
     computed = found["nmn.theory.uat"].computed
     assert computed["largest_relative_error_of_three_units_to_the_radial_one"] < 1e-12
     assert (
         computed["largest_error_with_128_units_and_readout"] < 0.05 < computed["largest_error_with_8_units_and_readout"]
     )
     assert computed["least_output"] >= 0
-    assert computed["least_output_of_linear_and_relu"] >= 0, "the layer that it replaces is no better alone"
+    assert computed["least_output_of_linear_and_relu"] >= 0, "the layer that it replaces isn't better alone"
 
 
 @pytest.mark.parametrize(
@@ -115,15 +115,15 @@ def test_three_units_of_one_weight_are_a_radial_unit(found: dict[str, Finding]) 
     ],
     ids=["falls with the distance", "grows with the distance", "no readout can bend it"],
 )
-def test_with_another_unit_a_finding_would_be_another(
+def test_another_unit_changes_the_finding(
     unit: Callable[..., Tensor], find: Callable[[], Finding], status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "yat_linear_reference", unit)
     assert find().status == status
 
 
-def test_statuses_follow_the_print(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Had the guide printed what no way of counting gives, it would fail."""
+def test_statuses_depend_on_the_printed_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A printed number that no way of counting gives must fail."""
     monkeypatch.setattr(module, "PRINTED_WORK", (3, 1))
     monkeypatch.setattr(module, "PRINTED_RATIO", (4, 1))
     monkeypatch.setattr(module, "PRINTED_SAVING", (0.3, 0.4))
@@ -133,15 +133,15 @@ def test_statuses_follow_the_print(monkeypatch: pytest.MonkeyPatch) -> None:
     assert changed["nmn.gpt.valloss.rel"] == "fails"
 
 
-def test_the_margin_of_the_rules_is_the_least_that_a_count_may_err(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4.01 Bnd against a printed 4.20, to hundredths: 5 % of it are 0.21."""
+def test_margin_of_the_rules_is_applied_to_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4.01 Bnd against a printed 4.20: 5 % of it is 0.21."""
     monkeypatch.setattr(module, "PRINTED_WORK", (4.2, 0.01))
     assert module.yat_work(MARGINS).status == "holds under a reading"
     monkeypatch.setattr(module, "PRINTED_WORK", (4.3, 0.01))
     assert module.yat_work(MARGINS).status == "fails"
 
 
-def test_memory_is_saved_as_printed_in_bf16_and_not_in_one_precision(found: dict[str, Finding]) -> None:
+def test_memory_is_saved_as_printed_in_bf16_but_not_in_one_precision(found: dict[str, Finding]) -> None:
     finding = found["nmn.gpt.memory"]
     assert finding.computed["reduction"] < 0
     assert finding.computed["reduction_with_ideal_kernels"] == 1 - 14 / 16
@@ -151,8 +151,8 @@ def test_memory_is_saved_as_printed_in_bf16_and_not_in_one_precision(found: dict
 
 
 @pytest.mark.parametrize(("mixed", "bytes_of_products"), [(False, FLOAT32), (True, BFLOAT16)])
-def test_a_block_of_gpt2_keeps_what_is_counted(mixed: bool, bytes_of_products: int) -> None:
-    """By PyTorch's own autograd and autocast; statistics of LayerNorms and attention are 24 bytes a token besides."""
+def test_gpt2_block_stores_the_counted_bytes(mixed: bool, bytes_of_products: int) -> None:
+    """Measured with autograd and autocast, plus 24 bytes per token for statistics of LayerNorms and attention."""
     width = 128
 
     def kept(depth: int, length: int) -> int:
@@ -165,18 +165,18 @@ def test_a_block_of_gpt2_keeps_what_is_counted(mixed: bool, bytes_of_products: i
     assert of_one_block == 128 * (width * kept_bytes("gpt2", bytes_of_products) + 24)
 
 
-def test_operations_are_counted_as_by_hand() -> None:
+def test_operations_equal_hand_counts() -> None:
     x, w = torch.zeros(3, 5, device="meta"), torch.zeros(7, 5, device="meta")
     assert count_operations(lambda: x @ w.T) == 2 * 3 * 5 * 7
     assert count_operations(lambda: (x * x + 1).sum()) == 15 + 15 + 15
     assert count_operations(lambda: x.relu().reshape(5, 3).clamp(min=0)) == 30
 
 
-def test_saved_bytes_are_those_of_activations_and_each_counts_once() -> None:
+def test_saved_bytes_count_each_activation_once() -> None:
     x = torch.zeros(4, 6)
     assert saved_bytes(nn.Sequential(nn.Linear(6, 8), nn.ReLU()), x) == 4 * 6 * 4 + 4 * 8 * 4
     leaf = torch.zeros(4, 6, requires_grad=True)
-    assert saved_bytes(lambda t: t * t, leaf) == 0, "leaves with a gradient are there anyway"
+    assert saved_bytes(lambda t: t * t, leaf) == 0, "leaves with a gradient exist anyway"
     assert saved_bytes(lambda t: t.exp() * t, leaf) == 4 * 6 * 4
 
 
@@ -193,8 +193,8 @@ def test_page_states_every_status(found: dict[str, Finding]) -> None:
         assert f"{memory[f'reduction_with_ideal_kernels{precision}']:.1%}".replace("%", " %") in page
 
 
-def test_claims_of_the_paper_that_were_copied_bear_these_names(found: dict[str, Finding]) -> None:
-    """Where the claims file has this paper's rows, each finding is of one of them."""
+def test_findings_refer_to_claims_in_the_claims_file(found: dict[str, Finding]) -> None:
+    """Numbers in the code equal those in the claims file."""
     with (PAGE.parents[2] / "data" / "claims.csv").open(newline="") as file:
         rows = {row["id"]: row for row in csv.DictReader(file) if row["paper"] == "nmn"}
     assert set(found) <= set(rows)
@@ -215,7 +215,7 @@ def number(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-def test_table_of_image_models_is_what_the_code_gives() -> None:
+def test_table_of_image_models_equals_the_code() -> None:
     rows = re.findall(r"^\| (\w+) \| (\w+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \|$", TEXT, flags=re.MULTILINE)
     shown = {(dataset, model): (int(size), number(n), number(f)) for dataset, model, size, n, f in rows}
     computed = {}
@@ -236,7 +236,7 @@ def test_table_of_image_models_is_what_the_code_gives() -> None:
     assert shown == computed
 
 
-def test_table_of_language_models_is_what_the_code_gives() -> None:
+def test_table_of_language_models_equals_the_code() -> None:
     rows = re.findall(r"^\| (\w+)(?:, attention (\w+))? \| (small|corpus) \| ([\d,]+) \|", TEXT, flags=re.MULTILINE)
     shown = {(model, attention, size): number(n) for model, attention, size, n in rows}
     computed = {}

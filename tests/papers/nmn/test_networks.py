@@ -1,4 +1,4 @@
-"""The paper's networks against its equations, the released package and other libraries; their sizes."""
+"""The paper's networks compared with its equations, the released package and other libraries; their sizes."""
 
 import math
 import runpy
@@ -55,7 +55,7 @@ def test_network_equals_the_released_one_in_logits_and_image_gradients(
 
 
 @pytest.mark.slow(hours=True)
-def test_resnet_equals_that_of_torchvision() -> None:
+def test_resnet_equals_torchvisions() -> None:
     from torchvision.models import resnet18
 
     theirs = resnet18(num_classes=10)
@@ -83,8 +83,8 @@ def test_block_is_conv_of_yat_conv_plus_skip(stride: int) -> None:
     torch.testing.assert_close(block(x), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_the_printed_network_is_the_guides_with_the_convolutions_scale_taken_away() -> None:
-    """Equation 5 alone in the convolutions, equation 1 in the last layer: no α but the last layer's."""
+def test_printed_network_is_the_guides_without_convolution_scales() -> None:
+    """Equation 5 in the convolutions, equation 1 in the last layer, which has the only α."""
     keywords = {"image_size": 16, "in_channels": 3, "num_classes": 5, "width": 8, "features": 16, "epsilon": 0.01}
     torch.manual_seed(0)
     guide, printed = AetherResNet18(**keywords, scale="guide"), PrintedAetherResNet18(**keywords)
@@ -99,7 +99,7 @@ def test_the_printed_network_is_the_guides_with_the_convolutions_scale_taken_awa
 
 
 def test_aether_logits_are_never_negative() -> None:
-    """The Yat layer at the end gives squares: the network can raise a class, and lower none below 0."""
+    """The Yat layer at the end returns squares, so the network can raise a class but never lower one below 0."""
     torch.manual_seed(0)
     model = AetherResNet18(
         image_size=16, in_channels=3, num_classes=5, width=8, features=16, scale="guide", epsilon=0.01
@@ -142,8 +142,8 @@ def test_gpt2_equals_transformers_in_logits_and_every_gradient() -> None:
         torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-9, atol=1e-9)
 
 
-def test_aether_block_is_that_of_the_printed_equations(build_small: Callable[..., nn.Module]) -> None:
-    """Token by token, with attention over the tokens so far."""
+def test_aether_block_equals_the_printed_equations(build_small: Callable[..., nn.Module]) -> None:
+    """Token by token, with attention over previous tokens."""
     block = build_small("aether-gpt").double().blocks[0]
     x = torch.randn(1, 5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     block.attention.scale.alpha.data.fill_(1.7)
@@ -163,7 +163,7 @@ def test_aether_block_is_that_of_the_printed_equations(build_small: Callable[...
 
 
 @pytest.mark.parametrize("name", ["gpt2", "aether-gpt", "aether-gpt-dot", "yat-gpt", "post-norm-gpt"])
-def test_a_token_changes_no_earlier_logits(name: str, build_small: Callable[..., nn.Module]) -> None:
+def test_token_does_not_change_earlier_logits(name: str, build_small: Callable[..., nn.Module]) -> None:
     model = build_small(name).double().eval()
     tokens = torch.randint(13, (2, 8), generator=torch.Generator().manual_seed(1))
     changed = tokens.clone()
@@ -174,17 +174,17 @@ def test_a_token_changes_no_earlier_logits(name: str, build_small: Callable[...,
 
 
 @pytest.mark.parametrize("name", ["gpt2", "aether-gpt"])
-def test_the_logits_matrix_is_the_token_embedding(name: str, build_small: Callable[..., nn.Module]) -> None:
+def test_logits_matrix_is_the_token_embedding(name: str, build_small: Callable[..., nn.Module]) -> None:
     model = build_small(name)
     tokens = torch.zeros(1, 3, dtype=torch.int64)
     before = model(tokens)
     with torch.no_grad():
-        model.embedding.tokens.weight[7] *= 3  # token 7 is not in the text, so only its own logit moves
+        model.embedding.tokens.weight[7] *= 3  # token 7 isn't in the text, so only its own logit changes
     torch.testing.assert_close(model(tokens), before * torch.where(torch.arange(13) == 7, 3.0, 1.0))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "aether-gpt", "yat-gpt"])
-def test_language_models_start_as_gpt2_does(name: str, build_small: Callable[..., nn.Module]) -> None:
+def test_language_models_start_like_gpt2(name: str, build_small: Callable[..., nn.Module]) -> None:
     model = build_small(name, vocabulary_size=400, width=192, depth=2)
     layers = dict(model.named_modules())
     for place, deviation in [
@@ -259,22 +259,22 @@ def dot_prototypes(bias: list[float]) -> DotPrototypes:
     return model
 
 
-def test_inverted_dot_products_reverse_the_order_of_the_classes() -> None:
-    """W = I: every point is right, and every point is wrong with −I."""
+def test_inverted_dot_products_reverse_the_order_of_classes() -> None:
+    """With W = I every point is right; with −I every point is wrong."""
     model = dot_prototypes([0.0, 0.0])
     assert (model(POINTS).argmax(1) == CLASSES).all()
     observed = observe(model, POINTS, CLASSES)
     assert (dict(observed.numbers), observed.images) == ({"accuracy_after_inversion": 0.0}, 4)
 
 
-def test_inversion_leaves_the_bias_as_it_is() -> None:
-    """With −I and a bias of 10 for class 0, every point is of class 0; with −10 it would be of class 1."""
+def test_inversion_keeps_the_bias() -> None:
+    """With −I and a bias of 10 for class 0, every point is in class 0; with −10 it would be in class 1."""
     observed = observe(dot_prototypes([10.0, 0.0]), POINTS[:3], CLASSES[:3])
     assert observed.numbers["accuracy_after_inversion"] == pytest.approx(2 / 3)
 
 
-def test_inverted_yat_units_keep_classes_where_alignment_decides() -> None:
-    """W = I without bias: −I squares to the same alignment, and the distances hardly differ for large inputs."""
+def test_inverted_yat_units_keep_classes_if_alignment_decides() -> None:
+    """W = I without bias: −I squares to the same alignment, and distances hardly differ for large inputs."""
     model = YatPrototypes(**TWO, **PACKAGE)
     with torch.no_grad():
         model.units.weight.copy_(torch.eye(2))
@@ -282,7 +282,7 @@ def test_inverted_yat_units_keep_classes_where_alignment_decides() -> None:
     assert observe(model, POINTS, CLASSES).numbers["accuracy_after_inversion"] == 1.0
 
 
-def test_observation_leaves_the_network_as_it_is() -> None:
+def test_observation_does_not_change_the_network() -> None:
     model = dot_prototypes([0.0, 0.0])
     observe(model, POINTS, CLASSES)
     assert torch.equal(model.units.weight, torch.eye(2))

@@ -1,4 +1,4 @@
-"""The networks without normalisation train for 200 steps without a non-finite value."""
+"""Networks without normalisation train for 200 steps without a non-finite value."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ CHANNEL_MEAN, CHANNEL_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 def train(
     model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], steps: int, *, rate: float = 0.003
 ) -> tuple[list[float], list[float]]:
-    """Losses and gradient norms of `steps` steps of the authors' AdamW; stops at the first non-finite one."""
+    """Return losses and gradient norms of `steps` steps of the authors' AdamW, up to the first non-finite one."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
     losses, norms = [], []
     for _, (inputs, targets) in zip(range(steps), batches, strict=False):
@@ -33,7 +33,7 @@ def train(
 
 
 def repeated_text() -> Iterator[tuple[Tensor, Tensor]]:
-    """Synthetic: each token is the one before plus a step that the text keeps."""
+    """Make synthetic text: each token is the previous one plus a step that is fixed per text."""
     generator = torch.Generator().manual_seed(0)
     while True:
         start, step = torch.randint(31, (2, 8, 1), generator=generator)
@@ -42,7 +42,7 @@ def repeated_text() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def cifar10_batches(mirror: Path, size: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of `size` training images, normalised, in file order."""
+    """Return batches of `size` normalised training images in file order."""
     folder = mirror / "cifar10" / "cifar-10-batches-bin"
     rows = np.fromfile(folder / "data_batch_1.bin", dtype=np.uint8).reshape(-1, 1 + 3 * 32 * 32)
     images = torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32)).float() / 255
@@ -79,8 +79,8 @@ def test_full_depth_aether_gpt_stays_finite_on_synthetic_text(attention: str) ->
 @pytest.mark.slow(hours=True)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(2))
-def test_the_scripts_rate_leaves_all_images_one_direction(seed: int, real_mirror: Path) -> None:
-    """The features before the last layer, whose answer depends on little else if they are large."""
+def test_rate_of_the_script_collapses_features_to_one_direction(seed: int, real_mirror: Path) -> None:
+    """Checks the features before the last layer, whose output depends on little else if they are large."""
     found = {}
     for rate in (0.003, 0.0003):
         model = full_size("guide", seed)
@@ -92,6 +92,6 @@ def test_the_scripts_rate_leaves_all_images_one_direction(seed: int, real_mirror
             spread = model.head(features).std(dim=0).mean().item()
         cosines = F.cosine_similarity(features[:, None], features[None], dim=-1)
         found[rate] = features.square().mean().sqrt().item(), cosines.mean().item(), spread
-    print(found)  # root mean square, cosine, deviation of a logit over the images
+    print(found)  # root mean square, cosine, deviation of a logit over images
     assert found[0.003][0] > 100 and found[0.003][1] > 0.999 and found[0.003][2] < 0.01
     assert found[0.0003][0] < 1 and found[0.0003][1] < 0.95 and found[0.0003][2] > 0.03

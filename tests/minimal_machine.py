@@ -1,4 +1,4 @@
-"""A machine that knows torch, numpy and safetensors alone, played in a process that has loaded more."""
+"""Simulate a machine that has only torch, numpy and safetensors installed."""
 
 import re
 import signal
@@ -12,7 +12,7 @@ from types import ModuleType
 
 KNOWN = ("torch", "numpy", "safetensors")
 OURS = "claimcheck"
-QUESTIONS = 3  # whether a slice is over: before its group, and after each step
+QUESTIONS = 3  # is_over() is called before a group and after each step
 
 
 def _in_one_spelling(distribution: str) -> str:
@@ -20,7 +20,7 @@ def _in_one_spelling(distribution: str) -> str:
 
 
 def _with_requirements(distributions: Sequence[str]) -> set[str]:
-    """These and what they can't be without."""
+    """Return the distributions and everything they require."""
     found, left = set[str](), [*distributions]
     while left:
         if (name := _in_one_spelling(left.pop())) in found:
@@ -28,15 +28,15 @@ def _with_requirements(distributions: Sequence[str]) -> set[str]:
         found.add(name)
         try:
             needed = requires(name) or []
-        except PackageNotFoundError:  # of another system
+        except PackageNotFoundError:  # a requirement of another platform
             continue
         left += [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in needed if "extra ==" not in text]
     return found
 
 
 @cache
-def unknown() -> frozenset[str]:
-    """What is installed here, by the names that are imported, and isn't there."""
+def hidden_modules() -> frozenset[str]:
+    """Names of installed modules that the simulated machine lacks."""
     there = _with_requirements(KNOWN) | {OURS}
     return frozenset(
         module
@@ -45,23 +45,23 @@ def unknown() -> frozenset[str]:
     )
 
 
-class _Nothing(MetaPathFinder):
+class _HiddenModules(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name.partition(".")[0] in unknown():
+        if name.partition(".")[0] in hidden_modules():
             raise ModuleNotFoundError(f"this machine has no {name}")
         return None
 
 
-def know_torch_alone() -> None:
-    """From now on importing anything else fails, whether it was loaded or not."""
-    for name in [name for name in sys.modules if name.partition(".")[0] in unknown()]:
+def hide_other_packages() -> None:
+    """Make importing any other module fail, even if it is loaded already."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in hidden_modules()]:
         del sys.modules[name]
-    sys.meta_path.insert(0, _Nothing())
+    sys.meta_path.insert(0, _HiddenModules())
 
 
-def know_torch_alone_and_be_ended() -> None:
-    """`know_torch_alone`, on a machine that is taken back (SIGTERM) at the second step of its first training."""
-    know_torch_alone()
+def hide_other_packages_and_interrupt() -> None:
+    """Also send SIGTERM to this process at the second step of its first training."""
+    hide_other_packages()
     from benchmarks.campaign_run import Slice
 
     is_over, asked = Slice.is_over, 0

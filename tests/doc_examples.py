@@ -1,4 +1,4 @@
-"""Pages that tell a story in code blocks: the files they write, the commands they run, the answers they print."""
+"""Read documentation pages as executable examples: files to write, commands to run, and expected output."""
 
 import re
 from collections.abc import Iterable
@@ -13,27 +13,25 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `file` is the path in backticks that opens the line above it, if any."""
+    """A fenced block; `file` is the backticked path that starts the line above it, if any."""
 
     file: str | None
     language: str
     text: str
 
 
-def read_story(page: Path) -> list[Block]:
-    """The blocks of a page in order."""
+def read_examples(page: Path) -> list[Block]:
+    """Return the blocks of a page in order."""
     found = [
         Block(match["file"], match["language"], match["text"])
         for match in BLOCK.finditer(page.read_text(encoding="utf-8"))
     ]
-    assert len(found) == page.read_text(encoding="utf-8").count("\n```") / 2, (
-        f"{page}: a block that this reader doesn't see"
-    )
+    assert len(found) == page.read_text(encoding="utf-8").count("\n```") / 2, f"{page}: this parser misses a block"
     return found
 
 
 def is_printed(expected: str, output: str) -> list[str]:
-    """Lines of `expected` that `output` doesn't have; `…` stands for any text of a line."""
+    """Return the lines of `expected` that `output` lacks; `…` matches any text within a line."""
     lines = output.splitlines()
     return [line for line in expected.splitlines() if not any(_fits(line, shown) for shown in lines)]
 
@@ -43,10 +41,9 @@ def _fits(line: str, shown: str) -> bool:
 
 
 def differences(expected: Any, answer: Any, place: str = "answer") -> Iterable[str]:
-    """The places where `answer` differs from what the page shows of it.
+    """List differences between `answer` and the example on the page.
 
-    An object may have more keys than are shown; each shown element of a list is one of the answer's.  The text `…` is
-    any value.
+    Objects may have extra keys, and each example element must occur in the list. The text `…` matches any value.
     """
     if expected == "…":
         return

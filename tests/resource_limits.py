@@ -1,4 +1,4 @@
-"""What a process does to itself before a test's verb: it takes its own rights, or leaves no room on the disk."""
+"""Limits that a process sets on itself before a test: no root privileges, or a full disk."""
 
 import ctypes
 import os
@@ -8,18 +8,18 @@ _PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
 _CAP_VERSION = 0x20080522
 
 
-def obey_modes() -> None:
-    """Root ignores the mode of a folder; without these capabilities it is like everybody else."""
+def drop_root_privileges() -> None:
+    """Drop the capabilities that let root ignore file permissions."""
     if os.geteuid() == 0:
         libc, header, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(_CAP_VERSION, 0), (ctypes.c_uint32 * 6)()
         assert libc.capget(header, sets) == 0
         for number in (0, 1):  # effective and permitted
             sets[number] &= ~(1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH)
         assert libc.capset(header, sets) == 0
-        for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):  # nor may what is started from here
+        for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):  # children must not regain it
             assert libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
 
 
-def write_little() -> None:
-    """No file may grow beyond a few bytes: to a program this looks like a full disk."""
+def limit_file_size() -> None:
+    """Limit files to a few bytes, which looks like a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
