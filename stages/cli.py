@@ -391,6 +391,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     mend_streams()
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # as `python -m stages.…` has it: a user's own models may lie there
     try:
         options = parse(arguments)
     except UsageError as error:

@@ -33,6 +33,9 @@ IMPORT_BY_NAME = {
     "papers/__init__.py",  # papers' models
     "training/stacked.py",  # stacks
     "training/optimizer.py",  # optimisers
+    "optim/imported.py",  # callables that params name
+    "papers/imported/model.py",  # callables that params name
+    "training/recipe.py",  # torchvision
 }
 
 

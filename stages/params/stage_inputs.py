@@ -18,7 +18,14 @@ from typing import Any
 from stages import papers_folder
 from stages.params.experiment import Params, load_params
 from stages.params.schema import known_papers
-from stages.runs.fingerprint import imported_modules, module_digest, reachable, source_path, unlike_loaded
+from stages.runs.fingerprint import (
+    imported_modules,
+    module_digest,
+    package_versions,
+    reachable,
+    source_path,
+    unlike_loaded,
+)
 
 TARGET = Path("data/inputs")
 _FOLDER = Path(__file__).parent.parent
@@ -56,11 +63,22 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
         package = f"stages.papers.{experiment['paper']}"
         stacks = tuple(f"{package}.{path.stem}" for path in papers_folder().glob(f"{experiment['paper']}/*_stack.py"))
         trained = {"profile": profile, "experiment": experiment}
-        found[f"train@{name}"] = StageInputs(("stages.train", "stages.worker", package, *stacks, *optimizers), trained)
+        named = _named_modules(experiment)
+        roots = "stages.train", "stages.worker", package, *stacks, *optimizers, *named
+        found[f"train@{name}"] = StageInputs(roots, trained)
         observed = (f"{package}.observations",) if source_path(f"{package}.observations") else ()
-        evaluated = ("stages.evaluate", package, *observed)
+        evaluated = ("stages.evaluate", package, *observed, *named)
         found[f"evaluate@{name}"] = StageInputs(evaluated, {name: profile[name] for name in ("latency", "test_rows")})
     return found
+
+
+def _named_modules(experiment: Mapping[str, Any]) -> list[str]:
+    """Modules of other packages and files that an experiment's arms and protocols name."""
+    protocols = [experiment["printed"], *(arm["protocol"] for arm in experiment["arms"].values())]
+    names = [arm["model"]["name"] for arm in experiment["arms"].values()]
+    names += [one["optimizer"].get("address") or one["optimizer"]["name"] for one in protocols if "optimizer" in one]
+    modules = {name.partition(":")[0] for name in names if ":" in name}
+    return sorted(modules | ({"stages.papers.imported"} if modules else set()))
 
 
 def modules_run(roots: Iterable[str]) -> set[str]:
@@ -81,6 +99,7 @@ def code_digests(roots: tuple[str, ...], files: tuple[str, ...]) -> Mapping[str,
         found[module] = module_digest(path)
         if path.is_relative_to(_FOLDER):
             found |= _file_digests(other for other in path.parent.glob(f"{path.stem}.*") if other.suffix != ".py")
+    found |= package_versions(roots)
     return found | _file_digests(path for pattern in files for path in sorted(papers_folder().glob(pattern)))
 
 

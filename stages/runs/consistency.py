@@ -27,11 +27,11 @@ _OTHER_CLASS = 0.005
 """Share of test images whose class may be another one in those two passes, at least one image."""
 _SECONDS = 6e-5
 """An epoch's seconds are stored with four decimals."""
-_OF_ALL_IMAGES = ("accuracy", "loss", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion")
+_SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion", "macro_f1", "auroc")
+_OF_ALL_IMAGES = (*_SHARES, "loss")
 _OF_ALL_ROWS = ("mse", "log_mse", "selected_mse", "selected_log_mse")
 _FASTEST = {"cpu": {"float32": 4e11, "bfloat16": 5e12}, "cuda": {"float32": 1e14, "tf32": 1.5e15, "bfloat16": 3e15}}
 """FLOP/s that no thread of a processor and no GPU reaches: above the data sheets of AVX-512, AMX and a B200."""
-_SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion")
 
 
 def find_contradictions(line: ResultLine) -> list[str]:

@@ -153,14 +153,15 @@ def check_code(
             return Link("code", "not here", f"revision {revision[:12]} is not in this clone; a full clone has it")
         return Link("code", "broken", f"there is no revision {revision[:12]} in this repository")
     where = "in this tree" if revision is None else f"at revision {revision[:12]}"
-    wrong = [name for name, digest in code.items() if digest_at(root, revision, name) != digest]
+    own = {name: digest for name, digest in code.items() if "==" not in digest}  # not of packages
+    wrong = [name for name, digest in own.items() if digest_at(root, revision, name) != digest]
     if wrong and revision is None and equivalences:
         which = ", ".join(str(number) for number in equivalences)
         return Link("code", "holds", f"{', '.join(wrong)} changed without changing a number: {PATH}, line {which}")
     if wrong:
         return Link("code", "broken", f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} another one {where}")
     dirty = ", which had uncommitted changes" if origin is not None and origin["dirty"] else ""
-    return Link("code", "holds", f"{len(code)} modules {where}{dirty}")
+    return Link("code", "holds", f"{len(own)} modules {where}{dirty}")
 
 
 def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
@@ -309,7 +310,7 @@ def compare(line: ResultLine, scores: Scores) -> Iterator[str]:
     for row in scores.metrics:
         if (value := recorded.get((row.metric, row.split))) is None:
             continue
-        share = row.metric in ("accuracy", "calibration_error")
+        share = row.metric in ("accuracy", "calibration_error", "macro_f1", "auroc")
         slack = max(_OTHER_MACHINE, 1.5 / n) if share else 1e-12
         if not math.isclose(value, row.value, rel_tol=0 if row.split == "none" else _OTHER_MACHINE, abs_tol=slack):
             yield f"{row.metric} is recorded as {value:.10g}, the weights give {row.value:.10g}"

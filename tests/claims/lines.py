@@ -105,7 +105,7 @@ def loaded(dataset: str) -> Provenance:
         digests = Digests(md5=file.md5 or "0" * 32, sha256=file.sha256 or "0" * 64, size_bytes=1)
         files[file.name] = describe_file(digests, file)
     manifest = compose_manifest(dataset, dataset, MirrorInfo(complete=True, files=files))
-    by_split = READERS[source.reader].files if source.kind == "images" else all_files(source)
+    by_split = READERS[source.reader].files if source.reader in READERS else all_files(source)
     return judge_provenance(source, manifest, source.train, source.test, files=by_split, content_is_whole=True)
 
 
