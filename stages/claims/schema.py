@@ -17,7 +17,11 @@ from stages.params.experiment import Params
 from stages.params.schema import nearest
 
 _METRICS = (  # pattern of names, unit, which way is better
-    (r"accuracy|best_epoch_accuracy|accuracy_after_inversion|epoch_\d+_(test|train)_accuracy", "fraction", "higher"),
+    (
+        r"accuracy|best_epoch_accuracy|accuracy_after_inversion|macro_f1|auroc|epoch_\d+_(test|train)_accuracy",
+        "fraction",
+        "higher",
+    ),
     ("error|min_error|window_error|calibration_error", "fraction", "lower"),
     (r"loss|log_mse|selected_log_mse|min_log_mse|epoch_\d+_(test|train)_loss", "nats", "lower"),
     ("mse|selected_mse|perplexity", "", "lower"),

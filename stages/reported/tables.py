@@ -123,7 +123,7 @@ def read_rows(claims: Table) -> tuple[list[ClaimRow], list[RowProblem]]:
         try:
             row = _read_row(line, texts)
             if row.id in rows:
-                raise ValueError(f"the id is already in line {rows[row.id].line} already; give each claim its own")
+                raise ValueError(f"the id is already in line {rows[row.id].line}; give each claim its own")
             rows[row.id] = row
         except ValueError as error:
             problems.append(RowProblem(line=line, id=texts["id"], why=str(error)))
