@@ -32,7 +32,7 @@ This is the library alone.  For more commands (init, repro, run, status, show, .
   pip install 'claimcheck[trackers]' import MLflow's folders and TensorBoard's events"""
 
 
-class Shown(NamedTuple):
+class Printed(NamedTuple):
     """A command's answer: `document` for programs, lines for people."""
 
     document: Any
@@ -46,14 +46,14 @@ class LibraryCommand:
 
     does: str
     example: str
-    run: Callable[[argparse.Namespace], Shown]
+    run: Callable[[argparse.Namespace], Printed]
     takes: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]]
     codes: Mapping[int, str] = dataclasses.field(default_factory=dict)
     document: str = ""
     needs: Sequence[str] = ()
 
 
-def judge(options: argparse.Namespace) -> Shown:
+def judge(options: argparse.Namespace) -> Printed:
     """Judge a table of claims by a table of results; rows that can't be judged are listed after the others."""
     from stages.reported import judging, tables
 
@@ -67,7 +67,7 @@ def judge(options: argparse.Namespace) -> Shown:
         "verdicts": [each.to_dict() for each in judged.verdicts],
         "problems": [dataclasses.asdict(problem) for problem in judged.problems],
     }
-    return Shown(document, shown, 1 if judged.problems else 0)
+    return Printed(document, shown, 1 if judged.problems else 0)
 
 
 def _read_rules(path: Path) -> Rules:
@@ -87,7 +87,7 @@ def _read_rules(path: Path) -> Rules:
         raise TableError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def import_results(options: argparse.Namespace) -> Shown:
+def import_results(options: argparse.Namespace) -> Printed:
     """Write results of an experiment tracker as a table for `judge`."""
     from stages.reported import trackers
 
@@ -96,19 +96,19 @@ def import_results(options: argparse.Namespace) -> Shown:
     options.output.write_text(imported.table.to_csv(index=False), encoding="utf-8")
     runs = imported.table[["dataset", "arm", "seed"]].drop_duplicates()
     shown = [f"{options.output}: {len(imported.table)} values of {len(runs)} runs", *imported.notes]
-    return Shown({"file": str(options.output), "runs": len(runs), "notes": imported.notes}, shown)
+    return Printed({"file": str(options.output), "runs": len(runs), "notes": imported.notes}, shown)
 
 
-def lint(options: argparse.Namespace) -> Shown:
+def lint(options: argparse.Namespace) -> Printed:
     """List the rows of a table of claims that can't be judged, and printed gains that their cells exclude."""
     from stages.reported import tables
 
     problems = tables.lint(options.claims)
     shown = [f"{options.claims}, {problem}" for problem in problems] or [f"{options.claims}: no faults found"]
-    return Shown([dataclasses.asdict(one) for one in problems], shown, 1 if problems else 0)
+    return Printed([dataclasses.asdict(one) for one in problems], shown, 1 if problems else 0)
 
 
-def serve(options: argparse.Namespace) -> Shown:
+def serve(options: argparse.Namespace) -> Printed:
     """Become the web service of the project in this folder."""
     os.execv(sys.executable, [sys.executable, "-m", "service", "--host", options.host, "--port", str(options.port)])
 
