@@ -85,7 +85,7 @@ def conditional(request: Request, session: ResultsSession) -> None:
     """Tag the answer of this route, which depends only on the database, the address and Accept.
 
     Raises:
-        NotModified, Kept: as `tag_answer`.
+        NotModified, KnownAnswer: as `tag_answer`.
     """
     tag_answer(request, queries.content_digest(session))
 

@@ -13,6 +13,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import MAGIC_NUMBER, cache_from_source, source_hash
 from marshal import dumps, loads
+from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any
 
@@ -26,6 +27,12 @@ _PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-
 def is_installed(path: str) -> bool:
     """True if a file belongs to the standard library or an installed package, whose versions the lock file pins."""
     return any(name in path for name in _PACKAGES) or os.path.realpath(path).startswith(_LIBRARY)
+
+
+def papers_folder() -> Path:
+    """The folder with a package per paper: `papers` of the project in the working directory, or ours."""
+    own = Path("papers").absolute()
+    return own if own.is_dir() else Path(__file__).parent / "papers"
 
 
 class _RecordingLoader(SourceFileLoader):
@@ -51,6 +58,9 @@ class _Finder(MetaPathFinder):
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader:
             return spec
+        if fullname == f"{__name__}.papers" and spec.submodule_search_locations is not None:
+            spec.submodule_search_locations.insert(0, str(papers_folder()))
+            spec.origin = str(papers_folder() / "__init__.py")  # it lists the packages next to it; the text is ours
         if fullname.startswith(f"{__name__}.") or not is_installed(spec.loader.path):
             spec.loader = _RecordingLoader(fullname, spec.loader.path)
         return spec

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from stages import papers_folder
 from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import FlopCounts
 from stages.faults import in_one_line
@@ -35,7 +36,7 @@ and method at `/claims/<claim>`; the papers' pages explain the main ones.
 
 def papers() -> list[str]:
     """Papers with claims that can be judged without training: those with a module `findings`."""
-    return sorted(path.parent.name for path in (Path(__file__).parent / "papers").glob("*/findings.py"))
+    return sorted(path.parent.name for path in papers_folder().glob("*/findings.py"))
 
 
 @in_one_line("analyse")

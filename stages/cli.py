@@ -7,13 +7,17 @@ import os
 import sys
 from pathlib import Path
 
+from stages import stage
 from stages.claims import ClaimsError
-from stages.commands import claims, command, evidence, repro, status, trainings
-from stages.commands.command import USAGE, Argument, Command, Parser, UsageError, arg, print_answer
+from stages.commands import claims, command, evidence, repro, starting, status, trainings
+from stages.commands.command import USAGE, Answer, Argument, Command, Parser, UsageError, arg, print_answer
 from stages.datasets.packed import PackedDataError
 from stages.faults import FAULTS, INTERRUPTED, STOPPED, Mistake, describe_fault, mend_streams
 from stages.params.schema import nearest
 from stages.proving.show import STEPS
+from stages.reported import TableError
+from stages.reported.command import COMMANDS as LIBRARY
+from stages.reported.command import LibraryCommand
 from stages.results import UnknownName
 from stages.scheduling.engine.groups import default_engine
 
@@ -29,7 +33,24 @@ def device_option(words: str) -> Argument:
     return arg("--device", default=default, help=f"{words} (default: CLAIMCHECK_DEVICE, else auto)")
 
 
+def of_library(one: LibraryCommand) -> Command:
+    return Command(
+        does=one.does,
+        example=one.example,
+        takes=lambda: [arg(*flags, **given) for flags, given in one.takes],
+        run=lambda options: Answer(**one.run(options)._asdict()),
+        codes=dict(one.codes),
+        document=one.document,
+    )
+
+
 COMMANDS = {
+    "init": Command(
+        does="Start a project of your own in this folder, with an example that trains, records and judges.",
+        example="claimcheck init",
+        run=starting.start,
+        document="`files`, names of what was written",
+    ),
     "repro": Command(
         does="Run the pipeline, or only what the named experiments need, and show progress.",
         example="claimcheck repro ninformer-mnist",
@@ -134,7 +155,7 @@ COMMANDS = {
         ],
         run=claims.show,
         document=(
-            "a list: `experiment`, `like`, `params`; or `claim`, `paper`, `place`, `arm`, `baseline_arm`, "
+            "a list: `experiment`, `like`, `params`; or `claim`, `paper`, `place`, `kind`, `arm`, `baseline_arm`, "
             "`metric`, `statement`, `value`, `unit`, `qualifier`, `experiments`, `verdict` (`status`, "
             "`explanation`, `ours`, `low`, `high`, …), `runs`, `deviations`"
         ),
@@ -179,43 +200,7 @@ COMMANDS = {
             "`claims`, `faults`"
         ),
     ),
-    "judge": Command(
-        does="Judge printed numbers by results that you already have, without training.",
-        example="claimcheck judge claims.csv results.csv --html report.html",
-        takes=lambda: [
-            arg("claims", type=Path, help="CSV with the columns id, kind, metric, arm, baseline, printed, ..."),
-            arg("results", type=Path, help="CSV with the columns dataset, arm, seed, metric, value"),
-            arg("--rules", type=Path, help="YAML with other margins and levels (default: those of params.yaml)"),
-            arg("--html", type=Path, metavar="FILE", help="also write a self-contained page"),
-        ],
-        run=claims.judge,
-        codes={1: "a row couldn't be judged; the others were"},
-        document="`verdicts`, and `problems`: rows that can't be judged",
-    ),
-    "import": Command(
-        does="Make a table for `claimcheck judge` from W&B, MLflow or TensorBoard files.",
-        example="claimcheck import mlflow mlruns -o results.csv",
-        takes=lambda: [
-            arg("kind", choices=("csv", "mlflow", "tensorboard", "wandb"), help="what wrote the results"),
-            arg("source", type=Path, help="an exported table, or the tracker's folder"),
-            arg("-o", "--output", type=Path, default=Path("results.csv"), help="default: %(default)s"),
-            *(
-                arg(f"--{column}", metavar="PARAMETER", help=f"the parameter that holds the {column}")
-                for column in ("arm", "seed", "dataset")
-            ),
-            arg("--metric", nargs="+", default=[], help="metrics to keep (default: those with a known name)"),
-        ],
-        run=claims.import_results,
-        document="`file`, `runs`, a number, and `notes`",
-    ),
-    "lint": Command(
-        does="Check a table of claims: units, directions, models, and printed gains against their cells.",
-        example="claimcheck lint claims.csv",
-        takes=lambda: [arg("claims", type=Path, help="CSV as for claimcheck judge, or data/claims.csv")],
-        run=claims.lint,
-        codes={1: "a row has a fault"},
-        document="a list of problems: `line`, `id`, `why`",
-    ),
+    **{name: of_library(one) for name, one in LIBRARY.items()},
     "why": Command(
         does="Explain why a run was or would be trained: its key, what changed, which claims need it.",
         example="claimcheck why dac-sgemm.mlp-25x5.0",
@@ -234,6 +219,7 @@ COMMANDS = {
             arg("checkpoints", nargs="*", metavar="checkpoint", help="list every link of these checkpoints"),
             arg("--all", action="store_true", help="list every link of every checkpoint"),
             arg("--weights", action="store_true", help="predict whole test sets with all weights (takes minutes)"),
+            arg("--evidence", action="store_true", help="also check every line of published evidence"),
             arg(
                 "--equivalences",
                 action="store_true",
@@ -244,7 +230,8 @@ COMMANDS = {
         codes={1: "a link is broken or couldn't be checked"},
         document=(
             "`record`, a link; `equivalences`, links (none without `--equivalences`); `checkpoints`, each with "
-            "`broken` (the first link, or null) and `links` of `name`, `status`, `detail`; `totals` by status"
+            "`broken` (the first link, or null) and `links` of `name`, `status`, `detail`; `evidence`, the same of "
+            "every line with `--evidence`; `totals` by status"
         ),
     ),
     "audit": Command(
@@ -274,6 +261,35 @@ COMMANDS = {
         takes=lambda: [experiments("+")],
         run=evidence.publish,
         document="a list: `path`, `lines`, `new`",
+    ),
+    "contribute": Command(
+        does="Pack results for another clone of the project, which adds them under your lab's name.",
+        example="claimcheck contribute ninformer-mnist --lab uni-oslo --sign ~/.ssh/id_ed25519",
+        takes=lambda: [
+            experiments(),
+            arg("--lab", required=True, help="your lab's name in small letters, digits and hyphens"),
+            arg("-o", "--output", type=Path, metavar="FILE", help="file to write (default: <lab>.zip)"),
+            arg("--sign", type=Path, metavar="KEY", help="SSH key that signs it"),
+            arg("--weights", action="store_true", help="deposit the trained weights, too"),
+            arg("--states", type=Path, metavar="FOLDER", help="deposit states kept by CLAIMCHECK_KEEP_STATES=FOLDER"),
+            arg("--seeds", action="store_true", help="only list the seeds with which your lab adds replicates"),
+        ],
+        run=evidence.contribute,
+        document="`path`, `lines`, `bytes`; with `--seeds` seeds by experiment",
+    ),
+    "accept": Command(
+        does="Check another lab's contribution and add it to the evidence, or refuse it with the reason.",
+        example="claimcheck accept uni-oslo.zip --from uni-oslo --retrain 3",
+        takes=lambda: [
+            arg("file", type=Path, help="file of claimcheck contribute"),
+            arg("--from", dest="lab", required=True, metavar="LAB", help="lab that you got it from"),
+            arg("--key", type=Path, metavar="FILE", help="its public SSH key, needed once"),
+            arg("--retrain", type=int, default=0, metavar="N", help="train N random epochs of it again (default: 0)"),
+            device_option("device for --retrain"),
+        ],
+        run=evidence.accept,
+        codes={1: "refused; nothing was added"},
+        document="`path`, `lines`, `new`, `checked` (as `evidence` of verify), `note`",
     ),
     "release": Command(
         does="Copy published models to data/models/, rounded to float16.",
@@ -315,6 +331,15 @@ COMMANDS = {
         example="claimcheck gc",
         run=evidence.clean_up,
         document="`removed`, paths",
+    ),
+    "stage": Command(
+        does="Run a stage of a project's dvc.yaml.",
+        example="claimcheck stage preprocess mnist",
+        takes=lambda: [
+            arg("verb", help="fetch, train, ..."),
+            arg("arguments", nargs="*", help="its data set or experiment"),
+        ],
+        run=lambda options: Answer(document=None, code=stage.run([options.verb, *options.arguments])),
     ),
     "completion": Command(
         does="Print a shell script that completes commands, options and names.",
@@ -366,6 +391,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     mend_streams()
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # as `python -m stages.…` has it: a user's own models may lie there
     try:
         options = parse(arguments)
     except UsageError as error:
@@ -390,7 +417,7 @@ def main(arguments: list[str] | None = None) -> int:
         mistake = describe_fault(error)
     except UnknownName as error:
         mistake = f"no {error.kind} {error.name!r}{nearest(error.name, error.known)}"
-    except (Mistake, ClaimsError, PackedDataError) as error:
+    except (Mistake, ClaimsError, PackedDataError, TableError) as error:
         mistake = str(error)
     print(f"claimcheck {options.command}: {mistake}", file=sys.stderr)
     return 1

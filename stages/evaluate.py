@@ -23,7 +23,7 @@ from stages.params.experiment import ParamsError, load_params
 from stages.params.stage_inputs import code_digests, refuse_changed
 from stages.run import ModelSpec
 from stages.runs.evidence import EpochRow, ResultLine, write_lines
-from stages.runs.fingerprint import source_path
+from stages.runs.fingerprint import model_addresses, source_path
 from stages.runs.store import read_run_list, write_atomically
 
 INCOMPLETE = 4
@@ -81,10 +81,10 @@ def _in_words(line: ResultLine) -> str:
 
 def _code_of(model: ModelSpec) -> Mapping[str, str]:
     """Digests of everything that evaluates this model: what `evaluate` depends on in dvc.yaml, without other models."""
-    module = model.path.split(":")[0]
-    observations = f"{module.rpartition('.')[0]}.observations"
+    modules = [address.partition(":")[0] for address in model_addresses(model.path, model.arguments)]
+    observations = f"{modules[0].rpartition('.')[0]}.observations"
     looks = (observations,) if source_path(observations) else ()
-    return code_digests(("stages.evaluation.experiment", module, *looks), ())
+    return code_digests(("stages.evaluation.experiment", *modules, *looks), ())
 
 
 @in_one_line("evaluate")

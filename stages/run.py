@@ -35,10 +35,11 @@ class OptimizerSpec:
     """Betas for Adam, momentum for SGD.  `decay` says what weight decay acts on; not set: every parameter.
 
     From `damping` on: for the optimisers of `stages.optim`, which define the meaning and the default of each.
+    `imported` is a file's `package.module:name`, here `address`, with its own `arguments`.
     """
 
     __pydantic_config__: ClassVar = STRICT
-    name: Literal["adam", "adamw", "sgd", "cg_fac", "kfac"]
+    name: Literal["adam", "adamw", "sgd", "cg_fac", "kfac", "imported"]
     lr: float
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
@@ -55,6 +56,9 @@ class OptimizerSpec:
     layers: tuple[str, ...] | None = None
     rest: Literal["adam", "sgd"] | None = None
     rest_lr: float | None = None
+    clip_norm: float | None = None
+    address: str | None = None
+    arguments: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +104,21 @@ class SplitSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecipeSpec:
+    """Additions to the training on images; validation and test see none of them.
+
+    `class_weights`: one per class, or the inverse of each class's share.  `transforms` of single images and `mix` of
+    whole batches are those of `torchvision.transforms.v2`: each its `name` and keywords.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    label_smoothing: float | None = None
+    class_weights: tuple[float, ...] | Literal["balanced"] | None = None
+    transforms: tuple[Mapping[str, Any], ...] | None = None
+    mix: tuple[Mapping[str, Any], ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Protocol:
     """Settings that all arms of an experiment share.  The last two fields cut the work; a printed protocol has none.
 
@@ -117,6 +136,7 @@ class Protocol:
     augmentation: AugmentationSpec = dataclasses.field(default_factory=AugmentationSpec)
     split: SplitSpec = dataclasses.field(default_factory=SplitSpec)
     early_stop: EarlyStopSpec | None = None
+    recipe: RecipeSpec | None = None
     compile: bool = False
     observe_test: bool = True
     train_images: int | None = None
@@ -133,7 +153,10 @@ class Replicate:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """Everything that determines a training's numbers.  `code` maps each module to the digest of its source."""
+    """Everything that determines a training's numbers.
+
+    `code` maps each module to the digest of its source, and each installed package that it needs to its version.
+    """
 
     model: ModelSpec
     protocol: Protocol
@@ -159,6 +182,8 @@ class RunSpec:
         protocol["split"] = SplitSpec(**protocol["split"])
         if "early_stop" in protocol:
             protocol["early_stop"] = EarlyStopSpec(**protocol["early_stop"])
+        if "recipe" in protocol:
+            protocol["recipe"] = RecipeSpec(**_tuples(protocol["recipe"]))
         return cls(
             model=ModelSpec(**spec["model"]),
             protocol=Protocol(**_tuples(protocol)),

@@ -60,9 +60,14 @@ def run_preloaded(address: str, module: str, arguments: Sequence[str]) -> int | 
     return int(code)
 
 
-if __name__ == "__main__":
-    number = main(sys.argv[1:])
-    if number < 0:  # by a signal, which the waiting parent shall see
+def run(arguments: Sequence[str]) -> int:
+    """Do the verb; end as its process did, if that was by a signal, which the waiting parent shall see."""
+    number = main(arguments)
+    if number < 0:
         signal.signal(-number, signal.SIG_DFL)
         os.kill(os.getpid(), -number)
-    sys.exit(number)
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -41,6 +41,7 @@ from stages.training.process import (
     peak_memory_bytes,
     reset_peak_memory,
 )
+from stages.training.recipe import with_recipe
 from stages.training.resuming import EnergyMeter, ResumeState, energy_joules, first_line, sum_known
 from stages.training.session import flushing_denormals, open_session, plain_network, task_of
 from stages.training.stacked import StackState, code_of_stack, fit_stack, mode_of, stack_class
@@ -122,6 +123,8 @@ class _PreparedTraining:
         self.info, self.device, self.environment = _prepare(job)
         self._stamp = stamp_of(job.data)
         self.session = open_session(job.spec, job.data, self.info, self.device)
+        if job.spec.protocol.recipe is not None:
+            self.session = with_recipe(self.session, len(devices))
         _refuse_other_code(job)
         _refuse_unkeyed_layers(job, self.session.model)
         self.environment |= describe_graphs(self.device)
@@ -303,6 +306,8 @@ def _prepare(job: Job, *, is_stacked: bool = False) -> tuple[PackedInfo, torch.d
     canary = canary_of(job.spec, info, device, is_stacked=is_stacked)
     process = describe_process(job.spec.code) | {"canary": canary.described()}
     environment = describe_environment(device) | describe_products(job.spec.protocol, device) | {"process": process}
+    if packages := {name: version for name, version in job.spec.code.items() if "==" in version}:
+        environment["packages"] = packages  # those installed, or the run is refused
     TAKEN.clear()
     reset_peak_memory(device)
     return info, device, _with_fast_paths(environment, canary.taken)

@@ -40,7 +40,7 @@ OTHER_STORE = "CLAIMCHECK_TEST_STORE"
 
 # The slowest files start first, so that workers, which take a file at a time, finish together.
 LONG = (
-    *("test_sixth_paper", "test_tunnel", "test_every_kind", "test_server", "test_browser", "test_flood"),
+    *("test_installed", "test_tunnel", "test_every_kind", "test_server", "test_browser", "test_flood"),
     *("test_equivalence", "test_devices", "test_gpu_campaign", "test_gpu_check", "test_verifying", "test_access"),
     *("test_batching", "test_published_pages", "test_all_trained", "test_asking", "test_deploy", "test_parallel"),
     *("test_refusals", "test_evaluate", "test_cli", "test_faults", "test_triton", "test_power", "test_recovery"),

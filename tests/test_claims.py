@@ -96,7 +96,7 @@ def test_experiments_of_claims_exist_or_are_planned(claims: dict[str, ClaimLine]
 
 
 def test_every_claim_matches_an_arm_of_its_paper(claims: dict[str, ClaimLine], params: Params) -> None:
-    placed = place_claims(CLAIMS, list(claims.values()), params)
+    placed = place_claims(list(claims.values()), params)
     waiting = [claim for claim in placed if claim.reason and claim.reason.endswith("is not in the params files yet")]
     assert {claims[claim.id].experiment for claim in waiting} <= TO_BE_BUILT
     assert all(claim.experiment is None for claim in waiting)
@@ -111,7 +111,9 @@ def test_comparison_uses_the_baseline_of_the_params_file(claims: dict[str, Claim
             is_across = claim.id.startswith(across) or claim.id.endswith("below_dac")
             for name in fnmatch.filter(experiment.arms, claim.arm) if not is_across else []:
                 against = experiment.arms[name].against
-                assert against is not None and fnmatch.fnmatchcase(against, claim.baseline_arm), claim.id
+                others = {name for name, arm in experiment.arms.items() if arm.role == "baseline"}
+                others = {against} if claim.paper in FIVE else others  # another paper may have several baselines
+                assert fnmatch.filter(filter(None, others), claim.baseline_arm), claim.id
                 assert experiment.arms[against].role == "baseline", claim.id
 
 
@@ -137,8 +139,9 @@ def test_differences_agree_with_the_papers_tables(claims: dict[str, ClaimLine]) 
         sign = 1 if claim.better == "higher" else -1
         assert ours.better == baseline.better == claim.better, claim.id
         assert claim.value == pytest.approx(sign * (ours.value - baseline.value), abs=1e-9), claim.id
-        if claim.kind in ("order", "gap") and ours.stderr is not None:
-            assert claim.stderr == pytest.approx(math.hypot(ours.stderr, baseline.stderr), abs=1e-6), claim.id
+        errors = [one.stderr for one in (ours, baseline) if one.stderr is not None]
+        if claim.kind in ("order", "gap") and len(errors) == 2:
+            assert claim.stderr == pytest.approx(math.hypot(*errors), abs=1e-6), claim.id
         checked += claim.paper in FIVE
     words = "implied orders; HyperBF's gaps; NMN's gains; its inversion; ISIC's gains; DAC's smaller networks"
     assert checked == 41 + 3 + 3 + 1 + 2 + 3 + 8, words
@@ -148,13 +151,15 @@ def test_printed_loss_is_a_size_and_never_an_order(claims: dict[str, ClaimLine])
     """No paper claims that its own arm is worse, so only the size of a printed loss is judged."""
     compared = [claim for claim in claims.values() if claim.kind in ("order", "difference")]
     assert [claim.id for claim in compared if claim.value is not None and claim.value <= 0] == []
-    assert [claim.id for claim in compared if claim.value is None] == NO_SIZE
+    assert [claim.id for claim in compared if claim.value is None and claim.paper in FIVE] == NO_SIZE
     losses = {claim.id for claim in claims.values() if claim.kind == "gap" and (claim.value or 0) < 0}
     assert losses >= {"hyperbf.text.c100.gap", "dac.table3.c10.v1.abs", "dac.table1.c100.v1.r44.order"}
 
 
-def test_comparable_margin_covers_the_papers_own_losses(claims: dict[str, ClaimLine]) -> None:
-    for claim in claims.values():
+def test_comparable_margin_covers_the_papers_own_losses(
+    claims: dict[str, ClaimLine], five: dict[str, ClaimLine]
+) -> None:
+    for claim in five.values():
         if claim.kind == "equivalence" and claim.family and claim.value is not None:
             gap = claims[claim.id.replace(".comparable.", ".text.") + ".gap"]
             places = [(one.experiment, one.arm, one.baseline_arm, one.metric, one.better) for one in (claim, gap)]
@@ -174,7 +179,8 @@ def test_relative_claims_agree_with_the_papers_tables(claims: dict[str, ClaimLin
             "relative reduction": 1 - ours / baseline,
         }[claim.unit]
         assert (abs(computed - claim.value) < claim.precision) == (claim.kind == "ratio"), claim.id
-        checked.add(claim.id)
+        if claim.paper in FIVE:
+            checked.add(claim.id)
     assert checked == {i for i in claims if i.startswith("ninformer.text.")} | {"nmn.gpt.valloss.rel", "nmn.gpt.speed"}
 
 
@@ -220,8 +226,8 @@ def test_units_are_fractions_not_percent(claims: dict[str, ClaimLine]) -> None:
     for claim in claims.values():
         assert "%" not in (claim.unit or ""), claim.id
         if claim.unit == "fraction" and claim.kind == "value":
-            assert 0 < claim.value < 1, claim.id
-        if claim.kind in ("value", "ratio", "range", *COMPARED) and claim.id not in NO_SIZE:
+            assert 0 <= claim.value <= 1, claim.id
+        if claim.kind in ("value", "ratio", "range", *COMPARED) and claim.value is not None:
             assert claim.precision is not None and claim.precision > 0, claim.id
         if claim.kind in ("value", *COMPARED):
             assert claim.better in ("higher", "lower"), claim.id
@@ -249,11 +255,11 @@ def test_unknown_kind_lists_the_known_ones(tmp_path: Path) -> None:
         parse_claims(CLAIMS.read_text().replace(",value,0.7561,", ",proportion,0.7561,", 1), tmp_path / "claims.csv")
 
 
-def test_every_metric_has_one_better_direction(claims: dict[str, ClaimLine]) -> None:
+def test_every_metric_has_one_better_direction(claims: dict[str, ClaimLine], five: dict[str, ClaimLine]) -> None:
     ways = {(claim.metric, claim.better) for claim in claims.values() if claim.better}
     twice = [metric for metric, times in Counter(metric for metric, _ in ways).items() if times > 1]
     assert twice == []
-    assert {metric for metric, better in ways if better == "higher"} == {
+    assert {claim.metric for claim in five.values() if claim.better == "higher"} == {
         *("accuracy", "best_epoch_accuracy", "accuracy_after_inversion", "train_tokens_per_second"),
         *("epoch_1_test_accuracy", "epoch_2_test_accuracy"),
         "kernel_width_gap",
@@ -262,12 +268,12 @@ def test_every_metric_has_one_better_direction(claims: dict[str, ClaimLine]) -> 
 
 def test_arithmetic_in_notes_is_correct(claims: dict[str, ClaimLine]) -> None:
     sums = [
-        found
+        (claim.paper in FIVE, *found)
         for claim in claims.values()
         for found in re.findall(r"(?<![\d.])(1 - )?([\d.]+) / ([\d.]+)( - 1)? = (-?[\d.]+\d)", claim.note or "")
     ]
-    assert len(sums) == 8
-    for less, numerator, denominator, minus_one, result in sums:
+    assert sum(is_of_five for is_of_five, *_ in sums) == 8
+    for _, less, numerator, denominator, minus_one, result in sums:
         ratio = float(numerator) / float(denominator)
         value = 1 - ratio if less else ratio - 1 if minus_one else ratio
         assert f"{value:.{len(result.partition('.')[2])}f}" == result
@@ -289,23 +295,12 @@ def toy(**change: object) -> ClaimLine:
 
 
 def test_claim_reports_its_missing_experiment(params: Params) -> None:
-    (placed,) = place_claims(CLAIMS, [toy(experiment="dac-not-yet", arm="mlp")], params)
+    (placed,) = place_claims(
+        [toy(experiment="dac-not-yet", arm="mlp", better="lower", value=0.1, unit="fraction")], params
+    )
     assert (placed.experiment, placed.reason) == (None, "its experiment dac-not-yet is not in the params files yet")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"experiment": "dac-resnet-cifar10", "arm": "resnet21-v1"}, "x: dac-resnet-cifar10 has no arm 'resnet21-v1'"),
-        ({"experiment": "dac-resnet-*", "baseline_arm": "mba2-*"}, "x: dac-resnet-cifar10 has no arm 'mba2-"),
-        ({"experiment": "ninformer-mnist", "arm": "vit"}, "x is of dac; ninformer-mnist is of ninformer"),
-    ],
-)
-def test_claim_with_an_invalid_reference_is_refused(params: Params, change: dict[str, str], message: str) -> None:
-    with pytest.raises(ClaimsError, match=re.escape(message)):
-        place_claims(CLAIMS, [toy(**change)], params)
-
-
 def test_star_matches_several_experiments_and_arms(params: Params) -> None:
-    claim = toy(experiment="dac-resnet-*", arm="dac-resnet*-v1")
-    assert place_claims(CLAIMS, [claim], params) == [claim]
+    claim = toy(experiment="dac-resnet-*", arm="dac-resnet*-v1", value=0.1, unit="fraction", better="lower")
+    assert place_claims([claim], params) == [claim]

@@ -158,7 +158,19 @@ SHAPES = {
     "plan ninformer-mnist": {"profile", "experiments", "profiles", "devices", "goals", "as_printed", "measured"},
     "show ninformer-mnist": {"experiment", "like", "params"},
     "show dac.sgemm.gain": {
-        *("claim", "paper", "place", "arm", "baseline_arm", "metric", "statement", "value", "unit", "qualifier"),
+        *(
+            "claim",
+            "paper",
+            "place",
+            "kind",
+            "arm",
+            "baseline_arm",
+            "metric",
+            "statement",
+            "value",
+            "unit",
+            "qualifier",
+        ),
         *("experiments", "verdict", "runs", "deviations"),
     },
     "status dac": {"papers", "trainings"},
@@ -170,7 +182,7 @@ SHAPES = {
     "history dac.*": {
         *("date", "subject", "claims", "before", "after", "changed", "after_evidence", "alters", "seen", "why")
     },
-    "verify": {"record", "equivalences", "checkpoints", "totals"},
+    "verify": {"record", "equivalences", "checkpoints", "evidence", "totals"},
     "du": {"bytes"},
     "gc": {"removed"},
 }
@@ -188,8 +200,9 @@ def test_json_is_one_document_with_the_documented_schema(project: Path, argument
 
 
 def test_every_command_that_prints_results_supports_json() -> None:
-    assert {name for name, command in COMMANDS.items() if not command.document} == {"completion", "repro"}
-    for name in set(COMMANDS) - {"completion", "repro"}:
+    others = {"completion", "repro", "serve", "stage"}
+    assert {name for name, command in COMMANDS.items() if not command.document} == others
+    for name in set(COMMANDS) - others:
         assert "--json" in claimcheck(name, "--help").stdout
 
 
@@ -244,7 +257,7 @@ def test_bash_completes_commands_options_and_names(project: Path) -> None:
         )
         return {word.strip() for word in done.stdout.splitlines()}
 
-    assert completed("claimcheck", "st") == {"status"}
+    assert completed("claimcheck", "stat") == {"status"}
     assert "--weights" in completed("claimcheck", "verify", "--w")
     assert completed("claimcheck", "plan", "dac-vgg") == {"dac-vgg-cifar10", "dac-vgg-cifar100"}
     assert completed("claimcheck", "show", "dac.sgemm.g") == {"dac.sgemm.gain"}
@@ -270,7 +283,7 @@ def test_zsh_completes_commands_options_and_repeated_names(project: Path) -> Non
     """Run zsh on a terminal without prior completion setup."""
     (project / "completion.zsh").write_text(claimcheck("completion", "zsh").stdout)
     typed = {
-        "claimcheck st": "claimcheck status ",
+        "claimcheck stat": "claimcheck status ",
         "claimcheck plan --j": "claimcheck plan --json ",
         "claimcheck plan nmn-g": "claimcheck plan nmn-gpt ",
         "claimcheck plan dac-sgemm nmn-g": "claimcheck plan dac-sgemm nmn-gpt ",

@@ -28,10 +28,14 @@ IMPORT_BY_NAME = {
     "runs/object_store.py",  # object-store package
     "scheduling/engine/ray_bridge.py",  # Ray
     "scheduling/engine/ray_task.py",  # worker
+    "reported/command.py",  # the application
     "proving/driver.py",  # in no stage: the code of another revision
     "papers/__init__.py",  # papers' models
     "training/stacked.py",  # stacks
     "training/optimizer.py",  # optimisers
+    "optim/imported.py",  # callables that params name
+    "papers/imported/model.py",  # callables that params name
+    "training/recipe.py",  # torchvision
 }
 
 

@@ -48,6 +48,7 @@ def results(scale: float = 1.0, **more: list[float]) -> pd.DataFrame:
         ("97.5 %", "", (0.975, None, 0.001)),
         ("97.5 ± 0.2 %", "", (0.975, 0.002, 0.001)),
         ("97.5% ± 0.2%", "", (0.975, 0.002, 0.001)),
+        ("2.1 points", "", (0.021, None, 0.001)),
         ("$97.5 \\pm 0.2$", "%", (0.975, 0.002, 0.001)),
         ("0.975(2)", "", (0.975, 0.002, 0.001)),
         ("4,300,000", "", (4_300_000, None, 1)),
@@ -123,6 +124,7 @@ def test_tables_may_be_long_or_wide_in_fractions_or_percent(scale: float) -> Non
     claims = table("t1,value,accuracy,ours,,mnist,97.2 %,,,5,", "t2,order,accuracy,ours,base,mnist,2.2 %,,,,")
     long = results(scale)
     wide = long.pivot(index=["dataset", "arm", "seed"], columns="metric", values="value").reset_index()
+    wide = wide.assign(Parameters="12M", lr=0.1)  # columns that no claim is about
     curves = pd.concat([wide.assign(epoch=1, accuracy=0.1), wide.assign(epoch=2)])
     judged = [claimcheck.judge(claims, each) for each in (long, wide, curves)]
     assert judged[0] == judged[1] == judged[2] and not judged[0].problems
@@ -171,9 +173,17 @@ def test_printed_rounding_reaches_the_judge() -> None:
     assert found.verdict.margin == pytest.approx(0.0005)
 
 
-def test_misspelt_arm_is_untested_with_the_nearest_name() -> None:
-    (verdict,) = claimcheck.judge(table("t,value,accuracy,our,,mnist,0.9,,,,"), results()).verdicts
-    assert verdict.status is Status.NOT_TESTED and "did you mean ours" in verdict.verdict.explanation
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ("accuracy,our,,mnist", "did you mean ours"),
+        ("accuracy,ours,,mnits", "did you mean mnist"),
+        ("acc,ours,,mnist", "have no 'acc'"),
+    ],
+)
+def test_misspelt_name_is_not_tested_and_names_the_nearest(cells: str, said: str) -> None:
+    (verdict,) = claimcheck.judge(table(f"t,value,{cells},0.9,,,,"), results()).verdicts
+    assert verdict.status is Status.NOT_TESTED and said in verdict.verdict.explanation
 
 
 @pytest.mark.parametrize(

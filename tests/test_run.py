@@ -45,6 +45,7 @@ from stages.runs.fingerprint import (
     source_path,
     unlike_loaded,
 )
+from stages.runs.store import home
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, copy_stages, environment, make_project
 
@@ -463,3 +464,15 @@ def test_package_init_files_contain_only_names(package: str) -> None:
     body = ast.parse((REPOSITORY / "stages" / package / "__init__.py").read_text()).body
     assert {type(node) for node in body} <= {ast.Expr, ast.ImportFrom, ast.Assign}
     assert [ast.unparse(node.targets[0]) for node in body if isinstance(node, ast.Assign)] in ([], ["__all__"])
+
+
+@pytest.mark.parametrize(
+    "copy", [".dvc/tmp/exps/tmp1", ".dvc/tmp/exps/standalone/tmp1", ".dvc/tmp/exps/tmp1/paper", ""]
+)
+def test_temporary_copy_of_dvc_uses_the_projects_store(
+    copy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / copy).mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(tmp_path / copy)
+    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
+    assert home().absolute() == tmp_path / ("paper/data" if copy.endswith("paper") else "data")

@@ -35,7 +35,7 @@ class NotModified(HTTPException):
         super().__init__(304, headers={"etag": etag, "cache-control": "no-cache", "vary": "Accept"})
 
 
-class Kept(Exception):
+class KnownAnswer(Exception):
     """The answer is cached, because the same request was answered a moment ago."""
 
     def __init__(self, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
@@ -49,7 +49,7 @@ def tag_answer(request: Request, content: str) -> None:
 
     Raises:
         NotModified: If-None-Match has the tag. The middleware handles `*`, once there is an answer.
-        Kept: the answer with this tag is cached.
+        KnownAnswer: the answer with this tag is cached.
     """
     state = request.scope["state"]
     state["content"] = content
@@ -59,7 +59,7 @@ def tag_answer(request: Request, content: str) -> None:
         raise NotModified(etag)
     state["etag"] = etag
     if found := state["kept"](etag):
-        raise Kept(*found)
+        raise KnownAnswer(*found)
 
 
 MAX_REQUEST_HEADER_BYTES = 32 * 1024

@@ -114,7 +114,8 @@ def recipes(experiment: ExperimentRow) -> dict[str, str]:
         network = str(arm.model["name"])
         is_unnamed = models.count(arm.model) > 1 and _plain(network) not in _plain(arm.title)
         settings = {**experiment.protocol, **arm.protocol}["optimizer"]
-        optimiser = f"{OPTIMISERS.get(settings['name'], settings['name'])} at a rate of {exact(settings['lr'])}"
+        name = settings.get("address") or settings["name"]
+        optimiser = f"{OPTIMISERS.get(name, name)} at a rate of {exact(settings['lr'])}"
         if rest := settings.get("rest"):
             optimiser += f", elsewhere {OPTIMISERS.get(rest, rest)} at {exact(settings['rest_lr'])}"
         found[arm.name] = f"{network + ', ' if is_unnamed else ''}trained by {optimiser}"

@@ -64,9 +64,7 @@ def _of_number(claim: Claim, power: Mapping[str, Any], runs: str) -> tuple[str, 
     error = None if power["paper_error"] is None else distance(power["paper_error"], claim)
     of_runs = f"of {claim.n} runs" if (claim.n or 1) > 1 else "assumed to be of one run"  # few papers say how many
     if is_lost and power["reproduced"] is None:
-        more.append(
-            f"The gain is no larger than the margin of {margin}, so no gain at all would also count as this gain."
-        )
+        more.append(f"It is no larger than the margin of {margin}, so no gain at all would also count as this gain.")
     elif is_lost and error:
         more.append(f"The paper’s own number, {of_runs}, is itself uncertain by {error}, and the margin is {margin}.")
     elif needed is None and power["most"] is not None and chance < WANTED and error:
@@ -101,9 +99,7 @@ def _needed(chance: float, needed: int | None) -> list[str]:
     if chance >= WANTED:
         return []
     return (
-        [f"A chance of {percent(WANTED, 0)} takes {needed} runs."]
-        if needed
-        else ["No number of runs raises it to 80 %."]
+        [f"A chance of {percent(WANTED, 0)} takes {needed} runs."] if needed else ["No number of runs makes that 80 %."]
     )
 
 
@@ -280,9 +276,7 @@ def describe_chance_of_truth(judged: JudgedClaim) -> str:
         told.append(f"that {event} is {_chance_of_margin(verdict.posterior)}")
     if size is not None:
         told.append(f"that the gain is as large as printed, within the margin, is {_chance_of_margin(size)}")
-    return (
-        f"Given our replicates and a flat prior, the chance {' and '.join(told)}. This decides nothing." if told else ""
-    )
+    return f"By our replicates and a flat prior, the chance {' and '.join(told)}. This decides nothing." if told else ""
 
 
 def _chance_of_margin(chance: float) -> str:

@@ -86,6 +86,9 @@ def dump_checkpoint(network: nn.Module, contract: InputContract, *, dtype: torch
         name: value.detach().cpu().to(dtype if value.is_floating_point() else value.dtype).contiguous()
         for name, value in network.state_dict().items()
     }
+    for name, value in reversed(tensors.items()):
+        if any(other is not value and other.data_ptr() == value.data_ptr() for other in tensors.values()):
+            tensors[name] = value.clone()  # tied weights: the file holds each
     return safetensors.torch.save(tensors, metadata={METADATA_KEY: canonical_json(dataclasses.asdict(contract))})
 
 

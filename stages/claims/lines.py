@@ -7,7 +7,6 @@ next to the paper's models, so that reading them loads no model.
 from __future__ import annotations
 
 import csv
-import dataclasses
 import fnmatch
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from stages.params.experiment import Params
 from stages.params.schema import read_yaml, validate
 from stages.run import STRICT
 from stages.runs.fingerprint import source_path
@@ -81,11 +79,11 @@ class ClaimLine:
         return KINDS[self.kind]
 
 
-def read_claims(path: Path) -> list[ClaimLine]:
-    """Read all claims of the papers.
+def read_claims(path: Path, faults: list[str] | None = None) -> list[ClaimLine]:
+    """Read all claims of the papers; given `faults`, add to it what is wrong with a row and leave out the row.
 
     Raises:
-        ClaimsError: the file is missing, a row can't be read, or an id occurs twice.
+        ClaimsError: the file is missing; without `faults`, a row can't be read or an id occurs twice.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -93,11 +91,11 @@ def read_claims(path: Path) -> list[ClaimLine]:
         raise ClaimsError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ClaimsError(f"{path}: not UTF-8 at byte {error.start}; `git checkout {path}` puts it back") from None
-    return parse_claims(text, path)
+    return parse_claims(text, path, faults)
 
 
-def parse_claims(text: str, path: Path) -> list[ClaimLine]:
-    """Parse the claims in the text of a file; `path` is for messages.
+def parse_claims(text: str, path: Path, faults: list[str] | None = None) -> list[ClaimLine]:
+    """Parse the claims in the text of a file; `path` is for messages, `faults` as for `read_claims`.
 
     Raises:
         ClaimsError: as for `read_claims`.
@@ -111,41 +109,17 @@ def parse_claims(text: str, path: Path) -> list[ClaimLine]:
     for number, row in enumerate(reader, start=2):
         try:
             claim = adapter.validate_python({key: value or None for key, value in row.items()})
+            fault = f"id {claim.id} occurs twice" if claim.id in claims else ""
         except ValidationError as error:
             first = error.errors()[0]
-            column = ".".join(str(part) for part in first["loc"])
-            raise ClaimsError(f"{path}, line {number}: {column}: {first['msg']}") from None
-        if claim.id in claims:
-            raise ClaimsError(f"{path}, line {number}: id {claim.id} occurs twice")
-        claims[claim.id] = claim
+            fault = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        if not fault:
+            claims[claim.id] = claim
+        elif faults is None:
+            raise ClaimsError(f"{path}, line {number}: {fault}")
+        else:
+            faults.append(f"{path}, line {number}: {fault}; the row is left out")
     return list(claims.values())
-
-
-def place_claims(path: Path, claims: Sequence[ClaimLine], params: Params) -> list[ClaimLine]:
-    """Place each claim at an experiment of the params files; one whose experiment isn't there gets that as its reason.
-
-    Raises:
-        ClaimsError: the experiment is there, but belongs to another paper or lacks the claim's arm.
-    """
-    placed = []
-    for claim in claims:
-        if claim.experiment is None:
-            placed.append(claim)
-            continue
-        names = fnmatch.filter(params.experiments, claim.experiment)
-        if not names:
-            missing = claim.reason or f"its experiment {claim.experiment} is not in the params files yet"
-            placed.append(dataclasses.replace(claim, experiment=None, reason=missing))
-            continue
-        for experiment in (params.experiments[name] for name in names):
-            if experiment.paper != claim.paper:
-                raise ClaimsError(f"{path}: {claim.id} is of {claim.paper}; {experiment.name} is of {experiment.paper}")
-            for arm in filter(None, (claim.arm, claim.baseline_arm)):
-                if not fnmatch.filter(experiment.arms, arm):
-                    known = ", ".join(experiment.arms)
-                    raise ClaimsError(f"{path}: {claim.id}: {experiment.name} has no arm {arm!r}; known: {known}")
-        placed.append(claim)
-    return placed
 
 
 # results: trained models.  finding: computed without training.  params: read off the params files.  none: nothing yet.

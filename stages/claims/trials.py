@@ -2,8 +2,9 @@
 
 Only results under equal conditions (protocol and data) are judged together.  If several groups of results qualify, the
 strongest is used.  Claims, comparisons and checkpoints share one ranking: results that decide come before results that
-only indicate, real data before placeholder data, and the profile and data closest to the paper's before others.  Ties
-go to the group with more arms, then more results, then more published results.
+only indicate, real data before placeholder data, the profile and data closest to the paper's before others, and this
+project's results before those of other labs.  Ties go to the group with more arms, then more results, then more
+published results.
 
 Most metrics are stored in a result line or its cost; `epoch_2_test_loss` comes from the curves.  Some metrics describe
 a whole arm and choose an epoch from the curves of all folds; their sample is each fold's share of the metric
@@ -63,6 +64,11 @@ class ResultGroup:
         return looks_of_plan(rules.looks, self.experiment.replicates)
 
     @property
+    def lab(self) -> str:
+        """Name of the other lab that trained these results; "" for this project's own."""
+        return next(iter(self.arms.values()))[0].lab
+
+    @property
     def pairing(self) -> Literal["fold", "none"]:
         return "fold" if self.experiment.printed.split.kind == "folds" else "none"
 
@@ -99,7 +105,7 @@ def gather(params: Params, trials: Sequence[Trial]) -> dict[str, list[ResultGrou
     return {name: sorted(found, key=lambda group: _strength(group, ranks)) for name, found in groups.items()}
 
 
-def _strength(group: ResultGroup, ranks: Mapping[str, int]) -> tuple[int, ...]:
+def _strength(group: ResultGroup, ranks: Mapping[str, int]) -> tuple[int | str, ...]:
     """Sort key that puts an experiment's strongest group first."""
     trials = [trial for arm in group.arms.values() for trial in arm]
     provenance = trials[0].result.data.provenance
@@ -108,9 +114,11 @@ def _strength(group: ResultGroup, ranks: Mapping[str, int]) -> tuple[int, ...]:
         provenance == "embedded",
         -ranks[group.profile],
         _PROVENANCES.index(provenance),
+        bool(group.lab),  # how many results another lab contributes must not decide whose results are judged
         -len(group.arms),
         -len(trials),
         -sum(trial.origin is not None for trial in trials),
+        group.lab,
     )
 
 

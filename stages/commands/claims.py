@@ -6,15 +6,12 @@ import argparse
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import date
 from fnmatch import fnmatch, fnmatchcase
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
 
 from stages.claims import ClaimLine, ClaimsError, read_claims, read_history
 from stages.claims.history import (
@@ -33,7 +30,6 @@ from stages.claims.history import (
 )
 from stages.claims.history import PATH as HISTORY
 from stages.commands.command import Answer, UsageError, open_database
-from stages.faults import Mistake
 from stages.params.experiment import Params, RunName, load_params, merge, read_files
 from stages.params.schema import nearest
 from stages.priorities import (
@@ -44,16 +40,19 @@ from stages.priorities import (
     packed_runs,
     trained_runs,
 )
+from stages.recording.append_only import experiments_in
 from stages.recording.sources import find_results
-from stages.rules import Rules
 from stages.runs.evidence import evidence_files
 from stages.runs.revisions import commit_of
 from stages.runs.store import write_atomically
+from stages.verdicts.kinds import KINDS
 
 _CLAIMS = Path("data/claims.csv")
 _FEW = 4
 """Most runs in text output."""
-_ASKED = ("paper", "place", "arm", "baseline_arm", "metric", "statement", "value", "unit", "qualifier")
+_FROM_PAPER = [name for name, facts in KINDS.items() if facts.number in ("model", "ours") or facts.by == "orders"]
+"""Kinds of claims whose interval is that of our number minus the paper's."""
+_ASKED = ("paper", "place", "kind", "arm", "baseline_arm", "metric", "statement", "value", "unit", "qualifier")
 
 
 def show(options: argparse.Namespace) -> Answer:
@@ -116,7 +115,8 @@ def _show_claim(claim: Mapping[str, Any]) -> Iterator[str]:
         interval = ""
         if None not in (verdict["low"], verdict["high"], verdict["confidence"]):
             low, high = in_unit(verdict["low"], unit), in_unit(verdict["high"], unit)
-            interval = f", {100 * verdict['confidence']:.4g} % interval {low} to {high}"
+            of = " − the paper's" if claim["kind"] in _FROM_PAPER else ""
+            interval = f", {100 * verdict['confidence']:.4g} % interval of ours{of} {low} to {high}"
         yield f"ours      {in_unit(verdict['ours'], unit)}{interval}"
     word, status = WORD_OF[verdict["status"]], verdict["status"]
     yield f"verdict   {word}{f' ({status})' if status != word else ''}: {verdict['explanation']}"
@@ -138,7 +138,8 @@ def history(options: argparse.Namespace) -> Answer:
     path = Path(PATH)
     if options.why:
         params, rows = load_params(), read_claims(_CLAIMS)
-        published = {file.stem for file in evidence_files(Path("data/evidence"))}
+        files = evidence_files(Path("data/evidence"))
+        published = set[str]().union(*(experiments_in(str(file), file.read_bytes()) for file in files))
         known = committed_claims(Path())
         changes = pending(rows, params.verdicts, read_history(path), known=known, published=published)
         append(
@@ -289,69 +290,3 @@ def _check(root: Path) -> Answer:
         shown=shown or [f"{FOLDER} has no registration"],
         code=1 if any(told["faults"] for told in document) else 0,
     )
-
-
-class ReportedMistake(Mistake, ValueError):
-    """A table or rules that can't be read; the message says what was expected."""
-
-
-@contextmanager
-def _tables() -> Iterator[ModuleType]:
-    """The module that judges tables, which brings pandas; its errors become mistakes of a person."""
-    from stages.reported import tables
-
-    try:
-        yield tables
-    except tables.TableError as error:
-        raise ReportedMistake(str(error)) from None
-
-
-def judge(options: argparse.Namespace) -> Answer:
-    """Judge a table of claims by a table of results; rows that can't be judged are listed after the others."""
-    from stages.reported.judging import RULES  # brings pandas
-
-    rules = RULES if options.rules is None else _read_rules(options.rules)
-    with _tables() as tables:
-        judged = tables.judge(options.claims, options.results, rules)
-    shown = [str(each) for each in judged.verdicts] + [f"not judged: {problem}" for problem in judged.problems]
-    if options.html:
-        write_atomically(options.html, tables.write_page(judged, f"Verdicts on {options.claims.name}").encode())
-        shown.append(f"report: {options.html}")
-    document = {
-        "verdicts": [each.to_dict() for each in judged.verdicts],
-        "problems": [dataclasses.asdict(problem) for problem in judged.problems],
-    }
-    return Answer(document=document, shown=shown, code=1 if judged.problems else 0)
-
-
-def import_results(options: argparse.Namespace) -> Answer:
-    """Write results of an experiment tracker as a table for `judge`."""
-    columns = {column: getattr(options, column) for column in ("arm", "seed", "dataset") if getattr(options, column)}
-    with _tables():
-        from stages.reported.trackers import import_results as read
-
-        imported = read(options.kind, options.source, columns=columns, metrics=options.metric)
-    write_atomically(options.output, imported.table.to_csv(index=False).encode())
-    runs = imported.table[["dataset", "arm", "seed"]].drop_duplicates()
-    shown = [f"{options.output}: {len(imported.table)} values of {len(runs)} runs", *imported.notes]
-    return Answer(document={"file": str(options.output), "runs": len(runs), "notes": imported.notes}, shown=shown)
-
-
-def lint(options: argparse.Namespace) -> Answer:
-    """List the rows of a table of claims that can't be judged, and printed gains that their cells exclude."""
-    with _tables() as tables:
-        problems = tables.lint(options.claims)
-    shown = [f"{options.claims}, {problem}" for problem in problems] or [f"{options.claims}: no faults found"]
-    return Answer(document=[dataclasses.asdict(one) for one in problems], shown=shown, code=1 if problems else 0)
-
-
-def _read_rules(path: Path) -> Rules:
-    """Read rules: `verdicts` of a params.yaml, or these fields alone."""
-    try:
-        found: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return TypeAdapter(Rules).validate_python(found.get("verdicts", found) if isinstance(found, dict) else found)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ReportedMistake(f"{path}: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ReportedMistake(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None

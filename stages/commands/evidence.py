@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 from rich.console import RenderableType
@@ -32,6 +32,9 @@ from stages.scheduling.runner import find_experiment
 from stages.upkeep.publishing import PublishError
 from stages.upkeep.publishing import publish as publish_results
 from stages.upkeep.publishing import release as release_published
+
+if TYPE_CHECKING:
+    from stages.upkeep import verifying
 
 # If nothing was written for this long, files still marked as partial belong to a process that was killed.
 ABANDONED_SECONDS = 3600.0
@@ -118,7 +121,7 @@ def remove_objects(root: Path) -> list[str]:
 
 
 _STATUSES = ("holds", "not here", "broken")
-_SHOWN = 8
+_SHOWN = 5
 """Broken trails that `verify` names: with a line for each kind of link, twenty lines are not exceeded."""
 
 
@@ -130,6 +133,48 @@ def publish(options: argparse.Namespace) -> Answer:
     return Answer(
         document=[{"path": str(each.path), "lines": each.lines, "new": each.new} for each in done],
         shown=[f"{each.path}: {each.lines} lines, {each.new} new; commit it" for each in done],
+    )
+
+
+def contribute(options: argparse.Namespace) -> Answer:
+    """Pack results for another clone; `--seeds` only lists the seeds that a lab adds to the planned ones."""
+    from stages.recording.sources import lab_seeds  # brings the database
+    from stages.upkeep import contributing
+
+    params = load_params()
+    names = [find_experiment(params, name).name for name in options.experiments] or [
+        name for name in params.experiments if Path(f"data/results/{name}.jsonl").is_file()
+    ]
+    if options.seeds:
+        seeds = {name: lab_seeds(options.lab, params.experiments[name].seeds) for name in names}
+        return Answer(document=seeds, shown=[f"{name}: {found}" for name, found in seeds.items()])
+    output = options.output or Path(f"{options.lab}.zip")
+    lines = contributing.contribute(
+        Path(), names, options.lab, output, key=options.sign, weights=options.weights, states=options.states
+    )
+    signed = "signed" if options.sign else "not signed"
+    return Answer(
+        document={"path": str(output), "lines": lines, "bytes": output.stat().st_size},
+        shown=[f"{output}: {lines} lines of {options.lab}, {signed}, {output.stat().st_size:,} bytes"],
+    )
+
+
+def accept(options: argparse.Namespace) -> Answer:
+    """Check a contribution, list how many checks of each kind held, and add it to the evidence."""
+    from stages.upkeep import contributing, verifying  # brings the database
+
+    lines, new, trails, note = contributing.accept(
+        Path(), load_params(), options.file, options.lab, key=options.key, epochs=options.retrain, device=options.device
+    )
+    path = verifying.LAB_FILES / f"{options.lab}.jsonl"
+    checked = list(map(_trail_document, trails))
+    return Answer(
+        document={"path": str(path), "lines": lines, "new": new, "checked": checked, "note": note},
+        shown=[
+            _table(_count_links(*(link for trail in trails for link in trail.links))),
+            *filter(None, [note]),
+            f"{path}: {lines} lines of {options.lab}, {new} new; commit {path.parent}",
+        ],
     )
 
 
@@ -224,53 +269,63 @@ def verify(options: argparse.Namespace) -> Answer:
     open_database()
     names = options.checkpoints
     recorded, trails = verifying.verify(Path(), DATABASE, names, with_weights=options.weights)
+    evidence = verifying.check_evidence(Path()) if options.evidence else []
     again = compare_again(Path(), load_params()) if options.equivalences else ()
     statuses: dict[bool | None, verifying.LinkStatus] = {True: "holds", False: "broken", None: "not here"}
     lines = [verifying.Link("equivalences", statuses[same], detail) for same, detail in again]
     document = {
         "record": dataclasses.asdict(recorded),
         "equivalences": [dataclasses.asdict(link) for link in lines],
-        "checkpoints": [
-            {
-                "checkpoint": trail.checkpoint,
-                "broken": trail.broken.name if trail.broken else None,
-                "links": [dataclasses.asdict(link) for link in trail.links],
-            }
-            for trail in trails
-        ],
+        "checkpoints": list(map(_trail_document, trails)),
+        "evidence": list(map(_trail_document, evidence)),
     }
-    counts: Counter[tuple[str, str]] = Counter(
-        (link.name, link.status) for link in (recorded, *lines, *(link for trail in trails for link in trail.links))
-    )
+    counts = _count_links(recorded, *lines, *(link for trail in (*trails, *evidence) for link in trail.links))
     totals = {status: sum(n for (_, found), n in counts.items() if found == status) for status in _STATUSES}
     document["totals"] = totals
     if options.all or names:
         listed: list[RenderableType] = [f"{link.name}: {link.status}; {link.detail}" for link in (recorded, *lines)]
-        for trail in trails:
+        for trail in (*trails, *evidence):
             listed.append(f"{trail.checkpoint}: {f'broken at {trail.broken.name}' if trail.broken else 'holds'}")
             listed += [f"  {link.name}: {link.status}; {link.detail}" for link in trail.links]
     else:
         listed = list(_list_broken(document, counts, verifying.REMEDIES))
     last = (
-        f"{len(trails):,} checkpoint{'s' if len(trails) != 1 else ''}: {totals['holds']:,} links hold, "
+        f"{len(trails):,} checkpoint{'s' if len(trails) != 1 else ''}"
+        f"{f', {len(evidence):,} lines and files of evidence' if evidence else ''}: {totals['holds']:,} links hold, "
         f"{totals['not here']:,} not here, {totals['broken']:,} broken"
     )
     return Answer(document=document, shown=[*listed, last], code=1 if totals["broken"] else 0)
 
 
-def _list_broken(
-    found: Mapping[str, Any], counts: Counter[tuple[str, str]], remedies: Mapping[str, str]
-) -> Iterator[RenderableType]:
+def _trail_document(trail: verifying.Trail) -> dict[str, Any]:
+    return {
+        "checkpoint": trail.checkpoint,
+        "broken": trail.broken.name if trail.broken else None,
+        "links": [dataclasses.asdict(link) for link in trail.links],
+    }
+
+
+def _count_links(*links: verifying.Link) -> Counter[tuple[str, str]]:
+    return Counter((link.name, link.status) for link in links)
+
+
+def _table(counts: Counter[tuple[str, str]]) -> RenderableType:
     kinds = dict.fromkeys(name for name, _ in counts)
-    yield TextTable(
+    return TextTable(
         [Column("link", left=True), *(Column(status) for status in _STATUSES)],
         [[kind, *(f"{counts[kind, status]:,}" for status in _STATUSES)] for kind in kinds],
     )
+
+
+def _list_broken(
+    found: Mapping[str, Any], counts: Counter[tuple[str, str]], remedies: Mapping[str, str]
+) -> Iterator[RenderableType]:
+    yield _table(counts)
     links = [("the database", found["record"]), *(("the evidence", link) for link in found["equivalences"])]
     broken = [pair for pair in links if pair[1]["status"] == "broken"]
     broken += [
         (trail["checkpoint"], next(link for link in trail["links"] if link["name"] == trail["broken"]))
-        for trail in found["checkpoints"]
+        for trail in (*found["checkpoints"], *found["evidence"])
         if trail["broken"]
     ]
     for where, link in broken[:_SHOWN]:

@@ -131,20 +131,23 @@ def _safe_name(name: str, archive: Path, *, is_file: bool) -> str:
 MAX_PIXELS = 64_000_000
 
 
-def decode_square(content: bytes, side: int, where: str) -> np.ndarray:
-    """RGB uint8 [3, side, side] of a JPEG file: its shorter side resized to `side` (bilinear), the middle kept.
+def decode_square(
+    content: bytes, side: int, where: str, *, formats: tuple[str, ...] = ("JPEG",), mode: str = "RGB"
+) -> np.ndarray:
+    """RGB uint8 [3, side, side] of a picture: its shorter side resized to `side` (bilinear), the middle kept.
 
-    A picture that is `side` x `side` already keeps its pixels.  Grey ones get three equal channels.
+    A picture that is `side` x `side` already keeps its pixels.  Grey ones get three equal channels; mode `L` has one.
     """
     try:
-        with Image.open(io.BytesIO(content), formats=("JPEG",)) as picture:
+        with Image.open(io.BytesIO(content), formats=formats) as picture:
             width, height = picture.size
             if width * height > MAX_PIXELS:
                 raise DatasetError(f"{where}: {width} x {height} pixels; no picture here has more than {MAX_PIXELS:,}")
-            square = _middle(picture.convert("RGB"), side)
+            square = _middle(picture.convert(mode), side)
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
-        raise DatasetError(f"{where}: not a whole JPEG picture ({error})") from None
-    return np.asarray(square, dtype=np.uint8).transpose(2, 0, 1)
+        kind = "JPEG " if formats == ("JPEG",) else ""
+        raise DatasetError(f"{where}: not a whole {kind}picture ({error})") from None
+    return np.asarray(square, dtype=np.uint8).reshape(side, side, -1).transpose(2, 0, 1)
 
 
 def size_of(member: Member) -> tuple[int, int]:

@@ -94,6 +94,15 @@ def describe_file(digests: Digests, file: SourceFile) -> MirrorFile:
     )
 
 
+def known_files(source: DatasetSource, info: MirrorInfo | None) -> list[SourceFile]:
+    """The source's files, with those of a folder that a `mirror.json` has in place of the folder."""
+    found: list[SourceFile] = []
+    for file in source.files:
+        names = info.files if info is not None and file.name.endswith("/") else ()
+        found += [SourceFile(name=name) for name in names if name.startswith(file.name)] or [file]
+    return found
+
+
 def copy_to_mirror(source: DatasetSource, downloads: Path, target: Path) -> MirrorInfo:
     """Copy one data set from its downloads into `target`, rechecking every byte.
 
@@ -102,8 +111,8 @@ def copy_to_mirror(source: DatasetSource, downloads: Path, target: Path) -> Mirr
         DatasetError: the downloads are incomplete.
     """
     info = read_mirror(downloads)
-    files = {}
-    for file in source.files:
+    files, wanted = {}, known_files(source, info)
+    for file in wanted:
         path = downloads / file.name
         if not path.is_file():
             if file.optional:
@@ -112,7 +121,7 @@ def copy_to_mirror(source: DatasetSource, downloads: Path, target: Path) -> Mirr
         digests = store_verified(read_chunks(path), target / file.name, pin_in(info, file), path)
         files[file.name] = describe_file(digests, file)
     inexact = info.inexact_test_rows if info is not None else ()
-    is_complete = len(files) == len(source.files) and all(file.matches_official for file in files.values())
+    is_complete = len(files) == len(wanted) and all(file.matches_official for file in files.values())
     copied = MirrorInfo(complete=is_complete, files=files, inexact_test_rows=() if is_complete else inexact)
     write_mirror(target, copied)
     return copied

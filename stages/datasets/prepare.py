@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from stages.datasets import isic2019, text
+from stages.datasets import isic2019, own, text
 from stages.datasets.image_readers import (
     CIFAR10,
     CIFAR100,
@@ -43,10 +43,10 @@ from stages.datasets.manifest import (
     pixel_statistics,
 )
 from stages.datasets.packed import ImageSet, PackedInfo, Split, digest_images, write_packed
-from stages.datasets.prepare_table import STAND_IN_ROWS, prepare_table
+from stages.datasets.prepare_table import OWN_TABLES, STAND_IN_ROWS, prepare_table
 from stages.datasets.text import prepare_text
 from stages.datasets.verified import ChecksumMismatch, DatasetError, digest_file
-from stages.params.experiment import DatasetSource
+from stages.params.experiment import DatasetSource, SourceFile
 
 READERS = {
     "cifar10": CIFAR10,
@@ -64,6 +64,10 @@ READERS = {
 def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path) -> PackedInfo:
     """Write the packed set of `manifest` into `target`."""
     folder = _verify_raw(manifest, home, source.folder or manifest.dataset)
+    if any(file.name.endswith("/") for file in source.files):
+        source = replace(source, files=tuple(SourceFile(name=file.name) for file in manifest.files))
+    if source.kind == "table" and source.reader in OWN_TABLES:
+        return own.prepare_own_table(source, manifest, folder, target)
     if source.kind == "table":
         return prepare_table(source, manifest, folder, target)
     if source.kind == "text":
@@ -78,12 +82,13 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
         files: Mapping[Split, tuple[str, ...]] = {}
         kept, note, is_whole = None, None, False
     else:
-        reader = find_reader(manifest.dataset, source.reader, READERS)
+        find_reader(manifest.dataset, source.reader, dict.fromkeys([*READERS, *own.IMAGES]))
+        reader = READERS.get(source.reader) or own.image_reader(source, manifest, folder)
         train = _read_checked(reader, folder, "train", source, manifest)
         test = _read_checked(reader, folder, "test", source, manifest)
         classes = reader.classes
         kept = _exact_rows(manifest, len(test))
-        note = reader.describe(folder) if reader.describe else None
+        note = (reader.describe(folder) or None) if reader.describe else None
         files = reader.files
         is_whole = source.complete_by_content and reader.is_whole is not None and reader.is_whole(folder)
     excluded = 0

@@ -87,6 +87,7 @@ def compose_stand_in(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return settings, work / (peak * efficiency)
 
 
+OWN_TABLES = ("csv", "parquet", "npz")  # readers of stages.datasets.own
 STAND_IN_ROWS: dict[Split, int] = {"train": 576, "test": 64}
 SPLIT_SEED = 0
 
@@ -94,7 +95,7 @@ SPLIT_SEED = 0
 def prepare_table(source: DatasetSource, manifest: Manifest, folder: Path, target: Path) -> PackedInfo:
     """Write the packed table of the raw files in `folder`, or of placeholder data, into `target`."""
     counts: dict[Split, int] = {"train": source.train, "test": source.test}
-    read = find_reader(manifest.dataset, source.reader, {"sgemm": read_rows})
+    read = find_reader(manifest.dataset, source.reader, {"sgemm": read_rows} | dict.fromkeys(OWN_TABLES, read_rows))
     if source.shape != (len(COLUMNS),):
         raise DatasetError(f"{manifest.dataset}: rows have {len(COLUMNS)} columns; params.yaml: {source.shape}")
     if manifest.source == "embedded":
@@ -107,24 +108,38 @@ def prepare_table(source: DatasetSource, manifest: Manifest, folder: Path, targe
     if len(settings) != sum(counts.values()):
         raise DatasetError(f"{manifest.dataset}: {len(settings):,} rows; params.yaml declares {sum(counts.values()):,}")
     splits, mean, std = standardise(settings, times, split_rows(counts))
+    note = "test rows drawn once for all" if manifest.source != "embedded" else None
+    return pack_table(source, manifest, splits, COLUMNS, mean, std, note, target)
+
+
+def pack_table(
+    source: DatasetSource,
+    manifest: Manifest,
+    splits: Mapping[Split, TableSet],
+    columns: tuple[str, ...],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    note: str | None,
+    target: Path,
+) -> PackedInfo:
+    """Write the splits of a table, standardised by `mean` and `std`, and their description into `target`."""
+    train, test = len(splits["train"].targets), len(splits["test"].targets)
     info = PackedInfo(
         dataset=manifest.dataset,
         kind="table",
-        provenance=judge_provenance(
-            source, manifest, counts["train"], counts["test"], files=all_files(source), content_is_whole=False
-        ),
-        digest=digest_tables(splits["train"], splits["test"], COLUMNS),
-        classes=COLUMNS,
+        provenance=judge_provenance(source, manifest, train, test, files=all_files(source), content_is_whole=False),
+        digest=digest_tables(splits["train"], splits["test"], columns),
+        classes=columns,
         shape=source.shape,
-        train_images=counts["train"],
-        test_images=counts["test"],
+        train_images=train,
+        test_images=test,
         test_rows=None,
         excluded_test_images=0,
         source=manifest.source,
         shared_test_images=0,
         mean=mean,
         std=std,
-        split_note="test rows drawn once for all" if manifest.source != "embedded" else None,
+        split_note=note,
     )
     write_packed(target, splits, info)
     return info

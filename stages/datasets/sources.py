@@ -9,6 +9,8 @@ them.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import http.client
 import os
 import urllib.error
@@ -36,6 +38,7 @@ from stages.datasets.verified import (
     DatasetError,
     Digests,
     Pin,
+    chunks_of,
     digest_file,
     read_chunks,
     store_verified,
@@ -58,6 +61,8 @@ def download(url: str, target: Path, pin: Pin) -> Digests:
         Unavailable: the host doesn't deliver it, or not completely.
         ChecksumMismatch: it delivers other bytes.
     """
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        return store_verified(_by_fsspec(url), target, pin, url)
     request = urllib.request.Request(url, headers={"User-Agent": "claimcheck"})
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
@@ -69,6 +74,73 @@ def download(url: str, target: Path, pin: Pin) -> Digests:
         raise Unavailable(f"{where}: {getattr(error, 'reason', error) or type(error).__name__}") from None
     with response:
         return store_verified(_body(response, url), target, pin, url)
+
+
+def _by_fsspec(url: str) -> Iterator[bytes]:
+    """The chunks of a file at an address of another kind, such as `s3://` or `file://`."""
+    import fsspec  # a third of a second
+
+    try:
+        with fsspec.open(url, "rb") as file:
+            yield from chunks_of(file)
+    except Exception as error:  # noqa: BLE001  (each kind of address has a package with errors of its own)
+        raise Unavailable(f"{url}: {str(error) or type(error).__name__}") from None
+
+
+def _list_folder(url: str) -> list[str]:
+    """Names of the files below an address, relative to it; none if it can't be listed, as over HTTP."""
+    import fsspec
+
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+        return [str(PurePosixPath(name).relative_to(path)) for name in system.find(path)]
+    except Exception:  # noqa: BLE001  (as above; whoever downloads from it says why)
+        return []
+
+
+def list_files(source: DatasetSource, folder: Path, mirror: Path | None, *, accept: bool) -> DatasetSource:
+    """The source with the files of each folder that it names, wherever they are.
+
+    A file that was fetched before belongs to them as long as nobody accepts that it is gone.
+    """
+    info, files = read_mirror(folder), list[SourceFile]()
+    for file in source.files:
+        if not file.name.endswith("/"):
+            files.append(file)
+            continue
+        names = {name for name in info.files if name.startswith(file.name)} if info and not accept else set()
+        for root in (folder, *([mirror] if mirror else [])):
+            names |= {path.relative_to(root).as_posix() for path in (root / file.name).rglob("*") if path.is_file()}
+        for base in source.urls if not names else ():
+            names |= {file.name + name for name in _list_folder(base + file.name)}
+        shown = {name for name in names if not any(part.startswith(".") for part in PurePosixPath(name).parts)}
+        files += [SourceFile(name=name) for name in sorted(shown)]
+    return dataclasses.replace(source, files=tuple(files))
+
+
+def check_folders(source: DatasetSource, info: MirrorInfo, say: Say) -> MirrorInfo:
+    """The files of a folder count as official if they have, together, the folder's declared digest.
+
+    Raises:
+        ChecksumMismatch: they have another one.
+    """
+    files, folders = dict(info.files), [file for file in source.files if file.name.endswith("/")]
+    if not folders:
+        return info
+    for folder in folders:
+        own = {name: file for name, file in files.items() if name.startswith(folder.name)}
+        listing = "".join(f"{file.sha256}  {name}\n" for name, file in sorted(own.items()))
+        digest, size = hashlib.sha256(listing.encode()).hexdigest(), sum(file.bytes for file in own.values())
+        if folder.sha256 not in (None, digest):
+            raise ChecksumMismatch(
+                f"{folder.name}, {len(own):,} files", kind="sha256", expected=folder.sha256, got=digest, size_bytes=size
+            )
+        if folder.sha256 is None:
+            say(f"fetch: {folder.name} has {len(own):,} files; declare `sha256: {digest}`, or it decides no claim")
+        else:
+            files |= {name: dataclasses.replace(file, matches_official=True) for name, file in own.items()}
+    is_complete = all(file.matches_official for file in files.values())
+    return dataclasses.replace(info, files=files, complete=is_complete)
 
 
 def _by_proxy(url: str) -> str:
@@ -159,8 +231,17 @@ def fetch_dataset(
         DatasetError: a `mirror.json` can't be read or contradicts the data set.
         DatasetError: an archive can't be read, is malicious, or lacks a file.
     """
-    folder = source.folder or dataset
+    folder, declared = source.folder or dataset, source
+    if any(file.name.endswith("/") for file in source.files):
+        aside = mirror / folder if mirror is not None else None
+        source = list_files(source, home / "downloads" / folder, aside, accept=accept)
+        if not source.files:
+            raise DatasetError(
+                f"{dataset}: no file in {home / 'downloads' / folder}; put the folder there, or in a mirror, or name "
+                "an address that can be listed (file://, s3://) under `urls`; a web address serves archives only"
+            )
     search = _Search(dataset, source, home / "downloads" / folder, say, accept)
+    search.listed = frozenset(file.name for file in source.files) - {file.name for file in declared.files}
     search.look_through_downloads()
     if mirror is not None and not search.has_accepted:
         search.compare_with_mirror(mirror / folder)
@@ -177,7 +258,7 @@ def fetch_dataset(
             f"Tried: {'; '.join(search.tried)}. Set CLAIMCHECK_MIRROR to a folder of mirrored data sets "
             "(docs/data.md), or go on-line, or set `profile: smoke` in params.yaml" + search.advice_on_digests()
         )
-    info = search.describe()
+    info = check_folders(declared, search.describe(), say)
     write_mirror(search.folder, info)
     return compose_manifest(dataset, folder, info)
 
@@ -191,6 +272,7 @@ class _Search:
     folder: Path
     say: Say
     accept: bool
+    listed: frozenset[str] = frozenset()
     found: dict[str, MirrorFile] = field(default_factory=dict)
     archive: MirrorFile | None = None
     has_accepted: bool = False
@@ -315,7 +397,7 @@ class _Search:
                     path.unlink()
                 return
             for file in self.wanted:
-                url = base + PurePosixPath(file.name).name
+                url = base + (file.name if file.name in self.listed else PurePosixPath(file.name).name)
                 self.say(f"fetch: {url}")
                 digests = download(url, self.folder / file.name, official_pin(file))
                 self.found[file.name] = describe_file(digests, file)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.run import ModelSpec, canonical_json
-from stages.runs.fingerprint import code_fingerprint
+from stages.runs.fingerprint import code_fingerprint, model_addresses
 from stages.runs.store import home, locked, write_atomically
 
 # Forward FLOPs of one row of a shape; the last argument is the vocabulary of tokens, None if rows are numbers.
@@ -40,7 +40,8 @@ class FlopCounts:
 
     def count(self, model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
         """Forward FLOPs of one row of `shape`."""
-        parts = [model.path, dict(model.arguments), list(shape), vocabulary, _code(model.path.split(":")[0])]
+        modules = [address.partition(":")[0] for address in model_addresses(model.path, model.arguments)]
+        parts = [model.path, dict(model.arguments), list(shape), vocabulary, _code(*modules)]
         key = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
         if key not in self.known:
             import torch  # a plan whose models have all been counted needs no torch
@@ -65,8 +66,8 @@ class FlopCounts:
 
 
 @cache
-def _code(module: str) -> Mapping[str, str]:
-    return code_fingerprint([module])
+def _code(*modules: str) -> Mapping[str, str]:
+    return code_fingerprint(modules)
 
 
 def digest_of(parts: Any) -> str:

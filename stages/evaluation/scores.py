@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.stats
 import torch
 from torch import Tensor, nn
 
@@ -67,6 +68,25 @@ def confusion_matrix(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarra
     classes = probabilities.shape[1]
     cells = labels.astype(np.int64) * classes + probabilities.argmax(axis=1)
     return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
+
+
+def macro_f1(confusion: np.ndarray) -> float:
+    """Mean over the classes of 2 TP / (2 TP + FP + FN), 0 for a class that neither occurs nor is predicted."""
+    correct, sums = np.diag(confusion), confusion.sum(0) + confusion.sum(1)
+    return float((2 * correct / np.maximum(sums, 1)).mean())
+
+
+def auroc(probabilities: np.ndarray, labels: np.ndarray) -> float | None:
+    """Area under the curve of each class against the others, averaged; None unless every class has an image.
+
+    By ranks: the share of pairs, one of the class and one not, of which it is the more probable; a tie counts half.
+    """
+    counts = np.bincount(labels, minlength=probabilities.shape[1])
+    if (counts == 0).any() or (counts == len(labels)).any():
+        return None
+    ranks = scipy.stats.rankdata(probabilities, axis=0)
+    of_class = np.array([ranks[labels == index, index].sum() for index in range(len(counts))])
+    return float(((of_class - counts * (counts + 1) / 2) / (counts * (len(labels) - counts))).mean())
 
 
 def _check(probabilities: np.ndarray, labels: np.ndarray) -> None:
@@ -176,10 +196,13 @@ def _score_images(
     labels, n = test_set.labels, len(test_set)
     probabilities = predictor.probabilities(test_set.images)
     calibration = expected_calibration_error(probabilities, labels)
+    confusion, area = confusion_matrix(probabilities, labels), auroc(probabilities, labels)
     metrics = [
         Measurement(metric="accuracy", split="test", value=accuracy(probabilities, labels), n=n),
         Measurement(metric="loss", split="test", value=cross_entropy(probabilities, labels), n=n),
         Measurement(metric="calibration_error", split="test", value=calibration, n=n),
+        Measurement(metric="macro_f1", split="test", value=macro_f1(confusion), n=n),
+        *([Measurement(metric="auroc", split="test", value=area, n=n)] if area is not None else []),
         *of_the_model,
     ]
     observed = [row["test_accuracy"] for row in history if "test_accuracy" in row]
@@ -188,7 +211,7 @@ def _score_images(
     return Scores(
         metrics=tuple(metrics),
         correct=pack_correct(correctness(probabilities, labels)),
-        confusion=pack_confusion(confusion_matrix(probabilities, labels)),
+        confusion=pack_confusion(confusion),
     )
 
 

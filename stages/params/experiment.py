@@ -17,11 +17,12 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from stages.params.callables import signature_of
+from stages.params.foreign import check_recipe, imported_optimizer
 from stages.params.schema import ParamsError as ParamsError
 from stages.params.schema import (
     check_choice,
     hint,
-    keyword_types,
     known_papers,
     model_path,
     out_of_range,
@@ -29,7 +30,18 @@ from stages.params.schema import (
     validate,
 )
 from stages.rules import Rules
-from stages.run import STRICT, AugmentationSpec, ModelSpec, OptimizerSpec, Precision, Protocol, Replicate, RunSpec
+from stages.run import (
+    STRICT,
+    AugmentationSpec,
+    ModelSpec,
+    OptimizerSpec,
+    Precision,
+    Protocol,
+    RecipeSpec,
+    Replicate,
+    RunSpec,
+)
+from stages.runs.fingerprint import IMPORTED_MODEL
 
 Role = Literal["baseline", "proposed", "ablation", "sensitivity"]
 
@@ -113,7 +125,8 @@ def _fill(text: str | None, values: Mapping[str, Any], pattern: str) -> str | No
 class SourceFile:
     """A file under its official name, relative to the data set's folder, and its published digests, if there are any.
 
-    `optional`: a mirror's part of the data set may lack it; the official host may not.
+    `optional`: a mirror's part of the data set may lack it; the official host may not.  A name that ends with a slash
+    is a folder: its sha256 is that of a line `sha256  name` for each of its files, sorted by name (`fetch` prints it).
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -135,6 +148,10 @@ class DatasetSource:
 
     A table has `shape` [columns] and no classes; its `response_range` is the smallest and the largest response in its
     file, over all measured runs.  A text has shape [], its token ids as classes, and counts tokens.
+
+    From `broken` on, for a user's own data.  `broken`: what becomes of pictures that can't be read.  `target`,
+    `separator` and `ignore` are a table's columns and the character between them; `missing`: what becomes of rows with
+    missing values, `mean` of the training rows in their place or not.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -147,7 +164,7 @@ class DatasetSource:
     licence: str
     homepage: str
     urls: tuple[str, ...]
-    files: tuple[SourceFile, ...]
+    files: Annotated[tuple[SourceFile, ...], Field(min_length=1)]
     kind: Literal["images", "table", "text"] = "images"
     archive: SourceFile | None = None
     train_per_class: int | tuple[int, ...] | None = None
@@ -157,6 +174,11 @@ class DatasetSource:
     folder: str | None = None
     complete_by_content: bool = False
     test_is_ours: bool = False
+    broken: Literal["refuse", "skip"] = "refuse"
+    target: str | None = None
+    separator: str | None = None
+    ignore: tuple[str, ...] = ()
+    missing: Literal["refuse", "drop", "mean"] = "refuse"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,8 +402,12 @@ def _read_experiment(
                 f"{path}: protocol.{field} has {len(getattr(printed, field))} values; "
                 f"{source.kind} of {entry.dataset} have {channels} channels"
             )
-    if source.kind != "images" and printed.augmentation != AugmentationSpec():
-        raise ParamsError(f"{path}: protocol.augmentation is set; {entry.dataset} is a {source.kind}, not images")
+    for field, unset in (("augmentation", AugmentationSpec()), ("recipe", None)):
+        if source.kind != "images" and getattr(printed, field) != unset:
+            raise ParamsError(f"{path}: protocol.{field} is set; {entry.dataset} is a {source.kind}, not images")
+    weights = printed.recipe.class_weights if printed.recipe else None
+    if isinstance(weights, tuple) and len(weights) != source.classes:
+        raise ParamsError(f"{path}: protocol.recipe.class_weights has {len(weights)} values, not {source.classes}")
     try:
         arms = expand_arms(file.arms)
     except ValueError as error:
@@ -403,7 +429,9 @@ def _read_experiment(
 
 # Fields of the optimisers of `stages.optim`: those that are not set unless a file sets them.
 _FIRST_ORDER_HAS_NO = tuple(
-    field.name for field in dataclasses.fields(OptimizerSpec) if field.default is None and field.name != "decay"
+    field.name
+    for field in dataclasses.fields(OptimizerSpec)
+    if field.default is None and field.name not in ("decay", "clip_norm", "address", "arguments")
 )
 
 
@@ -414,6 +442,8 @@ def _protocol_schema() -> TypeAdapter[Protocol]:
 
 def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Protocol:
     """Read a protocol whose numbers allow training; the split's numbers are also checked together."""
+    if isinstance(fields.get("optimizer"), Mapping):
+        fields = {**fields, "optimizer": imported_optimizer(fields["optimizer"], path, f"{key_path}.optimizer")}
     protocol = validate(_protocol_schema(), fields, path, key_path)
     if wrong := out_of_range(protocol):
         name, value, expected = wrong
@@ -429,6 +459,11 @@ def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Prot
     idle = [name for name in _FIRST_ORDER_HAS_NO if getattr(optimizer, name) is not None]
     if optimizer.name in ("adam", "adamw", "sgd") and idle:
         raise ParamsError(f"{path}: {key_path}.optimizer.{idle[0]} is set, but {optimizer.name} doesn't use it")
+    if optimizer.name != "imported" and optimizer.clip_norm is not None:
+        raise ParamsError(f"{path}: {key_path}.optimizer.clip_norm is set, but {optimizer.name} doesn't use it")
+    if (optimizer.name == "imported") != (optimizer.address is not None):
+        raise ParamsError(f"{path}: {key_path}.optimizer.name is {optimizer.name!r}; write its package.module:name")
+    check_recipe(protocol.recipe or RecipeSpec(), path, f"{key_path}.recipe")
     schedule = protocol.schedule
     if schedule.name == "steps" and (not schedule.milestones or schedule.factor is None):
         raise ParamsError(
@@ -504,8 +539,10 @@ def plan_runs(
             continue
         file = Path("params") / f"{experiment.name}.yaml"
         path = model_path(experiment.paper, arm.model, file, f"arms.{arm.name}.model")
-        wanted = keyword_types(*path.split(":"))
+        wanted = signature_of(path).keywords
         arguments = {key: value for key, value in arm.model.items() if key != "name"}
+        if path == IMPORTED_MODEL:
+            arguments = {"address": arm.model["name"], "arguments": arguments}
         arguments |= {key: value for key, value in given.items() if key in wanted}
         model = ModelSpec(path=path, arguments=arguments)
         protocol = resolve_protocol(experiment, profile, arm)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from stages import papers_folder
 from stages.faults import Mistake
 from stages.papers import model_paths
-from stages.runs.fingerprint import source_path
+from stages.params.callables import UnknownCallable, signature_of
+from stages.runs.fingerprint import IMPORTED_MODEL
 
 # (bound, whether it is itself allowed, what the number stays below)
 Bounds = tuple[float, str, float]
@@ -43,6 +42,8 @@ PROTOCOL: Mapping[str, Bounds] = {
     "optimizer.update_interval": _COUNT,
     "optimizer.kl_clip": _POSITIVE,
     "optimizer.rest_lr": _POSITIVE,
+    "optimizer.clip_norm": _POSITIVE,
+    "recipe.label_smoothing": _SHARE,
     "schedule.warmup_steps": _NOT_NEGATIVE,
     "schedule.floor": _NOT_NEGATIVE,
     "schedule.milestones": _SHARE,
@@ -199,65 +200,63 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def known_papers() -> list[str]:
-    """Folders of `stages/papers`: the listing is the registry."""
-    folder = Path(__file__).parent.parent / "papers"
-    return sorted(path.parent.name for path in folder.glob("*/__init__.py"))
+    """Packages in the folder of papers but `imported`: the listing is the registry."""
+    return sorted({path.parent.name for path in papers_folder().glob("*/__init__.py")} - {"imported"})
 
 
 FROM_DATASET = ("image_size", "in_channels", "num_classes", "in_features", "context")
+# The same in other packages, and what an optimiser gets from the network and its spec.
+WEIGHTS = ("pretrained", "weights", "weights_backbone", "checkpoint_path", "pretrained_cfg")
+GIVEN_NAMES = {*FROM_DATASET, "img_size", "in_chans", "num_channels", "num_labels", "params", "lr"}
 
 
 def model_path(paper: str, model: Mapping[str, Any], path: Path, key_path: str) -> str:
     """Return `module:Class` of an arm's model, its keywords checked against the constructor in the source.
 
-    A paper's models are the classes that its package imports by `from … import Name` and lists in `__all__`.
+    A paper's models are the classes that its package imports by `from … import Name` and lists in `__all__`; a name
+    with a colon is of another package or file.
     """
     modules = (known.split(":") for known in model_paths() if known.startswith(f"stages.papers.{paper}."))
     classes = {name: module for module, name in modules}
     if "name" not in model:
-        raise ParamsError(f"{path}: {key_path}.name is missing; known: {', '.join(sorted(classes))}")
+        known = ", ".join([*sorted(classes), "package.module:name"])
+        raise ParamsError(f"{path}: {key_path}.name is missing; known: {known}")
+    arguments = {key: value for key, value in model.items() if key != "name"}
+    if ":" in str(model["name"]):
+        check_keywords(model["name"], arguments, path, key_path)
+        if loaded := [key for key in WEIGHTS if arguments.get(key)]:
+            raise ParamsError(f"{path}: {key_path}.{loaded[0]} loads weights, which no run key covers; leave it out")
+        return IMPORTED_MODEL
     check_choice(model["name"], classes, path, f"{key_path}.name")
-    module = classes[model["name"]]
-    signature = keyword_types(module, model["name"])
-    wanted = {key: kind for key, kind in signature.items() if key not in FROM_DATASET}
-    for key, value in model.items():
-        if key == "name":
-            continue
-        if key not in wanted:
+    address = f"{classes[model['name']]}:{model['name']}"
+    check_keywords(address, arguments, path, key_path, given=FROM_DATASET)
+    return address
+
+
+def check_keywords(
+    address: str, arguments: Mapping[str, Any], path: Path, key_path: str, *, given: Sequence[str] | None = None
+) -> None:
+    """Check the keywords of a callable against its source; `given`: those that a file can't set.
+
+    Raises:
+        ParamsError: it can't be found, or a keyword is unknown, of another type, or missing.
+    """
+    try:
+        signature = signature_of(address)
+    except UnknownCallable as error:
+        raise ParamsError(
+            f"{path}: {key_path}.name is {address!r}: {error}{nearest(address.partition(':')[2], error.known)}"
+        ) from None
+    wanted = {key: kind for key, kind in signature.keywords.items() if key not in (given or ())}
+    for key, value in arguments.items():
+        if key in wanted:
+            _check_type(value, wanted[key].kind, path, f"{key_path}.{key}")
+        elif not signature.is_open:
             raise ParamsError(f"{path}: unknown key {key_path}.{key}{hint(key, sorted(wanted))}")
-        _check_type(value, wanted[key].kind, path, f"{key_path}.{key}")
     for key, parameter in wanted.items():
-        if parameter.required and key not in model:
-            raise ParamsError(f"{path}: {key_path}.{key} is missing; {model['name']} takes {', '.join(wanted)}")
-    return f"{module}:{model['name']}"
-
-
-@dataclass(frozen=True)
-class Keyword:
-    kind: str
-    required: bool
-
-
-@cache
-def keyword_types(module: str, class_name: str) -> dict[str, Keyword]:
-    """Keywords of a class's constructor, or of the first base that has one, as written in the source."""
-    path = source_path(module)
-    if path is None:
-        return {}
-    body = ast.parse(path.read_text(encoding="utf-8")).body
-    for node in body:
-        if isinstance(node, ast.ClassDef) and node.name == class_name:
-            for item in node.body:
-                if isinstance(item, ast.FunctionDef) and item.name == "__init__":
-                    pairs = zip(item.args.kwonlyargs, item.args.kw_defaults, strict=True)
-                    return {
-                        arg.arg: Keyword(ast.unparse(arg.annotation) if arg.annotation else "Any", default is None)
-                        for arg, default in pairs
-                    }
-            return keyword_types(module, ast.unparse(node.bases[0])) if node.bases else {}
-        if isinstance(node, ast.ImportFrom) and class_name in (alias.name for alias in node.names):
-            return keyword_types(node.module or "", class_name)
-    return {}
+        if parameter.required and key not in arguments and (given is not None or key not in GIVEN_NAMES):
+            name = address.partition(":")[2]
+            raise ParamsError(f"{path}: {key_path}.{key} is missing; {name} takes {', '.join(wanted)}")
 
 
 def _check_type(value: Any, kind: str, path: Path, key_path: str) -> None:

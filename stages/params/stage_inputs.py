@@ -15,9 +15,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from stages import papers_folder
 from stages.params.experiment import Params, load_params
 from stages.params.schema import known_papers
-from stages.runs.fingerprint import imported_modules, module_digest, reachable, source_path, unlike_loaded
+from stages.runs.fingerprint import (
+    imported_modules,
+    module_digest,
+    package_versions,
+    reachable,
+    source_path,
+    unlike_loaded,
+)
 
 TARGET = Path("data/inputs")
 _FOLDER = Path(__file__).parent.parent
@@ -25,7 +33,7 @@ _FOLDER = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class StageInputs:
-    """`roots`: modules where a stage's imports start, its verb and those found by name.  `files`: patterns of files."""
+    """`roots`: modules where a stage's imports start, its verb and those found by name.  `files`: of papers' files."""
 
     roots: tuple[str, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -45,7 +53,7 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
             {"margins": everything["verdicts"]["margins"], "printed": everything["profiles"]["paper"]}
             | {name: everything[name] for name in ("experiments", "datasets", "rates")},
         ),
-        "record": StageInputs(("stages.record", *packages), everything, files=("papers/*/*.yaml",)),
+        "record": StageInputs(("stages.record", *packages), everything, files=("*/*.yaml",)),
         "report": StageInputs(("stages.report",)),
     }
     for name, source in everything["datasets"].items():
@@ -53,13 +61,24 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
         found[f"preprocess@{name}"] = StageInputs(("stages.preprocess",), {"dataset": source})
     for name, experiment in everything["experiments"].items():
         package = f"stages.papers.{experiment['paper']}"
-        stacks = tuple(f"{package}.{path.stem}" for path in _FOLDER.glob(f"papers/{experiment['paper']}/*_stack.py"))
+        stacks = tuple(f"{package}.{path.stem}" for path in papers_folder().glob(f"{experiment['paper']}/*_stack.py"))
         trained = {"profile": profile, "experiment": experiment}
-        found[f"train@{name}"] = StageInputs(("stages.train", "stages.worker", package, *stacks, *optimizers), trained)
+        named = _named_modules(experiment)
+        roots = "stages.train", "stages.worker", package, *stacks, *optimizers, *named
+        found[f"train@{name}"] = StageInputs(roots, trained)
         observed = (f"{package}.observations",) if source_path(f"{package}.observations") else ()
-        evaluated = ("stages.evaluate", package, *observed)
+        evaluated = ("stages.evaluate", package, *observed, *named)
         found[f"evaluate@{name}"] = StageInputs(evaluated, {name: profile[name] for name in ("latency", "test_rows")})
     return found
+
+
+def _named_modules(experiment: Mapping[str, Any]) -> list[str]:
+    """Modules of other packages and files that an experiment's arms and protocols name."""
+    protocols = [experiment["printed"], *(arm["protocol"] for arm in experiment["arms"].values())]
+    names = [arm["model"]["name"] for arm in experiment["arms"].values()]
+    names += [one["optimizer"].get("address") or one["optimizer"]["name"] for one in protocols if "optimizer" in one]
+    modules = {name.partition(":")[0] for name in names if ":" in name}
+    return sorted(modules | ({"stages.papers.imported"} if modules else set()))
 
 
 def modules_run(roots: Iterable[str]) -> set[str]:
@@ -80,12 +99,15 @@ def code_digests(roots: tuple[str, ...], files: tuple[str, ...]) -> Mapping[str,
         found[module] = module_digest(path)
         if path.is_relative_to(_FOLDER):
             found |= _file_digests(other for other in path.parent.glob(f"{path.stem}.*") if other.suffix != ".py")
-    return found | _file_digests(path for pattern in files for path in sorted(_FOLDER.glob(pattern)))
+    found |= package_versions(roots)
+    return found | _file_digests(path for pattern in files for path in sorted(papers_folder().glob(pattern)))
 
 
 def _file_digests(paths: Iterable[Path]) -> dict[str, str]:
     return {
-        path.relative_to(_FOLDER.parent).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        path.relative_to(_FOLDER.parent if path.is_relative_to(_FOLDER) else Path.cwd()).as_posix(): hashlib.sha256(
+            path.read_bytes()
+        ).hexdigest()[:16]
         for path in paths
         if path.is_file()
     }

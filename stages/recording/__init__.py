@@ -107,6 +107,7 @@ class DatabaseBuilder:
         self.papers = list(dict.fromkeys(experiment.paper for experiment in self.params.experiments.values()))
         judged = sources.judge(self.claims, self.params, self.found, findings=self.findings, deviations=self.deviations)
         self.speaking, self.judgements, self.sentences = judged.speaking, judged.judgements, judged.sentences
+        self.by_lab = judged.by_lab
         self.marks = {
             judgement.claim.id: self.registered.mark(
                 judgement.claim,
@@ -165,9 +166,9 @@ class DatabaseBuilder:
                 for values in zip(*map(curves.column, COLUMNS), strict=True)
             ),
             tables.ObservationRow: (
-                (item.row, position, row.quantity, row.moment, row.block, row.head, row.value)
+                (item.row, position, *number)
                 for item in found
-                for position, row in enumerate(list_observed(item.result.observed or {}))
+                for position, number in enumerate(list_observed(item.result.observed or {}))
             ),
             tables.VerdictRun: (
                 (judgement.claim.id, position, entry.side, entry.arm, entry.replicate, entry.value, entry.result)
@@ -280,7 +281,9 @@ class DatabaseBuilder:
                 ),
                 "train_seconds": item.cost.train_seconds if item.cost else None,
                 "divergence": dataclasses.asdict(line.divergence) if line.divergence else None,
-                "origin": dataclasses.asdict(item.origin) if item.origin else None,
+                "origin": {name: value for name, value in vars(item.origin).items() if value is not None}
+                if item.origin
+                else None,
             }
             for item in self.found
             for line in [item.result]
@@ -369,6 +372,7 @@ class DatabaseBuilder:
                     tables.VerdictArm(position=place, **dataclasses.asdict(arm))
                     for place, arm in enumerate(judgement.arms)
                 ],
+                labs=self.by_lab.get(claim.id, []),
                 rules=numbers,
                 digest=digest_verdict(claim, rules, judging),
                 seen_before_rule=seen_before_rule(claim.id, self.history) if judgement.basis == "results" else None,
@@ -455,8 +459,10 @@ def record(root: Path, database: str, *, evidence_only: bool = False) -> Summary
     `evidence_only` leaves out the results of this working tree.
     """
     params = load_params(root)
-    claims = sources.read_placed_claims(root, params)
-    findings = sources.read_findings(root / "data" / "findings.jsonl", claims) if not evidence_only else {}
+    faults: list[str] = []
+    claims = sources.read_placed_claims(root, params, faults)
+    computed = root / "data" / "findings.jsonl"
+    findings = sources.read_findings(computed, claims, are_all=not faults) if not evidence_only else {}
     hours = sources.read_hours(root / "data" / "hours.json") if not evidence_only else {}
     found, left_out = sources.find_results(root, params, evidence_only=evidence_only)
     versions = read_versions(root)
@@ -486,5 +492,5 @@ def record(root: Path, database: str, *, evidence_only: bool = False) -> Summary
         checkpoints=len(rows.checkpoints),
         claims=len(claims),
         findings=len(findings),
-        notes=(*left_out, *notes),
+        notes=(*faults, *left_out, *notes),
     )

@@ -1,6 +1,6 @@
 """Compares the published record with git's history: what was once committed stays, or a retraction gives the reason.
 
-The record is every line of `data/evidence/*.jsonl`, `data/claims-history.jsonl` and `data/retractions.jsonl`, every
+The record is every line of `data/evidence/**/*.jsonl`, `data/claims-history.jsonl` and `data/retractions.jsonl`, every
 registration, and every released model.
 """
 
@@ -21,7 +21,7 @@ from stages.claims.history import PATH as HISTORY
 from stages.claims.history import Reason, pending, read_history
 from stages.params.experiment import load_params
 from stages.run import STRICT, canonical_json
-from stages.runs.evidence import EvidenceError
+from stages.runs.evidence import LABS, EvidenceError
 from stages.runs.revisions import GitError, read_objects, run_git
 from stages.runs.store import write_atomically
 
@@ -186,7 +186,7 @@ def row_faults(root: Path, versions: Iterable[Version]) -> list[str]:
             until = published.copy() if before else set()
             before = dict.fromkeys(version.content.splitlines(), until) | before
         elif version.path.startswith("data/evidence/"):
-            published.add(Path(version.path).stem)
+            published |= experiments_in(version.path, version.content)
     experiments = {claim.id: claim.experiment or "" for claim in claims}
     state: dict[object, str | None] = {}
     for number, change in enumerate(history, start=1):
@@ -199,6 +199,14 @@ def row_faults(root: Path, versions: Iterable[Version]) -> list[str]:
         if line["subject"] == "claim" and known and not line["after_evidence"]:
             found.append(f"{HISTORY}, line {number}: evidence on {line['claims']} was committed before that change")
     return found
+
+
+def experiments_in(path: str, content: bytes) -> set[str]:
+    """The experiments that a file of evidence is about: its name's, or those of a lab's lines."""
+    if Path(path).parent.name != LABS:
+        return {Path(path).stem}
+    pieces = content.splitlines() if path.endswith(".jsonl") else ()
+    return {json.loads(piece)["result"]["experiment"] for piece in pieces}
 
 
 def describe_lost(lost: list[Lost]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +24,12 @@ from stages.claims import (
     read_claims,
     read_deviations,
 )
+from stages.claims.schema import FAULT
 from stages.claims.trials import ResultGroup
 from stages.faults import Mistake
 from stages.papers.finding import Finding
 from stages.params.experiment import Params, plan_runs
+from stages.results import WORD_OF, Word
 from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.consistency import (
     compare_canaries,
@@ -36,7 +38,7 @@ from stages.runs.consistency import (
     find_release_contradictions,
 )
 from stages.runs.equivalence import Equivalences, read_equivalences
-from stages.runs.evidence import CostLine, EvidenceLine, ResultLine, Trial, evidence_files, read_lines
+from stages.runs.evidence import LABS, CostLine, EvidenceLine, ResultLine, Trial, evidence_files, read_lines
 from stages.runs.fingerprint import changed_modules
 
 PLAN_CHANGED = "PLAN CHANGED: "
@@ -55,8 +57,8 @@ class FindingLine(Finding):
     paper: str
 
 
-def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingLine]:
-    """Findings by claim; none if `analyse` has not run."""
+def read_findings(path: Path, claims: Sequence[ClaimLine], *, are_all: bool = True) -> dict[str, FindingLine]:
+    """Findings by claim; none if `analyse` has not run.  `are_all`: no row of a claim was left out."""
     adapter, known = TypeAdapter(FindingLine), {claim.id for claim in claims}
     findings: dict[str, FindingLine] = {}
     lines = path.read_bytes().splitlines() if path.is_file() else []
@@ -67,7 +69,7 @@ def read_findings(path: Path, claims: Sequence[ClaimLine]) -> dict[str, FindingL
             raise RecordError(
                 f"{path}, line {number}: {error.errors()[0]['msg']}; run `python -m stages.analyse`"
             ) from None
-        if finding.claim not in known:
+        if finding.claim not in known and are_all:
             raise RecordError(f"{path}, line {number}: no claim {finding.claim} in data/claims.csv")
         findings[finding.claim] = finding
     return findings
@@ -83,16 +85,19 @@ def read_hours(path: Path) -> dict[str, dict[str, float]]:
         raise RecordError(f"{path}: {error.errors()[0]['msg']}; run `python -m stages.analyse`") from None
 
 
-def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> tuple[list[Trial], list[str]]:
+def find_results(
+    root: Path, params: Params, *, evidence_only: bool = False, offered: Path | None = None
+) -> tuple[list[Trial], list[str]]:
     """Every result below `data/evidence` and `data/results`, in the order of the params files, evidence first.
 
+    `offered`: a lab's file, read instead of the one with the same name that was accepted earlier.
     A local result that was published appears once, as evidence.  Results of a profile that params.yaml doesn't have
     are left out, since their strength is unknown.  The notes, also returned, say how many.
     """
     left_out: Counter[tuple[Path, str]] = Counter()
     found: dict[tuple[str, str, str, str, int], Trial] = {}
     local = [] if evidence_only else _local(root / "data" / "results")
-    for item in [*_evidence(root / "data" / "evidence"), *local]:
+    for item in [*_evidence(root / "data" / "evidence", offered), *local]:
         _check_names(item, params)
         if item.result.profile not in params.profiles:
             left_out[item.file, item.result.profile] += 1
@@ -100,8 +105,10 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
         _refuse_contradictions(item)
         if item.identity in found:
             if found[item.identity].source == item.source:
-                key, _, experiment, arm, replicate = item.identity
-                raise RecordError(f"{item.file}: {experiment}.{arm}.{replicate} of run {key[:12]} occurs twice")
+                raise RecordError(
+                    f"{item.file}: {item.name}, run {item.result.run_key[:12]}, occurs twice: it is also in "
+                    f"{found[item.identity].file}, line {found[item.identity].line}"
+                )
             continue
         found[item.identity] = item
     equivalences = read_equivalences(root)
@@ -120,7 +127,7 @@ def find_results(root: Path, params: Params, *, evidence_only: bool = False) -> 
         "params/ from git again, or retract them with the reason (claimcheck audit --retract)"
         for file, count in departed.items()
     ] + [
-        f"{PLAN_CHANGED if file.parent.name == 'evidence' else ''}{file}: {count} results of the profile {profile!r} "
+        f"{'' if file.parent.name == 'results' else PLAN_CHANGED}{file}: {count} results of the profile {profile!r} "
         f"left out: params.yaml has no such profile; known: {', '.join(params.profiles)}"
         for (file, profile), count in left_out.items()
     ]
@@ -149,6 +156,9 @@ def _mark(found: Iterable[Trial], params: Params, equivalences: Equivalences) ->
                 held = planned[asked].setdefault(run.name.arm, {**plan, "replicates": {}})
                 held["replicates"][run.name.replicate] = plan["replicate"]
         today = planned[asked][item.result.arm]
+        seeded = [today["replicates"].get(item.result.replicate, {})]
+        if item.lab and seeded[0]:
+            seeded.append({**seeded[0], "seed": lab_seeds(item.lab, [seeded[0]["seed"]])[0]})
         is_planned = spec["model"] == today["model"] and all(
             spec["protocol"].get(field) == today["protocol"].get(field) for field in experiment.varied
         )
@@ -158,7 +168,7 @@ def _mark(found: Iterable[Trial], params: Params, equivalences: Equivalences) ->
                 is_planned=is_planned,
                 follows_plan=is_planned
                 and _DEFAULTS | spec["protocol"] == _DEFAULTS | today["protocol"]
-                and spec.get("replicate") == today["replicates"].get(item.result.replicate),
+                and spec.get("replicate") in seeded,
                 varied=experiment.varied,
                 changed_code=() if lines else changed,
                 equivalences=lines or (),
@@ -177,8 +187,14 @@ _DEFAULTS: dict[str, Any] = RunSpec(
 """The default values of a protocol: an older spec lacks fields that were added since."""
 
 
-def _evidence(folder: Path) -> Iterable[Trial]:
-    for path in evidence_files(folder):
+def lab_seeds(lab: str, seeds: Iterable[int]) -> list[int]:
+    """Seeds with which a lab repeats the planned `seeds`: its name fixes them, so that it can't choose among many."""
+    return [seed + int(hashlib.sha256(lab.encode()).hexdigest()[:7], 16) for seed in seeds]
+
+
+def _evidence(folder: Path, offered: Path | None) -> Iterable[Trial]:
+    paths = [path for path in evidence_files(folder) if offered is None or path != folder / LABS / offered.name]
+    for path in [*paths, offered] if offered else paths:
         for number, line in enumerate(read_lines(path, EvidenceLine), start=1):
             yield Trial(
                 result=line.result,
@@ -188,6 +204,7 @@ def _evidence(folder: Path) -> Iterable[Trial]:
                 file=path,
                 line=number,
                 digest=line.digest or "",
+                states=line.states or {},
             )
 
 
@@ -277,12 +294,16 @@ def _trained_digest(outcome: Path) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedResults:
-    """The results that speak, the same in groups by experiment with the strongest first, and what follows from them."""
+    """The results that speak, the same in groups by experiment with the strongest first, and what follows from them.
+
+    `by_lab`: by claim, what each lab's results say alone; only of claims for which another lab has results.
+    """
 
     speaking: Sequence[Trial]
     groups: Mapping[str, Sequence[ResultGroup]]
     judgements: Sequence[Judgement]
     sentences: Sequence[JudgedTable]
+    by_lab: Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def judge(
@@ -297,15 +318,27 @@ def judge(
     """Judge all claims by those of the results found that speak (`select`)."""
     speaking = select(found)
     groups = gather(params, speaking)
+    devices = {paper.paper: paper.device for paper in deviations if paper.device}
     judgements, sentences = judge_claims(
-        claims,
-        params,
-        findings=findings,
-        groups=groups,
-        devices={paper.paper: paper.device for paper in deviations if paper.device},
-        with_power=with_power,
+        claims, params, findings=findings, groups=groups, devices=devices, with_power=with_power
     )
-    return JudgedResults(speaking=speaking, groups=groups, judgements=judgements, sentences=sentences)
+    by_lab = defaultdict[str, list[Mapping[str, Any]]](list)
+    labs = sorted({group.lab for of_it in groups.values() for group in of_it})
+    for lab in labs if any(labs) else ():
+        alone = {name: [group for group in of_it if group.lab == lab] for name, of_it in groups.items()}
+        for one in judge_claims(claims, params, findings={}, groups=alone, devices=devices, with_power=False)[0]:
+            verdict = one.verdict
+            if one.is_by_training and one.entries:
+                row = {"lab": lab, "status": str(verdict.status), "holds": WORD_OF[verdict.status] is Word.HOLDS}
+                row |= {"ours": one.ours, "low": verdict.low, "high": verdict.high, "n": verdict.n}
+                by_lab[one.claim.id].append(row)
+    return JudgedResults(
+        speaking=speaking,
+        groups=groups,
+        judgements=judgements,
+        sentences=sentences,
+        by_lab={claim: rows for claim, rows in by_lab.items() if any(row["lab"] for row in rows)},
+    )
 
 
 def judge_today(root: Path, params: Params) -> JudgedResults:
@@ -316,10 +349,13 @@ def judge_today(root: Path, params: Params) -> JudgedResults:
     return judge(claims, params, found, findings=findings, deviations=deviations, with_power=False)
 
 
-def read_placed_claims(root: Path, params: Params) -> list[ClaimLine]:
-    """The rows of `data/claims.csv`, each with its place in the params."""
+def read_placed_claims(root: Path, params: Params, faults: list[str] | None = None) -> list[ClaimLine]:
+    """The rows of `data/claims.csv`, each with its place in the params; add what is wrong with some to `faults`."""
+    faults = [] if faults is None else faults
     listed = root / "data" / "claims.csv"
-    return place_claims(listed, read_claims(listed), params)
+    placed = place_claims(read_claims(listed, faults), params)
+    faults += [f"{listed}: {claim.id}: {claim.reason}" for claim in placed if (claim.reason or "").startswith(FAULT)]
+    return placed
 
 
 def read_paper_deviations(params: Params) -> list[PaperDeviations]:

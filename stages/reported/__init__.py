@@ -1,6 +1,10 @@
 """Verdicts on results trained elsewhere: no training, no params files, no database.
 
-`judging` has the public functions, which `import claimcheck` gives; `printed` reads numbers as papers print them;
-`tables` reads and checks tables of claims and results; `report` writes one page; `plot` draws with
-matplotlib.  Needs NumPy, SciPy and pandas.
+`judging` has the public functions, which `import claimcheck` gives; `tables` reads and checks tables of claims and
+results, and writes a page; `trackers` reads what others' tools store; `plot` draws with matplotlib; `command` has the
+commands.  Needs NumPy, SciPy and pandas.
 """
+
+
+class TableError(ValueError):
+    """A table that can't be read at all; the message says what it lacks."""

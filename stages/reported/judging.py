@@ -62,8 +62,9 @@ class PrintedNumber:
         if isinstance(text, cls):
             return text
         plain = re.sub(r"\s|\$", "", str(text)).replace("−", "-").lower()
-        is_percent = "%" in plain or unit.strip().lower() in PERCENT
-        found = _PRINTED.fullmatch(plain.replace("\\%", "").replace("%", ""))
+        number, percent = re.subn(rf"\\?%|{'|'.join(PERCENT[1:])}", "", plain)
+        is_percent = bool(percent) or unit.strip().lower() in PERCENT
+        found = _PRINTED.fullmatch(number)
         if found is None or not re.search(r"\d", found[1]):
             raise ValueError(f"{str(text)[:40]!r} is not a number; print it as 97.5 %, 97.5 ± 0.2 % or 0.975(2)")
         number = found[1].replace(",", "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, cast
 
 import pandas as pd
 
+from stages.reported import TableError as TableError
 from stages.reported import judging
 from stages.reported.judging import PERCENT, RULES, Better, PrintedNumber, ReportedVerdict, parse_count, unjudged
 from stages.rules import Rules
@@ -39,10 +40,6 @@ RELATIVE = ("ratio", "inconsistent")
 _FAR = 30.0
 """Factor between a printed share and the results' from which a mix of percent and fractions is likelier than both."""
 KEYS = ("dataset", "arm", "seed", "fold", "epoch", "unit", "lab", "url")
-
-
-class TableError(ValueError):
-    """A table that can't be read at all; the message says what it lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +123,7 @@ def read_rows(claims: Table) -> tuple[list[ClaimRow], list[RowProblem]]:
         try:
             row = _read_row(line, texts)
             if row.id in rows:
-                raise ValueError(f"the id is already in line {rows[row.id].line} already; give each claim its own")
+                raise ValueError(f"the id is already in line {rows[row.id].line}; give each claim its own")
             rows[row.id] = row
         except ValueError as error:
             problems.append(RowProblem(line=line, id=texts["id"], why=str(error)))
@@ -193,8 +190,8 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return f" (did you mean {found[0]}?)" if found else ""
 
 
-def read_results(results: Table) -> pd.DataFrame:
-    """Read results into the columns dataset, arm, seed, metric and value; of a curve, the last epoch of each seed.
+def read_results(results: Table, metrics: Collection[str]) -> pd.DataFrame:
+    """Read results of `metrics` into the columns dataset, arm, seed, metric and value; of a curve, the last epoch.
 
     A column `unit` may say that a value is in percent; it becomes a fraction.  A wide table has a column for each
     metric.  `seed` may be `fold`, if models share folds.
@@ -210,7 +207,10 @@ def read_results(results: Table) -> pd.DataFrame:
         raise TableError(f"the results lack the column seed (or fold); they have {', '.join(frame.columns)}")
     if not {"metric", "value"} <= set(frame.columns):
         keys = [column for column in KEYS if column in frame.columns]
-        frame = frame.melt(keys, var_name="metric")
+        named = {metric.lower(): metric for metric in metrics}  # as the columns are
+        frame = frame.melt(keys, [column for column in frame.columns if column in named], "metric")
+        frame["metric"] = frame["metric"].map(named)
+    frame = frame[frame["metric"].isin(metrics)].copy()
     for column in {index, "value", "epoch"} & set(frame.columns):
         text = frame[column].astype(str).str.strip().str.lower()
         frame[column] = pd.to_numeric(frame[column].where(~text.isin(("", "nan", "none", "diverged"))), errors="coerce")
@@ -244,7 +244,7 @@ def judge(claims: Table, results: Table, rules: Rules = RULES) -> Judged:
         TableError: one of them can't be read at all.
     """
     rows, problems = read_rows(claims)
-    frame = read_results(results)
+    frame = read_results(results, {row.metric for row in rows})
     shares = {row.metric for row in rows if row.is_share}
     for metric in shares & set(frame["metric"]):
         of_metric = frame["metric"] == metric
@@ -261,6 +261,11 @@ def judge(claims: Table, results: Table, rules: Rules = RULES) -> Judged:
 
 def _judge_row(row: ClaimRow, frame: pd.DataFrame, rules: Rules) -> ReportedVerdict:
     of_row = frame[(frame["metric"] == row.metric)]
+    if of_row.empty:
+        return unjudged(row.id, f"The results have no {row.metric!r}.")
+    if row.dataset and row.dataset not in set(of_row["dataset"]):
+        known = sorted(set(map(str, of_row["dataset"])))
+        return unjudged(row.id, f"No results on {row.dataset!r}{_nearest(row.dataset, known)}.")
     if row.dataset:
         of_row = of_row[of_row["dataset"] == row.dataset]
     elif row.kind != "wins" and of_row["dataset"].nunique() > 1:
@@ -268,8 +273,7 @@ def _judge_row(row: ClaimRow, frame: pd.DataFrame, rules: Rules) -> ReportedVerd
     for arm in filter(None, (row.arm, row.baseline)):
         if arm not in set(of_row["arm"]):
             known = sorted(set(map(str, of_row["arm"])))
-            place = f"{row.metric!r}{f' on {row.dataset!r}' if row.dataset else ''}"
-            return unjudged(row.id, f"No results of {arm!r} in {place}{_nearest(arm, known)}.")
+            return unjudged(row.id, f"No results of {arm!r} in {row.metric!r}{_nearest(arm, known)}.")
     say: dict[str, Any] = {"rules": rules, "claim": row.id, "better": row.better}
     if row.kind == "value":
         assert row.printed is not None

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from stages.reported.tables import HIGHER, LOWER, TableError, last_word
 
@@ -62,7 +61,7 @@ def import_results(
     """
     try:
         runs = list(READERS[kind](source))
-    except (OSError, ValueError, KeyError, sqlite3.Error, yaml.YAMLError) as error:
+    except (OSError, ValueError, KeyError, sqlite3.Error) as error:
         raise TableError(f"{source}: {error}") from None
     if not runs:
         raise TableError(f"{source}: no runs found")
@@ -147,9 +146,16 @@ def _read_mlflow(source: Path) -> Iterator[TrackedRun]:
     if source.is_file():
         yield from _read_mlflow_database(source)
         return
+    try:
+        import yaml
+    except ImportError:
+        raise TableError("reading MLflow's folders needs a package: pip install pyyaml") from None
     for meta in sorted(source.glob("**/meta.yaml")):
-        described: dict[str, Any] = yaml.safe_load(meta.read_text(encoding="utf-8"))
-        if "run_id" not in described or described.get("lifecycle_stage") == "deleted":
+        try:
+            described: dict[str, Any] = yaml.safe_load(meta.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise TableError(f"{meta}: {error}") from None
+        if "run_id" not in (described or ()) or described.get("lifecycle_stage") == "deleted":
             continue
         run = TrackedRun(
             name=str(described.get("run_name") or described["run_id"]),

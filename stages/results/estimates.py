@@ -39,6 +39,8 @@ _ROWS = (  # name, title, unit, better, split
     ("window_error", "Test error around the best validation epoch", "fraction", "lower", "test"),
     ("loss", "Test loss", "nats", "lower", "test"),
     ("calibration_error", "Calibration error", "fraction", "lower", "test"),
+    ("macro_f1", "F1, mean over the classes", "fraction", "higher", "test"),
+    ("auroc", "Area under the ROC curve, mean over the classes", "fraction", "higher", "test"),
     ("mse", "Test mean squared error, last epoch", "", "lower", "test"),
     ("log_mse", "Log of the test mean squared error, last epoch", "nats", "lower", "test"),
     ("selected_mse", "Test mean squared error, best validation epoch", "", "lower", "test"),

@@ -55,7 +55,7 @@ class JSONOf(TypeDecorator):
         return value
 
 
-SCHEMA_VERSION = 21
+SCHEMA_VERSION = 22
 
 
 class Base(DeclarativeBase):
@@ -408,12 +408,11 @@ class VerdictRow(Base):
     `false_discovery_rate`: among the paper's claims that training judged, of a verdict on a sign.  `by_margin`: the
     status by every other margin, `posterior` the chance of the margin or of the sign.  `rules` digests the numbers of
     the rules; `digest` those, the claim's row with its metric, and the code that judged it.  `variants`: what other
-    defensible metrics would say.  `prediction_…`: the interval in which the paper's own rerun would lie, by our
-    replicates, in the claim's unit; `is_predicted`: its number does.  `power`: that of the plan before anything runs
-    (`stages.verdicts.Power`).  `scope`: the part of a grid that it is of (`stages.verdicts.Scope`).
-    `seen_before_rule`: how many of the claim's own results (pairs, where it is of pairs) had been seen when the rule
-    was written; None: none had.  `registration`: of a verdict by training, its mark and why
-    (`stages.claims.history.RegistrationMark`).  The cost is that of all runs behind it, each counted once.
+    defensible metrics would say.  `prediction_…`: the interval in which the paper's rerun would lie; `is_predicted`:
+    its number does.  `power`: that of the plan (`stages.verdicts.Power`).  `scope`: its part of a grid.
+    `seen_before_rule`: how many of its results or pairs had been seen when the rule was written, None if none.
+    `registration`: of a verdict by training, its mark and why (`stages.claims.history.RegistrationMark`).  The cost is
+    that of all runs behind it, each counted once.  `labs`: what each lab's results say alone, if another lab has any.
     """
 
     __tablename__ = "verdicts"
@@ -452,6 +451,7 @@ class VerdictRow(Base):
     peak_memory_bytes: Mapped[int | None]
     energy_joules: Mapped[float | None]
     usd: Mapped[float | None]
+    labs: Mapped[list[Any]]
     runs: Mapped[list[VerdictRun]] = relationship(order_by="VerdictRun.position")
     arms: Mapped[list[VerdictArm]] = relationship(order_by="VerdictArm.position")
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from stages.run import canonical_json, environment_digest
-from stages.runs.evidence import COLUMNS, CostLine, Release, ResultLine, as_curves, unpack_correct
+from stages.runs.evidence import COLUMNS, CostLine, Release, ResultLine, Trial, as_curves, unpack_correct
 
 Columns = Mapping[str, Sequence[Any]]
 _EIGHT_DIGITS = 1e-7
@@ -27,9 +27,11 @@ _OTHER_CLASS = 0.005
 """Share of test images whose class may be another one in those two passes, at least one image."""
 _SECONDS = 6e-5
 """An epoch's seconds are stored with four decimals."""
-_OF_ALL_IMAGES = ("accuracy", "loss", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion")
+_SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion", "macro_f1", "auroc")
+_OF_ALL_IMAGES = (*_SHARES, "loss")
 _OF_ALL_ROWS = ("mse", "log_mse", "selected_mse", "selected_log_mse")
-_SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion")
+_FASTEST = {"cpu": {"float32": 4e11, "bfloat16": 5e12}, "cuda": {"float32": 1e14, "tf32": 1.5e15, "bfloat16": 3e15}}
+"""FLOP/s that no thread of a processor and no GPU reaches: above the data sheets of AVX-512, AMX and a B200."""
 
 
 def find_contradictions(line: ResultLine) -> list[str]:
@@ -63,6 +65,43 @@ def find_release_contradictions(line: ResultLine, release: Release) -> list[str]
             f"and {release.same_class:.10g} of the images kept their class"
         )
     return found
+
+
+def find_impossible_times(line: ResultLine, cost: CostLine) -> list[str]:
+    """The contradictions between a training's time and what its device can compute at most."""
+    device, protocol = str(line.environment.get("device", "")).partition(":")[0], line.spec["protocol"]
+    forward = next((row.value for row in line.metrics if row.metric.startswith("flops_per_")), 0.0)
+    if device not in _FASTEST or not line.curves:
+        return []
+    flops = forward * line.curves[-1].steps * min(protocol["batch_size"], line.data.train_images)
+    peak = _FASTEST[device].get(protocol.get("precision", "float32"), _FASTEST[device]["float32"])
+    peak *= line.environment.get("data_parallel", {}).get("world_size", 1)
+    peak *= line.environment.get("threads", 1) if device == "cpu" else 1
+    said = f"its training took {cost.train_seconds:.3g} s, its forward passes alone are {flops:.2g} FLOP, and "
+    said += f"{line.environment.get('device_name', device)} computes at most {peak:.1g} a second"
+    return [said] if flops > peak * cost.train_seconds else []
+
+
+def find_repeats(trials: Iterable[Trial]) -> Iterator[tuple[Trial, str]]:
+    """Yield each trial that repeats an earlier one's outcome as another training, or has other data, and which."""
+    first: dict[tuple[str, str, str], Trial] = {}
+    for trial in trials:
+        line = trial.result
+        curve = canonical_json(list(as_curves(line.curves).column("train_loss")))
+        outcome = {"weights": line.weights_sha256, "learning curve": curve if line.curves else None}
+        for what in [name for name, value in outcome.items() if value]:
+            earlier = first.setdefault((what, outcome[what] or "", ""), trial)
+            if earlier.lab != trial.lab:
+                yield trial, f"it has the {what} of {earlier.name}: a repeat with the same bits is no second result"
+            elif {**earlier.result.spec, "code": None} != {**line.spec, "code": None}:  # other code may be equivalent
+                yield trial, f"it has the {what} of {earlier.name}: one training can't be two replicates"
+        cell = first.setdefault((f"{line.experiment}.{line.arm}.{line.replicate}", line.profile, trial.lab), trial)
+        if trial.lab and cell is not trial:
+            yield trial, "its lab has another result of this replicate, and could choose the better one"
+        data = line.data
+        earlier = first.setdefault(("data", data.dataset, data.provenance), trial)
+        if earlier.result.data.digest != data.digest:
+            yield trial, f"its data are {data.digest[:12]}, those of {earlier.name} {earlier.result.data.digest[:12]}"
 
 
 def compare_canaries(results: Iterable[Any]) -> list[str]:

@@ -121,7 +121,12 @@ def _line_faults(root: Path, number: int, line: EquivalenceLine) -> list[str]:
     where, found = f"{PATH}, line {number}", []
     for side, revision in enumerate((line.before, line.after)):
         pairs = list(
-            {(name, pair[side]) for proof in line.proofs for name, pair in proof.modules.items() if pair[side]}
+            {
+                (name, digest)
+                for proof in line.proofs
+                for name, pair in proof.modules.items()
+                if (digest := pair[side]) and "==" not in digest  # a package's version isn't in git
+            }
         )
         try:
             names = [f"{revision}:{path}" for module, _ in pairs for path in paths_of(module)]
@@ -242,7 +247,8 @@ class Equivalences:
                 for proof in other.proofs
                 for module, pair in proof.modules.items()
             }
-            after = {(module, pair[1]) for proof in line.proofs for module, pair in proof.modules.items() if pair[1]}
+            after = {(module, pair[1]) for proof in line.proofs for module, pair in proof.modules.items()}
+            after = {(module, digest) for module, digest in after if digest and "==" not in digest}
             ends = {(module, source_path(module), digest) for module, digest in after - later}
             lost = sorted({module for module, path, digest in ends if not path or module_digest(path) != digest})
             if lost:

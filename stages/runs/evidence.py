@@ -2,7 +2,8 @@
 
 `evaluate` writes `data/results/<experiment>.jsonl`, whose bytes are the same for the same runs.  Seconds and memory,
 which differ on every machine, go to `data/results/<experiment>.cost.jsonl`.  `claimcheck publish` joins both with their
-provenance into `data/evidence/<experiment>.jsonl`, which is committed.
+provenance into `data/evidence/<experiment>.jsonl`, which is committed.  `claimcheck accept` adds what other labs
+trained, as `data/evidence/labs/<lab>.jsonl`.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ INEXACT_SHARE = 0.005  # if more than this share of the test rows is missing, a 
 Layers = Mapping[str, tuple[tuple[float | None, ...], ...]]
 Line = TypeVar("Line")
 
-EQUIVALENCES = "equivalences.jsonl"
+EQUIVALENCES, LABS = "equivalences.jsonl", "labs"
 
 
 class EvidenceError(Mistake, ValueError):
@@ -259,13 +260,17 @@ class CostLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Origin of an evidence line; `dirty` says whether relevant files differed from the git `revision`."""
+    """Origin of an evidence line; `dirty` says whether relevant files differed from the git `revision`.
+
+    `lab`: name of another lab that trained it; None for this project's own results.
+    """
 
     __pydantic_config__: ClassVar = STRICT
     revision: str
     dirty: bool
     published: str
     versions: Mapping[str, str]
+    lab: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +292,7 @@ class Release:
 class EvidenceLine:
     """A published result with its cost and origin, and with `release` if its model is in git.
 
+    `states`: sha256 of the resume states that its lab can deposit, by the number of epochs before them.
     `write_lines` computes `digest`, the sha256 of the canonical line without it.  A line without a digest, or with a
     wrong one, is rejected.
     """
@@ -296,6 +302,7 @@ class EvidenceLine:
     cost: CostLine
     origin: Origin
     release: Release | None = None
+    states: Mapping[str, str] | None = None
     digest: str | None = None
 
 
@@ -335,8 +342,9 @@ _adapter = cache(TypeAdapter)
 
 
 def evidence_files(folder: Path) -> list[Path]:
-    """List the files of published results in `folder`, one per experiment, sorted; equivalences aren't results."""
-    return sorted(path for path in folder.glob("*.jsonl") if path.name != EQUIVALENCES)
+    """List the files of published results in `folder`: one per experiment, then one per lab."""
+    own = sorted(path for path in folder.glob("*.jsonl") if path.name != EQUIVALENCES)
+    return [*own, *sorted((folder / LABS).glob("*.jsonl"))]
 
 
 def read_lines(path: Path, kind: type[Line]) -> list[Line]:
@@ -375,21 +383,10 @@ def _check_digest(where: str, line: EvidenceLine, text: bytes) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ObservedNumber:
-    """One number of `ResultLine.observed`; blocks and heads are counted from 1."""
-
-    quantity: str
-    moment: Moment
-    block: int
-    head: int
-    value: float | None
-
-
-def list_observed(observed: Mapping[Moment, Layers]) -> list[ObservedNumber]:
-    """Flatten `observed` to one entry per number, in its order."""
+def list_observed(observed: Mapping[Moment, Layers]) -> list[tuple[str, Moment, int, int, float | None]]:
+    """List each number with its quantity, moment, block and head, both counted from 1."""
     return [
-        ObservedNumber(quantity=quantity, moment=moment, block=block, head=head, value=value)
+        (quantity, moment, block, head, value)
         for moment, layers in observed.items()
         for quantity, blocks in layers.items()
         for block, heads in enumerate(blocks, start=1)
@@ -429,7 +426,7 @@ class Trial:
     - `varied`: protocol fields in which the experiment's arms differ on purpose.
     - `changed_code`: modules of the result's fingerprint whose source differs in this tree or is missing from it.  It
       is empty if `equivalences` (line numbers) show that both versions of the code give the same results.
-    - `digest`: the evidence line's digest, "" for a local result.
+    - `digest`: the evidence line's digest, "" for a local result.  `states`: as in the evidence line.
     - `row`: the result's number in the database.
     """
 
@@ -442,6 +439,7 @@ class Trial:
     is_planned: bool = True
     follows_plan: bool = True
     digest: str = ""
+    states: Mapping[str, str] = dataclasses.field(default_factory=dict)
     varied: tuple[str, ...] = ()
     changed_code: tuple[str, ...] = ()
     equivalences: tuple[int, ...] = ()
@@ -450,6 +448,16 @@ class Trial:
     @property
     def source(self) -> Literal["evidence", "local"]:
         return "local" if self.origin is None else "evidence"
+
+    @property
+    def lab(self) -> str:
+        """Name of the other lab that trained it; "" for this project's own results."""
+        return (self.origin and self.origin.lab) or ""
+
+    @property
+    def name(self) -> str:
+        line = self.result
+        return f"{line.experiment}.{line.arm}.{line.replicate}{f' of {self.lab}' if self.lab else ''}"
 
     @property
     def device(self) -> str:
@@ -462,10 +470,10 @@ class Trial:
 
     @cached_property
     def conditions(self) -> str:
-        """Digest of protocol, data and part of the test rows, which must be equal for results to be compared."""
+        """Digest of protocol, data, part of the test rows and lab, which must be equal for results to be compared."""
         shared = {name: value for name, value in self.result.spec["protocol"].items() if name not in self.varied}
         data = self.result.data
         left_out = data.excluded_test_images / (data.test_images + data.excluded_test_images)
         part = [data.test_images] if left_out > INEXACT_SHARE else []
-        text = canonical_json([shared, data.digest, *part])
+        text = canonical_json([shared, data.digest, *part, *([self.lab] if self.lab else [])])
         return hashlib.sha256(text.encode()).hexdigest()[:16]

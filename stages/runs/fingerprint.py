@@ -1,9 +1,10 @@
 """Digest of the code that a run executes: `{module: sha256 of its source}` over a static import closure.
 
-Everything that a run imports is included unless it is an installed package, wherever it lies.  Comments, docstrings and
+Everything that a run imports is included, wherever it lies.  Comments, docstrings and
 blank lines don't count, so that explaining the code invalidates nothing.  The source text itself is hashed, not a
 dumped syntax tree or a list of tokens: both differ between Python 3.11 and 3.13.  Fast paths (`stages.ops.fast`) are
-tested against their equation and left out; so is `stages.run`, whose values are in the key.
+tested against their equation and left out; so is `stages.run`, whose values are in the key.  An installed package that
+a run's code imports has its version in place of a digest: `timm==1.0.31`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-from stages import LOADED, is_installed
+from stages import LOADED, is_installed, papers_folder
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -45,13 +47,13 @@ def source_path(module: str) -> Path | None:
     """File of a module, ours or a user's; None if it belongs to an installed package, has no file, or is no module."""
     top, *names = module.split(".")
     if top != "stages":
-        spec = None if is_pinned(top) else _spec_of(module)
+        spec = None if is_pinned(top) else find_spec_of(module)
         return None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
-    base = PACKAGE_ROOT.joinpath(top, *names)
-    for candidate in (base.with_suffix(".py"), base / "__init__.py"):
-        if candidate.is_file():
-            return candidate
-    return None
+    bases = [PACKAGE_ROOT.joinpath(top, *names)]
+    if names[:1] == ["papers"] and names[1:]:
+        bases.insert(0, papers_folder().joinpath(*names[1:]))
+    candidates = [path for base in bases for path in (base.with_suffix(".py"), base / "__init__.py")]
+    return next((path for path in candidates if path.is_file()), None)
 
 
 @cache
@@ -65,7 +67,7 @@ def is_pinned(module: str) -> bool:
     return all(place is not None and is_installed(f"{place}{os.sep}") for place in places)
 
 
-def _spec_of(module: str) -> ModuleSpec | None:
+def find_spec_of(module: str) -> ModuleSpec | None:
     """Find a module's spec without importing anything."""
     names = module.split(".")
     spec = _find(names[0])
@@ -197,7 +199,7 @@ def _is_module(name: str) -> bool:
         return True
     if name.startswith("stages."):
         return PACKAGE_ROOT.joinpath(*name.split(".")).is_dir()
-    return _spec_of(name) is not None
+    return find_spec_of(name) is not None
 
 
 def reachable(roots: Iterable[str], next_of: Callable[[str], Iterable[str]]) -> set[str]:
@@ -248,11 +250,11 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
     """`{module: digest}` over the import closure of `roots`, without modules that contain no code.
 
     Raises:
-        ModuleNotFoundError: a root is no module of ours, or something that is imported can't be found.
+        ModuleNotFoundError: a root is no module, or something that is imported can't be found.
     """
     roots = list(roots)
     for root in roots:
-        if source_path(root) is None:
+        if source_path(root) is None and (not is_pinned(root) or root.partition(".")[0] in sys.stdlib_module_names):
             raise ModuleNotFoundError(f"{root} is not a module below {PACKAGE_ROOT.name}/stages")
     closure = import_closure(roots) - _KEYED_BY_VALUE
     for module in sorted(closure):
@@ -264,18 +266,54 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
                 )
     paths = {module: source_path(module) for module in sorted(closure)}
     digests = {module: module_digest(path) for module, path in paths.items() if path is not None}
-    return {module: digest for module, digest in digests.items() if digest != source_digest("")}
+    found = {module: digest for module, digest in digests.items() if digest != source_digest("")}
+    needed = {one.module for module in closure - CHOOSING for one in _imports(module)}
+    return found | package_versions([*roots, *needed])
+
+
+def package_versions(modules: Iterable[str]) -> dict[str, str]:
+    """`{package: distribution==version}` of the installed packages among `modules`, but those of every environment."""
+    tops = {module.partition(".")[0] for module in modules} - _PINNED - {"stages"}
+    return {top: version for top in sorted(tops) if is_pinned(top) and (version := _version(top)) is not None}
 
 
 @cache
-def training_code(kind: str, model_path: str, optimizer: str) -> Mapping[str, str]:
-    """Fingerprint of a training's code; an optimiser of ours is the module with its name.
+def _version(top: str) -> str | None:
+    try:
+        return f"{top}=={metadata.version(top)}"  # most packages have the name of their distribution
+    except metadata.PackageNotFoundError:
+        names = metadata.packages_distributions().get(top)
+    return f"{names[0]}=={metadata.version(names[0])}" if names else None
+
+
+IMPORTED_MODEL, RECIPE = "stages.papers.imported.model:ImportedModel", "stages.training.recipe"
+
+
+def model_addresses(path: str, arguments: Mapping[str, Any]) -> list[str]:
+    """`module:name` of a model, and of the callable that an imported one is made by."""
+    return [path, *([arguments["address"]] if path == IMPORTED_MODEL else [])]
+
+
+def imported_modules_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """Modules that a spec names itself: its model's and its optimiser's callable, and those that its recipe uses."""
+    protocol = spec["protocol"]
+    names = model_addresses(**spec["model"])[1:]
+    names += [protocol["optimizer"]["address"]] if "address" in protocol["optimizer"] else []
+    recipe = protocol.get("recipe")
+    names += [] if recipe is None else [RECIPE, *(["torchvision"] if {"transforms", "mix"} & recipe.keys() else [])]
+    return tuple(name.partition(":")[0] for name in names)
+
+
+@cache
+def training_code(kind: str, model_path: str, optimizer: str, *others: str) -> Mapping[str, str]:
+    """Fingerprint of a training's code; an optimiser of ours is the module with its name; `others` are more roots.
 
     Raises:
-        ModuleNotFoundError: the model's module is not one of ours.
+        ModuleNotFoundError: the model's module, or another one, can't be found.
     """
     own = f"stages.optim.{optimizer}"
-    return code_fingerprint([*TRAINING_ROOTS[kind], model_path.split(":")[0], *([own] if source_path(own) else [])])
+    roots = [*TRAINING_ROOTS[kind], model_path.split(":")[0], *([own] if source_path(own) else []), *others]
+    return code_fingerprint(roots)
 
 
 def kind_of(spec: Mapping[str, Any]) -> str:
@@ -288,7 +326,8 @@ def kind_of(spec: Mapping[str, Any]) -> str:
 def code_today(spec: Mapping[str, Any]) -> Mapping[str, str] | None:
     """Fingerprint of the training of `spec` in this tree, whatever its own says; None if it can't be trained."""
     try:
-        return training_code(kind_of(spec), spec["model"]["path"], spec["protocol"]["optimizer"]["name"])
+        optimizer = spec["protocol"]["optimizer"]["name"]
+        return training_code(kind_of(spec), spec["model"]["path"], optimizer, *imported_modules_of(spec))
     except (ModuleNotFoundError, KeyError, TypeError):  # the latter for something that isn't a spec
         return None
 
@@ -296,15 +335,24 @@ def code_today(spec: Mapping[str, Any]) -> Mapping[str, str] | None:
 def changed_modules(spec: Mapping[str, Any]) -> list[str]:
     """Modules of a run's fingerprint whose source has changed or is gone, and modules that the fingerprint lacks."""
     code, today = spec["code"], code_today(spec)
-    paths = {module: source_path(module) for module in code}
-    changed = {module for module, path in paths.items() if path is None or module_digest(path) != code[module]}
+    changed = {module for module, digest in code.items() if digest_today(module) != digest}
     return sorted(changed | (set(today or code) - set(code)))
 
 
+def digest_today(module: str) -> str | None:
+    """A module's digest in this tree, or an installed package's version; None if there is no such module."""
+    path = source_path(module)
+    return package_versions([module]).get(module) if path is None else module_digest(path)
+
+
 def unlike_loaded(code: Mapping[str, str]) -> list[str]:
-    """Modules of a run's fingerprint that this process loaded from different source: it doesn't run the run's code."""
+    """Modules of a run's fingerprint that this process loaded from different source: it doesn't run the run's code.
+
+    Also packages of which another version is installed.
+    """
     return sorted(
         module
         for module, digest in code.items()
-        if module in LOADED and source_digest(LOADED[module].decode()) != digest
+        if (module in LOADED and source_digest(LOADED[module].decode()) != digest)
+        or ("==" in digest and package_versions([module]).get(module) != digest)
     )

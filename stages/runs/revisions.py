@@ -6,6 +6,7 @@ An answer is None or False if git isn't installed, refuses, or the clone lacks t
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Sequence
 from functools import cache
@@ -76,7 +77,8 @@ def refusal(root: Path) -> str | None:
 
 @cache
 def has_revision(root: Path, revision: str) -> bool:
-    return ask_git(root, "cat-file", "-t", revision) == "commit"
+    is_name = re.fullmatch("[0-9a-f]{40}|HEAD", revision) is not None  # another lab's line may name anything
+    return is_name and ask_git(root, "cat-file", "-t", revision) == "commit"
 
 
 def is_full_clone(root: Path) -> bool:

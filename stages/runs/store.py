@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -29,9 +30,14 @@ _FICLONE = 0x40049409
 """Linux: a copy on write of a whole file (btrfs, XFS, ZFS, …)."""
 
 
+_TEMPORARY = re.compile(r"(.*)/\.dvc/tmp/exps/(?:standalone/)?[^/]+(/.*)?")
+"""The copy of a project in which `dvc exp run --temp` works: the project's folder, and the part below it."""
+
+
 def home() -> Path:
-    """Folder of the downloads and the run store: `CLAIMCHECK_HOME`, or `data` in the working directory."""
-    return Path(os.environ.get("CLAIMCHECK_HOME", "data"))
+    """Folder of the downloads and the run store: `CLAIMCHECK_HOME`, or `data` in the project's folder."""
+    copy = _TEMPORARY.fullmatch(os.getcwd())
+    return Path(os.environ.get("CLAIMCHECK_HOME") or (Path(f"{copy[1]}{copy[2] or ''}", "data") if copy else "data"))
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -28,7 +28,7 @@ from stages.params.schema import nearest
 from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, is_of_one_cpu, read_equivalences
-from stages.runs.fingerprint import training_code
+from stages.runs.fingerprint import imported_modules_of, training_code
 from stages.runs.object_store import open_store
 from stages.runs.store import (
     DamagedRunList,
@@ -59,7 +59,8 @@ def keyed_runs(
     found = []
     for planned in plan_runs(experiment, params.profile, source, every_role=every_role):
         try:
-            code = training_code(source.kind, planned.spec.model.path, planned.spec.protocol.optimizer.name)
+            optimizer, others = planned.spec.protocol.optimizer.name, imported_modules_of(planned.spec.to_dict())
+            code = training_code(source.kind, planned.spec.model.path, optimizer, *others)
         except ModuleNotFoundError as error:
             raise ParamsError(f"{experiment.name}.{planned.name.arm} can't be trained: {error}") from None
         spec = dataclasses.replace(planned.spec, data_digest=data_digest, code=code)

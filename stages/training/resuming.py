@@ -1,4 +1,7 @@
-"""The state from which an interrupted training goes on, saved in the time that is left for it."""
+"""The state from which an interrupted training goes on, saved in the time that is left for it.
+
+The state after each epoch also stays in the folder that `CLAIMCHECK_KEEP_STATES` names, for others to train it again.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,18 @@ import dataclasses
 import hashlib
 import io
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
 
-from stages.runs.store import STATE, Scratch
+from stages.runs.store import STATE, Scratch, write_atomically
 from stages.training.loop import TrainingState
 from stages.training.stacked import StackState
 
@@ -43,15 +48,20 @@ class ResumeState(Generic[State]):
 
     def save(self, state: State) -> None:
         """Save `state`, unless the run is over and published next, or saving would take over 5 % of the time."""
-        began = time.monotonic()
-        if state.epoch == self.epochs or (began - self.saved < 20 * self.took and not self.should_stop()):
+        began, kept = time.monotonic(), os.environ.get("CLAIMCHECK_KEEP_STATES")
+        is_kept = bool(kept) and not getattr(state, "step_in_epoch", 1)  # a stack's state has no such field
+        is_late = began - self.saved < 20 * self.took and not self.should_stop()
+        if state.epoch == self.epochs or (is_late and not is_kept):
             return
         buffer = io.BytesIO()
         fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
         saved = {"run_key": self.work, "environment": self.environment, "energy_joules": self.energy.used()}
         torch.save(saved | {"state": fields}, buffer)
         content = buffer.getvalue()
-        self.scratch.save(f"{self.work}/{STATE}", hashlib.sha256(content).digest() + content)
+        content = hashlib.sha256(content).digest() + content
+        self.scratch.save(f"{self.work}/{STATE}", content)
+        if kept and is_kept:
+            write_atomically(Path(kept, self.work, f"{state.epoch}.pt"), content)
         self.saved = time.monotonic()
         self.took = self.saved - began
 

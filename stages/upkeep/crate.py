@@ -26,6 +26,7 @@ from stages.faults import Mistake
 from stages.recording import record
 from stages.results import ClaimFilter, Dataset, ExperimentRow, JudgedClaim, Paper, Result, list_judged, open_results
 from stages.run import canonical_json
+from stages.runs.evidence import LABS
 
 PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
 _TERMS = {"environment": "https://w3id.org/ro/terms/workflow-run#environment"}
@@ -34,7 +35,7 @@ _VERSION = "1.1"
 """Of RO-Crate: the one that the profile builds on."""
 _FILES = (
     *("CITATION.cff", "LICENSE", "NOTICE", "dvc.yaml", "params.yaml", "params/*.yaml", "pyproject.toml"),
-    *("requirements/*.lock", "data/claims.csv", "data/claims-history.jsonl", "data/evidence/*.jsonl"),
+    *("requirements/*.lock", "data/claims.csv", "data/claims-history.jsonl", "data/evidence/**/*.jsonl"),
     *("data/registrations/*.json", "data/results/*.jsonl", "data/findings.jsonl"),
 )
 _CODE = "stages"
@@ -197,6 +198,9 @@ def _training(result: Result, experiments: Mapping[str, ExperimentRow]) -> Itera
         }
         for row in result.metrics
     ]
+    lab = (result.origin or {}).get("lab")
+    if lab:
+        yield {"@id": f"#lab-{lab}", "@type": "Organization", "name": lab}
     action: Entity = {
         "@id": outcome.replace("#outcome", "#training", 1),
         "@type": "CreateAction",
@@ -204,7 +208,7 @@ def _training(result: Result, experiments: Mapping[str, ExperimentRow]) -> Itera
         "description": f"{result.cut or 'As printed'}, profile {result.profile}, "
         f"for {experiments[result.experiment].title}",
         "instrument": _id(_program_id(result)),
-        "agent": _id("#authors"),
+        "agent": _id(f"#lab-{lab}" if lab else "#authors"),
         "object": [_id(_data_id(result, experiments)), _id(key), _id(f"params/{result.experiment}.yaml")],
         "environment": _id(f"#environment-{result.environment_digest}"),
         "result": _id(outcome),
@@ -235,6 +239,8 @@ def _training(result: Result, experiments: Mapping[str, ExperimentRow]) -> Itera
 
 
 def _file_of(result: Result) -> str:
+    if lab := (result.origin or {}).get("lab"):
+        return f"data/evidence/{LABS}/{lab}.jsonl"
     return f"data/{'evidence' if result.origin else 'results'}/{result.experiment}.jsonl"
 
 

@@ -7,6 +7,7 @@ import datetime
 import hashlib
 import importlib.metadata
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -49,26 +50,39 @@ def publish(experiment: str, root: Path) -> Published:
     A published line of the same run, environment, arm and replicate stays, with the cost that was measured first; only
     another result replaces it.
     """
+    found = collect(experiment, root)
+    path = root / "data" / "evidence" / f"{experiment}.jsonl"
+    kept = {cell_of(line.result): line for line in read_lines(path, EvidenceLine)}
+    before = len(kept)
+    for line in found:
+        older = kept.get(cell_of(line.result))
+        if older is None or older.result != line.result:
+            kept[cell_of(line.result)] = dataclasses.replace(line, release=older.release if older else None)
+    write_atomically(path, write_lines(kept.values()))
+    return Published(path, len(kept), len(kept) - before)
+
+
+def collect(experiment: str, root: Path) -> list[EvidenceLine]:
+    """The experiment's results as evidence lines, with their cost and origin.
+
+    Raises:
+        PublishError: there are none, or one is not fit to be published.
+    """
     data = root / "data"
     results = read_lines(data / "results" / f"{experiment}.jsonl", ResultLine)
-    costs = {_cell(line): line for line in read_lines(data / "results" / f"{experiment}.cost.jsonl", CostLine)}
+    costs = {cell_of(line): line for line in read_lines(data / "results" / f"{experiment}.cost.jsonl", CostLine)}
     if not results:
         raise PublishError(f"data/results/{experiment}.jsonl has no lines; run `dvc repro evaluate@{experiment}` first")
     here, equivalences = describe_origin(root), read_equivalences(root)
-    origins = {}
+    found = []
     for line in results:
         origin = here
         if changed_modules(line.spec) and (proofs := equivalences.today(line.spec, line.environment)):
             # older code with the same results: the revision before the first line that shows it
             origin = dataclasses.replace(here, revision=equivalences.lines[proofs[0] - 1].before)
-        origins[_cell(line)] = origin
         _refuse_unfit(line, is_covered=origin != here)
         _refuse_uncommitted(root, origin.revision, line)
-    path = data / "evidence" / f"{experiment}.jsonl"
-    kept = {_cell(line.result): line for line in read_lines(path, EvidenceLine)}
-    before = len(kept)
-    for line in results:
-        cost = costs.get(_cell(line))
+        cost = costs.get(cell_of(line))
         if cost is None:
             raise PublishError(
                 f"data/results/{experiment}.cost.jsonl has no line of {line.arm}.{line.replicate}; "
@@ -76,21 +90,16 @@ def publish(experiment: str, root: Path) -> Published:
             )
         spent = {name: getattr(cost, name) for name in COSTS}
         of_run = compare_with_run(root, line, spent)
-        if found := [*find_contradictions(line), *find_cost_contradictions(line, cost), *of_run]:
+        if faults := [*find_contradictions(line), *find_cost_contradictions(line, cost), *of_run]:
             raise PublishError(
-                f"{line.experiment} {line.arm}.{line.replicate} contradicts itself: {'; '.join(found)}; "
+                f"{line.experiment} {line.arm}.{line.replicate} contradicts itself: {'; '.join(faults)}; "
                 f"`dvc repro -s -f evaluate@{experiment}` rewrites it"
             )
-        older = kept.get(_cell(line))
-        if older is None or older.result != line:
-            kept[_cell(line)] = EvidenceLine(
-                result=line, cost=cost, origin=origins[_cell(line)], release=older.release if older else None
-            )
-    write_atomically(path, write_lines(kept.values()))
-    return Published(path, len(kept), len(kept) - before)
+        found.append(EvidenceLine(result=line, cost=cost, origin=origin))
+    return found
 
 
-def _cell(line: ResultLine | CostLine) -> tuple[str, int, str, str]:
+def cell_of(line: ResultLine | CostLine) -> tuple[str, int, str, str]:
     return line.arm, line.replicate, line.run_key, line.environment_digest
 
 
@@ -112,7 +121,9 @@ def _refuse_unfit(line: ResultLine, *, is_covered: bool) -> None:
 def _refuse_uncommitted(root: Path, revision: str, line: ResultLine) -> None:
     """Refuse uncommitted code: evidence names a revision, and a checkout of it has to contain the code that ran."""
     code = line.spec["code"]
-    lacking = [module for module, digest in code.items() if digest_at(root, revision, module) != digest]
+    lacking = [
+        module for module, digest in code.items() if "==" not in digest and digest_at(root, revision, module) != digest
+    ]
     if lacking:
         name = "HEAD" if _git(root, "rev-parse", "HEAD").strip() == revision else f"revision {revision[:12]}"
         raise PublishError(
@@ -157,7 +168,7 @@ def _is_near(stored: float | None, trained: float | None) -> bool:
 @cache
 def digest_at(root: Path, revision: str | None, module: str) -> str | None:
     """Digest of a module's source at a revision (None: the working tree), or None if there is no such source."""
-    paths = paths_of(module)
+    paths = paths_of(module) if re.fullmatch(r"[\w.]+", module) else ()
     if revision is None:
         found = next((path.read_bytes() for path in map(root.joinpath, paths) if path.is_file()), None)
     else:

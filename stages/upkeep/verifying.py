@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -28,15 +30,26 @@ from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import ImageSet, PackedDataError, digest_packed, read_images, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.evaluation.scores import Observer, Scores, correctness, cut_rows, score
+from stages.faults import Mistake
 from stages.params.experiment import Params, load_params, plan_runs
 from stages.recording import ClaimsError, RecordError, record
 from stages.recording.append_only import read_versions, row_faults
-from stages.recording.sources import PLAN_CHANGED
+from stages.recording.sources import PLAN_CHANGED, find_results, lab_seeds
 from stages.results import Base, Checkpoint, ExperimentRow, Result, UnknownCheckpoint, open_results
 from stages.run import RunSpec, canonical_json, environment_digest
-from stages.runs.consistency import compare_canaries, find_contradictions
+from stages.runs.consistency import compare_canaries, find_contradictions, find_impossible_times, find_repeats
 from stages.runs.equivalence import PATH, read_equivalences
-from stages.runs.evidence import DataUsed, Divergence, EpochRow, EvidenceError, Measurement, ResultLine, unpack_correct
+from stages.runs.evidence import (
+    LABS,
+    DataUsed,
+    Divergence,
+    EpochRow,
+    EvidenceError,
+    Measurement,
+    ResultLine,
+    Trial,
+    unpack_correct,
+)
 from stages.runs.revisions import has_revision, is_full_clone, refusal
 from stages.training.kinds import read_rows
 from stages.upkeep.publishing import COSTS, compare_with_run, digest_at
@@ -51,6 +64,7 @@ REMEDIES = {
     "code": "`git fetch --all`; else publish from the revision that trained it",
     "data": "`dvc repro -f preprocess@<dataset>` packs them again",
     "environment": "`python -m stages.record`; if it stays, take data/evidence from git again",
+    **dict.fromkeys(("repeat", "cost", "signature"), "take data/evidence from git again, or retract it"),
     "metrics": "`dvc repro` evaluates it again if its run is here; otherwise restore data/evidence from git",
 }
 """Remedies by name of the broken link."""
@@ -67,6 +81,11 @@ class Link:
     name: str
     status: LinkStatus
     detail: str
+
+    @classmethod
+    def of(cls, name: str, faults: Sequence[str], otherwise: str) -> Link:
+        """A link that is broken by any of the `faults`; `otherwise` says what holds."""
+        return cls(name, "broken" if faults else "holds", "; ".join(faults) or otherwise)
 
 
 def check_checkpoint(root: Path, checkpoint: Checkpoint) -> Link:
@@ -94,7 +113,7 @@ def check_checkpoint(root: Path, checkpoint: Checkpoint) -> Link:
     return Link("checkpoint", "holds", f"sha256 {digest[:12]}…")
 
 
-def check_run(result: Result) -> Link:
+def check_run(result: Result | ResultLine) -> Link:
     """Check that the run key is the digest of the spec."""
     digest = hashlib.sha256(canonical_json(result.spec).encode()).hexdigest()
     if digest != result.run_key:
@@ -122,9 +141,10 @@ def check_params(params: Params, result: Result) -> Link:
     )
 
 
-def check_code(root: Path, result: Result) -> Link:
-    """Check that each module of the spec's fingerprint has its digest, at the evidence's revision or in this tree."""
-    origin = result.origin
+def check_code(
+    root: Path, code: Mapping[str, str], origin: Mapping[str, Any] | None, equivalences: Sequence[int]
+) -> Link:
+    """Check that each module of a spec's `code` has its digest, at the evidence's revision or in this tree."""
     revision = None if origin is None else str(origin["revision"])
     if revision is not None and (words := refusal(root)):
         return Link("code", "not here", words)
@@ -133,14 +153,15 @@ def check_code(root: Path, result: Result) -> Link:
             return Link("code", "not here", f"revision {revision[:12]} is not in this clone; a full clone has it")
         return Link("code", "broken", f"there is no revision {revision[:12]} in this repository")
     where = "in this tree" if revision is None else f"at revision {revision[:12]}"
-    wrong = [name for name, digest in result.spec["code"].items() if digest_at(root, revision, name) != digest]
-    if wrong and revision is None and (lines := result.equivalences):
-        which = ", ".join(str(number) for number in lines)
+    own = {name: digest for name, digest in code.items() if "==" not in digest}  # not of packages
+    wrong = [name for name, digest in own.items() if digest_at(root, revision, name) != digest]
+    if wrong and revision is None and equivalences:
+        which = ", ".join(str(number) for number in equivalences)
         return Link("code", "holds", f"{', '.join(wrong)} changed without changing a number: {PATH}, line {which}")
     if wrong:
         return Link("code", "broken", f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} another one {where}")
     dirty = ", which had uncommitted changes" if origin is not None and origin["dirty"] else ""
-    return Link("code", "holds", f"{len(result.spec['code'])} modules {where}{dirty}")
+    return Link("code", "holds", f"{len(own)} modules {where}{dirty}")
 
 
 def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
@@ -163,7 +184,7 @@ def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
     return Link("data", "broken", f"{folder.name}: digest {digest[:12]}…, recorded {recorded[:12]}…")
 
 
-def check_environment(result: Result) -> Link:
+def check_environment(result: Result | ResultLine) -> Link:
     """Check that the environment's digest is that of its facts, and that no code ran that nothing vouches for."""
     digest = environment_digest(result.environment)
     if digest != result.environment_digest:
@@ -289,7 +310,7 @@ def compare(line: ResultLine, scores: Scores) -> Iterator[str]:
     for row in scores.metrics:
         if (value := recorded.get((row.metric, row.split))) is None:
             continue
-        share = row.metric in ("accuracy", "calibration_error")
+        share = row.metric in ("accuracy", "calibration_error", "macro_f1", "auroc")
         slack = max(_OTHER_MACHINE, 1.5 / n) if share else 1e-12
         if not math.isclose(value, row.value, rel_tol=0 if row.split == "none" else _OTHER_MACHINE, abs_tol=slack):
             yield f"{row.metric} is recorded as {value:.10g}, the weights give {row.value:.10g}"
@@ -339,7 +360,7 @@ def _in_words(differing: int, n: int) -> str:
 
 @dataclass(frozen=True)
 class Trail:
-    """The links behind a checkpoint; `broken` is the first link that doesn't hold."""
+    """The links behind a checkpoint or an evidence line, by name; `broken` is the first link that doesn't hold."""
 
     checkpoint: str
     links: tuple[Link, ...]
@@ -393,12 +414,104 @@ def _trail(root: Path, params: Params, checkpoint: Checkpoint, dataset: str, wit
         check_checkpoint(root, checkpoint),
         check_run(result),
         check_params(params, result),
-        check_code(root, result),
+        check_code(root, result.spec["code"], result.origin, result.equivalences),
         check_data(packed, result.data_digest, result.spec["data_digest"]),
         check_environment(result),
         check_metrics(root, checkpoint, packed, with_weights=with_weights),
     )
     return Trail(checkpoint.id, links)
+
+
+LAB_FILES = Path("data/evidence") / LABS
+"""Folder of accepted evidence: `<lab>.jsonl`, and its signature and the lab's public key if it signs."""
+
+
+def check_evidence(root: Path) -> list[Trail]:
+    """The links behind every line of published evidence, and the signature of each lab's file."""
+    trails = [Trail(trial.name, links) for trial, links in check_lines(root, load_params(root))]
+    for path in sorted((root / LAB_FILES).glob("*.jsonl")):
+        signature = path.with_suffix(".jsonl.sig")
+        signed = signature.read_bytes() if signature.is_file() else None
+        link = check_signature(path.stem, path.read_bytes(), signed, path.with_suffix(".pub"))
+        trails.append(Trail(f"the file of {path.stem}", (link,)))
+    return trails
+
+
+def check_lines(root: Path, params: Params, offered: Path | None = None) -> list[tuple[Trial, tuple[Link, ...]]]:
+    """The links behind each line of evidence, or behind those of an `offered` file alone.
+
+    Raises:
+        EvidenceError, RecordError: a line can't be read or contradicts itself.
+    """
+    found, _ = find_results(root, params, evidence_only=True, offered=offered)
+    repeats = defaultdict[Any, list[str]](list)
+    for trial, repeat in find_repeats(sorted(found, key=lambda trial: (trial.file == offered, bool(trial.lab)))):
+        repeats[trial.identity].append(repeat)
+    packed = dict[tuple[str, str], Link]()
+    checked = list[tuple[Trial, tuple[Link, ...]]]()
+    for trial in found:
+        line, data = trial.result, trial.result.data
+        if offered and trial.file != offered:
+            continue
+        if (data.dataset, data.digest) not in packed:
+            folder = root / "data" / "processed" / data.dataset
+            packed[data.dataset, data.digest] = check_data(folder, data.digest, line.spec["data_digest"])
+        slow = find_impossible_times(line, trial.cost) if trial.cost else []
+        experiment = params.experiments[line.experiment]
+        seeds = f"; own seeds: {lab_seeds(trial.lab, experiment.seeds)}" if trial.lab else ""
+        other = [f"params/{line.experiment}.yaml plans another model, protocol, data set or seed{seeds}"]
+        is_planned = trial.follows_plan and data.dataset == experiment.dataset
+        code = check_code(root, line.spec["code"], asdict(trial.origin) if trial.origin else None, trial.equivalences)
+        if offered and trial.changed_code and code.status == "holds":
+            changed = f"{', '.join(trial.changed_code)} changed since, or is missing from its code; train it again"
+            code = Link("code", "broken", changed)
+        links = (
+            Link.of("params", [] if is_planned else other, "as planned"),
+            check_run(line),
+            code,
+            Link.of("repeat", repeats[trial.identity], "no other line has its outcome"),
+            packed[data.dataset, data.digest],
+            check_environment(line),
+            Link.of("cost", slow, "possible on its device"),
+        )
+        checked.append((trial, links))
+    return checked
+
+
+def check_signature(lab: str, content: bytes, signature: bytes | None, key: Path) -> Link:
+    """Check the signature of a lab's file by its public `key`, a file that need not be there."""
+    if signature is None:
+        return Link(
+            "signature", "broken" if key.is_file() else "not here", "not signed, as its lab signs if it has a key"
+        )
+    if not key.is_file():
+        return Link("signature", "broken", f"no key of {lab} is known: give its public key once (--key)")
+    with tempfile.TemporaryDirectory() as folder:
+        allowed, signed = Path(folder, "allowed"), Path(folder, "signature")
+        signed.write_bytes(signature)
+        allowed.write_text(f"{lab} {key.read_text(encoding='utf-8')}", encoding="utf-8")
+        for fault, *asked in (
+            ("the file was changed after it was signed, or the signature is damaged", "check-novalidate"),
+            (f"it was signed with another key than that of {lab}", "verify", "-f", str(allowed), "-I", lab),
+        ):
+            try:
+                ssh_keygen(*asked, "-s", str(signed), given=content)
+            except Mistake:
+                return Link("signature", "broken", fault)
+    return Link("signature", "holds", f"signed by {lab}")
+
+
+def ssh_keygen(verb: str, *options: str, given: bytes) -> bytes:
+    """Let `ssh-keygen -Y` sign or check `given`; returns what it prints.
+
+    Raises:
+        Mistake: it refuses.
+    """
+    command = ["ssh-keygen", "-Y", verb, "-n", "claimcheck", *options]
+    done = subprocess.run(command, input=given, capture_output=True, check=False)
+    if done.returncode:
+        raise Mistake(f"ssh-keygen: {' '.join(done.stderr.decode(errors='replace').split())}")
+    return done.stdout
 
 
 def _check_record(root: Path, session: Session) -> Link:

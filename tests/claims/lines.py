@@ -57,11 +57,13 @@ def copy_project(root: Path) -> None:
         shutil.copy(ROOT / "data" / name, root / "data")
 
 
-def publish(root: Path, lines: Sequence[ResultLine]) -> None:
-    """Publish lines of one experiment as evidence."""
-    (root / "data" / "evidence").mkdir(exist_ok=True)
-    evidence = [EvidenceLine(result=line, cost=cost(line), origin=ORIGIN) for line in map(as_evaluated, lines)]
-    (root / "data" / "evidence" / f"{lines[0].experiment}.jsonl").write_bytes(write_lines(evidence))
+def publish(root: Path, lines: Sequence[ResultLine], lab: str | None = None) -> None:
+    """Publish lines of one experiment as evidence, of another `lab` if one is named."""
+    file = root / "data" / "evidence" / (f"labs/{lab}.jsonl" if lab else f"{lines[0].experiment}.jsonl")
+    file.parent.mkdir(exist_ok=True, parents=True)
+    origin = dataclasses.replace(ORIGIN, lab=lab)
+    evidence = [EvidenceLine(result=line, cost=cost(line), origin=origin) for line in map(as_evaluated, lines)]
+    file.write_bytes(write_lines(evidence))
 
 
 def as_evaluated(line: ResultLine) -> ResultLine:
@@ -103,7 +105,7 @@ def loaded(dataset: str) -> Provenance:
         digests = Digests(md5=file.md5 or "0" * 32, sha256=file.sha256 or "0" * 64, size_bytes=1)
         files[file.name] = describe_file(digests, file)
     manifest = compose_manifest(dataset, dataset, MirrorInfo(complete=True, files=files))
-    by_split = READERS[source.reader].files if source.kind == "images" else all_files(source)
+    by_split = READERS[source.reader].files if source.reader in READERS else all_files(source)
     return judge_provenance(source, manifest, source.train, source.test, files=by_split, content_is_whole=True)
 
 

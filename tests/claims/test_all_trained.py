@@ -41,7 +41,8 @@ def trained(experiment: ExperimentParams) -> list[ResultLine]:
         arm: [0.5 + 0.01 * place % 0.4 + 0.001 * math.sin(place + 7 * replicate) for replicate in replicates]
         for place, arm in enumerate(experiment.arms)
     }
-    curves = {arm: [[0.7, 0.6, *[1 - value] * 5] for value in row] for arm, row in values.items()}
+    epochs = experiment.printed.epochs
+    curves = {arm: [[0.7, 0.6, *[1 - value] * 5][-epochs:] for value in row] for arm, row in values.items()}
     kind = params().datasets[experiment.dataset].kind
     return [
         dataclasses.replace(line, metrics=measured(kind, line.metrics, parameters_of(experiment.arms[line.arm])))

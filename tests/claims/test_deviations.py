@@ -23,7 +23,7 @@ def found() -> dict[str, PaperDeviations]:
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_pattern_matches_a_claim_of_its_paper(paper: str, found: dict[str, PaperDeviations]) -> None:
     ids = [claim.id for claim in CLAIMS if claim.paper == paper]
-    for name, deviation in found[paper].deviations.items():
+    for name, deviation in found[paper].deviations.items() if paper in found else ():
         assert deviation.claims, name
         for pattern in deviation.claims:
             assert fnmatch.filter(ids, pattern), f"{name}: {pattern} matches no claim"
@@ -34,7 +34,8 @@ def test_every_trained_number_has_a_deviation(found: dict[str, PaperDeviations])
     records = [record for paper in found.values() for record in paper.deviations.values()]
     touching = {claim for record in records for claim in touched(record, CLAIMS)}
     kinds = ("value", "order", "difference", "gap", "equivalence")
-    trained = {claim.id for claim in CLAIMS if claim.experiment and claim.kind in kinds}
+    told = [claim for claim in CLAIMS if claim.paper in found]
+    trained = {claim.id for claim in told if claim.experiment and claim.kind in kinds}
     timed = {claim.id for claim in CLAIMS if claim.metric in ("inference_time", "train_seconds")}
     rest = trained - timed - touching
     assert rest == {"nmn.ext.gpt.thr.linear", "nmn.ext.gpt.thr.aether"}, rest

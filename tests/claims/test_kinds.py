@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -110,7 +111,7 @@ def test_one_deviating_experiment_makes_a_setting_deviate() -> None:
     claim = dataclasses.replace(claims()["ninformer.setup.dim"], experiment="*", paper="dac", metric="protocol.epochs")
     verdict = judge_setting(dataclasses.replace(claim, value=100.0), params())
     assert verdict.status is Status.DEVIATES
-    assert verdict.explanation.startswith("Printed 100; ours 100, ")
+    assert re.match(r"Printed 100; ours (\d+, )*100, ", verdict.explanation)
 
 
 def test_unknown_setting_is_explained() -> None:
@@ -125,7 +126,7 @@ def test_claim_with_a_reason_is_not_decidable() -> None:
 
 
 def test_every_claim_has_a_verdict_or_a_reason() -> None:
-    placed = place_claims(CLAIMS, read_claims(CLAIMS), params())
+    placed = place_claims(read_claims(CLAIMS), params())
     judged, tables = judge_claims(placed, params(), findings={}, groups={}, devices={})
     assert [judgement.claim.id for judgement in judged] == list(claims())
     assert all(judgement.verdict.explanation.endswith(".") for judgement in judged)
@@ -154,7 +155,7 @@ def test_placeholder_runs_change_no_verdict(seed: int) -> None:
     errors = {arm: [chance.gauss(-5, 0.05) for _ in range(5)] for arm in networks}
     real = trials(results("dac-sgemm", errors, metric="selected_log_mse"))
     real += trials(results("ninformer-mnist", {"vit": [0.97, 0.971, 0.972], "ninformer": [0.98, 0.981, 0.982]}))
-    placed = place_claims(CLAIMS, read_claims(CLAIMS), params())
+    placed = place_claims(read_claims(CLAIMS), params())
     placeholders: list[ResultLine] = []
     for name, experiment in params().experiments.items():
         arms = [arm for arm in experiment.arms if seed == 0 or chance.random() < 0.5]

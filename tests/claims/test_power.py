@@ -60,6 +60,7 @@ def test_assumed_spread_of_accuracy_equals_that_of_dacs_errors() -> None:
         claim.stderr * math.sqrt(claim.n or 1) / math.sqrt(claim.value * (1 - claim.value) / source.test)
         for claim in claims().values()
         if claim.kind == "value" and claim.unit == "fraction" and claim.stderr and claim.value and claim.experiment
+        if claim.paper == "dac"
         for source in [params().datasets[params().experiments[claim.experiment].dataset]]
     ]
     assert len(ratios) == 48

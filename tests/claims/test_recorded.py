@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fastapi.testclient import TestClient
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.app import create_app
+from service.settings import Settings
 from stages.recording import record
 from stages.recording.sources import judge_today
 from stages.results import (
@@ -201,3 +204,40 @@ def test_verdicts_and_comparison_use_the_same_results(tmp_path: Path) -> None:
         (shown,) = compare(session, dataset="mnist", paper="ninformer")
         runs = find_judged(session, LEAD).runs
         assert len(runs) == 6 and {run.result.conditions for run in runs} == {shown.conditions}
+
+
+@pytest.mark.slow
+def test_each_lab_is_judged_alone_and_none_changes_our_verdict(tmp_path: Path) -> None:
+    """Two labs have more arms than we have; one agrees with us, the other's order is reversed."""
+    copy_project(tmp_path)
+    publish(tmp_path, results("ninformer-mnist", {arm: MNIST[arm] for arm in ("local-vit", "ninformer")}))
+    alone = find_all(tmp_path)
+    publish(tmp_path, results("ninformer-mnist", MNIST, environment="Oslo"), lab="uni-oslo")
+    swapped = MNIST | {"ninformer": MNIST["vit"]}
+    publish(tmp_path, results("ninformer-mnist", swapped, environment="Bergen"), lab="uni-bergen")
+    record(tmp_path, "data/results.db")
+    app = create_app(Settings(root=tmp_path))
+    with open_results(str(tmp_path / "data" / "results.db"))() as session:
+        lead, vit = (session.get_one(VerdictRow, claim) for claim in (LEAD, VIT))
+        assert {run.result.origin["lab"] for run in vit.runs if run.result.origin} == {"uni-bergen"}, "we have none"
+        assert [(row["lab"], row["status"], row["n"]) for row in lead.labs] == [
+            ("", "supported", 5),
+            ("uni-bergen", "reversed", 5),
+            ("uni-oslo", "supported", 5),
+        ]
+        key = vit.runs[0].result.run_key
+        for verdict in session.scalars(select(VerdictRow)):
+            if verdict.runs and not any("lab" in (run.result.origin or {}) for run in verdict.runs):
+                now = verdict.status, verdict.low, verdict.high, verdict.n
+                assert now == alone[verdict.claim], verdict.claim
+        assert not any(row["lab"] == "" for row in vit.labs)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        page = client.get(f"/claims/{LEAD}").text
+        assert "Reproduced 10 times by 2 of 3 labs" in page and "uni-bergen</th>" in page
+        assert "trained by the lab uni-bergen" in client.get(f"/runs/{key}").text
+
+
+def find_all(root: Path) -> dict[str, tuple[str, float | None, float | None, int]]:
+    record(root, "data/results.db")
+    with open_results(str(root / "data" / "results.db"))() as session:
+        return {row.claim: (row.status, row.low, row.high, row.n) for row in session.scalars(select(VerdictRow))}

@@ -30,10 +30,12 @@ from stages.evaluation.flops import Kept
 from stages.evaluation.scores import (
     CALIBRATION_BINS,
     accuracy,
+    auroc,
     confusion_matrix,
     correctness,
     cross_entropy,
     expected_calibration_error,
+    macro_f1,
 )
 from stages.papers.ninformer import ViT
 from stages.params.experiment import load_params
@@ -75,6 +77,13 @@ def test_metrics_equal_scikit_learn(arrays: Scored) -> None:
     assert accuracy(probabilities, labels) == pytest.approx(sklearn_metrics.accuracy_score(labels, predicted))
     confusion = confusion_matrix(probabilities, labels)
     assert np.array_equal(confusion, sklearn_metrics.confusion_matrix(labels, predicted, labels=classes))
+    expected = sklearn_metrics.f1_score(labels, predicted, labels=classes, average="macro", zero_division=0)
+    assert macro_f1(confusion) == pytest.approx(expected)
+    if len(np.unique(labels)) < probabilities.shape[1]:
+        assert auroc(probabilities, labels) is None
+        return
+    by_class = [sklearn_metrics.roc_auc_score(labels == one, probabilities[:, one]) for one in classes]
+    assert auroc(probabilities, labels) == pytest.approx(np.mean(by_class))
 
 
 def test_loss_and_calibration_equal_scikit_learn() -> None:

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
 from service.http import caching
-from service.http.caching import Kept, edition_of
+from service.http.caching import KnownAnswer, edition_of
 from service.http.middleware import KEPT_BYTES, AnswerCache
 from service.settings import Settings
 from stages.recording import record
@@ -133,13 +133,13 @@ def test_cached_answer_equals_a_fresh_one(client: TestClient, monkeypatch: pytes
 
     hits = 0
 
-    class Counted(Kept):
+    class Counted(KnownAnswer):
         def __init__(self, *arguments: Any) -> None:
             nonlocal hits
             hits += 1
             super().__init__(*arguments)
 
-    monkeypatch.setattr(caching, "Kept", Counted)
+    monkeypatch.setattr(caching, "KnownAnswer", Counted)
     first = ask()
     hits = 0
     assert ask() == first

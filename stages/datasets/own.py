@@ -1,0 +1,226 @@
+"""A user's own data, declared in parameters alone: pictures in a folder per class, arrays, and tables."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from stages.datasets.archive import decode_square, walk
+from stages.datasets.manifest import ImageReader, Manifest, check_response
+from stages.datasets.packed import ImageSet, PackedInfo, Split, TableSet
+from stages.datasets.prepare_table import STAND_IN_ROWS, pack_table, split_rows
+from stages.datasets.verified import DatasetError
+from stages.params.experiment import DatasetSource
+from stages.params.schema import nearest
+
+ARCHIVES = (".zip", ".tgz", ".tar", ".tar.gz")
+IMAGES = ("folder", "npz")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+_TRAIN, _TESTS = "train", ("test", "val", "valid", "validation")
+_MOST_CATEGORIES = 50
+
+
+def image_reader(source: DatasetSource, manifest: Manifest, folder: Path) -> ImageReader:
+    """A reader for the pictures or arrays that the manifest lists."""
+    names = tuple(file.name for file in manifest.files)
+    if source.reader == "npz":
+        classes = tuple(str(number) for number in range(source.classes))
+        splits: dict[Split, ImageSet] = {
+            split: ImageSet(*_arrays(folder, names, split, source.shape)) for split in ("train", "test")
+        }
+        return ImageReader(
+            classes=classes, files={"train": names, "test": names}, read_split=lambda _, split: splits[split]
+        )
+    found = {name: read for file in names for name, read in _pictures(folder, file)}
+    if not found:
+        raise DatasetError(f"{folder}: none of {len(names)} files is a picture ({', '.join(PICTURES)}) or an archive")
+    class_of = {name: PurePosixPath(name).parent.name for name in found}
+    classes = tuple(sorted({*class_of.values()}))
+    parts, note = _divide(class_of, source)
+    mode = "L" if source.shape[0] == 1 else "RGB"
+    broken: list[str] = []
+
+    def read_split(_: Path, split: Split) -> ImageSet:
+        images, labels = [], []
+        for name in parts[split]:
+            try:
+                images.append(decode_square(found[name](), source.shape[1], name, formats=FORMATS, mode=mode))
+                labels.append(classes.index(class_of[name]))
+            except DatasetError as error:
+                broken.append(str(error))
+        if broken and source.broken == "refuse":
+            raise DatasetError(
+                f"{'; '.join(broken[:5])}; repair or remove it, or declare `broken: skip` in params.yaml"
+            )
+        return ImageSet(np.stack(images), np.array(labels, dtype=np.int64))
+
+    def describe(_: Path) -> str:
+        left_out = f"{len(broken)} broken pictures left out: {'; '.join(broken[:5])}"
+        return "; ".join(filter(None, (note, left_out if broken else "")))
+
+    return ImageReader(classes=classes, files={"train": names, "test": names}, read_split=read_split, describe=describe)
+
+
+def _pictures(folder: Path, file: str) -> Iterator[tuple[str, Any]]:
+    """Name and content, when asked for, of each picture that a file is or holds."""
+    if file.endswith(ARCHIVES):
+        for member in walk(folder / file):
+            name = PurePosixPath(member.name)
+            if name.suffix.lower() in PICTURES and not name.name.startswith((".", "._")):
+                content = member.read()
+                yield f"{file}/{name}", lambda content=content: content
+    elif PurePosixPath(file).suffix.lower() in PICTURES:
+        yield file, (folder / file).read_bytes
+
+
+def _divide(class_of: dict[str, str], source: DatasetSource) -> tuple[dict[Split, list[str]], str]:
+    """Names of each split, and a note: by the folders `train` and `test` (or `val`), else drawn, class by class."""
+    names = sorted(class_of)
+    folders = {name: set(PurePosixPath(name).parts[:-2]) for name in names}
+    test = next((one for one in _TESTS if any(one in parts for parts in folders.values())), None)
+    if test is not None and any(_TRAIN in parts for parts in folders.values()):
+        published = {_TRAIN: "train", test: "test"}
+        return {split: [name for name in names if one in folders[name]] for one, split in published.items()}, ""  # type: ignore[misc]
+    random = np.random.RandomState(0)  # frozen, so that the division stays the same with every numpy
+    ranked = []
+    for one in sorted({*class_of.values()}):
+        members = [name for name in names if class_of[name] == one]
+        ranked += [
+            ((rank + 0.5) / len(members), members[place]) for rank, place in enumerate(random.permutation(len(members)))
+        ]
+    held_out = {name for _, name in sorted(ranked)[: source.test]}
+    parts: dict[Split, list[str]] = {
+        "train": [name for name in names if name not in held_out],
+        "test": sorted(held_out),
+    }
+    return parts, "test pictures drawn once, of each class in proportion"
+
+
+def _arrays(folder: Path, names: tuple[str, ...], split: Split, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """Rows and targets of a split, from arrays with names such as `x_train` and `y_train`, or `train_images`."""
+    (name, *more) = names
+    if more:
+        raise DatasetError(f"{folder}: {len(names)} files; the arrays of a data set are in one npz")
+    try:
+        with np.load(folder / name, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise DatasetError(f"{folder / name}: not an npz file of plain arrays ({error})") from None
+    found = []
+    for kind in ("x|images?|data|features", "y|labels?|targets?"):
+        pattern = re.compile(rf"(?:{split}_(?:{kind})|(?:{kind})_{split})")
+        key = next((key for key in arrays if pattern.fullmatch(key)), None)
+        if key is None:
+            raise DatasetError(f"{folder / name}: has no array like {kind[0]}_{split}; it has {', '.join(arrays)}")
+        found.append(arrays[key])
+    rows, targets = found
+    if len(shape) == 1:
+        return rows.astype(np.float64), targets.astype(np.float64).reshape(-1)
+    if rows.dtype != np.uint8:
+        raise DatasetError(f"{folder / name}: images are {rows.dtype}; expected uint8")
+    if rows.ndim == 3:
+        rows = rows[:, None]
+    elif rows.shape[1:] != shape and rows.shape[1:] == (*shape[1:], shape[0]):
+        rows = rows.transpose(0, 3, 1, 2)
+    return rows, targets.reshape(-1).astype(np.int64)
+
+
+def prepare_own_table(source: DatasetSource, manifest: Manifest, folder: Path, target: Path) -> PackedInfo:
+    """Write the packed table of a CSV, Parquet or npz file, or of placeholder rows, into `target`."""
+    counts: dict[Split, int] = {"train": source.train, "test": source.test}
+    note = "test rows drawn once for all"
+    if manifest.source == "embedded":
+        counts, note = STAND_IN_ROWS, ""
+        random = np.random.RandomState(0)
+        features = random.standard_normal((sum(counts.values()), *source.shape))
+        columns, targets = tuple(f"column {number}" for number in range(source.shape[0])), features.sum(1)
+        rows = split_rows(counts)
+    elif source.reader == "npz":
+        names = tuple(file.name for file in manifest.files)
+        parts = [_arrays(folder, names, split, source.shape) for split in counts]
+        features, targets = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        columns = tuple(f"column {number}" for number in range(features.shape[1]))
+        rows, note = _in_order([len(part[1]) for part in parts]), ""
+    else:
+        columns, features, targets, sizes = _read_tables(source, folder)
+        is_one = len(sizes) == 1
+        rows = split_rows(counts) if is_one and len(targets) == sum(counts.values()) else _in_order(sizes)
+        note = note if is_one else ""
+    if manifest.source != "embedded":
+        found = {split: len(part) for split, part in rows.items()}
+        if found != counts:
+            raise DatasetError(
+                f"{manifest.dataset}: {' and '.join(f'{n:,}' for n in found.values() if n)} rows; params.yaml declares "
+                f"{source.train:,} to train with and {source.test:,} to test"
+            )
+        check_response(targets, source, manifest.dataset)
+    if features.shape[1:] != source.shape:
+        raise DatasetError(
+            f"{manifest.dataset}: {len(columns)} columns ({', '.join(columns)}); params.yaml declares {source.shape}"
+        )
+    known = [column[~np.isnan(column)].tolist() for column in features[rows["train"]].T]
+    # fsum rounds once, so the numbers are the same on every machine.
+    mean = np.array([math.fsum(column) / max(len(column), 1) for column in known])
+    squares = [math.fsum((value - m) ** 2 for value in column) for column, m in zip(known, mean.tolist(), strict=True)]
+    std = np.array(
+        [math.sqrt(total / max(len(column), 1)) or 1.0 for total, column in zip(squares, known, strict=True)]
+    )
+    scaled = np.nan_to_num((features - mean) / std).astype(np.float32)  # a missing value becomes the mean
+    splits = {split: TableSet(scaled[part], targets[part].astype(np.float32)) for split, part in rows.items()}
+    return pack_table(
+        source, manifest, splits, columns, tuple(mean.tolist()), tuple(std.tolist()), note or None, target
+    )
+
+
+def _in_order(sizes: list[int]) -> dict[Split, np.ndarray]:
+    """Rows of a training and a test file, one after the other."""
+    train, total = sizes[0], sum(sizes)
+    return {"train": np.arange(train), "test": np.arange(train, total)}
+
+
+def _read_tables(source: DatasetSource, folder: Path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, list[int]]:
+    """Names and values of the columns, the target, and the rows of each file; text becomes a column per value."""
+    import pandas as pd  # half a second
+
+    if source.target is None:
+        raise DatasetError(f"{folder.name}: which column is the target?  Declare `target` in params.yaml")
+    frames = []
+    for file in source.files:
+        path = folder / file.name
+        try:
+            is_parquet = source.reader == "parquet"
+            frame = pd.read_parquet(path) if is_parquet else pd.read_csv(path, sep=source.separator or ",")
+        except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
+            raise DatasetError(f"{path}: {error}") from None
+        for column in (source.target, *source.ignore):
+            if column not in frame:
+                hint = nearest(str(column), map(str, frame.columns))
+                raise DatasetError(f"{path}: has no column {column!r}{hint} (separator: {source.separator or ','!r})")
+        frame = frame.drop(columns=[*source.ignore])
+        gaps = frame.isna()
+        if gaps.any(axis=None) and source.missing == "refuse":
+            named = ", ".join(f"{name} ({count:,})" for name, count in gaps.sum().items() if count)
+            raise DatasetError(f"{path}: missing values in {named}; declare `missing: drop` or `mean` in params.yaml")
+        frame = frame[~(gaps if source.missing == "drop" else gaps[[source.target]]).any(axis=1)]
+        frames.append(frame)
+    whole = pd.concat(frames, ignore_index=True)
+    target = whole.pop(source.target)
+    if not pd.api.types.is_numeric_dtype(target):
+        raise DatasetError(f"{folder}: the target {source.target!r} has {target.iloc[0]!r}; expected numbers")
+    texts = [name for name in whole if not pd.api.types.is_numeric_dtype(whole[name])]
+    for name in texts:
+        whole[name] = whole[name].astype(str).where(whole[name].notna())
+        if (count := whole[name].nunique()) > _MOST_CATEGORIES:
+            raise DatasetError(f"{folder}: column {name!r} has {count:,} different texts; leave it out by `ignore`")
+    whole = pd.get_dummies(whole, columns=texts, prefix_sep="=")
+    values = whole.to_numpy(dtype=np.float64, na_value=np.nan)
+    infinite = np.argwhere(np.isinf(values))
+    for row, column in infinite[:1]:
+        raise DatasetError(f"{folder}: row {row} of column {whole.columns[column]!r} is infinite")
+    return tuple(map(str, whole.columns)), values, target.to_numpy(np.float64), [len(frame) for frame in frames]

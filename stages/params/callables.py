@@ -1,0 +1,165 @@
+"""Reads the keywords of a callable named `package.module:name` in its source, without importing anything.
+
+Importing timm or transformers takes seconds, and every command reads the parameters.  What the source doesn't show
+(an open `**keywords`, a module that loads its names late) is checked when the callable is called.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from stages.runs.fingerprint import find_spec_of
+
+
+@dataclass(frozen=True)
+class Keyword:
+    kind: str
+    required: bool
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Keywords by name; `is_open`: it takes others, too."""
+
+    keywords: dict[str, Keyword]
+    is_open: bool = False
+
+
+class UnknownCallable(ValueError):
+    """There is no such module or name; `known` are the module's names."""
+
+    def __init__(self, what: str, known: list[str]) -> None:
+        super().__init__(what)
+        self.known = known
+
+
+@cache
+def signature_of(address: str) -> Signature:
+    """The keywords of `package.module:name`: a class's constructor, or a function and the class that it returns.
+
+    Raises:
+        UnknownCallable: there is no such module, or it has no such name.
+    """
+    module, _, name = address.partition(":")
+    if find_spec_of(module) is None:
+        raise UnknownCallable(f"{module} can't be found; install it, or put its folder on PYTHONPATH", [])
+    if found := _find(module, name):
+        return _read(*found)
+    if _is_lazy(module) or name in (names := _names(module)):  # or what is assigned to it can't be read
+        return Signature({}, is_open=True)
+    raise UnknownCallable(f"{module} has no {name!r}", sorted(one for one in names if one[0] != "_"))
+
+
+@cache
+def _body(module: str) -> list[ast.stmt]:
+    """Statements at the top level of a module's source, and in its `if` and `try`; none if it has no source."""
+    spec = find_spec_of(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return []
+    queue = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    for node in queue:  # which grows meanwhile
+        if isinstance(node, ast.If | ast.Try | ast.ExceptHandler):
+            queue += [*node.body, *getattr(node, "orelse", []), *getattr(node, "handlers", [])]
+    return queue
+
+
+@cache
+def _is_lazy(module: str) -> bool:
+    """True if a module makes its names when they are asked for, or has no source."""
+    words = "\n".join(ast.unparse(node) for node in _body(module))
+    return not words or "def __getattr__(" in words or "_LazyModule(" in words
+
+
+def _imported(module: str) -> Iterator[tuple[ast.ImportFrom, str]]:
+    """`from … import` statements with the whole name of the module that they name."""
+    spec = find_spec_of(module)
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    package = module if is_package else module.rpartition(".")[0]
+    for node in _body(module):
+        if isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            yield node, ".".join([*parents, *([node.module] if node.module else [])])
+
+
+def _find(module: str, name: str) -> tuple[str, ast.ClassDef | ast.FunctionDef] | None:
+    """The definition of a name, and the module that has it: here, where it is imported from, or behind a star."""
+    for node in _body(module):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return module, node
+    imports = [*_imported(module)]
+    for statement, source in imports:
+        for alias in statement.names:
+            if (alias.asname or alias.name) == name:
+                return _find(source, alias.name)
+    for statement, source in imports if not _is_lazy(module) else ():
+        if statement.names[0].name == "*" and source != module and (found := _find(source, name)):
+            return found
+    return None
+
+
+def _names(module: str) -> set[str]:
+    """Names that a module defines or imports, those behind a star included."""
+    found = {node.name for node in _body(module) if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    for node in _body(module):
+        if isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    for statement, source in _imported(module):
+        is_star = statement.names[0].name == "*"
+        found |= _names(source) if is_star else {alias.asname or alias.name for alias in statement.names}
+    return found
+
+
+def _read(module: str, node: ast.ClassDef | ast.FunctionDef) -> Signature:
+    if isinstance(node, ast.FunctionDef):
+        own = _of_function(node.args)
+        returned = _class_named(module, node.returns) if own.is_open else None
+        if returned is None:
+            return own
+        rest = _read(*returned)  # the function may give some itself
+        given = {name: Keyword(one.kind, False) for name, one in rest.keywords.items()}
+        return Signature(given | own.keywords, rest.is_open)
+    bases = [found for base in node.bases if (found := _class_named(module, base))]
+    constructor = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
+    if constructor is not None:
+        config = next((one for one in constructor.args.args if one.arg == "config"), None)
+        if found := _class_named(module, config.annotation if config else None):  # as transformers' models have it
+            return _of_config(*found)
+        return _of_function(constructor.args, skip=1)
+    return _read(*bases[0]) if bases else Signature({}, is_open=bool(node.bases))
+
+
+def _of_config(module: str, node: ast.ClassDef) -> Signature:
+    """The fields of a configuration class and its bases; `num_labels` is none of them, but all take it."""
+    found = {"num_labels": Keyword("int", False)}
+    for base in [*filter(None, (_class_named(module, base) for base in node.bases))]:
+        found |= _of_config(*base).keywords
+    if any(isinstance(one, ast.FunctionDef) and one.name == "__init__" for one in node.body):
+        return Signature(found | _read(module, node).keywords, is_open=True)
+    fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+    own = {ast.unparse(one.target): Keyword(ast.unparse(one.annotation), one.value is None) for one in fields}
+    return Signature(found | own)
+
+
+def _of_function(arguments: ast.arguments, skip: int = 0) -> Signature:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]
+    pairs = [
+        *[*zip(positional, defaults, strict=True)][skip:],
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    keywords = {
+        one.arg: Keyword(ast.unparse(one.annotation) if one.annotation else "Any", default is None)
+        for one, default in pairs
+    }
+    return Signature(keywords, arguments.kwarg is not None)
+
+
+def _class_named(module: str, node: ast.expr | None) -> tuple[str, ast.ClassDef] | None:
+    """The class that an annotation or a base names, if its source can be found."""
+    name = node.value if isinstance(node, ast.Constant) else node.id if isinstance(node, ast.Name) else None
+    found = _find(module, name) if isinstance(name, str) else None
+    return (found[0], found[1]) if found and isinstance(found[1], ast.ClassDef) else None

@@ -1,0 +1,202 @@
+"""The commands that the library has by itself: `judge`, `import` and `lint`; others come with `claimcheck[train]`.
+
+pandas is loaded when a command runs, so that a list of commands doesn't wait for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stages.reported import TableError
+from stages.rules import Rules
+
+APPLICATION = Path(__file__).parent.parent / "app"
+"""In a wheel, the folder of the packages `stages` and `service`, which only this command puts on the path."""
+_NEEDED = ("dvc", "pydantic", "rich", "sqlalchemy", "torch")
+"""Packages of `claimcheck[train]` without which no other command starts."""
+_MORE = """\
+This is the library alone.  For more commands (init, repro, run, status, show, ...):
+  pip install 'claimcheck[train]'    train, record and judge a project of your own
+  pip install 'claimcheck[service]'  serve a project's results as web pages and an API
+  pip install 'claimcheck[plot]'     matplotlib, for claimcheck.plot
+  pip install 'claimcheck[trackers]' import MLflow's folders and TensorBoard's events"""
+
+
+class Printed(NamedTuple):
+    """A command's answer: `document` for programs, lines for people."""
+
+    document: Any
+    shown: Sequence[str]
+    code: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibraryCommand:
+    """A command of the library; fields as those of the application's commands.  `needs`: packages of an extra."""
+
+    does: str
+    example: str
+    run: Callable[[argparse.Namespace], Printed]
+    takes: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]]
+    codes: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    document: str = ""
+    needs: Sequence[str] = ()
+
+
+def judge(options: argparse.Namespace) -> Printed:
+    """Judge a table of claims by a table of results; rows that can't be judged are listed after the others."""
+    from stages.reported import judging, tables
+
+    rules = judging.RULES if options.rules is None else _read_rules(options.rules)
+    judged = tables.judge(options.claims, options.results, rules)
+    shown = [str(each) for each in judged.verdicts] + [f"not judged: {problem}" for problem in judged.problems]
+    if options.html:
+        options.html.write_text(tables.write_page(judged, f"Verdicts on {options.claims.name}"), encoding="utf-8")
+        shown.append(f"report: {options.html}")
+    document = {
+        "verdicts": [each.to_dict() for each in judged.verdicts],
+        "problems": [dataclasses.asdict(problem) for problem in judged.problems],
+    }
+    return Printed(document, shown, 1 if judged.problems else 0)
+
+
+def _read_rules(path: Path) -> Rules:
+    """Read rules: `verdicts` of a params.yaml, or these fields alone."""
+    try:
+        import yaml
+        from pydantic import TypeAdapter, ValidationError
+    except ImportError:
+        raise TableError("other rules need two packages: pip install pyyaml pydantic") from None
+    try:
+        found: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return TypeAdapter(Rules).validate_python(found.get("verdicts", found) if isinstance(found, dict) else found)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TableError(f"{path}: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise TableError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def import_results(options: argparse.Namespace) -> Printed:
+    """Write results of an experiment tracker as a table for `judge`."""
+    from stages.reported import trackers
+
+    columns = {column: getattr(options, column) for column in trackers.USUAL if getattr(options, column)}
+    imported = trackers.import_results(options.kind, options.source, columns=columns, metrics=options.metric)
+    options.output.write_text(imported.table.to_csv(index=False), encoding="utf-8")
+    runs = imported.table[["dataset", "arm", "seed"]].drop_duplicates()
+    shown = [f"{options.output}: {len(imported.table)} values of {len(runs)} runs", *imported.notes]
+    return Printed({"file": str(options.output), "runs": len(runs), "notes": imported.notes}, shown)
+
+
+def lint(options: argparse.Namespace) -> Printed:
+    """List the rows of a table of claims that can't be judged, and printed gains that their cells exclude."""
+    from stages.reported import tables
+
+    problems = tables.lint(options.claims)
+    shown = [f"{options.claims}, {problem}" for problem in problems] or [f"{options.claims}: no faults found"]
+    return Printed([dataclasses.asdict(one) for one in problems], shown, 1 if problems else 0)
+
+
+def serve(options: argparse.Namespace) -> Printed:
+    """Become the web service of the project in this folder."""
+    os.execv(sys.executable, [sys.executable, "-m", "service", "--host", options.host, "--port", str(options.port)])
+
+
+def _path(*flags: str, **options: Any) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    return flags, {"type": Path, **options}
+
+
+COMMANDS: Mapping[str, LibraryCommand] = {
+    "judge": LibraryCommand(
+        does="Judge printed numbers by results that you already have, without training.",
+        example="claimcheck judge claims.csv results.csv --html report.html",
+        takes=[
+            _path("claims", help="CSV with the columns id, kind, metric, arm, baseline, printed, ..."),
+            _path("results", help="CSV with the columns dataset, arm, seed, metric, value"),
+            _path("--rules", help="YAML with other margins and levels (default: those of params.yaml)"),
+            _path("--html", metavar="FILE", help="also write a self-contained page"),
+        ],
+        run=judge,
+        codes={1: "a row couldn't be judged; the others were"},
+        document="`verdicts`, and `problems`: rows that can't be judged",
+    ),
+    "import": LibraryCommand(
+        does="Make a table for `claimcheck judge` from W&B, MLflow or TensorBoard files.",
+        example="claimcheck import mlflow mlruns -o results.csv",
+        takes=[
+            (("kind",), {"choices": ("csv", "mlflow", "tensorboard", "wandb"), "help": "what wrote the results"}),
+            _path("source", help="an exported table, or the tracker's folder"),
+            _path("-o", "--output", default=Path("results.csv"), help="default: %(default)s"),
+            *(
+                ((f"--{column}",), {"metavar": "PARAMETER", "help": f"the parameter that holds the {column}"})
+                for column in ("arm", "seed", "dataset")
+            ),
+            (
+                ("--metric",),
+                {"nargs": "+", "default": [], "help": "metrics to keep (default: those with a known name)"},
+            ),
+        ],
+        run=import_results,
+        document="`file`, `runs`, a number, and `notes`",
+    ),
+    "lint": LibraryCommand(
+        does="Check a table of claims: units, directions, models, and printed gains against their cells.",
+        example="claimcheck lint claims.csv",
+        takes=[_path("claims", help="CSV as for claimcheck judge, or data/claims.csv")],
+        run=lint,
+        codes={1: "a row has a fault"},
+        document="a list of problems: `line`, `id`, `why`",
+    ),
+    "serve": LibraryCommand(
+        does="Serve results, verdicts and models of this folder as web pages and an API.",
+        example="claimcheck serve --port 8000",
+        takes=[
+            (("--host",), {"default": "127.0.0.1", "help": "default: %(default)s"}),
+            (("--port",), {"type": int, "default": 8000, "help": "default: %(default)s"}),
+        ],
+        run=serve,
+        needs=("fastapi", "torch"),
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the application's command if its packages are installed, else one of those above."""
+    sys.path.insert(0, str(APPLICATION))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(APPLICATION), *filter(None, [os.environ.get("PYTHONPATH")])])
+    if all(map(find_spec, _NEEDED)):
+        code: int = import_module("stages.cli").main(arguments)
+        return code
+    parser = argparse.ArgumentParser(
+        prog="claimcheck",
+        description="Check the numbers that papers print.",
+        epilog=_MORE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    added = parser.add_subparsers(title="commands", dest="command", metavar="command", required=True)
+    for name, one in COMMANDS.items():
+        if all(map(find_spec, one.needs)):
+            command = added.add_parser(name, help=one.does[0].lower() + one.does[1:].rstrip("."), description=one.does)
+            for flags, given in one.takes:
+                command.add_argument(*flags, **given)
+            if one.document:
+                command.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args(arguments)
+    try:
+        document, shown, code = COMMANDS[options.command].run(options)
+    except (TableError, OSError) as error:
+        print(f"claimcheck {options.command}: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(document, indent=1, allow_nan=False) if options.json else "\n".join(shown))
+    return code

@@ -1,0 +1,83 @@
+"""Additions to the training on images: label smoothing, class weights, and transforms of torchvision.
+
+Nothing else imports this module, so it is in the run keys of those runs alone that use it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stages.run import RecipeSpec
+from stages.training.images import ImageClassification
+from stages.training.session import Session
+
+
+class RecipeTask(ImageClassification):
+    """The task of `plain`, with a recipe's loss and transforms while it trains."""
+
+    def __init__(self, plain: ImageClassification, recipe: RecipeSpec, classes: int) -> None:
+        super().__init__(plain.data, plain.protocol)
+        self.smoothing = recipe.label_smoothing or 0.0
+        counts = self.data.labels.bincount(minlength=classes)
+        self.weights: Tensor | None = None
+        if recipe.class_weights is not None:
+            is_balanced = recipe.class_weights == "balanced"
+            weights = len(self) / (classes * counts) if is_balanced else torch.tensor(recipe.class_weights)
+            self.weights = weights.float().to(self.device)
+        self.transforms = _build(recipe.transforms or ())
+        self.mix = _build(recipe.mix or (), num_classes=classes)
+
+    def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Crop and flip, then transform each image, normalise, and mix the batch: labels are then float32 [B, K]."""
+        if not (self.transforms or self.mix):
+            return super().training_batch(rows, generator)
+        images = self._augmenter.batch(rows, self._augmenter.draw(len(rows), generator))
+        labels = self.data.labels[rows]
+        seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(int(seed))  # torchvision draws from the global generator
+            for transform in self.transforms:
+                images = torch.stack([transform(image) for image in images])
+            inputs = self._normalize(images)
+            for transform in self.mix:
+                inputs, labels = transform(inputs, labels)
+        return inputs, labels
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The recipe's loss in training, the plain one where nothing is learned from it."""
+        if not torch.is_grad_enabled():
+            return super().loss(logits, labels)
+        return F.cross_entropy(logits.float(), labels, weight=self.weights, label_smoothing=self.smoothing)
+
+    def sums(self, logits: Tensor, labels: Tensor, loss: Tensor) -> Tensor:
+        """`scores`; the class of a mixed image is the one that it has most of."""
+        return super().sums(logits, labels.argmax(1) if labels.ndim == 2 else labels, loss)
+
+
+def _build(specs: Sequence[Mapping[str, Any]], **given: Any) -> list[Any]:
+    v2 = import_module("torchvision.transforms.v2") if specs else None
+    return [
+        getattr(v2, spec["name"])(**given, **{key: value for key, value in spec.items() if key != "name"})
+        for spec in specs
+    ]
+
+
+def with_recipe(session: Session, devices: int) -> Session:
+    """The session with its protocol's recipe.
+
+    Raises:
+        ValueError: several devices share the training, each of which would draw and weight for itself.
+    """
+    if devices > 1:
+        raise ValueError("a training with a recipe can't be shared among devices; name one device")
+    recipe, plain = session.spec.protocol.recipe, session.task
+    assert recipe is not None and isinstance(plain, ImageClassification), "checked when the params are read"
+    classes = session.spec.model.arguments.get("num_classes") or int(plain.data.labels.max()) + 1
+    return dataclasses.replace(session, task=RecipeTask(plain, recipe, classes))

@@ -1,0 +1,95 @@
+"""No row of data/claims.csv accuses by mistake: each is checked against metrics and experiment, and stops no other."""
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+import pytest
+
+from stages.claims import ClaimLine, Judgement, gather, judge_claims, place_claims
+from stages.claims.trials import ResultGroup
+from stages.recording.sources import find_results, select
+from stages.verdicts import Status
+from stages.verdicts.kinds import KINDS
+from tests.claims.lines import ROOT, claims, params
+
+TRAINED = [claim for claim in claims().values() if claim.facts.by == "training" and claim.experiment]
+NUMBERS = [claim for claim in TRAINED if claim.facts.is_gain or claim.facts.number == "model"]
+SHARES = [claim for claim in NUMBERS if claim.unit == "fraction" and claim.value]
+CELLS_OF = {(claim.experiment, claim.metric, claim.arm) for claim in TRAINED if claim.kind == "value"}
+IN_PERCENT = [  # that can be seen: the number is over 1, or its cells are there
+    claim
+    for claim in SHARES
+    if 100 * abs(claim.value or 0) > 1
+    or {(claim.experiment, claim.metric, arm) for arm in (claim.arm, claim.baseline_arm)} <= CELLS_OF
+]
+OPPOSITE = {"higher": "lower", "lower": "higher"}
+MISTAKES = {
+    "percent": (IN_PERCENT, lambda claim: {"value": 100 * claim.value}),
+    "opposite": (NUMBERS, lambda claim: {"better": OPPOSITE[claim.better]}),
+    "no direction": (NUMBERS, lambda _: {"better": None}),
+    "another word": (TRAINED, lambda _: {"better": "up"}),
+    "metric": ([one for one in TRAINED if one.kind != "observed"], lambda claim: {"metric": claim.metric[:-1]}),
+    "arm": ([one for one in TRAINED if one.arm], lambda _: {"arm": "no-such-arm"}),
+    "baseline": ([one for one in TRAINED if one.baseline_arm], lambda _: {"baseline_arm": "no-such-arm"}),
+    "itself": ([one for one in NUMBERS if one.baseline_arm], lambda claim: {"baseline_arm": claim.arm}),
+    "experiment": (TRAINED, lambda claim: {"experiment": f"{claim.experiment}x"}),
+    "family": (TRAINED, lambda claim: {"family": f"no.{claim.id}"}),
+    "unit": (NUMBERS, lambda claim: {"unit": "percent", "value": claim.value or 0.1}),
+    "paper": (TRAINED, lambda _: {"paper": "no-such-paper"}),
+    "error": (TRAINED, lambda _: {"stderr": -0.1}),
+    "runs": (TRAINED, lambda _: {"n": 0}),
+    "number": (TRAINED, lambda _: {"value": float("nan")}),
+}
+
+
+@cache
+def evidence() -> dict[str, list[ResultGroup]]:
+    return dict(gather(params(), select(find_results(ROOT, params(), evidence_only=True)[0])))
+
+
+def judge(rows: list[ClaimLine]) -> list[Judgement]:
+    placed = place_claims(rows, params())
+    return judge_claims(placed, params(), findings={}, groups=evidence(), devices={}, with_power=False)[0]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_in_any_row_is_named_and_not_judged(mistake: str) -> None:
+    rows, change = MISTAKES[mistake]
+    assert len(rows) > 20
+    wrong = [dataclasses.replace(claim, id=f"wrong.{claim.id}", **change(claim)) for claim in rows]
+    for placed, claim in zip(place_claims([*wrong, *claims().values()], params()), rows, strict=False):
+        assert placed.experiment is None and placed.reason is not None, claim.id
+        column = next(iter(change(claim)))
+        assert mistake == "experiment" or column in placed.reason, (claim.id, placed.reason)
+
+
+CELLS = (None, "*", "higher", "vit", "zz")
+NUMBERS_OF_NO_USE = (None, -1.0, 0.0, 0.5, 99.0, 1e300, float("inf"))
+COLUMNS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("experiment", "arm", "unit", "baseline_arm", "better", "family", "factor", "reading"), CELLS),
+    **dict.fromkeys(("value", "precision", "stderr", "high"), NUMBERS_OF_NO_USE),
+    **dict.fromkeys(("n", "trials"), (None, -2, 0, 1, 20)),
+    "metric": ("zz", "accuracy", "min_error", "loss", "failed"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_cell_of_a_row_stops_the_others(kind: str) -> None:
+    """Each column of one row of each shape, with cells that are empty, of another column, out of range or unknown."""
+    shapes = {
+        (bool(one.experiment), bool(one.family), bool(one.baseline_arm)): one
+        for one in claims().values()
+        if one.kind == kind
+    }
+    sound = claims()["dac.sgemm.gain"]
+    (alone,) = judge([sound])
+    assert alone.verdict.status is not Status.NOT_TESTED
+    wrong = [
+        dataclasses.replace(claim, **{"id": f"{name}.{column}.{cell}", column: cell})
+        for name, claim in enumerate(shapes.values())
+        for column, cells in COLUMNS.items()
+        for cell in cells
+    ]
+    judged = judge([sound, *wrong])
+    assert [one.claim.id for one in judged[1:]] == [one.id for one in wrong] and judged[0] == alone

@@ -1,0 +1,248 @@
+"""A user's own data, declared in params alone: pictures, arrays and tables, from files to the packed set."""
+
+import dataclasses
+import hashlib
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from stages.datasets.manifest import Manifest
+from stages.datasets.mirror import copy_to_mirror
+from stages.datasets.packed import PackedInfo, read_images, read_info, read_table
+from stages.datasets.prepare import prepare
+from stages.datasets.sources import fetch_dataset
+from stages.datasets.verified import ChecksumMismatch, DatasetError
+from stages.params.experiment import DatasetSource, ParamsError, SourceFile, load_params
+from tests.datasets.tiny import declare
+from tests.datasets.workplace import write_params
+from tests.object_server import ObjectServer
+
+PETS = {"cat": (200, 30, 30), "dog": (30, 200, 30), "eel": (30, 30, 200)}
+
+
+def picture(colour: tuple[int, ...], kind: str = "PNG", size: tuple[int, int] = (12, 10)) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", size, colour).save(content, kind)
+    return content.getvalue()
+
+
+def pets(root: Path, *splits: str) -> None:
+    """Ten pictures of each class, all different, below `root` or each of its `splits`."""
+    for split, count in zip(splits or ("",), (7, 3) if splits else (10,), strict=True):
+        for name, (red, green, blue) in PETS.items():
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                kind = "PNG" if number % 2 else "JPEG"
+                colour = red, green, blue + 2 * number + (split == "val")
+                (folder / f"{number}.{kind.lower()}").write_bytes(picture(colour, kind))
+
+
+def source_of(*names: str, **fields: Any) -> DatasetSource:
+    plain = {"classes": 3, "train": 21, "test": 9, "title": "Pets"}
+    files = (SourceFile(name=name) for name in names)
+    return declare(fields.pop("reader", "folder"), (3, 8, 8), *files, **plain | fields)
+
+
+def pack(home: Path, source: DatasetSource, **options: Any) -> PackedInfo:
+    said: list[str] = []
+    manifest = fetch_dataset("pets", source, home, options.pop("mirror", None), said.append, **options)
+    info = prepare(source, manifest, home, home / "packed")
+    assert read_info(home / "packed") == info
+    return info
+
+
+def tree_digest(root: Path, name: str) -> str:
+    """What `find pets -type f | sort | xargs sha256sum | sha256sum` prints."""
+    files = sorted(path.relative_to(root).as_posix() for path in (root / name).rglob("*") if path.is_file())
+    lines = [f"{hashlib.sha256((root / file).read_bytes()).hexdigest()}  {file}\n" for file in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("splits", [(), ("train", "val")], ids=["drawn", "given"])
+@pytest.mark.parametrize("is_zip", [False, True], ids=["folder", "zip"])
+def test_folder_of_pictures_by_class(tmp_path: Path, splits: tuple[str, ...], is_zip: bool) -> None:
+    root = tmp_path / "downloads/pets"
+    pets(root / "pets", *splits)
+    (root / "pets/notes.txt").write_text("not a picture")
+    digest = tree_digest(root, "pets")
+    file = SourceFile(name="pets/", sha256=digest)
+    if is_zip:
+        with zipfile.ZipFile(root / "pets.zip", "w") as archive:
+            for path in sorted((root / "pets").rglob("*")):
+                archive.write(path, path.relative_to(root))
+        file = SourceFile(name="pets.zip", sha256=hashlib.sha256((root / "pets.zip").read_bytes()).hexdigest())
+    info = pack(tmp_path, dataclasses.replace(source_of("x"), files=(file,)))
+    assert (info.classes, info.train_images, info.test_images) == (tuple(PETS), 21, 9)
+    assert (info.provenance, info.source) == ("full", "official"), "by the digest that params declare"
+    assert (info.split_note is None) == bool(splits)
+    for split, count in (("train", 7), ("test", 3)):
+        rows = read_images(tmp_path / "packed", split)  # type: ignore[arg-type]
+        assert rows.images.shape == (3 * count, 3, 8, 8) and np.bincount(rows.labels).tolist() == [count] * 3
+        strongest = rows.images.mean((2, 3)).argmax(1)
+        assert (strongest == rows.labels).all(), "each picture has its own class"
+    source = dataclasses.replace(source_of("x"), files=(file,))
+    copy_to_mirror(source, root, tmp_path / "mirror/pets")
+    (tmp_path / "other").mkdir()
+    assert pack(tmp_path / "other", source, mirror=tmp_path / "mirror") == info, "by the copy that `make mirror` writes"
+
+
+def test_replaced_added_or_removed_picture_is_noticed(tmp_path: Path) -> None:
+    root = tmp_path / "downloads/pets"
+    pets(root / "pets")
+    source = source_of("pets/")
+    info = pack(tmp_path, source)
+    assert info.provenance == "subset", "no digest is declared"
+    victim, before = root / "pets/cat/1.png", (root / "pets/cat/1.png").read_bytes()
+    victim.write_bytes(picture((9, 9, 9)))
+    with pytest.raises(DatasetError, match=r"cat/1\.png: sha256 was .* when it was fetched, is .*--accept"):
+        pack(tmp_path, source)
+    victim.unlink()
+    with pytest.raises(DatasetError, match=r"1 of 30 files are nowhere to be had.*lacks pets/cat/1\.png"):
+        pack(tmp_path, source)
+    victim.write_bytes(before)
+    declared = dataclasses.replace(source, files=(SourceFile(name="pets/", sha256=tree_digest(root, "pets")),))
+    assert pack(tmp_path, declared).digest == info.digest
+    for changed in (victim, root / "pets/cat/new.png"):
+        changed.write_bytes(picture((9, 9, 9)))
+        with pytest.raises(ChecksumMismatch, match=r"pets/, 3\d files: expected sha256"):
+            fetch_dataset("pets", declared, tmp_path, None, lambda line: None)
+        victim.write_bytes(before)
+
+
+def test_broken_picture_is_named_and_refused_or_skipped(tmp_path: Path) -> None:
+    root = tmp_path / "downloads/pets/pets"
+    pets(root)
+    whole = (root / "dog/3.png").read_bytes()
+    (root / "dog/3.png").write_bytes(whole[: len(whole) // 2])
+    (root / "eel/4.jpeg").write_bytes(b"no picture")
+    with pytest.raises(DatasetError, match=r"pets/(dog/3\.png|eel/4\.jpeg): not a whole picture"):
+        pack(tmp_path, source_of("pets/"))
+    info = pack(tmp_path, source_of("pets/", broken="skip"))
+    assert info.train_images + info.test_images == 28 and info.provenance == "subset"
+    assert info.split_note and "2 broken pictures left out" in info.split_note
+    assert "dog/3.png" in info.split_note and "eel/4.jpeg" in info.split_note
+
+
+@pytest.mark.parametrize("layout", ["keras", "medmnist"])
+def test_npz_of_images(tmp_path: Path, layout: str) -> None:
+    draw = np.random.default_rng(0)
+    train, test = (draw.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8) for count in (21, 9))
+    labels = [np.arange(count) % 3 for count in (21, 9)]
+    keras = {"x_train": train, "y_train": labels[0], "x_test": test, "y_test": labels[1]}
+    medmnist = {"train_images": train, "train_labels": labels[0][:, None], "test_images": test}
+    path = tmp_path / "downloads/pets/pets.npz"
+    path.parent.mkdir(parents=True)
+    np.savez(path, **(keras if layout == "keras" else medmnist | {"test_labels": labels[1][:, None]}))
+    info = pack(tmp_path, source_of("pets.npz", reader="npz"))
+    assert (info.classes, info.train_images, info.provenance) == (("0", "1", "2"), 21, "subset")
+    assert (read_images(tmp_path / "packed", "train").images == train.transpose(0, 3, 1, 2)).all()
+
+
+def flats() -> pd.DataFrame:
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({"area": draw.uniform(20, 200, 60), "rooms": draw.integers(1, 6, 60), "id": range(60)})
+    frame["town"] = np.array(["Bern", "Chur", "Thun"])[np.arange(60) % 3]
+    frame["price"] = 3 * frame["area"] + 10 * frame["rooms"]
+    return frame
+
+
+def table(root: Path, write: Callable[[pd.DataFrame, Path], Any], **fields: Any) -> DatasetSource:
+    folder = root / "downloads/pets"
+    folder.mkdir(parents=True, exist_ok=True)
+    write(flats(), folder / "flats")
+    plain = {"kind": "table", "shape": (5,), "train": 50, "test": 10, "target": "price", "ignore": ("id",)}
+    return dataclasses.replace(source_of("flats"), **plain | fields)
+
+
+@pytest.mark.parametrize("reader", ["csv", "parquet"])
+def test_table_is_standardised_by_its_training_rows(tmp_path: Path, reader: str) -> None:
+    write: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
+        "csv": lambda frame, path: frame.to_csv(path, sep=";", index=False),
+        "parquet": lambda frame, path: frame.to_parquet(path, index=False),
+    }
+    info = pack(tmp_path, table(tmp_path, write[reader], reader=reader, separator=";"))
+    assert info.classes == ("area", "rooms", "town=Bern", "town=Chur", "town=Thun")
+    train, test = (read_table(tmp_path / "packed", split) for split in ("train", "test"))  # type: ignore[arg-type]
+    assert np.allclose(train.features.mean(0), 0, atol=1e-6) and np.allclose(train.features.std(0), 1, atol=1e-5)
+    raw = test.features * np.array(info.std) + np.array(info.mean)
+    assert np.allclose(3 * raw[:, 0] + 10 * raw[:, 1], test.targets, rtol=1e-4), "rows keep their target"
+
+
+def with_gaps(frame: pd.DataFrame, path: Path) -> None:
+    frame.loc[[3, 5], "area"] = np.nan
+    frame.to_csv(path, index=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"target": "prize"}, "has no column 'prize'; did you mean price.*separator: ','"),
+        ({"target": None}, "which column is the target.  Declare `target`"),
+        ({"ignore": ()}, r"6 columns \(area, rooms, id, town=Bern, town=Chur, town=Thun\); params.yaml declares"),
+        ({"train": 49}, "60 rows; params.yaml declares 49 to train with and 10 to test"),
+        ({"target": "town"}, "the target 'town' has 'Bern'; expected numbers"),
+        ({"reader": "excel"}, "reader is 'excel'; known: csv, npz, parquet, sgemm"),
+        ({"separator": "|"}, "has no column 'price'"),
+        ({"response_range": (0.0, 1.0)}, "responses from"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_named(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    source = table(tmp_path, lambda frame, path: frame.to_csv(path, index=False), **{"reader": "csv"} | fields)
+    with pytest.raises(DatasetError, match=words):
+        pack(tmp_path, source)
+
+
+def test_missing_values_are_refused_dropped_or_filled(tmp_path: Path) -> None:
+    source = table(tmp_path, with_gaps, reader="csv")
+    with pytest.raises(DatasetError, match=r"missing values in area \(2\); declare `missing: drop` or `mean`"):
+        pack(tmp_path, source)
+    assert pack(tmp_path, dataclasses.replace(source, missing="drop", train=48)).train_images == 48
+    pack(tmp_path, dataclasses.replace(source, missing="mean"))
+    rows = [read_table(tmp_path / "packed", split).features for split in ("train", "test")]  # type: ignore[arg-type]
+    filled = np.concatenate(rows)[:, 0]
+    assert np.isfinite(filled).all() and (filled == 0).sum() == 2
+
+
+def test_placeholder_rows_have_the_declared_columns(tmp_path: Path) -> None:
+    source = table(tmp_path, lambda frame, path: None, reader="csv")
+    info = prepare(source, Manifest(dataset="pets", source="embedded"), tmp_path, tmp_path / "packed")
+    assert (info.shape, info.provenance) == ((5,), "embedded")
+
+
+def test_no_files_is_an_error(tmp_path: Path) -> None:
+    write_params(tmp_path, "smoke", pets=dataclasses.replace(source_of("x"), files=()))
+    with pytest.raises(ParamsError, match=r"datasets\.pets\.files is \[\]; tuple should have at least 1 item"):
+        load_params(tmp_path)
+
+
+def test_files_come_from_other_kinds_of_address(tmp_path: Path) -> None:
+    pets(tmp_path / "shared/pets")
+    address = f"file://{tmp_path}/shared/"
+    source = dataclasses.replace(source_of("pets/"), urls=(address,))
+    assert pack(tmp_path, source).train_images == 21
+    with pytest.raises(DatasetError, match=r"no file in .*a web address serves archives only"):
+        fetch_dataset("pets", dataclasses.replace(source, urls=()), tmp_path / "empty", None, lambda line: None)
+    lost = dataclasses.replace(source_of("pets.zip"), urls=(address, "nonsense://host/"))
+    with pytest.raises(DatasetError, match=r"No such file.*Protocol not known: nonsense"):
+        fetch_dataset("pets", lost, tmp_path / "empty", None, lambda line: None)
+
+
+@pytest.mark.slow
+def test_files_come_from_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs", reason="make cluster brings it")
+    pets(tmp_path / "pets")
+    with ObjectServer() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        for path in sorted((tmp_path / "pets").rglob("*.*")):
+            server._request("PUT", f"runs/group/pets/{path.relative_to(tmp_path / 'pets')}", path.read_bytes())
+        source = dataclasses.replace(source_of("pets/"), urls=("s3://runs/group/",))
+        assert pack(tmp_path, source).train_images == 21
