@@ -26,9 +26,9 @@ def make_waiting(folder: Path) -> Path:
     with (REPOSITORY / "data" / "claims.csv").open() as file:
         names = csv.DictReader(file).fieldnames or ()
     row = dict.fromkeys(names, "") | {"paper": "ninformer", "place": "x", "metric": "accuracy", "unit": "fraction"}
-    row |= {"experiment": EXPERIMENT, "arm": "ninformer", "precision": "0.001"}
+    row |= {"experiment": EXPERIMENT, "arm": "ninformer", "precision": "0.001", "better": "higher"}
     value = row | {"id": VALUE, "kind": "value", "value": "0.9"}
-    order = row | {"id": ORDER, "kind": "order", "value": "0.02", "baseline_arm": "vit", "better": "higher"}
+    order = row | {"id": ORDER, "kind": "order", "value": "0.02", "baseline_arm": "vit"}
     with (project / "data" / "claims.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
