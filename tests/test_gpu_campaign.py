@@ -133,6 +133,7 @@ def test_trainings_are_ordered_by_analyses_completed_per_second(project: Path, m
     names = lines[0].split(",")
     row = dict.fromkeys(names, "") | {"paper": "ninformer", "place": "x", "metric": "accuracy", "kind": "value"}
     row |= {"experiment": EXPERIMENT, "arm": "ninformer", "value": "0.9", "unit": "fraction", "precision": "0.01"}
+    row |= {"better": "higher"}
     rows = [",".join((row | {"id": f"ninformer.x{number}"})[name] for name in names) for number in range(3)]
     (project / "data/claims.csv").write_text("\n".join([lines[0], *rows]) + "\n")
     experiment = yaml.safe_load((project / "params" / f"{EXPERIMENT}.yaml").read_text())

@@ -74,7 +74,10 @@ def find_spec_of(module: str) -> ModuleSpec | None:
     for depth in range(2, len(names) + 1):
         if spec is None or spec.submodule_search_locations is None:
             return None
-        spec = PathFinder.find_spec(".".join(names[:depth]), list(spec.submodule_search_locations))
+        places = list(spec.submodule_search_locations)
+        if names[: depth - 1] == ["stages", "papers"]:
+            places.insert(0, str(papers_folder()))
+        spec = PathFinder.find_spec(".".join(names[:depth]), places)
     return spec
 
 

@@ -22,13 +22,13 @@ pytestmark = pytest.mark.slow
 
 # Raised like torch's, the first `SHORT` times, in any process.
 HUNGRY = """
-    import os
-    for number in range(int(os.environ["SHORT"])):
-        try:
-            Path(f"short-{number}").touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        import os
+        for number in range(int(os.environ["SHORT"])):
+            try:
+                Path(f"short-{number}").touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 """
 REASON = "out of memory (CUDA out of memory. Tried to allocate 20.00 GiB)"
 
@@ -39,7 +39,7 @@ def project(tmp_path: Path) -> Path:
     folder = make_project(tmp_path / "project", epochs=1)
     copy_stages(folder)
     worker = folder / "stages" / "worker.py"
-    source, line = worker.read_text(), "    run_key = job.spec.run_key\n"
+    source, line = worker.read_text(), "        self.job = job\n"
     assert source.count(line) == 1
     worker.write_text(source.replace(line, HUNGRY + line))
     return folder
