@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import MAGIC_NUMBER, cache_from_source, source_hash
 from marshal import dumps, loads
 from pathlib import Path
-from types import CodeType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 LOADED: dict[str, bytes] = {}
@@ -53,6 +54,14 @@ class _RecordingLoader(SourceFileLoader):
         return code
 
 
+class _PapersLoader(_RecordingLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        """Add the model of other packages, which no project's folder of papers has."""
+        super().exec_module(module)
+        own, imported = vars(module)["model_paths"], f"{__name__}.papers.imported.model:ImportedModel"
+        vars(module)["model_paths"] = cache(lambda: tuple(sorted({*own(), imported})))
+
+
 class _Finder(MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path, target)
@@ -62,7 +71,8 @@ class _Finder(MetaPathFinder):
             spec.submodule_search_locations.insert(0, str(papers_folder()))
             spec.origin = str(papers_folder() / "__init__.py")  # it lists the packages next to it; the text is ours
         if fullname.startswith(f"{__name__}.") or not is_installed(spec.loader.path):
-            spec.loader = _RecordingLoader(fullname, spec.loader.path)
+            loader = _PapersLoader if fullname == f"{__name__}.papers" else _RecordingLoader
+            spec.loader = loader(fullname, spec.loader.path)
         return spec
 
 

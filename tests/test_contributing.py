@@ -303,11 +303,24 @@ def test_deposit_of_another_run_is_refused(clones: tuple[Path, Path], ours: Path
         give(ours, forged(oslo, tmp_path / "w.zip", swap_weights, key=key), key=Path(f"{key}.pub"))
 
 
-def test_signature_is_the_lab_s_own_and_of_these_lines(clones: tuple[Path, Path], ours: Path, tmp_path: Path) -> None:
+def test_signature_is_the_lab_s_own_and_of_these_lines(
+    clones: tuple[Path, Path], ours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     oslo, key, stranger = clones[1] / "uni-oslo.zip", clones[0].parent / "key", make_key(tmp_path, "stranger")
     public = Path(f"{key}.pub")
     with pytest.raises(ContributionError, match="no key of uni-oslo is known"):
         give(ours, oslo)
+    damaged = bytearray(oslo.read_bytes())
+    with zipfile.ZipFile(oslo) as packed:
+        begins = packed.getinfo("evidence.jsonl").header_offset + 60
+    damaged[begins : begins + 8] = bytes(8)
+    (tmp_path / "damaged.zip").write_bytes(damaged)
+    with pytest.raises(ContributionError, match="can't be read"):
+        give(ours, tmp_path / "damaged.zip", key=public)
+    monkeypatch.setattr(contributing, "MOST_BYTES", 100)
+    with pytest.raises(ContributionError, match="is larger than 100 bytes"):
+        give(ours, oslo, key=public)
+    monkeypatch.undo()
     with pytest.raises(ContributionError, match="signed with another key than that of uni-oslo"):
         give(ours, forged(oslo, tmp_path / "stranger.zip", lambda lines: None, key=stranger), key=public)
     with pytest.raises(ContributionError, match="not signed, as its lab signs if it has a key"):

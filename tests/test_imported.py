@@ -188,7 +188,10 @@ def test_own_file_next_to_params_is_found_by_commands(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("own_file")
 def test_only_modules_are_called() -> None:
-    for address in ("os:system", "shutil:rmtree", "my_net:unannotated", "torch.hub:load", "torch:load"):
+    for address in ("os:system", "shutil:rmtree", "unittest.__main__:main", "torch.__main__:x"):
+        with pytest.raises(ValueError, match="a module of Python's own"):
+            ImportedModel(address=address, arguments={})
+    for address in ("my_net:unannotated", "torch.hub:load", "torch:load"):
         with pytest.raises(ValueError, match=r"neither an nn\.Module nor a function annotated"):
             ImportedModel(address=address, arguments={})
     with pytest.raises(ValueError, match="my_net:Net can't be built: TypeError"):
@@ -228,7 +231,9 @@ def test_recipe_changes_training_alone_and_draws_from_the_step_alone() -> None:
         data, Protocol(optimizer=optimizer, batch_size=8, epochs=1, mean=(0.5,) * 3, std=(0.5,) * 3)
     )
     spec = RecipeSpec(label_smoothing=0.1, class_weights="balanced", transforms=({"name": "RandAugment"},))
-    task = RecipeTask(plain, dataclasses.replace(spec, mix=({"name": "MixUp", "alpha": 0.5},)), 3)
+    task = RecipeTask(plain, dataclasses.replace(spec, mix=({"name": "MixUp", "alpha": 0.5},)), 3, torch.arange(8))
+    some = RecipeTask(plain, spec, 3, torch.tensor([0, 6, 7]))
+    assert some.weights is not None and some.weights.tolist() == [1, 1, 1], "of the rows that are trained on"
     logits, weights = torch.randn(8, 3), torch.tensor([8 / 18, 8 / 3, 8 / 3])
     expected = torch.nn.functional.cross_entropy(logits, data.labels, weights, label_smoothing=0.1)
     assert task.loss(logits, data.labels) == expected

@@ -51,14 +51,16 @@ def tag_answer(request: Request, content: str) -> None:
         NotModified: If-None-Match has the tag. The middleware handles `*`, once there is an answer.
         KnownAnswer: the answer with this tag is cached.
     """
-    state = request.scope["state"]
+    scope, accept = request.scope, request.headers.get("accept", "")
+    state, query = scope["state"], scope["query_string"].decode("latin-1")  # `request.url` ends at a raw #
     state["content"] = content
-    asked = (request.app.state.edition, content, request.url.path, request.url.query, request.headers.get("accept", ""))
+    asked = (request.app.state.edition, content, scope["path"], query, accept)
     etag = f'W/"{hashlib.sha256(chr(0).join(asked).encode("utf-8", "surrogateescape")).hexdigest()[:32]}"'
     if etag.removeprefix("W/") in known_tags(request.headers):
         raise NotModified(etag)
     state["etag"] = etag
     if found := state["kept"](etag):
+        state["is_kept"] = True
         raise KnownAnswer(*found)
 
 

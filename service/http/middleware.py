@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import unquote
 
 from anyio import CapacityLimiter, to_thread
@@ -254,26 +256,35 @@ class AnswerCache(HttpMiddleware):
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
         self.kept: TTLCache[tuple[str, bool, str], tuple[list[tuple[bytes, bytes]], bytes]] = TTLCache(
-            KEPT_BYTES, KEPT_SECONDS, getsizeof=lambda answer: KEPT_OVERHEAD_BYTES + len(answer[1])
+            KEPT_BYTES,
+            KEPT_SECONDS,
+            getsizeof=lambda answer: KEPT_OVERHEAD_BYTES + sum(map(len, sum(answer[0], ()))) + len(answer[1]),
         )
+        self._lock = threading.Lock()  # it is read in threads, and written on the event loop
+
+    def _find(self, *key: Any) -> tuple[list[tuple[bytes, bytes]], bytes] | None:
+        with self._lock:
+            return self.kept.get(key)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, state, site = Headers(scope=scope), scope["state"], str(Request(scope).base_url)
-        is_zipped, is_kept = "gzip" in headers.get("accept-encoding", ""), "range" not in headers and len(site) < 300
-        state["kept"] = lambda etag: self.kept.get((site, is_zipped, etag)) if is_kept else None
+        is_zipped, may_keep = "gzip" in headers.get("accept-encoding", ""), "range" not in headers and len(site) < 300
+        state["kept"] = lambda etag: self._find(site, is_zipped, etag) if may_keep else None
         start: list[tuple[bytes, bytes]] | None = None
 
         async def send_and_keep(message: Message) -> None:
             nonlocal start
             if message["type"] == "http.response.start":
-                start = [*message["headers"]] if is_kept and message["status"] == 200 and "etag" in state else None
+                is_new = "etag" in state and "is_kept" not in state
+                start = [*message["headers"]] if may_keep and is_new and message["status"] == 200 else None
             elif start is not None and not message.get("more_body") and len(message["body"]) <= KEPT_BYTES // 32:
                 if (kept := MutableHeaders(raw=start)).get("content-encoding") is None and "vary" in kept:
                     others = kept["vary"].removesuffix("Accept-Encoding").rstrip(", ")
                     del kept["vary"]  # `GZipMiddleware` adds its own again
                     if others:
                         kept["vary"] = others
-                self.kept[site, is_zipped, state["etag"]] = start, message["body"]
+                with self._lock:
+                    self.kept[site, is_zipped, state["etag"]] = start, message["body"]
             else:
                 start = None
             await send(message)

@@ -79,7 +79,7 @@ def show_model(name: str, request: Request, session: ResultsSession, compare: Co
             "shades": shade(answered.confusion) if answered and dataset.classes <= MOST_CELLS else None,
             "picture": picture_of(answered.confusion) if answered and dataset.classes > MOST_CELLS else None,
             "mistakes": answered.mistakes(MOST_MISTAKES) if answered else [],
-            "tiles": _tiles(parts, dataset.name, answered, next(iter(served), None)) if answered else None,
+            "tiles": _tiles(request, dataset.name, answered, next(iter(served), None)) if answered else None,
             "served": served,
             "claims": claims,
             "names": name_claims(session, claims),
@@ -98,9 +98,10 @@ def _plot(ours: ArmComparison | None, metric: MetricInfo) -> Interval | None:
 
 
 def _tiles(
-    parts: AppState, dataset: str, answered: Answered, served: queries.ServedCheckpoint | None
+    request: Request, dataset: str, answered: Answered, served: queries.ServedCheckpoint | None
 ) -> dict[str, Any] | None:
     """The first wrong and right images, each with its right runs and the answer of `served`; None without images."""
+    parts = app_state_of(request)
     try:
         samples = Samples(parts.settings.root, dataset, parts.settings.root_path)
     except NoSample:
@@ -114,6 +115,8 @@ def _tiles(
             side.append(position)
     chosen = [*found["wrong"], *found["right"]]
     answers = dict(zip(chosen, _ask(parts, samples, chosen, served) if served else (), strict=False))
+    if served and not answers:
+        request.scope["state"].pop("etag", None)  # the page is incomplete while the model can't answer
     return {
         side: [(samples.describe(one), int(answered.right[one]), answers.get(one)) for one in positions]
         for side, positions in found.items()

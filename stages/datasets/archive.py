@@ -143,6 +143,8 @@ def decode_square(
             width, height = picture.size
             if width * height > MAX_PIXELS:
                 raise DatasetError(f"{where}: {width} x {height} pixels; no picture here has more than {MAX_PIXELS:,}")
+            if picture.mode[:1] in "IF":
+                raise DatasetError(f"{where}: has more than 8 bits a channel ({picture.mode}); convert it to 8 bits")
             square = _middle(picture.convert(mode), side)
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
         kind = "JPEG " if formats == ("JPEG",) else ""

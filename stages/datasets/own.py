@@ -82,11 +82,11 @@ def _pictures(folder: Path, file: str) -> Iterator[tuple[str, Any]]:
 def _divide(class_of: dict[str, str], source: DatasetSource) -> tuple[dict[Split, list[str]], str]:
     """Names of each split, and a note: by the folders `train` and `test` (or `val`), else drawn, class by class."""
     names = sorted(class_of)
-    folders = {name: set(PurePosixPath(name).parts[:-2]) for name in names}
-    test = next((one for one in _TESTS if any(one in parts for parts in folders.values())), None)
-    if test is not None and any(_TRAIN in parts for parts in folders.values()):
-        published = {_TRAIN: "train", test: "test"}
-        return {split: [name for name in names if one in folders[name]] for one, split in published.items()}, ""  # type: ignore[misc]
+    side = {name: _side_of(name) for name in names}
+    test = next((one for one in _TESTS if one in side.values()), None)
+    if test is not None and _TRAIN in side.values():
+        published: dict[Split, str] = {"train": _TRAIN, "test": test}
+        return {split: [name for name in names if side[name] == one] for split, one in published.items()}, ""
     random = np.random.RandomState(0)  # frozen, so that the division stays the same with every numpy
     ranked = []
     for one in sorted({*class_of.values()}):
@@ -100,6 +100,15 @@ def _divide(class_of: dict[str, str], source: DatasetSource) -> tuple[dict[Split
         "test": sorted(held_out),
     }
     return parts, "test pictures drawn once, of each class in proportion"
+
+
+def _side_of(name: str) -> str:
+    """Return the innermost folder, or archive, that is called train or like a test set; empty if there is none."""
+    for part in reversed(PurePosixPath(name.lower()).parts[:-2]):
+        stem = next((part.removesuffix(ending) for ending in ARCHIVES if part.endswith(ending)), part)
+        if stem in (_TRAIN, *_TESTS):
+            return stem
+    return ""
 
 
 def _arrays(folder: Path, names: tuple[str, ...], split: Split, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
@@ -164,6 +173,8 @@ def prepare_own_table(source: DatasetSource, manifest: Manifest, folder: Path, t
         raise DatasetError(
             f"{manifest.dataset}: {len(columns)} columns ({', '.join(columns)}); params.yaml declares {source.shape}"
         )
+    if np.isinf(features).any() or (source.missing == "refuse" and np.isnan(features).any()):
+        raise DatasetError(f"{manifest.dataset}: missing or infinite values; repair them, or declare `missing: mean`")
     known = [column[~np.isnan(column)].tolist() for column in features[rows["train"]].T]
     # fsum rounds once, so the numbers are the same on every machine.
     mean = np.array([math.fsum(column) / max(len(column), 1) for column in known])
@@ -209,6 +220,8 @@ def _read_tables(source: DatasetSource, folder: Path) -> tuple[tuple[str, ...], 
             raise DatasetError(f"{path}: missing values in {named}; declare `missing: drop` or `mean` in params.yaml")
         frame = frame[~(gaps if source.missing == "drop" else gaps[[source.target]]).any(axis=1)]
         frames.append(frame)
+    if any({*frame.columns} != {*frames[0].columns} for frame in frames):
+        raise DatasetError(f"{folder}: its files have different columns")
     whole = pd.concat(frames, ignore_index=True)
     target = whole.pop(source.target)
     if not pd.api.types.is_numeric_dtype(target):

@@ -109,9 +109,10 @@ def list_files(source: DatasetSource, folder: Path, mirror: Path | None, *, acce
             files.append(file)
             continue
         names = {name for name in info.files if name.startswith(file.name)} if info and not accept else set()
+        are_known = bool(names)
         for root in (folder, *([mirror] if mirror else [])):
             names |= {path.relative_to(root).as_posix() for path in (root / file.name).rglob("*") if path.is_file()}
-        for base in source.urls if not names else ():
+        for base in source.urls if not are_known else ():
             names |= {file.name + name for name in _list_folder(base + file.name)}
         shown = {name for name in names if not any(part.startswith(".") for part in PurePosixPath(name).parts)}
         files += [SourceFile(name=name) for name in sorted(shown)]

@@ -28,6 +28,7 @@ _OTHER_CLASS = 0.005
 _SECONDS = 6e-5
 """An epoch's seconds are stored with four decimals."""
 _SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion", "macro_f1", "auroc")
+MOST_CONFUSION_BYTES = 1 << 26
 _OF_ALL_IMAGES = (*_SHARES, "loss")
 _OF_ALL_ROWS = ("mse", "log_mse", "selected_mse", "selected_log_mse")
 _FASTEST = {"cpu": {"float32": 4e11, "bfloat16": 5e12}, "cuda": {"float32": 1e14, "tf32": 1.5e15, "bfloat16": 3e15}}
@@ -226,7 +227,8 @@ def _of_images(line: ResultLine, curves: Columns, values: dict[str, float]) -> I
 
 
 def _confusion(packed: str, n: int, right: int) -> Iterator[str]:
-    counts = np.frombuffer(zlib.decompress(binascii.a2b_base64(packed, strict_mode=True)), dtype="<u4").astype(np.int64)
+    content = zlib.decompressobj().decompress(binascii.a2b_base64(packed, strict_mode=True), MOST_CONFUSION_BYTES)
+    counts = np.frombuffer(content, dtype="<u4").astype(np.int64)
     classes = math.isqrt(len(counts))
     if classes**2 != len(counts):
         yield f"its confusion matrix has {len(counts)} cells, which is no square"

@@ -17,19 +17,21 @@ from torch import Tensor
 from stages.run import RecipeSpec
 from stages.training.images import ImageClassification
 from stages.training.session import Session
+from stages.training.split import training_rows
 
 
 class RecipeTask(ImageClassification):
     """The task of `plain`, with a recipe's loss and transforms while it trains."""
 
-    def __init__(self, plain: ImageClassification, recipe: RecipeSpec, classes: int) -> None:
+    def __init__(self, plain: ImageClassification, recipe: RecipeSpec, classes: int, rows: Tensor) -> None:
         super().__init__(plain.data, plain.protocol)
         self.smoothing = recipe.label_smoothing or 0.0
-        counts = self.data.labels.bincount(minlength=classes)
+        labels = self.data.labels[rows.to(self.data.labels.device)]  # of the rows that are trained on
+        counts = labels.bincount(minlength=classes).clamp(min=1)
         self.weights: Tensor | None = None
         if recipe.class_weights is not None:
             is_balanced = recipe.class_weights == "balanced"
-            weights = len(self) / (classes * counts) if is_balanced else torch.tensor(recipe.class_weights)
+            weights = len(labels) / (classes * counts) if is_balanced else torch.tensor(recipe.class_weights)
             self.weights = weights.float().to(self.device)
         self.transforms = _build(recipe.transforms or ())
         self.mix = _build(recipe.mix or (), num_classes=classes)
@@ -80,4 +82,5 @@ def with_recipe(session: Session, devices: int) -> Session:
     recipe, plain = session.spec.protocol.recipe, session.task
     assert recipe is not None and isinstance(plain, ImageClassification), "checked when the params are read"
     classes = session.spec.model.arguments.get("num_classes") or int(plain.data.labels.max()) + 1
-    return dataclasses.replace(session, task=RecipeTask(plain, recipe, classes))
+    rows, _ = training_rows(len(plain), plain.protocol, session.spec.replicate)
+    return dataclasses.replace(session, task=RecipeTask(plain, recipe, classes, rows))

@@ -13,6 +13,7 @@ import random
 import re
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import comb
@@ -44,11 +45,13 @@ from stages.runs.evidence import (
 from stages.runs.store import write_atomically
 from stages.training.loop import Progress, TrainingState, TrainingStopped
 from stages.training.process import describe_environment, describe_fast_paths
+from stages.training.recipe import with_recipe
 from stages.training.session import open_session
 from stages.upkeep.publishing import cell_of, collect
 from stages.upkeep.verifying import LAB_FILES, Link, Trail, check_lines, check_signature, compare, recompute, ssh_keygen
 
 EVIDENCE, SIGNATURE = "evidence.jsonl", "evidence.jsonl.sig"
+MOST_BYTES = 1 << 30
 _LAB = re.compile(r"[a-z][a-z0-9-]{1,39}")
 _SAME_KIND = ("torch", "device", "device_name", "cpu_capability", "cuda")
 """Fields of an environment in which two machines agree that give the same bits."""
@@ -92,7 +95,10 @@ def contribute(
     with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr(EVIDENCE, content)
         if key:
-            packed.writestr(SIGNATURE, ssh_keygen("sign", "-f", str(key), given=content))
+            try:
+                packed.writestr(SIGNATURE, ssh_keygen("sign", "-f", str(key), given=content))
+            except FileNotFoundError as error:
+                raise ContributionError(str(error)) from None
         for name, kept_bytes in deposits.items():
             packed.writestr(name, kept_bytes)
     return len(lines)
@@ -121,8 +127,8 @@ def accept(
         raise ContributionError(f"{lab} signs with another key: {known}; delete it if {lab} says that it has a new one")
     try:
         with zipfile.ZipFile(file) as packed, tempfile.TemporaryDirectory() as folder:
-            content = packed.read(EVIDENCE)
-            signature = packed.read(SIGNATURE) if SIGNATURE in packed.namelist() else None
+            content = _read(packed, EVIDENCE)
+            signature = _read(packed, SIGNATURE) if SIGNATURE in packed.namelist() else None
             signed, offered = check_signature(lab, content, signature, key or known), Path(folder, path.name)
             offered.write_bytes(content)
             if signed.status == "broken":
@@ -141,6 +147,8 @@ def accept(
                 trails += again
     except (zipfile.BadZipFile, KeyError) as error:
         raise ContributionError(f"{file} is no file of claimcheck contribute: {error}") from None
+    except FileNotFoundError as error:  # no file, or no ssh-keygen
+        raise ContributionError(str(error)) from None
     except (EvidenceError, RecordError) as error:
         raise ContributionError(f"refused: {str(error).replace(f'{folder}/', '')}") from None
     if broken := [f"{trail.checkpoint}: {link.name}: {link.detail}" for trail in trails if (link := trail.broken)]:
@@ -151,6 +159,16 @@ def accept(
             write_atomically(target, written)
     write_atomically(path, content)
     return len(lines), len(lines) - len(before), trails, note
+
+
+def _read(packed: zipfile.ZipFile, name: str) -> bytes:
+    """Read a member; a stranger's file may be damaged, or far larger than it looks."""
+    try:
+        if packed.getinfo(name).file_size > MOST_BYTES:
+            raise ContributionError(f"refused: {name} is larger than {MOST_BYTES:,} bytes")
+        return packed.read(name)
+    except (zlib.error, RuntimeError, NotImplementedError, EOFError) as error:
+        raise ContributionError(f"refused: {name} can't be read ({error})") from None
 
 
 def _check_whole(lines: Sequence[EvidenceLine], before: Sequence[EvidenceLine], lab: str) -> Link:
@@ -171,7 +189,7 @@ def _check_weights(root: Path, trial: Trial, packed: zipfile.ZipFile) -> Iterato
     if name not in packed.namelist():
         return
     with tempfile.NamedTemporaryFile(suffix=".safetensors") as weights:
-        weights.write(content := packed.read(name))
+        weights.write(content := _read(packed, name))
         weights.flush()
         try:
             contract = read_contract(content, name)
@@ -206,7 +224,7 @@ def _train_again(
     for trial, epoch in drawn:
         try:
             link = Link("retrained", "holds", _compare_epoch(root, trial, epoch, packed, device))
-        except (_Differs, PackedDataError) as error:
+        except (_Differs, PackedDataError, KeyError, RuntimeError, TypeError, ValueError) as error:
             link = Link("retrained", "broken", f"epoch {epoch + 1}: {error}")
         found.append(Trail(trial.name, (link,)))
     chances = ", ".join(
@@ -245,7 +263,7 @@ def _compare_epoch(root: Path, trial: Trial, epoch: int, packed: zipfile.ZipFile
         raise _Differs(f"trained again from the state before it, its row of the curves is another one ({how})")
     name = f"weights/{line.weights_sha256}"
     if epoch + 1 == len(line.curves) and name in packed.namelist():
-        after = load(packed.read(name))
+        after = load(_read(packed, name))
     if (
         is_alike
         and after
@@ -260,7 +278,7 @@ def _read_state(trial: Trial, after: int, packed: zipfile.ZipFile) -> TrainingSt
     digest = trial.states.get(str(after))
     if f"states/{digest}" not in packed.namelist():
         return None
-    content = packed.read(f"states/{digest}")
+    content = _read(packed, f"states/{digest}")
     try:  # after a digest of what follows
         saved = torch.load(io.BytesIO(content[32:]), weights_only=True, map_location="cpu")
         state = TrainingState(**saved["state"])
@@ -285,7 +303,9 @@ def _train_epoch(line: ResultLine, data: Path, device: torch.device, state: Trai
     torch.set_num_threads(int(line.environment.get("threads", 1)))
     TAKEN.clear()
     try:
-        session = open_session(RunSpec.from_dict(dict(line.spec)), data, read_info(data), device)
+        session = open_session(spec := RunSpec.from_dict(dict(line.spec)), data, read_info(data), device)
+        if spec.protocol.recipe is not None:
+            session = with_recipe(session, 1)
         session.train(state=state, save=states.append, progress=progress, should_stop=lambda: passed[-1] >= end)
     except TrainingStopped:
         pass

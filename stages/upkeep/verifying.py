@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -508,6 +509,8 @@ def ssh_keygen(verb: str, *options: str, given: bytes) -> bytes:
         Mistake: it refuses.
     """
     command = ["ssh-keygen", "-Y", verb, "-n", "claimcheck", *options]
+    if shutil.which("ssh-keygen") is None:
+        raise FileNotFoundError("ssh-keygen isn't installed; on Debian: apt install openssh-client")
     done = subprocess.run(command, input=given, capture_output=True, check=False)
     if done.returncode:
         raise Mistake(f"ssh-keygen: {' '.join(done.stderr.decode(errors='replace').split())}")

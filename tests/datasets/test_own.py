@@ -15,6 +15,7 @@ from PIL import Image
 
 from stages.datasets.manifest import Manifest
 from stages.datasets.mirror import copy_to_mirror
+from stages.datasets.own import _divide
 from stages.datasets.packed import PackedInfo, read_images, read_info, read_table
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
@@ -41,7 +42,7 @@ def pets(root: Path, *splits: str) -> None:
             folder.mkdir(parents=True)
             for number in range(count):
                 kind = "PNG" if number % 2 else "JPEG"
-                colour = red, green, blue + 2 * number + (split == "val")
+                colour = red, green, blue + 2 * number - 20 * (split == "val")
                 (folder / f"{number}.{kind.lower()}").write_bytes(picture(colour, kind))
 
 
@@ -131,6 +132,27 @@ def test_broken_picture_is_named_and_refused_or_skipped(tmp_path: Path) -> None:
     assert "dog/3.png" in info.split_note and "eel/4.jpeg" in info.split_note
 
 
+@pytest.mark.parametrize(
+    ("names", "test"),
+    [
+        (("train.zip/a/1.png", "test.zip/a/2.png"), ["test.zip/a/2.png"]),
+        (("test/train/a/1.png", "test/val/a/2.png"), ["test/val/a/2.png"]),
+        (("train/train/a/1.png", "train/val/a/2.png"), ["train/val/a/2.png"]),
+    ],
+)
+def test_innermost_folder_or_archive_names_the_split(names: tuple[str, ...], test: list[str]) -> None:
+    parts, note = _divide(dict.fromkeys(names, "a"), source_of("x"))
+    assert (parts["test"], parts["train"], note) == (test, [name for name in names if name not in test], "")
+
+
+def test_picture_of_more_than_8_bits_is_refused_not_clipped(tmp_path: Path) -> None:
+    root = tmp_path / "downloads/pets/pets"
+    pets(root)
+    Image.fromarray(np.full((8, 8), 30_000, np.uint16)).save(root / "cat/1.png")
+    with pytest.raises(DatasetError, match=r"cat/1\.png: has more than 8 bits a channel"):
+        pack(tmp_path, source_of("pets/"))
+
+
 @pytest.mark.parametrize("layout", ["keras", "medmnist"])
 def test_npz_of_images(tmp_path: Path, layout: str) -> None:
     draw = np.random.default_rng(0)
@@ -198,6 +220,15 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path: Path, fields: dict[str, A
     source = table(tmp_path, lambda frame, path: frame.to_csv(path, index=False), **{"reader": "csv"} | fields)
     with pytest.raises(DatasetError, match=words):
         pack(tmp_path, source)
+
+
+def test_columns_that_one_of_two_files_lacks_are_an_error(tmp_path: Path) -> None:
+    source = table(tmp_path, lambda frame, path: frame.to_csv(path, index=False), reader="csv")
+    (file,) = source.files
+    path = tmp_path / "downloads/pets" / file.name
+    pd.read_csv(path).drop(columns="area").to_csv(path.with_name("more.csv"), index=False)
+    with pytest.raises(DatasetError, match="its files have different columns"):
+        pack(tmp_path, dataclasses.replace(source, files=(file, SourceFile(name="more.csv"))))
 
 
 def test_missing_values_are_refused_dropped_or_filled(tmp_path: Path) -> None:

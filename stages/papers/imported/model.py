@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -23,8 +24,8 @@ _WEIGHTS = ("pretrained", "weights", "weights_backbone", "checkpoint_path", "pre
 class ImportedModel(nn.Module):
     """The network that `module:name` makes of `arguments`, and of what the data set gives if it takes that: logits.
 
-    A class has to be a module, and a function to be annotated with the module that it returns: a checkpoint from
-    elsewhere can't call anything else.  Weights are never downloaded, because no run key would cover them.
+    A class has to be a module, and a function to be annotated with the module that it returns: nothing else of an
+    installed package is called.  Weights are never downloaded, because no run key would cover them.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class ImportedModel(nn.Module):
         known, is_open = _keywords(config or make)
         if (unknown := [name for name in arguments if name not in known]) and not is_open:
             raise TypeError(f"{address}: unknown argument {', '.join(unknown)}; it takes {', '.join(known)}")
-        chosen = dict(arguments)
+        chosen = {name: None for name in ("weights", "weights_backbone") if name in known} | dict(arguments)
         for name, aliases in _ALIASES.items():
             if given[name] is not None and not any(alias in arguments for alias in aliases):
                 chosen |= {alias: given[name] for alias in aliases if alias in known}
@@ -68,6 +69,8 @@ def _find(address: str) -> tuple[Any, Any]:
         ValueError: it can't be imported or found, or makes no module.
     """
     module, _, name = address.partition(":")
+    if module.partition(".")[0] in sys.stdlib_module_names or "__main__" in module.split("."):
+        raise ValueError(f"{address} is a module of Python's own, which has no networks")
     try:
         found = getattr(import_module(module), name)
         is_class = inspect.isclass(found)
