@@ -40,25 +40,22 @@ def image_reader(source: DatasetSource, manifest: Manifest, folder: Path) -> Ima
     found = {name: read for file in names for name, read in _pictures(folder, file)}
     if not found:
         raise DatasetError(f"{folder}: none of {len(names)} files is a picture ({', '.join(PICTURES)}) or an archive")
-    class_of = {name: PurePosixPath(name).parent.name for name in found}
+    side, mode = source.shape[1], "L" if source.shape[0] == 1 else "RGB"
+    pictures, broken = dict[str, np.ndarray](), list[str]()
+    for name, read in found.items():
+        try:
+            pictures[name] = decode_square(read(), side, name, formats=FORMATS, mode=mode)
+        except DatasetError as error:
+            broken.append(str(error))
+    if not pictures or (broken and source.broken == "refuse"):
+        raise DatasetError(f"{'; '.join(broken[:5])}; repair or remove it, or declare `broken: skip` in params.yaml")
+    class_of = {name: PurePosixPath(name).parent.name for name in pictures}
     classes = tuple(sorted({*class_of.values()}))
     parts, note = _divide(class_of, source)
-    mode = "L" if source.shape[0] == 1 else "RGB"
-    broken: list[str] = []
 
     def read_split(_: Path, split: Split) -> ImageSet:
-        images, labels = [], []
-        for name in parts[split]:
-            try:
-                images.append(decode_square(found[name](), source.shape[1], name, formats=FORMATS, mode=mode))
-                labels.append(classes.index(class_of[name]))
-            except DatasetError as error:
-                broken.append(str(error))
-        if broken and source.broken == "refuse":
-            raise DatasetError(
-                f"{'; '.join(broken[:5])}; repair or remove it, or declare `broken: skip` in params.yaml"
-            )
-        return ImageSet(np.stack(images), np.array(labels, dtype=np.int64))
+        labels = [classes.index(class_of[name]) for name in parts[split]]
+        return ImageSet(np.stack([pictures[name] for name in parts[split]]), np.array(labels, dtype=np.int64))
 
     def describe(_: Path) -> str:
         left_out = f"{len(broken)} broken pictures left out: {'; '.join(broken[:5])}"

@@ -15,6 +15,7 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
+from stages import papers_folder
 from stages.datasets.packed import ImageSet, read_images
 from stages.faults import Mistake
 from stages.params.schema import nearest
@@ -168,7 +169,8 @@ def _is_near(stored: float | None, trained: float | None) -> bool:
 @cache
 def digest_at(root: Path, revision: str | None, module: str) -> str | None:
     """Digest of a module's source at a revision (None: the working tree), or None if there is no such source."""
-    paths = paths_of(module) if re.fullmatch(r"[\w.]+", module) else ()
+    paths = [*paths_of(module)] if re.fullmatch(r"[\w.]+", module) else []
+    paths += [path.removeprefix("stages/") for path in paths if path.startswith("stages/papers/")]  # a project's own
     if revision is None:
         found = next((path.read_bytes() for path in map(root.joinpath, paths) if path.is_file()), None)
     else:
@@ -179,7 +181,10 @@ def digest_at(root: Path, revision: str | None, module: str) -> str | None:
             found = None
     if found is not None:
         return source_digest(found.decode())
-    outside = source_path(module) if revision is None else None
+    outside = source_path(module)
+    is_in_wheel = not (root / "stages").is_dir() and outside is not None and papers_folder() not in outside.parents
+    if revision is not None and not is_in_wheel:
+        return None
     return None if outside is None else module_digest(outside)
 
 
