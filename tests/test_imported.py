@@ -96,6 +96,7 @@ def keyed(folder: Path, model: dict[str, Any], protocol: dict[str, Any] | None =
     return keyed_runs(params.experiments["own"], params, digest)[0].spec
 
 
+@pytest.mark.timeout(400)  # the first import of transformers in an environment compiles it
 @pytest.mark.parametrize(
     ("model", "top"),
     [

@@ -167,7 +167,7 @@ def _read(packed: zipfile.ZipFile, name: str) -> bytes:
         if packed.getinfo(name).file_size > MOST_BYTES:
             raise ContributionError(f"refused: {name} is larger than {MOST_BYTES:,} bytes")
         return packed.read(name)
-    except (zlib.error, RuntimeError, NotImplementedError, EOFError) as error:
+    except (zlib.error, RuntimeError, EOFError) as error:
         raise ContributionError(f"refused: {name} can't be read ({error})") from None
 
 
