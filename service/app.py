@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cachetools import LRUCache
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, Response
 from fastapi.exception_handlers import http_exception_handler
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.middleware.gzip import GZipMiddleware
@@ -114,7 +114,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.edition = edition_of((HERE, HERE.parent / "stages"), settings.model_dump_json(include=SHOWN))
     install_error_handlers(app)
     app.add_exception_handler(NotModified, http_exception_handler)  # type: ignore[arg-type]
-    app.add_exception_handler(KnownAnswer, lambda _request, error: error.response)
+    app.add_exception_handler(KnownAnswer, lambda _request, _error: Response())
     _add_middleware(app, parts)
     app.include_router(inference.router)  # first: routes are matched in order, and most requests are predictions
     app.include_router(pages.for_browsers, dependencies=[Depends(conditional), Depends(dated)])

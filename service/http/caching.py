@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from fastapi import Request, Response
+from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
@@ -36,12 +36,7 @@ class NotModified(HTTPException):
 
 
 class KnownAnswer(Exception):
-    """The answer is cached, because the same request was answered a moment ago."""
-
-    def __init__(self, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-        super().__init__()
-        self.response = Response(body)
-        self.response.raw_headers = [*headers]  # a copy, because middleware adds to it
+    """The same request was answered a moment ago; `AnswerCache` sends that answer for the empty one of the handler."""
 
 
 def tag_answer(request: Request, content: str) -> None:
@@ -60,8 +55,8 @@ def tag_answer(request: Request, content: str) -> None:
         raise NotModified(etag)
     state["etag"] = etag
     if found := state["kept"](etag):
-        state["is_kept"] = True
-        raise KnownAnswer(*found)
+        state["known"] = found
+        raise KnownAnswer
 
 
 MAX_REQUEST_HEADER_BYTES = 32 * 1024

@@ -274,15 +274,14 @@ class AnswerCache(HttpMiddleware):
 
         async def send_and_keep(message: Message) -> None:
             nonlocal start
-            if message["type"] == "http.response.start":
-                is_new = "etag" in state and "is_kept" not in state
-                start = [*message["headers"]] if may_keep and is_new and message["status"] == 200 else None
+            if "known" in state:  # a copy of the headers, because other middleware adds to them
+                known_headers, known_body = state["known"]
+                is_start = message["type"] == "http.response.start"
+                message = {**message, **({"headers": [*known_headers]} if is_start else {"body": known_body})}
+            elif message["type"] == "http.response.start":
+                is_whole = may_keep and "etag" in state and message["status"] == 200
+                start = [*message["headers"]] if is_whole else None
             elif start is not None and not message.get("more_body") and len(message["body"]) <= KEPT_BYTES // 32:
-                if (kept := MutableHeaders(raw=start)).get("content-encoding") is None and "vary" in kept:
-                    others = kept["vary"].removesuffix("Accept-Encoding").rstrip(", ")
-                    del kept["vary"]  # `GZipMiddleware` adds its own again
-                    if others:
-                        kept["vary"] = others
                 with self._lock:
                     self.kept[site, is_zipped, state["etag"]] = start, message["body"]
             else:
