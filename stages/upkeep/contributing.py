@@ -95,10 +95,7 @@ def contribute(
     with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr(EVIDENCE, content)
         if key:
-            try:
-                packed.writestr(SIGNATURE, ssh_keygen("sign", "-f", str(key), given=content))
-            except FileNotFoundError as error:
-                raise ContributionError(str(error)) from None
+            packed.writestr(SIGNATURE, ssh_keygen("sign", "-f", str(key), given=content))
         for name, kept_bytes in deposits.items():
             packed.writestr(name, kept_bytes)
     return len(lines)
@@ -147,8 +144,6 @@ def accept(
                 trails += again
     except (zipfile.BadZipFile, KeyError) as error:
         raise ContributionError(f"{file} is no file of claimcheck contribute: {error}") from None
-    except FileNotFoundError as error:  # no file, or no ssh-keygen
-        raise ContributionError(str(error)) from None
     except (EvidenceError, RecordError) as error:
         raise ContributionError(f"refused: {str(error).replace(f'{folder}/', '')}") from None
     if broken := [f"{trail.checkpoint}: {link.name}: {link.detail}" for trail in trails if (link := trail.broken)]:

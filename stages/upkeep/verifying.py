@@ -479,6 +479,10 @@ def check_lines(root: Path, params: Params, offered: Path | None = None) -> list
     return checked
 
 
+class SignatureRefused(Mistake):
+    """`ssh-keygen` doesn't sign, or doesn't accept a signature."""
+
+
 def check_signature(lab: str, content: bytes, signature: bytes | None, key: Path) -> Link:
     """Check the signature of a lab's file by its public `key`, a file that need not be there."""
     if signature is None:
@@ -497,7 +501,7 @@ def check_signature(lab: str, content: bytes, signature: bytes | None, key: Path
         ):
             try:
                 ssh_keygen(*asked, "-s", str(signed), given=content)
-            except Mistake:
+            except SignatureRefused:
                 return Link("signature", "broken", fault)
     return Link("signature", "holds", f"signed by {lab}")
 
@@ -506,14 +510,15 @@ def ssh_keygen(verb: str, *options: str, given: bytes) -> bytes:
     """Let `ssh-keygen -Y` sign or check `given`; returns what it prints.
 
     Raises:
-        Mistake: it refuses.
+        SignatureRefused: it refuses.
+        Mistake: it isn't installed.
     """
     command = ["ssh-keygen", "-Y", verb, "-n", "claimcheck", *options]
     if shutil.which("ssh-keygen") is None:
-        raise FileNotFoundError("ssh-keygen isn't installed; on Debian: apt install openssh-client")
+        raise Mistake("ssh-keygen isn't installed; on Debian: apt install openssh-client")
     done = subprocess.run(command, input=given, capture_output=True, check=False)
     if done.returncode:
-        raise Mistake(f"ssh-keygen: {' '.join(done.stderr.decode(errors='replace').split())}")
+        raise SignatureRefused(f"ssh-keygen: {' '.join(done.stderr.decode(errors='replace').split())}")
     return done.stdout
 
 
