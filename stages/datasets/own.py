@@ -170,8 +170,10 @@ def prepare_own_table(source: DatasetSource, manifest: Manifest, folder: Path, t
         raise DatasetError(
             f"{manifest.dataset}: {len(columns)} columns ({', '.join(columns)}); params.yaml declares {source.shape}"
         )
-    if np.isinf(features).any() or (source.missing == "refuse" and np.isnan(features).any()):
-        raise DatasetError(f"{manifest.dataset}: missing or infinite values; repair them, or declare `missing: mean`")
+    for row, column in np.argwhere(np.isinf(features))[:1]:
+        raise DatasetError(f"{folder}: row {row} of column {columns[column]!r} is infinite")
+    if source.missing == "refuse" and np.isnan(features).any():  # of an npz file; tables were checked column by column
+        raise DatasetError(f"{manifest.dataset}: missing values; repair them, or declare `missing: mean`")
     known = [column[~np.isnan(column)].tolist() for column in features[rows["train"]].T]
     # fsum rounds once, so the numbers are the same on every machine.
     mean = np.array([math.fsum(column) / max(len(column), 1) for column in known])
@@ -230,7 +232,4 @@ def _read_tables(source: DatasetSource, folder: Path) -> tuple[tuple[str, ...], 
             raise DatasetError(f"{folder}: column {name!r} has {count:,} different texts; leave it out by `ignore`")
     whole = pd.get_dummies(whole, columns=texts, prefix_sep="=")
     values = whole.to_numpy(dtype=np.float64, na_value=np.nan)
-    infinite = np.argwhere(np.isinf(values))
-    for row, column in infinite[:1]:
-        raise DatasetError(f"{folder}: row {row} of column {whole.columns[column]!r} is infinite")
     return tuple(map(str, whole.columns)), values, target.to_numpy(np.float64), [len(frame) for frame in frames]
