@@ -187,7 +187,7 @@ LISTED_AT: dict[type[Exception], str] = {
     UnknownClaim: "/api/v1/claims lists them",
     UnknownRun: "/api/v1/runs lists them",
 }
-"""Where to find the names if there are too many for a message."""
+"""Places that list the names if there are too many for a message."""
 
 RETRY_AFTER: dict[type[Exception], dict[str, str]] = {
     InferenceStopped: {"retry-after": "1"},

@@ -21,7 +21,7 @@ from stages.reported import TableError
 from stages.rules import Rules
 
 APPLICATION = Path(__file__).parent.parent / "app"
-"""In a wheel, the folder of the packages `stages` and `service`, which only this command puts on the path."""
+"""Folder of the packages `stages` and `service` in a wheel, which only this command puts on the path."""
 _NEEDED = ("dvc", "pydantic", "rich", "sqlalchemy", "torch")
 """Packages of `claimcheck[train]` without which no other command starts."""
 _MORE = """\

@@ -99,7 +99,7 @@ def of_epoch(own: dict[str, float], row: EpochRow) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def judged() -> list[Judgement]:
-    """Of the five papers: another's test set may be too small for its margins."""
+    """Only the five papers are checked, because another's test set may be too small for its margins."""
     five = [claim for claim in claims().values() if claim.paper in FIVE]
     experiments = [one for one in params().experiments.values() if one.paper in FIVE]
     lines = [as_evaluated(line) for experiment in experiments for line in as_printed(experiment)]

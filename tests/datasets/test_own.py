@@ -61,7 +61,7 @@ def pack(home: Path, source: DatasetSource, **options: Any) -> PackedInfo:
 
 
 def tree_digest(root: Path, name: str) -> str:
-    """What `find pets -type f | sort | xargs sha256sum | sha256sum` prints."""
+    """Return the digest that `find pets -type f | sort | xargs sha256sum | sha256sum` prints."""
     files = sorted(path.relative_to(root).as_posix() for path in (root / name).rglob("*") if path.is_file())
     lines = [f"{hashlib.sha256((root / file).read_bytes()).hexdigest()}  {file}\n" for file in files]
     return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -112,7 +112,7 @@ def test_key_next_to_its_query_has_distance_zero(calls: list[str]) -> None:
 
 @pytest.mark.parametrize("keys", [1, 15, 17, 33])
 def test_padding_after_the_last_key_is_ignored(keys: int, calls: list[str]) -> None:
-    """For a zero query without epsilon it would be 0 / 0."""
+    """A zero query without epsilon would give 0 / 0."""
     q, k, v = leaves((2, 1, 5, 6), (2, 1, keys, 6), (2, 1, keys, 3))
     with torch.no_grad():
         q[..., 0, :] = 0
