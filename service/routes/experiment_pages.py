@@ -23,7 +23,7 @@ from service.database.curves import (
     unit_of_curve,
 )
 from service.database.schemas import CurvePointOut
-from service.dependencies import Compare, ResultsSession, app_state_of, site_of
+from service.dependencies import Compare, ResultsSession, app_state_of, render_page, site_of
 from service.http.errors import Problem, declared
 from service.http.tabular import Table, rows_as_csv
 from service.pages import models
@@ -92,43 +92,39 @@ def show_experiment(
         row for row in judged if row.claim.facts.number != "model" and row.claim.facts.by not in ("params", "data")
     ]
     paper, day = queries.find_paper(session, experiment.paper), queries.read_meta(session, "newest_result")
-    return app_state_of(request).templates.TemplateResponse(
+    return render_page(
         request,
         "experiment.html",
-        {
-            "experiment": experiment,
-            "comparison": comparison,
-            "paper": paper,
-            "bibtex": bibtex_table(
-                comparison, paper, app_state_of(request).settings.address, queries.content_digest(session)
-            ),
-            "linked_data": results_of(experiment, paper, site_of(request), day),
-            "claims": claims,
-            "names": name_claims(session, claims),
-            "looks": models.first_looks(experiment.paper, claims, compare, queries.list_datasets(session)),
-            "guessing": models.describe_chance(comparison, dataset),
-            "trained": trained,
-            "shown": shown,
-            "titles": titles,
-            "curves": {name: name_curve(name, kind) for name in curves},
-            "curve": chosen,
-            "curves_chart": drawn,
-            "smooth": drawn.smooth if drawn else 1,
-            "most_lines": MOST_LINES,
-            "epochs": epochs,
-            "replicates": max((point.replicates for point in points), default=0),
-            "some_stop": len({point.replicates for point in points}) > 1,
-            "quantities": quantities,
-            "quantity": looked_at,
-            "observed_chart": draw_blocks(observed, titles, inks),
-            "metrics": comparing.metrics_of(comparison, kind),
-            "costs": {key: comparing.COSTS[key] for key in costs},
-            "cost": against,
-            "cost_chart": draw_costs(comparison, against, inks) if against else None,
-            "pair": pair,
-            "rows": comparing.lay_side_by_side(experiment, *pair) if len(pair) == 2 else [],
-            "everything": everything,
-        },
+        experiment=experiment,
+        comparison=comparison,
+        paper=paper,
+        bibtex=bibtex_table(comparison, paper, app_state_of(request).settings.address, queries.content_digest(session)),
+        linked_data=results_of(experiment, paper, site_of(request), day),
+        claims=claims,
+        names=name_claims(session, claims),
+        looks=models.first_looks(experiment.paper, claims, compare, queries.list_datasets(session)),
+        guessing=models.describe_chance(comparison, dataset),
+        trained=trained,
+        shown=shown,
+        titles=titles,
+        curves={name: name_curve(name, kind) for name in curves},
+        curve=chosen,
+        curves_chart=drawn,
+        smooth=drawn.smooth if drawn else 1,
+        most_lines=MOST_LINES,
+        epochs=epochs,
+        replicates=max((point.replicates for point in points), default=0),
+        some_stop=len({point.replicates for point in points}) > 1,
+        quantities=quantities,
+        quantity=looked_at,
+        observed_chart=draw_blocks(observed, titles, inks),
+        metrics=comparing.metrics_of(comparison, kind),
+        costs={key: comparing.COSTS[key] for key in costs},
+        cost=against,
+        cost_chart=draw_costs(comparison, against, inks) if against else None,
+        pair=pair,
+        rows=comparing.lay_side_by_side(experiment, *pair) if len(pair) == 2 else [],
+        everything=everything,
     )
 
 
@@ -168,44 +164,40 @@ def show_leaderboard(
     axis = axis_of([entry.arm for entry in entries], METRICS[shown])
     experiments = {name: queries.find_experiment(session, name) for name in {e.comparison.experiment for e in entries}}
     lost = {item.experiment: models.at_chance(item, chosen) for item in found}
-    return app_state_of(request).templates.TemplateResponse(
+    return render_page(
         request,
         "leaderboard.html",
-        {
-            "datasets": [item for item in datasets if overview[item.name].is_real or item.name == chosen.name],
-            "dataset": chosen,
-            "metrics": metrics,
-            "metric": METRICS[shown],
-            "profiles": list(dict.fromkeys(name for item in found for name in item.profiles)),
-            "profile": profile,
-            "provenances": PROVENANCES,
-            "provenance": provenance,
-            "entries": entries,
-            "sizes": comparing.sizes(every),
-            "parameters": parameters,
-            "recipes": {name: models.recipes(experiment) for name, experiment in experiments.items()},
-            "lost": lost,
-            "guessing": [
-                sentence
-                for item in found
-                for sentence in models.describe_chance(item, chosen, {e.arm.arm for e in entries})
-            ],
-            "twins": models.describe_twins([entry for entry in entries if entry.is_timed]),
-            "stopwatch": stopwatch,
-            "stopwatches": stopwatches,
-            "inks": inks_of(session),
-            "axis": axis,
-            "marks": [mark_of(entry.arm, METRICS[shown], axis) for entry in entries if axis],
-            "most_lines": MOST_LINES,
-            "columns": {
-                name: title
-                for name, title in comparing.TITLES.items()
-                if name in ON_BOARD and comparing.has(entries, name)
-            },
-            "sort": sort,
-            "reverse": reverse,
-            "papers": {paper.name: paper for paper in queries.list_papers(session)},
+        datasets=[item for item in datasets if overview[item.name].is_real or item.name == chosen.name],
+        dataset=chosen,
+        metrics=metrics,
+        metric=METRICS[shown],
+        profiles=list(dict.fromkeys(name for item in found for name in item.profiles)),
+        profile=profile,
+        provenances=PROVENANCES,
+        provenance=provenance,
+        entries=entries,
+        sizes=comparing.sizes(every),
+        parameters=parameters,
+        recipes={name: models.recipes(experiment) for name, experiment in experiments.items()},
+        lost=lost,
+        guessing=[
+            sentence
+            for item in found
+            for sentence in models.describe_chance(item, chosen, {e.arm.arm for e in entries})
+        ],
+        twins=models.describe_twins([entry for entry in entries if entry.is_timed]),
+        stopwatch=stopwatch,
+        stopwatches=stopwatches,
+        inks=inks_of(session),
+        axis=axis,
+        marks=[mark_of(entry.arm, METRICS[shown], axis) for entry in entries if axis],
+        most_lines=MOST_LINES,
+        columns={
+            name: title for name, title in comparing.TITLES.items() if name in ON_BOARD and comparing.has(entries, name)
         },
+        sort=sort,
+        reverse=reverse,
+        papers={paper.name: paper for paper in queries.list_papers(session)},
     )
 
 
@@ -236,19 +228,17 @@ def show_curves(
     inks = dict(zip((item.title for item in drawn), apart(known[item.model] for item in drawn), strict=True))
     kind = drawn[0].kind if drawn else "images"
     chart = draw_curve(points, titles, inks, chosen, kind, smooth) if chosen else None
-    return app_state_of(request).templates.TemplateResponse(
+    return render_page(
         request,
         "curves.html",
-        {
-            "lines": lines,
-            "found": found,
-            "curves": {name: name_curve(name, kind) for name in curves},
-            "curve": chosen,
-            "smooth": chart.smooth if chart else 1,
-            "chart": chart,
-            "epochs": len({point.epoch for point in points}),
-            "is_fraction": chosen is not None and unit_of_curve(chosen, kind) == "fraction",
-            "offered": [item for item in compare(comparing.Question()) if item.is_real],
-            "most": MOST_LINES,
-        },
+        lines=lines,
+        found=found,
+        curves={name: name_curve(name, kind) for name in curves},
+        curve=chosen,
+        smooth=chart.smooth if chart else 1,
+        chart=chart,
+        epochs=len({point.epoch for point in points}),
+        is_fraction=chosen is not None and unit_of_curve(chosen, kind) == "fraction",
+        offered=[item for item in compare(comparing.Question()) if item.is_real],
+        most=MOST_LINES,
     )

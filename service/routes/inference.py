@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from service.database import queries
 from service.database.samples import Samples
 from service.database.schemas import ImageAnswersOut, PredictionOut, SampleOut
-from service.dependencies import AppState, app_state_of
+from service.dependencies import AppState, app_state_of, render_page
 from service.http.disconnects import unless_gone
 from service.http.errors import Problem, declared, preferred
 from service.http.strict import FormRoute, only_file
@@ -216,5 +216,5 @@ async def create_prediction(
         for upload, known, fault in images
     ]
     if wanted == "html":
-        return parts.templates.TemplateResponse(request, "prediction.html", {"prediction": prediction})
+        return render_page(request, "prediction.html", prediction=prediction)
     return prediction

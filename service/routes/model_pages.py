@@ -13,7 +13,7 @@ from service.database import queries
 from service.database.comparing import compare_one
 from service.database.curves import known_curves, list_curves
 from service.database.samples import Answered, NoSample, Samples, answers_of, list_runs_of
-from service.dependencies import AppState, Compare, ResultsSession, app_state_of
+from service.dependencies import AppState, Compare, ResultsSession, app_state_of, render_page
 from service.http.errors import declared
 from service.inference.batching import AnswerFailed, InferenceStopped, ModelUnavailable
 from service.inference.decoding import Upload
@@ -37,7 +37,6 @@ MOST_MISTAKES = 8
 @router.get("/models/{name}", responses=declared(404))
 def show_model(name: str, request: Request, session: ResultsSession, compare: Compare) -> Response:
     """The model `<experiment>.<arm>` by the strongest results that there are."""
-    parts = app_state_of(request)
     experiment = queries.find_experiment(session, name.partition(".")[0][:80])
     arms = {arm.name: arm for arm in experiment.arms}
     arm = queries.find_arm(experiment, name.partition(".")[2])
@@ -54,36 +53,32 @@ def show_model(name: str, request: Request, session: ResultsSession, compare: Co
         for row in list_judged(session, ClaimFilter(experiment=experiment.name))
         if any(fnmatchcase(arm.name, one) for one in (row.claim.arm, row.claim.baseline_arm) if one)
     ]
-    return parts.templates.TemplateResponse(
+    return render_page(
         request,
         "model.html",
-        {
-            "name": name,
-            "arm": arm,
-            "against": arms[arm.against].title if arm.against and arm.against != arm.name else None,
-            "recipe": recipes(experiment)[arm.name],
-            "experiment": experiment,
-            "dataset": dataset,
-            "paper": queries.find_paper(session, experiment.paper),
-            "comparison": comparison,
-            "ours": ours,
-            "plot": _plot(ours, comparison.metric),
-            "chance": describe_chance(comparison, dataset, (arm.name,)),
-            "hours": hours_in_words(arm.hours),
-            "results": results,
-            "panels": draw_curves(
-                {one: list_curves(session, comparison, one, [arm.name]) for one in curves}, dataset.kind
-            ),
-            "answered": answered,
-            "classes": [one.replace("_", " ") for one in dataset.class_names],
-            "shades": shade(answered.confusion) if answered and dataset.classes <= MOST_CELLS else None,
-            "picture": picture_of(answered.confusion) if answered and dataset.classes > MOST_CELLS else None,
-            "mistakes": answered.mistakes(MOST_MISTAKES) if answered else [],
-            "tiles": _tiles(request, dataset.name, answered, next(iter(served), None)) if answered else None,
-            "served": served,
-            "claims": claims,
-            "names": name_claims(session, claims),
-        },
+        name=name,
+        arm=arm,
+        against=arms[arm.against].title if arm.against and arm.against != arm.name else None,
+        recipe=recipes(experiment)[arm.name],
+        experiment=experiment,
+        dataset=dataset,
+        paper=queries.find_paper(session, experiment.paper),
+        comparison=comparison,
+        ours=ours,
+        plot=_plot(ours, comparison.metric),
+        chance=describe_chance(comparison, dataset, (arm.name,)),
+        hours=hours_in_words(arm.hours),
+        results=results,
+        panels=draw_curves({one: list_curves(session, comparison, one, [arm.name]) for one in curves}, dataset.kind),
+        answered=answered,
+        classes=[one.replace("_", " ") for one in dataset.class_names],
+        shades=shade(answered.confusion) if answered and dataset.classes <= MOST_CELLS else None,
+        picture=picture_of(answered.confusion) if answered and dataset.classes > MOST_CELLS else None,
+        mistakes=answered.mistakes(MOST_MISTAKES) if answered else [],
+        tiles=_tiles(request, dataset.name, answered, next(iter(served), None)) if answered else None,
+        served=served,
+        claims=claims,
+        names=name_claims(session, claims),
     )
 
 

@@ -18,7 +18,7 @@ from service.database import comparing, queries
 from service.database.curves import Curve, curves_of_run, known_curves, list_curves, name_curve, unit_of_curve
 from service.database.samples import NoSample, Samples
 from service.database.schemas import SampleOut
-from service.dependencies import Compare, ResultsSession, app_state_of, site_of
+from service.dependencies import Compare, ResultsSession, app_state_of, render_page, site_of
 from service.http.caching import tag_answer
 from service.http.errors import Problem, declared, own_path
 from service.http.tabular import PageRoute
@@ -79,39 +79,36 @@ def show_comparison(
         and row.verdict.status not in (Status.SHOWN, Status.NOT_TESTED)
     ]
     served = queries.strongest(queries.list_checkpoints(session, dataset=chosen.name))
-    page = parts.templates.TemplateResponse(
+    page = render_page(
         request,
         "index.html",
-        {
-            "datasets": [item for item in datasets if item.name in overview],
-            "overview": overview,
-            "dataset": chosen,
-            "chosen": {name: value for name, value in vars(asked).items() if value and name != "dataset"},
-            "profile": profile,
-            "metric": metric,
-            "answer": answer_best(comparisons),
-            "panels": panels,
-            "metrics": dict(
-                pair for panel in panels if panel.comparison.is_real or not real for pair in panel.choices.items()
-            ),
-            "curves": {item.experiment: _draw_curves(session, item, curve, inks, chosen.kind) for item in real},
-            "costs": {cost: comparing.TITLES[cost] for cost in comparing.COSTS},
-            "names": name_claims(session, judged),
-            "decided": {
-                item.experiment: [row for row in decided if row.experiments[0] == item.experiment]
-                for item in comparisons
-            },
-            "guessing": {item.experiment: describe_chance(item, chosen) for item in comparisons},
-            "papers": {paper.name: paper for paper in queries.list_papers(session)},
-            "to_try": _to_try(served, comparisons, checkpoint),
-            "answering": sum(not row.is_stand_in for row in served),
-            "trained": sum(bool(arm.run_keys) for item in comparisons if item.is_real for arm in item.arms),
-            "samples": _samples(parts.settings.root, chosen.name, sample),
-            "sample": sample,
-            "max_images": parts.settings.max_images,
-            "needs_key": parts.settings.keys is not None,
-            "linked_data": results_on(chosen, site_of(request), day),
+        datasets=[item for item in datasets if item.name in overview],
+        overview=overview,
+        dataset=chosen,
+        chosen={name: value for name, value in vars(asked).items() if value and name != "dataset"},
+        profile=profile,
+        metric=metric,
+        answer=answer_best(comparisons),
+        panels=panels,
+        metrics=dict(
+            pair for panel in panels if panel.comparison.is_real or not real for pair in panel.choices.items()
+        ),
+        curves={item.experiment: _draw_curves(session, item, curve, inks, chosen.kind) for item in real},
+        costs={cost: comparing.TITLES[cost] for cost in comparing.COSTS},
+        names=name_claims(session, judged),
+        decided={
+            item.experiment: [row for row in decided if row.experiments[0] == item.experiment] for item in comparisons
         },
+        guessing={item.experiment: describe_chance(item, chosen) for item in comparisons},
+        papers={paper.name: paper for paper in queries.list_papers(session)},
+        to_try=_to_try(served, comparisons, checkpoint),
+        answering=sum(not row.is_stand_in for row in served),
+        trained=sum(bool(arm.run_keys) for item in comparisons if item.is_real for arm in item.arms),
+        samples=_samples(parts.settings.root, chosen.name, sample),
+        sample=sample,
+        max_images=parts.settings.max_images,
+        needs_key=parts.settings.keys is not None,
+        linked_data=results_on(chosen, site_of(request), day),
     )
     page.headers["vary"] = "Accept"
     return page
@@ -209,17 +206,15 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
         }
         for result in results
     ]
-    return app_state_of(request).templates.TemplateResponse(
+    return render_page(
         request,
         "run.html",
-        {
-            "run_key": run_key,
-            "results": shown,
-            "samples": SAMPLES[kind],
-            "spec": dict(comparing.flatten(results[0].spec)),
-            "code": {name for name, _ in comparing.flatten(results[0].spec) if name.startswith("code.")},
-            "flatten": comparing.flatten,
-        },
+        run_key=run_key,
+        results=shown,
+        samples=SAMPLES[kind],
+        spec=dict(comparing.flatten(results[0].spec)),
+        code={name for name, _ in comparing.flatten(results[0].spec) if name.startswith("code.")},
+        flatten=comparing.flatten,
     )
 
 
@@ -238,4 +233,4 @@ def show_file(path: str, request: Request) -> Response:
         return Response(content, media_type="image/png")
     text = content.decode(errors="replace")
     document = render(path, text, frozenset(parts.files), parts.settings.repository) if path.endswith(".md") else None
-    return parts.templates.TemplateResponse(request, "file.html", {"path": path, "content": text, "document": document})
+    return render_page(request, "file.html", path=path, content=text, document=document)

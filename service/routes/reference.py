@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from service.dependencies import TURN, app_state_of
+from service.dependencies import TURN, render_page
 from service.http.errors import root_path
 
 router = APIRouter(include_in_schema=False)
@@ -62,15 +62,13 @@ def show_reference(request: Request) -> Response:
     groups: dict[str, list[dict[str, Any]]] = {}
     for operation in operations:
         groups.setdefault(operation["tag"], []).append(operation)
-    return app_state_of(request).templates.TemplateResponse(
+    return render_page(
         request,
         "reference.html",
-        {
-            "document": document,
-            "groups": groups,
-            "problems": PROBLEMS,
-            "address": str(request.base_url).rstrip("/"),
-        },
+        document=document,
+        groups=groups,
+        problems=PROBLEMS,
+        address=str(request.base_url).rstrip("/"),
     )
 
 
