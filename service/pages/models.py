@@ -1,4 +1,4 @@
-"""Sentences about an experiment's models: which are at chance, what trained them, what their times depend on."""
+"""Sentences about an experiment's models: chance-level results, training recipes and timing conditions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front page at a glance: cards, an answer to each paper's question, and what plans can show."""
+"""Text of the front page: cards, an answer to each paper's question, and what the planned runs can show."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Numbers = TypeVar("Numbers", Counts, Outlook)
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """A number of claims on the front page, with what decided them as (number, how)."""
+    """A number of claims on the front page; `parts` are (number, how they were decided)."""
 
     word: Word
     title: str
@@ -41,7 +41,7 @@ class Card:
 
 
 def cards_of(tallies: Sequence[Tally]) -> list[Card]:
-    """Confirmed, contradicted and not tested; what is open has a sentence of its own."""
+    """Return cards for confirmed, contradicted and untested claims; a sentence counts the open ones."""
 
     def card(word: Word, title: str) -> Card:
         parts = [(counts.by_word[word], how.lower()) for how, counts in by_ground(tallies)]
@@ -56,12 +56,12 @@ def cards_of(tallies: Sequence[Tally]) -> list[Card]:
 
 
 def still_open(tallies: Sequence[Tally]) -> tuple[int, int]:
-    """(claims that the runs leave open, those that depend on how they are read)."""
+    """Count the claims that runs leave open, and those that depend on their reading."""
     return sum(tally.open for tally in tallies), sum(tally.under_reading for tally in tallies)
 
 
 def answer(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComparison]) -> str:
-    """The answer to a paper's question by the claims that answer it, in a few words.
+    """Answer a paper's question in a few words, from the claims that answer it.
 
     `comparisons` are the paper's, by experiment.
     """
@@ -104,7 +104,7 @@ def _trained(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentCo
 
 
 def holds_in_its_order_only(verdict: VerdictRow) -> bool:
-    """True if a difference is on the printed side and its size isn't known to be as printed."""
+    """Return True if a difference has the printed sign but its size isn't known to be as printed."""
     is_for = verdict.status in FOR_THE_PAPER
     return is_for and bool(verdict.size) and (verdict.size or {})["status"] not in FOR_THE_PAPER
 
@@ -130,7 +130,7 @@ def _count(number: int, one: str, many: str) -> str:
 
 
 def by_ground(tallies: Sequence[Tally]) -> list[tuple[str, Counts]]:
-    """Claims that need training, that are computed, and that are counted in the data, with their counts."""
+    """Return the counts of claims that need training, are computed, and are counted in the data."""
     return [
         ("By training", add(Counts, [tally.trained for tally in tallies])),
         ("By computing", add(Counts, [tally.computed for tally in tallies])),
@@ -175,7 +175,7 @@ def describe_open(tally: Tally) -> str:
 def first_places(
     session: Session, deviations: Iterable[DeviationRow], groups: Mapping[str, Sequence[JudgedClaim]]
 ) -> dict[str, list[DeviationRow]]:
-    """`{place: deviations}`: each that explains something, at the first place with a claim that it touches."""
+    """Return by place the deviations that explain something, each at the first place with a claim that it affects."""
     found: dict[str, list[DeviationRow]] = {place: [] for place in groups}
     for deviation in deviations:
         if deviation.explains is None:
@@ -192,7 +192,7 @@ def describe_tests(
     arms: Mapping[tuple[str, str], str],
     compare: Answer,
 ) -> dict[str, str]:
-    """`{deviation: sentence}`: what the model that tests it reached, or that it was not trained yet.
+    """Describe by deviation what the model that tests it reached, or that it was not trained yet.
 
     `arms` are the titles of each (experiment, arm).
     """

@@ -21,7 +21,7 @@ WANTED = 0.8
 
 
 def plan_in_words(claim: Claim, verdict: VerdictRow) -> tuple[str, list[str]] | None:
-    """(conclusion, further sentences) from the power of the plan; None without one, or where it is in spreads alone."""
+    """Return a conclusion and further sentences on the plan's power; None if no chance is known."""
     power = verdict.power
     if power is None or (power["supported"] is None and power["reproduced"] is None and power["can_reproduce"]):
         return None
@@ -104,7 +104,7 @@ def _needed(chance: float, needed: int | None) -> list[str]:
 
 
 def _chance(chance: float, *, is_assumed: bool) -> str:
-    """A chance in percent; one from an assumed spread is told no closer to certainty than 95 %."""
+    """Write a chance in percent; with an assumed spread, never closer to certainty than 95 %."""
     most = 0.95 if is_assumed else 0.995
     if chance < 1 - most:
         return "less than 5 %" if is_assumed else "less than 1 %"
@@ -114,7 +114,7 @@ def _chance(chance: float, *, is_assumed: bool) -> str:
 
 
 def distance(value: float, claim: Claim) -> str:
-    """A difference in the claim's unit: of fractions in percentage points."""
+    """Write a difference in the claim's unit, fractions in percentage points."""
     if unit_of(claim) == "fraction":
         digits = 2 if value >= 0.001 else 3
         return f"{100 * value:.{digits}f} pp"
@@ -163,9 +163,9 @@ def describe_margins(rules: Rules) -> list[tuple[str, str, str]]:
 
 
 def describe_levels(rules: Rules, plans: Sequence[int]) -> list[tuple[str, ...]]:
-    """List questions, each with the confidence at every look of the `plans`, given by their numbers of replicates.
+    """List questions with the confidence at every interim analysis of the `plans`, given as numbers of replicates.
 
-    A cell is as "98.3 % after 3, 96.7 % after 5".
+    A cell reads "98.3 % after 3, 96.7 % after 5".
     """
     found = [levels_of(rules, planned) for planned in plans]
     questions = {
@@ -187,7 +187,7 @@ def describe_levels(rules: Rules, plans: Sequence[int]) -> list[tuple[str, ...]]
 
 
 def name_share(share: float) -> str:
-    """Half; a quarter; a tenth; else in percent."""
+    """Write a share as half, a quarter, a tenth or in percent."""
     return {0.5: "half", 0.25: "a quarter", 0.1: "a tenth"}.get(share, percent(share, 0))
 
 
@@ -200,14 +200,14 @@ def _points(fraction: float) -> str:
 
 
 WIDTH = 360
-"""Width of the strip, in the units of its drawing."""
+"""Width of the strip in the drawing's units."""
 CLEAR = 44
-"""The least distance between two labels."""
+"""Smallest distance between two labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A stretch of margins with one status, in its colour, from `x` over `width`; `label`: where it begins."""
+    """A range of margins with one status, in its colour; `label` is its start."""
 
     status: str
     side: str
@@ -218,7 +218,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class MarginStrip:
-    """An axis of margins with the verdict by each; `at` and `in_use` are the margin in use, as a place and a label."""
+    """An axis of margins with the verdict under each; `at` and `in_use` are position and label of the one in use."""
 
     parts: tuple[Part, ...]
     at: float
@@ -232,7 +232,7 @@ class MarginStrip:
 
 
 def strip_of(judged: JudgedClaim) -> MarginStrip | None:
-    """The strip of a verdict against a margin, or of a gain's size; None if no margin would change the verdict."""
+    """Draw the verdict, or that on a gain's size, by margin; None if no margin would change it."""
     claim, verdict = judged.claim, judged.verdict
     size = verdict.size or {}
     stretches, margin = verdict.by_margin or size.get("by_margin"), verdict.margin or size.get("margin")
@@ -263,7 +263,7 @@ def strip_of(judged: JudgedClaim) -> MarginStrip | None:
 
 
 def describe_chance_of_truth(judged: JudgedClaim) -> str:
-    """The posterior chance that a claim's truth is as claimed, in a sentence; "" without one."""
+    """State the posterior chance that the claim is true; "" without one."""
     claim, verdict = judged.claim, judged.verdict
     size = (verdict.size or {}).get("posterior")
     told = []
@@ -291,19 +291,19 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
 
 
 def describe_method(rules: Rules, whole: str, later: Iterable[tuple[str, str, str]]) -> str:
-    """Return the method as Markdown: `whole` tells which data lack what, `later` what, address and name of a claim."""
+    """Return the method as Markdown; `whole` describes incomplete data, `later` lists late rules with their claims."""
     text = fill_tables((DOCS / "verdicts.md").read_text(encoding="utf-8"), rules)
     told = "\n".join(f"- {quote(what)}: [{quote(name)}]({address})" for what, address, name in later)
     return text.replace("<!-- whole -->", quote(whole)).replace("<!-- later -->", told)
 
 
 def quote(text: str) -> str:
-    """Return text that Markdown shows as it is."""
+    """Escape text for Markdown."""
     return _SPECIAL.sub(r"\\\1", text)
 
 
 def fill_tables(text: str, rules: Rules) -> str:
-    """Return the method's Markdown with the tables of words, margins and levels in place of their marks."""
+    """Replace the placeholders of the tables of words, margins and levels."""
     words = (
         (f"{ICONS[word]} {word}", f"{REASONS[key][0].upper()}{REASONS[key][1:]}. {MEANINGS[key]}", f"`{key}`")
         for word, keys in BY_WORD.items()
@@ -322,7 +322,7 @@ def fill_tables(text: str, rules: Rules) -> str:
 
 
 def add_badges(page: Markup) -> Markup:
-    """Return the page with the words of its verdicts as badges."""
+    """Show the page's verdicts as badges."""
     html = str(page)
     for word in BY_WORD:
         html = html.replace(

@@ -1,4 +1,4 @@
-"""An experiment's page: what is claimed of its models, learning curves, cost against result, two arms side by side."""
+"""Pages that compare models: an experiment, all models of a data set, and learning curves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from stages.results import METRICS, SHOWN_METRICS, ClaimFilter, list_judged
 router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
 ON_BOARD = ("result", "parameters", "flops_per_image", "peak_memory_bytes", "latency_seconds_per_sample")
-"""Columns of all models; times of training compare within one experiment alone."""
+"""Columns of the table of all models; training times are comparable only within one experiment."""
 
 
 @router.get("/experiments/{name}", responses=declared(404, 422))
@@ -58,7 +58,7 @@ def show_experiment(
     right: str | None = None,
     everything: bool = False,
 ) -> Response:
-    """The address holds every choice."""
+    """Show an experiment; the URL holds every choice."""
     experiment = queries.find_experiment(session, name)
     for wanted in (*arm, left, right):
         if wanted is not None:
@@ -142,9 +142,9 @@ def show_leaderboard(
     sort: comparing.Column = "result",
     reverse: bool = False,
 ) -> Response:
-    """All models trained on one data set, of all papers, in one metric; else on the first data set with results.
+    """Show all models trained on one data set, by default the first with results, in one metric.
 
-    With `parameters` only models that have no more of them.  Times are those taken under the conditions `timed`.
+    `parameters` is the largest size to show.  Times are those measured under the conditions `timed`.
     """
     overview = comparing.first_of_each_dataset(compare(comparing.Question()))
     datasets = [item for item in queries.list_datasets(session) if item.name in overview]
@@ -211,7 +211,7 @@ def show_curves(
     smooth: Smooth | None = None,
     format: Literal["html", "csv"] = "html",  # noqa: A002
 ) -> Response:
-    """A line for each `line=`: a model as `<experiment>.<arm>`, or a run by its key; an empty one chooses none."""
+    """Draw a line for each `line=`: a model as `<experiment>.<arm>`, or a run by its key; empty ones are ignored."""
     names = list(dict.fromkeys(name.strip() for name in line if name.strip()))
     if len(names) > MOST_LINES:
         raise Problem(422, f"{len(names)} lines; one chart shows at most {MOST_LINES}")
