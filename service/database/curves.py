@@ -215,10 +215,7 @@ def name_quantity(quantity: str) -> str:
 
 def known_quantities(session: Session, comparison: ExperimentComparison) -> list[str]:
     """Return the quantities that were measured for this comparison, sorted by name."""
-    return sorted(
-        name
-        for (name,) in session.execute(_shown(select(ObservationRow.quantity).distinct(), comparison, ObservationRow))
-    )
+    return sorted(session.scalars(_shown(select(ObservationRow.quantity).distinct(), comparison, ObservationRow)))
 
 
 def list_observed(

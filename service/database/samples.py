@@ -122,9 +122,8 @@ def list_runs_of(session: Session, comparison: ExperimentComparison, arm: str) -
 
 def answers_of(session: Session, results: list[Result], classes: int) -> Answered | None:
     """Add up the recorded answers of these results; None if no result on real data has any."""
-    query = select(Array).where(
-        Array.result_id.in_([result.id for result in results if result.provenance != "embedded"])
-    )
+    real = [result.id for result in results if result.provenance != "embedded"]
+    query = select(Array).where(Array.result_id.in_(real))
     kept = {(row.result_id, row.kind): row.content for row in session.scalars(query)}
     whole = [one for one in results if {(one.id, "correct"), (one.id, "confusion")} <= kept.keys()]
     if not whole:

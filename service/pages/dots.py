@@ -108,9 +108,8 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> ClaimSt
         if low is not None and high is not None and _place(high) - _place(low) > NARROW:
             alone.append((row, share, low, high))
         else:
-            together.setdefault((COLOURS[word_of(row)], round((_place(share) - _place(1.0)) / 14)), []).append(
-                (row, share)
-            )
+            place = round((_place(share) - _place(1.0)) / 14)
+            together.setdefault((COLOURS[word_of(row)], place), []).append((row, share))
     alone.sort(key=lambda item: item[1])
     lanes = min(MOST_LANES, len(alone) + bool(together))
     height = 2 * DOT + LANE * max(1, lanes - 1) + 12
@@ -128,9 +127,8 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> ClaimSt
         dots.append(replace(dot, count=len(group), told=told, label=label))
         stacked[place] += 1
     height = max(height, 2 * (DOT + 8) + STACK * (max(stacked.values(), default=1) - 1))
-    told = (
-        f"{sum(dot.count for dot in dots)} printed numbers with ours" if dots else "no printed number has one of ours"
-    )
+    many = sum(dot.count for dot in dots)
+    told = f"{many} printed numbers with ours" if dots else "no printed number has one of ours"
     return ClaimStrip(height=height, dots=tuple(dots), told=told)
 
 

@@ -154,11 +154,8 @@ def first_looks(
 ) -> dict[str, FirstLook]:
     """Return `{claim: first look}` for the paper's claims without a verdict or a number of ours."""
     known = {dataset.name: dataset for dataset in datasets}
-    waiting = [
-        row
-        for row in judged
-        if row.verdict.status in UNDECIDED and row.verdict.ours is None and len(row.experiments) == 1
-    ]
+    undecided = (row for row in judged if row.verdict.status in UNDECIDED and row.verdict.ours is None)
+    waiting = [row for row in undecided if len(row.experiments) == 1]
     compared = {
         (metric, comparison.experiment): comparison
         for metric in dict.fromkeys(row.claim.metric for row in waiting)
@@ -225,9 +222,7 @@ def timed_here(record: JudgedClaim, titles: Mapping[str, str], compare: Answer) 
         else ""
     )
     who = f"{titles[claim.arm or '']} takes about {ours:.2g} times as long as {titles[against]}"
-    method = (
-        f"{mine.latency_method}, in {precision}" if (precision := precision_of(comparison)) else mine.latency_method
-    )
+    method = mine.latency_method + (f", in {name}" if (name := precision_of(comparison)) else "")
     return f"Here {who}{printed}. Ours: {method}. Other hardware may differ, so this decides nothing."
 
 

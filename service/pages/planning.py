@@ -98,9 +98,7 @@ def _sentence(where: str, runs: str, what: str, chance: float, *, is_assumed: bo
 def _needed(chance: float, needed: int | None) -> list[str]:
     if chance >= WANTED:
         return []
-    return (
-        [f"A chance of {percent(WANTED, 0)} takes {needed} runs."] if needed else ["No number of runs makes that 80 %."]
-    )
+    return [f"A chance of 80 % takes {needed} runs." if needed else "No number of runs makes that 80 %."]
 
 
 def _chance(chance: float, *, is_assumed: bool) -> str:

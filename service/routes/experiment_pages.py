@@ -76,9 +76,7 @@ def show_experiment(
     titles = {item.name: item.title for item in experiment.arms}
     inks = inks_of(session)
     spent = {key: {getattr(item.cost, key) for item in comparison.arms} - {None} for key in comparing.COSTS}
-    costs = sorted(
-        (key for key in comparing.COSTS if spent[key]), key=lambda key: len(spent[key]) < 2
-    )  # equal costs last
+    costs = sorted(filter(spent.get, spent), key=lambda key: len(spent[key]) < 2)  # equal costs last
     against = cost if cost in costs else next(iter(costs), None)
     dataset = queries.find_dataset(session, experiment.dataset)
     kind = dataset.kind
@@ -88,9 +86,8 @@ def show_experiment(
     other = by_name.get(proposed.against or "", experiment.arms[0])
     pair = [by_name[left or other.name], by_name[right or proposed.name]] if len(by_name) > 1 else []
     judged = list_judged(session, ClaimFilter(experiment=name))
-    claims = [
-        row for row in judged if row.claim.facts.number != "model" and row.claim.facts.by not in ("params", "data")
-    ]
+    others = (row for row in judged if row.claim.facts.number != "model")  # the comparison has the models' own numbers
+    claims = [row for row in others if row.claim.facts.by not in ("params", "data")]
     paper, day = queries.find_paper(session, experiment.paper), queries.read_meta(session, "newest_result")
     return render_page(
         request,
@@ -153,9 +150,8 @@ def show_leaderboard(
     chosen = queries.find_dataset(session, wanted)
     metrics = {name: METRICS[name].title for name in SHOWN_METRICS[chosen.kind] if METRICS[name].split}
     shown = metric or next(iter(metrics))
-    found = compare(
-        comparing.Question(dataset=chosen.name, profile=profile or None, metric=shown, provenance=provenance)
-    )
+    asked = comparing.Question(dataset=chosen.name, profile=profile or None, metric=shown, provenance=provenance)
+    found = compare(asked)
     every = comparing.list_entries(found)
     kept = [entry for entry in every if parameters is None or (entry.arm.cost.parameters or math.inf) <= parameters]
     stopwatch, stopwatches = models.choose_stopwatch(kept, timed)
