@@ -222,7 +222,7 @@ def timed_here(record: JudgedClaim, titles: Mapping[str, str], compare: Answer) 
         else ""
     )
     who = f"{titles[claim.arm or '']} takes about {ours:.2g} times as long as {titles[against]}"
-    method = mine.latency_method + (f", in {name}" if (name := precision_of(comparison)) else "")
+    method = f"{mine.latency_method}{f', in {name}' if (name := precision_of(comparison)) else ''}"
     return f"Here {who}{printed}. Ours: {method}. Other hardware may differ, so this decides nothing."
 
 
