@@ -103,9 +103,9 @@ def draw_curve(
 
 
 def _on_curve(point: CurvePointOut, write: Callable[[float | None], str], unit: str) -> Point:
-    told = f"epoch {point.epoch}: {write(point.mean)}"
-    told += f" ({span(point.low, point.high, unit)})" if point.replicates > 1 else ""
-    return Point(x=point.epoch, y=point.mean, low=point.low, high=point.high, told=told)
+    text = f"epoch {point.epoch}: {write(point.mean)}"
+    text += f" ({span(point.low, point.high, unit)})" if point.replicates > 1 else ""
+    return Point(x=point.epoch, y=point.mean, low=point.low, high=point.high, text=text)
 
 
 def _running_means(points: Sequence[CurvePointOut], epochs: int) -> list[CurvePointOut]:
@@ -135,14 +135,14 @@ def draw_costs(
             continue
         interval = span(ours.low, ours.high, unit) if ours.low is not None and ours.high is not None else ""
         rows.append((arm.title, as_cost(spent, cost), write(ours.value), interval))
-        told = f"{arm.title}: {write(ours.value)}{f' ({interval})' if interval else ''}, {as_cost(spent, cost)}"
+        text = f"{arm.title}: {write(ours.value)}{f' ({interval})' if interval else ''}, {as_cost(spent, cost)}"
         dots.append(
             Dot(
                 x=spent,
                 y=ours.value,
                 low=ours.low if interval else None,
                 high=ours.high if interval else None,
-                told=told,
+                text=text,
                 name=arm.title,
                 ink=inks[arm.title],
                 role=arm.role,
@@ -166,10 +166,10 @@ def draw_arms(record: ClaimRecord, titles: Mapping[str, str], inks: Mapping[str,
         if arm.flops:
             name = titles[arm.arm]
             interval = span(arm.low, arm.high, "fraction")
-            told = f"{name}: {value_in('fraction')(arm.value)} ({interval}), {flops(arm.flops)}"
+            text = f"{name}: {value_in('fraction')(arm.value)} ({interval}), {flops(arm.flops)}"
             ends = {"x": arm.flops, "y": arm.value, "low": arm.low, "high": arm.high}
             found.setdefault(arm.experiment, []).append(
-                Dot(**ends, told=told, name=name, ink=inks[name], role=arm.role)
+                Dot(**ends, text=text, name=name, ink=inks[name], role=arm.role)
             )
     drawn = {
         name: _scatter(dots, None, ("FLOP per forward pass", flops), ("test error", "fraction"))
@@ -234,7 +234,7 @@ def draw_blocks(points: Sequence[ObservedPointOut], arms: Mapping[str, str], ink
                 Point(
                     x=point.block,
                     y=point.mean,
-                    told=f"{moment}, block {point.block}: {plain(point.mean)}"
+                    text=f"{moment}, block {point.block}: {plain(point.mean)}"
                     + (f" ({plain(point.low)} to {plain(point.high)})" if point.low < point.high else ""),
                 )
                 for point in own
@@ -277,7 +277,7 @@ def draw_trend(trend: Trend, titles: Mapping[str, str], claim: Claim) -> Drawing
             y=pair.gain,
             low=pair.low,
             high=pair.high,
-            told=f"{titles[pair.arm]}: {_tell_gain(pair, claim)}",
+            text=f"{titles[pair.arm]}: {_tell_gain(pair, claim)}",
             name=titles[pair.arm],
             ink=Ink("currentcolor", ""),
             role="baseline",
@@ -285,7 +285,7 @@ def draw_trend(trend: Trend, titles: Mapping[str, str], claim: Claim) -> Drawing
         for level, pair in trend.pairs
     ]
     means = tuple(
-        Point(x=level, y=gain, told=f"{trend.factor} {level:g}: {in_terms_of(gain, claim)}")
+        Point(x=level, y=gain, text=f"{trend.factor} {level:g}: {in_terms_of(gain, claim)}")
         for level, gain in trend.gains.items()
     )
     ends = [end for dot in dots for end in (dot.low, dot.high) if end is not None]
@@ -316,7 +316,7 @@ def mark_pairs(
                 high=axis.at(pair.high),
                 is_thin=False,
                 paper=None if claim.value is None else axis.at(claim.value),
-                told=f"{titles[pair.arm]} against {titles[pair.against]}: {_tell_gain(pair, claim)}",
+                text=f"{titles[pair.arm]} against {titles[pair.against]}: {_tell_gain(pair, claim)}",
             ),
         )
         for pair in pairs

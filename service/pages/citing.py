@@ -162,7 +162,7 @@ def badge(label: str, parts: Sequence[tuple[str, str]]) -> str:
         f'<rect x="{start}" width="{width}" height="{_HEIGHT}" fill="{colour}"/>'
         for start, width, colour in zip(starts, widths, colours, strict=True)
     )
-    told = "".join(
+    labels = "".join(
         f'<text x="{start + width / 2}" y="15">{escape(text)}</text>'
         for start, width, text in zip(starts, widths, texts, strict=True)
     )
@@ -171,5 +171,5 @@ def badge(label: str, parts: Sequence[tuple[str, str]]) -> str:
         f'<title>{name}</title><clipPath id="r"><rect width="{whole}" height="{_HEIGHT}" rx="4"/></clipPath>'
         f'<g clip-path="url(#r)">{fields}</g>'
         '<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" text-anchor="middle">'
-        f"{told}</g></svg>"
+        f"{labels}</g></svg>"
     )

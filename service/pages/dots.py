@@ -32,7 +32,7 @@ class ClaimDot:
     high: float | None
     side: str
     count: int
-    told: str
+    text: str
     claim: str
     label: str = ""
 
@@ -43,11 +43,11 @@ class ClaimDot:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimStrip:
-    """The dots of one paper; `told` describes them."""
+    """The dots of one paper; `text` describes them."""
 
     height: float
     dots: tuple[ClaimDot, ...]
-    told: str
+    text: str
 
 
 def share_of(row: JudgedClaim) -> tuple[float, float | None, float | None] | None:
@@ -92,7 +92,7 @@ def _dot(
         high=None if high is None else _place(high),
         side=COLOURS[word_of(row)],
         count=1,
-        told=_describe(row, names),
+        text=_describe(row, names),
         claim=row.claim.id,
     )
 
@@ -121,15 +121,15 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> ClaimSt
     for (side, place), group in together.items():
         first, share = group[0]
         dot = _dot(first, names, DOT + 8 + STACK * stacked[place], share)
-        told = dot.told if len(group) == 1 else f"{len(group)} numbers, as {dot.told}"
+        text = dot.text if len(group) == 1 else f"{len(group)} numbers, as {dot.text}"
         label = f"{print_value(first.claim)} → {print_ours(first.verdict, first.claim)}" if side == "against" else ""
         label = label or (f"{share:.2g} × ▸" if share > MOST else "")
-        dots.append(replace(dot, count=len(group), told=told, label=label))
+        dots.append(replace(dot, count=len(group), text=text, label=label))
         stacked[place] += 1
     height = max(height, 2 * (DOT + 8) + STACK * (max(stacked.values(), default=1) - 1))
     many = sum(dot.count for dot in dots)
-    told = f"{many} printed numbers with ours" if dots else "no printed number has one of ours"
-    return ClaimStrip(height=height, dots=tuple(dots), told=told)
+    text = f"{many} printed numbers with ours" if dots else "no printed number has one of ours"
+    return ClaimStrip(height=height, dots=tuple(dots), text=text)
 
 
 def draw_lines(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> list[tuple[JudgedClaim, ClaimStrip]]:
@@ -144,7 +144,7 @@ def draw_lines(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> list[tu
         share, low, high = share_of(row) or (0.0, None, None)
         dot = _dot(row, names, ROW / 2, share, low, high)
         dot = replace(dot, label=f"{share:.2g} × ▸") if share > MOST else dot
-        lines.append((row, ClaimStrip(height=ROW, dots=(dot,), told=dot.told)))
+        lines.append((row, ClaimStrip(height=ROW, dots=(dot,), text=dot.text)))
     return lines
 
 
@@ -162,7 +162,7 @@ class Interval:
     printed: float | None
     same: tuple[float, float] | None
     side: str
-    told: str
+    text: str
 
 
 def draw_interval(
@@ -171,7 +171,7 @@ def draw_interval(
     write: Write,
     *,
     side: str,
-    told: str,
+    text: str,
     printed: float | None = None,
     margin: float | None = None,
     has_zero: bool = False,
@@ -180,7 +180,7 @@ def draw_interval(
     same = (printed - margin, printed + margin) if printed is not None and margin else None
     shown = [ours, *ends, *(same or ()), *([] if printed is None else [printed]), *([0.0] if has_zero else [])]
     axis = Axis(shown, write, most=MOST_TICKS, is_linear=True)
-    return Interval(axis=axis, ours=ours, low=ends[0], high=ends[1], printed=printed, same=same, side=side, told=told)
+    return Interval(axis=axis, ours=ours, low=ends[0], high=ends[1], printed=printed, same=same, side=side, text=text)
 
 
 def draw_claim(record: JudgedClaim, name: str) -> Interval | None:
@@ -200,7 +200,7 @@ def draw_claim(record: JudgedClaim, name: str) -> Interval | None:
         (start + verdict.low, start + verdict.high),
         lambda number: in_terms_of(number, claim, lambda value: f"{value:.4g}".replace("-", "−")),
         side=COLOURS[word_of(record)],
-        told=f"{_describe(record, {claim.id: name})}, with the interval {span_of(verdict.low, verdict.high, claim)}",
+        text=f"{_describe(record, {claim.id: name})}, with the interval {span_of(verdict.low, verdict.high, claim)}",
         printed=printed,
         margin=margin,
         has_zero=facts.is_gain or bool(facts.at_size or claim.factor),

@@ -279,8 +279,8 @@ def by_reading(claim: Claim) -> list[tuple[str, str]]:
         (row["name"], row["brief"] or "" if row["ours"] is None else format_signed_change(row["ours"], claim))
         for row in finding["readings"]
     ]
-    told = [(name, text) for name, text in found if text]
-    return told if len({text for _, text in told}) > 1 else []
+    results = [(name, text) for name, text in found if text]
+    return results if len({text for _, text in results}) > 1 else []
 
 
 def expected_observation(claim: Claim) -> str | None:

@@ -78,8 +78,8 @@ def answer(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComp
     start = ("Yes so far" if holds else "No so far") if has_one_answer else "In part"
     verbs = {Word.HOLDS: ("holds", "hold"), Word.FAILS: ("fails", "fail")}
     verbs |= {word: (f"is {word}", f"are {word}") for word in (Word.OPEN, Word.NOT_TESTED)}
-    told = [f"{words[word]} {verb[words[word] > 1]}" for word, verb in verbs.items() if words[word]]
-    return f"{start}: of {len(rows)} claims, {listed(told)}."
+    parts = [f"{words[word]} {verb[words[word] > 1]}" for word, verb in verbs.items() if words[word]]
+    return f"{start}: of {len(rows)} claims, {listed(parts)}."
 
 
 def _trained(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComparison]) -> str:
@@ -95,12 +95,12 @@ def _trained(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentCo
             if comparison.cut and len(ours) == 2 and ours[0] and ours[1] and row.claim.facts.is_order:
                 ahead = ours[0].value - ours[1].value
                 looks.append(ahead > 0 if comparison.metric.better == "higher" else ahead < 0)
-    told = f"{sum(models.values())} of {len(models)} models trained in full"
+    progress = f"{sum(models.values())} of {len(models)} models trained in full"
     if looks:
         agree = sum(looks)
         many = "" if agree == len(looks) else f" in {agree} of {len(looks)}"
-        told += f"; short runs agree{many}" if agree else "; short runs disagree"
-    return f"{told}."
+        progress += f"; short runs agree{many}" if agree else "; short runs disagree"
+    return f"{progress}."
 
 
 def holds_in_its_order_only(verdict: VerdictRow) -> bool:
@@ -116,10 +116,10 @@ def prospects(outlook: Outlook) -> str:
         f"have less than an even chance of confirming {outlook.unlikely}" if outlook.unlikely else "",
         f"can confirm only the order, not the size, of {outlook.order_only}" if outlook.order_only else "",
     ]
-    told = listed([part for part in parts if part])
-    if not told:
+    chances = listed([part for part in parts if part])
+    if not chances:
         return ""
-    said = f"Of the untested claims, the planned runs {told}, even if the paper is right and our set-up matches."
+    said = f"Of the untested claims, the planned runs {chances}, even if the paper is right and our set-up matches."
     if outlook.assumed:
         said += f" For {outlook.assumed}, this rests on an assumed spread between runs."
     return said
@@ -196,7 +196,7 @@ def describe_tests(
 
     `arms` are the titles of each (experiment, arm).
     """
-    told = {}
+    sentences = {}
     for deviation in deviations:
         if deviation.tested_by is None:
             continue
@@ -216,5 +216,5 @@ def describe_tests(
             if arm.arm == deviation.tested_by and arm.ours is not None
         ]
         said = f"reached {'; '.join(reached)}" if reached else "has not been trained yet"
-        told[deviation.id] = f"{title} {said}."
-    return told
+        sentences[deviation.id] = f"{title} {said}."
+    return sentences

@@ -238,7 +238,7 @@ def strip_of(judged: JudgedClaim) -> MarginStrip | None:
         return None
     starts = [stretch["start"] for stretch in stretches]
     scale = WIDTH / (1.25 * max(starts[-1], margin))
-    parts, free, told = [], 0.0, []
+    parts, free, ranges = [], 0.0, []
     for stretch, (start, end) in zip(stretches, itertools.pairwise([*starts, None]), strict=True):
         x = scale * start
         label = distance(start, claim) if start and x >= free else ""
@@ -249,14 +249,14 @@ def strip_of(judged: JudgedClaim) -> MarginStrip | None:
         parts.append(Part(status=status, side=side, x=round(x, 1), width=round(width, 1), label=label))
         upto = "on" if end is None else f"to {distance(end, claim)}"
         ends = f"from {distance(start, claim)} {upto}" if start else f"below {distance(end, claim)}"
-        told.append(f"{status} {ends}")
+        ranges.append(f"{status} {ends}")
     of = "Its size, by margin" if verdict.size and not verdict.by_margin else "By margin"
     in_use = distance(margin, claim)
     return MarginStrip(
         parts=tuple(parts),
         at=round(scale * margin, 1),
         in_use=in_use,
-        sentence=f"{of}: {', '.join(told)}. The margin in use is {in_use}.",
+        sentence=f"{of}: {', '.join(ranges)}. The margin in use is {in_use}.",
     )
 
 
@@ -264,17 +264,19 @@ def describe_chance_of_truth(judged: JudgedClaim) -> str:
     """State the posterior chance that the claim is true; "" without one."""
     claim, verdict = judged.claim, judged.verdict
     size = (verdict.size or {}).get("posterior")
-    told = []
+    chances = []
     if verdict.posterior is not None:
         event = "the truth lies within the margin" if verdict.margin else "the truth is on the claimed side"
         if claim.facts.is_alike:
             event = "the model is worse by no more than the margin"
         elif claim.factor:
             event = f"no two gains by {claim.factor} are further apart than the margin"
-        told.append(f"that {event} is {_chance_of_margin(verdict.posterior)}")
+        chances.append(f"that {event} is {_chance_of_margin(verdict.posterior)}")
     if size is not None:
-        told.append(f"that the gain is as large as printed, within the margin, is {_chance_of_margin(size)}")
-    return f"By our replicates and a flat prior, the chance {' and '.join(told)}. This decides nothing." if told else ""
+        chances.append(f"that the gain is as large as printed, within the margin, is {_chance_of_margin(size)}")
+    if not chances:
+        return ""
+    return f"By our replicates and a flat prior, the chance {' and '.join(chances)}. This decides nothing."
 
 
 def _chance_of_margin(chance: float) -> str:
@@ -291,8 +293,8 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
 def describe_method(rules: Rules, whole: str, later: Iterable[tuple[str, str, str]]) -> str:
     """Return the method as Markdown; `whole` describes incomplete data, `later` lists late rules with their claims."""
     text = fill_tables((DOCS / "verdicts.md").read_text(encoding="utf-8"), rules)
-    told = "\n".join(f"- {quote(what)}: [{quote(name)}]({address})" for what, address, name in later)
-    return text.replace("<!-- whole -->", quote(whole)).replace("<!-- later -->", told)
+    late = "\n".join(f"- {quote(what)}: [{quote(name)}]({address})" for what, address, name in later)
+    return text.replace("<!-- whole -->", quote(whole)).replace("<!-- later -->", late)
 
 
 def quote(text: str) -> str:

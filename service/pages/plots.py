@@ -169,7 +169,7 @@ class Mark:
     high: float | None
     is_thin: bool
     paper: float | None
-    told: str
+    text: str
 
 
 def interval_of(arm: ArmComparison) -> tuple[float, float, bool] | None:
@@ -201,10 +201,10 @@ def mark_of(arm: ArmComparison, metric: MetricInfo, axis: Axis) -> Mark:
     interval, printed = interval_of(arm), printed_of(arm, metric)
     write = value_in(metric.unit)
     ours = arm.ours.value if arm.ours else None
-    told = [f"{arm.title}: ours {write(ours)}" if ours is not None else f"{arm.title}: {NONE}"]
+    parts = [f"{arm.title}: ours {write(ours)}" if ours is not None else f"{arm.title}: {NONE}"]
     if interval:
-        told.append(f"{write(interval[0])} to {write(interval[1])}{' (test images alone)' if interval[2] else ''}")
-    told += [f"printed {write(printed)}"] if printed is not None else []
+        parts.append(f"{write(interval[0])} to {write(interval[1])}{' (test images alone)' if interval[2] else ''}")
+    parts += [f"printed {write(printed)}"] if printed is not None else []
     low, high, is_thin = interval or (None, None, False)
     ends = (ours, low, high, printed)
     ours, low, high, printed = (None if end is None or not math.isfinite(end) else end for end in ends)
@@ -214,7 +214,7 @@ def mark_of(arm: ArmComparison, metric: MetricInfo, axis: Axis) -> Mark:
         high=None if low is None or high is None else axis.at(high),
         is_thin=is_thin,
         paper=None if printed is None else axis.at(printed),
-        told=", ".join(told),
+        text=", ".join(parts),
     )
 
 
@@ -226,7 +226,7 @@ class Point:
     y: float
     low: float | None = None
     high: float | None = None
-    told: str
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,10 +282,10 @@ class Drawing:
     rows: tuple[tuple[str, ...], ...] = ()
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """Describe the last number of each named line, and the first points."""
-        ends = [f"{line.name}, {line.points[-1].told}" for line in self.lines if line.is_named]
-        return "; ".join([*ends, *(dot.told for dot in self.dots[:MOST_NAMED])])
+        ends = [f"{line.name}, {line.points[-1].text}" for line in self.lines if line.is_named]
+        return "; ".join([*ends, *(dot.text for dot in self.dots[:MOST_NAMED])])
 
     def path(self, line: Line) -> str:
         return _path((self.x.at(point.x), self.y.at(point.y)) for point in line.points)
@@ -324,13 +324,13 @@ class Drawing:
         kept = every[:: -(-len(every) // MOST_STRIPES)] if every else []
         places = [self.x.at(x) for x in kept]
         borders = [0.0, *((one + other) / 2 for one, other in pairwise(places)), 100.0]
-        told: dict[float, list[str]] = {x: [] for x in kept}
+        texts: dict[float, list[str]] = {x: [] for x in kept}
         for line in self.lines:
             for point in line.points:
-                if point.x in told:
-                    told[point.x].append(f"{line.name}, {point.told}")
+                if point.x in texts:
+                    texts[point.x].append(f"{line.name}, {point.text}")
         return [
-            (round(left, 2), round(right - left, 2), "\n".join(told[x]))
+            (round(left, 2), round(right - left, 2), "\n".join(texts[x]))
             for x, left, right in zip(kept, borders, borders[1:], strict=False)
         ]
 

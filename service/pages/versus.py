@@ -130,7 +130,7 @@ def draw_gain(found: Versus) -> Interval | None:
         (verdict.low, verdict.high),
         points if found.metric.unit == "fraction" else value_in(found.metric.unit),
         side=COLOURS[headline_of(verdict.status)],
-        told=f"The gain of {ours} over {theirs} with its interval, right of zero if {ours} is better",
+        text=f"The gain of {ours} over {theirs} with its interval, right of zero if {ours} is better",
         has_zero=True,
     )
 
@@ -138,14 +138,14 @@ def draw_gain(found: Versus) -> Interval | None:
 def facts_of(found: Versus) -> list[tuple[str, str]]:
     """List the rows below the answer: each model's number, the power of the plan, and the missing runs."""
     write = value_in(found.metric.unit)
-    told = []
+    rows = []
     for title, side in zip(name_sides(found), (found.a, found.b), strict=True):
         reached = "no result yet" if side.value is None else f"{write(side.value)} (n = {side.n})"
-        told.append((title, f"{reached}, {side.trained} of {side.planned} runs in full length"))
+        rows.append((title, f"{reached}, {side.trained} of {side.planned} runs in full length"))
     if found.least is not None:
         least = gain_in_words(found, found.least).removeprefix("+")
         detects = f"{found.a.planned} runs of each detect {least} or more with a chance of 80 %"
-        told.append(("power", f"{detects} (spread: {found.spread_source})"))
+        rows.append(("power", f"{detects} (spread: {found.spread_source})"))
     if found.missing and (hours := hours_in_words(found.hours)):
-        told.append(("cost to decide", f"{found.missing} trainings, {hours}"))
-    return told
+        rows.append(("cost to decide", f"{found.missing} trainings, {hours}"))
+    return rows

@@ -88,8 +88,8 @@ def _plot(ours: ArmComparison | None, metric: MetricInfo) -> Interval | None:
         return None
     low, high, _ = interval
     write = value_with(low, high, metric.unit)
-    told = f"{metric.title}: {write(ours.ours.value)}, 95 % interval {write(low)} to {write(high)}"
-    return draw_interval(ours.ours.value, (low, high), write, side="ours", told=told, printed=printed_of(ours, metric))
+    text = f"{metric.title}: {write(ours.ours.value)}, 95 % interval {write(low)} to {write(high)}"
+    return draw_interval(ours.ours.value, (low, high), write, side="ours", text=text, printed=printed_of(ours, metric))
 
 
 def _tiles(
