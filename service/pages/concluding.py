@@ -1,4 +1,4 @@
-"""Text of the result box on a claim's page: the outcome, the part of the grid that it covers, and its caveats."""
+"""Text of the result box on a claim's page: the outcome, the part of the grid that it covers, and caveats."""
 
 from __future__ import annotations
 
