@@ -40,13 +40,13 @@ from service.http.errors import (
     title_of,
 )
 from service.http.metrics import Metrics
-from service.slots import current_client
+from service.slots import Slots, current_client
 
 logger = logging.getLogger("claimcheck.access")
 BODY_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"content-disposition")
 FORMATTED_ERRORS = (MEDIA_TYPE, "text/html")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-COUNT_SECONDS = 2.0
+COUNT_SECONDS, MAX_BEGUN = 2.0, 8
 CACHED_SECONDS, CACHED_BYTES, CACHED_OVERHEAD_BYTES, MAX_HOST = 60.0, 32 << 20, 4096, 256
 UNCACHED = frozenset({b"range", b"content-encoding", b"content-length", b"transfer-encoding"})
 """Headers of requests that the cache leaves to the routes: ranges, and bodies, which may be refused."""
@@ -82,10 +82,27 @@ class RequestContextMiddleware(HttpMiddleware):
 
     HEAD is answered as GET without the body, and `If-None-Match: *` with 304 if the resource exists.  While the service
     drains, responses close their connections.
+
+    Most answers take the event loop less than a millisecond, but a client's many connections could each begin one in
+    every iteration, and others' requests need several.  After `MAX_BEGUN` in an iteration, requests begin one by one.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, readiness: Readiness) -> None:
         self.app, self.metrics, self.readiness = ProblemDetailsMiddleware(app), metrics, readiness
+        self._begun = self._waiting = 0  # in this iteration of the event loop; now
+        self._turns = Slots("beginning requests", 1, max_waiting=math.inf, seconds=math.inf)
+
+    async def _begin(self) -> None:
+        if not self._begun:
+            asyncio.get_running_loop().call_soon(setattr, self, "_begun", 0)
+        self._begun += 1
+        if self._begun > MAX_BEGUN or self._waiting:
+            self._waiting += 1
+            try:
+                async with self._turns.turn():
+                    await asyncio.sleep(0)
+            finally:
+                self._waiting -= 1
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
@@ -102,10 +119,6 @@ class RequestContextMiddleware(HttpMiddleware):
         async def send_with_headers(message: Message) -> None:
             nonlocal status, size, has_body
             if message["type"] == "http.response.start":
-                matches_any = known_tags(Headers(scope=inner)) == ["*"] and "etag" in inner["state"]
-                if message["status"] == 200 and matches_any:
-                    kept = [pair for pair in message["headers"] if pair[0] not in BODY_HEADERS]
-                    message, has_body = {**message, "status": 304, "headers": kept}, False
                 status, headers = message["status"], MutableHeaders(scope=message)
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
@@ -115,6 +128,10 @@ class RequestContextMiddleware(HttpMiddleware):
                     is_exact = is_csv and "content-encoding" not in headers
                     headers["etag"] = etag.removeprefix("W/") if is_exact else etag
                     headers.setdefault("cache-control", "no-cache")
+                    if status == 200 and known_tags(Headers(scope=inner)) == ["*"]:
+                        status, has_body = 304, False
+                        kept = [pair for pair in headers.raw if pair[0] not in BODY_HEADERS]
+                        message, headers = {**message, "status": 304, "headers": kept}, MutableHeaders(raw=kept)
                 if self.readiness.is_draining:
                     headers["connection"] = "close"
             elif message["type"] == "http.response.body":
@@ -124,6 +141,7 @@ class RequestContextMiddleware(HttpMiddleware):
             await send(message)
 
         try:
+            await self._begin()
             await self.app(inner, receive, send_with_headers)
         finally:
             seconds = time.perf_counter() - started
