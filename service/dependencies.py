@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from service.database import queries
 from service.database.comparing import Comparisons, Question
-from service.http.caching import tag_answer
+from service.http.caching import KnownAnswer, tag_answer
 from service.http.disconnects import ClientGone
 from service.http.downloads import Exports
 from service.http.metrics import Metrics
@@ -70,6 +70,9 @@ async def _session(request: Request) -> AsyncIterator[Session]:
     async with app_state_of(request).reading.session() as session:
         if await request.is_disconnected():  # while it waited, as everybody in front of others may
             raise ClientGone
+        is_known = request.scope["state"].get("is_known")
+        if is_known and await is_known():
+            raise KnownAnswer
         yield session
 
 

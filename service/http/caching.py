@@ -36,6 +36,10 @@ class NotModified(HTTPException):
         super().__init__(304, headers={"etag": etag, "cache-control": "no-cache", "vary": "Accept"})
 
 
+class KnownAnswer(Exception):
+    """The same request was answered while this one waited; `AnswerCache` sends that answer for the handler's."""
+
+
 def tag_of(scope: Scope, headers: Headers, edition: str, content: str) -> str:
     """Return the tag of this request's answer, made from this content by this edition of the service."""
     query = scope["query_string"].decode("latin-1")  # `request.url` ends at a raw #

@@ -284,7 +284,8 @@ class AnswerCache(HttpMiddleware):
     """Answers a GET before routing if the same one was answered from the same content within `CACHED_SECONDS`.
 
     Only answers with the tag of `tag_of` are cached, because they depend on nothing else but the host and compression.
-    The time limit is for files that arrive later, such as a data set's images.
+    The time limit is for files that arrive later, such as a data set's images.  When it ends, many clients may ask at
+    once: those that waited for the database ask `is_known` again, and raise `KnownAnswer`.
 
     `read_content` reads the database's content.  A request that finds a cached answer waits for it if the last reading
     is `FRESH_SECONDS` old; usually an earlier request has begun another one by then.
@@ -303,21 +304,26 @@ class AnswerCache(HttpMiddleware):
             await self.app(scope, receive, send)
             return
         kind = scope["scheme"], *(scope.get("server") or ()), host, is_zipped
-        etag = tag_of(scope, headers, self._edition, self._content)
-        found = self.cached.get((*kind, etag))
-        if found is not None and await self._is_current(self._content):
-            scope["route"], scope["state"]["etag"] = found.route, etag
-            response = Response(found.body)
-            response.raw_headers = [*found.headers]  # other middleware adds to them
-            if etag.removeprefix("W/") in known_tags(headers):
-                response = Response(None, 304, NotModified(etag).headers)
-            await response(scope, receive, send)
-            return
+        known: Response | None = None
         start: list[tuple[bytes, bytes]] | None = None
+
+        async def is_known() -> bool:
+            nonlocal known
+            etag = tag_of(scope, headers, self._edition, self._content)
+            found = self.cached.get((*kind, etag))
+            if found is not None and await self._is_current(self._content):
+                scope["route"], scope["state"]["etag"] = found.route, etag
+                known = Response(found.body)
+                known.raw_headers = [*found.headers]  # other middleware adds to them
+                if etag.removeprefix("W/") in known_tags(headers):
+                    known = Response(None, 304, NotModified(etag).headers)
+            return known is not None
 
         async def send_and_cache(message: Message) -> None:
             nonlocal start
             state = scope["state"]
+            if known is not None:
+                return
             if message["type"] == "http.response.start":
                 is_tagged = message["status"] == 200 and "etag" in state and "content" in state
                 start = [*message["headers"]] if is_tagged else None
@@ -329,7 +335,11 @@ class AnswerCache(HttpMiddleware):
                 start = None
             await send(message)
 
-        await self.app(scope, receive, send_and_cache)
+        if not await is_known():
+            scope["state"]["is_known"] = is_known
+            await self.app(scope, receive, send_and_cache)
+        if known is not None:
+            await known(scope, receive, send)
 
     def _expect(self, content: str) -> None:
         """Require another reading if an answer was made from other content than the last reading found."""

@@ -5,7 +5,10 @@ import random
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +179,22 @@ def test_cached_answer_equals_a_fresh_one(
     assert len([path for path in hits if hits[path]]) > 20 and not hits["/files/params.yaml"], "files may change"
 
 
+def test_clients_that_wait_get_an_answer_made_meanwhile(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a page that many ask for is made for each of them whenever its minute ends."""
+    made, expect = Counter[str](), AnswerCache._expect
+
+    def counted(cache: AnswerCache, content: str) -> None:
+        made[content] += 1
+        expect(cache, content)
+
+    monkeypatch.setattr(AnswerCache, "_expect", counted)
+    with ThreadPoolExecutor(40) as visitors:
+        ask = partial(client.get, headers={"accept": "text/html, waiting/*"})
+        answers = list(visitors.map(ask, ["/compare?dataset=cifar100"] * 40))
+    assert {answer.status_code for answer in answers} == {200} and len({answer.content for answer in answers}) == 1
+    assert made.total() <= 12, "of four readers at once"
+
+
 class Cached:
     """An `AnswerCache` in front of an application whose answers have any size, on a database with any content."""
 
@@ -275,6 +294,7 @@ def test_tags_and_cursors_change_only_with_content(own_root: Path) -> None:
         assert client.get("/compare").headers["etag"] == before, "the same files give the same content"
         (own_root / "data" / "results" / "ninformer-cifar10.jsonl").unlink()
         record(own_root, "data/results.db")
+        time.sleep(middleware.FRESH_SECONDS)
         assert client.get("/compare", headers={"if-none-match": before}).status_code == 200
         response = client.get(following)
         assert (response.status_code, response.headers["content-type"]) == (410, "application/problem+json")
