@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -180,7 +181,7 @@ class Slots:
         if self._most_each is not None and self._held[request.client] >= self._most_each:
             raise Busy(f"{what}: {self._most_each} of one client at once are the most")
         ticket = Ticket(request=request, cost=cost, future=asyncio.get_running_loop().create_future())
-        self._queue.put([ticket], is_bounded=not self._free)
+        self._queue.put([ticket], is_bounded=not self._free and self._queue.most < math.inf)
         self._serve()
         try:
             async with asyncio.timeout(self._seconds):
@@ -204,7 +205,7 @@ class Slots:
         self._serve()
 
     def _serve(self) -> None:
-        for ticket in self._queue.in_order():
+        for ticket in self._queue.in_order() if self._free else ():
             if not self._free or (self._held[ticket.request.client] and ticket.request.client in self._slow):
                 continue
             self._queue.take(ticket)
