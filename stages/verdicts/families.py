@@ -29,10 +29,9 @@ from stages.rules import Rules
 from stages.verdicts.intervals import (
     Numbers,
     combine,
-    complete_look,
     half_width,
     level,
-    looks_from,
+    looks_of_numbers,
     looks_of_plan,
     signed,
     variance_of,
@@ -40,7 +39,7 @@ from stages.verdicts.intervals import (
 )
 from stages.verdicts.others import fisher_p, newcombe, not_tested
 from stages.verdicts.power import WANTED, Power, in_percent
-from stages.verdicts.value import tell, too_few, too_many_diverged
+from stages.verdicts.value import NO_SPREAD, at_last_look, explain
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 SIGNS = (Status.SUPPORTED, Status.REVERSED, Status.UNRESOLVED)
@@ -361,20 +360,19 @@ def decisive_spreads(window: float, k: int, df: int, alpha: float) -> tuple[floa
 
 def judge_noise(window: float, k: int, sample: Sample, *, rules: Rules, planned: int | None = None) -> Verdict:
     """Judge by our replicates whether `window`, the range of `k` numbers, is noise; `estimate` is R − `window`."""
-    from_minimum = looks_from(rules.looks, rules.minimum)
-    looks = looks_of_plan(from_minimum, planned)
-    n = complete_look(sample.indices, looks)
-    if n is None:
-        return too_few(sample.indices, min(from_minimum), Status.UNRESOLVED, planned)
-    used = sample.among(range(n))
-    if len(used.values) < 2:
-        return too_many_diverged(n, used.n_diverged, Status.UNRESOLVED)
+    numbers = looks_of_numbers(rules)
+    looks = looks_of_plan(numbers, planned)
+    found = at_last_look(sample, analyses=numbers, planned=planned)
+    if isinstance(found, Verdict):
+        return found
+    (used,) = found
+    n = used.n
     s, df = math.sqrt(float(variance_of(np.array(used.values)))), len(used.values) - 1
     alpha = level(looks, n, rules.alpha_outside / 2)
     most, least = decisive_spreads(window, k, df, alpha)
     low, high = window * s / least, window * s / most
     if not s:
-        status, reason = Status.UNRESOLVED, "the replicates don't differ at all, so their spread is unknown"
+        status, reason = Status.UNRESOLVED, NO_SPREAD
     elif used.n_diverged:
         status, reason = Status.UNRESOLVED, "replicates diverged, which have no number"
     elif s < most:
@@ -397,7 +395,7 @@ def judge_noise(window: float, k: int, sample: Sample, *, rules: Rules, planned:
         p_value=float(scipy.stats.studentized_range.sf(window / s, k, df)) if s else None,
     )
     compared = f"Printed is a range of {window:.4g} of {k} numbers; the usual range of {k} seeds (n = {n}, s = {s:.2g})"
-    verdict = tell(verdict, compared, sample)
+    verdict = explain(verdict, compared, sample)
     if status is Status.UNRESOLVED:
         return verdict
     warning = " If the noise isn't normal, such a verdict is wrong in 4 to 8 % of cases, not 2.5 %."
@@ -409,7 +407,7 @@ def power_of_noise(planned: int, window: float, k: int, rules: Rules) -> Power:
 
     The claim is about the spread itself, so no spread can be assumed.
     """
-    looks = looks_of_plan(looks_from(rules.looks, rules.minimum), planned)
+    looks = looks_of_plan(looks_of_numbers(rules), planned)
     start = f"We plan {planned} replicates; their standard deviation is unknown."
     if not looks:
         text = f"{start} The plan is too short: nothing is judged before {rules.minimum}."

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import scipy
 
+from stages.rules import Rules
 from stages.verdicts.verdict import Prediction, Status, Stretch
 
 # A number or an array of numbers.
@@ -59,16 +60,6 @@ def variance_of(draws: Numbers) -> Numbers:
     """Sample variance over the last axis; 0 if equal draws differ by rounding only."""
     variance = np.var(draws, axis=-1, ddof=1)
     return np.where(np.sqrt(variance) <= 1e-12 * np.max(np.abs(draws), axis=-1), 0.0, variance)
-
-
-def is_within(difference: Numbers, half: Numbers, margin: Numbers) -> Numbers:
-    """Two one-sided tests: True where the whole interval lies within ± margin."""
-    return np.abs(difference) + half <= margin
-
-
-def is_outside(difference: Numbers, half: Numbers, margin: Numbers) -> Numbers:
-    """True where the whole interval lies above + margin, or all of it below − margin."""
-    return np.abs(difference) - half > margin
 
 
 _DOUBLINGS = 60
@@ -144,6 +135,11 @@ def looks_from(looks: Looks, minimum: int) -> dict[int, float]:
     """Return the analyses with enough replicates; they also share what the earlier ones would have spent."""
     enough = {n: share for n, share in looks.items() if n >= minimum}
     return {n: share / sum(enough.values()) for n, share in enough.items()}
+
+
+def looks_of_numbers(rules: Rules, *, is_error_printed: bool = False) -> dict[int, float]:
+    """Return the analyses that can judge a number, which takes fewer replicates if the paper prints its error."""
+    return looks_from(rules.looks, rules.minimum_with_error if is_error_printed else rules.minimum)
 
 
 def looks_of_plan(looks: Looks, planned: int | None) -> dict[int, float]:

@@ -406,7 +406,7 @@ class UniformKind(GridKind, kinds="uniform"):
         rows = {at: [row[other] for other in others] for at, row in levels.items()}
         verdict = judge_uniform(asked, rows, rules=self.rules, replicates=group.experiment.replicates)
         if sides.part is not None:
-            said = f"{verdict.explanation} {sides.part.tell()}"
+            said = f"{verdict.explanation} {sides.part.describe()}"
             verdict = dataclasses.replace(verdict, explanation=said, scope=sides.part.scope())
         return self.by_results(verdict, sides, params)
 
