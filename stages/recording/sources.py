@@ -24,7 +24,7 @@ from stages.claims import (
     read_claims,
     read_deviations,
 )
-from stages.claims.schema import FAULT
+from stages.claims.lines import FAULT
 from stages.claims.trials import ResultGroup
 from stages.faults import Mistake
 from stages.papers.finding import Finding

@@ -31,14 +31,12 @@ from stages.results.comparison_rows import (
 from stages.results.database import UnknownDataset, UnknownMetric, UnknownPaper, UnknownProfile
 from stages.results.estimates import (
     FIRST_METRICS,
-    METRICS,
     ArmComparison,
     CostSummary,
     Difference,
     ExperimentComparison,
     Gain,
     Measured,
-    MetricInfo,
     Order,
     Printed,
     Ratio,
@@ -49,6 +47,7 @@ from stages.results.estimates import (
     why_no_difference,
 )
 from stages.runs.evidence import Provenance
+from stages.verdicts.metrics import METRICS, MetricInfo
 
 
 def fidelity_of(result: tables.Result | None) -> str:

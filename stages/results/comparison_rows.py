@@ -15,17 +15,11 @@ from sqlalchemy.orm import Session
 
 from stages.results import tables
 from stages.results.claims import arm_verdicts
-from stages.results.estimates import (
-    COST_COLUMNS,
-    METRICS,
-    ArmVerdict,
-    Estimate,
-    MetricInfo,
-    Population,
-)
+from stages.results.estimates import COST_COLUMNS, ArmVerdict, Estimate, Population
 from stages.results.tables import ClaimExperiment
 from stages.runs.evidence import Provenance
 from stages.verdicts.intervals import t_quantile, wilson
+from stages.verdicts.metrics import METRICS, MetricInfo
 
 COST_OF_EVERY_ARM = ("parameters", "flops_per_image")
 
