@@ -387,6 +387,7 @@ def cut_of_all(cut: str, replicates: int, planned: int) -> str:
     return f"{each}{', ' if each else ''}{replicates} of {planned} replicates"
 
 
+PLACEHOLDER = "placeholder data: its number says nothing about the claim"
 _SHARE = re.compile(r"(, |^)\d+ of \d+ replicates$")
 
 
@@ -398,7 +399,7 @@ def kind_of_run(cut: str) -> str:
 def why_no_difference(provenance: str | None, cut: str) -> str | None:
     """Explain why a result can't be compared with another or with a printed number; None if it can."""
     if provenance == "embedded":
-        return "placeholder data: its number says nothing about the claim"
+        return PLACEHOLDER
     each = cut_of_each(cut)
     if each and kind_of_run(each) == "shortened run":
         return f"a shortened run ({each}): how far it is from a full one is not known"

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from stages.results.claims import CLAIMS
-from stages.results.comparison_rows import ComparedRun, ComparisonRows, load_facts, printed_metrics, values_of
+from stages.results.comparison import ComparedRun, ComparisonRows, load_facts, printed_metrics, values_of
 from stages.results.database import UnknownArm, read_rules
 from stages.results.estimates import FIRST_METRICS, Measured, cut_of_each
 from stages.results.tables import ArmRow, Array, Claim, Dataset, ExperimentRow, VerdictRow
