@@ -33,6 +33,7 @@ import numpy as np
 from stages.rules import Rules
 from stages.verdicts.grid_part import GridPart
 from stages.verdicts.intervals import (
+    Interval,
     Numbers,
     by_margin,
     chance_below,
@@ -197,10 +198,9 @@ def _of_part(part: GridPart, gain: MeanEstimate, sign: Verdict, alpha: float) ->
     half = part.half_width_of_whole(gain.at(gain.n), sign.n, alpha)
     scope, of_whole = part.scope(), "They may differ by any amount, so nothing is said of the whole grid."
     if math.isfinite(half):
-        low, high = gain.mean - half, gain.mean + half
-        scope = dataclasses.replace(scope, whole_low=low, whole_high=high, whole_confidence=1 - 2 * alpha)
-        whole = with_interval(gain.mean, low, high, 1 - 2 * alpha)
-        of_whole = f"Of the whole grid, as if these were drawn from it: {whole}."
+        _, low, high, confidence = whole = Interval.around(gain.mean, half, alpha)
+        scope = dataclasses.replace(scope, whole_low=low, whole_high=high, whole_confidence=confidence)
+        of_whole = f"Of the whole grid, as if these were drawn from it: {with_interval(*whole)}."
     return dataclasses.replace(sign, scope=scope, explanation=f"{sign.explanation} {part.describe()} {of_whole}")
 
 
@@ -357,14 +357,11 @@ def judge_comparable(
     if status is Status.UNRESOLVED and gain.s2 and not n_diverged:
         expected = expected_replicates(decides, n, looks)
     half, alpha = (halves[1], outside) if status is Status.REVERSED else (halves[0], within)
-    low, high, confidence = gain.mean - half, gain.mean + half, 1 - 2 * alpha
+    interval = Interval.around(gain.mean, half, alpha)
     verdict = Verdict(
         status=status,
-        explanation=f"{with_interval(gain.mean, low, high, confidence, claim.margin)}: {reason}",
-        estimate=gain.mean,
-        low=low,
-        high=high,
-        confidence=confidence,
+        explanation=f"{with_interval(*interval, claim.margin)}: {reason}",
+        **interval._asdict(),
         margin=claim.margin,
         n=n,
         n_diverged=n_diverged,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -218,6 +218,20 @@ def in_percent(confidence: float) -> str:
     """Format with as many digits as keep it below 100: 95 %, 96.7 %, 99.98 %."""
     digits = max(1, -math.floor(math.log10(100 * (1 - confidence))))
     return f"{100 * confidence:.{digits}f}".removesuffix(".0") + " %"
+
+
+class Interval(NamedTuple):
+    """An estimate with its interval; the names are those of a verdict's fields."""
+
+    estimate: float
+    low: float
+    high: float
+    confidence: float
+
+    @classmethod
+    def around(cls, estimate: float, half: float, alpha: float) -> Interval:
+        """Return the interval that errs with probability alpha on each side."""
+        return cls(estimate, estimate - half, estimate + half, 1 - 2 * alpha)
 
 
 def with_interval(estimate: float, low: float, high: float, confidence: float, margin: float | None = None) -> str:
