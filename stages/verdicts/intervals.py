@@ -258,13 +258,10 @@ def with_interval(estimate: float, low: float, high: float, confidence: float, m
         signed(number) if decimals is None else _minus(f"{number:+.{decimals}f}") for number in numbers
     )
     sentence = f"{middle}, {in_percent(confidence)} interval {below} to {above}"
-    return sentence if margin is None else f"{sentence}, margin ±{_margin(margin, decimals or 0)}"
-
-
-def _margin(margin: float, decimals: int) -> str:
-    """Format with three significant digits, and more if the interval has more decimals."""
-    before = math.floor(math.log10(margin)) + 1 if margin > 0 else 0
-    return f"{margin:.{max(3, before + decimals)}g}"
+    if margin is None:
+        return sentence
+    digits = math.floor(math.log10(margin)) + 1 if margin > 0 else 0
+    return f"{sentence}, margin ±{margin:.{max(3, digits + (decimals or 0))}g}"
 
 
 def _minus(text: str) -> str:
