@@ -183,7 +183,7 @@ def published(root: Path) -> Path:
 
 def test_evidence_without_its_digest_is_refused(root: Path, published: Path) -> None:
     edit(published, 3, lambda line: line.pop("digest"))
-    with pytest.raises(EvidenceError, match=r"mnist\.jsonl, line 3: ninformer-mnist\.[\w-]+\.0: it has no digest"):
+    with pytest.raises(EvidenceError, match=r"mnist\.jsonl, line 3: it has no digest.* ninformer-mnist\.[\w-]+\.0 again"):
         record(root, "data/results.db")
 
 
@@ -264,7 +264,7 @@ def test_curves_are_stored_by_column_and_read_back(tmp_path: Path) -> None:
             r"x\.jsonl, line 1: curves: .*train_loss\.1: .*number",
         ),
         ({"epoch": 1, "steps": 10, "lr": 0.1, "train_loss": 2.5}, r"x\.jsonl, line 1: curves: .*epoch: .*list"),
-        ([{"epoch": 1}], r"x\.jsonl, line 1: curves\.0"),
+        ([{"epoch": 1}], r"x\.jsonl, line 1: curves: .*a list per column"),
     ],
 )
 def test_invalid_curves_are_reported_by_file_and_line(tmp_path: Path, curves: object, message: str) -> None:

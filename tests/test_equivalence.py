@@ -160,7 +160,7 @@ def test_forged_line_is_refused_and_has_no_effect_if_resealed(renamed: tuple[Pat
     project = copy(renamed[0], tmp_path)
     line = json.loads((project / PATH).read_text())
     (project / PATH).write_text(canonical_json(line | {"made": "2020-01-01T00:00:00Z"}) + "\n")
-    with pytest.raises(EvidenceError, match=r"equivalences\.jsonl, line 1: its digest is .* it was changed since"):
+    with pytest.raises(EvidenceError, match=r"equivalences\.jsonl, line 1: its digest is .* it was changed after"):
         read_equivalences(project)
     refused = ask(project, "stages.train", EXPERIMENT)
     assert refused.returncode == 1 and "equivalences.jsonl, line 1: its digest is" in refused.stderr
