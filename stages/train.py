@@ -13,9 +13,9 @@ from stages.faults import in_one_line, stop_on_signals
 from stages.params.experiment import ParamsError, load_params
 from stages.params.stage_inputs import refuse_changed
 from stages.runs.evidence import EvidenceError
-from stages.scheduling.display import ProgressDisplay
+from stages.scheduling.display import progress_display
 from stages.scheduling.engine.groups import EngineError, TrainingsKilled, default_engine
-from stages.scheduling.engine.local import OrphanedStage, dvc_and_shells, end_with
+from stages.scheduling.engine.local import OrphanedStage, dvc_and_shells, exit_when_gone
 from stages.scheduling.planning import longest_first
 from stages.scheduling.runner import slot_devices, train_experiment
 
@@ -46,15 +46,15 @@ def main(arguments: list[str] | None = None) -> int:
     # Waiting threads sleep: if they spun, they would stall all work where several trainings share the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
     try:
-        end_with(dvc_and_shells())
+        exit_when_gone(dvc_and_shells())
         params, counts = load_params(), FlopCounts()
-        with stop_on_signals() as stop, ProgressDisplay() as display:
+        with stop_on_signals() as stop, progress_display() as report:
             complete = train_experiment(
                 options.experiment,
                 params,
                 data=Path("data"),
                 devices=slot_devices(options.device, params, options.engine),
-                report=display.report,
+                report=report,
                 stop=stop,
                 only=options.runs,
                 engine=options.engine,

@@ -74,7 +74,7 @@ def test_unwritable_folder_is_one_line(project: Path, verb: str) -> None:
     finally:
         for folder in folders:
             folder.chmod(0o755)
-    check_one_line(done, verb, "; give this user the right to it")
+    check_one_line(done, verb, "; give this user access to it")
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
@@ -290,7 +291,7 @@ class Release:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SealedLine:
+class SealedLine(ABC):
     """A line with `digest`, the sha256 of the canonical line without it, which `write_lines` computes.
 
     A line without a digest, or with a wrong one, is rejected.
@@ -300,9 +301,9 @@ class SealedLine:
     digest: str | None = None
 
     @property
+    @abstractmethod
     def remedy(self) -> str:
-        """Command that makes such a line again."""
-        raise NotImplementedError
+        """What to do to make such a line again."""
 
 
 @dataclass(frozen=True, kw_only=True)
