@@ -70,15 +70,6 @@ def curves_table(results: Sequence[ResultLine]) -> bytes:
     return text.getvalue().encode()
 
 
-def _in_words(line: ResultLine) -> str:
-    """Describe the main metric of a run."""
-    shown = {measurement.metric: measurement.value for measurement in line.metrics}
-    metric = _main_metric(shown)
-    if metric is None:
-        return line.status
-    return f"{_IN_WORDS[metric].format(shown[metric])} on {line.data.test_images:,} test samples"
-
-
 def _code_of(model: ModelSpec) -> Mapping[str, str]:
     """Return digests of all code that evaluates this model: the stage's dependencies without other models."""
     modules = [address.partition(":")[0] for address in model_addresses(model.path, model.arguments)]
@@ -124,8 +115,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     write_atomically(data / "plots" / f"{name}.csv", curves_table(found.results))
     for line in found.results:
-        label = f"{line.arm}.{line.replicate}"
-        print(f"  {label}: {_in_words(line)}{', measured before' if label in found.kept else ''}")
+        label, shown, words = (
+            f"{line.arm}.{line.replicate}",
+            {row.metric: row.value for row in line.metrics},
+            line.status,
+        )
+        if metric := _main_metric(shown):
+            words = f"{_IN_WORDS[metric].format(shown[metric])} on {line.data.test_images:,} test samples"
+        print(f"  {label}: {words}{', measured before' if label in found.kept else ''}")
     if found.faults:
         lines = f"{len(found.results)} of {len(found.results) + len(found.faults)} runs"
         print(

@@ -189,7 +189,10 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
                 image.draft(None, (2 * max(width, height), 2 * max(width, height)))
                 image.load()
                 fitted = _fit(_resizable(_upright(image), mode), (width, height))
-                flat = _without_alpha(fitted).convert(mode)
+                if fitted.mode in ("LA", "RGBA"):  # put transparency on black
+                    layer = fitted.convert("RGBA")
+                    fitted = Image.alpha_composite(Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer)
+                flat = fitted.convert(mode)
         except (ImageError, MemoryError):
             raise
         except Image.DecompressionBombError:
@@ -197,16 +200,13 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
         except UnidentifiedImageError:
             raise ImageError(f"the image is damaged: it begins as {kind}, but its header can't be read") from None
         except Exception as error:  # noqa: BLE001  (decoders raise almost anything on damaged input)
-            what = "it ends too early" if _is_cut(content, error) else "its pixels can't be decoded"
+            # Pillow reports cut PNG and JPEG files; a WebP file begins with its length
+            is_cut = content.startswith(b"RIFF") and len(content) < 8 + int.from_bytes(content[4:8], "little")
+            is_cut |= "truncated" in str(error).lower()
+            what = "it ends too early" if is_cut else "its pixels can't be decoded"
             raise ImageError(f"the image is damaged: {what}") from None
     pixels = np.asarray(flat, dtype=np.uint8)
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
-
-
-def _is_cut(content: bytes, error: Exception) -> bool:
-    """Return True if the file is cut off, which Pillow reports for PNG and JPEG; a WebP file begins with its length."""
-    is_short = content.startswith(b"RIFF") and len(content) < 8 + int.from_bytes(content[4:8], "little")
-    return is_short or "truncated" in str(error).lower()
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -237,11 +237,3 @@ def _fit(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     left, top = max(0.0, (image.width - scale * size[0]) / 2), max(0.0, (image.height - scale * size[1]) / 2)
     box = (left, top, image.width - left, image.height - top)
     return image.resize(size, Image.Resampling.BILINEAR, box=box, reducing_gap=2.0)
-
-
-def _without_alpha(image: Image.Image) -> Image.Image:
-    """Put a transparent image on black; return any other unchanged."""
-    if image.mode not in ("LA", "RGBA"):
-        return image
-    layer = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer)

@@ -75,7 +75,13 @@ class Curves(Sequence[EpochRow]):
             raise ValueError(f"unknown column {unknown[0]}; known: {', '.join(COLUMNS)}")
         if columns and (missing := [name for name in _IN_EVERY_EPOCH if name not in columns]):
             raise ValueError(f"column {missing[0]} is missing")
-        read = {name: _read_column(name, column) for name, column in columns.items()}
+        read = {}
+        for name, column in columns.items():
+            try:
+                read[name] = _IN_EVERY_EPOCH.get(name, _IN_SOME_EPOCHS).validate_python(column, strict=False)
+            except ValidationError as error:
+                first = error.errors()[0]
+                raise ValueError(f"{'.'.join([name, *map(str, first['loc'])])}: {first['msg']}") from None
         if len({len(column) for column in read.values()}) > 1:
             raise ValueError(f"columns have different lengths: {', '.join(f'{n} {len(read[n])}' for n in read)}")
         return cls(read)
@@ -114,15 +120,6 @@ class Curves(Sequence[EpochRow]):
 
     def __repr__(self) -> str:
         return f"Curves({self._columns!r})"
-
-
-def _read_column(name: str, column: Any) -> Sequence[Any]:
-    try:
-        return _IN_EVERY_EPOCH.get(name, _IN_SOME_EPOCHS).validate_python(column, strict=False)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key_path = ".".join([name, *map(str, first["loc"])])
-        raise ValueError(f"{key_path}: {first['msg']}") from None
 
 
 def as_curves(rows: Sequence[EpochRow]) -> Curves:

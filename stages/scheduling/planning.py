@@ -21,9 +21,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from stages.datasets.prepare import RowCounts, count_rows
 from stages.device import processor_name
@@ -271,8 +272,13 @@ def measured_seconds(
     paces, start = _measure([one for ones in chosen.values() for one in ones], devices, rate, say)
     found: list[float | None] = []
     for name, one in zip(classes, planned, strict=True):
-        known = [(other.flops, paces[id(other)]) for other in chosen[name] if id(other) in paces]
-        found.append(one.seconds(_between(one.flops, known)) if known else None)
+        if not (known := [(other.flops, paces[id(other)]) for other in chosen[name] if id(other) in paces]):
+            found.append(None)
+            continue
+        flops = [other for other, _ in known]
+        step = float(np.interp(one.flops, flops, [pace.step for _, pace in known]))
+        fixed = float(np.interp(one.flops, flops, [pace.fixed for _, pace in known]))
+        found.append(one.seconds(Pace(step, fixed)))
     return found, start
 
 
@@ -282,15 +288,6 @@ def makespan(seconds: Iterable[float], slots: int) -> float:
     for one in sorted(seconds, reverse=True):
         heapq.heapreplace(ends, ends[0] + one)
     return max(ends)
-
-
-def _between(flops: int, known: Sequence[tuple[int, Pace]]) -> Pace:
-    for (low, first), (high, second) in pairwise(known):
-        if low <= flops <= high:
-            part = (flops - low) / (high - low)
-            mixed = (a + part * (b - a) for a, b in ((first.step, second.step), (first.fixed, second.fixed)))
-            return Pace(*mixed)
-    return min(known, key=lambda one: abs(one[0] - flops))[1]
 
 
 def _measure(

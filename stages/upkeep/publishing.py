@@ -235,7 +235,14 @@ def release(experiment: str, arms: list[str], root: Path) -> list[Path]:
         content, released = _rounded(lines[index], data)
         contents[_target(lines[index], data)] = content
         lines[index] = dataclasses.replace(lines[index], release=released)
-    _refuse_too_large(data / "models", contents)
+    for target, content in contents.items():
+        if len(content) > MAX_FILE_BYTES:
+            raise PublishError(f"{target.name} has {len(content):,} bytes; the limit in git is {MAX_FILE_BYTES:,}")
+    folder = data / "models"
+    total = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path not in contents)
+    total += sum(map(len, contents.values()))
+    if total > MAX_TOTAL_BYTES:
+        raise PublishError(f"{folder} would hold {total:,} bytes of models; the limit in git is {MAX_TOTAL_BYTES:,}")
     for target, content in contents.items():
         write_atomically(target, content)
     for index, line in enumerate(lines):
@@ -282,13 +289,3 @@ def _rounded(line: EvidenceLine, data: Path) -> tuple[bytes, Release]:
         same_class=float((before.argmax(1) == after.argmax(1)).mean()),
         n=len(test_set),
     )
-
-
-def _refuse_too_large(folder: Path, contents: Mapping[Path, bytes]) -> None:
-    others = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path not in contents)
-    total = others + sum(len(content) for content in contents.values())
-    for target, content in contents.items():
-        if len(content) > MAX_FILE_BYTES:
-            raise PublishError(f"{target.name} has {len(content):,} bytes; the limit in git is {MAX_FILE_BYTES:,}")
-    if total > MAX_TOTAL_BYTES:
-        raise PublishError(f"{folder} would hold {total:,} bytes of models; the limit in git is {MAX_TOTAL_BYTES:,}")

@@ -303,8 +303,15 @@ def claim_group(group: Group, leases: Leases, holders: dict[str, str], report: R
 
 
 def process_identity(pid: int) -> str:
-    """Return `host:boot:namespace:pid:start time`, unique even among containers and after the pid is reused."""
-    return f"{_scope()}:{pid}:{_start_time(pid)}"
+    """Return `host:boot:namespace:pid:start time`, unique even among containers and after the pid is reused.
+
+    The start time is in ticks since boot, which clock changes don't affect (unlike psutil's); "" for a dead process.
+    """
+    start_time = ""
+    with suppress(OSError), open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+        start_time = "" if fields[0] == "Z" else fields[19]
+    return f"{_scope()}:{pid}:{start_time}"
 
 
 @cache
@@ -319,16 +326,6 @@ def _scope() -> str:
     with suppress(OSError):
         namespace = os.readlink("/proc/self/ns/pid").strip("pid:[]")
     return f"{socket.gethostname()}:{boot}:{namespace}"
-
-
-def _start_time(pid: int) -> str:
-    """Return the start time in ticks since boot, which clock changes don't affect (unlike psutil's)."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rsplit(")", 1)[1].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
 
 
 def is_gone(owner: str) -> bool:
