@@ -21,7 +21,7 @@ from typing import Any, ParamSpec
 FAULTS = (OSError, sqlite3.OperationalError)
 P = ParamSpec("P")
 INTERRUPTED = 130
-STOPPED = "stopped by Ctrl-C; what is finished stays, and running this again does the rest"
+STOPPED = "stopped by Ctrl-C; finished work is kept, so run this again to do the rest"
 
 
 class Mistake(Exception):

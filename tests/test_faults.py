@@ -184,7 +184,7 @@ def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         raise KeyboardInterrupt
 
     assert interrupted() == 130
-    assert capsys.readouterr().err.startswith("evaluate@toy: stopped by Ctrl-C; what is finished stays")
+    assert capsys.readouterr().err.startswith("evaluate@toy: stopped by Ctrl-C; finished work is kept")
 
 
 @pytest.mark.parametrize("module", ["stages.cli", "stages.record", "service"])

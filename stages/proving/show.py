@@ -163,7 +163,7 @@ def find_changed(
     """Find the paths and fingerprints that changed between the two trees and that no line covers; also return notes.
 
     With `again`, covered ones count, too.  A run depends on a path if its own code is that of the older tree, or if
-    existing lines lead from it to that code.  The notes say what is left out.
+    existing lines lead from it to that code.  The notes name what isn't compared.
     """
     questions = list(dict.fromkeys(run.question for run in runs))
     before = dict(zip(questions, older.fingerprints(questions), strict=True))
@@ -359,8 +359,8 @@ class RevisionTree:
             command, cwd=self.tree, env=env, capture_output=True, check=False, encoding="utf-8", errors="replace"
         )
         if done.returncode:
-            said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            raise EquivalenceError(f"the code of {self.revision[:12]} fails: {said[-1]}")
+            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise EquivalenceError(f"the code of {self.revision[:12]} fails: {lines[-1]}")
 
 
 def check_out(root: Path, revision: str, folder: Path) -> str:

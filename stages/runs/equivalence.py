@@ -57,7 +57,7 @@ class Proof:
     compared: tuple[Compared, ...]
 
     def code(self, side: Literal[0, 1]) -> dict[str, str]:
-        """The fingerprint before (0) or after (1)."""
+        """Return the fingerprint before (0) or after (1)."""
         return {module: digest for module, pair in self.modules.items() if (digest := pair[side]) is not None}
 
 

@@ -300,7 +300,7 @@ class SealedLine(ABC):
     @property
     @abstractmethod
     def remedy(self) -> str:
-        """What to do to make such a line again."""
+        """Advice on how to make such a line again."""
 
 
 @dataclass(frozen=True, kw_only=True)

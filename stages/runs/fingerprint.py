@@ -142,7 +142,7 @@ def imported_modules(module: str) -> set[str]:
 
     The import of any module of a user's package runs the package's own file first, so that is included.
     """
-    found = {name for asked in _imports(module) for name in (asked.module, *asked.names)}
+    found = {name for imported in _imports(module) for name in (imported.module, *imported.names)}
     for parts in [name.split(".") for name in found if not name.startswith("stages.")]:
         found |= {".".join(parts[:count]) for count in range(1, len(parts))}
     return {name for name in found if source_path(name) is not None}
@@ -264,11 +264,11 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
             raise ModuleNotFoundError(f"{root} is not a module below {PACKAGE_ROOT.name}/stages")
     closure = import_closure(roots) - _KEYED_BY_VALUE
     for module in sorted(closure):
-        for asked in _imports(module):
-            if not asked.is_optional and not is_pinned(asked.module) and not _is_module(asked.module):
+        for imported in _imports(module):
+            if not imported.is_optional and not is_pinned(imported.module) and not _is_module(imported.module):
                 raise ModuleNotFoundError(
-                    f"{source_path(module)}: imports {asked.module}, which can't be found, so the code that would run "
-                    "is unknown: install it, put its folder on PYTHONPATH, or put it next to stages"
+                    f"{source_path(module)}: imports {imported.module}, which can't be found, so the code that would "
+                    "run is unknown: install it, put its folder on PYTHONPATH, or put it next to stages"
                 )
     paths = {module: source_path(module) for module in sorted(closure)}
     digests = {module: module_digest(path) for module, path in paths.items() if path is not None}

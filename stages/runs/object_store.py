@@ -232,7 +232,7 @@ KEYS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 """Environment variables that hold the keys, by scheme."""
-PATIENCE_SECONDS = 120.0
+RETRY_SECONDS = 120.0
 LATE_SECONDS = 10.0
 """An answer that takes longer is late: the store was unreachable, for other processes, too."""
 _REQUEST_SECONDS = 60
@@ -271,18 +271,18 @@ class Item:
 
 
 class Bucket:
-    """Objects below `url`.  If the store doesn't answer, requests are retried for `patience` seconds.
+    """Objects below `url`.  If the store doesn't answer, requests are retried for `retry_seconds`.
 
     `late_answers` counts late answers to all callers in this process.
     """
 
-    def __init__(self, url: str, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, url: str, retry_seconds: float = RETRY_SECONDS) -> None:
         scheme = url.partition("://")[0]
         if scheme not in KEYS:
             raise StoreFault(url, f"no object store; known: {', '.join(f'{one}://' for one in KEYS)}")
         if importlib.util.find_spec("obstore") is None:
             raise StoreFault(url, "needs the package obstore, which isn't installed: `make cluster` adds it")
-        self.url, self.patience = url.rstrip("/"), patience
+        self.url, self.retry_seconds = url.rstrip("/"), retry_seconds
         self.late_answers = 0
         self._client: Any = None
 
@@ -382,13 +382,13 @@ class Bucket:
     def _refuse(self, error: Exception, waited: float) -> None:
         """Raise a StoreFault if a retry would be useless, or the request was retried for long enough."""
         keys, is_refused = KEYS[self.url.partition("://")[0]], _REFUSED.search(str(error)) is not None
-        fault, patience = f"access is refused (its keys are {keys} of the environment)", self.patience
+        fault, retry_seconds = f"access is refused (its keys are {keys} of the environment)", self.retry_seconds
         if _METADATA in str(error):
             fault = f"the environment has no {keys}, and this machine has no role"
-            patience = min(patience, LATE_SECONDS)
+            retry_seconds = min(retry_seconds, LATE_SECONDS)
         elif not is_refused:
-            fault = f"no answer for {patience:.0f} s"
-        if is_refused or waited >= patience:
+            fault = f"no answer for {retry_seconds:.0f} s"
+        if is_refused or waited >= retry_seconds:
             raise StoreFault(self.url, f"{fault}: {_in_one_line(error)}") from None
 
     def _open(self) -> Any:

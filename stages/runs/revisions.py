@@ -41,8 +41,8 @@ def run_git(root: Path, *arguments: str, given: bytes = b"") -> bytes:
     except OSError as error:
         raise GitError(f"git can't be run: {error.strerror}") from None
     if done.returncode:
-        said = " ".join(done.stderr.decode(errors="replace").split())
-        raise GitError(f"git {arguments[0]}: {said or f'exit code {done.returncode}'}")
+        message = " ".join(done.stderr.decode(errors="replace").split())
+        raise GitError(f"git {arguments[0]}: {message or f'exit code {done.returncode}'}")
     return done.stdout
 
 

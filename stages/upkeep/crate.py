@@ -137,7 +137,7 @@ def _id(entity: str) -> dict[str, str]:
 
 
 def _ids(entities: Iterable[str]) -> Any:
-    """Return references; a single one stands alone, not in a list, as RO-Crate 1.1 recommends."""
+    """Return references; a single one is no list, as RO-Crate 1.1 recommends."""
     found = [_id(entity) for entity in dict.fromkeys(entities)]
     return found[0] if len(found) == 1 else found
 

@@ -85,7 +85,7 @@ class Link:
 
     @classmethod
     def of(cls, name: str, faults: Sequence[str], otherwise: str) -> Link:
-        """A link that is broken by any of the `faults`; `otherwise` says what holds."""
+        """Return a link that is broken if there are `faults`; otherwise it holds, with the detail `otherwise`."""
         return cls(name, "broken" if faults else "holds", "; ".join(faults) or otherwise)
 
 
@@ -322,7 +322,7 @@ def look_again(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
 
 
 def compare_released(line: ResultLine, scores: Scores, accuracy: float) -> Iterator[str]:
-    """Describe differences of a released model, whose rounded weights scored `accuracy`, from what is recorded."""
+    """Describe differences of a released model, whose rounded weights scored `accuracy`, from its record."""
     found = {row.metric: row.value for row in scores.metrics}
     if abs(found["accuracy"] - accuracy) > max(_OTHER_MACHINE, 1.5 / line.data.test_images):
         yield f"accuracy is recorded as {accuracy:.10g}, the released weights give {found['accuracy']:.10g}"
@@ -480,12 +480,12 @@ def check_signature(lab: str, content: bytes, signature: bytes | None, key: Path
         allowed, signed = Path(folder, "allowed"), Path(folder, "signature")
         signed.write_bytes(signature)
         allowed.write_text(f"{lab} {key.read_text(encoding='utf-8')}", encoding="utf-8")
-        for fault, *asked in (
+        for fault, *arguments in (
             ("the file was changed after it was signed, or the signature is damaged", "check-novalidate"),
             (f"it was signed with another key than that of {lab}", "verify", "-f", str(allowed), "-I", lab),
         ):
             try:
-                ssh_keygen(*asked, "-s", str(signed), given=content)
+                ssh_keygen(*arguments, "-s", str(signed), given=content)
             except SignatureRefused:
                 return Link("signature", "broken", fault)
     return Link("signature", "holds", f"signed by {lab}")

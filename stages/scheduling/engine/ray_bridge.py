@@ -406,8 +406,8 @@ class Shares:
         if self.device(nodes) != "cuda" or any(node.gpus >= ranks for node in nodes):
             return ""
         most = max((int(node.gpus) for node in nodes), default=0)
-        asked = f"{ranks} GPUs" if ranks > 1 else "a GPU"
-        return f"a run takes {asked} of one node, and no node of the cluster has more than {most}: it waits for one"
+        needed = f"{ranks} GPUs" if ranks > 1 else "a GPU"
+        return f"a run takes {needed} of one node, and no node of the cluster has more than {most}: it waits for one"
 
     def device(self, nodes: Sequence[Node]) -> str:
         """Return `cpu` or `cuda`; `auto` is `cuda` if any node has a GPU."""

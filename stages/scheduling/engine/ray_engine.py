@@ -104,7 +104,7 @@ class _Engine:
         self.nodes: list[Node] | None = None
         self.dashboard, self.printed, self.store_refused = "", "", ""
         self.reached = self.listened = time.monotonic()
-        self.asked = self.claims_from = 0.0
+        self.nodes_requested = self.claims_from = 0.0
 
     def run(self) -> None:
         self.cluster.open([*self.waiting])
@@ -323,8 +323,8 @@ class _Engine:
 
     def _watch(self) -> None:
         now = time.monotonic()
-        if now - self.asked > 5.0:
-            self.asked = now
+        if now - self.nodes_requested > 5.0:
+            self.nodes_requested = now
             self.cluster.send("nodes")
         for task in [*self.tasks.values()]:
             if (self.is_stopping or task.lease_lost.is_set()) and task.cancelled is None:
