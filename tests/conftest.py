@@ -44,7 +44,7 @@ LONG = (
     *("test_equivalence", "test_devices", "test_gpu_campaign", "test_gpu_check", "test_verifying", "test_access"),
     *("test_batching", "test_published_pages", "test_all_trained", "test_asking", "test_deploy", "test_parallel"),
     *("test_refusals", "test_evaluate", "test_cli", "test_faults", "test_triton", "test_power", "test_recovery"),
-    *("test_workers", "test_memory", "test_decoding", "test_stack"),
+    *("test_workers", "test_memory", "test_decoding", "test_stack", "test_crate", "test_container"),
 )
 
 
