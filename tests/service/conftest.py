@@ -57,19 +57,20 @@ def service(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 
 @contextmanager
-def serving(settings: Settings, *, peer: str = "testclient") -> Iterator[TestClient]:
-    """Yield a client, with the address `peer`, of a started and warm service, which ends with the block."""
+def serving(settings: Settings) -> Iterator[TestClient]:
+    """Yield a client of a started and warm service, which ends with the block."""
     app = create_app(settings)
-    with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False, client=(peer, 50_000)) as client:
+    with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False) as client:
         while not app.state.claimcheck.readiness.is_warm:
             time.sleep(0.01)
         yield client
 
 
 @contextmanager
-def reading(settings: Settings) -> Iterator[TestClient]:
-    """Return a client of a service that shows results but isn't started, so no model answers."""
-    yield TestClient(create_app(settings), "http://127.0.0.1", raise_server_exceptions=False)
+def reading(settings: Settings, *, peer: str = "testclient") -> Iterator[TestClient]:
+    """Yield a client, with the address `peer`, of a service that shows results but isn't started: no model answers."""
+    client = (peer, 50_000)
+    yield TestClient(create_app(settings), "http://127.0.0.1", raise_server_exceptions=False, client=client)
 
 
 @pytest.fixture(scope="session")
