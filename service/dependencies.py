@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from fastapi.templating import Jinja2Templates
 from sqlalchemy.orm import Session
 
@@ -54,6 +54,11 @@ def app_state_of(request: Request) -> AppState:
     """A call and not a dependency: resolving one takes FastAPI as long as reading a small form."""
     parts: AppState = request.app.state.claimcheck
     return parts
+
+
+def render_page(request: Request, template: str, /, **context: Any) -> Response:
+    """Answer with the page that this template makes of `context`."""
+    return app_state_of(request).templates.TemplateResponse(request, template, context)
 
 
 def site_of(request: Request) -> str:
