@@ -90,9 +90,10 @@ def conditional(request: Request, session: ResultsSession) -> None:
     """Tag the answer of this route, which depends only on the database, the address and Accept.
 
     Raises:
-        NotModified, KnownAnswer: as `tag_answer`.
+        NotModified: as `tag_answer`.
     """
-    tag_answer(request, queries.content_digest(session))
+    request.scope["state"]["content"] = content = queries.content_digest(session)
+    tag_answer(request, content)
 
 
 def dated(request: Request, session: ResultsSession) -> None:

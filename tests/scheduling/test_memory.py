@@ -62,7 +62,7 @@ def ends(project: Path) -> list[list[tuple[str | None, str]]]:
 def test_out_of_memory_run_is_retried_once_alone(project: Path, tmp_path: Path) -> None:
     done = train(project, 1, "cpu,cpu")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(f"{REASON}; it is tried once more, alone on its device") == 1
+    assert done.stdout.count(f"{REASON}; it will train once more, alone on its device") == 1
     assert ends(project) == [[("memory", REASON), ("published", "")], [("published", "")]]
     plenty = make_project(tmp_path / "plenty", epochs=1)
     assert python("-m", "stages.train", EXPERIMENT, cwd=plenty, env=environment()).returncode == 0
