@@ -40,7 +40,7 @@ from stages.scheduling.planning import (
     what_counts,
 )
 from stages.scheduling.runner import Outcomes, find_experiment, keyed_runs, read_packed, slot_devices, train_together
-from stages.verdicts.power import in_percent
+from stages.verdicts.power import format_chance
 
 PREFIXES = {1e21: "Z", 1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
 PRINTED, IN_TF32 = "paper", "paper-tf32"
@@ -445,9 +445,9 @@ def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableTyp
         [
             one["claim"],
             f"at {one['look']}, final" if one["look"] == one["planned"] else f"at {one['look']} of {one['planned']}",
-            in_percent(one["chance"]),
+            format_chance(one["chance"]),
             two_digits(one["weight"]),
-            *("" if (chance := (one["power"] or {}).get(name)) is None else in_percent(chance) for name in _CHANCES),
+            *("" if (chance := (one["power"] or {}).get(name)) is None else format_chance(chance) for name in _CHANCES),
         ]
         for one in claims
     ]

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stages.claims import (
     ClaimLine,
+    Facts,
     JudgedTable,
     Judgement,
     PaperDeviations,
@@ -25,7 +26,7 @@ from stages.claims import (
     read_claims,
     read_deviations,
 )
-from stages.claims.schema import FAULT
+from stages.claims.lines import FAULT
 from stages.claims.trials import ResultGroup
 from stages.faults import Mistake
 from stages.papers.finding import Finding
@@ -89,13 +90,15 @@ def read_hours(path: Path) -> dict[str, dict[str, float]]:
 
 
 def find_results(
-    root: Path, params: Params, *, evidence_only: bool = False, offered: Path | None = None
+    root: Path, params: Params, *, evidence_only: bool = False, offered: Path | None = None, rivals_only: bool = False
 ) -> tuple[list[Trial], list[str]]:
     """Find every result below `data/evidence` and `data/results`, in the order of the params files, evidence first.
 
     `offered` is a lab's file that is read instead of the one with the same name that was accepted earlier.
     A local result that was published appears once, as evidence.  Results of a profile that params.yaml doesn't have
     are left out, because their strength is unknown.  The notes, also returned, say how many.
+    `rivals_only`: compare code only if results of one replicate compete in `select`.  That is all that judging needs,
+    and much faster; no note is made on equivalences.
     """
     left_out: Counter[tuple[Path, str]] = Counter()
     found: dict[tuple[str, str, str, str, int], Trial] = {}
@@ -115,7 +118,7 @@ def find_results(
             continue
         found[item.identity] = item
     equivalences = read_equivalences(root)
-    marked = _mark(found.values(), params, equivalences)
+    marked = _mark([*found.values()], params, equivalences, rivals_only)
     positions = {name: position for position, name in enumerate(params.experiments)}
     arms = {name: list(experiment.arms) for name, experiment in params.experiments.items()}
 
@@ -136,10 +139,10 @@ def find_results(
         for (file, profile), count in left_out.items()
     ]
     canaries = compare_canaries(item.result for item in marked)
-    return sorted(marked, key=order), [*canaries, *notes, *equivalences.loose_ends()]
+    return sorted(marked, key=order), [*canaries, *notes, *(() if rivals_only else equivalences.loose_ends())]
 
 
-def _mark(found: Iterable[Trial], params: Params, equivalences: Equivalences) -> list[Trial]:
+def _mark(found: Sequence[Trial], params: Params, equivalences: Equivalences, rivals_only: bool) -> list[Trial]:
     """Mark each result with what has changed since: its arm's model or own protocol fields, and its code."""
 
     @cache
@@ -154,14 +157,19 @@ def _mark(found: Iterable[Trial], params: Params, equivalences: Equivalences) ->
             arm["replicates"][run.name.replicate] = spec["replicate"]
         return plans
 
+    cells = [(line.experiment, line.profile, line.arm, line.replicate) for line in (item.result for item in found)]
+    rivals = Counter(cells)
     changes: dict[str, tuple[str, ...]] = {}
     marked = []
-    for item in found:
+    for item, cell in zip(found, cells, strict=True):
         line, spec, experiment = item.result, item.result.spec, params.experiments[item.result.experiment]
         code = canonical_json([spec["code"], spec["model"], spec["protocol"]])
-        if code not in changes:
-            changes[code] = tuple(changed_modules(spec))
-        lines = equivalences.today(spec, line.environment) if changes[code] else ()
+        changed: tuple[str, ...] = ()
+        if rivals[cell] > 1 or not rivals_only:
+            if code not in changes:
+                changes[code] = tuple(changed_modules(spec))
+            changed = changes[code]
+        lines = equivalences.today(spec, line.environment) if changed else ()
         plan = plans_of(line.experiment, line.profile)[line.arm]
         replicate = plan["replicates"].get(line.replicate, {})
         replicates = [replicate]
@@ -176,7 +184,7 @@ def _mark(found: Iterable[Trial], params: Params, equivalences: Equivalences) ->
                 is_planned=is_planned,
                 follows_plan=is_planned and has_protocol and spec.get("replicate") in replicates,
                 varied=experiment.varied,
-                changed_code=() if lines else changes[code],
+                changed_code=() if lines else changed,
                 equivalences=lines or (),
             )
         )
@@ -344,12 +352,18 @@ def judge(
     )
 
 
-def judge_today(root: Path, params: Params) -> JudgedResults:
-    """Judge by evidence and local results as they are now, recorded or not, without the plans' power."""
-    claims, deviations = read_placed_claims(root, params), read_paper_deviations(params)
-    found, _ = find_results(root, params)
-    findings = read_findings(root / "data" / "findings.jsonl", claims)
-    return judge(claims, params, found, findings=findings, deviations=deviations, with_power=False)
+def facts_today(root: Path, params: Params) -> Facts:
+    """Read all claims, and evidence and local results as they are now, recorded or not."""
+    claims = read_placed_claims(root, params)
+    found, _ = find_results(root, params, rivals_only=True)
+    return Facts(
+        claims=claims,
+        params=params,
+        findings=read_findings(root / "data" / "findings.jsonl", claims),
+        groups=gather(params, select(found)),
+        devices={paper.paper: paper.device for paper in read_paper_deviations(params) if paper.device},
+        with_power=False,
+    )
 
 
 def read_placed_claims(root: Path, params: Params, faults: list[str] | None = None) -> list[ClaimLine]:
