@@ -369,7 +369,7 @@ def propose(
     for name, look in looks.items():
         claim, verdict = look.claim, standing.judge(look.claim).verdict
         power, chance = None, 0.0
-        if sum(seconds[run] for run in lacking[name]) <= budget:  # otherwise it is never chosen
+        if math.fsum(seconds[run] for run in lacking[name]) <= budget:  # otherwise it is never chosen
             power = foresee(claim, printed, verdict, standing.claims, at=look.at)
             chance = chance_of_decision(claim, power, verdict)
         prospects[name] = Prospect(look=look, power=power, chance=chance, weight=weights[claim.id])

@@ -31,7 +31,7 @@ from stages.evaluation.flops import CountFlops, Kept, digest_of
 from stages.params.experiment import DatasetSource, Params, PlannedRun, ProfileParams, Rate, plan_runs
 from stages.run import Protocol, Replicate, RunSpec, SplitSpec, canonical_json, steps_per_epoch, training_counts
 from stages.runs.store import RunStore
-from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking, network_of
+from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking
 from stages.scheduling.runner import Order
 
 
@@ -81,14 +81,14 @@ def plan_costs(
         own = []
         for run in plan_runs(experiment, profile, source):
             # The parts of a run key that are known before the data are packed.
-            identity = canonical_json([experiment.dataset, run.spec.to_dict()])
+            spec = run.spec.to_dict()
+            identity = canonical_json([experiment.dataset, spec])
             if identity not in seen:
                 seen.add(identity)
-                own.append(run)
-        alike, placed = Counter(network_of(run.spec) for run in own), Counter[str]()
+                own.append((run, canonical_json(spec | {"replicate": {}})))
+        alike, placed = Counter(network for _, network in own), Counter[str]()
         priced = []
-        for run in own:
-            network = network_of(run.spec)
+        for run, network in own:
             full = placed[network] // MAX_MODELS * MAX_MODELS
             placed[network] += 1
             priced.append(price(run, min(MAX_MODELS, alike[network] - full)))
