@@ -314,7 +314,7 @@ def choose(
     return steps
 
 
-NOBODY_KNOWS = 0.5
+UNKNOWN_CHANCE = 0.5
 """Chance of a decision if neither the paper nor the metric suggests the spread of replicates."""
 
 
@@ -400,7 +400,7 @@ def chance_of_decision(claim: ClaimLine, power: Power | None, verdict: Verdict) 
     printed.  No analysis refutes a claim whose experiment is our reading.
     """
     if power is None or (power.supported, power.reproduced, power.not_reproduced) == (None, None, None):
-        return NOBODY_KNOWS
+        return UNKNOWN_CHANCE
     if claim.facts.is_order and not is_decided(verdict.status):
         return power.supported or 0.0
     right = power.reproduced if claim.facts.is_order or power.supported is None else power.supported

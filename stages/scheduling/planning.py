@@ -27,7 +27,7 @@ from typing import Any
 
 from stages.datasets.prepare import RowCounts, count_rows
 from stages.device import processor_name
-from stages.evaluation.flops import CountFlops, Kept, digest_of
+from stages.evaluation.flops import CountFlops, MeasurementCache, digest_of
 from stages.params.experiment import DatasetSource, Params, PlannedRun, ProfileParams, Rate, plan_runs
 from stages.run import Protocol, Replicate, RunSpec, SplitSpec, canonical_json, steps_per_epoch, training_counts
 from stages.runs.store import RunStore
@@ -299,7 +299,7 @@ def _measure(
     """Measure each group, unless it is known for this processor, these slots and this code; and what starting takes."""
     from stages.scheduling.engine.local import run_groups  # brings psutil, which the image that serves lacks
 
-    kept, paces, cuts = Kept("paces"), dict[int, Pace](), dict[str, tuple[int, Group]]()
+    kept, paces, cuts = MeasurementCache("paces"), dict[int, Pace](), dict[str, tuple[int, Group]]()
     stands_on = digest_of([list(devices), processor_name(), os.cpu_count()])
     for number, one in enumerate(chosen):
         cut = _cut(one, rate, str(number))
