@@ -13,10 +13,10 @@ from stages.claims.lines import (
     Judgement,
     PaperDeviations,
     RecordedDeviation,
+    place_claims,
     read_claims,
     read_deviations,
     touched,
 )
-from stages.claims.schema import place_claims
 from stages.claims.trials import gather
 from stages.runs.evidence import Trial
