@@ -16,7 +16,7 @@ from typing import Any
 
 from stages.device import pick_device
 from stages.evaluation.experiment import evaluate_experiment
-from stages.evaluation.flops import Kept
+from stages.evaluation.flops import MeasurementCache
 from stages.faults import in_one_line
 from stages.params.experiment import load_params
 from stages.params.stage_inputs import code_digests, refuse_changed
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     data, name = Path("data"), options.experiment
     try:
         device, profile = str(pick_device(options.device)), load_params().profile
-        with Kept("timed").held(name, is_patient=not options.ahead) as is_ours:
+        with MeasurementCache("timed").held(name, is_patient=not options.ahead) as is_ours:
             if not is_ours:
                 return 0  # the stage itself is running
             found = evaluate_experiment(name, data, profile, device, _code_of, anew=options.anew)

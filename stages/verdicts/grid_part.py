@@ -222,7 +222,7 @@ class Gains:
     @property
     def p(self) -> float:
         """p-value under exactly equal gains."""
-        return float(scipy.stats.f.sf(self.f, self.values.size - 1, self.df))
+        return float(scipy.special.fdtrc(self.values.size - 1, self.df, self.f))
 
     def chance_within(self, margin: float) -> float:
         """Simulate the chance that no two levels differ by more than `margin`, given the gains and a flat prior."""
