@@ -304,7 +304,8 @@ def _prepare(job: Job, *, is_stacked: bool = False) -> tuple[PackedInfo, torch.d
     keep_freed_memory()
     keep_compiled_steps_apart()
     rows, _ = training_counts(info.train_images, job.spec.protocol, job.spec.replicate)
-    if job.spec.protocol.epochs * steps_per_epoch(rows, job.spec.protocol) < STEPS:
+    is_short = job.spec.protocol.epochs * steps_per_epoch(rows, job.spec.protocol) < STEPS
+    if is_short:
         canary = Canary("", "none, because the training has fewer steps", frozenset())
     else:
         canary = canary_of(job.spec, info, device, is_stacked=is_stacked)
@@ -313,7 +314,8 @@ def _prepare(job: Job, *, is_stacked: bool = False) -> tuple[PackedInfo, torch.d
     if packages := {name: version for name, version in job.spec.code.items() if "==" in version}:
         environment["packages"] = packages  # those installed, or the run is refused
     TAKEN.clear()
-    reset_peak_memory(device)
+    if not is_short:  # the next run would touch all memory anew, which takes longer than a few steps
+        reset_peak_memory(device)
     return info, device, _with_fast_paths(environment, canary.taken)
 
 
