@@ -55,7 +55,7 @@ class JSONOf(TypeDecorator):
         return value
 
 
-SCHEMA_VERSION = 22
+SCHEMA_VERSION = 23
 
 
 class Base(DeclarativeBase):
@@ -404,15 +404,14 @@ class VerdictRow(Base):
 
     `ours` is our number in the claim's unit, `estimate` with its interval what is compared to `margin`: ours − paper,
     or proposed − baseline with better positive.  `basis`: results, finding, params, or none.  `is_decidable`: something
-    here can decide the claim, now or later.  `size` judges how large a difference is, apart from its sign.
-    `false_discovery_rate`: among the paper's claims that training judged, of a verdict on a sign.  `by_margin`: the
-    status by every other margin, `posterior` the chance of the margin or of the sign.  `rules` digests the numbers of
-    the rules; `digest` those, the claim's row with its metric, and the code that judged it.  `variants`: what other
-    defensible metrics would say.  `prediction_…`: the interval in which the paper's rerun would lie; `is_predicted`:
-    its number does.  `power`: that of the plan (`stages.verdicts.Power`).  `scope`: its part of a grid.
-    `seen_before_rule`: how many of its results or pairs had been seen when the rule was written, None if none.
-    `registration`: of a verdict by training, its mark and why (`stages.claims.history.RegistrationMark`).  The cost is
-    that of all runs behind it, each counted once.  `labs`: what each lab's results say alone, if another lab has any.
+    here can decide the claim.  `size` judges how large a difference is.  `false_discovery_rate`: among the paper's
+    claims that training judged, of a verdict on a sign.  `by_margin`: the status by every other margin, `posterior` the
+    chance of the margin or of the sign.  `rules` digests the numbers of the rules; `digest` those, the claim's row with
+    its metric, and the code that judged it.  `variants`: what other defensible metrics would say.  `prediction_…`: the
+    interval in which the paper's rerun would lie; `is_predicted`: its number does.  `power`: of the plan.  `scope`: its
+    part of a grid.  `seen_before_rule`: how many results or pairs had been seen when its rule was written, or None.
+    `registration`: of a verdict by training, its mark and why.  Costs count each run once.  `labs`: what each lab's
+    results say alone, if another lab has any; `pooled`: what their means say.
     """
 
     __tablename__ = "verdicts"
@@ -452,6 +451,7 @@ class VerdictRow(Base):
     energy_joules: Mapped[float | None]
     usd: Mapped[float | None]
     labs: Mapped[list[Any]]
+    pooled: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
     runs: Mapped[list[VerdictRun]] = relationship(order_by="VerdictRun.position")
     arms: Mapped[list[VerdictArm]] = relationship(order_by="VerdictArm.position")
 
